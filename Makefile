@@ -1,0 +1,46 @@
+# make install | demo | test | lint | bench | clean. PYTHON is any Python >= 3.11.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+SOURCES := ds_hooks squeezer trials launch benchmarks examples tests
+
+# DeepSpeed compiles nothing at install time; DS_BUILD_OPS says so even where a CUDA toolkit is found.
+export DS_BUILD_OPS := 0
+# ninja, for the operation that DeepSpeed compiles in its first run, lies in the environment.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+# That operation is this environment's own: two environments that share one compile it over and over.
+export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
+
+.PHONY: install demo test lint bench clean
+.DELETE_ON_ERROR:
+
+install: $(VENV)/.installed
+
+# torch first: DeepSpeed's setup looks at it. Done again when a pin or a requirement changes.
+$(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=…")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -q -c constraints.txt setuptools torch numpy
+	$(PIP) install -q -c constraints.txt --no-build-isolation deepspeed
+	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[test]'
+	touch $@
+
+demo: install
+	$(BIN)/ds_squeeze --squeezer examples/demo.toml --num_accelerators 2 examples/pretrain.py
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/lint-imports
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+
+bench: install
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist runs *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,12 @@
+"""python -m benchmarks: every benchmark one after another, with raw results in benchmarks/results/."""
+
+import subprocess
+import sys
+
+from benchmarks.common import ROOT
+
+NAMES = ("hooks_overhead", "bubble_utilization", "fusion")
+
+for name in NAMES:
+    results = ROOT / "benchmarks" / "results" / f"{name}.json"
+    subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *sys.argv[1:], "--json", str(results)], check=True)

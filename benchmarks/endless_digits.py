@@ -1,0 +1,16 @@
+"""The side task of the benchmarks: the example's study, whose trials never end and never report."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+from digits import Digits
+
+
+class EndlessDigits(Digits):
+    """16 fused trials for as long as there are bubbles."""
+
+    trials = 64  # 16 for each of up to four ranks
+    epochs = 1_000_000
+    rungs = ()

@@ -1,0 +1,134 @@
+"""Which pipeline it is, and what its stages do in a step, as plain data: DeepSpeed's schedule in numbered ops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Verb = Literal["send", "recv", "compute", "sync"]
+
+# Instruction name -> (verb, what). LoadMicroBatch and the reductions are part of the compute that they stand beside.
+_MEANING: dict[str, tuple[Verb, str]] = {
+    "SendActivation": ("send", "activation"),
+    "RecvActivation": ("recv", "activation"),
+    "SendGrad": ("send", "gradient"),
+    "RecvGrad": ("recv", "gradient"),
+    "ForwardPass": ("compute", "forward"),
+    "BackwardPass": ("compute", "backward"),
+    "OptimizerStep": ("compute", "optimizer"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GhostShape:
+    """Which pipeline, and which of its stages is true.
+
+    Attributes:
+        stages: P, at least 2.
+        stage: the true stage, 0 .. P-1.
+        micro_batches: M, at least 1.
+        slow_last: how many times slower the last stage computes than the others.
+        jitter: every ghost compute is scaled by a factor drawn from 1 - jitter .. 1 + jitter.
+        seed: of the jitter, the weights and the data.
+        latency_us: time from a send to the arrival of its message.
+        clipping: clip gradients by their norm over all stages, as DeepSpeed does by default. Its all-reduce makes every
+            stage wait in `OptimizerStep` for the last one to get there.
+    """
+
+    stages: int
+    stage: int
+    micro_batches: int
+    slow_last: float = 1.0
+    jitter: float = 0.0
+    seed: int = 0
+    latency_us: float = 0.0
+    clipping: bool = True
+
+    def __post_init__(self) -> None:
+        allowed = {
+            "stages": (self.stages >= 2, "at least 2"),
+            "stage": (0 <= self.stage < self.stages, f"0 .. {self.stages - 1}"),
+            "micro_batches": (self.micro_batches >= 1, "at least 1"),
+            "slow_last": (self.slow_last > 0, "above 0"),
+            "jitter": (0 <= self.jitter < 1, "from 0 to below 1"),
+            "latency_us": (self.latency_us >= 0, "at least 0"),
+        }
+        for name, (valid, rule) in allowed.items():
+            if not valid:
+                raise ValueError(f"GhostShape.{name} = {getattr(self, name)!r}: must be {rule}")
+
+
+class GhostModelError(RuntimeError):
+    """The true stage and its program disagree, or a message was asked for that nobody can send."""
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One thing that a stage does in a step.
+
+    Attributes:
+        slot: index of the instruction in the stage's flattened schedule; the loss broadcast comes after the last one.
+        verb: "send", "recv", "compute", or "sync": wait until every stage is there.
+        what: "activation", "gradient", "loss" or "norm" for messages; "forward", "backward" or "optimizer" for compute.
+        micro_batch: number of the micro-batch in the step; 0 for the optimizer, the loss and the norm.
+    """
+
+    slot: int
+    verb: Verb
+    what: str
+    micro_batch: int
+
+
+def stage_program(schedule: Any, *, clipping: bool = True) -> tuple[Op, ...]:
+    """Flatten one stage's `TrainSchedule` into ops, and add the loss broadcast that follows it in `train_batch`.
+
+    Args:
+        schedule: a DeepSpeed `TrainSchedule`; only `steps()`, `stage_id`, `stages` and class names are used.
+        clipping: the optimizer begins with an all-reduce of the gradients' norm over all stages.
+    """
+    ops: list[Op] = []
+    counts: dict[tuple[Verb, str], int] = {}
+    slot = 0
+    for instructions in schedule.steps():
+        for instruction in instructions:
+            meaning = _MEANING.get(type(instruction).__name__)
+            if clipping and meaning == ("compute", "optimizer"):
+                ops.append(Op(slot, "sync", "norm", 0))
+            if meaning is not None:
+                # Each kind passes through the micro-batches in order, so the n-th one belongs to micro-batch n.
+                ops.append(Op(slot, *meaning, counts.get(meaning, 0)))
+                counts[meaning] = counts.get(meaning, 0) + 1
+            slot += 1
+    verb: Verb = "send" if schedule.stage_id == schedule.stages - 1 else "recv"
+    return (*ops, Op(slot, verb, "loss", 0))
+
+
+class StageCursor:
+    """Follows the true stage through its program, so that each of its messages is known by step and op.
+
+    Args:
+        program: the true stage's ops.
+    """
+
+    def __init__(self, program: Sequence[Op]) -> None:
+        self._messages = [op for op in program if op.verb != "compute"]
+        self._position = 0
+
+    def peek(self, verb: Verb, what: str) -> tuple[int, Op]:
+        """Return (step, op) of the message that comes next.
+
+        Raises:
+            GhostModelError: if the next message of the program is of another kind.
+        """
+        step, index = divmod(self._position, len(self._messages))
+        op = self._messages[index]
+        if (op.verb, op.what) != (verb, what):
+            raise GhostModelError(f"step {step}: the engine wants to {verb} {what}, but its schedule has {op}")
+        return step, op
+
+    def take(self, verb: Verb, what: str) -> tuple[int, Op]:
+        """Like `peek`, and go on to the message after it."""
+        found = self.peek(verb, what)
+        self._position += 1
+        return found

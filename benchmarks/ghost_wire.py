@@ -1,0 +1,140 @@
+"""The ghosts' end of DeepSpeed's wire: stand-ins for its point-to-point functions and two collectives."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.ghost_model import PipelineModel, Timing, Wait
+from benchmarks.ghost_program import Op, StageCursor
+
+_WAITS_KEPT = 65_536
+_META_SIZE = 256  # deepspeed.runtime.pipe.engine.TENSOR_META_SIZE
+
+
+class GhostWire:
+    """Answers the true stage's messages and collectives at the time at which real peers would.
+
+    A receive sleeps until its message arrives (the kernel waits, the core is free), on `time.monotonic_ns`'s clock.
+
+    Args:
+        programs: one program for each stage.
+        stage: the true stage.
+        size_BH: rows and columns of the float32 tensors that stages exchange.
+        dtype_id: DeepSpeed's number for float32 in its tensor metadata.
+        broadcast: DeepSpeed's own broadcast, which the stand-in calls.
+        all_reduce: DeepSpeed's own all-reduce, which the stand-in calls.
+        seed: of the tensors that arrive.
+
+    Attributes:
+        waits: every receive so far, every loss broadcast and norm all-reduce among them, newest last.
+        step_ends_ns: when each step's loss broadcast returned.
+        at_once: True: no model, no waits; every message is there already.
+        loss_group: the process group of the loss broadcast; broadcasts in other groups pass through.
+        norm_group: the same for the all-reduce of the gradients' norm.
+    """
+
+    def __init__(
+        self,
+        programs: Sequence[Sequence[Op]],
+        stage: int,
+        *,
+        size_BH: tuple[int, int],
+        dtype_id: int,
+        broadcast: Callable[..., Any],
+        all_reduce: Callable[..., Any],
+        seed: int = 0,
+    ) -> None:
+        self._programs = programs
+        self._stage = stage
+        self._real_broadcast = broadcast
+        self._real_all_reduce = all_reduce
+        self._meta = torch.tensor([0, dtype_id, len(size_BH), *size_BH], dtype=torch.int32)  # 0: a single tensor
+        generator = torch.Generator().manual_seed(seed)
+        self._payloads = {
+            "activation": torch.randn(size_BH, generator=generator),
+            "gradient": torch.randn(size_BH, generator=generator) / (size_BH[0] * size_BH[1]),
+        }
+        self.at_once = True
+        self.loss_group: Any = None
+        self.norm_group: Any = None
+
+    def restart(self, timing: Timing) -> None:
+        """Forget all that was; step 0 begins at `begin`, or with the first message."""
+        self.waits: deque[Wait] = deque(maxlen=_WAITS_KEPT)
+        self.step_ends_ns: deque[int] = deque(maxlen=_WAITS_KEPT)
+        self._timing = timing
+        self._cursor = StageCursor(self._programs[self._stage])
+        self._model: PipelineModel | None = None
+
+    def begin(self) -> PipelineModel:
+        """Start all ghosts' clocks now, unless they run already."""
+        if self._model is None:
+            start_ns = time.monotonic_ns()
+            self._model = PipelineModel(self._programs, self._timing, true_stage=self._stage, start_ns=start_ns)
+        return self._model
+
+    def send(self, tensor: torch.Tensor, dest_stage: int, async_op: bool = False) -> None:
+        """Stand-in for `deepspeed.runtime.pipe.p2p.send`: eager, it returns at once."""
+        now_ns = time.monotonic_ns()
+        if self.at_once or self._is_meta(tensor):
+            return
+        step, op = self._cursor.take("send", "activation" if dest_stage > self._stage else "gradient")
+        self.begin().sent(step, op, now_ns)
+
+    def recv(self, tensor: torch.Tensor, src_stage: int, async_op: bool = False) -> None:
+        """Stand-in for `deepspeed.runtime.pipe.p2p.recv`: sleeps until the ghost's message would be there."""
+        start_ns = time.monotonic_ns()
+        what = "activation" if src_stage < self._stage else "gradient"
+        is_meta = self._is_meta(tensor)
+        # Filled before the wait: afterwards it would lengthen the wait by the copy.
+        if is_meta:
+            tensor[: self._meta.numel()].copy_(self._meta)
+        elif tensor.dim():
+            tensor.copy_(self._payloads[what])
+        if self.at_once:
+            return
+        # The metadata travels just ahead of its tensor, so the wait is the metadata's, and the tensor finds it done.
+        step, op = self._cursor.peek("recv", what) if is_meta else self._cursor.take("recv", what)
+        self._wait(step, op, start_ns)
+
+    def broadcast(self, tensor: torch.Tensor, src: int, group: Any = None, **options: Any) -> Any:
+        """Stand-in for `deepspeed.comm.broadcast`: the loss arrives when the last stage has ended its schedule."""
+        start_ns = time.monotonic_ns()
+        result = self._real_broadcast(tensor, src, group=group, **options)
+        if self.at_once or group is not self.loss_group:
+            return result
+        if self._stage == len(self._programs) - 1:
+            step, op = self._cursor.take("send", "loss")
+            self.begin().sent(step, op, start_ns)
+        else:
+            step, op = self._cursor.take("recv", "loss")
+            self._wait(step, op, start_ns)
+        self.step_ends_ns.append(time.monotonic_ns())
+        return result
+
+    def all_reduce(self, tensor: torch.Tensor, *args: Any, group: Any = None, **options: Any) -> Any:
+        """Stand-in for `deepspeed.comm.all_reduce`: the gradients' norm is known when every stage has come to it."""
+        start_ns = time.monotonic_ns()
+        result = self._real_all_reduce(tensor, *args, group=group, **options)
+        if not self.at_once and group is not None and group is self.norm_group:
+            step, op = self._cursor.take("sync", "norm")
+            self.begin().sent(step, op, start_ns)
+            self._wait(step, op, start_ns)
+        return result
+
+    def _wait(self, step: int, op: Op, start_ns: int) -> None:
+        arrival_ns = self.begin().arrival_ns(step, op)
+        left_ns = arrival_ns - time.monotonic_ns()
+        if left_ns > 0:
+            time.sleep(left_ns / 1e9)
+        end_ns = time.monotonic_ns()
+        self.waits.append(Wait(step, op.slot, op.what, op.micro_batch, start_ns, arrival_ns, end_ns))
+
+    @staticmethod
+    def _is_meta(tensor: torch.Tensor) -> bool:
+        return tensor.dtype == torch.int32 and tensor.numel() == _META_SIZE

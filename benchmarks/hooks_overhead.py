@@ -1,0 +1,120 @@
+"""What the hooks cost the main job when no side task runs: attached and detached in alternating windows of one run.
+
+A daemon listens and records, as it would; on ghost stages and on a real two-rank job.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.common import (
+    ROOT,
+    environment,
+    finish,
+    kept_runs,
+    parse,
+    places,
+    pooled_ratio_with_ci95,
+    ratio_with_ci95,
+)
+from launch.ds_squeeze import free_port
+
+NAME = "hooks_overhead"
+GHOSTS = ((4, 0, 4), (4, 1, 4))
+"""(stages, stage, micro-batches)."""
+WINDOW_STEPS = 8
+
+
+def main() -> None:
+    """Measure, print, write."""
+    options = parse(NAME, __doc__ or "")
+    steps, ghosts = (120, GHOSTS[1:2]) if options.quick else (400, GHOSTS)
+    scenarios = {f"ghost_{p}_{k}_{m}": partial(_ghost, p, k, m, steps=steps) for p, k, m in ghosts}
+    scenarios["real_two_ranks"] = partial(_real, steps)
+    runs = kept_runs(options)
+    runs += [measure() for name, measure in scenarios.items() if options.only in (None, name)]
+    slowdown, ci95 = pooled_ratio_with_ci95([run["pairs_ms"] for run in runs])
+    summary = {"hooks_slowdown": slowdown, "hooks_slowdown_ci95": ci95}
+    summary |= {f"hooks_slowdown_{run['scenario']}": run["hooks_slowdown"] for run in runs}
+    finish(NAME, options, runs, summary)
+
+
+def _ghost(stages: int, stage: int, micro_batches: int, *, steps: int) -> dict[str, Any]:
+    scenario = f"ghost_{stages}_{stage}_{micro_batches}"
+    with places() as (run, pages):
+        run.mkdir()
+        times = run / "times"
+        command = [sys.executable, "-m", "benchmarks.ghost_job", "--steps", str(steps), "--core", str(_last_core())]
+        command += ["--stages", str(stages), "--stage", str(stage), "--micro-batches", str(micro_batches)]
+        command += ["--toggle", str(WINDOW_STEPS), "--times", str(times)]
+        with _daemons(run, pages, 1):
+            subprocess.run(command, env=environment(pages), cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        return _result(scenario, [json.loads(times.read_text())])
+
+
+def _real(steps: int) -> dict[str, Any]:
+    with places() as (run, pages):
+        run.mkdir()
+        times = run / "times"
+        launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", "2"]
+        launcher += ["--master_port", str(free_port()), "--module", "benchmarks.pinned"]
+        job = [str(WINDOW_STEPS), str(times), str(ROOT / "examples" / "pretrain.py"), "--steps", str(steps)]
+        with _daemons(run, pages, 2):
+            subprocess.run([*launcher, *job], env=environment(pages), cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        return _result("real_two_ranks", [json.loads(Path(f"{times}.{rank}").read_text()) for rank in (0, 1)])
+
+
+def _result(scenario: str, ranks: list[list[tuple[bool, float]]]) -> dict[str, Any]:
+    """Pairs of neighbouring windows (with hooks, without), by the mean over ranks of each step; the first pair is lost
+    to warm-up, and each window's first step to what attaching costs."""
+    steps = [(on, fmean(rank[i][1] for rank in ranks)) for i, (on, _) in enumerate(ranks[0])]
+    size = 2 * WINDOW_STEPS
+    pairs = []
+    for begin in range(size, len(steps) - size + 1, size):
+        with_hooks = fmean(ms for _, ms in steps[begin + 1 : begin + WINDOW_STEPS])
+        without = fmean(ms for _, ms in steps[begin + WINDOW_STEPS + 1 : begin + size])
+        pairs.append((with_hooks, without))
+    slowdown, ci95 = ratio_with_ci95(pairs)
+    print(f"{scenario}: {slowdown:+.3%}, 95% CI {ci95[0]:+.3%} to {ci95[1]:+.3%}", file=sys.stderr, flush=True)
+    return {
+        "scenario": scenario,
+        "hooks_slowdown": slowdown,
+        "hooks_slowdown_ci95": ci95,
+        "pairs_ms": pairs,
+        "steps_ms": [[round(ms, 3) for _, ms in rank] for rank in ranks],
+    }
+
+
+class _daemons:
+    """Daemons without a side task, one per rank, for as long as the block runs."""
+
+    def __init__(self, run: Path, pages: Path, ranks: int) -> None:
+        config = run / "squeezer.toml"
+        config.write_text(f'[run]\ndirectory = "{run}"\n')
+        command = [sys.executable, "-m", "squeezer", "daemon", "--config", str(config), "--local-rank"]
+        self._commands = [[*command, str(rank)] for rank in range(ranks)]
+        self._environment = environment(pages)
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> None:
+        for command in self._commands:
+            self._running.append(subprocess.Popen(command, env=self._environment, cwd=ROOT, stdout=subprocess.DEVNULL))
+
+    def __exit__(self, *_: object) -> None:
+        for daemon in self._running:
+            daemon.terminate()
+            daemon.wait(30)
+
+
+def _last_core() -> int:
+    """A core for the ghost stage that is not the first, which the rest of the machine likes best."""
+    return max(os.sched_getaffinity(0))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,11 @@
+"""`benchmarks.toggle` with each rank on a core of its own, as `ds_squeeze` would bind it."""
+
+import os
+
+from benchmarks.toggle import main
+from launch.rank import core_share
+
+if __name__ == "__main__":
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, core_share(cores, int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_SIZE"])))
+    main()

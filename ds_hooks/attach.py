@@ -1,0 +1,331 @@
+"""attach(engine): find the bubbles of a running pipeline engine and publish them.
+
+Only attributes of this one engine object are set, and removed again by `detach`; nothing in DeepSpeed is changed. A
+fault in here switches the hooks off, once and loudly, and the training goes on.
+"""
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ds_hooks.marks import HostMarks
+from ds_hooks.page import Field, Page, PageError, Role, page_path, runtime_dir, socket_path
+from ds_hooks.publisher import Publisher
+from ds_hooks.side import SideTask
+from ds_hooks.slots import Slot, Waits, find_slots
+from ds_hooks.wire import (
+    INSTRUCTIONS_PER_MESSAGE,
+    BubbleEnd,
+    BubbleStart,
+    Bye,
+    Hello,
+    InstructionKind,
+    Instructions,
+    StepEnd,
+    StepStart,
+    WaitKind,
+)
+
+_WRAPPED_METHODS = ("train_batch", "_exec_schedule", "_aggregate_total_loss")
+
+
+class AttachError(Exception):
+    """The hooks cannot serve this engine; the message says why and what they can serve."""
+
+
+def attach(engine: Any, *, directory: Path | str | None = None, local_rank: int | None = None) -> "Handle":
+    """Publish the bubbles of `engine` to this device's daemon, whether one runs yet or not.
+
+    Never raises and never blocks: if the hooks cannot work, they say so on stderr and the returned handle is off.
+
+    Args:
+        engine: what `deepspeed.initialize` returned for a `PipelineModule` or `DualPipeVModule`.
+        directory: where pages and sockets are; by default `$SQUEEZER_DIR`, else the user's own runtime directory.
+        local_rank: this process's number on its machine; by default `$LOCAL_RANK`, else the engine's.
+    """
+    handle = Handle(engine)
+    try:
+        handle.start(Path(directory) if directory is not None else runtime_dir(), local_rank)
+    except Exception as error:
+        handle.switch_off(error)
+    return handle
+
+
+class Handle:
+    """The hooks of one engine. `enabled` tells whether they work; `fault` why they do not."""
+
+    def __init__(self, engine: Any) -> None:
+        self.enabled = False
+        self.fault: str | None = None
+        self._engine = engine
+        self._clock_ns = time.monotonic_ns
+        self._page: Page | None = None
+        self._publisher: Publisher | None = None
+        self._replaced: dict[str, Any] = {}
+        self._plans: dict[tuple[Any, ...], list[Slot]] = {}
+        self._rank = 0
+        self._step = 0
+        self._in_step = False
+        self._in_schedule = False
+        self._index = 0
+        self._plan: list[Slot] = []
+        self._open_slot = 0
+        self._open_wait = 0
+        self._told_step = 0
+        self._is_open = False
+        self._base_ns = 0
+        self._loss_begin_ns = 0
+        self._items: list[tuple[int, int, int, int]] = []
+
+    def start(self, directory: Path, local_rank: int | None) -> None:
+        """Connect and wrap. Called by `attach`; raises what `attach` reports."""
+        engine = self._engine
+        _check_engine(engine)
+        if local_rank is None:
+            local_rank = int(os.environ.get("LOCAL_RANK", max(int(getattr(engine, "local_rank", 0) or 0), 0)))
+        self._rank = int(engine.global_rank)
+        self._waits = Waits(
+            queued_p2p=any(kind.__name__ == "CommitP2P" for kind in engine._INSTRUCTION_MAP),
+            tied=bool(engine.module.tied_comms),
+            data_parallel=bool(engine.is_data_parallel),
+        )
+        page = Page.open(page_path(directory, local_rank))
+        try:
+            page.claim(Role.MAIN)
+        except PageError:
+            page.close()  # its words are another job's: leave them alone
+            raise
+        self._page = page
+        self._marks = HostMarks(page, self._clock_ns)
+        self._side = SideTask(page.words)
+        self._side.halt()
+        self._publisher = Publisher(f"ipc://{socket_path(directory, local_rank)}")
+        self._wrap()
+        self.enabled = True
+        hello = Hello(
+            os.getpid(), self._rank, engine.grid.world_size, engine.stage_id, engine.num_stages, engine.micro_batches
+        )
+        self._publisher.hello(self._clock_ns(), hello)
+
+    def detach(self) -> None:
+        """Leave the engine as it was, tell the daemon, and give the page back. A second call does nothing."""
+        self._leave(fault=0)
+
+    def switch_off(self, error: BaseException) -> None:
+        """Stop for good after a fault, once and loudly."""
+        if self.fault is not None:
+            return
+        self.fault = f"{type(error).__name__}: {error}"
+        print(
+            f"[ds_hooks] rank {self._rank}: switched off, the training goes on without squeezing: {error}",
+            file=sys.stderr,
+        )
+        if not isinstance(error, (AttachError, PageError)):
+            traceback.print_exception(error, file=sys.stderr)
+        try:
+            self._leave(fault=1)
+        except Exception as second:
+            print(f"[ds_hooks] rank {self._rank}: and could not tidy up: {second}", file=sys.stderr)
+
+    def _leave(self, fault: int) -> None:
+        self.enabled = False
+        self._unwrap()
+        page, publisher, self._page, self._publisher = self._page, self._publisher, None, None
+        if page is not None:
+            self._side.leave()
+            words = page.words
+            words[Field.BUBBLE] &= ~1
+            words[Field.HOOK_FAULTS] += fault
+            words[Field.MAIN_PID] = 0
+            page.close()
+        if publisher is not None:
+            publisher.send(self._clock_ns(), Bye(self._rank, fault))
+            publisher.close()
+
+    def _wrap(self) -> None:
+        engine = self._engine
+        for name in ("_INSTRUCTION_MAP", *_WRAPPED_METHODS):
+            self._replaced[name] = engine.__dict__.get(name)
+        wrapped_map = {kind: self._wrap_instruction(kind, run) for kind, run in engine._INSTRUCTION_MAP.items()}
+        train_batch, exec_schedule = engine.train_batch, engine._exec_schedule
+        aggregate_total_loss = engine._aggregate_total_loss
+        engine._INSTRUCTION_MAP = wrapped_map
+        engine.train_batch = self._around(train_batch, self._begin_step, self._end_step)
+        engine._exec_schedule = self._around(exec_schedule, self._begin_schedule, self._end_schedule)
+        engine._aggregate_total_loss = self._around(aggregate_total_loss, self._begin_loss, self._end_loss)
+
+    def _unwrap(self) -> None:
+        for name, before in self._replaced.items():
+            if before is not None:
+                setattr(self._engine, name, before)
+            else:
+                self._engine.__dict__.pop(name, None)
+        self._replaced = {}
+
+    def _around(self, run: Callable[..., Any], before: Callable[..., None], after: Callable[[], None]) -> Any:
+        """`run` between two hooks whose own faults never reach the training."""
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            if self.enabled:
+                try:
+                    before(*args)
+                except Exception as error:
+                    self.switch_off(error)
+            try:
+                return run(*args, **kwargs)
+            finally:
+                if self.enabled:
+                    try:
+                        after()
+                    except Exception as error:
+                        self.switch_off(error)
+
+        return method
+
+    def _wrap_instruction(self, kind: type, run: Callable[..., Any]) -> Callable[..., Any]:
+        name = kind.__name__
+
+        def instruction(engine: Any, **kwargs: Any) -> Any:
+            if not self._in_schedule:
+                return run(engine, **kwargs)
+            begin_ns = 0
+            try:
+                begin_ns = self._before_instruction(name)
+            except Exception as error:
+                self.switch_off(error)
+            try:
+                return run(engine, **kwargs)
+            finally:
+                if self.enabled:
+                    try:
+                        self._after_instruction(begin_ns)
+                    except Exception as error:
+                        self.switch_off(error)
+
+        return instruction
+
+    # The hooks themselves: what they do must stay within microseconds.
+
+    def _begin_step(self, *_: Any) -> None:
+        self._step += 1
+        self._in_step = True
+        self._base_ns = self._clock_ns()
+        assert self._publisher is not None
+        self._publisher.greet_again()
+        self._publisher_later(self._base_ns, StepStart(self._step))
+
+    def _end_step(self) -> None:
+        self._in_step = False
+        if self._is_open:
+            self._close()
+        assert self._publisher is not None and self._page is not None
+        items, self._items = self._items, []
+        for first in range(0, len(items), INSTRUCTIONS_PER_MESSAGE):
+            part = tuple(items[first : first + INSTRUCTIONS_PER_MESSAGE])
+            self._publisher_later(self._base_ns, Instructions(self._step, self._base_ns, part))
+        dropped = self._publisher.dropped
+        self._page.words[Field.DROPPED] = dropped
+        self._publisher_later(self._clock_ns(), StepEnd(self._step, dropped))
+
+    def _begin_schedule(self, schedule: Any) -> None:
+        if not self._in_step:
+            return  # an evaluation: its waits are left alone
+        key = (type(schedule), schedule.micro_batches, schedule.stages, schedule.stage_id)
+        plan = self._plans.get(key)
+        if plan is None:
+            names = (type(command).__name__ for commands in schedule.steps() for command in commands)
+            plan = self._plans[key] = list(find_slots(names, self._waits))
+        self._plan = plan
+        self._index = 0
+        self._in_schedule = True
+
+    def _end_schedule(self) -> None:
+        self._in_schedule = False
+        if self._is_open:
+            self._close()
+
+    def _before_instruction(self, name: str) -> int:
+        slot = self._plan[self._index]
+        if slot.name != name:
+            raise AttachError(f"instruction {self._index} is {name}, but the schedule announced {slot.name}")
+        if slot.opens is not None:
+            return self._open(self._index, slot.opens)
+        return self._clock_ns()
+
+    def _after_instruction(self, begin_ns: int) -> None:
+        index = self._index
+        slot = self._plan[index]
+        end_ns = self._close() if slot.closes else self._clock_ns()
+        self._items.append((slot.kind, index, begin_ns - self._base_ns, end_ns - self._base_ns))
+        self._index = index + 1
+
+    def _begin_loss(self) -> None:
+        engine = self._engine
+        waits = engine.is_data_parallel or (engine.is_pipe_parallel and not engine.is_last_stage())
+        self._loss_begin_ns = self._open(len(self._plan), WaitKind.LOSS) if waits else self._clock_ns()
+
+    def _end_loss(self) -> None:
+        end_ns = self._close() if self._is_open else self._clock_ns()
+        begin_ns = self._loss_begin_ns
+        item = (InstructionKind.LOSS, len(self._plan), begin_ns - self._base_ns, end_ns - self._base_ns)
+        self._items.append(item)
+
+    def _open(self, slot: int, wait: int) -> int:
+        assert self._page is not None and self._publisher is not None
+        marks = self._marks
+        permit_ns = self._page.planned_ns(self._step, slot)
+        begin_ns = marks.open(self._step, slot, permit_ns)
+        self._is_open = True
+        self._open_slot, self._open_wait = slot, wait
+        start = BubbleStart(self._step, marks.epoch, slot, wait, marks.side_cpu_ns(), permit_ns)
+        if permit_ns:
+            self._side.wake()
+        if self._is_time_to_tell(slot):
+            self._told_step = self._step
+            self._publisher.send(begin_ns, start)
+        else:
+            self._publisher.send_later(begin_ns, start)
+        return begin_ns
+
+    def _is_time_to_tell(self, slot: int) -> bool:
+        """Whether to wake the daemon now: once a step, in the bubble that it chose, or else in the next step's first.
+
+        It wakes on the main job's core and in its caches.
+        """
+        assert self._page is not None
+        silent_steps = self._step - self._told_step
+        return silent_steps > 0 and (slot == self._page.words[Field.TELL_SLOT] or silent_steps > 1)
+
+    def _close(self) -> int:
+        marks = self._marks
+        end_ns = marks.close()
+        self._is_open = False
+        stopped = self._side.halt()
+        end = BubbleEnd(self._step, marks.epoch, self._open_slot, self._open_wait, marks.side_cpu_ns(), stopped)
+        self._publisher_later(end_ns, end)
+        return end_ns
+
+    def _publisher_later(self, t_ns: int, message: Any) -> None:
+        assert self._publisher is not None
+        self._publisher.send_later(t_ns, message)
+
+
+def _check_engine(engine: Any) -> None:
+    """Raise `AttachError` unless `engine` is one that the hooks can serve."""
+    if not hasattr(engine, "_INSTRUCTION_MAP") or not all(hasattr(engine, name) for name in _WRAPPED_METHODS):
+        raise AttachError(
+            f"{type(engine).__name__} is not a pipeline engine; allowed is what deepspeed.initialize returns for a "
+            f"PipelineModule or a DualPipeVModule"
+        )
+    device = getattr(engine.device, "type", str(engine.device))
+    if device != "cpu":
+        raise AttachError(
+            f"the engine's device is {device}; this release knows the true bubble bounds of cpu only (on an "
+            f"accelerator the host's clock tells when work was issued, not when it ran)"
+        )
+    if "train_batch" in engine.__dict__ and getattr(engine.train_batch, "__qualname__", "").startswith("Handle."):
+        raise AttachError("hooks are attached to this engine already; detach them first")

@@ -1,0 +1,52 @@
+"""When an instruction's boundary is true: on a CPU the host's clock says it.
+
+Blocking gloo receives return when the data is there, so the moment before and after a wait are the bubble's ends.
+On a CUDA device they would be issue times; until marks for streams exist, `attach` leaves such a device alone.
+"""
+
+import time
+from collections.abc import Callable
+
+from ds_hooks.page import Field, Page
+
+_PROCESS_CPU_CLOCK = 2
+"""CPUCLOCK_SCHED of Linux: `~pid << 3 | 2` is the clock of all that the process `pid` has run."""
+
+
+class HostMarks:
+    """Writes the bubble word at the host's own time."""
+
+    def __init__(self, page: Page, clock_ns: Callable[[], int]) -> None:
+        self._words = page.words
+        self._clock_ns = clock_ns
+        self.epoch = page.words[Field.BUBBLE] >> 1
+
+    def open(self, step: int, slot: int, permit_ns: int) -> int:
+        """The device waits from now on, and the side task may use it for `permit_ns`. Returns the time in ns."""
+        words = self._words
+        self.epoch += 1
+        now_ns = self._clock_ns()
+        words[Field.STEP] = step
+        words[Field.SLOT] = slot
+        words[Field.BUBBLE_START_NS] = now_ns
+        words[Field.PERMIT_UNTIL_NS] = now_ns + permit_ns if permit_ns else 0
+        words[Field.BUBBLE] = self.epoch << 1 | 1
+        return now_ns
+
+    def close(self) -> int:
+        """The wait is over. Returns the time in ns."""
+        words = self._words
+        words[Field.BUBBLE] = self.epoch << 1
+        # read after the write: whoever saw the word open looked before this time
+        words[Field.BUBBLE_END_NS] = now_ns = self._clock_ns()
+        return now_ns
+
+    def side_cpu_ns(self) -> int:
+        """The CPU time that the side task's process has used so far, or 0 without one."""
+        pid = self._words[Field.SIDE_PID]
+        if not pid:
+            return 0
+        try:
+            return time.clock_gettime_ns(~pid << 3 | _PROCESS_CPU_CLOCK)
+        except OSError:
+            return 0  # it has ended

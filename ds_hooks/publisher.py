@@ -1,0 +1,75 @@
+"""One ZeroMQ socket that never blocks the main job."""
+
+import zmq
+
+from ds_hooks.wire import Hello, Message, encode
+
+SEND_HIGH_WATER_MARK = 256
+WAITING_AT_MOST = 256
+
+
+class Publisher:
+    """Sends messages to this device's daemon, or counts them as dropped.
+
+    PUSH with ZMQ_IMMEDIATE rather than PUB: it queues only for a connected daemon and says when it cannot, so nothing
+    is lost silently and nothing old is delivered to a daemon that starts later.
+
+    Only one bubble's start per step is urgent. All else waits and leaves with it in one multipart message: the
+    socket's thread and the daemon then wake once per step, while the device is idle, and never during compute.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 200)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5000)
+        self._socket.connect(endpoint)
+        self._hello = b""
+        self._hello_due = False
+        self._waiting: list[bytes] = []
+        self._seq = 0
+        self.dropped = 0
+
+    def hello(self, t_ns: int, message: Hello) -> None:
+        """Say who we are as soon as there is a daemon, and again to a daemon that takes another's place."""
+        self._hello = encode(0, t_ns, message)
+        self._hello_due = True
+        self._flush()
+
+    def greet_again(self) -> None:
+        """Say hello with the next message too: of a daemon that was replaced during a silence nothing tells us."""
+        self._hello_due = True
+
+    def send(self, t_ns: int, message: Message) -> bool:
+        """Hand `message` and all that waits to the socket. False if there is no daemon to take it."""
+        self._seq += 1
+        self._waiting.append(encode(self._seq, t_ns, message))
+        return self._flush()
+
+    def send_later(self, t_ns: int, message: Message) -> None:
+        """Let `message` leave with the next one that is sent."""
+        self._seq += 1
+        self._waiting.append(encode(self._seq, t_ns, message))
+        if len(self._waiting) >= WAITING_AT_MOST:
+            self._flush()
+
+    def close(self, linger_ms: int = 200) -> None:
+        """Close; what is queued has `linger_ms` to leave."""
+        self._socket.close(linger=linger_ms)
+        self._context.term()
+
+    def _flush(self) -> bool:
+        waiting = self._waiting
+        parts = [self._hello, *waiting] if self._hello_due else waiting
+        self._waiting = []
+        try:
+            self._socket.send_multipart(parts, zmq.DONTWAIT)
+        except zmq.Again:
+            self.dropped += len(parts)
+            self._hello_due = True
+            return False
+        self._hello_due = False
+        return True

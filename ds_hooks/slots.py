@@ -1,0 +1,100 @@
+"""Where the bubbles of a step are: read off the schedule before the step runs.
+
+DeepSpeed's schedules are pure, so every wait is known in advance. Waits with no compute between them are one bubble,
+told by the index of its first instruction, its *slot*.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ds_hooks.wire import InstructionKind, WaitKind
+
+INSTRUCTION_KINDS = {
+    "RecvActivation": InstructionKind.RECV_ACTIVATION,
+    "RecvGrad": InstructionKind.RECV_GRAD,
+    "SendActivation": InstructionKind.SEND_ACTIVATION,
+    "SendGrad": InstructionKind.SEND_GRAD,
+    "CommitP2P": InstructionKind.COMMIT_P2P,
+    "ReduceTiedGrads": InstructionKind.REDUCE_TIED_GRADS,
+    "ReduceGrads": InstructionKind.REDUCE_GRADS,
+    "LoadMicroBatch": InstructionKind.LOAD_MICRO_BATCH,
+    "ForwardPass": InstructionKind.FORWARD_PASS,
+    "BackwardPass": InstructionKind.BACKWARD_PASS,
+    "OptimizerStep": InstructionKind.OPTIMIZER_STEP,
+}
+_P2P = frozenset({"RecvActivation", "RecvGrad", "SendActivation", "SendGrad"})
+_REDUCTIONS = frozenset({"ReduceTiedGrads", "ReduceGrads"})
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One instruction of a step, and whether a bubble opens before it or closes after it.
+
+    `opens` is the kind of the bubble: its first receive, since sends wait briefly, or else its first wait.
+    """
+
+    name: str
+    kind: InstructionKind
+    opens: WaitKind | None
+    closes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Which instructions of an engine wait on a peer, and which do nothing that takes the device.
+
+    Args:
+        queued_p2p: sends and receives only queue, and `CommitP2P` waits (DualPipeV).
+        tied: the model has weights tied across stages, so `ReduceTiedGrads` communicates.
+        data_parallel: there are data-parallel peers, so `ReduceGrads` communicates.
+    """
+
+    queued_p2p: bool
+    tied: bool
+    data_parallel: bool
+
+    def waiting(self) -> frozenset[str]:
+        """Names of the instructions that wait."""
+        names = {"CommitP2P"} if self.queued_p2p else set(_P2P)
+        if self.tied:
+            names.add("ReduceTiedGrads")
+        if self.data_parallel:
+            names.add("ReduceGrads")
+        return frozenset(names)
+
+    def passive(self) -> frozenset[str]:
+        """Names of the instructions that neither wait nor compute: a bubble goes on across them."""
+        return ((_P2P if self.queued_p2p else frozenset()) | _REDUCTIONS) - self.waiting()
+
+
+def find_slots(names: Iterable[str], waits: Waits) -> Sequence[Slot]:
+    """Mark where bubbles open and close.
+
+    Args:
+        names: the class names of one stage's instructions in order.
+        waits: what waits in this engine.
+    """
+    order = list(names)
+    waiting, passive = waits.waiting(), waits.passive()
+    bubbles: list[list[int]] = []
+    is_open = False
+    for index, name in enumerate(order):
+        if name in waiting:
+            if not is_open:
+                bubbles.append([])
+            bubbles[-1].append(index)
+            is_open = True
+        elif name not in passive:
+            is_open = False
+    opens = {indexes[0]: _bubble_kind([order[index] for index in indexes]) for indexes in bubbles}
+    closes = {indexes[-1] for indexes in bubbles}
+    return [
+        Slot(name, INSTRUCTION_KINDS.get(name, InstructionKind.OTHER), opens.get(index), index in closes)
+        for index, name in enumerate(order)
+    ]
+
+
+def _bubble_kind(names: Sequence[str]) -> WaitKind:
+    """The kind of a bubble of these merged waits; both enumerations of kinds share their numbers."""
+    first = next((name for name in names if name.startswith("Recv")), names[0])
+    return WaitKind(int(INSTRUCTION_KINDS[first]))

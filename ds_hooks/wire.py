@@ -1,0 +1,214 @@
+"""The protocol between the hooks and a daemon: fixed-size, versioned messages.
+
+One struct per message kind behind one common header; little-endian, no pointers, no pickle. All times are
+CLOCK_MONOTONIC in nanoseconds, which processes of one machine share. `docs/protocol.md` describes the fields.
+"""
+
+import struct
+from dataclasses import astuple, dataclass
+from enum import IntEnum
+from typing import ClassVar
+
+MAGIC = b"BSQZ"
+VERSION = 1
+INSTRUCTIONS_PER_MESSAGE = 32
+
+_HEADER = struct.Struct("<4sBBHQq")
+
+
+class ProtocolError(Exception):
+    """Bytes that are not a message of this protocol version."""
+
+
+class WaitKind(IntEnum):
+    """What a stage waits for. A bubble of merged waits has the kind of its first receive, or else wait."""
+
+    RECV_ACTIVATION = 1
+    RECV_GRAD = 2
+    SEND_ACTIVATION = 3
+    SEND_GRAD = 4
+    COMMIT_P2P = 5
+    REDUCE_TIED_GRADS = 6
+    REDUCE_GRADS = 7
+    LOSS = 8
+
+
+class InstructionKind(IntEnum):
+    """DeepSpeed's pipeline instructions, numbered for the wire; OTHER is one that this version does not know."""
+
+    OTHER = 0
+    RECV_ACTIVATION = 1
+    RECV_GRAD = 2
+    SEND_ACTIVATION = 3
+    SEND_GRAD = 4
+    COMMIT_P2P = 5
+    REDUCE_TIED_GRADS = 6
+    REDUCE_GRADS = 7
+    LOSS = 8
+    LOAD_MICRO_BATCH = 9
+    FORWARD_PASS = 10
+    BACKWARD_PASS = 11
+    OPTIMIZER_STEP = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A main job has attached its hooks."""
+
+    KIND: ClassVar[int] = 1
+    LAYOUT: ClassVar[struct.Struct] = struct.Struct("<qiiiii")
+    pid: int
+    rank: int
+    world_size: int
+    stage: int
+    stages: int
+    micro_batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepStart:
+    """A `train_batch` begins."""
+
+    KIND: ClassVar[int] = 2
+    LAYOUT: ClassVar[struct.Struct] = struct.Struct("<q")
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    """A `train_batch` has ended."""
+
+    KIND: ClassVar[int] = 3
+    LAYOUT: ClassVar[struct.Struct] = struct.Struct("<qQ")
+    step: int
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class BubbleStart:
+    """The stage's device waits from now on. `slot` is the waiting instruction's index in the step.
+
+    `side_cpu_ns` is the CPU time that the side task's process has used so far, so that what it uses between a bubble's
+    end and the next one's start is known exactly. 0 without a side task. `permit_ns` is how long the plan lets it run
+    in this bubble; 0: not at all.
+    """
+
+    KIND: ClassVar[int] = 4
+    LAYOUT: ClassVar[struct.Struct] = struct.Struct("<qqiiqq")
+    step: int
+    epoch: int
+    slot: int
+    wait: int
+    side_cpu_ns: int
+    permit_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class BubbleEnd:
+    """The wait is over: main-job compute goes on. Fields as in `BubbleStart`.
+
+    `stopped` is 1 if the side task did not sleep by then, and was stopped.
+    """
+
+    KIND: ClassVar[int] = 5
+    LAYOUT: ClassVar[struct.Struct] = struct.Struct("<qqiiqi")
+    step: int
+    epoch: int
+    slot: int
+    wait: int
+    side_cpu_ns: int
+    stopped: int
+
+
+@dataclass(frozen=True, slots=True)
+class Instructions:
+    """When up to 32 instructions of one step ran, for traces. Times are relative to `base_ns`."""
+
+    KIND: ClassVar[int] = 6
+    LAYOUT: ClassVar[struct.Struct] = struct.Struct("<qqi" + "BxHqq" * INSTRUCTIONS_PER_MESSAGE)
+    step: int
+    base_ns: int
+    items: tuple[tuple[int, int, int, int], ...]
+    """(InstructionKind, slot, begin in ns after base, end in ns after base) each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """The hooks are detached, or have switched themselves off (`fault` = 1)."""
+
+    KIND: ClassVar[int] = 7
+    LAYOUT: ClassVar[struct.Struct] = struct.Struct("<ii")
+    rank: int
+    fault: int
+
+
+Message = Hello | StepStart | StepEnd | BubbleStart | BubbleEnd | Instructions | Bye
+_KINDS: dict[int, type[Message]] = {
+    m.KIND: m for m in (Hello, StepStart, StepEnd, BubbleStart, BubbleEnd, Instructions, Bye)
+}
+_EMPTY_ITEM = (0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A message with its place in the sender's stream."""
+
+    seq: int
+    t_ns: int
+    message: Message
+
+
+def encode(seq: int, t_ns: int, message: Message) -> bytes:
+    """The bytes of one message.
+
+    Args:
+        seq: the sender's running number; a gap at the receiver is a lost message.
+        t_ns: when it happened, CLOCK_MONOTONIC nanoseconds.
+        message: at most 32 items if it is `Instructions`.
+    """
+    header = _HEADER.pack(MAGIC, VERSION, message.KIND, 0, seq, t_ns)
+    if isinstance(message, Instructions):
+        padding = INSTRUCTIONS_PER_MESSAGE - len(message.items)
+        flat = [value for item in (*message.items, *(_EMPTY_ITEM,) * padding) for value in item]
+        return header + message.LAYOUT.pack(message.step, message.base_ns, len(message.items), *flat)
+    return header + message.LAYOUT.pack(*astuple(message))
+
+
+def decode(data: bytes) -> Envelope:
+    """The message in `data`.
+
+    Raises:
+        ProtocolError: wrong magic, version, length or kind, also of a wait or an instruction; says which, and what is
+            spoken here.
+    """
+    if len(data) < _HEADER.size:
+        raise ProtocolError(f"message of {len(data)} bytes; a header alone has {_HEADER.size}")
+    magic, version, kind, _flags, seq, t_ns = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise ProtocolError(f"message begins with {magic!r}, not {MAGIC!r}")
+    if version != VERSION:
+        raise ProtocolError(f"message of protocol version {version}; this side speaks version {VERSION}")
+    message = _KINDS.get(kind)
+    if message is None:
+        raise ProtocolError(f"message of unknown kind {kind}; known are {sorted(_KINDS)}")
+    if len(data) != _HEADER.size + message.LAYOUT.size:
+        raise ProtocolError(
+            f"{message.__name__} of {len(data)} bytes; version {VERSION} has {_HEADER.size + message.LAYOUT.size}"
+        )
+    fields = message.LAYOUT.unpack_from(data, _HEADER.size)
+    if message is Instructions:
+        step, base_ns, count, *flat = fields
+        if not 0 <= count <= INSTRUCTIONS_PER_MESSAGE:
+            raise ProtocolError(f"Instructions with {count} items; allowed are 0 to {INSTRUCTIONS_PER_MESSAGE}")
+        items = tuple(tuple(flat[4 * i : 4 * i + 4]) for i in range(count))
+        for item in items:
+            _check_known(item[0], InstructionKind)
+        return Envelope(seq, t_ns, Instructions(step, base_ns, items))
+    if message in (BubbleStart, BubbleEnd):
+        _check_known(fields[3], WaitKind)
+    return Envelope(seq, t_ns, message(*fields))
+
+
+def _check_known(value: int, kinds: type[IntEnum]) -> None:
+    if not min(kinds) <= value <= max(kinds):
+        raise ProtocolError(f"{value} is no {kinds.__name__}; known are {int(min(kinds))} to {int(max(kinds))}")

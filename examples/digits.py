@@ -1,0 +1,78 @@
+"""A study of handwritten digits (8 × 8 pixels, from scikit-learn): rate, weight decay and dropout of an MLP."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import optuna
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trials import Study
+
+WIDTH = 64
+BATCH = 32
+VALIDATION = 397
+
+
+class Digits(Study):
+    """48 trials, of which 16 are trained at once. The width is fixed, so all trials can be fused."""
+
+    trials = 48
+    fused = 16
+    epochs = 30
+    rungs: tuple[int, ...] = (4, 8, 16)
+
+    def __init__(self) -> None:
+        """Read the data, and split it in the same way for every trial."""
+        digits = load_digits()
+        order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
+        inputs = torch.tensor(digits.data, dtype=torch.float32)[order] / 16
+        targets = torch.tensor(digits.target)[order]
+        self.inputs, self.targets = inputs[VALIDATION:], targets[VALIDATION:]
+        self.held_out = inputs[:VALIDATION], targets[:VALIDATION]
+
+    def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
+        """Ask for the three hyperparameters."""
+        return {
+            "lr": trial.suggest_float("lr", 1e-4, 1e-1, log=True),
+            "weight_decay": trial.suggest_float("weight_decay", 1e-6, 1e-1, log=True),
+            "dropout": trial.suggest_float("dropout", 0.0, 0.6),
+        }
+
+    def model(self, params: dict[str, Any]) -> nn.Module:
+        """Two hidden layers."""
+        return nn.Sequential(
+            nn.Linear(64, WIDTH),
+            nn.LayerNorm(WIDTH),
+            nn.ReLU(),
+            nn.Dropout(params["dropout"]),
+            nn.Linear(WIDTH, WIDTH),
+            nn.LayerNorm(WIDTH),
+            nn.ReLU(),
+            nn.Dropout(params["dropout"]),
+            nn.Linear(WIDTH, 10),
+        )
+
+    def optimizer(self, params: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
+        """AdamW with the trial's own rate and decay."""
+        return torch.optim.AdamW(model.parameters(), lr=params["lr"], weight_decay=params["weight_decay"])
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross entropy."""
+        return functional.cross_entropy(outputs, targets)
+
+    def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """All training examples, in an order that depends only on the epoch."""
+        order = torch.randperm(len(self.targets), generator=torch.Generator().manual_seed(1 + epoch))
+        for rows in order.split(BATCH):
+            yield self.inputs[rows], self.targets[rows]
+
+    def validation(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The held-out examples, as one batch."""
+        yield self.held_out
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The share of digits that are recognised."""
+        return (outputs.argmax(-1) == targets).float().mean()

@@ -1,0 +1,186 @@
+"""What runs leave behind: records of an earlier run, daemons that are still ending, pages, child processes."""
+
+import fcntl
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+RECORDS = (
+    "rank*.events.jsonl",
+    "rank*.units.*",
+    "report.json",
+    "trace.json",
+    "step.svg",
+    "study.db*",
+)
+"""The files in a run's directory that are ours."""
+_AFTER_SIGNAL_S = 5.0
+_DEEPSPEED_TEARDOWN_S = 40.0
+
+
+class RunInUseError(Exception):
+    """Another run writes to this directory; the text says which process."""
+
+
+class RunLock:
+    """One launcher per run directory: a context manager, released with the process at the latest.
+
+    The file names where the daemons are, for a launcher that comes after a crash of this one.
+    """
+
+    def __init__(self, run: Path, directory: Path) -> None:
+        self._run = run
+        self._directory = directory
+        self._fd = -1
+
+    def __enter__(self) -> "RunLock":
+        """Take the directory, and make it if there is none.
+
+        Raises:
+            RunInUseError: another launcher, or a daemon that has outlived its launcher, uses it.
+        """
+        try:
+            self._run.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(self._run / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise RunInUseError(f"cannot write to run.directory {self._run}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._close()
+            raise RunInUseError(f"another ds_squeeze uses run.directory {self._run}; name another one") from None
+        earlier = os.pread(self._fd, 4096, 0).decode(errors="replace")
+        running = running_daemons(Path(earlier)) if earlier else []
+        if running:
+            self._close()
+            raise RunInUseError(f"daemons of an earlier run still use run.directory {self._run}: processes {running}")
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, str(self._directory).encode(), 0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let others have the directory."""
+        self._close()
+
+    def _close(self) -> None:
+        os.close(self._fd)
+        self._fd = -1
+
+
+def move_records_aside(run: Path) -> int:
+    """Move an earlier run's records to `previous/`, in place of those there; how many. Other files stay."""
+    previous = run / "previous"
+    found = [path for pattern in RECORDS for path in run.glob(pattern)]
+    if not found:
+        return 0
+    previous.mkdir(exist_ok=True)
+    for pattern in RECORDS:
+        for older in previous.glob(pattern):
+            older.unlink()
+    for path in found:
+        path.rename(previous / path.name)
+    return len(found)
+
+
+def running_daemons(directory: Path) -> list[int]:
+    """The daemons that `rank.py` started for the run in `directory` and that have not ended."""
+    running = []
+    for path in sorted(directory.glob("daemon*.pid")):
+        try:
+            process = psutil.Process(int(path.read_text(encoding="ascii")))
+            alive = process.status() != psutil.STATUS_ZOMBIE and "squeezer" in process.cmdline()
+        except (psutil.Error, ValueError, OSError):
+            continue
+        if alive:
+            running.append(process.pid)
+    return running
+
+
+def end_daemons(running: Callable[[], list[int]], timeout_s: float) -> None:
+    """Wait until no daemon runs; after `timeout_s` say so, terminate, and in the end kill."""
+    _wait(running, timeout_s)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        left = running()
+        if not left:
+            return
+        print(f"[ds_squeeze] daemons {left} do not end: sending {number.name}", file=sys.stderr, flush=True)
+        for pid in left:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                pass  # it has ended meanwhile
+        _wait(running, _AFTER_SIGNAL_S)
+
+
+def _wait(running: Callable[[], list[int]], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while running() and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def stop_children(patience_s: float) -> None:
+    """End DeepSpeed's launcher if it still runs, which ends the ranks.
+
+    Args:
+        patience_s: how long it may take to end by itself, for it has had the same Ctrl-C.
+    """
+    children = psutil.Process().children()
+    _, alive = psutil.wait_procs(children, timeout=patience_s)
+    for child in alive:
+        child.terminate()
+    _, alive = psutil.wait_procs(alive, timeout=_DEEPSPEED_TEARDOWN_S)
+    for child in alive:
+        child.kill()
+
+
+def dead_build_locks(environment: Mapping[str, str]) -> list[Path]:
+    """Locks of torch's extension builder whose builder on this machine has died; whoever builds next waits forever.
+
+    A builder keeps its lock open, so a lock that no process has open is dead, or another machine's.
+    """
+    named = environment.get("TORCH_EXTENSIONS_DIR")
+    root = Path(named) if named else Path.home() / ".cache" / "torch_extensions"
+    locks = [path.resolve() for path in root.glob("*/lock" if named else "*/*/lock")]
+    if not locks:
+        return []
+    held: set[str] = set()
+    for process in psutil.process_iter():
+        try:
+            held.update(os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir())
+        except OSError:
+            continue  # another user's, or it has ended
+    return [path for path in locks if str(path) not in held]
+
+
+def remove_build_locks(since_s: float) -> None:
+    """Remove the dead locks made after `since_s` (seconds since 1970): they are those of the ranks that just ended."""
+    for path in dead_build_locks(os.environ):
+        try:
+            if path.stat().st_mtime >= since_s:
+                path.unlink()
+        except OSError:
+            continue  # somebody else was faster
+
+
+def remove_deepspeed_buffers(port: int, memory: Path = Path("/dev/shm")) -> None:
+    """Remove the shared memory (66 MiB a rank) that DeepSpeed's CPU reduction leaves under the job's master port.
+
+    A job on the usual port finds and uses it again; one on a port of its own would leave more after every run.
+    """
+    for path in memory.glob(f"deepspeed_allreduce_buffer_{os.getuid()}_*_{port}_*"):
+        path.unlink(missing_ok=True)
+
+
+def remove_directory(directory: Path) -> None:
+    """Remove a run's pages and sockets, unless a daemon still uses them."""
+    if not running_daemons(directory):
+        shutil.rmtree(directory, ignore_errors=True)

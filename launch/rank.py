@@ -1,0 +1,132 @@
+"""What DeepSpeed starts once per rank: pins the cores, starts this device's daemon, and becomes the training.
+
+    rank.py [--local_rank=N] SCRIPT [ARGUMENT …]
+    rank.py [--local_rank=N] --module MODULE [ARGUMENT …]
+
+Whatever goes wrong in here is said loudly, and the training starts all the same. This file is run by its path, never
+imported by a process that runs user code: it replaces itself by `python -m ds_hooks`, which runs the user's script.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+CONFIG = "SQUEEZER_CONFIG"
+"""The configuration's absolute path."""
+RUN = "SQUEEZER_RUN"
+"""The absolute path of the run's directory."""
+DIRECTORY = "SQUEEZER_DIR"
+"""The private directory of this run's pages and sockets."""
+PIN_CORES = "SQUEEZER_PIN_CORES"
+""""0": somebody else, such as `--bind_cores_to_rank`, has pinned the ranks already."""
+
+# DeepSpeed's own launcher sets the first of each; the others are those of Open MPI, MVAPICH, Hydra and Slurm.
+_LOCAL_RANK = (
+    "LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "SLURM_LOCALID",
+)
+_LOCAL_SIZE = (
+    "LOCAL_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "SLURM_NTASKS_PER_NODE",
+)
+_ACCELERATOR_SIGNS = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/dev/davinci0", "/dev/accel")
+
+
+def runs_on_cores(environment: Mapping[str, str], exists: Callable[[str], bool] = os.path.exists) -> bool:
+    """Whether the job's device is the CPU: asked for, or nothing else is there. Imports no torch, asks no driver."""
+    named = environment.get("DS_ACCELERATOR")
+    return named == "cpu" or (named is None and not any(exists(sign) for sign in _ACCELERATOR_SIGNS))
+
+
+def first_number(environment: Mapping[str, str], names: Sequence[str], default: int) -> int:
+    """The first of `names` that is set to a whole number."""
+    for name in names:
+        if environment.get(name, "").isdecimal():
+            return int(environment[name])
+    return default
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """(DeepSpeed's `--local_rank=N` or None, everything else): it comes before the script, where it does not belong."""
+    if arguments and arguments[0].startswith("--local_rank="):
+        return arguments[0], list(arguments[1:])
+    return None, list(arguments)
+
+
+def core_share(cores: Sequence[int], local_rank: int, local_size: int) -> list[int]:
+    """The even, contiguous share of `cores` for one of `local_size` ranks; one core in turn if there are too few."""
+    if local_size > len(cores):
+        return [cores[local_rank % len(cores)]]
+    begin, end = (len(cores) * part // local_size for part in (local_rank, local_rank + 1))
+    return list(cores[begin:end])
+
+
+def daemon_command(python: str, config: str, run: str, local_rank: int, job_pid: int) -> list[str]:
+    """How this device's daemon is started, to end with process `job_pid`."""
+    daemon = [python, "-m", "squeezer", "daemon", "--config", config, "--run", run]
+    return [*daemon, "--local-rank", str(local_rank), "--job-pid", str(job_pid)]
+
+
+def training_command(python: str, script: Sequence[str], local_rank_option: str | None) -> list[str]:
+    """How the user's script is started, with DeepSpeed's option behind it, where its parser looks for it."""
+    return [python, "-u", "-m", "ds_hooks", *script, *([local_rank_option] if local_rank_option else [])]
+
+
+def daemon_pid_path(directory: Path, local_rank: int) -> Path:
+    """The file that tells the launcher which daemon to wait for."""
+    return directory / f"daemon{local_rank}.pid"
+
+
+def _pin_cores(local_rank: int, local_size: int) -> None:
+    share = core_share(sorted(os.sched_getaffinity(0)), local_rank, local_size)
+    os.sched_setaffinity(0, share)
+    os.environ.setdefault("OMP_NUM_THREADS", str(len(share)))
+
+
+def _start_daemon(local_rank: int) -> None:
+    from ds_hooks.page import make_private_dir
+
+    directory = Path(os.environ[DIRECTORY])
+    for folder in (directory.parent, directory):
+        if not folder.exists():  # on a node other than the launcher's
+            make_private_dir(folder)
+    command = daemon_command(sys.executable, os.environ[CONFIG], os.environ[RUN], local_rank, os.getpid())
+    daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    daemon_pid_path(directory, local_rank).write_text(str(daemon.pid), encoding="ascii")
+
+
+def main() -> None:
+    """Prepare, then become the training. Does not return."""
+    local_rank_option, script = split_arguments(sys.argv[1:])
+    named = local_rank_option.partition("=")[2] if local_rank_option else ""
+    local_rank = int(named) if named.isdecimal() else first_number(os.environ, _LOCAL_RANK, 0)
+    try:
+        own_folder = str(Path(__file__).resolve().parent)
+        sys.path[:] = [entry for entry in sys.path if entry != own_folder]  # it holds no modules to import
+        from squeezer.config import load_config
+
+        config = load_config(os.environ[CONFIG])
+        if config.run.pin_cores and os.environ.get(PIN_CORES) != "0" and runs_on_cores(os.environ):
+            _pin_cores(local_rank, first_number(os.environ, _LOCAL_SIZE, 1))
+        _start_daemon(local_rank)
+    except Exception as error:
+        print(
+            f"[ds_squeeze] rank {local_rank}: no daemon, so nothing is squeezed, and the training goes on: "
+            f"{type(error).__name__}: {error}",
+            file=sys.stderr,
+            flush=True,
+        )
+    command = training_command(sys.executable, script, local_rank_option)
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main()

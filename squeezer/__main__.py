@@ -1,0 +1,5 @@
+"""python -m squeezer: the `squeezer` command."""
+
+from squeezer.cli import main
+
+raise SystemExit(main())

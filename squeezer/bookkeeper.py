@@ -1,0 +1,94 @@
+"""Turns the main job's messages into the records of its steps and bubbles."""
+
+from dataclasses import asdict
+from typing import Any
+
+from ds_hooks import wire
+from squeezer.record import Recorder
+
+
+class Bookkeeper:
+    """Notes jobs, steps, bubbles and instructions, each when all that belongs to it is known.
+
+    Args:
+        recorder: takes the records.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.job = -1
+        """The index of the job that is recorded; -1 before the first."""
+        self.bubble_ns = 0
+        """All bubbles so far."""
+        self.dropped = 0
+        """What the hooks say they could not send."""
+        self._bubble: dict[str, Any] | None = None
+        self._ended_bubble: dict[str, Any] | None = None
+        self._side_cpu_ns = 0
+        self._step: tuple[int, int, bool] | None = None
+
+    def job_attached(self, t_ns: int, message: wire.Hello) -> None:
+        """A job begins."""
+        self.job += 1
+        self._step = None
+        self._recorder.add("job", job=self.job, t_ns=t_ns, **asdict(message))
+
+    def job_lost(self) -> None:
+        """The job is over: no next bubble will tell what its last one overran."""
+        self._note_bubble(None)
+        self._bubble = None
+
+    def step_started(self, t_ns: int, message: wire.StepStart, *, squeezed: bool) -> None:
+        """A step begins."""
+        self._step = (message.step, t_ns, squeezed)
+
+    def step_ended(self, t_ns: int, message: wire.StepEnd, work: int) -> None:
+        """A step has ended, and the side task has trained `work` trial-samples so far."""
+        self.dropped = message.dropped
+        if self._step is not None and self._step[0] == message.step:
+            step, start_ns, squeezed = self._step
+            times = {"start_ns": start_ns, "end_ns": t_ns}
+            self._recorder.add("step", job=self.job, step=step, **times, squeezed=squeezed, work=work)
+
+    def bubble_started(self, t_ns: int, message: wire.BubbleStart, forecast_ns: int | None) -> None:
+        """A bubble began, of which `forecast_ns` was expected. It also tells what the one before it overran."""
+        self._note_bubble(message.side_cpu_ns)
+        self._side_cpu_ns = message.side_cpu_ns
+        self._bubble = {
+            "job": self.job,
+            "step": message.step,
+            "epoch": message.epoch,
+            "slot": message.slot,
+            "wait": wire.WaitKind(message.wait).name,
+            "start_ns": t_ns,
+            "forecast_ns": forecast_ns,
+            "permit_until_ns": t_ns + message.permit_ns if message.permit_ns else None,
+        }
+
+    def bubble_ended(self, t_ns: int, message: wire.BubbleEnd) -> int | None:
+        """A bubble has ended. Returns its length in ns, or None if its start was lost."""
+        bubble, self._bubble = self._bubble, None
+        if bubble is None or bubble["epoch"] != message.epoch:
+            return None
+        length_ns: int = t_ns - bubble["start_ns"]
+        self.bubble_ns += length_ns
+        squeezed = self._step is not None and self._step[2]
+        side_ns = max(0, message.side_cpu_ns - self._side_cpu_ns)
+        stopped = bool(message.stopped)
+        self._ended_bubble = {**bubble, "end_ns": t_ns, "squeezed": squeezed, "side_ns": side_ns, "stopped": stopped}
+        self._side_cpu_ns = message.side_cpu_ns
+        return length_ns
+
+    def instructions(self, message: wire.Instructions) -> None:
+        """When a part of a step's instructions ran."""
+        items = [
+            [wire.InstructionKind(kind).name, slot, message.base_ns + begin_ns, message.base_ns + end_ns]
+            for kind, slot, begin_ns, end_ns in message.items
+        ]
+        self._recorder.add("instructions", job=self.job, step=message.step, items=items)
+
+    def _note_bubble(self, side_cpu_ns: int | None) -> None:
+        bubble, self._ended_bubble = self._ended_bubble, None
+        if bubble is not None:
+            overrun_ns = None if side_cpu_ns is None else max(0, side_cpu_ns - self._side_cpu_ns)
+            self._recorder.add("bubble", **bubble, overrun_ns=overrun_ns)

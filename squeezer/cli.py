@@ -1,0 +1,68 @@
+"""The `squeezer` command."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ds_hooks.page import PageError
+from squeezer.config import ConfigError, load_config
+
+USER_ERROR_STATUS = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand; a mistake of the user's ends with one clear line and status 2."""
+    parser = argparse.ArgumentParser(
+        prog="squeezer", description="Use the bubbles of DeepSpeed's pipeline parallelism."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    daemon = commands.add_parser("daemon", help="serve one device, before, during and after the jobs on it")
+    daemon.add_argument("--config", type=Path, required=True, metavar="FILE", help="the squeezer file (TOML)")
+    daemon.add_argument("--run", type=Path, metavar="DIR", help="where records go; default: the file's run.directory")
+    daemon.add_argument("--local-rank", type=int, default=0, metavar="N", help="the device's number on this machine")
+    daemon.add_argument("--job-pid", type=int, metavar="PID", help="serve only this rank, and end with it")
+    report = commands.add_parser("report", help="print what a run gave and what it cost")
+    report.add_argument("run", type=Path, metavar="RUN", help="the directory of a run")
+    report.add_argument("--json", action="store_true", help="as JSON")
+    parsed = parser.parse_args(arguments)
+    try:
+        if parsed.command == "daemon":
+            return _daemon(parsed)
+        return _report(parsed)
+    except (ConfigError, PageError) as error:
+        print(f"squeezer: {error}", file=sys.stderr)
+        return USER_ERROR_STATUS
+
+
+def _daemon(parsed: argparse.Namespace) -> int:
+    from squeezer.intake import DaemonError
+    from squeezer.loop import Daemon
+    from squeezer.record import RecordError
+
+    config = load_config(parsed.config)
+    run = (parsed.run or config.run.directory).resolve()
+    try:
+        daemon = Daemon(config, run, parsed.local_rank, job_pid=parsed.job_pid)
+    except (DaemonError, RecordError) as error:
+        print(f"squeezer: {error}", file=sys.stderr)
+        return USER_ERROR_STATUS
+    if parsed.job_pid is None:
+        print(f"[squeezer] process {os.getpid()} serves device {parsed.local_rank}; records go to {run}", flush=True)
+    daemon.run()
+    return 0
+
+
+def _report(parsed: argparse.Namespace) -> int:
+    from squeezer.report import ReportError, main_report
+
+    try:
+        return main_report(parsed.run, parsed.json)
+    except ReportError as error:
+        print(f"squeezer: {error}", file=sys.stderr)
+        return USER_ERROR_STATUS
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

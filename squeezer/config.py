@@ -1,0 +1,196 @@
+"""What a user configures: one TOML file, read once, frozen.
+
+Units stand in the keys. A study is found beside the file that names it; the run's directory is relative to where the
+command is started. Every mistake in the file is named at once, with its key, its value and what is allowed.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+
+from ds_hooks.wire import WaitKind
+from squeezer.state import Policy
+
+_FOLDER_OF_FILE = "folder_of_file"
+_NOT_A_MISTAKE_OF_ITS_OWN = "default_factory_not_called"
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used; the text names file, key, value, and what is allowed."""
+
+
+_Count = Annotated[int, Field(ge=1, description="a whole number, 1 or more")]
+_CountOrNone = Annotated[int, Field(ge=0, description="a whole number, 0 or more")]
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, description="a number above 0")]
+_NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, description="a number, 0 or more")]
+_Text = Annotated[str, Field(min_length=1, description="a text that is not empty")]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
+
+
+class SqueezeTable(_Table):
+    """When bubbles are opened, and for how long."""
+
+    squeezed_steps: _Count = 20
+    """The length of a window with squeezing."""
+    alone_steps: _CountOrNone = 5
+    """The length of the window without it that follows: the baseline of the slowdown. 0: never."""
+    observe_steps: _Count = 3
+    """The first steps of a job only observe."""
+    margin_ms: _NotNegative = 0.3
+    """Without `preemptive`: the permit ends this long before the forecast end of the bubble."""
+    min_bubble_ms: _Positive = 3.0
+    """Bubbles that are forecast to be shorter are not opened."""
+    preemptive: bool = Field(default=True, description="true or false")
+    """Permits last to the bubble's true end, where the side task is stopped in the middle of its work."""
+    forecast_quantile: Annotated[float, Field(ge=0, le=0.5, description="a number from 0 to 0.5")] = 0.4
+    """Which quantile of a slot's earlier lengths is its forecast."""
+    kinds: Annotated[
+        tuple[str, ...], Field(min_length=1, description="a list of some of " + ", ".join(k.name for k in WaitKind))
+    ] = tuple(kind.name for kind in WaitKind)
+    """Which waits are opened, by their names in `ds_hooks.wire.WaitKind`."""
+
+    def policy(self) -> Policy:
+        """The same for the daemon's state machine, in nanoseconds."""
+        return Policy(
+            squeezed_steps=self.squeezed_steps,
+            alone_steps=self.alone_steps,
+            observe_steps=self.observe_steps,
+            margin_ns=int(self.margin_ms * 1e6),
+            min_bubble_ns=int(self.min_bubble_ms * 1e6),
+            forecast_quantile=self.forecast_quantile,
+            preemptive=self.preemptive,
+            kinds=frozenset(self.kinds),
+        )
+
+    @field_validator("kinds", mode="before")
+    @classmethod
+    def _known_kinds(cls, value: object) -> object:
+        if not isinstance(value, list | tuple):
+            return value
+        unknown = [kind for kind in value if kind not in list(WaitKind.__members__)]
+        if unknown:
+            raise ValueError(f"{unknown[0]!r} is no kind of wait{_did_you_mean(unknown[0], WaitKind.__members__)}")
+        return tuple(dict.fromkeys(value))
+
+
+class SideTable(_Table):
+    """The side task. Without this table bubbles are only observed."""
+
+    study: Annotated[Path, Field(description="the path of an existing Python file, relative to the configuration")]
+    study_name: _Text = Field(default_factory=lambda known: str(known["study"].stem))
+    """Optuna's name of the study."""
+    storage: _Text | None = Field(default=None, description="a storage URL of Optuna's, such as sqlite:///study.db")
+    """None: a file in the run's directory."""
+    nice: Annotated[int, Field(ge=0, le=19, description="a whole number from 0 to 19")] = 19
+    threads: _Count = 1
+    max_restarts: _CountOrNone = 2
+
+    @field_validator("study", mode="before")
+    @classmethod
+    def _beside_the_file(cls, value: object, info: ValidationInfo) -> object:
+        if not isinstance(value, str):
+            return value
+        path = Path((info.context or {}).get(_FOLDER_OF_FILE, "."), value).resolve()
+        if not path.is_file():
+            raise ValueError(f"there is no file {path}")
+        return path
+
+
+class RunTable(_Table):
+    """Where a run's records go, and what is done around it."""
+
+    directory: Annotated[Path, Field(description="the path of a directory, relative to where the command is started")]
+    pin_cores: bool = Field(default=True, description="true or false")
+    """On a CPU, each rank gets an even share of the machine's cores."""
+    trace_steps: _CountOrNone = 40
+    """How many steps at most go into the trace."""
+    calibrate_s: _NotNegative = 2.0
+    """How long the side task's rate alone is measured after the job. 0: not."""
+
+    @field_validator("directory", mode="before")
+    @classmethod
+    def _from_here(cls, value: object) -> object:
+        return Path(value).resolve() if isinstance(value, str) and value else value
+
+
+class Config(_Table):
+    """The whole file."""
+
+    squeeze: SqueezeTable = Field(default_factory=SqueezeTable, description="a table")
+    side: SideTable | None = Field(default=None, description="a table")
+    run: RunTable = Field(description="a table")
+
+    def storage_url(self, run: Path) -> str:
+        """Where Optuna keeps the study of the run in `run`."""
+        named = self.side.storage if self.side is not None else None
+        return named if named is not None else f"sqlite:///{run.resolve()}/study.db"
+
+
+def load_config(path: Path | str) -> Config:
+    """Read the configuration at `path`.
+
+    Raises:
+        ConfigError: the file cannot be read, is not TOML, or has keys or values that are not allowed.
+    """
+    path = Path(path)
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the configuration: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a TOML file: {error}") from None
+    try:
+        return Config.model_validate(content, context={_FOLDER_OF_FILE: path.resolve().parent})
+    except ValidationError as error:
+        mistakes = [_explain(m) for m in error.errors(include_url=False) if m["type"] != _NOT_A_MISTAKE_OF_ITS_OWN]
+        raise ConfigError("\n".join(f"{path}: {mistake}" for mistake in mistakes)) from None
+
+
+_TABLES: Mapping[str, type[_Table]] = {"squeeze": SqueezeTable, "side": SideTable, "run": RunTable}
+
+
+def _explain(mistake: Mapping[str, Any]) -> str:
+    """One sentence for one of pydantic's errors."""
+    *tables, key = [str(part) for part in mistake["loc"][:2]]
+    table = _TABLES[tables[0]] if tables else Config
+    dotted = ".".join([*tables, key])
+    if mistake["type"] == "extra_forbidden":
+        return f"unknown key {dotted} = {mistake['input']!r}{_suggest(key, table)}"
+    allowed = table.model_fields[key].description
+    if mistake["type"] == "missing":
+        where = f"{dotted} is missing" if tables else f"the table [{key}] is missing"
+        needed = (
+            [name for name, field in _TABLES[key].model_fields.items() if field.is_required()] if not tables else []
+        )
+        return where + (f"; it needs {', '.join(needed)}" if needed else f"; allowed is {allowed}")
+    said = f": {mistake['ctx']['error']}" if mistake["type"] == "value_error" else ""
+    value = mistake["input"]
+    return f"{dotted} = {_as_toml(value)} is not allowed{said}; allowed is {allowed}"
+
+
+def _suggest(key: str, table: type[_Table]) -> str:
+    near = _did_you_mean(key, table.model_fields)
+    if near:
+        return near
+    homes = [name for name, other in _TABLES.items() if key in other.model_fields]
+    if homes:
+        return f"; it belongs in [{homes[0]}]"
+    return f"; allowed are {', '.join(table.model_fields)}"
+
+
+def _did_you_mean(word: object, known: Mapping[str, object]) -> str:
+    near = difflib.get_close_matches(str(word), list(known), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def _as_toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)

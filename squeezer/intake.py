@@ -1,0 +1,107 @@
+"""What the daemon hears: the socket on which the hooks' messages arrive, and what is wrong with them."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import zmq
+
+from ds_hooks import wire
+
+MAXIMUM_SOCKET_PATH = 107
+MAXIMUM_BATCH = 64
+MAXIMUM_MESSAGE_BYTES = 4096
+
+
+class DaemonError(Exception):
+    """The daemon cannot work here; the message says why and what would be allowed."""
+
+
+class Intake:
+    """The receiving end of `ds_hooks.publisher`.
+
+    Whoever holds the daemon's role on the page may replace what an earlier daemon left at `path`.
+
+    Args:
+        path: of the socket.
+        fault: told of everything that is lost or foreign.
+
+    Raises:
+        DaemonError: the path is too long, or taken by something that is not a socket.
+    """
+
+    def __init__(self, path: Path, fault: Callable[[str], None]) -> None:
+        if len(str(path)) > MAXIMUM_SOCKET_PATH:
+            raise DaemonError(
+                f"the socket path {path} has {len(str(path))} characters; allowed are {MAXIMUM_SOCKET_PATH}: "
+                f"set $SQUEEZER_DIR to a shorter directory"
+            )
+        if path.exists() and not path.is_socket():
+            raise DaemonError(f"{path} is taken by something that is not a socket; remove it or set $SQUEEZER_DIR")
+        self._path = path
+        self._fault = fault
+        self._seq: int | None = None
+        self.lost = self.foreign = 0
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.PULL)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAXIMUM_MESSAGE_BYTES)
+        before = os.umask(0o077)
+        try:
+            self._socket.bind(f"ipc://{path}")
+        except zmq.ZMQError as error:
+            self._socket.close(linger=0)
+            self._context.term()
+            raise DaemonError(f"cannot listen on {path}: {error}; set $SQUEEZER_DIR to another directory") from error
+        finally:
+            os.umask(before)
+
+    @property
+    def fd(self) -> int:
+        """Becomes readable when something arrives; look at `has_more` before waiting on it."""
+        return int(self._socket.getsockopt(zmq.FD))
+
+    def has_more(self) -> bool:
+        """Whether something waits to be read. The descriptor says so only once."""
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def parts(self) -> Iterator[bytes]:
+        """What has arrived, in order, up to a bound that keeps a flood from starving the daemon's other duties."""
+        for _ in range(MAXIMUM_BATCH):
+            try:
+                yield from self._socket.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+
+    def decode(self, part: bytes) -> wire.Envelope | None:
+        """The message in `part`, its number checked for a gap; None if it is not for us. For each part once."""
+        try:
+            envelope = wire.decode(part)
+        except wire.ProtocolError as error:
+            self.refuse(str(error))
+            return None
+        if not isinstance(envelope.message, wire.Hello):
+            self._count_lost(envelope.seq)
+        return envelope
+
+    def refuse(self, why: str) -> None:
+        """Count a message that is not for us; only the first ones are worth a record each."""
+        self.foreign += 1
+        if self.foreign <= 10:
+            self._fault(f"foreign message: {why}")
+
+    def new_job(self) -> None:
+        """Another sender, with numbers of its own."""
+        self._seq = None
+
+    def close(self) -> None:
+        """Close and remove the socket."""
+        self._socket.close(linger=0)
+        self._context.term()
+        self._path.unlink(missing_ok=True)
+
+    def _count_lost(self, seq: int) -> None:
+        if self._seq is not None and seq > self._seq + 1:
+            lost = seq - self._seq - 1
+            self.lost += lost
+            self._fault(f"{lost} messages lost before number {seq}")
+        self._seq = seq

@@ -1,0 +1,345 @@
+"""The daemon of one device: with `intake`, the only module with sockets and the clock. Events in, actions out.
+
+What it decides is in `state`; here messages become events, actions become page words and signals, and both are noted.
+"""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ds_hooks import wire
+from ds_hooks.page import Doing, Field, Page, Role, make_private_dir, page_path, runtime_dir, socket_path
+from squeezer.bookkeeper import Bookkeeper
+from squeezer.config import Config
+from squeezer.device import DEVICES
+from squeezer.intake import Intake
+from squeezer.progress import Progress
+from squeezer.record import RECORD_VERSION, Recorder, events_path
+from squeezer.state import (
+    Action,
+    BubbleEnded,
+    Continue,
+    Event,
+    ForgetPlan,
+    GateMachine,
+    JobAttached,
+    JobLost,
+    PlanSlot,
+    PlanSteps,
+    Side,
+    SideChanged,
+    State,
+    StepStarted,
+    Stop,
+    TellAt,
+)
+from squeezer.supervisor import SidePlace, Supervisor, wait_or_kill
+
+SIDE_END_TIMEOUT_S = 15.0
+RECORDS_AT_ONCE = 256
+ENDED_FIRST = "the main job or its daemon ended before the trial did"
+
+
+class Daemon:
+    """Serves one device.
+
+    Args:
+        config: the squeezer file.
+        run: where records go.
+        local_rank: the device's number on this machine.
+        job_pid: the rank that we belong to: end with it, and measure the dedicated rate then. None: serve any job.
+    """
+
+    def __init__(self, config: Config, run: Path, local_rank: int, *, job_pid: int | None = None) -> None:
+        self._config = config
+        self._job_pid = job_pid
+        self._rank = int(os.environ.get("RANK", local_rank)) if job_pid is not None else local_rank
+        self._machine = GateMachine(config.squeeze.policy())
+        self._device = DEVICES["cpu"]()
+        directory = make_private_dir(runtime_dir())
+        self._page = Page.open(page_path(directory, local_rank))
+        try:
+            self._page.claim(Role.DAEMON)
+            self._recorder = Recorder(events_path(run, self._rank))
+            self._intake = Intake(socket_path(directory, local_rank), self._fault)
+        except Exception:
+            self._page.close()
+            raise
+        self._page.forget_plan()
+        self._page.words[Field.SIDE_PROCESS] = 0
+        place = SidePlace(page=self._page.path, run=run, rank=self._rank, storage_url=config.storage_url(run))
+        self._supervisor = Supervisor(config.side, self._device, place) if config.side else None
+        self._watched: dict[int, Callable[[], None]] = {self._intake.fd: self._receive}
+        self._main_pid = 0
+        self._main_pidfd = -1
+        self._side_has_worked = False
+        self._side_was_ready = False
+        self._left_trials = False
+        self._closer: subprocess.Popen[bytes] | None = None
+        self._books = Bookkeeper(self._recorder)
+        self._progress = Progress(self._rank)
+        self._ended = False
+
+    def run(self) -> None:
+        """Serve until a signal asks to end, or the rank that we belong to is gone."""
+        wakeup = _wakeup_on_signals()
+        self._watched[wakeup.fileno()] = self._end
+        self._recorder.add(
+            "run",
+            version=RECORD_VERSION,
+            rank=self._rank,
+            config=self._config.model_dump(mode="json"),
+            wall_s=time.time(),
+            t_ns=time.monotonic_ns(),
+        )
+        if self._job_pid is not None:
+            self._watch_main(self._job_pid)
+            self._start_side()
+        try:
+            while not self._ended:
+                self._turn()
+        finally:
+            self._finish()
+
+    def _turn(self) -> None:
+        if self._intake.has_more():  # the socket's descriptor tells of news only once
+            self._receive()
+        ready = select.select(list(self._watched), [], [], 0.0 if self._intake.has_more() else None)[0]
+        for fd in ready:
+            if fd in self._watched:  # not closed by the one before
+                self._watched[fd]()
+        if self._machine.state is State.ABSENT:
+            self._recorder.write()
+
+    def _end(self) -> None:
+        self._ended = True
+
+    # The main job
+
+    def _receive(self) -> None:
+        for part in self._intake.parts():
+            envelope = self._intake.decode(part)
+            if envelope is not None:
+                self._take(envelope.t_ns, envelope.message)
+        self._recorder.write(at_least=RECORDS_AT_ONCE)
+
+    def _take(self, t_ns: int, message: wire.Message) -> None:
+        if isinstance(message, wire.Hello):
+            self._hello(t_ns, message)
+            return
+        if self._books.job < 0 or self._main_pid == 0:
+            return  # of a job that we have not been told of, or whose process is gone
+        books, machine = self._books, self._machine
+        match message:
+            case wire.BubbleStart():
+                books.bubble_started(t_ns, message, machine.forecast.length_ns(message.slot))
+            case wire.BubbleEnd():
+                length_ns = books.bubble_ended(t_ns, message)
+                if length_ns is not None:
+                    self._feed(BubbleEnded(message.slot, wire.WaitKind(message.wait).name, length_ns))
+            case wire.StepStart():
+                squeezed = machine.policy.squeezes(message.step) and machine.side is Side.READY
+                books.step_started(t_ns, message, squeezed=squeezed)
+                self._feed(StepStarted(message.step))
+                self._show_progress(message.step)
+            case wire.StepEnd():
+                books.step_ended(t_ns, message, self._page.words[Field.WORK])
+            case wire.Instructions():
+                books.instructions(message)
+            case wire.Bye():
+                if message.fault:
+                    self._fault("the hooks of the main job switched themselves off; its stderr says why")
+                self._feed(JobLost())
+                if self._job_pid is None:
+                    self._unwatch_main()
+
+    def _hello(self, t_ns: int, message: wire.Hello) -> None:
+        attached = self._machine.state is not State.ABSENT
+        if self._books.job >= 0 and self._main_pid == message.pid and attached:
+            return  # it says so in every step
+        if message.pid != self._page.words[Field.MAIN_PID]:
+            self._intake.refuse(f"hello from process {message.pid}, which is not the page's main job")
+            return
+        self._watch_main(message.pid)
+        if self._main_pid != message.pid:
+            return  # its last words
+        self._intake.new_job()
+        self._device.join(message.pid)
+        if self._config.side is not None:  # what it does can wait as long as what the side task does
+            os.setpriority(os.PRIO_PROCESS, 0, max(self._config.side.nice, os.nice(0)))
+        self._books.job_attached(t_ns, message)
+        self._feed(JobAttached())
+        if self._books.job == 0 and self._job_pid is None:
+            self._start_side()  # not before: only now are the rank's cores known
+
+    def _watch_main(self, pid: int) -> None:
+        if pid == self._main_pid:
+            return
+        self._unwatch_main()
+        try:
+            self._main_pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._ended = pid == self._job_pid
+            return
+        self._main_pid = pid
+        self._watched[self._main_pidfd] = self._main_gone
+
+    def _unwatch_main(self) -> None:
+        if self._main_pidfd >= 0:
+            del self._watched[self._main_pidfd]
+            os.close(self._main_pidfd)
+        self._main_pidfd, self._main_pid = -1, 0
+
+    def _main_gone(self) -> None:
+        self._receive()  # its last words
+        self._unwatch_main()
+        if self._machine.state is not State.ABSENT:
+            self._fault("the main job ended without saying goodbye")
+            self._feed(JobLost())
+            self._page.words[Field.PERMIT_UNTIL_NS] = 0  # in its place: it may have died in a bubble
+        if self._job_pid is not None:
+            self._ended = True
+
+    # The side task
+
+    def _start_side(self) -> None:
+        supervisor = self._supervisor
+        if supervisor is None:
+            return
+        supervisor.start()
+        assert supervisor.side is not None
+        self._watched[supervisor.status_fd] = self._hear_side
+        self._watched[supervisor.side.pidfd] = self._side_exited
+        self._recorder.add("side", t_ns=time.monotonic_ns(), event="started", pid=supervisor.side.pid)
+        self._page.words[Field.SIDE_DOING] = Doing.HOST  # in its place, until it can say so itself
+        self._page.words[Field.SIDE_PROCESS] = supervisor.side.pid
+        self._feed(SideChanged(Side.STARTING))
+
+    def _hear_side(self) -> None:
+        assert self._supervisor is not None
+        for status in self._supervisor.read_status():
+            self._recorder.add("side", t_ns=time.monotonic_ns(), **status)
+            match status["event"]:
+                case "ready":
+                    self._side_was_ready = True
+                    self._feed(SideChanged(Side.READY))
+                case "progress":
+                    self._side_has_worked = True
+                    self._progress.side = status
+                case "error":
+                    print(f"[squeezer] rank {self._rank}: side task: {status['message']}", file=sys.stderr)
+
+    def _side_exited(self) -> None:
+        supervisor = self._supervisor
+        assert supervisor is not None and supervisor.side is not None
+        self._hear_side()
+        del self._watched[supervisor.side.pidfd], self._watched[supervisor.status_fd]
+        self._page.words[Field.SIDE_PROCESS] = 0  # while its number is still its own
+        status = supervisor.reap()
+        self._left_trials = self._side_was_ready and status != 0
+        self._page.words[Field.SIDE_DOING] = Doing.ASLEEP
+        self._feed(SideChanged(Side.NONE))
+        again = supervisor.may_restart(status)
+        self._recorder.add("side", t_ns=time.monotonic_ns(), event="exited", status=status, restarted=again)
+        if again:
+            print(f"[squeezer] rank {self._rank}: side task ended with status {status}; restarting", file=sys.stderr)
+            self._start_side()
+        elif status != 0:
+            print(
+                f"[squeezer] rank {self._rank}: side task ended with status {status} and is given up; the main job "
+                f"goes on alone",
+                file=sys.stderr,
+            )
+            self._recorder.add("side", t_ns=time.monotonic_ns(), event="given_up", status=status)
+            if self._left_trials:
+                self._close_trials(f"the side task ended with status {status} and was given up", idle=True)
+
+    def _close_trials(self, reason: str, *, idle: bool) -> None:
+        assert self._supervisor is not None
+        self._closer = self._supervisor.close_trials(reason, idle=idle)
+        self._left_trials = False
+
+    # Carrying out, and noting
+
+    def _feed(self, event: Event) -> None:
+        if isinstance(event, JobLost):
+            self._books.job_lost()
+        for action in self._machine.handle(event):
+            self._do(action, type(event).__name__)
+
+    def _do(self, action: Action, cause: str) -> None:
+        page = self._page
+        side = self._supervisor.side if self._supervisor is not None else None
+        match action:
+            case ForgetPlan():
+                page.forget_plan()
+            case PlanSlot():
+                page.plan_slot(action.slot, action.permit_ns)
+            case PlanSteps():
+                page.plan_steps(action.from_step, action.until_step)
+            case TellAt():
+                page.words[Field.TELL_SLOT] = action.slot
+            case Stop() | Continue():
+                if side is not None:
+                    (self._device.stop if isinstance(action, Stop) else self._device.resume)(side)
+                self._recorder.add("action", t_ns=time.monotonic_ns(), action=type(action).__name__, cause=cause)
+
+    def _fault(self, what: str) -> None:
+        self._recorder.add("fault", t_ns=time.monotonic_ns(), what=what)
+
+    def _show_progress(self, step: int) -> None:
+        line = self._progress.line(step, self._books.bubble_ns, self._page.words[Field.BUSY_NS], time.monotonic_ns())
+        if line is not None and self._job_pid is not None:
+            print(line, flush=True)
+
+    def _finish(self) -> None:
+        self._page.forget_plan()
+        self._page.words[Field.SIDE_PROCESS] = 0
+        dedicated = None
+        supervisor = self._supervisor
+        if supervisor is not None:
+            if supervisor.end(SIDE_END_TIMEOUT_S):
+                self._hear_side()  # its last words
+                status = supervisor.reap()
+                self._recorder.add("side", t_ns=time.monotonic_ns(), event="exited", status=status, restarted=False)
+                self._left_trials = self._side_was_ready and (self._left_trials or status != 0)
+            if self._left_trials:
+                self._close_trials(ENDED_FIRST, idle=False)
+            if self._closer is not None:
+                wait_or_kill(self._closer, SIDE_END_TIMEOUT_S)
+            if self._job_pid is not None and self._side_has_worked and self._config.run.calibrate_s > 0:
+                dedicated = supervisor.measure_dedicated(self._config.run.calibrate_s, trials=0)
+        self._recorder.add(
+            "end",
+            t_ns=time.monotonic_ns(),
+            lost_messages=self._intake.lost,
+            dropped_messages=self._books.dropped,
+            foreign_messages=self._intake.foreign,
+            dedicated=dedicated,
+        )
+        self._recorder.close()
+        self._unwatch_main()
+        self._intake.close()
+        directory = self._page.path.parent
+        self._page.close()
+        try:
+            directory.rmdir()
+        except OSError:
+            pass  # others still use it
+
+
+def _wakeup_on_signals() -> socket.socket:
+    """A socket that becomes readable when SIGTERM or SIGINT arrives."""
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.detach())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    return reader

@@ -1,0 +1,213 @@
+"""The figures of a recorded run: pure functions over plain data. `docs/report.md` defines each figure.
+
+`Tally` holds what can be added up over ranks, so that one function makes the figures of a rank and of the whole run.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+WARM_UP_STEPS = 2
+# Two neighbouring squeezed windows share the alone window between them: of a pair's variance v + 2·v/4, v/4 is shared.
+SHARED_WINDOW_CORRELATION = 1 / 6
+
+
+class StepTime(NamedTuple):
+    """One step of the main job, on one rank or averaged over `ranks`."""
+
+    job: int
+    step: int
+    squeezed: bool
+    start_ns: int
+    end_ns: int
+    duration_ns: float
+    ranks: tuple[int, ...]
+
+
+class Window(NamedTuple):
+    """Consecutive steps, all squeezed or all alone; `step_ms` lacks those dropped as warm-up or carry-over."""
+
+    job: int
+    ranks: tuple[int, ...]
+    squeezed: bool
+    step_ms: list[float]
+
+
+def mean_over_ranks(ranks: Sequence[Sequence[StepTime]]) -> list[StepTime]:
+    """The steps of a whole run: equal numbers that overlap in time are one step, with the mean of the durations.
+
+    Time decides, not the job's index: after a daemon's restart the same job has another index on that rank. A step
+    is squeezed if it is on any rank, since one slowed rank slows its peers.
+    """
+    by_number = sorted((step for rank in ranks for step in rank), key=lambda s: (s.step, s.start_ns))
+    merged: list[list[StepTime]] = []
+    for step in by_number:
+        last = merged[-1] if merged else []
+        if last and last[0].step == step.step and step.start_ns < max(s.end_ns for s in last):
+            last.append(step)
+        else:
+            merged.append([step])
+    means = []
+    for same in merged:
+        start_ns, end_ns = min(s.start_ns for s in same), max(s.end_ns for s in same)
+        duration_ns = sum(s.duration_ns for s in same) / len(same)
+        present = tuple(sorted(rank for s in same for rank in s.ranks))
+        job = min(same, key=lambda s: s.ranks).job
+        means.append(StepTime(job, same[0].step, any(s.squeezed for s in same), start_ns, end_ns, duration_ns, present))
+    return sorted(means, key=lambda s: s.start_ns)
+
+
+def windows(steps: Iterable[StepTime]) -> list[Window]:
+    """Steps in their order, grouped; a mean over other ranks (one lost a message) is a window of its own."""
+    found = []
+    seen: dict[int, int] = {}
+    for (job, ranks, squeezed), group in groupby(steps, key=lambda s: (s.job, s.ranks, s.squeezed)):
+        step_ms = [s.duration_ns / 1e6 for s in group]
+        carry_over = 1 if len(step_ms) > 2 else 0
+        dropped = max(carry_over, WARM_UP_STEPS - seen.get(job, 0))
+        seen[job] = seen.get(job, 0) + len(step_ms)
+        found.append(Window(job, ranks, squeezed, step_ms[dropped:]))
+    return found
+
+
+def t_quantile_975(degrees: int) -> float:
+    """The 97.5% quantile of Student's t (Abramowitz & Stegun, 26.7.3 and 26.7.4, inverted by bisection)."""
+
+    def two_sided(t: float) -> float:
+        angle = math.atan2(t, math.sqrt(degrees))
+        odd = degrees % 2
+        term = math.cos(angle) if odd else 1.0
+        total = 0.0
+        for k in range(1 + odd, degrees, 2):
+            total += term
+            term *= math.cos(angle) ** 2 * k / (k + 1)
+        return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
+
+    low, high = 0.0, 16.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if two_sided(middle) < 0.95 else (low, middle)
+    return low
+
+
+def main_figures(steps: Sequence[StepTime]) -> dict[str, Any]:
+    """Step times and the slowdown: every squeezed window against its alone neighbours, as log ratios of means."""
+    found = windows(steps)
+    ratios: list[float] = []
+    shared = 0
+    paired_after = -1
+    for i, window in enumerate(found):
+        beside = [j for j in (i - 1, i + 1) if 0 <= j < len(found) and _comparable(window, found[j])]
+        if not window.squeezed or not window.step_ms or not beside:
+            continue
+        ratios.append(math.log(_mean(window.step_ms) / _mean([_mean(found[j].step_ms) for j in beside])))
+        shared += beside[0] == paired_after
+        paired_after = beside[-1]
+    mean = _mean(ratios) if ratios else None
+    half = _half_width(ratios, shared)
+    return {
+        "steps": len(steps),
+        "step_ms_alone": _mean_or_none([ms for w in found if not w.squeezed for ms in w.step_ms]),
+        "step_ms_squeezed": _mean_or_none([ms for w in found if w.squeezed for ms in w.step_ms]),
+        "slowdown": None if mean is None else math.expm1(mean),
+        "slowdown_ci95": None if half is None or mean is None else [math.expm1(mean - half), math.expm1(mean + half)],
+    }
+
+
+def _comparable(squeezed: Window, other: Window) -> bool:
+    same = (squeezed.job, squeezed.ranks) == (other.job, other.ranks)
+    return same and not other.squeezed and bool(other.step_ms)
+
+
+def _half_width(ratios: Sequence[float], shared: int) -> float | None:
+    """Half the t-interval, widened for `shared` neighbours: their correlation hides from the plain sample variance."""
+    n = len(ratios)
+    if n < 2:
+        return None
+    common = 2 * shared * SHARED_WINDOW_CORRELATION / n
+    widened = (1 + common) / (1 - common / (n - 1))
+    return t_quantile_975(n - 1) * math.sqrt(float(np.var(ratios, ddof=1)) / n * widened)
+
+
+class Resumes(NamedTuple):
+    """When the side task's units ran in each bubble, one entry per bubble."""
+
+    resume_ns: NDArray[np.int64]
+    """Bubble start to the first unit that starts in it; -1 if none does, or one that was stopped goes on."""
+    ran: NDArray[np.bool_]
+    """Whether any unit ran in it, started there or before."""
+
+
+def resumes(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], units: NDArray[Any]) -> Resumes:
+    """Finds the first unit of every bubble.
+
+    Args:
+        start_ns: of each bubble, ascending and without overlap; `end_ns` likewise.
+        units: `UNIT_DTYPE`, by start.
+    """
+    begin = units["start_ns"].astype(np.int64)
+    until = np.maximum.accumulate(begin + units["wall_ns"]) if len(units) else begin
+    first = np.searchsorted(begin, start_ns, "left")
+    after = np.searchsorted(begin, end_ns, "left")
+    starts_here = after > first
+    found = np.append(begin, 0)[first]
+    goes_on = np.append(-1, until)[first] > start_ns
+    # what is left of a stopped unit begins with the bubble, for want of knowing when it really went on
+    starts_anew = starts_here & (found > start_ns)
+    return Resumes(np.where(starts_anew, found - start_ns, -1), starts_here | goes_on)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tally:
+    """Sums and samples of one rank, or of several pooled. `capacity` is the work a dedicated device would have done."""
+
+    steps: int
+    step_ns: int
+    wait_count: Counter[str]
+    wait_ns: Counter[str]
+    squeezed_bubble_ns: int
+    busy_ns: float
+    work: float
+    capacity: float
+    overrun_us: NDArray[np.float64]
+    resume_us: NDArray[np.float64]
+    units: int
+    restarts: int
+    faults: dict[str, int | None]
+
+
+def pool(tallies: Sequence[Tally]) -> Tally:
+    """One tally of all ranks: sums of sums, all samples; a count that is unknown on one rank is unknown."""
+    faults: dict[str, int | None] = {}
+    for key in tallies[0].faults:
+        known = [count for t in tallies if (count := t.faults[key]) is not None]
+        faults[key] = sum(known) if len(known) == len(tallies) else None
+    return Tally(
+        steps=sum(t.steps for t in tallies),
+        step_ns=sum(t.step_ns for t in tallies),
+        wait_count=sum((t.wait_count for t in tallies), Counter()),
+        wait_ns=sum((t.wait_ns for t in tallies), Counter()),
+        squeezed_bubble_ns=sum(t.squeezed_bubble_ns for t in tallies),
+        busy_ns=sum(t.busy_ns for t in tallies),
+        work=sum(t.work for t in tallies),
+        capacity=sum(t.capacity for t in tallies),
+        overrun_us=np.concatenate([t.overrun_us for t in tallies]),
+        resume_us=np.concatenate([t.resume_us for t in tallies]),
+        units=sum(t.units for t in tallies),
+        restarts=sum(t.restarts for t in tallies),
+        faults=faults,
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _mean_or_none(values: Sequence[float]) -> float | None:
+    return _mean(values) if values else None

@@ -1,0 +1,235 @@
+"""Draws one recorded step of every rank as an SVG: what the main job did, its bubbles, and what ran in them.
+
+The colours are of Okabe and Ito's palette, which colour-blind people can tell apart. They are plain attributes; one
+style block replaces the few that must differ on a dark page.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from squeezer.metrics import StepTime, mean_over_ranks
+from squeezer.trace import RankRun, ReportError, load_run
+
+WIDTH = 900
+LEFT, RIGHT, TOP = 132, 24, 78
+MAIN_HEIGHT, SIDE_HEIGHT, ROW_GAP, RANK_GAP = 34, 20, 4, 24
+FOOT = 84
+NARROW_PX = 0.6
+"""Units closer than this are drawn as one; a gap below it would not be seen, and there may be thousands."""
+
+FORWARD, BACKWARD, OTHER, SIDE, OVERRUN = "#0072B2", "#E69F00", "#CC79A7", "#009E73", "#D55E00"
+STYLE = """
+  text { font-family: -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; }
+  @media (prefers-color-scheme: dark) {
+    .card { fill: #0d1117; stroke: #30363d } .ink { fill: #e6edf3 } .soft { fill: #9198a1 }
+    .grid { stroke: #262c36 } .track { fill: #161b22 } .hatch { fill: #21262d } .line { stroke: #6e7681 }
+    .forward { fill: #3d9bd9 } .side { fill: #1fb88a } .on-forward { fill: #04121d }
+  }
+"""
+HATCH = """<pattern id="bubble" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
+    <rect class="hatch" width="6" height="6" fill="#eef0f2"/>
+    <path class="line" d="M0 0V6" stroke="#a5acb4" stroke-width="1.6"/>
+  </pattern>"""
+
+
+def draw_step(run: Path, path: Path) -> Path:
+    """Write an SVG of the squeezed step with the median duration to `path`.
+
+    Raises:
+        ReportError: no records in `run`, or no squeezed step in them.
+    """
+    ranks = load_run(run)
+    squeezed = [s for s in mean_over_ranks([rank.step_times() for rank in ranks]) if s.squeezed]
+    if not squeezed:
+        raise ReportError(f"{run}: no squeezed step is recorded; a picture needs one")
+    most = max(len(s.ranks) for s in squeezed)  # a step that a killed daemon missed would show an empty rank
+    whole = sorted((s for s in squeezed if len(s.ranks) == most), key=lambda s: s.duration_ns)
+    busy = [step for step in whole if all(_is_busy(rank, step) for rank in ranks)]  # not while a side task starts
+    whole = busy or whole
+    path.write_text(_svg(ranks, whole[len(whole) // 2]), encoding="utf-8")
+    return path
+
+
+def _is_busy(rank: RankRun, step: StepTime) -> bool:
+    return any(b["side_ns"] > 0 and b["permit_until_ns"] is not None for b in _inside(rank.records["bubble"], step))
+
+
+class _Scale:
+    """Nanoseconds to pixels."""
+
+    def __init__(self, step: StepTime) -> None:
+        self.from_ns, self.to_ns = step.start_ns, step.end_ns
+        self.px_per_ns = (WIDTH - LEFT - RIGHT) / (step.end_ns - step.start_ns)
+
+    def x(self, t_ns: float) -> float:
+        return LEFT + (min(max(t_ns, self.from_ns), self.to_ns) - self.from_ns) * self.px_per_ns
+
+
+def _rect(x: float, y: float, width: float, height: float, fill: str, css: str = "", rounded: float = 0) -> str:
+    more = (f' class="{css}"' if css else "") + (f' rx="{rounded:g}"' if rounded else "")
+    return f'<rect{more} x="{x:.2f}" y="{y:g}" width="{width:.2f}" height="{height:g}" fill="{fill}"/>'
+
+
+def _text(x: float, y: float, words: str, size: int = 12, css: str = "ink", more: str = "") -> str:
+    fill = {"ink": "#1f2328", "soft": "#59636e", "on-forward": "#ffffff"}.get(css, "#1f2328")
+    return f'<text class="{css}" x="{x:.2f}" y="{y:g}" font-size="{size}" fill="{fill}"{more}>{escape(words)}</text>'
+
+
+def _svg(ranks: Sequence[RankRun], step: StepTime) -> str:
+    scale = _Scale(step)
+    per_rank = MAIN_HEIGHT + ROW_GAP + SIDE_HEIGHT
+    bottom = TOP + len(ranks) * (per_rank + RANK_GAP) - RANK_GAP + 10
+    height = bottom + FOOT
+    rows: list[str] = []
+    bubble_ns = busy_ns = 0.0
+    overran = False
+    for i, rank in enumerate(ranks):
+        y = TOP + i * (per_rank + RANK_GAP)
+        bubbles = _inside(rank.records["bubble"], step)
+        pieces = list(_units(rank, bubbles, step))
+        rows += _labels(rank, y)
+        rows += _main_row(rank, bubbles, scale, step, y)
+        drawn = list(_side_row(pieces, scale, y + MAIN_HEIGHT + ROW_GAP))
+        overran |= any(OVERRUN in rect for rect in drawn)
+        rows += drawn
+        bubble_ns += sum(b["end_ns"] - b["start_ns"] for b in bubbles)
+        busy_ns += sum(b["side_ns"] for b in bubbles)
+    share = bubble_ns / len(ranks) / (step.end_ns - step.start_ns)
+    duration_ms = step.duration_ns / 1e6
+    stages = "two stages" if len(ranks) == 2 else f"{len(ranks)} stage{'s' * (len(ranks) != 1)}"
+    title = f"One training step on {stages}, and what ran in its bubbles"
+    about = f"Step {step.step} as recorded: {duration_ms:.1f} ms, {100 * share:.0f}% of it bubbles"
+    about += f", {100 * busy_ns / bubble_ns:.0f}% of those filled by the side task" if bubble_ns else ""
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        'role="img" aria-labelledby="title about">',
+        f'<title id="title">{escape(title)}</title><desc id="about">{escape(about)}</desc>',
+        f"<style>{STYLE}</style>\n<defs>{HATCH}</defs>",
+        f'<rect class="card" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8" fill="#ffffff" '
+        'stroke="#d1d9e0"/>',
+        _text(24, 32, title, 16, more=' font-weight="600"'),
+        _text(24, 53, about, 12, "soft"),
+        *_axis(scale, bottom),
+        *rows,
+        *_legend(height - 24, overran),
+        "</svg>\n",
+    ]
+    return "\n".join(parts)
+
+
+def _inside(records: Iterable[Mapping[str, Any]], step: StepTime) -> list[Mapping[str, Any]]:
+    """Those that overlap the step's time, whatever number they carry: a rank may have another number for the job."""
+    shown = (r for r in records if r["start_ns"] < step.end_ns and r["end_ns"] > step.start_ns)
+    return sorted(shown, key=lambda r: r["start_ns"])
+
+
+def _labels(rank: RankRun, y: float) -> Iterator[str]:
+    job = rank.records["job"][-1] if rank.records["job"] else {"stage": "?"}
+    middle = y + MAIN_HEIGHT / 2
+    yield _text(24, middle - 2, f"stage {job['stage']}", 13, more=' font-weight="600"')
+    yield _text(24, middle + 13, f"main job · rank {rank.rank}", 11, "soft")
+    yield _text(24, y + MAIN_HEIGHT + ROW_GAP + SIDE_HEIGHT / 2 + 4, "side task", 11, "soft")
+    width = WIDTH - LEFT - RIGHT
+    yield _rect(LEFT, y, width, MAIN_HEIGHT, "#f6f8fa", "track")
+    yield _rect(LEFT, y + MAIN_HEIGHT + ROW_GAP, width, SIDE_HEIGHT, "#f6f8fa", "track")
+
+
+def _main_row(
+    rank: RankRun, bubbles: Sequence[Mapping[str, Any]], scale: _Scale, step: StepTime, y: float
+) -> Iterator[str]:
+    items = sorted(item for r in rank.records["instructions"] for item in _timed(r["items"], step))
+    counts = {"FORWARD_PASS": 0, "BACKWARD_PASS": 0}
+    blocks: list[str] = []
+    words: list[str] = []
+    for start_ns, end_ns, kind in items:
+        x, width = scale.x(start_ns), scale.x(end_ns) - scale.x(start_ns)
+        forward = kind == "FORWARD_PASS"
+        if kind not in counts:
+            # beneath the bubbles, which hide the waits that are bubbles
+            blocks.insert(0, _rect(x, y, width, MAIN_HEIGHT, OTHER, "other"))
+            continue
+        inset = 0.5 if width > 4 else 0.0  # tells equal neighbours apart
+        fill, css = (FORWARD, "forward") if forward else (BACKWARD, "backward")
+        blocks.append(_rect(x + inset, y, width - 2 * inset, MAIN_HEIGHT, fill, css, 2 * inset))
+        if width > 16:
+            label = f"{'F' if forward else 'B'}{counts[kind]}"
+            css = "on-forward" if forward else "on-backward"
+            words.append(_text(x + width / 2, y + MAIN_HEIGHT / 2 + 4, label, 11, css, ' text-anchor="middle"'))
+        counts[kind] += 1
+    first_compute = next((i for i, block in enumerate(blocks) if OTHER not in block), len(blocks))
+    yield from blocks[:first_compute]
+    for b in bubbles:
+        x = scale.x(b["start_ns"])
+        yield _rect(x, y, scale.x(b["end_ns"]) - x, MAIN_HEIGHT, "url(#bubble)")
+    yield from blocks[first_compute:]
+    yield from words
+
+
+def _timed(items: Iterable[Sequence[Any]], step: StepTime) -> Iterator[tuple[int, int, str]]:
+    for kind, _slot, start_ns, end_ns in items:
+        if step.start_ns <= (start_ns + end_ns) // 2 <= step.end_ns:
+            yield start_ns, end_ns, kind
+
+
+def _units(rank: RankRun, bubbles: Sequence[Mapping[str, Any]], step: StepTime) -> Iterator[tuple[int, int, bool]]:
+    """(start_ns, end_ns, in a bubble) of the units, cut at the bubbles' edges.
+
+    Outside a bubble no more is drawn than what the one before it overran: for the rest the unit was preempted.
+    """
+    overruns_ns = {b["end_ns"]: b["overrun_ns"] or 0 for b in bubbles}
+    edges = [edge for b in bubbles for edge in (b["start_ns"], b["end_ns"])]
+    begin = rank.units["start_ns"]
+    shown = rank.units[(begin < step.end_ns) & (begin + rank.units["wall_ns"] > step.start_ns)]
+    for start_ns, wall_ns, _cpu_ns, _unit, _group in shown.tolist():
+        end_ns = start_ns + wall_ns
+        cuts = [start_ns, *(edge for edge in edges if start_ns < edge < end_ns), end_ns]
+        for a, b in pairwise(cuts):
+            inside = any(edges[i] <= a < edges[i + 1] for i in range(0, len(edges), 2))
+            yield a, b if inside else min(b, a + overruns_ns.get(a, 0)), inside
+
+
+def _side_row(pieces: Iterable[tuple[int, int, bool]], scale: _Scale, y: float) -> Iterator[str]:
+    runs: list[tuple[float, float, bool]] = []
+    for start_ns, end_ns, inside in pieces:
+        a, b = scale.x(start_ns), scale.x(end_ns)
+        if runs and inside == runs[-1][2] and a - runs[-1][1] < NARROW_PX and b - a < NARROW_PX * 5:
+            runs[-1] = (runs[-1][0], b, inside)
+        else:
+            runs.append((a, b, inside))
+    for a, b, inside in runs:
+        inset = 0.3 if b - a > 3 else 0.0
+        if b - a >= 0.05:
+            fill, css = (SIDE, "side") if inside else (OVERRUN, "overrun")
+            yield _rect(a + inset, y, b - a - 2 * inset, SIDE_HEIGHT, fill, css)
+
+
+def _axis(scale: _Scale, bottom: float) -> Iterator[str]:
+    span_ms = (scale.to_ns - scale.from_ns) / 1e6
+    rough_ms = span_ms / 8
+    power = 10.0 ** math.floor(math.log10(rough_ms))
+    tick_ms = next(power * m for m in (1, 2, 5, 10) if power * m >= rough_ms)
+    for i in range(math.floor(span_ms / tick_ms) + 1):
+        x = scale.x(scale.from_ns + i * tick_ms * 1e6)
+        yield f'<path class="grid" d="M{x:.2f} {TOP - 8}V{bottom}" stroke="#e4e8ec"/>'
+        label = f"{i * tick_ms:g}" + (" ms" if i == 0 else "")
+        yield _text(x, bottom + 17, label, 11, "soft", ' text-anchor="middle"')
+
+
+def _legend(y: float, overran: bool) -> Iterator[str]:
+    entries = [
+        (FORWARD, "forward", "forward"),
+        (BACKWARD, "backward", "backward"),
+        (OTHER, "other", "other work"),
+        ("url(#bubble)", "", "bubble"),
+        (SIDE, "side", "side task"),
+        *([(OVERRUN, "overrun", "side task after the bubble")] if overran else []),
+    ]
+    x = float(LEFT)
+    for fill, css, words in entries:
+        yield _rect(x, y - 10, 18, 12, fill, css, 2)
+        yield _text(x + 25, y, words, 12)
+        x += 25 + 6.6 * len(words) + 22

@@ -1,0 +1,93 @@
+"""What a run leaves behind: one JSON-lines file of events per rank, and a binary file of the side task's units.
+
+`RUN/rank3.events.jsonl` holds one object per line, told apart by its key "r":
+
+    run           version, rank, config, wall_s and t_ns (one instant on both clocks)
+    job           job (its index in this file), pid, rank, world_size, stage, stages, micro_batches, t_ns
+    step          job, step, start_ns, end_ns, squeezed (false: a window without squeezing, or still observing), work
+                  (trial-samples that the side task has trained so far, by the page)
+    bubble        job, step, epoch, slot, wait, start_ns, end_ns, squeezed, forecast_ns, permit_until_ns (null: shut),
+                  side_ns (the side task's CPU time in it), overrun_ns (and from its end to the next one's start),
+                  stopped (whether the side task had to be stopped at its end)
+    instructions  job, step, items: [kind, slot, start_ns, end_ns] each
+    action        t_ns, action, cause; what the daemon did, other than to plan
+    side          t_ns, event, and what belongs to it: started, ready, progress, exited, given_up, finished
+    fault         t_ns, what: a lost or foreign message, a hook that switched itself off
+    end           t_ns, lost_messages, dropped_messages, foreign_messages, dedicated (null or see `Dedicated`)
+
+`RUN/rank3.units.bin` is an array of `UNIT`; `RUN/rank3.units.json` names them:
+`{"groups": [{"trials": K, "units": ["0.Linear forward", …]}, …]}`. Times are CLOCK_MONOTONIC nanoseconds.
+"""
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+RECORD_VERSION = 1
+
+UNIT = struct.Struct("<qIIiI")
+"""start_ns, wall_ns, cpu_ns, unit (-1: host work between layers), group (index into units.json)."""
+
+
+def events_path(run: Path, rank: int) -> Path:
+    """Where the daemon of `rank` writes."""
+    return run / f"rank{rank}.events.jsonl"
+
+
+def units_path(run: Path, rank: int) -> Path:
+    """Where the side task of `rank` writes; its names lie beside it with the suffix ``.json``."""
+    return run / f"rank{rank}.units.bin"
+
+
+class RecordError(Exception):
+    """Records cannot be written; the message says where and why."""
+
+
+class Recorder:
+    """Collects in memory and writes when the device is idle anyway.
+
+    Raises:
+        RecordError: the directory or the file cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            is_new = not path.exists()
+            self._file: TextIO = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise RecordError(f"cannot write to run.directory {path.parent}: {error.strerror}") from error
+        if not is_new:
+            self._file.write("\n")  # a killed daemon may have left half a line
+        self._waiting: list[dict[str, Any]] = []
+
+    def add(self, kind: str, **fields: Any) -> None:
+        """Remember one record."""
+        self._waiting.append({"r": kind, **fields})
+
+    def write(self, at_least: int = 1) -> None:
+        """Write what waits, if there are `at_least` so many: all at once is cheaper, with the code in the caches."""
+        if len(self._waiting) < at_least:
+            return
+        encode = json.JSONEncoder(separators=(",", ":")).encode
+        self._file.write("".join(f"{encode(record)}\n" for record in self._waiting))
+        self._file.flush()
+        self._waiting.clear()
+
+    def close(self) -> None:
+        """Write all and close."""
+        self.write()
+        self._file.close()
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of one rank, in order; a line that a killed daemon cut short is left out."""
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            if line.strip():
+                try:
+                    yield json.loads(line)
+                except json.JSONDecodeError:
+                    continue

@@ -1,0 +1,249 @@
+"""The report of a run: what squeezing cost the main job and what the side task got. Keys: `docs/report.md`."""
+
+import json
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from squeezer.metrics import Tally, main_figures, mean_over_ranks, pool, resumes
+from squeezer.trace import RankRun, load_run
+from squeezer.trace import ReportError as ReportError
+
+REPORT_VERSION = 1
+WIDTH = 100
+NO_TRIALS: Mapping[str, Any] = {"completed": 0, "pruned": 0, "failed": 0, "running": 0, "best": None, "problem": None}
+
+
+def build_report(run: Path) -> dict[str, Any]:
+    """All figures of the run recorded in `run`.
+
+    Raises:
+        ReportError: no records, or of another version.
+    """
+    ranks = load_run(run)
+    tallies = [_tally(rank) for rank in ranks]
+    steps = [rank.step_times() for rank in ranks]
+    per_rank = {}
+    for rank, tally, own_steps in zip(ranks, tallies, steps, strict=True):
+        job = rank.records["job"][-1] if rank.records["job"] else {}
+        about = {"stage": job.get("stage"), "stages": job.get("stages"), "ended": bool(rank.records["end"])}
+        per_rank[str(rank.rank)] = {**about, "main": main_figures(own_steps), **_figures(tally)}
+    return {
+        "version": REPORT_VERSION,
+        "main": main_figures(mean_over_ranks(steps)),
+        **_figures(pool(tallies)),
+        "trials": _trials(run, ranks),
+        "ranks": per_rank,
+    }
+
+
+def write_report(run: Path) -> Path:
+    """Write ``report.json`` in `run`."""
+    path = run / "report.json"
+    path.write_text(json.dumps(build_report(run), indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def main_report(run: Path, as_json: bool) -> int:
+    """Print the report of `run`; the exit status of the command line.
+
+    Raises:
+        ReportError: as `build_report`; the command line prints it.
+    """
+    report = build_report(run)
+    print(json.dumps(report, indent=2) if as_json else render(report))
+    return 0
+
+
+def _tally(rank: RankRun) -> Tally:
+    records, units = rank.records, rank.units
+    known = {(s["job"], s["step"]) for s in records["step"]}
+    bubbles = sorted(records["bubble"], key=lambda b: b["start_ns"])
+    wait_count: Counter[str] = Counter()
+    wait_ns: Counter[str] = Counter()
+    for b in bubbles:
+        if (b["job"], b["step"]) in known:  # a step cut short by a fault has no step time to divide by
+            wait_count[b["wait"]] += 1
+            wait_ns[b["wait"]] += b["end_ns"] - b["start_ns"]
+    start_ns, end_ns = (np.array([b[key] for b in bubbles], np.int64) for key in ("start_ns", "end_ns"))
+    squeezed = np.array([b["squeezed"] for b in bubbles], bool)
+    opened = np.array([b["permit_until_ns"] is not None for b in bubbles], bool)
+    side = resumes(start_ns, end_ns, units)
+    overruns = [b["overrun_ns"] / 1e3 for b, ran in zip(bubbles, side.ran, strict=True) if ran and _has_overrun(b)]
+    bubble_ns = int((end_ns - start_ns)[squeezed].sum())
+    rates = [end["dedicated"]["work_per_s"] for end in records["end"] if end["dedicated"]]
+    return Tally(
+        steps=len(records["step"]),
+        step_ns=sum(s["end_ns"] - s["start_ns"] for s in records["step"]),
+        wait_count=wait_count,
+        wait_ns=wait_ns,
+        squeezed_bubble_ns=bubble_ns,
+        busy_ns=sum(b["side_ns"] for b in bubbles if b["squeezed"]),
+        work=_work(records["step"]) if rates else 0.0,
+        capacity=rates[-1] * bubble_ns / 1e9 if rates else 0.0,
+        overrun_us=np.array(overruns, np.float64),
+        resume_us=side.resume_ns[opened & (side.resume_ns >= 0)] / 1e3,
+        units=int((units["unit"] >= 0).sum()),
+        restarts=max(0, sum(s["event"] == "started" for s in records["side"]) - 1),
+        faults=_faults(records),
+    )
+
+
+def _has_overrun(bubble: Mapping[str, Any]) -> bool:
+    """Whether the bubble was opened, and a next one tells what it overran."""
+    return bubble["permit_until_ns"] is not None and bubble["overrun_ns"] is not None
+
+
+def _work(steps: Sequence[Mapping[str, Any]]) -> float:
+    """Trial-samples over all steps; the page's counter begins at 0 again with a new page."""
+    counts = [step["work"] for step in steps]
+    return float(sum(max(0, after - before) for before, after in pairwise(counts)))
+
+
+def _faults(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, int | None]:
+    ends = records["end"]
+    counts: dict[str, int | None] = {
+        key: sum(end[key] for end in ends) if ends else None  # a killed daemon took its counters along
+        for key in ("lost_messages", "dropped_messages", "foreign_messages")
+    }
+    counts["hook_faults"] = sum("hook" in fault["what"].lower() for fault in records["fault"])
+    counts["stops"] = sum(bubble["stopped"] for bubble in records["bubble"])
+    return counts
+
+
+def _figures(t: Tally) -> dict[str, Any]:
+    by_kind = {
+        wait.lower(): {
+            "count_per_step": t.wait_count[wait] / t.steps,
+            "ms_per_step": t.wait_ns[wait] / 1e6 / t.steps,
+            "ratio": t.wait_ns[wait] / t.step_ns,
+        }
+        for wait in sorted(t.wait_count)
+    }
+    return {
+        "bubbles": {"ratio": sum(t.wait_ns.values()) / t.step_ns if t.step_ns else None, "by_kind": by_kind},
+        "side": {
+            "fill": t.busy_ns / t.squeezed_bubble_ns if t.squeezed_bubble_ns else None,
+            "harvest": t.work / t.capacity if t.capacity else None,
+            "overrun_us": _percentiles(t.overrun_us),
+            "resume_us": _percentiles(t.resume_us),
+            "units": t.units,
+            "restarts": t.restarts,
+        },
+        "faults": t.faults,
+    }
+
+
+def _percentiles(sample: NDArray[np.float64]) -> dict[str, float | None]:
+    return {f"p{p}": float(np.percentile(sample, p)) if len(sample) else None for p in (50, 99)}
+
+
+def _trials(run: Path, ranks: Sequence[RankRun]) -> dict[str, Any]:
+    """How the study's trials ended. A storage that cannot be read is named in "problem": the rest still counts."""
+    sides = [side for rank in ranks if (side := rank.records["run"][0]["config"].get("side"))]
+    url = sides[0].get("storage") if sides else None
+    url = url or f"sqlite:///{(run / 'study.db').resolve()}"
+    if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///").split("?")[0]).exists():
+        return dict(NO_TRIALS)  # opening it would create it
+
+    import optuna  # takes a second, and only a study needs it
+
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        study = optuna.load_study(study_name=sides[0].get("study_name") if sides else None, storage=url)
+        states = Counter(trial.state for trial in study.get_trials(deepcopy=False))
+        best = study.best_trial if len(study.directions) == 1 and states[optuna.trial.TrialState.COMPLETE] else None
+    except Exception as error:  # any of many database drivers
+        problem = f"{url}: {type(error).__name__}: {error}"
+        return {**dict.fromkeys(NO_TRIALS), "problem": problem}
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+    state = optuna.trial.TrialState
+    return {
+        "completed": states[state.COMPLETE],
+        "pruned": states[state.PRUNED],
+        "failed": states[state.FAIL],
+        "running": states[state.RUNNING],
+        "best": best and {"number": best.number, "value": best.value, "params": best.params},
+        "problem": None,
+    }
+
+
+def render(report: Mapping[str, Any]) -> str:
+    """The report as text, at most 100 columns wide; what is unknown is "n/a"."""
+    main, side, trials, ranks = report["main"], report["side"], report["trials"], report["ranks"]
+    overrun, resume, faults = side["overrun_us"], side["resume_us"], report["faults"]
+    low, high = main["slowdown_ci95"] or (None, None)
+    killed = [f"rank {rank}" for rank, of in ranks.items() if not of["ended"]]
+    lines = [
+        f"Main job    {main['steps']} steps on {len(ranks)} rank{'s' * (len(ranks) != 1)}: "
+        f"{_ms(main['step_ms_alone'])} alone, {_ms(main['step_ms_squeezed'])} squeezed",
+        f"            slowdown {_percent(main['slowdown'], '+.2f')}, "
+        f"95% CI {_percent(low, '+.2f')} to {_percent(high, '+.2f')}",
+        f"Bubbles     {_percent(report['bubbles']['ratio'])} of step time",
+        f"Side task   fill {_percent(side['fill'])}, harvest {_percent(side['harvest'])}; "
+        f"{side['units']} units, {side['restarts']} restarts",
+        f"            overrun p50 {_us(overrun['p50'])}, p99 {_us(overrun['p99'])}; "
+        f"resume p50 {_us(resume['p50'])}, p99 {_us(resume['p99'])}",
+        "Trials      " + ", ".join(f"{_or_na(trials[k])} {k}" for k in ("completed", "pruned", "failed", "running")),
+    ]
+    lines += _wrapped(trials["problem"] or "")
+    if trials["best"]:
+        best = trials["best"]
+        lines.append(f"            best: trial {best['number']} with {best['value']:.6g}")
+        lines += _wrapped("  ".join(f"{key}={_value(value)}" for key, value in best["params"].items()))
+    lines.append("Faults      " + ", ".join(f"{_or_na(n)} {key.replace('_', ' ')}" for key, n in faults.items()))
+    if killed:
+        lines.append(f"            no end on record (still running, or killed): {', '.join(killed)}")
+    lines += ["", f"{'bubbles by wait':<20}{'per step':>10}{'ms per step':>13}{'of step time':>14}"]
+    for kind, of in report["bubbles"]["by_kind"].items():
+        row = f"{kind.replace('_', ' '):<20}{of['count_per_step']:>10.2f}{of['ms_per_step']:>13.2f}"
+        lines.append(row + f"{_percent(of['ratio']):>14}")
+    lines += ["", "               step ms                                            overrun µs      resume µs"]
+    lines.append("rank stage   alone squeezed  slowdown bubbles   fill harvest      p50    p99    p50    p99    units")
+    for rank, of in ranks.items():
+        own, task = of["main"], of["side"]
+        cells = [
+            f"{rank:>4} {_or_na(of['stage']):>5} {_number(own['step_ms_alone'], 2):>7}",
+            f"{_number(own['step_ms_squeezed'], 2):>8} {_percent(own['slowdown'], '+.2f'):>9}",
+            f"{_percent(of['bubbles']['ratio']):>7} {_percent(task['fill']):>6} {_percent(task['harvest']):>7}  ",
+            *(f"{_number(task[key][p], 0):>6}" for key in ("overrun_us", "resume_us") for p in ("p50", "p99")),
+            f"{task['units']:>8}",
+        ]
+        lines.append(" ".join(cells))
+    return "\n".join(lines)
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=" " * 12, subsequent_indent=" " * 12)
+
+
+def _or_na(value: object) -> str:
+    return "n/a" if value is None else str(value)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "n/a" if value is None else f"{value:.{digits}f}"
+
+
+def _ms(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.2f} ms"
+
+
+def _us(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.0f} µs"
+
+
+def _percent(value: float | None, form: str = ".1f") -> str:
+    return "n/a" if value is None else f"{100 * value:{form}}%"
+
+
+def _value(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

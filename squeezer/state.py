@@ -1,0 +1,316 @@
+"""What a daemon decides: a pure machine of events in and actions out.
+
+It never acts in a bubble itself. It plans: how long the side task may run in the bubbles of each slot, and for which
+steps that holds; the main job opens and closes bubbles by this plan, alone. No socket, clock, torch or signal in here;
+`loop` supplies the events and carries out the actions. The table says which event may come in which state; what is not
+in it is an error that carries the machine's story. `python -m squeezer.state` prints the table as the diagram in
+docs/architecture.md.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from squeezer.forecast import SlotForecast
+
+STORY_LENGTH = 64
+AHEAD_STEPS = 3
+"""A plan holds for the step that was heard of and so many more: if the daemon falls silent, so does the squeezing."""
+PREEMPTIVE_PERMIT_NS = 60_000_000_000
+"""Longer than any bubble; an end must be, in case the main job hangs in one."""
+TELL_ELSEWHERE = 1.25
+"""The daemon wakes in the longest bubble; another slot's must be longer by this factor to take its place."""
+
+
+class State(Enum):
+    """Where the gate of one device stands."""
+
+    ABSENT = "no main job: no bubble, so nothing to plan"
+    SHUT = "a main job, and no plan for its next steps: it opens no bubble"
+    PLANNED = "the main job opens the bubbles of its next steps by the plan"
+
+
+class Side(Enum):
+    """The side task's process, as far as the gate cares."""
+
+    NONE = "no process"
+    STARTING = "imports and builds; does not ask the gate yet, so the main job halts it at every bubble's end"
+    READY = "asks the gate"
+
+
+# Events
+
+
+@dataclass(frozen=True, slots=True)
+class JobAttached:
+    """Hooks said hello."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobLost:
+    """Hooks said goodbye, or their process is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepStarted:
+    """The main job has begun `step` (counted from 1)."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class BubbleEnded:
+    """A bubble of `slot` was `length_ns` long."""
+
+    slot: int
+    wait: str
+    length_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SideChanged:
+    """The side task's process started, became ready, or ended."""
+
+    side: Side
+
+
+Event = JobAttached | JobLost | StepStarted | BubbleEnded | SideChanged
+
+# Actions
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetPlan:
+    """Another job: its slots are others."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSlot:
+    """Let the side task run for `permit_ns` from the start of each bubble of `slot`; 0: not at all."""
+
+    slot: int
+    permit_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSteps:
+    """Let the plan hold from `from_step` until before `until_step`, and for no other step."""
+
+    from_step: int
+    until_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellAt:
+    """Have the main job send its messages in the bubbles of `slot`."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop the side task by the device's own means (SIGSTOP)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Let the side task run on (SIGCONT), in case it is stopped."""
+
+
+Action = ForgetPlan | PlanSlot | PlanSteps | TellAt | Stop | Continue
+
+NO_STEPS = PlanSteps(0, 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """What the machine decides by. See `config` for the meaning of each."""
+
+    squeezed_steps: int
+    alone_steps: int
+    observe_steps: int
+    margin_ns: int
+    min_bubble_ns: int
+    forecast_quantile: float
+    preemptive: bool
+    kinds: frozenset[str]
+
+    def squeezes(self, step: int) -> bool:
+        """Whether `step` (counted from 1) lies in a window with squeezing; every rank decides the same."""
+        since = step - 1 - self.observe_steps
+        if since < 0:
+            return False
+        return since % (self.squeezed_steps + self.alone_steps) < self.squeezed_steps
+
+    def steps_from(self, step: int) -> PlanSteps:
+        """Of `step` and the steps that may be planned ahead, the first ones in a row that are to be squeezed."""
+        ahead = range(step, step + AHEAD_STEPS + 1)
+        from_step = next(filter(self.squeezes, ahead), None)
+        if from_step is None:
+            return NO_STEPS
+        until_step = from_step
+        while until_step in ahead and self.squeezes(until_step):
+            until_step += 1
+        return PlanSteps(from_step, until_step)
+
+
+class TransitionError(Exception):
+    """An event came in a state that has no place for it: a fault of this program."""
+
+
+class GateMachine:
+    """The gate of one device."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.forecast = SlotForecast(policy.forecast_quantile)
+        self.state = State.ABSENT
+        self.side = Side.NONE
+        self._story: deque[tuple[State, Event, State, list[Action]]] = deque(maxlen=STORY_LENGTH)
+        self.steps = NO_STEPS
+        self._permits_ns: dict[int, int] = {}
+        self._tell_slot = -1
+
+    def handle(self, event: Event) -> list[Action]:
+        """Take one event.
+
+        Raises:
+            TransitionError: the table has no entry for it; the message ends with the story.
+        """
+        entry = TABLE.get((self.state, type(event)))
+        if entry is None:
+            raise TransitionError(f"{type(event).__name__} in state {self.state.name}{self.story()}")
+        before = self.state
+        actions = entry.run(self, event)
+        self._story.append((before, event, self.state, actions))
+        return actions
+
+    def story(self) -> str:
+        """What came and what was done about it last, for errors."""
+        lines = [f"{before.name} {event} -> {after.name} {actions}" for before, event, after, actions in self._story]
+        return "; the story so far:\n  " + "\n  ".join(lines)
+
+    def validate(self) -> None:
+        """Check what must hold between events; called in the teardown of every test.
+
+        Raises:
+            TransitionError: an invariant is broken.
+        """
+        wrong = []
+        if (self.state is State.PLANNED) != (self.steps != NO_STEPS):
+            wrong.append("steps are planned if and only if the state says so")
+        if self.side is Side.NONE and self.state is State.PLANNED:
+            wrong.append("no process: nothing to plan for")
+        if self.steps.until_step - self.steps.from_step > AHEAD_STEPS + 1:
+            wrong.append("a plan is short, so that a silent daemon ends the squeezing")
+        if wrong:
+            raise TransitionError("; ".join(wrong) + self.story())
+
+    # What happens at each entry of the table.
+
+    def _attach(self, _event: Event) -> list[Action]:
+        self.forecast.forget()
+        self._permits_ns.clear()
+        self._tell_slot = -1
+        self.steps = NO_STEPS
+        self.state = State.SHUT
+        return [ForgetPlan()]
+
+    def _lose(self, _event: Event) -> list[Action]:
+        actions = self._plan(NO_STEPS)
+        self.state = State.ABSENT
+        # its bubbles end no more: whoever was stopped at one's end would stay so
+        return actions + ([Continue()] if self.side is not Side.NONE else [])
+
+    def _step(self, event: Event) -> list[Action]:
+        assert isinstance(event, StepStarted)
+        return self._plan(self.policy.steps_from(event.step) if self.side is not Side.NONE else NO_STEPS)
+
+    def _learn(self, event: Event) -> list[Action]:
+        assert isinstance(event, BubbleEnded)
+        self.forecast.observe(event.slot, event.length_ns)
+        forecast_ns = self.forecast.length_ns(event.slot)
+        if forecast_ns is None:
+            return []
+        actions: list[Action] = []
+        permit_ns = self._permit_ns(event.wait, forecast_ns)
+        if permit_ns != self._permits_ns.get(event.slot, 0):
+            self._permits_ns[event.slot] = permit_ns
+            actions.append(PlanSlot(event.slot, permit_ns))
+        told_ns = self.forecast.length_ns(self._tell_slot) or 0
+        if event.slot != self._tell_slot and forecast_ns > told_ns * TELL_ELSEWHERE:
+            self._tell_slot = event.slot
+            actions.append(TellAt(event.slot))
+        return actions
+
+    def _permit_ns(self, wait: str, forecast_ns: int) -> int:
+        policy = self.policy
+        if wait not in policy.kinds or forecast_ns < policy.min_bubble_ns:
+            return 0
+        return PREEMPTIVE_PERMIT_NS if policy.preemptive else max(0, forecast_ns - policy.margin_ns)
+
+    def _side_changed(self, event: Event) -> list[Action]:
+        assert isinstance(event, SideChanged)
+        self.side = event.side
+        if event.side is Side.NONE:
+            return self._plan(NO_STEPS)
+        # until a bubble begins, it has no time to start in
+        return [Stop()] if event.side is Side.STARTING and self.state is not State.ABSENT else []
+
+    def _ignore(self, _event: Event) -> list[Action]:
+        return []
+
+    def _plan(self, steps: PlanSteps) -> list[Action]:
+        if self.state is not State.ABSENT:
+            self.state = State.SHUT if steps == NO_STEPS else State.PLANNED
+        if steps == self.steps:
+            return []
+        self.steps = steps
+        return [steps]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What an event does in a state, and where it may lead."""
+
+    run: Callable[[GateMachine, Event], list[Action]]
+    leads_to: tuple[State, ...]
+
+
+def _table() -> dict[tuple[State, type], Entry]:
+    absent, shut, planned = State.ABSENT, State.SHUT, State.PLANNED
+    machine = GateMachine
+    table: dict[tuple[State, type], Entry] = {
+        (absent, JobAttached): Entry(machine._attach, (shut,)),
+        (absent, JobLost): Entry(machine._ignore, (absent,)),
+        (absent, StepStarted): Entry(machine._ignore, (absent,)),
+        (absent, BubbleEnded): Entry(machine._ignore, (absent,)),
+        (absent, SideChanged): Entry(machine._side_changed, (absent,)),
+        (shut, SideChanged): Entry(machine._side_changed, (shut,)),
+        (planned, SideChanged): Entry(machine._side_changed, (planned, shut)),
+    }
+    for state in (shut, planned):
+        table[state, JobAttached] = Entry(machine._attach, (shut,))
+        table[state, JobLost] = Entry(machine._lose, (absent,))
+        table[state, StepStarted] = Entry(machine._step, (shut, planned))
+        table[state, BubbleEnded] = Entry(machine._learn, (state,))
+    return table
+
+
+TABLE = _table()
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram."""
+    edges: dict[tuple[str, str], list[str]] = {}
+    for (state, event), entry in TABLE.items():
+        for target in entry.leads_to:
+            edges.setdefault((state.name, target.name), []).append(event.__name__)
+    lines = ["stateDiagram-v2", "    [*] --> ABSENT"]
+    lines += [f"    {start} --> {end}: {', '.join(sorted(events))}" for (start, end), events in sorted(edges.items())]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(diagram())

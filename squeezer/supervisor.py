@@ -1,0 +1,138 @@
+"""Starts, restarts and ends the side task's process; signals go through its pidfd, so they never hit another one."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from squeezer.config import SideTable
+from squeezer.device import Device, SideProcess
+from squeezer.record import units_path
+
+USER_ERROR_STATUS = 2
+"""The runner's exit status for what a restart cannot mend."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SidePlace:
+    """Where one side task works."""
+
+    page: Path
+    run: Path
+    rank: int
+    storage_url: str
+
+
+class Supervisor:
+    """At most one side task at a time, restarted a bounded number of times."""
+
+    def __init__(self, config: SideTable, device: Device, place: SidePlace) -> None:
+        self._config = config
+        self._device = device
+        self._place = place
+        self._worker = f"{os.uname().nodename}:{place.run}:rank{place.rank}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._status = b""
+        self.side: SideProcess | None = None
+        self.status_fd = -1
+        self.restarts = 0
+
+    def start(self) -> None:
+        """Start the process; `status_fd` and `side.pidfd` become readable when it says something or ends."""
+        place, config = self._place, self._config
+        read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(write_fd, True)
+        command = [
+            *(sys.executable, "-m", "trials.runner", "--study", str(config.study)),
+            *("--study-name", config.study_name, "--storage", place.storage_url),
+            *("--worker", self._worker, "--lock", str(place.run / "ask.lock")),
+            *("--page", str(place.page), "--units", str(units_path(place.run, place.rank))),
+            *("--threads", str(config.threads), "--nice", str(config.nice), "--status-fd", str(write_fd)),
+        ]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            pass_fds=(write_fd,),
+            env={**os.environ, **self._device.environment(config.threads)},
+        )
+        os.close(write_fd)
+        self.status_fd = read_fd
+        self.side = SideProcess(pid=self._process.pid, pidfd=os.pidfd_open(self._process.pid))
+
+    def read_status(self) -> list[dict[str, Any]]:
+        """What the side task has said since the last call."""
+        try:
+            self._status += os.read(self.status_fd, 65536)
+        except BlockingIOError:
+            return []
+        *lines, self._status = self._status.split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def reap(self) -> int:
+        """The exit status of a process that has ended; negative if a signal ended it."""
+        assert self._process is not None and self.side is not None
+        status = self._process.wait()
+        os.close(self.side.pidfd)
+        os.close(self.status_fd)
+        self._process, self.side, self.status_fd, self._status = None, None, -1, b""
+        return status
+
+    def may_restart(self, status: int) -> bool:
+        """Whether a process that ended with `status` is worth another try; counts the try."""
+        if status in (0, USER_ERROR_STATUS) or self.restarts >= self._config.max_restarts:
+            return False
+        self.restarts += 1
+        return True
+
+    def end(self, timeout_s: float) -> bool:
+        """Ask the process to end, insist after `timeout_s`. False if there was none; else `reap` it."""
+        if self._process is None or self.side is None:
+            return False
+        self._device.end(self.side, force=False)
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._device.end(self.side, force=True)
+        return True
+
+    def close_trials(self, reason: str, *, idle: bool) -> "subprocess.Popen[bytes]":
+        """Start to end as failed the trials that this device's side tasks have left running.
+
+        Args:
+            reason: what the trials are told.
+            idle: a main job is there, so let this have no more than its idle time.
+        """
+        command = [sys.executable, "-m", "trials.clerk", "--close", "--storage", self._place.storage_url]
+        command += ["--study-name", self._config.study_name, "--worker", self._worker, "--reason", reason]
+        return subprocess.Popen([*command, *(["--idle"] if idle else [])], stdin=subprocess.DEVNULL)
+
+    def measure_dedicated(self, seconds: float, trials: int, timeout_s: float = 60.0) -> dict[str, Any] | None:
+        """How much the same side task does on this device alone; None if it could not be measured."""
+        config = self._config
+        command = [sys.executable, "-m", "trials.runner", "--study", str(config.study), "--measure", str(seconds)]
+        command += ["--threads", str(config.threads), "--nice", str(config.nice), "--trials", str(trials)]
+        try:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                env={**os.environ, **self._device.environment(config.threads)},
+                timeout=timeout_s,
+                check=True,
+            )
+            return dict(json.loads(done.stdout.splitlines()[-1]))
+        except (subprocess.SubprocessError, json.JSONDecodeError, IndexError) as error:
+            print(f"[squeezer] no dedicated rate, so no harvest: {error}", file=sys.stderr)
+            return None
+
+
+def wait_or_kill(process: "subprocess.Popen[bytes]", timeout_s: float) -> None:
+    """Wait for the end of `process`; end it after `timeout_s`."""
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

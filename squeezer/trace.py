@@ -1,0 +1,203 @@
+"""Reads a recorded run, and writes a part of it as a trace that Perfetto and chrome://tracing open.
+
+The times of all ranks are brought onto one clock on reading, so whatever uses a run may compare them.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from squeezer.metrics import StepTime, mean_over_ranks
+from squeezer.record import RECORD_VERSION, events_path, read_events, units_path
+from squeezer.units import UNIT_DTYPE, cut_at_stops, stopped_intervals
+
+KINDS = ("run", "job", "step", "bubble", "instructions", "action", "side", "fault", "end")
+# CLOCK_MONOTONIC counts from each machine's boot. Ranks that differ by less than this share a machine: there the
+# clocks are one, and wall_s would only add its own error.
+SAME_CLOCK_NS = 50_000_000
+TRACKS = ("steps", "instructions", "bubbles", "side task")
+
+
+class ReportError(Exception):
+    """The directory holds no run that this version can read; says what it looked for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankRun:
+    """What one rank left behind.
+
+    Attributes:
+        records: kind of record -> its records in order, every kind present. "job" counts over daemon restarts.
+        units: `UNIT_DTYPE`, by start; one that was stopped stands here as the pieces in which it ran.
+        groups: what `units["group"]` and `units["unit"]` number: trials and unit names.
+    """
+
+    rank: int
+    records: Mapping[str, list[dict[str, Any]]]
+    units: NDArray[Any]
+    groups: Sequence[Mapping[str, Any]]
+
+    def unit_name(self, group: int, unit: int) -> str:
+        """A unit's name; its number where the side task was killed before it wrote the names."""
+        if unit < 0:
+            return "between layers"
+        names = self.groups[group]["units"] if group < len(self.groups) else []
+        return names[unit] if unit < len(names) else f"unit {unit}"
+
+    def step_times(self) -> list[StepTime]:
+        """The "step" records as data."""
+        spans = ((s, s["start_ns"], s["end_ns"]) for s in self.records["step"])
+        return [StepTime(s["job"], s["step"], s["squeezed"], a, b, b - a, (self.rank,)) for s, a, b in spans]
+
+
+def load_run(run: Path) -> list[RankRun]:
+    """All ranks of a run, by rank.
+
+    Raises:
+        ReportError: no records in `run`, or of another version.
+    """
+    numbers = sorted(int(m[1]) for p in run.glob("rank*") if (m := re.fullmatch(r"rank(\d+)\.events\.jsonl", p.name)))
+    ranks = [_load_rank(run, number) for number in numbers]
+    ranks = [rank for rank in ranks if rank.records["run"]]
+    if not ranks:
+        raise ReportError(f"{run}: no records of a run here; allowed is a directory with rank0.events.jsonl and so on")
+    first = ranks[0].records["run"][0]
+    for rank in ranks[1:]:
+        own = rank.records["run"][0]
+        shift_ns = round((own["wall_s"] - first["wall_s"]) * 1e9) - (own["t_ns"] - first["t_ns"])
+        if abs(shift_ns) > SAME_CLOCK_NS:
+            _shift(rank, shift_ns)
+    return ranks
+
+
+def _load_rank(run: Path, number: int) -> RankRun:
+    path = events_path(run, number)
+    records: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
+    jobs: dict[tuple[int, int], int] = {}
+    for record in read_events(path):
+        if not records["run"] and record.get("r") != "run":
+            raise ReportError(f"{path}: begins with {record.get('r')!r}; allowed is a record 'run'")
+        if record["r"] == "run" and record["version"] != RECORD_VERSION:
+            raise ReportError(f"{path}: record version {record['version']}; allowed is version {RECORD_VERSION}")
+        if "job" in record:
+            record["job"] = jobs.setdefault((len(records["run"]), record["job"]), len(jobs))
+        records.setdefault(record["r"], []).append(record)
+    units, names = units_path(run, number), units_path(run, number).with_suffix(".json")
+    data = units.read_bytes() if units.exists() else b""
+    array = np.frombuffer(data, UNIT_DTYPE, len(data) // UNIT_DTYPE.itemsize)
+    try:
+        groups = json.loads(names.read_text(encoding="utf-8"))["groups"]
+    except (FileNotFoundError, json.JSONDecodeError):  # killed before or while it wrote them
+        groups = []
+    ran = cut_at_stops(array[np.argsort(array["start_ns"])], stopped_intervals(records["bubble"]))
+    return RankRun(rank=number, records=records, units=ran, groups=groups)
+
+
+def _shift(rank: RankRun, shift_ns: int) -> None:
+    for record in (record for records in rank.records.values() for record in records):
+        for key in ("t_ns", "start_ns", "end_ns", "permit_until_ns"):
+            if record.get(key) is not None:
+                record[key] += shift_ns
+        if record["r"] == "instructions":
+            record["items"] = [[k, slot, a + shift_ns, b + shift_ns] for k, slot, a, b in record["items"]]
+    rank.units["start_ns"] += shift_ns
+
+
+def _choose_steps(steps: Sequence[StepTime], most: int) -> Sequence[StepTime]:
+    """Up to `most` steps of one job around the change between squeezed and alone that is nearest the middle."""
+
+    def same_job(i: int) -> bool:
+        return steps[i - 1].job == steps[i].job
+
+    middle = len(steps) // 2
+    changes = [i for i in range(1, len(steps)) if same_job(i) and steps[i - 1].squeezed != steps[i].squeezed]
+    centre = min(changes, key=lambda i: abs(i - middle), default=middle)
+    first, last = centre, centre + 1
+    while first > 0 and same_job(first):
+        first -= 1
+    while last < len(steps) and same_job(last):
+        last += 1
+    begin = max(first, min(centre - most // 2, last - most))
+    return steps[begin : min(last, begin + most)]
+
+
+def _events(rank: RankRun, tid: int) -> Iterator[tuple[int, int, str, dict[str, Any]]]:
+    """(start_ns, end_ns, name, args) of everything in one track."""
+    if TRACKS[tid] == "steps":
+        for s in rank.records["step"]:
+            args = {"job": s["job"], "step": s["step"], "squeezed": s["squeezed"]}
+            yield s["start_ns"], s["end_ns"], f"step {s['step']}{' squeezed' if s['squeezed'] else ''}", args
+    elif TRACKS[tid] == "instructions":
+        for record in rank.records["instructions"]:
+            for kind, slot, start_ns, end_ns in record["items"]:
+                yield start_ns, end_ns, kind.lower(), {"slot": slot}
+    elif TRACKS[tid] == "bubbles":
+        for b in rank.records["bubble"]:
+            forecast_ms = None if b["forecast_ns"] is None else b["forecast_ns"] / 1e6
+            wait = b["wait"].lower()
+            permitted = b["permit_until_ns"] is not None
+            args = {"slot": b["slot"], "wait": wait, "forecast_ms": forecast_ms, "permitted": permitted}
+            args |= {"side_us": b["side_ns"] / 1e3, "overrun_us": (b["overrun_ns"] or 0) / 1e3}
+            yield b["start_ns"], b["end_ns"], wait, args
+    else:
+        for start_ns, wall_ns, cpu_ns, unit, group in rank.units.tolist():
+            trials = rank.groups[group]["trials"] if group < len(rank.groups) else None
+            name = rank.unit_name(group, unit)
+            yield start_ns, start_ns + wall_ns, name, {"trials": trials, "cpu_us": cpu_ns / 1e3}
+
+
+def _without_overlap(spans: Iterable[tuple[int, int, str, dict[str, Any]]]) -> Iterator[tuple[int, int, str, Any]]:
+    """Events end where the next begins: viewers drop or nest what overlaps within a track."""
+    ordered = sorted(spans, key=lambda span: span[:2])
+    for (start_ns, end_ns, name, args), following in zip_longest(ordered, ordered[1:]):
+        yield start_ns, end_ns if following is None else min(end_ns, following[0]), name, args
+
+
+def write_trace(run: Path, most_steps: int = 40) -> Path:
+    """Write ``trace.json`` in `run`: one process per rank, tracks for steps, instructions, bubbles and side task.
+
+    Args:
+        run: directory of a recorded run.
+        most_steps: how many consecutive steps to show. All ranks show the same time.
+
+    Raises:
+        ReportError: no records, or no step in them.
+    """
+    ranks = load_run(run)
+    chosen = _choose_steps(mean_over_ranks([rank.step_times() for rank in ranks]), most_steps)
+    if not chosen:
+        raise ReportError(f"{run}: no step is recorded; a trace needs at least one")
+    from_ns, to_ns = min(s.start_ns for s in chosen), max(s.end_ns for s in chosen)
+    events: list[dict[str, Any]] = []
+    for rank in ranks:
+        stage = rank.records["job"][-1] if rank.records["job"] else {"stage": "?", "stages": "?"}
+        name = f"rank {rank.rank} · stage {stage['stage']} of {stage['stages']}"
+        events.append(_metadata("process_name", rank.rank, 0, name=name))
+        events.append(_metadata("process_sort_index", rank.rank, 0, sort_index=rank.rank))
+        for tid, track in enumerate(TRACKS):
+            events.append(_metadata("thread_name", rank.rank, tid, name=track))
+            events.append(_metadata("thread_sort_index", rank.rank, tid, sort_index=tid))
+            # by its middle, so that neither the step before nor the one after comes in by a few microseconds
+            shown = (span for span in _events(rank, tid) if from_ns <= (span[0] + span[1]) // 2 <= to_ns)
+            events += [
+                {"ph": "X", "pid": rank.rank, "tid": tid, "ts": a, "dur": (b - a) / 1e3, "name": label, "args": args}
+                for a, b, label, args in _without_overlap(shown)
+            ]
+    earliest_ns = min(event["ts"] for event in events if event["ph"] == "X")
+    for event in events:
+        if event["ph"] == "X":
+            event["ts"] = (event["ts"] - earliest_ns) / 1e3
+    path = run / "trace.json"
+    path.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": events}), encoding="utf-8")
+    return path
+
+
+def _metadata(kind: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
+    return {"ph": "M", "pid": pid, "tid": tid, "ts": 0.0, "dur": 0.0, "name": kind, "args": args}

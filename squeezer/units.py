@@ -1,0 +1,49 @@
+"""The side task's units as arrays, cut where the device had stopped the process: it did nothing meanwhile."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+UNIT_DTYPE = np.dtype([("start_ns", "<i8"), ("wall_ns", "<u4"), ("cpu_ns", "<u4"), ("unit", "<i4"), ("group", "<u4")])
+"""`record.UNIT` for numpy."""
+
+
+def stopped_intervals(bubbles: Iterable[Mapping[str, Any]]) -> list[tuple[int, int]]:
+    """(stopped, continued) in ns, from the "bubble" records of one rank in order."""
+    intervals = []
+    stop_ns: int | None = None
+    for bubble in bubbles:
+        if bubble["permit_until_ns"] is not None and stop_ns is not None:
+            intervals.append((stop_ns, bubble["start_ns"]))
+            stop_ns = None
+        if bubble["stopped"]:
+            stop_ns = bubble["end_ns"]
+    return intervals
+
+
+def cut_at_stops(units: NDArray[Any], stops: Sequence[tuple[int, int]]) -> NDArray[Any]:
+    """`units` (`UNIT_DTYPE`, by start) with each one that was stopped replaced by the pieces in which it ran.
+
+    A piece has its wall time as CPU time, as long as the unit's CPU time lasts.
+    """
+    if not stops or not len(units):
+        return units
+    starts = np.array([stop for stop, _ in stops], np.int64)
+    ends = units["start_ns"] + units["wall_ns"].astype(np.int64)
+    first = np.searchsorted(starts, units["start_ns"], "left")
+    last = np.searchsorted(starts, ends, "left")
+    hit = last > first
+    pieces: list[tuple[int, int, int, int, int]] = []
+    for unit, end_ns, i, j in zip(units[hit], ends[hit], first[hit], last[hit], strict=True):
+        begin_ns, cpu_ns = int(unit["start_ns"]), int(unit["cpu_ns"])
+        for stop_ns, continue_ns in [*stops[i:j], (int(end_ns), int(end_ns))]:
+            wall_ns = max(0, min(stop_ns, int(end_ns)) - begin_ns)
+            used_ns = min(wall_ns, cpu_ns)
+            if wall_ns:
+                pieces.append((begin_ns, wall_ns, used_ns, int(unit["unit"]), int(unit["group"])))
+            cpu_ns -= used_ns
+            begin_ns = continue_ns
+    cut = np.concatenate([units[~hit], np.array(pieces, UNIT_DTYPE)])
+    return cut[np.argsort(cut["start_ns"], kind="stable")]

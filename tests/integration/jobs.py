@@ -1,0 +1,134 @@
+"""Real DeepSpeed jobs for tests: two ranks on the CPU, each on a core of its own, with a small model."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ds_hooks.page import Field, Page, PageError, Role
+
+ROOT = Path(__file__).parents[2]
+PRETRAIN = ROOT / "examples" / "pretrain.py"
+STARTING_S = 300.0
+"""DeepSpeed compiles an operation in its first run on a machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a job left."""
+
+    status: int
+    output: str
+    losses: list[str]
+
+
+def free_port() -> int:
+    """A port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def short_directory() -> Iterator[Path]:
+    """A private directory whose path is short enough for sockets; it must be empty or gone at the end."""
+    path = Path(tempfile.mkdtemp(prefix="bsq-", dir="/tmp"))
+    yield path
+    left = [str(found) for found in path.rglob("*")] if path.exists() else []
+    assert left == [], "left behind"
+    if path.exists():
+        path.rmdir()
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """The environment of a job whose pages and sockets are in `directory`."""
+    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    named = {"DS_ACCELERATOR": "cpu", "SQUEEZER_DIR": str(directory), "PATH": tools, "PYTHONPATH": paths}
+    return {**os.environ, **named, "OMP_NUM_THREADS": "1"}
+
+
+def deepspeed(*arguments: str) -> list[str]:
+    """DeepSpeed's own command for two ranks on a free port."""
+    launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", "2"]
+    return [*launcher, "--master_port", str(free_port()), *arguments]
+
+
+def ds_squeeze(config: Path, *arguments: str) -> list[str]:
+    """Our command for two ranks."""
+    return [sys.executable, "-m", "launch.ds_squeeze", "--squeezer", str(config), "--num_accelerators", "2", *arguments]
+
+
+def pretrain(losses: Path, steps: int) -> list[str]:
+    """The example's training script, small."""
+    return [str(PRETRAIN), "--steps", str(steps), "--width", "128", "--losses", str(losses)]
+
+
+def run(command: list[str], directory: Path, losses: Path) -> Ended:
+    """Run a job to its end."""
+    done = subprocess.run(
+        command,
+        env=environment(directory),
+        cwd=losses.parent,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=STARTING_S,
+    )
+    if "--master_port" in command:  # DeepSpeed leaves 66 MiB per rank and port
+        port = command[command.index("--master_port") + 1]
+        for left in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"):
+            left.unlink(missing_ok=True)
+    found = losses.read_text().split() if losses.exists() else []
+    return Ended(done.returncode, done.stdout, found)
+
+
+class KillInBubble(threading.Thread):
+    """Kills one rank's daemon or side task by SIGKILL in the middle of a bubble in which the side task runs.
+
+    Args:
+        directory: where the run's pages are (below it).
+        role: whom to kill.
+        step: not before this step of the main job.
+    """
+
+    def __init__(self, directory: Path, role: Role, step: int) -> None:
+        super().__init__(daemon=True)
+        self._directory, self._role, self._step = directory, role, step
+        self.killed_in_epoch = 0
+        self.was_open_after = False
+        self.pid = 0
+
+    def run(self) -> None:
+        page = self._find_page()
+        words = page.words
+        deadline_s = time.monotonic() + STARTING_S
+        while time.monotonic() < deadline_s:
+            word = words[Field.BUBBLE]
+            running = words[Field.SIDE_DOING] and time.monotonic_ns() < words[Field.PERMIT_UNTIL_NS]
+            if word & 1 and running and words[Field.STEP] >= self._step:
+                self.pid = words[self._role]
+                os.kill(self.pid, signal.SIGKILL)
+                self.was_open_after = words[Field.BUBBLE] == word
+                self.killed_in_epoch = word >> 1
+                break
+            time.sleep(0.0005)
+        page.close()
+
+    def _find_page(self) -> Page:
+        while True:
+            for path in self._directory.rglob("device0.page"):
+                try:
+                    return Page.open(path, create=False)
+                except PageError:
+                    continue
+            time.sleep(0.05)

@@ -1,0 +1,9 @@
+"""Two studies."""
+
+from tiny import Tiny
+
+
+class One(Tiny): ...
+
+
+class Other(Tiny): ...

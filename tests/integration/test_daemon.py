@@ -1,0 +1,228 @@
+"""Faults while a real daemon serves a main job with a real side task: what is killed, and who goes on."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import FrozenTrial, TrialState
+
+from ds_hooks.page import Field
+from squeezer.state import AHEAD_STEPS
+from tests.integration.place import Job, Place, children, cpu_ticks, is_alive, new_place, stat, wait_for
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with new_place(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def hold(tmp_path: Path) -> Path:
+    """While this file is there, no trial of `studies/tiny.py` gets past its second epoch."""
+    path = tmp_path / "hold"
+    path.touch()
+    return path
+
+
+def trials(place: Place) -> list[FrozenTrial]:
+    storage = optuna.storages.RDBStorage(f"sqlite:///{place.run}/study.db")
+    try:
+        return optuna.load_study(study_name="tiny", storage=storage).get_trials()
+    finally:
+        storage.engine.dispose()
+
+
+def running(place: Place) -> set[int]:
+    return {trial.number for trial in trials(place) if trial.state is TrialState.RUNNING}
+
+
+def reasons(place: Place) -> set[str]:
+    """Why trials failed; none may be left in another state."""
+    found = trials(place)
+    assert found and all(trial.state is TrialState.FAIL for trial in found), found
+    return {str(trial.user_attrs.get("squeezer_reason")) for trial in found}
+
+
+def trains(place: Place, after: int = 0) -> int:
+    """Wait until the side task's process number `after` trains trials; its process id."""
+
+    def progress() -> bool:
+        events = place.events("side")
+        starts = [index for index, event in enumerate(events) if event["event"] == "started"]
+        return len(starts) > after and any(event["event"] == "progress" for event in events[starts[after] :])
+
+    wait_for(progress, "the end of an epoch")
+    place.works()
+    return int(place.side("started")[after]["pid"])
+
+
+def done(place: Place) -> None:
+    """Wait until the study is done, and check what became of its trials."""
+    finished_ns = wait_for(lambda: place.side("finished"), "the end of the study")[0]["t_ns"]
+    exited = wait_for(lambda: [end for end in place.side("exited") if end["t_ns"] > finished_ns], "the exit")
+    assert exited[0]["status"] == 0
+    states = {trial.number: trial.state for trial in trials(place)}
+    ends = (TrialState.COMPLETE, TrialState.PRUNED)
+    assert states == {number: ends[number % 2] for number in range(6)}, "odd trials learn nothing"
+
+
+def ended_well(job: Job) -> None:
+    assert job.finish() == 0
+    assert "[ds_hooks]" not in job.said(), job.said()
+
+
+def test_a_daemon_serves_job_after_job_with_one_side_task_that_sleeps_when_there_is_no_bubble(
+    place: Place, hold: Path
+) -> None:
+    daemon = place.daemon(place.config("tiny.py"), TINY_HOLD=str(hold))
+    first = place.job()
+    side = trains(place)
+
+    first.change(bubble_ms=0, compute_ms=40)
+    first.beats(20)  # the forecasts follow
+    ticks, work = cpu_ticks(side), place.word(Field.WORK)
+    first.beats(20)
+    assert cpu_ticks(side) - ticks <= 1
+    assert place.word(Field.WORK) == work
+    ended_well(first)
+    assert is_alive(daemon.pid) and is_alive(side)
+
+    second = place.job()
+    place.works()
+    hold.unlink()
+    done(place)
+    ended_well(second)
+    assert daemon.kill(signal.SIGTERM) == 0
+
+    assert [(job["job"], job["pid"]) for job in place.events("job")] == [(0, first.pid), (1, second.pid)]
+    assert {(bubble["job"], bubble["permit_until_ns"] is None) for bubble in place.events("bubble")} == {
+        *((0, True), (0, False), (1, True), (1, False))
+    }
+    assert len(place.side("started")) == 1
+    assert place.events("fault") == []
+    assert len(place.events("end")) == 1
+
+
+def test_a_killed_daemon_takes_its_side_task_along_and_its_successor_serves_the_running_job(
+    place: Place, hold: Path
+) -> None:
+    job = place.job()
+    job.beats(3)
+    config = place.config("tiny.py")
+    first = place.daemon(config, TINY_HOLD=str(hold))
+    side = trains(place)
+    helpers, numbers = children(side), running(place)
+    assert helpers and numbers
+
+    # The job hears nothing of the change of daemons: it has nothing to say meanwhile.
+    job.change(stall_ms=4000)
+    stalled_ns = 500_000_000
+    wait_for(
+        lambda: not place.word(Field.BUBBLE) & 1 and time.monotonic_ns() - place.word(Field.BUBBLE_END_NS) > stalled_ns,
+        "a long compute",
+    )
+    job.change(stall_ms=0)
+    assert first.kill(signal.SIGKILL) == -signal.SIGKILL
+    second = place.daemon(config, TINY_HOLD=str(hold))
+    wait_for(lambda: not any(is_alive(pid) for pid in (side, *helpers)), "the end of the side task")
+    wait_for(lambda: len(place.events("job")) == 2, "another hello")
+    assert {hello["pid"] for hello in place.events("job")} == {job.pid}
+    trains(place, after=1)
+    assert running(place) >= numbers, "taken over"
+
+    job.change(bubble_ms=60_000)
+    wait_for(
+        lambda: place.word(Field.BUBBLE) & 1 and time.monotonic_ns() - place.word(Field.BUBBLE_START_NS) > stalled_ns,
+        "a long bubble",
+    )
+    assert job.kill(signal.SIGKILL) == -signal.SIGKILL
+    wait_for(lambda: [fault for fault in place.events("fault") if "without saying goodbye" in fault["what"]], "notice")
+    work = place.word(Field.WORK)
+    assert place.word(Field.BUBBLE) & 1, "nobody closed it"
+    assert place.word(Field.PERMIT_UNTIL_NS) == 0
+    assert second.kill(signal.SIGTERM) == 0
+    assert place.side("exited")[-1]["status"] == 0
+    assert work and reasons(place) == {"the main job or its daemon ended before the trial did"}
+
+
+def test_a_daemon_that_falls_silent_ends_the_squeezing(place: Place, hold: Path) -> None:
+    daemon = place.daemon(place.config("tiny.py"), TINY_HOLD=str(hold))
+    job = place.job()
+    trains(place)
+    os.kill(daemon.pid, signal.SIGSTOP)
+    job.beats(AHEAD_STEPS + 3)
+    work = place.word(Field.WORK)
+    job.beats(5)
+    assert (place.word(Field.PERMIT_UNTIL_NS), place.word(Field.WORK)) == (0, work)
+    os.kill(daemon.pid, signal.SIGCONT)
+    place.works()
+    ended_well(job)
+    assert daemon.kill(signal.SIGTERM) == 0
+
+
+def test_a_killed_side_task_is_restarted_and_finishes_the_same_trials(place: Place, hold: Path) -> None:
+    daemon = place.daemon(place.config("tiny.py"), TINY_HOLD=str(hold))
+    job = place.job()
+    side = trains(place)
+    numbers = running(place)
+    os.kill(side, signal.SIGKILL)
+    trains(place, after=1)
+    assert running(place) >= numbers
+    hold.unlink()
+    done(place)
+    assert [(end["status"], end["restarted"]) for end in place.side("exited")] == [(-9, True), (0, False)]
+    ended_well(job)
+    assert daemon.kill(signal.SIGTERM) == 0
+
+
+def test_a_side_task_that_dies_too_often_is_given_up_and_its_trials_fail(place: Place, hold: Path) -> None:
+    daemon = place.daemon(place.config("tiny.py", max_restarts=0), TINY_HOLD=str(hold))
+    job = place.job()
+    os.kill(trains(place), signal.SIGKILL)
+    wait_for(lambda: "is given up; the main job goes on alone" in daemon.said(), "giving up")
+    wait_for(lambda: not running(place), "the end of its trials")
+    job.beats(5)
+    ended_well(job)
+    assert daemon.kill(signal.SIGTERM) == 0
+    assert place.side("given_up")[0]["status"] == -9
+    assert reasons(place) == {"the side task ended with status -9 and was given up"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_daemon_and_all_its_processes_ends_them_cleanly(
+    place: Place, hold: Path, number: signal.Signals
+) -> None:
+    daemon = place.daemon(place.config("tiny.py"), TINY_HOLD=str(hold))
+    job = place.job()
+    trains(place)
+    os.killpg(daemon.pid, number)
+    assert daemon.ended() == 0, daemon.said()
+    assert all(reason.startswith("the main job or its daemon ended") for reason in reasons(place))
+    ended_well(job)
+
+
+@pytest.mark.parametrize("preemptive", [True, False])
+def test_a_unit_longer_than_the_bubbles_is_stopped_and_goes_on_in_the_next(place: Place, preemptive: bool) -> None:
+    daemon = place.daemon(place.config("stubborn.py", preemptive=preemptive))
+    job = place.job("--compute-ms", "20")
+    wait_for(lambda: place.side("ready"), "the side task")
+    side = place.side("started")[0]["pid"]
+    wait_for(lambda: place.word(Field.UNITS_RUN), "a unit")
+    state = ""
+    deadline_s = time.monotonic() + 60
+    while state != "T" and time.monotonic() < deadline_s:
+        state = stat(side)[0]
+    assert state == "T"
+    place.works()
+    place.works()  # what it takes now is known, and all the same it is not kept out for ever
+    ended_well(job)
+    assert daemon.kill(signal.SIGTERM) == 0
+    ready_ns = place.side("ready")[0]["t_ns"]
+    assert any(bubble["stopped"] for bubble in place.events("bubble") if bubble["start_ns"] > ready_ns)

@@ -1,0 +1,90 @@
+"""The first promise: the main job computes the same bits whatever we do, and whatever is done to us."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ds_hooks.page import Role
+from squeezer.record import events_path, read_events, units_path
+from tests.integration.jobs import ROOT, Ended, KillInBubble, deepspeed, ds_squeeze, pretrain, run, short_directory
+
+pytestmark = pytest.mark.integration
+STEPS = 150
+
+CONFIG = f"""
+[squeeze]
+observe_steps = 3
+squeezed_steps = 1000
+[side]
+study = "{ROOT}/examples/digits.py"
+[run]
+directory = "run"
+calibrate_s = 0.0
+"""
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with short_directory() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The losses without any of our code."""
+    losses = tmp_path_factory.mktemp("alone") / "losses"
+    with short_directory() as made:
+        ended = run(deepspeed(*pretrain(losses, STEPS)), made, losses)
+    assert ended.status == 0, ended.output
+    assert len(set(ended.losses)) == STEPS, "the model learns, so no two losses are equal"
+    return ended.losses
+
+
+def squeezed(tmp_path: Path, directory: Path, killer: KillInBubble | None = None) -> Ended:
+    config, losses = tmp_path / "squeezer.toml", tmp_path / "losses"
+    config.write_text(CONFIG)
+    if killer is not None:
+        killer.start()
+    ended = run(ds_squeeze(config, *pretrain(losses, STEPS)), directory, losses)
+    assert ended.status == 0, ended.output
+    if killer is not None:
+        killer.join(30)
+        assert killer.pid and killer.was_open_after, f"killed in the middle of a bubble\n{ended.output}"
+    return ended
+
+
+def test_with_hooks_and_without_a_daemon(alone: list[str], tmp_path: Path, directory: Path) -> None:
+    losses = tmp_path / "losses"
+    ended = run(deepspeed("--module", "ds_hooks", *pretrain(losses, STEPS)), directory, losses)
+    assert (ended.status, ended.losses) == (0, alone), ended.output
+    assert "[ds_hooks]" not in ended.output, "nothing to complain about"
+
+
+def test_with_a_hook_that_raises(alone: list[str], tmp_path: Path, directory: Path) -> None:
+    losses = tmp_path / "losses"
+    script = str(ROOT / "tests" / "integration" / "raise_in_hook.py")
+    ended = run(deepspeed(script, *pretrain(losses, STEPS)), directory, losses)
+    assert (ended.status, ended.losses) == (0, alone), ended.output
+    assert ended.output.count("switched off, the training goes on without squeezing: injected") == 2, "once per rank"
+
+
+def test_with_side_tasks(alone: list[str], tmp_path: Path, directory: Path) -> None:
+    ended = squeezed(tmp_path, directory)
+    assert ended.losses == alone
+    for rank in (0, 1):
+        assert units_path(tmp_path / "run", rank).stat().st_size > 0, f"side tasks ran\n{ended.output}"
+
+
+def test_with_the_daemon_killed_in_a_bubble(alone: list[str], tmp_path: Path, directory: Path) -> None:
+    ended = squeezed(tmp_path, directory, KillInBubble(directory, Role.DAEMON, step=10))
+    assert ended.losses == alone
+    kinds = {event["r"] for event in read_events(events_path(tmp_path / "run", 0))}
+    assert "end" not in kinds, "it had no time to say goodbye"
+
+
+def test_with_the_side_task_killed_in_a_bubble(alone: list[str], tmp_path: Path, directory: Path) -> None:
+    ended = squeezed(tmp_path, directory, KillInBubble(directory, Role.SIDE, step=10))
+    assert ended.losses == alone
+    exits = [event for event in read_events(events_path(tmp_path / "run", 0)) if event.get("event") == "exited"]
+    assert exits[0]["status"] == -9 and exits[0]["restarted"]

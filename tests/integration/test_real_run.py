@@ -1,0 +1,93 @@
+"""The second promise, from what a real run recorded: side work starts inside bubbles only, and overruns are told."""
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from squeezer.record import UNIT, events_path, read_events, units_path
+from squeezer.report import build_report
+from tests.integration.jobs import ROOT, ds_squeeze, pretrain, run, short_directory
+
+pytestmark = pytest.mark.integration
+STEPS = 240
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The directory of one squeezed run."""
+    base = tmp_path_factory.mktemp("real")
+    config = base / "squeezer.toml"
+    config.write_text(
+        f"""
+[squeeze]
+squeezed_steps = 20
+alone_steps = 10
+[side]
+study = "{ROOT}/benchmarks/endless_digits.py"
+[run]
+directory = "run"
+trace_steps = 1000
+calibrate_s = 0.5
+"""
+    )
+    with short_directory() as directory:
+        ended = run(ds_squeeze(config, *pretrain(base / "losses", STEPS)), directory, base / "losses")
+    assert ended.status == 0, ended.output
+    yield base / "run"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_no_unit_starts_while_the_bubble_word_is_closed(record: Path, rank: int) -> None:
+    events = list(read_events(events_path(record, rank)))
+    bubbles = sorted((e["start_ns"], e["end_ns"], e["squeezed"]) for e in events if e["r"] == "bubble")
+    job_ns = next(e["t_ns"] for e in events if e["r"] == "job")
+    starts_ns = [start_ns for start_ns, *_ in UNIT.iter_unpack(units_path(record, rank).read_bytes())]
+    assert len(starts_ns) > 100, "the side task ran"
+    opened_ns = [start_ns for start_ns, _, _ in bubbles]
+    for start_ns in starts_ns:
+        assert start_ns > job_ns
+        index = bisect_right(opened_ns, start_ns) - 1
+        assert index >= 0
+        _, end_ns, squeezed = bubbles[index]
+        assert start_ns <= end_ns, f"a unit started {start_ns - end_ns} ns after its bubble had ended"
+        assert squeezed, "and none in a window without squeezing"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_overrun_in_the_report_is_that_of_the_trace(record: Path, rank: int) -> None:
+    events = [e for e in json.loads((record / "trace.json").read_text())["traceEvents"] if e.get("pid") == rank]
+    tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    spans = {
+        name: sorted(
+            (e["ts"], e["ts"] + e["dur"], e["args"]) for e in events if e["ph"] == "X" and tracks[e["tid"]] == name
+        )
+        for name in ("bubbles", "side task")
+    }
+    bubbles, units = spans["bubbles"], spans["side task"]
+    overruns_us = []
+    for index, (begin_us, end_us, args) in enumerate(bubbles[:-1]):
+        inside = [unit for unit in units if unit[1] > begin_us and unit[0] < end_us]
+        if args["permitted"] and inside:
+            overruns_us.append(args["overrun_us"])
+        assert 0 <= args["overrun_us"] <= bubbles[index + 1][0] - end_us, "no more than there was time for"
+    assert len(overruns_us) > 20
+    report = build_report(record)["ranks"][str(rank)]["side"]["overrun_us"]
+    for percent in (50, 99):
+        assert report[f"p{percent}"] == pytest.approx(np.percentile(overruns_us, percent), rel=0.05, abs=1)
+
+
+def test_the_report_has_all_that_it_promises(record: Path) -> None:
+    report = json.loads((record / "report.json").read_text())
+    assert {"steps", "step_ms_alone", "step_ms_squeezed", "slowdown", "slowdown_ci95"} <= set(report["main"])
+    assert {"ratio", "by_kind"} <= set(report["bubbles"])
+    assert {"fill", "harvest", "overrun_us", "resume_us"} <= set(report["side"])
+    assert {"completed", "pruned", "failed", "running", "best"} <= set(report["trials"])
+    assert set(report["ranks"]) == {"0", "1"}
+    assert 0 < report["bubbles"]["ratio"] < 1 and 0 < report["side"]["harvest"] < 1
+    assert report["trials"]["running"] == 0
+    assert report["faults"]["lost_messages"] == 0 and report["faults"]["hook_faults"] == 0
+    assert (record / "step.svg").read_text().startswith("<svg") or "<svg" in (record / "step.svg").read_text()

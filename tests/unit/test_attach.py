@@ -1,0 +1,321 @@
+"""The hooks on an engine that looks like DeepSpeed's: what they write and send, and no fault of theirs gets out."""
+
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import zmq
+
+from ds_hooks import Handle, attach
+from ds_hooks.page import Field, Page, page_path, socket_path
+from ds_hooks.wire import BubbleEnd, BubbleStart, Bye, Hello, Instructions, StepEnd, StepStart, WaitKind, decode
+
+
+class RecvGrad: ...
+
+
+class ForwardPass: ...
+
+
+class OptimizerStep: ...
+
+
+class Schedule:
+    micro_batches, stages, stage_id = 1, 2, 0
+
+    def steps(self) -> Iterator[list[object]]:
+        yield [ForwardPass()]
+        yield [RecvGrad(), OptimizerStep()]
+
+
+class Engine:
+    """As much of a pipeline engine as hooks touch."""
+
+    device = SimpleNamespace(type="cpu")
+    global_rank = stage_id = 0
+    num_stages, micro_batches = 2, 1
+    is_data_parallel, is_pipe_parallel = False, True
+    grid = SimpleNamespace(world_size=2)
+    module = SimpleNamespace(tied_comms={})
+
+    def __init__(self, page: Path) -> None:
+        self.page_path = page
+        self.seen: list[tuple[str, bool]] = []
+        self.fail_in = ""
+
+    def is_last_stage(self) -> bool:
+        return False
+
+    def _run(self, name: str) -> None:
+        words = None
+        if self.page_path.exists():
+            page = Page.open(self.page_path)
+            words = page.is_open()
+            page.close()
+        self.seen.append((name, bool(words)))
+        if name == self.fail_in:
+            raise StopIteration("no more data")
+
+    def _exec_forward(self) -> None:
+        self._run("ForwardPass")
+
+    def _exec_recv(self) -> None:
+        self._run("RecvGrad")
+
+    def _exec_optimizer(self) -> None:
+        self._run("OptimizerStep")
+
+    _INSTRUCTION_MAP: ClassVar[dict[type, Any]] = {
+        ForwardPass: _exec_forward,
+        RecvGrad: _exec_recv,
+        OptimizerStep: _exec_optimizer,
+    }
+
+    def _exec_schedule(self, schedule: Schedule) -> None:
+        for commands in schedule.steps():
+            for command in commands:
+                self._INSTRUCTION_MAP[type(command)](self)
+
+    def _aggregate_total_loss(self) -> float:
+        self._run("loss")
+        return 0.5
+
+    def train_batch(self) -> float:
+        self._exec_schedule(Schedule())
+        return self._aggregate_total_loss()
+
+    def eval_batch(self) -> None:
+        self._exec_schedule(Schedule())
+
+
+class Daemon:
+    """A listening socket, and the page."""
+
+    def __init__(self, directory: Path) -> None:
+        self.page = Page.open(page_path(directory, 0))
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._socket = self._context.socket(zmq.PULL)
+        self._socket.bind(f"ipc://{socket_path(directory, 0)}")
+
+    def hear_all(self) -> list[Any]:
+        """All messages up to the goodbye."""
+        messages: list[Any] = []
+        while not any(isinstance(message, Bye) for message in messages):
+            assert self._socket.poll(10_000), f"no goodbye; heard {messages}"
+            messages += [decode(part).message for part in self._socket.recv_multipart()]
+        return messages
+
+    def hear_batches(self) -> list[list[Any]]:
+        """All messages up to the goodbye, as they came together."""
+        batches: list[list[Any]] = [[None]]
+        while not isinstance(batches[-1][-1], Bye):
+            assert self._socket.poll(10_000), f"no goodbye; heard {batches}"
+            batches.append([decode(part).message for part in self._socket.recv_multipart()])
+        return batches[1:]
+
+    def is_connected(self) -> bool:
+        return bool(self._socket.poll(1))
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+        self._context.term()
+        self.page.close()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    made = Daemon(tmp_path / "run")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return Engine(page_path(tmp_path / "run", 0))
+
+
+@pytest.fixture
+def handle(daemon: Daemon, engine: Engine, tmp_path: Path) -> Iterator[Handle]:
+    made = attach(engine, directory=tmp_path / "run", local_rank=0)
+    assert made.enabled, made.fault
+    yield made
+    made.detach()
+    assert set(engine.__dict__) == {"page_path", "seen", "fail_in"}, "the engine is as it was"
+
+
+def connect(engine: Engine, daemon: Daemon) -> None:
+    """Train until the socket's thread has connected: messages before that are dropped, and counted."""
+    for _ in range(10_000):
+        engine.train_batch()
+        if daemon.is_connected():
+            return
+
+
+def test_the_page_is_open_in_waits_alone(handle: Handle, engine: Engine, daemon: Daemon) -> None:
+    assert engine.train_batch() == 0.5
+    assert engine.seen == [("ForwardPass", False), ("RecvGrad", True), ("OptimizerStep", False), ("loss", True)]
+    assert not daemon.page.is_open()
+    assert daemon.page.words[Field.STEP] == 1
+    assert daemon.page.words[Field.BUBBLE] >> 1 == 2
+
+
+def test_what_the_daemon_hears_of_a_step(handle: Handle, engine: Engine, daemon: Daemon) -> None:
+    connect(engine, daemon)
+    engine.train_batch()
+    handle.detach()
+    heard = daemon.hear_all()
+    hello = heard[0]
+    assert isinstance(hello, Hello)
+    assert (hello.pid, hello.rank, hello.world_size, hello.stages) == (os.getpid(), 0, 2, 2)
+    begin = max(index for index, message in enumerate(heard) if isinstance(message, StepStart))
+    step = heard[begin:]
+    number = step[0].step
+    assert [type(message) for message in step[1:]] == [
+        *(BubbleStart, BubbleEnd, BubbleStart, BubbleEnd, Instructions, StepEnd, Bye)
+    ]
+    starts = [message for message in step if isinstance(message, BubbleStart)]
+    assert [(start.step, start.slot, start.wait) for start in starts] == [
+        (number, 1, WaitKind.RECV_GRAD),
+        (number, 3, WaitKind.LOSS),
+    ]
+    instructions = step[5]
+    assert [slot for _, slot, _, _ in instructions.items] == [0, 1, 2, 3]
+    assert all(0 <= begin_ns <= end_ns for _, _, begin_ns, end_ns in instructions.items)
+
+
+def test_an_evaluation_is_left_alone(handle: Handle, engine: Engine, daemon: Daemon) -> None:
+    engine.eval_batch()
+    assert [is_open for _, is_open in engine.seen] == [False, False, False]
+
+
+def test_an_error_of_the_training_goes_through_and_leaves_the_gate_shut(
+    handle: Handle, engine: Engine, daemon: Daemon
+) -> None:
+    engine.fail_in = "RecvGrad"
+    with pytest.raises(StopIteration, match="no more data"):
+        engine.train_batch()
+    assert not daemon.page.is_open()
+    assert handle.enabled, "not the hooks' fault"
+    engine.fail_in = ""
+    engine.train_batch()
+    assert engine.seen[-3] == ("RecvGrad", True)
+
+
+@pytest.mark.parametrize("place", ["_begin_step", "_begin_schedule", "_open", "_close", "_begin_loss", "_end_step"])
+def test_a_fault_in_any_hook_switches_them_off_once_and_the_step_goes_on(
+    handle: Handle,
+    engine: Engine,
+    daemon: Daemon,
+    place: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    connect(engine, daemon)
+    engine.seen.clear()
+    handle._unwrap()
+    monkeypatch.setattr(handle, place, lambda *_: 1 / 0)
+    handle._wrap()  # the hooks are bound when the engine is wrapped
+    assert engine.train_batch() == 0.5
+    assert engine.train_batch() == 0.5
+    assert len([name for name, _ in engine.seen if name == "RecvGrad"]) == 2
+    assert not handle.enabled and handle.fault == "ZeroDivisionError: division by zero"
+    assert not daemon.page.is_open()
+    assert daemon.page.words[Field.HOOK_FAULTS] == 1
+    assert "train_batch" not in engine.__dict__
+    said = capsys.readouterr().err
+    assert said.count("switched off, the training goes on") == 1
+    assert daemon.hear_all()[-1].fault == 1
+
+
+def test_an_unannounced_instruction_switches_the_hooks_off(
+    handle: Handle, engine: Engine, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.train_batch()
+
+    def other(self: Schedule) -> Iterator[list[object]]:
+        yield [RecvGrad(), ForwardPass(), OptimizerStep()]
+
+    monkeypatch.setattr(Schedule, "steps", other)
+    assert engine.train_batch() == 0.5
+    assert "the schedule announced ForwardPass" in str(handle.fault)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"device": SimpleNamespace(type="cuda")}, "device is cuda"),
+        ({"_INSTRUCTION_MAP": None}, "not a pipeline engine; allowed is"),
+    ],
+)
+def test_an_engine_that_cannot_be_served_is_named_and_left_alone(
+    engine: Engine, tmp_path: Path, change: dict[str, Any], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other: Any = SimpleNamespace() if change.get("_INSTRUCTION_MAP", 1) is None else engine
+    for name, value in change.items():
+        if value is not None:
+            setattr(other, name, value)
+    handle = attach(other, directory=tmp_path / "run", local_rank=0)
+    assert not handle.enabled and says in str(handle.fault)
+    assert says in capsys.readouterr().err
+    assert not page_path(tmp_path / "run", 0).exists()
+
+
+def test_a_second_attach_is_refused_and_the_first_goes_on(
+    handle: Handle, engine: Engine, daemon: Daemon, tmp_path: Path
+) -> None:
+    second = attach(engine, directory=tmp_path / "run", local_rank=0)
+    assert not second.enabled and "attached to this engine already" in str(second.fault)
+    engine.train_batch()
+    assert handle.enabled and engine.seen[1] == ("RecvGrad", True)
+
+
+def test_without_a_daemon_messages_are_dropped_and_counted(engine: Engine, tmp_path: Path) -> None:
+    handle = attach(engine, directory=tmp_path / "run", local_rank=0)
+    assert engine.train_batch() == 0.5
+    assert handle._publisher is not None and handle._publisher.dropped > 0
+    handle.detach()
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize(("slot", "last"), [(1, BubbleStart), (3, BubbleStart)])
+def test_the_daemon_is_woken_once_a_step_in_the_bubble_that_it_chose(
+    handle: Handle, engine: Engine, daemon: Daemon, slot: int, last: type
+) -> None:
+    connect(engine, daemon)
+    daemon.page.words[Field.TELL_SLOT] = slot
+    for _ in range(4):
+        engine.train_batch()
+    handle.detach()
+    batches = daemon.hear_batches()[-4:-1]
+    assert [type(batch[-1]) for batch in batches] == [last] * 3
+    assert [batch[-1].slot for batch in batches] == [slot] * 3
+    steps = [batch[-1].step for batch in batches]
+    assert steps == list(range(steps[0], steps[0] + 3))
+
+
+def test_a_daemon_that_chose_a_bubble_which_never_comes_is_told_every_other_step(
+    handle: Handle, engine: Engine, daemon: Daemon
+) -> None:
+    connect(engine, daemon)
+    daemon.page.words[Field.TELL_SLOT] = 77
+    for _ in range(6):
+        engine.train_batch()
+    handle.detach()
+    steps = [batch[-1].step for batch in daemon.hear_batches()[-4:-1]]
+    assert [after - before for before, after in pairwise(steps)] == [2, 2]
+
+
+def test_the_plan_gives_a_bubble_its_permit(handle: Handle, engine: Engine, daemon: Daemon) -> None:
+    page = daemon.page
+    page.plan_slot(3, 5_000_000)
+    page.plan_steps(2, 3)
+    permits_ns = []
+    for _ in range(3):
+        engine.train_batch()
+        permit_ns = page.words[Field.PERMIT_UNTIL_NS]
+        permits_ns.append(permit_ns and permit_ns - page.words[Field.BUBBLE_START_NS])
+    assert permits_ns == [0, 5_000_000, 0]

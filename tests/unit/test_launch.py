@@ -1,0 +1,222 @@
+"""launch/: the rewriting of command lines, shares of cores, and what is left of earlier runs. Starts no process."""
+
+import argparse
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from launch import ds_squeeze, rank
+from launch.ds_squeeze import LaunchError, free_port, needs_port, redirect_to_rank, take_flag
+from launch.leftovers import (
+    RunInUseError,
+    RunLock,
+    dead_build_locks,
+    end_daemons,
+    move_records_aside,
+    remove_build_locks,
+    remove_deepspeed_buffers,
+    remove_directory,
+    running_daemons,
+)
+
+
+def deepspeed_parser(arguments: list[str]) -> argparse.Namespace:
+    """The part of DeepSpeed's parser that matters here."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--num_gpus", "--num_accelerators", type=int, default=-1)
+    parser.add_argument("--master_port", type=int, default=29500)
+    parser.add_argument("--autotuning", default="")
+    parser.add_argument("--module", action="store_true")
+    parser.add_argument("--no_python", action="store_true")
+    parser.add_argument("user_script")
+    parser.add_argument("user_args", nargs=argparse.REMAINDER)
+    return parser.parse_args(arguments)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--squeezer s.toml --num_gpus 2 train.py --lr 1",
+        "--num_gpus 2 --squeezer s.toml train.py --lr 1",
+        "--num_gpus 2 --squeezer=s.toml train.py --lr 1",
+    ],
+)
+def test_the_flag_is_taken_out_wherever_it_stands_before_the_script(line: str) -> None:
+    config, options, parsed = take_flag(line.split(), deepspeed_parser)
+    assert config == "s.toml"
+    assert options == ["--num_gpus", "2"]
+    assert (parsed.user_script, parsed.user_args, parsed.num_gpus) == ("train.py", ["--lr", "1"], 2)
+
+
+def test_the_scripts_own_flag_is_left_to_the_script() -> None:
+    _, _, parsed = take_flag(["--squeezer", "s.toml", "train.py", "--squeezer", "theirs"], deepspeed_parser)
+    assert parsed.user_args == ["--squeezer", "theirs"]
+    with pytest.raises(LaunchError, match=r"must stand before the script train\.py"):
+        take_flag(["train.py", "--squeezer", "theirs"], deepspeed_parser)
+
+
+@pytest.mark.parametrize("line", ["train.py", "--squeezer", "--squeezer= train.py", "--squeezer --num_gpus 2 train.py"])
+def test_a_missing_flag_or_value_is_said(line: str) -> None:
+    with pytest.raises(LaunchError, match="--squeezer"):
+        take_flag(line.split(), deepspeed_parser)
+
+
+def test_the_script_becomes_an_argument_of_the_bootstrap() -> None:
+    changed = redirect_to_rank(deepspeed_parser(["train.py", "--lr", "1"]))
+    assert Path(changed.user_script).samefile(rank.__file__)
+    assert changed.user_args == ["train.py", "--lr", "1"]
+
+
+def test_a_module_stays_a_module() -> None:
+    changed = redirect_to_rank(deepspeed_parser(["--module", "pkg.train", "--lr", "1"]))
+    assert not changed.module, "the bootstrap itself is a file"
+    assert changed.user_args == ["--module", "pkg.train", "--lr", "1"]
+
+
+@pytest.mark.parametrize("option", ["--no_python", "--autotuning=run"])
+def test_what_cannot_be_hooked_is_refused(option: str) -> None:
+    with pytest.raises(LaunchError, match=option.partition("=")[0]):
+        redirect_to_rank(deepspeed_parser([option, "train.py"]))
+
+
+def test_a_port_is_chosen_on_one_node_unless_the_user_chose() -> None:
+    assert needs_port(["--num_gpus", "2"], hostfile_exists=False)
+    assert not needs_port(["--master_port", "29500"], hostfile_exists=False)
+    assert not needs_port(["--master_port=1"], hostfile_exists=False)
+    assert not needs_port(["--num_gpus", "2"], hostfile_exists=True)
+
+
+def test_the_port_can_be_bound() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", free_port()))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [([], "--squeezer FILE is missing"), (["train.py"], "--squeezer FILE is missing")],
+)
+def test_a_bad_line_ends_with_one_message_and_code_2(
+    line: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["ds_squeeze", *line])
+    with pytest.raises(SystemExit) as ended:
+        ds_squeeze.main()
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 5, 8, 64])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_shares_of_cores_are_even_contiguous_and_disjoint(cores: int, ranks: int) -> None:
+    all_cores = [10 + core for core in range(cores)]
+    shares = [rank.core_share(all_cores, r, ranks) for r in range(ranks)]
+    assert all(shares)
+    if ranks <= cores:
+        assert [core for share in shares for core in share] == all_cores
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    else:
+        assert {core for share in shares for core in share} == set(all_cores)
+
+
+def test_the_local_rank_moves_behind_the_script() -> None:
+    option, script = rank.split_arguments(["--local_rank=1", "train.py", "--lr", "1"])
+    assert (option, script) == ("--local_rank=1", ["train.py", "--lr", "1"])
+    command = rank.training_command("python", script, option)
+    assert command == ["python", "-u", "-m", "ds_hooks", "train.py", "--lr", "1", "--local_rank=1"]
+
+
+def test_without_a_local_rank_none_is_invented() -> None:
+    option, script = rank.split_arguments(["--module", "pkg.train", "--local_rank=7"])
+    assert option is None
+    command = rank.training_command("python", script, option)
+    assert command == ["python", "-u", "-m", "ds_hooks", "--module", "pkg.train", "--local_rank=7"]
+
+
+def test_the_daemon_belongs_to_one_device_and_to_the_job() -> None:
+    command = rank.daemon_command("python", "/s.toml", "/runs/a", 3, 4711)
+    tail = ["daemon", "--config", "/s.toml", "--run", "/runs/a", "--local-rank", "3", "--job-pid", "4711"]
+    assert command == ["python", "-m", "squeezer", *tail]
+
+
+def test_the_first_name_that_is_set_counts() -> None:
+    assert rank.first_number({"B": "2", "C": "3"}, ("A", "B", "C"), 0) == 2
+    assert rank.first_number({"A": "2(x3)"}, ("A",), 7) == 7
+
+
+@pytest.mark.parametrize(
+    ("environment", "devices", "cpu"),
+    [
+        ({}, (), True),
+        ({}, ("/dev/nvidia0",), False),
+        ({"DS_ACCELERATOR": "cpu"}, ("/dev/nvidia0",), True),
+        ({"DS_ACCELERATOR": "xpu"}, (), False),
+    ],
+)
+def test_the_device_is_known_without_torch(environment: dict[str, str], devices: tuple[str, ...], cpu: bool) -> None:
+    assert rank.runs_on_cores(environment, exists=devices.__contains__) is cpu
+
+
+def test_records_of_an_earlier_run_are_moved_and_other_files_stay(tmp_path: Path) -> None:
+    assert move_records_aside(tmp_path) == 0
+    for generation in ("first", "second"):
+        for name in (
+            "rank0.events.jsonl",
+            "rank0.units.bin",
+            "report.json",
+            "study.db",
+            f"rank{generation}.units.json",
+        ):
+            (tmp_path / name).write_text(generation)
+        (tmp_path / "notes.txt").write_text("mine")
+        assert move_records_aside(tmp_path) == 5
+    previous = tmp_path / "previous"
+    assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "previous"}
+    assert (previous / "study.db").read_text() == "second"
+    assert not (previous / "rankfirst.units.json").exists(), "generations are not mixed"
+
+
+def test_one_launcher_has_a_run_directory(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with RunLock(run, tmp_path), pytest.raises(RunInUseError, match="another ds_squeeze uses"), RunLock(run, tmp_path):
+        pass
+    with RunLock(run, tmp_path):
+        pass
+
+
+def test_a_build_lock_is_dead_when_nobody_has_it_open(tmp_path: Path) -> None:
+    lock = tmp_path / "shm_comm" / "lock"
+    lock.parent.mkdir()
+    with lock.open("w"):
+        assert dead_build_locks({"TORCH_EXTENSIONS_DIR": str(tmp_path)}) == []
+    assert dead_build_locks({"TORCH_EXTENSIONS_DIR": str(tmp_path)}) == [lock]
+
+
+def test_only_the_build_locks_of_this_run_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    lock = tmp_path / "shm_comm" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    remove_build_locks(lock.stat().st_mtime + 1)
+    assert lock.exists(), "older than the run"
+    remove_build_locks(lock.stat().st_mtime)
+    assert not lock.exists()
+
+
+def test_only_the_shared_memory_of_this_jobs_port_is_removed(tmp_path: Path) -> None:
+    own, others = (tmp_path / f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1_{port}_0" for port in (4001, 4002))
+    own.touch()
+    others.touch()
+    remove_deepspeed_buffers(4001, memory=tmp_path)
+    assert [*tmp_path.iterdir()] == [others]
+
+
+def test_a_dead_or_foreign_process_is_no_daemon(tmp_path: Path) -> None:
+    (tmp_path / "daemon0.pid").write_text("999999999")
+    (tmp_path / "daemon1.pid").write_text("")
+    (tmp_path / "daemon2.pid").write_text(str(os.getpid()))  # a number that was used again
+    assert running_daemons(tmp_path) == []
+    end_daemons(lambda: running_daemons(tmp_path), 0.0)
+    remove_directory(tmp_path)
+    assert not tmp_path.exists()

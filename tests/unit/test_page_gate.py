@@ -1,0 +1,210 @@
+"""The side task's gate: what it lets start, how it sleeps, what it says about it. The clock and the sleep are given."""
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import trials.gate as gate_module
+from ds_hooks.page import Doing, Field, Page, page_path
+from squeezer.record import UNIT
+from trials.gate import HOST_UNIT, PageGate, StopRequested
+
+US, MS = 1_000, 1_000_000
+
+
+class World:
+    """A page with a main job and a daemon that act while the side task sleeps."""
+
+    def __init__(self, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.page, self.words = page, page.words
+        self.now_ns = self.cpu_ns = 10 * MS
+        self.sleeps = 0
+        self.while_asleep: list[Callable[[], int | None]] = []
+        monkeypatch.setattr(gate_module, "monotonic_ns", lambda: self.now_ns)
+        monkeypatch.setattr(gate_module, "thread_time_ns", lambda: self.cpu_ns)
+        monkeypatch.setattr(gate_module.signal, "sigtimedwait", self._sleep)
+
+    def open(self, epoch: int, until_ns: int) -> int:
+        self.words[Field.PERMIT_UNTIL_NS] = until_ns
+        self.words[Field.BUBBLE] = epoch << 1 | 1
+        return signal.SIGUSR1
+
+    def close(self, epoch: int) -> None:
+        self.words[Field.BUBBLE] = epoch << 1
+
+    def work(self, wall_ns: int, cpu_ns: int | None = None) -> None:
+        self.now_ns += wall_ns
+        self.cpu_ns += wall_ns if cpu_ns is None else cpu_ns
+
+    def _sleep(self, _signals: object, _timeout_s: float) -> SimpleNamespace | None:
+        self.sleeps += 1
+        assert not self.words[Field.SIDE_DOING], "asleep without having acknowledged"
+        number = self.while_asleep.pop(0)()
+        return None if number is None else SimpleNamespace(si_signo=number)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    page = Page.open(page_path(tmp_path / "pages", 0))
+    yield World(page, monkeypatch)
+    page.close()
+
+
+def test_an_open_gate_lets_a_unit_start_without_a_sleep(world: World) -> None:
+    gate = PageGate(world.page)
+    gate.use(["a", "b"])
+    world.open(1, 20 * MS)
+    gate.enter(0)
+    world.work(1 * MS)
+    gate.enter(1)
+    assert (world.sleeps, world.words[Field.UNITS_RUN], world.words[Field.BUSY_NS]) == (0, 1, 1 * MS)
+
+
+@pytest.mark.parametrize("shut", ["no bubble", "no permit", "permit over", "does not fit"])
+def test_a_shut_gate_sleeps_until_it_is_signalled_and_may_run(world: World, shut: str) -> None:
+    gate = PageGate(world.page)
+    gate.use(["a"])
+    world.open(1, 20 * MS)
+    gate.enter(0)
+    world.work(2 * MS)
+    if shut == "no bubble":
+        world.close(1)
+    elif shut == "no permit":
+        world.open(2, 0)
+    elif shut == "permit over":
+        world.open(2, world.now_ns - 1)
+    else:
+        world.open(2, world.now_ns + 2 * MS - 1)
+    world.while_asleep = [lambda: None, lambda: world.open(3, 50 * MS)]
+    gate.enter(0)
+    assert world.sleeps == 2
+    assert world.words[Field.SIDE_DOING] == 1
+    assert world.words[Field.UNITS_RUN] == 1, "what ended before the sleep is counted"
+
+
+def test_a_unit_whose_bubble_ends_and_is_followed_while_it_asks_starts_in_neither(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = PageGate(world.page)
+    world.open(1, 50 * MS)
+
+    def the_core_is_taken_away() -> int:
+        asked_ns = world.now_ns
+        world.close(1)
+        world.now_ns += 20 * MS
+        world.open(2, 50 * MS)
+        monkeypatch.setattr(gate_module, "monotonic_ns", lambda: world.now_ns)
+        return asked_ns
+
+    monkeypatch.setattr(gate_module, "monotonic_ns", the_core_is_taken_away)
+    world.while_asleep = [lambda: None]
+    gate.enter(HOST_UNIT)
+    assert gate._start_ns == world.now_ns, "its start lies in the second bubble"
+
+
+def test_a_bubble_that_begins_while_it_lies_down_is_not_slept_through(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = PageGate(world.page)
+
+    def too_early_to_be_woken() -> int:
+        world.open(1, 50 * MS)
+        monkeypatch.setattr(gate_module, "monotonic_ns", lambda: world.now_ns)
+        return world.now_ns
+
+    monkeypatch.setattr(gate_module, "monotonic_ns", too_early_to_be_woken)
+    gate.enter(HOST_UNIT)
+    assert (world.sleeps, world.words[Field.SIDE_DOING]) == (0, Doing.HOST)
+
+
+def test_a_wake_up_in_vain_is_counted_and_slept_through(world: World) -> None:
+    gate = PageGate(world.page)
+    gate.use(["a"])
+    world.while_asleep = [lambda: signal.SIGUSR1, lambda: world.open(1, 50 * MS)]
+    gate.enter(0)
+    assert (world.sleeps, world.words[Field.UNITS_DECLINED]) == (2, 1)
+
+
+def test_the_end_signal_and_a_dead_daemon_end_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = PageGate(world.page)
+    gate.use(["a"])
+    world.while_asleep = [lambda: signal.SIGTERM]
+    with pytest.raises(StopRequested):
+        gate.enter(0)
+    monkeypatch.setattr(gate_module.os, "getppid", lambda: 1)
+    world.while_asleep = [lambda: None]
+    with pytest.raises(StopRequested):
+        gate.enter(0)
+
+
+def test_a_unit_that_never_ran_needs_room(world: World) -> None:
+    gate = PageGate(world.page)
+    gate.use(["a"])
+    world.open(1, world.now_ns + gate_module.UNKNOWN_COST_NEEDS_NS - 1)
+    world.while_asleep = [lambda: world.open(2, world.now_ns + gate_module.UNKNOWN_COST_NEEDS_NS)]
+    gate.enter(0)
+    assert world.sleeps == 1
+
+
+def test_cost_is_cpu_time_rises_fast_falls_slowly_and_is_kept_per_name_and_number_of_trials(world: World) -> None:
+    gate = PageGate(world.page)
+    gate.trials = 8
+    gate.use(["a", "b"])
+    world.open(1, 10**15)
+    for cpu_ns in (100 * US, 300 * US, 100 * US):
+        gate.enter(0)
+        world.work(5 * MS, cpu_ns)
+        gate.rest()
+    assert gate._costs_ns[0] == pytest.approx(195 * US)  # 100 -> 200 -> 195
+    gate.trials = 4
+    gate.use(["b", "a"])
+    assert gate._costs_ns[:2] == [0.0, 0.0]
+    gate.trials = 8
+    gate.use(["b", "a"])
+    assert gate._costs_ns[1] == pytest.approx(195 * US)
+
+
+def test_host_work_asks_like_any_unit(world: World) -> None:
+    gate = PageGate(world.page)
+    world.while_asleep = [lambda: world.open(1, 50 * MS)]
+    gate.enter(HOST_UNIT)
+    assert world.sleeps == 1
+
+
+def test_rest_acknowledges(world: World) -> None:
+    gate = PageGate(world.page)
+    world.open(7, 50 * MS)
+    gate.enter(HOST_UNIT)
+    assert world.words[Field.SIDE_DOING] == Doing.HOST
+    gate.rest()
+    assert world.words[Field.SIDE_DOING] == Doing.ASLEEP
+
+
+def test_groups_that_take_turns_are_named_once(world: World, tmp_path: Path) -> None:
+    names = tmp_path / "units.json"
+    gate = PageGate(world.page, None, names)
+    for units in (["a"], ["b"], ["a"], ["b"]):
+        gate.use(units)
+    assert names.read_text() == '{"groups": [{"trials": 0, "units": ["a"]}, {"trials": 0, "units": ["b"]}]}'
+
+
+def test_units_are_recorded_as_the_report_reads_them(world: World, tmp_path: Path) -> None:
+    units, names = tmp_path / "units.bin", tmp_path / "units.json"
+    gate = PageGate(world.page, units, names)
+    gate.trials = 3
+    gate.use(["a"])
+    world.open(1, 50 * MS)
+    start_ns = world.now_ns
+    gate.enter(0)
+    world.work(2 * MS, 1 * MS)
+    gate.enter(HOST_UNIT)
+    world.work(1 * MS)
+    gate.close()
+    assert list(UNIT.iter_unpack(units.read_bytes())) == [
+        (start_ns, 2 * MS, 1 * MS, 0, 0),
+        (start_ns + 2 * MS, 1 * MS, 1 * MS, HOST_UNIT, 0),
+    ]
+    assert names.read_text() == '{"groups": [{"trials": 3, "units": ["a"]}]}'

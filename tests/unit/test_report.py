@@ -1,0 +1,265 @@
+"""Reports of made-up runs whose every figure is known beforehand."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from squeezer.record import RECORD_VERSION, UNIT, Recorder, events_path, units_path
+from squeezer.report import NO_TRIALS, ReportError, build_report, main_report, render, write_report
+
+MS = 1_000_000
+BOOT_NS = 10**15
+LOST = {"lost_messages": 1, "dropped_messages": 2, "foreign_messages": 3}
+Bubble = tuple[float, float]  # begin in the step, length; both in ms
+Unit = tuple[float, float, float]  # begin in the step, wall time, CPU time; all in ms
+
+
+def used(bubbles: Sequence[Bubble], index: int, units: Sequence[Unit]) -> dict[str, int]:
+    """The side task's CPU time in a bubble of a step, and from its end to the next one's start."""
+    at_ms, length_ms = bubbles[index]
+    end_ms = at_ms + length_ms
+    next_ms = bubbles[index + 1][0] if index + 1 < len(bubbles) else math.inf
+    side_ms = sum(max(0.0, min(a + wall, end_ms) - max(a, at_ms)) for a, wall, _ in units)
+    overrun_ms = sum(min(cpu, max(0.0, min(a + wall, next_ms) - max(a, end_ms))) for a, wall, cpu in units)
+    return {"side_ns": round(side_ms * MS), "overrun_ns": round(overrun_ms * MS)}
+
+
+class MadeUpRank:
+    """Writes the record of one rank, step after step. Times in ms count from the rank's first step."""
+
+    def __init__(self, run: Path, rank: int = 0, *, wall_s: float = 1.7e9, version: int = RECORD_VERSION) -> None:
+        self.path = events_path(run, rank)
+        self._units_path = units_path(run, rank)
+        self._recorder = Recorder(self.path)
+        self._units: list[bytes] = []
+        self._slots = 0
+        self.job, self.number, self.now_ns = -1, 0, BOOT_NS
+        self._rank = rank
+        config = {"side": {"storage": None, "study_name": "digits"}}
+        self.add("run", version=version, rank=rank, config=config, wall_s=wall_s, t_ns=BOOT_NS)
+        self.attach()
+
+    def add(self, kind: str, **fields: Any) -> None:
+        self._recorder.add(kind, **fields)
+
+    work = work_per_step = 0
+    stopped_epochs: frozenset[int] = frozenset()
+
+    def attach(self) -> None:
+        self.job, self.number = self.job + 1, 0
+        place = {"world_size": 2, "stage": self._rank, "stages": 2, "micro_batches": 4}
+        self.add("job", job=self.job, pid=7, rank=self._rank, t_ns=self.now_ns, **place)
+
+    def step(
+        self, squeezed: bool, ms: float, bubbles: Sequence[Bubble] = (), units: Sequence[Unit] = (), opened: bool = True
+    ) -> None:
+        self.number += 1
+        self.work += self.work_per_step
+        begin_ns = self.now_ns
+        where = {"job": self.job, "step": self.number}
+        for slot, (at_ms, length_ms) in enumerate(bubbles):
+            start_ns, end_ns = (begin_ns + round(t * MS) for t in (at_ms, at_ms + length_ms))
+            permit = end_ns if squeezed and opened else None
+            what = {"slot": slot, "epoch": self._slots, "wait": "RECV_GRAD", "forecast_ns": 5 * MS}
+            times = {"start_ns": start_ns, "end_ns": end_ns, "permit_until_ns": permit}
+            times |= used(bubbles, slot, units)
+            stopped = self._slots in self.stopped_epochs
+            self.add("bubble", **where, **what, **times, squeezed=squeezed, stopped=stopped)
+            self._slots += 1
+        for at_ms, wall_ms, cpu_ms in units:
+            self._units.append(UNIT.pack(begin_ns + round(at_ms * MS), round(wall_ms * MS), round(cpu_ms * MS), 0, 0))
+        self.now_ns += round(ms * MS)
+        half_ns = begin_ns + round(ms * MS / 2)
+        forward = ["FORWARD_PASS", 0, begin_ns, half_ns]
+        backward = ["BACKWARD_PASS", 1, half_ns, self.now_ns]
+        self.add("instructions", **where, items=[forward, backward])
+        self.add("step", **where, start_ns=begin_ns, end_ns=self.now_ns, squeezed=squeezed, work=self.work)
+
+    def windows(self, *, squeezed_ms: float = 101.0, **squeezed: Any) -> None:
+        """Three alone windows of 100 ms a step, and two squeezed ones of three steps between them."""
+        for window in range(5):
+            for _ in range(4 if window == 0 else 3):
+                if window % 2:
+                    self.step(True, squeezed_ms, **squeezed)
+                else:
+                    self.step(False, 100.0, squeezed.get("bubbles", ()))
+
+    def end(self, work_per_s: float | None = None) -> None:
+        dedicated = None if work_per_s is None else {"trials": 8, "work_per_s": work_per_s}
+        self.add("end", t_ns=self.now_ns, **LOST, dedicated=dedicated)
+
+    def write(self) -> None:
+        self._recorder.close()
+        self._units_path.write_bytes(b"".join(self._units))
+        names = {"groups": [{"trials": 8, "units": ["0.Linear forward"]}]}
+        self._units_path.with_suffix(".json").write_text(json.dumps(names))
+
+
+def test_every_figure_of_one_rank(tmp_path: Path) -> None:
+    rank = MadeUpRank(tmp_path)
+    # two bubbles of 10 ms; in the first 6 ms are used, and 1 ms after it; in the second nothing runs
+    rank.stopped_epochs = frozenset({9})
+    rank.work_per_step = 4  # 15 times, since the first count may be another job's
+    rank.windows(bubbles=[(20, 10), (60, 10)], units=[(20.5, 4, 4), (28, 3, 3)])
+    for event in ("started", "progress", "started", "progress", "finished"):
+        rank.add("side", t_ns=rank.now_ns, event=event)
+    rank.add("fault", t_ns=BOOT_NS, what="the hooks switched themselves off")
+    rank.end(work_per_s=1000.0)
+    rank.write()
+    report = build_report(tmp_path)
+    assert report["main"]["steps"] == 16
+    assert (report["main"]["step_ms_alone"], report["main"]["step_ms_squeezed"]) == (100, 101)
+    assert report["main"]["slowdown"] == pytest.approx(0.01)
+    assert report["main"]["slowdown_ci95"] == pytest.approx([0.01, 0.01])
+    share = 16 * 20 / (10 * 100 + 6 * 101)
+    assert report["bubbles"]["ratio"] == pytest.approx(share)
+    assert report["bubbles"]["by_kind"] == {"recv_grad": {"count_per_step": 2, "ms_per_step": 20, "ratio": share}}
+    side = report["side"]
+    assert side["fill"] == pytest.approx(6 / 20)
+    assert side["harvest"] == pytest.approx(60 / (1000 * 6 * 20e-3))
+    assert side["overrun_us"] == {"p50": 1000, "p99": 1000}
+    assert side["resume_us"] == {"p50": 500, "p99": 500}
+    assert (side["units"], side["restarts"]) == (12, 1)
+    assert report["faults"] == {**LOST, "hook_faults": 1, "stops": 1}
+    assert report["trials"] == NO_TRIALS
+    assert not (tmp_path / "study.db").exists()  # looking creates none
+    about = {"stage": 0, "stages": 2, "ended": True}
+    same = {key: report[key] for key in ("main", "bubbles", "side", "faults")}
+    assert report["ranks"] == {"0": {**about, **same}}
+
+
+def test_ranks_are_pooled_by_time(tmp_path: Path) -> None:
+    # 10 ms of bubble filled by half, and 30 ms filled by a sixth: 10 of 40 ms together
+    for number, length_ms, rate in ((0, 10.0, 1000.0), (1, 30.0, None)):
+        rank = MadeUpRank(tmp_path, number)
+        rank.add("side", t_ns=BOOT_NS, event="started")
+        rank.work_per_step = 2
+        rank.windows(bubbles=[(20, length_ms)], units=[(21, 5, 5)], squeezed_ms=100 + 2 * number)
+        rank.end(work_per_s=rate)
+        rank.write()
+    report = build_report(tmp_path)
+    assert report["main"]["slowdown"] == pytest.approx(0.01)
+    assert report["side"]["fill"] == pytest.approx(10 / 40)
+    assert report["bubbles"]["by_kind"]["recv_grad"]["ms_per_step"] == pytest.approx(20)
+    # the rank without a rate counts neither with its work nor with its bubbles
+    assert report["side"]["harvest"] == report["ranks"]["0"]["side"]["harvest"] == pytest.approx(30 / 60)
+    assert report["ranks"]["1"]["side"]["harvest"] is None
+    assert report["faults"]["lost_messages"] == 2
+
+
+def test_bubbles_that_were_not_opened_count_for_fill_only(tmp_path: Path) -> None:
+    rank = MadeUpRank(tmp_path)
+    rank.windows(bubbles=[(20, 10)], opened=False)
+    rank.end()
+    rank.write()
+    side = build_report(tmp_path)["side"]
+    assert side["fill"] == 0
+    assert side["overrun_us"] == side["resume_us"] == {"p50": None, "p99": None}
+
+
+def test_two_jobs_in_one_file_are_not_compared_with_each_other(tmp_path: Path) -> None:
+    rank = MadeUpRank(tmp_path)
+    rank.windows(squeezed_ms=102.0)
+    rank.attach()
+    for ms in (900, 900, 300, 300):
+        rank.step(True, ms)
+    rank.end()
+    rank.write()
+    main = build_report(tmp_path)["main"]
+    assert main["steps"] == 20
+    assert main["slowdown"] == pytest.approx(0.02)
+    assert main["step_ms_squeezed"] == pytest.approx((4 * 102 + 2 * 300) / 6)
+
+
+def test_a_killed_daemon_leaves_what_it_wrote(tmp_path: Path) -> None:
+    rank = MadeUpRank(tmp_path)
+    rank.add("side", t_ns=BOOT_NS, event="started")
+    rank.windows(bubbles=[(20, 10)], units=[(21, 5, 5)])
+    rank.add("fault", t_ns=BOOT_NS, what="this line is cut short")
+    rank.write()
+    rank.path.write_bytes(rank.path.read_bytes()[:-9])
+    units = units_path(tmp_path, 0)
+    units.write_bytes(units.read_bytes()[:-5])
+    units.with_suffix(".json").write_text('{"groups": [{"tri')
+    report = build_report(tmp_path)
+    assert report["main"]["slowdown"] == pytest.approx(0.01)
+    assert report["side"]["units"] == 5
+    assert report["side"]["fill"] == pytest.approx(5 / 10)
+    assert (report["side"]["harvest"], report["faults"]["lost_messages"]) == (None, None)
+    assert not report["ranks"]["0"]["ended"]
+    assert "no end on record (still running, or killed): rank 0" in render(report)
+
+
+def test_an_observed_run_without_steps_is_all_na(tmp_path: Path) -> None:
+    MadeUpRank(tmp_path).write()
+    report = build_report(tmp_path)
+    assert report["bubbles"] == {"ratio": None, "by_kind": {}}
+    assert report["main"]["steps"] == 0
+    assert "slowdown n/a, 95% CI n/a to n/a" in render(report)
+
+
+def test_ranks_of_two_machines_come_onto_one_clock(tmp_path: Path) -> None:
+    for number, wall_s in ((0, 1.7e9), (1, 1.7e9 - 3600.0)):
+        rank = MadeUpRank(tmp_path, number, wall_s=wall_s)
+        if number:  # booted an hour earlier: the same moment has a larger number there
+            rank.now_ns += 3600 * 10**9
+        rank.windows(squeezed_ms=104.0 - 2 * number)
+        rank.end()
+        rank.write()
+    main = build_report(tmp_path)["main"]
+    assert (main["steps"], main["slowdown"]) == (16, pytest.approx(0.03))
+
+
+def test_trials_are_read_from_the_study(tmp_path: Path) -> None:
+    MadeUpRank(tmp_path).write()
+    study = optuna.create_study(storage=f"sqlite:///{tmp_path}/study.db", study_name="digits")
+    for value in (0.5, 0.25):
+        trial = study.ask()
+        trial.suggest_float("lr", 0.1, 0.1)
+        study.tell(trial, value)
+    study.tell(study.ask(), state=optuna.trial.TrialState.PRUNED)
+    study.tell(study.ask(), state=optuna.trial.TrialState.FAIL)
+    study.ask()
+    before = optuna.logging.get_verbosity()
+    report = build_report(tmp_path)
+    best = {"number": 1, "value": 0.25, "params": {"lr": 0.1}}
+    counts = {"completed": 2, "pruned": 1, "failed": 1, "running": 1}
+    assert report["trials"] == {**counts, "best": best, "problem": None}
+    assert optuna.logging.get_verbosity() == before
+    assert "best: trial 1 with 0.25\n            lr=0.1\n" in render(report)
+
+
+def test_an_unreadable_study_is_named_and_the_rest_reported(tmp_path: Path) -> None:
+    MadeUpRank(tmp_path).write()
+    (tmp_path / "study.db").write_text("this is not a database, but long enough to be looked at as one" * 9)
+    report = build_report(tmp_path)
+    assert report["trials"]["completed"] is None
+    assert "study.db" in report["trials"]["problem"]
+    assert "n/a completed" in render(report)
+
+
+def test_what_is_no_run_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match=f"{tmp_path}: no records of a run here; allowed is"):
+        main_report(tmp_path, as_json=False)
+    MadeUpRank(tmp_path, version=99).write()
+    with pytest.raises(ReportError, match=r"rank0\.events\.jsonl: record version 99; allowed is version 1"):
+        build_report(tmp_path)
+
+
+def test_text_fits_a_terminal_and_json_is_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in (0, 11):
+        rank = MadeUpRank(tmp_path, number)
+        rank.windows(bubbles=[(20, 10)], units=[(21, 5, 5)])
+        rank.write()
+    assert main_report(tmp_path, as_json=True) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads(write_report(tmp_path).read_text()) == build_report(tmp_path)
+    assert main_report(tmp_path, as_json=False) == 0
+    text = capsys.readouterr().out
+    assert max(len(line) for line in text.splitlines()) <= 100
+    assert "  11    11  100.00   101.00    +1.00%" in text

@@ -1,0 +1,109 @@
+"""How the main job wakes and halts a side task: a real process, real signals."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ds_hooks.page import Doing, Field, Page, page_path
+from ds_hooks.side import SideTask
+
+COUNTS_WAKE_UPS = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+print("ready", flush=True)
+while True:
+    signal.sigwait([signal.SIGUSR1])
+    print("woken", flush=True)
+"""
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    made = Page.open(page_path(tmp_path / "pages", 0))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def process(page: Page) -> Iterator[subprocess.Popen[str]]:
+    """The side task's process; as yet it is starting."""
+    command = [sys.executable, "-c", COUNTS_WAKE_UPS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as made:
+        assert made.stdout is not None and made.stdout.readline() == "ready\n"
+        page.words[Field.SIDE_PROCESS] = made.pid
+        page.words[Field.SIDE_DOING] = Doing.HOST
+        yield made
+        made.kill()
+
+
+def becomes(process: subprocess.Popen[str], states: str) -> None:
+    """Wait until the process is in one of the kernel's `states`."""
+    deadline_s = time.monotonic() + 30
+    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] not in states:
+        assert time.monotonic() < deadline_s, f"never in one of {states}"
+
+
+def test_a_starting_one_is_halted_and_goes_on_without_a_signal_that_would_end_it(
+    page: Page, process: subprocess.Popen[str]
+) -> None:
+    side = SideTask(page.words)
+    assert side.halt()
+    becomes(process, "T")
+    assert not side.halt(), "it is stopped already"
+    side.wake()
+    becomes(process, "S")
+    page.words[Field.SIDE_PID] = process.pid
+    page.words[Field.SIDE_DOING] = Doing.ASLEEP
+    side.wake()
+    assert process.stdout is not None and process.stdout.readline() == "woken\n", "and not before"
+    side.leave()
+
+
+def test_one_that_the_daemon_stopped_while_it_started_goes_on(page: Page, process: subprocess.Popen[str]) -> None:
+    os.kill(process.pid, signal.SIGSTOP)
+    becomes(process, "T")
+    side = SideTask(page.words)
+    side.wake()
+    becomes(process, "S")
+    side.leave()
+
+
+def test_one_that_sleeps_is_let_alone_at_a_bubbles_end(page: Page, process: subprocess.Popen[str]) -> None:
+    page.words[Field.SIDE_PID] = process.pid
+    page.words[Field.SIDE_DOING] = Doing.ASLEEP
+    side = SideTask(page.words)
+    assert not side.halt()
+    page.words[Field.SIDE_DOING] = Doing.UNIT
+    assert side.halt()
+    becomes(process, "T")
+    side.wake()
+    becomes(process, "S")
+    side.leave()
+
+
+def test_one_that_has_ended_is_forgotten_and_the_next_is_found(page: Page, process: subprocess.Popen[str]) -> None:
+    side = SideTask(page.words)
+    side.wake()
+    process.kill()
+    process.wait()
+    side.wake()
+    assert not side.halt()
+    page.words[Field.SIDE_PROCESS] = 0
+    side.wake()
+    with subprocess.Popen([sys.executable, "-c", COUNTS_WAKE_UPS], stdout=subprocess.DEVNULL) as second:
+        page.words[Field.SIDE_PROCESS] = second.pid
+        assert side.halt()
+        second.kill()
+    side.leave()
+
+
+def test_without_one_nothing_happens(page: Page) -> None:
+    side = SideTask(page.words)
+    side.wake()
+    assert not side.halt()

@@ -1,0 +1,220 @@
+"""The gate's state machine: what it plans, what it never does, and that the documents show it as it is."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from squeezer.state import (
+    AHEAD_STEPS,
+    NO_STEPS,
+    PREEMPTIVE_PERMIT_NS,
+    TABLE,
+    Action,
+    BubbleEnded,
+    Continue,
+    Event,
+    ForgetPlan,
+    GateMachine,
+    JobAttached,
+    JobLost,
+    PlanSlot,
+    PlanSteps,
+    Policy,
+    Side,
+    SideChanged,
+    State,
+    StepStarted,
+    Stop,
+    TellAt,
+    TransitionError,
+    diagram,
+)
+
+MS = 1_000_000
+
+
+def policy(*, preemptive: bool = False, alone_steps: int = 5) -> Policy:
+    return Policy(
+        squeezed_steps=20,
+        alone_steps=alone_steps,
+        observe_steps=2,
+        margin_ns=1 * MS,
+        min_bubble_ns=2 * MS,
+        forecast_quantile=0.1,
+        preemptive=preemptive,
+        kinds=frozenset({"RECV_GRAD"}),
+    )
+
+
+@pytest.fixture
+def machine() -> Iterator[GateMachine]:
+    made = GateMachine(policy())
+    yield made
+    made.validate()
+
+
+def ended(machine: GateMachine, *lengths_ms: float, slot: int = 4, wait: str = "RECV_GRAD") -> list[Action]:
+    """What the machine does about bubbles of one slot."""
+    return [a for ms in lengths_ms for a in machine.handle(BubbleEnded(slot, wait, int(ms * MS)))]
+
+
+def attached(machine: GateMachine, side: Side = Side.READY) -> None:
+    machine.handle(JobAttached())
+    machine.handle(SideChanged(side))
+
+
+def test_a_slots_permit_is_its_forecast_less_the_margin_and_follows_it(machine: GateMachine) -> None:
+    attached(machine)
+    assert ended(machine, 10) == [], "once is not known"
+    assert ended(machine, 10) == [PlanSlot(4, 9 * MS), TellAt(4)]
+    assert ended(machine, 10) == []
+    assert ended(machine, 5) == [PlanSlot(4, 4 * MS)], "a low quantile"
+
+
+def test_a_preemptive_permit_lasts_to_the_bubbles_true_end() -> None:
+    machine = GateMachine(policy(preemptive=True))
+    attached(machine)
+    assert ended(machine, 10, 10)[0] == PlanSlot(4, PREEMPTIVE_PERMIT_NS)
+    assert ended(machine, 1.9, 1.9, slot=5) == [], "too short all the same"
+
+
+@pytest.mark.parametrize(("length_ms", "wait"), [(10, "LOSS"), (1.9, "RECV_GRAD")])
+def test_what_is_not_worth_opening_stays_shut(machine: GateMachine, length_ms: float, wait: str) -> None:
+    attached(machine)
+    assert [a for a in ended(machine, length_ms, length_ms, wait=wait) if isinstance(a, PlanSlot)] == []
+
+
+def test_a_bubble_that_becomes_too_short_is_shut(machine: GateMachine) -> None:
+    attached(machine)
+    ended(machine, 10, 10)
+    assert ended(machine, 1) == [PlanSlot(4, 0)]
+
+
+def test_the_plan_holds_for_the_steps_ahead_that_are_to_be_squeezed(machine: GateMachine) -> None:
+    attached(machine)
+    planned = {step: machine.handle(StepStarted(step)) for step in (1, 2, 5, 21, 22, 23, 24, 25)}
+    assert planned == {
+        1: [PlanSteps(3, 5)],  # 1 and 2 only observe
+        2: [PlanSteps(3, 6)],
+        5: [PlanSteps(5, 9)],
+        21: [PlanSteps(21, 23)],
+        22: [PlanSteps(22, 23)],
+        23: [NO_STEPS],  # 23 to 27 are alone, and 28 is too far ahead
+        24: [],
+        25: [PlanSteps(28, 29)],
+    }
+
+
+def test_without_a_side_task_nothing_is_planned(machine: GateMachine) -> None:
+    attached(machine, Side.NONE)
+    assert machine.handle(StepStarted(10)) == []
+    machine.handle(SideChanged(Side.STARTING))
+    assert machine.handle(StepStarted(10)) == [PlanSteps(10, 14)], "it starts in bubbles"
+    assert machine.handle(SideChanged(Side.READY)) == []
+    assert machine.handle(SideChanged(Side.NONE)) == [NO_STEPS]
+    assert machine.state is State.SHUT
+
+
+def test_the_daemon_wakes_in_the_longest_bubble(machine: GateMachine) -> None:
+    attached(machine)
+    ended(machine, 5, 5, slot=1)
+    assert ended(machine, 6, 6, slot=2)[1:] == [], "not worth a change"
+    assert TellAt(3) in ended(machine, 1, 50, 50, 50, 50, 50, 50, 50, 50, 50, 50, slot=3)
+
+
+def test_one_that_starts_during_a_job_waits_for_a_bubble(machine: GateMachine) -> None:
+    assert machine.handle(SideChanged(Side.STARTING)) == []
+    machine.handle(SideChanged(Side.NONE))
+    machine.handle(JobAttached())
+    assert machine.handle(SideChanged(Side.STARTING)) == [Stop()]
+
+
+def test_a_lost_job_ends_the_plan_and_frees_what_was_stopped(machine: GateMachine) -> None:
+    attached(machine)
+    machine.handle(StepStarted(10))
+    assert machine.handle(JobLost()) == [NO_STEPS, Continue()]
+    assert machine.state is State.ABSENT
+    assert ended(machine, 10) == [] == machine.handle(StepStarted(11)), "words of a job that is gone"
+
+
+def test_the_next_job_is_learnt_anew(machine: GateMachine) -> None:
+    attached(machine)
+    ended(machine, 10, 10)
+    machine.handle(JobLost())
+    assert machine.handle(JobAttached()) == [ForgetPlan()]
+    assert ended(machine, 10) == []
+    assert ended(machine, 10) == [PlanSlot(4, 9 * MS), TellAt(4)]
+
+
+def test_what_the_table_does_not_hold_is_an_error_with_the_story(machine: GateMachine) -> None:
+    attached(machine)
+    with pytest.raises(TransitionError, match=r"(?s)Surprise in state SHUT.*JobAttached"):
+        machine.handle(type("Surprise", (), {})())
+
+
+def test_windows_are_the_same_for_every_rank() -> None:
+    squeezed = [step for step in range(1, 60) if policy().squeezes(step)]
+    assert squeezed == [*range(3, 23), *range(28, 48), *range(53, 60)]
+
+
+def test_without_alone_steps_all_but_the_first_are_squeezed() -> None:
+    always = policy(alone_steps=0)
+    assert [step for step in range(1, 99) if not always.squeezes(step)] == [1, 2]
+    assert always.steps_from(22) == PlanSteps(22, 22 + AHEAD_STEPS + 1)
+
+
+def test_the_documents_show_the_table() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert diagram() in text, "run `python -m squeezer.state` and paste it into docs/architecture.md"
+
+
+def test_every_state_takes_every_event() -> None:
+    events = {event for _, event in TABLE}
+    missing = {(state.name, event.__name__) for state in State for event in events if (state, event) not in TABLE}
+    assert not missing, "a start or an end may be late or lost: none of them may surprise any state"
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Event]:
+    """Events in any order, with losses, duplicates, late delivery and clocks that jump."""
+    kinds = st.one_of(
+        st.builds(StepStarted, st.integers(-5, 60)),
+        st.builds(BubbleEnded, st.integers(0, 3), st.sampled_from(["RECV_GRAD", "LOSS"]), st.integers(-MS, 30 * MS)),
+        st.builds(SideChanged, st.sampled_from(Side)),
+        st.sampled_from([JobAttached(), JobLost()]),
+    )
+    return draw(st.lists(kinds, max_size=80))
+
+
+@given(histories())
+def test_no_order_of_events_breaks_the_invariants(history: list[Event]) -> None:
+    machine = GateMachine(policy())
+    permits_ns: dict[int, int] = {}
+    steps = NO_STEPS
+    step = 0
+    for event in history:
+        actions = machine.handle(event)
+        machine.validate()
+        if isinstance(event, StepStarted):
+            step = event.step
+        for action in actions:
+            match action:
+                case ForgetPlan():
+                    permits_ns, steps = {}, NO_STEPS
+                case PlanSlot():
+                    permits_ns[action.slot] = action.permit_ns
+                    assert action.permit_ns == 0 or 0 < action.permit_ns <= 29 * MS
+                case PlanSteps():
+                    steps = action
+                    planned = range(action.from_step, action.until_step)
+                    assert all(policy().squeezes(s) and step <= s <= step + AHEAD_STEPS for s in planned)
+                case Stop():
+                    assert isinstance(event, SideChanged) and machine.state is not State.ABSENT
+                case Continue():
+                    assert machine.state is State.ABSENT, "nobody stops it any more"
+        assert steps == machine.steps, "the page says what the machine thinks"
+        if machine.state is not State.PLANNED:
+            assert steps == NO_STEPS, "no bubble is opened"

@@ -1,0 +1,114 @@
+"""Loading a study says what is wrong with it."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trials import StudyError, load_study
+
+GOOD = """
+from trials import Study
+
+class Mine(Study):
+    trials = 3
+    epochs = 5
+    def suggest(self, trial): return {}
+    def model(self, params): ...
+    def optimizer(self, params, model): ...
+    def loss(self, outputs, targets): ...
+    def batches(self, epoch): ...
+    def validation(self): ...
+    def score(self, outputs, targets): ...
+"""
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    path, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+def write(directory: Path, text: str, name: str = "mine.py") -> Path:
+    file = directory / name
+    file.write_text(text)
+    return file
+
+
+def test_good_study(tmp_path: Path) -> None:
+    study = load_study(write(tmp_path, GOOD))
+    assert (study.trials, study.fused, study.epochs, study.rungs, study.direction) == (3, 16, 5, (), "maximize")
+    assert study.seed({}, 7) == 7
+
+
+def test_helpers_beside_the_study(tmp_path: Path) -> None:
+    write(tmp_path, "TRIALS = 9\n", "my_own_helper.py")
+    text = "import my_own_helper\n" + GOOD.replace("trials = 3", "trials = my_own_helper.TRIALS")
+    assert load_study(str(write(tmp_path, text))).trials == 9
+
+
+def test_same_file_name_in_two_directories(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / str(number)).mkdir()
+        file = write(tmp_path / str(number), GOOD.replace("trials = 3", f"trials = {number}"))
+        assert load_study(file).trials == number
+
+
+BAD = {
+    "syntax": ("x = 1\ny = (\n", "line 2: SyntaxError: "),
+    "import": ("x = 1\nimport no_such_module_of_ours\n", "line 2: ModuleNotFoundError: .*no_such_module_of_ours"),
+    "failure": ("def f():\n    raise KeyError('k')\nf()\n", "line 2: KeyError: 'k'"),
+    "exit": ("raise SystemExit(3)\n", "line 1: SystemExit: 3"),
+    "none": ("from trials import Study\n", "defines no subclass of trials.Study; exactly one"),
+    "several": (GOOD + "class Other(Mine): pass\n", r"several studies \(Mine, Other\); exactly one"),
+    "methods": (
+        GOOD.replace("def loss", "def los").replace("def score", "def scor"),
+        "class Mine lacks the methods loss, score",
+    ),
+    "trials": (GOOD.replace("trials = 3", ""), "class Mine lacks the attribute 'trials', a positive whole number"),
+    "epochs": (GOOD.replace("epochs = 5", "epochs = 0"), "epochs = 0; allowed: a positive whole number"),
+    "bool": (GOOD.replace("epochs = 5", "epochs = True"), "epochs = True; allowed: a positive whole number"),
+    "fused": (GOOD.replace("epochs = 5", "epochs = 5; fused = 1.5"), "fused = 1.5; allowed"),
+    "rungs": (GOOD.replace("epochs = 5", "epochs = 5; rungs = (2, 2)"), r"rungs = \(2, 2\); allowed: increasing"),
+    "late rung": (GOOD.replace("epochs = 5", "epochs = 5; rungs = (2, 6)"), "increasing epochs from 1 to epochs = 5"),
+    "rung": (GOOD.replace("epochs = 5", "epochs = 5; rungs = 2"), "rungs = 2; allowed"),
+    "every": (GOOD.replace("epochs = 5", "epochs = 5; scheduler_every = 2"), "scheduler_every = 2; allowed: 'epoch'"),
+    "direction": (GOOD.replace("epochs = 5", "epochs = 5; direction = 'up'"), "'up'; allowed: 'maximize' or"),
+    "constructor": (GOOD + "    def __init__(self): self.x = 1 / 0\n", r"Mine\(\) failed: line 14: ZeroDivisionError"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_study(name: str, tmp_path: Path) -> None:
+    text, message = BAD[name]
+    path = list(sys.path)
+    with pytest.raises(StudyError, match=f"mine.py: .*{message}"):
+        load_study(write(tmp_path, text))
+    if name in ("syntax", "import", "failure", "exit"):
+        assert sys.path == path
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match=r"absent\.py: no such file"):
+        load_study(tmp_path / "absent.py")
+    with pytest.raises(StudyError, match=r"its name must end in \.py"):
+        load_study(write(tmp_path, GOOD, "mine.txt"))
+
+
+@pytest.mark.parametrize("name", ["trials", "squeezer", "ds_hooks", "launch"])
+def test_modules_that_hide_ours(name: str, tmp_path: Path) -> None:
+    file = write(tmp_path, GOOD)
+    (tmp_path / name).mkdir()
+    assert load_study(file).trials == 3  # a folder without __init__ hides nothing
+    write(tmp_path / name, "", "__init__.py")
+    with pytest.raises(StudyError, match=f"contains {name}/, which hides the package '{name}'"):
+        load_study(file)
+    other = tmp_path / "other"
+    other.mkdir()
+    write(other, "", f"{name}.py")
+    with pytest.raises(StudyError, match=f"contains {name}.py, which hides"):
+        load_study(write(other, GOOD))

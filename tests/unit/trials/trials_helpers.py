@@ -1,0 +1,172 @@
+"""What the tests of fused training share: a study around any model, its solo run, and a gate that remembers."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trials import Member, Study, TrialGroup, build_member
+from trials.gate import OpenGate
+
+torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
+
+Batch = tuple[Tensor, Tensor]
+
+OPTIMIZERS: dict[str, Callable[[int, Iterable[Any]], torch.optim.Optimizer]] = {
+    "sgd": lambda n, ps: torch.optim.SGD(ps, lr=0.01 * (n + 1), momentum=0.3 * n, weight_decay=0.01 * n),
+    "adam": lambda n, ps: torch.optim.Adam(
+        ps, lr=0.003 * (n + 1), betas=(0.9 - 0.1 * n, 0.99 - 0.03 * n), eps=10.0 ** (-8 + n), weight_decay=0.02 * n
+    ),
+    "adamw": lambda n, ps: torch.optim.AdamW(
+        ps, lr=0.004 * (n + 1), betas=(0.8, 0.9 + 0.02 * n), eps=1e-4, weight_decay=0.1 * n
+    ),
+}
+"""Each with hyperparameters that depend on the trial's number, zero weight decay and momentum among them.
+
+AdamW's eps is large: softmax and norms cancel biases, and a small one would turn that rounding noise into steps."""
+
+
+class ToyStudy(Study):
+    """A study around a function that makes a model for trial ``params["n"]``."""
+
+    trials = 8
+    epochs = 1
+
+    def __init__(
+        self, make: Callable[[int], nn.Module], optimizer: Any = "adamw", batches: Sequence[Batch] = ()
+    ) -> None:
+        self.make = make
+        self.make_optimizer = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
+        self.data = batches
+
+    def suggest(self, trial: Any) -> dict[str, Any]:
+        return {"n": trial.number}
+
+    def model(self, params: dict[str, Any]) -> nn.Module:
+        return self.make(params["n"])
+
+    def optimizer(self, params: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
+        return self.make_optimizer(params["n"], model.parameters())
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.sin() * outputs).mean() + 0.1 * outputs.square().sum() / len(targets)
+
+    def batches(self, epoch: int) -> Iterable[Batch]:
+        return self.data
+
+    def validation(self) -> Iterable[Batch]:
+        return self.data
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs.mean()
+
+
+class RecordingGate(OpenGate):
+    """A gate that writes down which units it was asked for."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.entered: list[str] = []
+
+    def use(self, units: Sequence[str]) -> None:
+        self.names = list(units)
+
+    def enter(self, unit: int) -> None:
+        self.entered.append(self.names[unit])
+
+    def rest(self) -> None:
+        self.entered.append("rest")
+
+
+class Solo:
+    """One trial trained alone by ordinary PyTorch, from the same seed."""
+
+    def __init__(self, study: Study, number: int) -> None:
+        self.study = study
+        member = build_member(study, number, {"n": number})
+        assert member.rng_state is not None
+        self.model, self.optimizer, self.rng_state = member.model, member.optimizer, member.rng_state
+        self.loss = float("nan")
+
+    def step(self, inputs: Tensor, targets: Tensor) -> None:
+        with torch.random.fork_rng():
+            torch.set_rng_state(self.rng_state)
+            self.model.train()
+            self.optimizer.zero_grad()
+            loss = self.study.loss(self.model(inputs), targets)
+            loss.backward()
+            self.optimizer.step()
+            self.rng_state = torch.get_rng_state()
+        self.loss = loss.item()
+
+    @torch.no_grad()
+    def score(self) -> float:
+        self.model.eval()
+        batches = list(self.study.validation())
+        total = sum(self.study.score(self.model(x), y).item() * len(x) for x, y in batches)
+        return total / sum(len(x) for x, _ in batches)
+
+
+def members(study: Study, numbers: Iterable[int]) -> list[Member]:
+    return [build_member(study, number, {"n": number}) for number in numbers]
+
+
+def close(actual: Any, expected: Any, what: str) -> None:
+    """Equal to 1e-10, or to 1e-11 of the tensor's largest value: sums that cancel leave no more of one element."""
+    largest = 1.0
+    if isinstance(expected, Tensor) and expected.is_floating_point() and expected.numel():
+        largest = max(1.0, float(expected.detach().abs().nan_to_num(0, 0, 0).max()))
+    torch.testing.assert_close(
+        actual,
+        expected,
+        rtol=1e-10,
+        atol=1e-11 * largest,
+        equal_nan=True,
+        msg=lambda text: f"{what}: {text}",
+    )
+
+
+def assert_same_trial(group: TrialGroup, row: int, solo: Solo) -> None:
+    """The fused trial's weights, buffers and optimizer state are those of its solo run."""
+    model, optimizer = group.extract(row)
+    expected = solo.model.state_dict()
+    assert list(model) == list(expected)
+    for name, value in expected.items():
+        assert model[name].dtype == value.dtype
+        close(model[name], value, f"row {row} {name}")
+    alone = solo.optimizer.state_dict()
+    assert optimizer["param_groups"] == alone["param_groups"]
+    assert optimizer["state"].keys() == alone["state"].keys()
+    for index, state in alone["state"].items():
+        assert optimizer["state"][index].keys() == state.keys()
+        for kind, value in state.items():
+            if value is None:
+                assert optimizer["state"][index][kind] is None
+            else:
+                close(optimizer["state"][index][kind], value, f"row {row} optimizer {index} {kind}")
+
+
+def assert_fused_is_solo(
+    make: Callable[[int], nn.Module], inputs: Sequence[Tensor], optimizer: Any = "adamw", steps: int = 3, size: int = 3
+) -> TrialGroup:
+    """Train `size` trials fused and alone on the same batches, in float64, and compare everything."""
+
+    def make_double(number: int) -> nn.Module:
+        return make(number).double()
+
+    batches = [(x.double() if x.is_floating_point() else x, torch.zeros(len(x))) for x in inputs]
+    study = ToyStudy(make_double, optimizer, batches)
+    gate = RecordingGate()
+    group = TrialGroup(study, members(study, range(size)), gate)
+    solos = [Solo(study, number) for number in range(size)]
+    for step in range(steps):
+        x, y = batches[step % len(batches)]
+        group.train_step(x, y)
+        for solo in solos:
+            solo.step(x, y)
+    close(group.losses_K(), torch.tensor([solo.loss for solo in solos], dtype=torch.float64), "loss")
+    for row, solo in enumerate(solos):
+        assert_same_trial(group, row, solo)
+    close(group.evaluate(), [solo.score() for solo in solos], "score")
+    return group

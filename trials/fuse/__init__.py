@@ -1,0 +1,78 @@
+"""K models of one structure become one: a table of rules for layers, one file per family (`registry`, `linear`, ...),
+the tensors of all trials (`rows`), and the forward as a list of steps (`trace`, `program`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from trials.fuse import activations as _activations  # noqa: F401 - each of these fills the table
+from trials.fuse import attention as _attention  # noqa: F401
+from trials.fuse import conv as _conv  # noqa: F401
+from trials.fuse import dropout as _dropout  # noqa: F401
+from trials.fuse import embedding as _embedding  # noqa: F401
+from trials.fuse import examples as _examples  # noqa: F401
+from trials.fuse import linear as _linear  # noqa: F401
+from trials.fuse import norm as _norm  # noqa: F401
+from trials.fuse import pairs as _pairs  # noqa: F401
+from trials.fuse import pool as _pool  # noqa: F401
+from trials.fuse import shape as _shape  # noqa: F401
+from trials.fuse import transformer as _transformer  # noqa: F401
+from trials.fuse.forward import Forward
+from trials.fuse.registry import FuseError, Layer, rule
+from trials.fuse.rows import Rows
+from trials.fuse.structure import Structure, leaves, rule_for, stack, structure
+from trials.pause import Units
+
+__all__ = ["FuseError", "Fused", "Layer", "Rows", "Structure", "assemble", "rule", "structure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """K models as one.
+
+    Attributes:
+        rows: all their tensors.
+        layers: path -> fused layer, or why there is none.
+        train: their forward in training mode.
+        eval: their forward in evaluation mode.
+    """
+
+    rows: Rows
+    layers: dict[str, Layer | Exception]
+    train: Forward
+    eval: Forward
+
+    def bind(self) -> None:
+        """Let layers and forwards take the tensors of `rows`; called after each change of them."""
+        for layer in self.layers.values():
+            if isinstance(layer, Layer):
+                layer.bind(self.rows)
+        self.train.bind(self.rows)
+        self.eval.bind(self.rows)
+
+
+def assemble(models: Sequence[nn.Module], common: Structure, generators: list[torch.Generator], units: Units) -> Fused:
+    """Fuse models of one structure.
+
+    Args:
+        models: one per trial; their tensors are copied.
+        common: the structure of each of them.
+        generators: a stream of random numbers per trial.
+        units: where the forward's units are numbered.
+
+    Raises:
+        FuseError: two models share a tensor, or one cannot be copied.
+    """
+    model = models[0]
+    rows = stack(models, common, generators)
+    layers: dict[str, Layer | Exception] = {
+        path: rule_for(model.get_submodule(path), path) for path in leaves((common.train, common.eval))
+    }
+    train = Forward(model, common.train, layers, common.train_modes, units, common.untraced)
+    evaluate = Forward(model, common.eval, layers, common.eval_modes, units, common.untraced)
+    fused = Fused(rows, layers, train, evaluate)
+    fused.bind()
+    return fused

@@ -1,0 +1,144 @@
+"""What a value is, in a form that can be hashed and compared: between trials, or before and after a forward.
+
+Code that is not traced is run for all trials from one trial's module, so all that it may read must be equal.
+"""
+
+import functools
+import hashlib
+import types
+import weakref
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_OWN = frozenset(vars(nn.Module()))
+"""What every module has: its tables of parameters, buffers, submodules and hooks, which are compared elsewhere."""
+
+
+def attributes(model: nn.Module) -> dict[tuple[str, str], Hashable]:
+    """(path, attribute) -> its description, for all that the modules of `model` hold beside tensors of their own."""
+    describe = Describer(model)
+    return {
+        (path, name): describe(value)
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if name not in _OWN and name != "forward" and not isinstance(value, Tensor)
+    }
+
+
+def plain_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The tensors that `module` holds as plain attributes: neither parameters nor buffers, but a trial's own."""
+    return {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
+
+
+def global_values(model: nn.Module) -> dict[tuple[str, str], Hashable]:
+    """(path, name) -> the description of each global variable that a forward of `model` names and could change."""
+    describe = Describer(model)
+    found = {}
+    for path, module in model.named_modules():
+        function = getattr(type(module).forward, "__wrapped__", type(module).forward)
+        if not isinstance(function, types.FunctionType) or function.__module__.startswith("torch."):
+            continue
+        for name in _names(function.__code__):
+            value = function.__globals__.get(name)
+            if isinstance(value, (*_PLAIN, list, dict, set, Tensor)):
+                found[path, name] = describe(value)
+    return found
+
+
+def class_of(value: object) -> Hashable:
+    """The class of `value`; one that a function has made is told by what its methods do."""
+    return Describer(None)(type(value))
+
+
+class Describer:
+    """Describes values, each object once."""
+
+    def __init__(self, model: nn.Module | None) -> None:
+        """The modules and tensors of `model` are named, not looked into."""
+        self._names: dict[int, str] = {}
+        if model is not None:
+            for table in (model.named_modules(), model.named_parameters(), model.named_buffers()):
+                self._names.update({id(value): f"{type(value).__name__} '{name}'" for name, value in table})
+        self._seen: dict[int, tuple[object, Hashable]] = {}
+
+    def __call__(self, value: Any) -> Hashable:
+        """The description of `value`."""
+        if isinstance(value, _PLAIN):
+            return value if value == value else repr(value)
+        if id(value) in self._names:
+            return self._names[id(value)]
+        if id(value) not in self._seen:
+            self._seen[id(value)] = value, f"the {type(value).__name__} that contains it"
+            self._seen[id(value)] = value, self._describe(value)
+        return self._seen[id(value)][1]
+
+    def _describe(self, value: Any) -> Hashable:
+        kind = type(value).__qualname__
+        if isinstance(value, Tensor):
+            return (kind, tuple(value.shape), str(value.dtype), _digest(value))
+        if isinstance(value, Mapping):
+            return (kind, *((self(key), self(item)) for key, item in value.items()))
+        if isinstance(value, (list, tuple)):
+            return (kind, *map(self, value))
+        if isinstance(value, (set, frozenset)):
+            return (kind, frozenset(map(self, value)))
+        if isinstance(value, type):
+            return self._class(value)
+        if isinstance(value, types.FunctionType):
+            return self._function(value)
+        if isinstance(value, types.MethodType):
+            return (kind, self(value.__func__), self(value.__self__))
+        if isinstance(value, functools.partial):
+            return (kind, self(value.func), self(value.args), self(value.keywords))
+        if isinstance(value, (property, staticmethod, classmethod)):
+            function = value.fget if isinstance(value, property) else value.__func__
+            return (kind, self(function))
+        if isinstance(value, weakref.ref):
+            return (kind, self(value()))
+        if isinstance(value, types.CodeType):
+            return (value.co_code, value.co_names, self(value.co_consts))
+        if isinstance(value, torch.Generator):
+            return (kind, _digest(value.get_state()))
+        if isinstance(value, (types.BuiltinFunctionType, types.ModuleType)):
+            return (kind, value.__name__)
+        if hasattr(value, "__dict__"):
+            return (self._class(type(value)), self(vars(value)))
+        return (kind, repr(value))
+
+    def _class(self, value: type) -> Hashable:
+        name = f"{value.__module__}.{value.__qualname__}"
+        if "<locals>" not in name:
+            return name
+        own = {key: item for key, item in vars(value).items() if not key.startswith("__") or callable(item)}
+        return (name, self(own), tuple(self(base) for base in value.__bases__))
+
+    def _function(self, value: types.FunctionType) -> Hashable:
+        name = f"{value.__module__}.{value.__qualname__}"
+        if "<" not in name:
+            return name
+        cells = tuple(self(_content(cell)) for cell in value.__closure__ or ())
+        return (name, self(value.__code__), self(value.__defaults__), self(value.__kwdefaults__), cells)
+
+
+def _content(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not set yet
+        return None
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """The global names, and more, that `code` and the functions inside it read or set."""
+    return set(code.co_names).union(*(_names(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)))
+
+
+def _digest(tensor: Tensor) -> str:
+    try:
+        data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    except Exception:  # no data of its own: of a forward under `vmap`, or on the meta device
+        return "without data"
+    return hashlib.sha256(data).hexdigest()[:16]

@@ -1,0 +1,153 @@
+"""The forward of K trials in one mode: by its graph, or as a whole where there is none or it fails."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx, nn
+
+from trials.fuse.errors import RefusedError
+from trials.fuse.mapped import Mapped, Pause
+from trials.fuse.program import Program
+from trials.fuse.registry import Layer, label
+from trials.fuse.rows import Rows
+from trials.fuse.streams import saved
+from trials.fuse.trees import dims_of
+from trials.pause import Units
+
+
+class Way(Protocol):
+    """One way to compute the forward."""
+
+    def bind(self, rows: Rows) -> None:
+        """Take the tensors of `rows`."""
+
+    def run(self, x: Tensor, per_trial: bool) -> Any:
+        """From ``x_B...``, or ``x_KB...`` if `per_trial`, to the model's output, all its tensors with the axis K."""
+
+    def declare_backward(self) -> None:
+        """Number the backward units."""
+
+    def ways(self) -> Iterator[tuple[str, str]]:
+        """Each layer or node, and how it is computed."""
+
+
+class Whole:
+    """The user's own `forward`, under one `vmap` or in a loop over the trials."""
+
+    def __init__(self, model: nn.Module, name: str, modes: dict[str, bool], units: Units, reason: str) -> None:
+        """Take a copy of one trial's `model`, called `name`; `reason` says why it has no graph."""
+        self._pause = Pause(units, f"{name} forward")
+        self._mapped = Mapped(model, "", modes, self._pause)
+        self._mapped.label = name  # `model` may be a graph's code
+        self._inner = self._mapped.pause_inside(modes, units)
+        self._name, self._reason = name, reason
+
+    def bind(self, rows: Rows) -> None:
+        """See `Way`."""
+        self._mapped.bind(rows)
+
+    def run(self, x: Tensor, per_trial: bool) -> Any:
+        """See `Way`."""
+        return self._mapped.run((x,), {}, ((dims_of(x, per_trial),), {}))
+
+    def declare_backward(self) -> None:
+        """See `Way`."""
+        for pause in (self._pause, *reversed(self._inner)):
+            pause.declare_backward()
+
+    def ways(self) -> Iterator[tuple[str, str]]:
+        """See `Way`."""
+        yield f"{self._name} as a whole", self._mapped.way(self._reason)
+        yield from self._mapped.ways()
+
+
+class Forward:
+    """The forward of K trials in one mode.
+
+    Its graph is run step by step; if a step fails on the first batch, the graph's code is from then on run as a whole.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: fx.Graph | None,
+        layers: dict[str, Layer | Exception],
+        modes: dict[str, bool],
+        units: Units,
+        untraced: str,
+    ) -> None:
+        """Prepare the best way.
+
+        Args:
+            model: one trial's.
+            graph: its forward; None if it cannot be traced.
+            layers: path -> fused layer, or why there is none.
+            modes: path -> whether that module is in training mode.
+            units: where the units are numbered.
+            untraced: why there is no graph.
+        """
+        self._units = units
+        self._declared = False
+        self._rows: Rows | None = None
+        name = label(model, "")
+        self._way: Way
+        self._instead: Callable[[str], Way] | None = None
+        if graph is None:
+            self._way = Whole(model, name, modes, units, untraced)
+            return
+        self._way = Program(graph, model, layers, modes, units)
+        is_layer = any(node.op == "call_module" and not node.target for node in graph.nodes)
+        # the graph, not the user's code, for it knows which tensors are each trial's own
+        code = model if is_layer else fx.GraphModule(model, graph)
+        self._instead = lambda reason: Whole(code, name, modes, units, reason)
+
+    def bind(self, rows: Rows) -> None:
+        """Take the tensors of `rows`; called after they were built or changed."""
+        self._rows = rows
+        self._way.bind(rows)
+
+    def run(self, x: Tensor, device: torch.device, per_trial: bool = False) -> Any:
+        """Run all layers.
+
+        Args:
+            x: one batch ``x_B...`` that all trials share, or ``x_KB...``.
+            device: where the trials are.
+            per_trial: whether `x` has the axis K.
+
+        Returns:
+            The model's output, all its tensors with the leading axis K.
+        """
+        x = x.to(device, non_blocking=True)
+        if self._instead is None:
+            return self._way.run(x, per_trial)
+        assert self._rows is not None  # bound when it was built
+        restore = saved(self._rows.buffers, self._rows.generators)
+        try:
+            output = self._way.run(x, per_trial)
+        except (torch.OutOfMemoryError, RefusedError):
+            raise
+        except Exception as error:
+            restore()
+            output = self._run_instead(x, per_trial, self._instead(str(error)))
+        self._instead = None
+        return output
+
+    def declare_backward(self) -> None:
+        """Number the backward units, last layer first, and have the gate asked for them."""
+        self._declared = True
+        self._way.declare_backward()
+
+    def ways(self) -> Iterator[tuple[str, str]]:
+        """Each layer or node, and how it is computed."""
+        return self._way.ways()
+
+    def _run_instead(self, x: Tensor, per_trial: bool, way: Way) -> Any:
+        assert self._rows is not None  # the caller looked
+        way.bind(self._rows)
+        if self._declared:
+            way.declare_backward()
+        self._units.declare()
+        output = way.run(x, per_trial)
+        self._way = way
+        return output

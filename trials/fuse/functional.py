@@ -1,0 +1,144 @@
+"""Functional code between layers: what runs as it is, with its axes moved by one, or under `vmap`."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trials.fuse.shape import inner
+
+_UNARY = (
+    *("relu", "relu6", "tanh", "sigmoid", "silu", "gelu", "elu", "selu", "mish", "softplus", "leaky_relu"),
+    *("logsigmoid", "hardtanh", "hardsigmoid", "hardswish", "softsign", "exp", "log", "log1p", "expm1", "abs"),
+    *("neg", "sqrt", "rsqrt", "square", "sin", "cos", "erf", "reciprocal", "sign", "clamp", "contiguous"),
+    *("float", "double", "half", "bfloat16", "detach", "clone"),
+)
+_BINARY = ("add", "sub", "mul", "div", "truediv", "pow", "maximum", "minimum", "lt", "le", "gt", "ge", "eq", "ne")
+_HOMES = (functional, torch, operator)
+
+ELEMENTWISE: frozenset[Any] = frozenset(
+    [getattr(home, name) for home in _HOMES for name in (*_UNARY, *_BINARY) if hasattr(home, name)]
+    + [name for name in (*_UNARY, *_BINARY) if hasattr(Tensor, name)]
+)
+"""Functions, and names of methods, that map elements one by one, with broadcasting."""
+
+_RANDOM_NAMES = (
+    *("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "bernoulli", "normal", "multinomial"),
+    *("poisson", "randperm", "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "native_dropout"),
+    *("feature_alpha_dropout", "gumbel_softmax", "rrelu", "fractional_max_pool2d", "fractional_max_pool3d"),
+)
+RANDOM: frozenset[Any] = frozenset(
+    [getattr(home, name) for home in _HOMES for name in _RANDOM_NAMES if hasattr(home, name)]
+    + [name for name in _RANDOM_NAMES if hasattr(Tensor, name)]
+)
+"""Functions that draw random numbers."""
+
+VIEWS = frozenset(
+    (
+        *("view", "reshape", "flatten", "unflatten", "transpose", "permute", "unsqueeze", "squeeze", "getitem"),
+        *("chunk", "split", "narrow", "select", "t", "expand", "expand_as", "view_as", "unbind", "movedim"),
+        *("swapaxes", "contiguous", "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"),
+        "feature_alpha_dropout",
+    )
+)
+"""Names of functions and methods whose result may share memory with their input."""
+
+
+def _reshape(x_K: Tensor, *shape: Any) -> Tensor:
+    sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+    return x_K.reshape(x_K.shape[0], *sizes)
+
+
+def _permute(x_K: Tensor, *dims: Any) -> Tensor:
+    order = dims[0] if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
+    return x_K.permute(0, *[d + 1 if d >= 0 else d + x_K.ndim for d in order])
+
+
+def _size(x_K: Tensor, dim: int | None = None) -> Any:
+    return x_K.shape[1:] if dim is None else x_K.shape[1:][dim]
+
+
+def _flatten(x_K: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    return x_K.flatten(inner(start_dim), inner(end_dim))
+
+
+def _softmax(x_K: Tensor, dim: int) -> Tensor:
+    return x_K.softmax(inner(dim))
+
+
+def _log_softmax(x_K: Tensor, dim: int) -> Tensor:
+    return x_K.log_softmax(inner(dim))
+
+
+def _mean(x_K: Tensor, dim: int, keepdim: bool = False) -> Tensor:
+    return x_K.mean(inner(dim), keepdim)
+
+
+def _sum(x_K: Tensor, dim: int, keepdim: bool = False) -> Tensor:
+    return x_K.sum(inner(dim), keepdim)
+
+
+def _getattr(x_K: Tensor, name: str) -> Any:
+    if name == "shape":
+        return x_K.shape[1:]
+    if name == "ndim":
+        return x_K.ndim - 1
+    return getattr(x_K, name) if name in ("dtype", "device") else NotImplemented
+
+
+MOVED: dict[Any, Callable[..., Any]] = {
+    torch.flatten: _flatten,
+    "flatten": _flatten,
+    torch.reshape: _reshape,
+    "reshape": _reshape,
+    "view": _reshape,
+    torch.permute: _permute,
+    "permute": _permute,
+    torch.transpose: lambda x_K, a, b: x_K.transpose(inner(a), inner(b)),
+    "transpose": lambda x_K, a, b: x_K.transpose(inner(a), inner(b)),
+    torch.unsqueeze: lambda x_K, dim: x_K.unsqueeze(inner(dim)),
+    "unsqueeze": lambda x_K, dim: x_K.unsqueeze(inner(dim)),
+    functional.softmax: _softmax,
+    torch.softmax: _softmax,
+    "softmax": _softmax,
+    functional.log_softmax: _log_softmax,
+    torch.log_softmax: _log_softmax,
+    "log_softmax": _log_softmax,
+    torch.mean: _mean,
+    "mean": _mean,
+    torch.sum: _sum,
+    "sum": _sum,
+    "size": _size,
+    "dim": lambda x_K: x_K.ndim - 1,
+    getattr: _getattr,
+}
+"""Equivalents on ``x_K...`` of what a trial does on ``x...``, without `vmap`'s overhead. Arguments that an equivalent
+does not take (`TypeError`) or answers with `NotImplemented` leave the call to `vmap`."""
+
+
+def broadcasts(values: list[Any], flags: list[bool]) -> bool:
+    """Whether broadcasting the stacked `values` does what broadcasting each trial's own values does.
+
+    Args:
+        values: the arguments, tensors and others.
+        flags: which of them have the leading axis K.
+    """
+    own = [v for v, flag in zip(values, flags, strict=True) if flag]
+    if not all(isinstance(v, Tensor) for v in own):
+        return False
+    ndim, dtype = own[0].ndim, own[0].dtype
+    if any(v.ndim != ndim for v in own):
+        return False
+    shared = [v for v, flag in zip(values, flags, strict=True) if not flag and isinstance(v, Tensor)]
+    # equal types, for a trial's scalar is a vector here, and vectors and scalars promote types differently
+    return all(v.ndim < ndim for v in shared) and all(v.dtype == dtype for v in (*own, *shared))
+
+
+def cat(tensors: Any, flags: list[bool], dim: int) -> Tensor | None:
+    """Concatenate along each trial's axis `dim`; None if some tensor is shared or has other axes."""
+    if not all(flags) or any(t.ndim != tensors[0].ndim for t in tensors):
+        return None
+    return torch.cat(list(tensors), inner(dim))

@@ -1,0 +1,397 @@
+"""Modules without a rule, run by their own code: under one `vmap`, or a loop over the trials where `vmap` cannot.
+
+A whole forward that cannot be traced is such a module too. The layers inside it are still computed by their rules:
+each leaves the `vmap` of the code around it through an `autograd.Function`, and is a unit that the gate is asked about.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from trials.fuse.describe import plain_tensors
+from trials.fuse.errors import FuseError, RefusedError
+from trials.fuse.registry import CALLS, FORWARDS, JointLayer, Layer, arrange, label
+from trials.fuse.rows import Rows
+from trials.fuse.steps import State, Step, fill
+from trials.fuse.streams import go_on, note, saved
+from trials.fuse.structure import Unchanged, rule_for
+from trials.fuse.trees import apart, dims_of, hide_objects, stack
+from trials.pause import Units, ask_before_backward
+
+
+class Pause:
+    """A layer's two units: its forward is entered by a call, its backward by a hook on the forward's output."""
+
+    def __init__(self, units: Units, name: str) -> None:
+        """`name` is that of the forward's unit."""
+        self.name, self._units = name, units
+        self._forward = units.number(name)
+        self._hook: Callable[[Any], None] | None = None
+
+    def declare_backward(self) -> None:
+        """Number the backward, and have the gate asked for it."""
+        self._hook = self._units.backward_hook(self._units.number(self.name.replace(" forward", " backward")))
+
+    def enter(self) -> None:
+        """Ask for the forward."""
+        self._units.enter(self._forward)
+
+    def before_backward(self, output: Any) -> None:
+        """Have the gate asked before the backward of the layer that computed `output`."""
+        if self._hook is not None:
+            for tensor in {id(tensor.grad_fn): tensor for tensor in apart(output)[0]}.values():
+                ask_before_backward(tensor, self._hook)
+
+
+class Mapped:
+    """A module of K trials, run by its own code.
+
+    Attributes:
+        label: the module's name in units and errors.
+        looped: why the trials are computed one after another; empty while `vmap` does.
+    """
+
+    def __init__(self, module: nn.Module, path: str, modes: dict[str, bool], pause: Pause) -> None:
+        """Take a copy of one trial's `module`.
+
+        Args:
+            module: its tensors do not matter; those of `Rows` take their place in each call.
+            path: where it stands in the model.
+            modes: path in the model -> whether that module is in training mode.
+            pause: how to ask the gate.
+
+        Raises:
+            RefusedError: the module cannot be copied.
+        """
+        try:
+            self.module = copy.deepcopy(module)
+        except Exception as error:
+            raise RefusedError(f"module '{path}' ({type(module).__name__}) cannot be copied: {error}") from error
+        self.label, self.looped, self.pause = label(module, path), "", pause
+        self._prefix = f"{path}." if path else ""
+        for name, inner in self.module.named_modules():
+            inner.training = modes[f"{self._prefix}{name}" if name else path]
+            if type(inner) in FORWARDS:  # its own chooses by what `vmap` cannot tell
+                inner.forward = partial(FORWARDS[type(inner)], inner)
+            for plain, tensor in plain_tensors(inner).items():  # each trial has its own of these too
+                delattr(inner, plain)
+                inner.register_buffer(plain, tensor, persistent=False)
+        self._inner: dict[str, _Inner] = {}
+        self._row: Tensor | None = None
+        self._stream: torch.Generator | None = None
+        self._seen = False
+        if isinstance(self.module, fx.GraphModule):
+            setattr(type(self.module), "__call__", nn.Module.__call__)  # noqa: B010 - fx's own prints what it raises
+            self._seen = True  # what tracing saw needs no second look
+
+    def pause_inside(self, modes: dict[str, bool], units: Units) -> list[Pause]:
+        """Make every layer inside a whole model a unit of its own, computed by its rule, or else as a `Mapped`."""
+        for path, module in self.module.named_modules():
+            rule = rule_for(module, path)
+            is_layer = isinstance(rule, Layer) or not list(module.children())
+            if not path or not is_layer or any(path.startswith(f"{outer}.") for outer in self._inner):
+                continue
+            # in place, or a view: only the code around it can tell who else sees the change
+            if getattr(module, "inplace", False) or (isinstance(rule, Layer) and rule.free):
+                continue
+            pause = Pause(units, f"{label(module, path)} forward")
+            mapped = None if isinstance(rule, Layer) else Mapped(module, path, modes, pause)
+            self._inner[path] = _Inner(rule, mapped, module.training, pause)
+        for path, inner in self._inner.items():
+            module = self.module.get_submodule(path)
+            module.forward = self._leaving(module.forward, inner)
+        return [inner.pause for inner in self._inner.values()]
+
+    def bind(self, rows: Rows) -> None:
+        """Take the tensors of `rows`; called after they were built or changed."""
+        self._rows = rows
+        self._parameters, self._buffers = (
+            {name: rows.require("", self._prefix + name) for name, _ in named}
+            for named in (self.module.named_parameters(), self.module.named_buffers())
+        )
+        inside = dict(self.module.named_modules())
+        self._varying = [(inside[path], table) for path, table in rows.vectors.items() if path in inside]
+        self._set_common()
+        for inner in self._inner.values():
+            inner.bind(rows)
+
+    def ways(self) -> Iterator[tuple[str, str]]:
+        """The layers inside, and how each is computed."""
+        for inner in self._inner.values():
+            yield (
+                inner.pause.name.removesuffix(" forward"),
+                f"loop over trials: {self.looped}" if self.looped else inner.way(),
+            )
+
+    def way(self, reason: str) -> str:
+        """How the module is computed, which has no rule for `reason`."""
+        return f"loop over trials: {self.looped}" if self.looped else f"vmap: {reason.partition(';')[0]}"
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any], entered: bool = False) -> Any:
+        """Call the module for all trials.
+
+        Args:
+            args: its inputs; tensors have a leading axis K, or are shared by all trials.
+            kwargs: the same by name.
+            dims: trees like `args` and `kwargs`: 0 for a tensor with the axis K, None for all else.
+            entered: the gate has been asked for the first trial's forward.
+
+        Returns:
+            Its output; every tensor in it has the leading axis K.
+
+        Raises:
+            RefusedError: the module changes its input, an attribute or a global variable.
+        """
+        unchanged = None if self._seen else Unchanged(self.module)
+        inputs = [] if getattr(self.module, "inplace", False) else apart((args, kwargs))[0]
+        versions = [tensor._version for tensor in inputs]
+        if not entered:
+            self.pause.enter()
+        output, reason = (None, self.looped) if self.looped else self._try_vmap(args, kwargs, dims)
+        if reason and versions == [tensor._version for tensor in inputs]:
+            output = self._loop(args, kwargs, dims)
+        if versions != [tensor._version for tensor in inputs]:
+            raise RefusedError(
+                f"module '{self.label}' changes its input in place, and the next trial and epoch would see that; "
+                "allowed: to change a clone of it"
+            )
+        if unchanged is not None:
+            unchanged.check()
+        self.looped, self._seen = reason, True
+        return output
+
+    def _try_vmap(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> tuple[Any, str]:
+        """The output, or why `vmap` cannot; then all tensors and streams are as they were before."""
+        restore = saved(self._buffers, self._rows.generators)
+        try:
+            return self._vmap(args, kwargs, dims), ""
+        except (torch.OutOfMemoryError, RefusedError):
+            raise
+        except Exception as error:
+            restore()
+            return None, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        finally:
+            self._row = None
+
+    def _vmap(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> Any:
+        together: list[Callable[[Sequence[Tensor]], Any]] = []
+
+        def one(row: Tensor, parameters: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
+            self._row = row
+            tensors = {**parameters, **buffers}
+            with _Calls(self):
+                output = functional_call(self.module, tensors, args, kwargs)
+            outputs, rebuild = apart(hide_objects(output, f"module '{self.label}'"))
+            together[:] = [rebuild]
+            replaced = {name: tensors[name] for name in buffers if tensors[name] is not buffers[name]}
+            return tuple(outputs), replaced
+
+        rows = torch.arange(self._rows.size, device=self._rows.generators[0].device)
+        mapped = torch.vmap(one, in_dims=(0, 0, 0, *dims), randomness="error")
+        outputs, replaced = mapped(rows, self._parameters, self._buffers, args, kwargs)
+        for name, tensor in replaced.items():
+            self._buffers[name].copy_(tensor.detach())
+        output = together[0](outputs)
+        self.pause.before_backward(output)
+        return output
+
+    def _loop(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> Any:
+        leaves, spec = tree_flatten((args, kwargs))
+        owned = tree_flatten(dims)[0]
+        parameters = {name: tensor.unbind(0) for name, tensor in self._parameters.items()}
+        outputs = []
+        for row, generator in enumerate(self._rows.generators):
+            if row:
+                self.pause.enter()
+            inputs = [leaf if dim is None else leaf[row] for leaf, dim in zip(leaves, owned, strict=True)]
+            own_args, own_kwargs = tree_unflatten(inputs, spec)
+            buffers = {name: tensor[row] for name, tensor in self._buffers.items()}
+            tensors = {**{name: rows[row] for name, rows in parameters.items()}, **buffers}
+            for module, table in self._varying:
+                for name, values in table.items():
+                    setattr(module, name, values[row])
+            with self._drawing_from(generator):
+                outputs.append(functional_call(self.module, tensors, own_args, own_kwargs))
+            for name, tensor in buffers.items():
+                if tensors[name] is not tensor:
+                    tensor.copy_(tensors[name].detach())
+            self.pause.before_backward(outputs[-1])
+        self._set_common()
+        return stack(outputs, f"module '{self.label}'")
+
+    def _set_common(self) -> None:
+        """Let the module have the numbers on which all trials agree, and no others: reading one fails."""
+        for module, table in self._varying:
+            for name, values in table.items():
+                if values.count(values[0]) == len(values):
+                    setattr(module, name, values[0])
+                else:
+                    module.__dict__.pop(name, None)
+
+    @contextmanager
+    def _drawing_from(self, generator: torch.Generator) -> Iterator[None]:
+        """Let the global random numbers be those of one trial."""
+        with torch.random.fork_rng([generator.device] if generator.device.type == "cuda" else []):
+            self._stream = generator
+            go_on(generator)
+            try:
+                yield
+            finally:
+                note(generator)
+                self._stream = None
+
+    def call(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """What the module's own code calls, by its rule if it has one."""
+        if self._row is None or function not in CALLS:
+            return function(*args, **kwargs)
+        if CALLS[function][0].bind(*args, **kwargs).arguments.get("inplace"):  # no rule changes its input
+            return function(*args, **kwargs)
+        return self._below(_Call(function, self._rows.generators), args, kwargs)
+
+    def _below(self, inner: "_Inner | _Call", args: Any, kwargs: Any) -> Any:
+        row, self._row = self._row, None  # what `inner` calls is outside the `vmap`
+        try:
+            return _Below.apply(inner, row, args, kwargs)
+        finally:
+            self._row = row
+
+    def _leaving(self, forward: Callable[..., Any], inner: "_Inner") -> Callable[..., Any]:
+        """What takes the place of an inner layer's `forward`."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._row is not None:
+                return self._below(inner, args, kwargs)
+            if self._stream is None:
+                return forward(*args, **kwargs)
+            note(self._stream)  # whoever runs in the pause may draw too
+            inner.pause.enter()
+            go_on(self._stream)
+            output = forward(*args, **kwargs)
+            inner.pause.before_backward(output)
+            return output
+
+        return call
+
+
+class _Below(torch.autograd.Function):
+    """Computes an inner layer with the trials' tensors as they are, outside the `vmap` that calls it."""
+
+    @staticmethod
+    def forward(*_: Any) -> Any:
+        """Never called, for the row's number always comes from the `vmap`."""
+        raise RuntimeError("a layer was called outside its vmap")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Asked for by `vmap`; autograd records what the static method below does."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, inner: "_Inner | _Call", row: Tensor, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Compute it."""
+        leaves, spec = tree_flatten((args, kwargs))
+        found = tree_flatten((in_dims[2], in_dims[3]))[0]
+        own = [leaf.movedim(dim, 0) if dim else leaf for leaf, dim in zip(leaves, found, strict=True)]
+        dims = tree_unflatten([None if dim is None else 0 for dim in found], spec)
+        own_args, own_kwargs = tree_unflatten(own, spec)
+        return inner.run(own_args, own_kwargs, dims)
+
+
+class _Inner:
+    """A layer inside a whole model."""
+
+    def __init__(self, rule: Layer | FuseError, mapped: Mapped | None, training: bool, pause: Pause) -> None:
+        """Computed by `rule`, or, if that is an error, as `mapped`."""
+        self.rule, self.mapped, self.training, self.pause = rule, mapped, training, pause
+
+    def bind(self, rows: Rows) -> None:
+        """See `Layer.bind`."""
+        if isinstance(self.rule, Layer):
+            self.rule.bind(rows)
+        if self.mapped is not None:
+            self.mapped.bind(rows)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> tuple[Any, Any]:
+        """The output, and its `vmap` dimensions."""
+        if not isinstance(self.rule, Layer) or self.mapped is not None:
+            assert self.mapped is not None  # there is one wherever there is no rule
+            output = self.mapped.run(args, kwargs, dims)
+            return output, dims_of(output, per_trial=True)
+        if isinstance(self.rule, JointLayer):
+            inputs, found = self.rule.arrange(args, kwargs), self.rule.arrange(*dims)
+            flags = _owned(inputs, found)
+            self.pause.enter()
+            output, per_trial = self.rule.run_joint(inputs, flags, self.training)
+        else:
+            inputs, found = (*args, *kwargs.values()), (*dims[0], *dims[1].values())
+            if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
+                raise FuseError(f"module '{self.rule.label}' is called with {len(inputs)} inputs; allowed: one tensor")
+            self.pause.enter()
+            output, per_trial = self.rule.run(inputs[0], found[0] == 0, self.training)
+        self.pause.before_backward(output)
+        return output, dims_of(output, per_trial)
+
+    def way(self) -> str:
+        """How it is computed."""
+        return f"rule {type(self.rule).__name__}" if self.mapped is None else self.mapped.way(str(self.rule))
+
+
+class _Call:
+    """A function with a rule that the code of a module calls."""
+
+    def __init__(self, function: Callable[..., Any], generators: list[torch.Generator]) -> None:
+        """With a stream per trial."""
+        self._function, self._generators = function, generators
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> tuple[Any, Any]:
+        """See `_Inner`."""
+        signature, call = CALLS[self._function]
+        inputs, found = (arrange(self._function.__name__, signature, *given) for given in ((args, kwargs), dims))
+        output, per_trial = call(inputs, _owned(inputs, found), self._generators)
+        return output, dims_of(output, per_trial)
+
+
+class _Calls(TorchFunctionMode):
+    """Hands a module's calls of functions to it."""
+
+    def __init__(self, mapped: Mapped) -> None:
+        """While `mapped` is run."""
+        super().__init__()
+        self._mapped = mapped
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See `TorchFunctionMode`."""
+        return self._mapped.call(func, args, kwargs or {})
+
+
+class MappedStep(Step):
+    """Runs a layer without a rule."""
+
+    def __init__(self, out: int, args: Any, kwargs: dict[str, Any], mapped: Mapped, reason: str, entered: bool) -> None:
+        """`args` and `kwargs` with `Ref` for nodes; `reason` why there is no rule."""
+        super().__init__(out)
+        self.args, self.kwargs, self.mapped, self.reason, self.entered = args, kwargs, mapped, reason, entered
+
+    def bind(self, rows: Rows) -> None:
+        """See `Step`."""
+        self.mapped.bind(rows)
+
+    def run(self, state: State) -> None:
+        """See `Step`."""
+        values, flags = state.values, state.flags
+        args, kwargs = fill((self.args, self.kwargs), values.__getitem__)
+        dims = fill((self.args, self.kwargs), lambda i: dims_of(values[i], flags[i]), constant=lambda _: None)
+        values[self.out] = self.mapped.run(args, kwargs, dims, self.entered)
+        flags[self.out] = True
+
+
+def _owned(inputs: Sequence[Any], dims: Sequence[Any]) -> list[bool]:
+    """Which of `inputs` have the axis K, by their trees of `vmap` dimensions."""
+    return [bool(apart(value)[0]) and 0 in tree_flatten(dim)[0] for value, dim in zip(inputs, dims, strict=True)]

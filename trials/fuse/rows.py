@@ -1,0 +1,153 @@
+"""Everything that the trials of a group own, each tensor with a leading axis K; a trial is one row of all of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trials.fuse.errors import FuseError
+
+Vectors = dict[str, dict[str, list[float]]]
+
+
+class Rows:
+    """Parameters, buffers, varying attributes and random generators of K trials.
+
+    Attributes:
+        parameters: canonical name in the user's model -> ``[K, *shape]``.
+        buffers: the same for buffers, and for plain tensors that the user's forward reads.
+        vectors: layer path -> attribute -> one number per trial.
+        aliases: further names of tied parameters and buffers -> the canonical name.
+        generators: one stream of random numbers per trial, so that a trial's dropout masks do not depend on its
+            neighbours.
+    """
+
+    def __init__(
+        self,
+        parameters: dict[str, nn.Parameter],
+        buffers: dict[str, Tensor],
+        vectors: Vectors,
+        aliases: dict[str, str],
+        generators: list[torch.Generator],
+    ) -> None:
+        """Take the given tables as they are; all have the same K."""
+        self.parameters = parameters
+        self.buffers = buffers
+        self.vectors = vectors
+        self.aliases = aliases
+        self.generators = generators
+
+    @property
+    def size(self) -> int:
+        """K."""
+        return len(self.generators)
+
+    def get(self, path: str, name: str) -> Tensor | None:
+        """The stacked tensor of attribute `name` of the module at `path`, or None if the module has none."""
+        return self.tensor(f"{path}.{name}" if path else name)
+
+    def require(self, path: str, name: str) -> Tensor:
+        """Like `get`, for an attribute that the module always has."""
+        found = self.get(path, name)
+        if found is None:
+            raise FuseError(f"module '{path}' has no tensor '{name}'")
+        return found
+
+    def tensor(self, name: str) -> Tensor | None:
+        """The stacked tensor called `name` in the user's model."""
+        name = self.aliases.get(name, name)
+        parameter = self.parameters.get(name)
+        return self.buffers.get(name) if parameter is None else parameter
+
+    def vector(self, path: str, name: str) -> list[float]:
+        """The varying attribute `name` of the layer at `path`, a number per trial."""
+        return self.vectors[path][name]
+
+    def take(self, rows: Sequence[int]) -> None:
+        """Keep only `rows`, in that order."""
+        index = list(rows)
+        self.parameters = {n: _parameter(t.detach()[index], t.requires_grad) for n, t in self.parameters.items()}
+        self.buffers = {n: t[index] for n, t in self.buffers.items()}
+        self.vectors = {
+            path: {n: [values[i] for i in index] for n, values in table.items()} for path, table in self.vectors.items()
+        }
+        self.generators = [self.generators[i] for i in index]
+
+    def append(self, other: "Rows") -> None:
+        """Add the trials of `other`, of the same structure, after these."""
+        self.parameters = {
+            n: _parameter(torch.cat([t.detach(), other.parameters[n].detach()]), t.requires_grad)
+            for n, t in self.parameters.items()
+        }
+        self.buffers = {n: torch.cat([t, other.buffers[n]]) for n, t in self.buffers.items()}
+        for path, table in self.vectors.items():
+            for name in table:
+                table[name] = table[name] + other.vectors[path][name]
+        self.generators = self.generators + other.generators
+
+    def to(self, device: torch.device) -> None:
+        """Move all rows; a stream that cannot move to another kind of device goes on there from a seed it draws."""
+        self.parameters = {n: _parameter(t.detach().to(device), t.requires_grad) for n, t in self.parameters.items()}
+        self.buffers = {n: t.to(device) for n, t in self.buffers.items()}
+        self.generators = [moved(g, device) for g in self.generators]
+
+    def state_dict(self) -> dict[str, Any]:
+        """All rows as plain containers of tensors and numbers."""
+        return {
+            "parameters": {n: t.detach().clone() for n, t in self.parameters.items()},
+            "buffers": {n: t.clone() for n, t in self.buffers.items()},
+            "vectors": {p: {n: list(v) for n, v in table.items()} for p, table in self.vectors.items()},
+            "generators": [g.get_state() for g in self.generators],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace all rows, also their number, by those of `state`.
+
+        Raises:
+            FuseError: `state` comes from trials of another structure.
+        """
+        for kind in ("parameters", "buffers"):
+            mine, theirs = getattr(self, kind), state[kind]
+            for name in sorted(mine.keys() | theirs.keys()):
+                want = _shape(mine.get(name))
+                have = _shape(theirs.get(name))
+                if want != have:
+                    raise FuseError(f"checkpoint of another structure: '{name}' is {have} there, and {want} here")
+        self.parameters = {
+            n: _parameter(state["parameters"][n].detach().to(t.device, copy=True), t.requires_grad)
+            for n, t in self.parameters.items()
+        }
+        self.buffers = {n: state["buffers"][n].to(t.device, copy=True) for n, t in self.buffers.items()}
+        self.vectors = {p: {n: list(v) for n, v in table.items()} for p, table in state["vectors"].items()}
+        device = self.generators[0].device
+        self.generators = [generator(device, state=saved) for saved in state["generators"]]
+
+
+def generator(device: torch.device, seed: int = 0, state: Tensor | None = None) -> torch.Generator:
+    """A stream of random numbers on `device` that starts at `state`, or else at `seed`."""
+    made = torch.Generator(device)
+    made.manual_seed(seed)
+    if state is not None and state.shape == made.get_state().shape:  # a state of another device kind has another size
+        made.set_state(state)
+    return made
+
+
+def moved(stream: torch.Generator, device: torch.device) -> torch.Generator:
+    """`stream` on `device`; on another kind of device it goes on from a seed that it draws."""
+    if stream.device.type == device.type:
+        return generator(device, state=stream.get_state())
+    return generator(device, int(torch.randint(2**62, (), generator=stream, device=stream.device)))
+
+
+def stack_parameters(tensors_K: Sequence[Tensor]) -> nn.Parameter:
+    """Copies of K trials' parameter as one parameter ``[K, *shape]``."""
+    return _parameter(torch.stack([t.detach() for t in tensors_K]), tensors_K[0].requires_grad)
+
+
+def _parameter(data: Tensor, requires_grad: bool) -> nn.Parameter:
+    return nn.Parameter(data, requires_grad=requires_grad)
+
+
+def _shape(tensor: Tensor | None) -> str:
+    return "absent" if tensor is None else f"{tensor.dtype} {list(tensor.shape[1:])}"

@@ -1,0 +1,214 @@
+"""The user's loss or score, written for one model, of K models at once."""
+
+import builtins
+import dis
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional
+
+from trials.fuse.errors import FuseError
+from trials.fuse.functional import MOVED
+from trials.fuse.registry import CALLS
+from trials.fuse.steps import CallStep, Ref, State, Step
+from trials.fuse.trees import apart
+
+
+class Scalar:
+    """A function from one model's outputs and the targets to a scalar, for K models.
+
+    One that is pure is traced once, and its steps are run without `vmap`; any other is run under `vmap` each time.
+    """
+
+    def __init__(self, name: str, function: Callable[[Any, Tensor], Tensor]) -> None:
+        """`name` stands in errors."""
+        self._name, self._function = name, function
+        self._steps, self._last = _trace(function)
+
+    def __call__(self, outputs: Any, targets: Tensor, per_trial: bool = False) -> Tensor:
+        """One value per trial.
+
+        Args:
+            outputs: the model's; every tensor in it has the leading axis K.
+            targets: shared by all trials, or with the axis K too.
+            per_trial: whether `targets` have it.
+
+        Returns:
+            ``[K]``.
+
+        Raises:
+            FuseError: it cannot be computed, or is no scalar.
+        """
+        values_K = None
+        if self._steps and isinstance(outputs, Tensor):
+            values_K = self._by_steps(outputs, targets, per_trial)
+        if values_K is None:
+            values_K = self._by_vmap(outputs, targets, per_trial)
+        if not isinstance(values_K, Tensor) or values_K.ndim != 1:
+            what = list(values_K.shape[1:]) if isinstance(values_K, Tensor) else type(values_K).__name__
+            raise FuseError(f"{self._name} returned {what}; allowed: a scalar tensor")
+        return values_K
+
+    def _by_steps(self, outputs: Tensor, targets: Tensor, per_trial: bool) -> Tensor | None:
+        """None where a step fails: then let the user's own code say why."""
+        state = State(len(self._steps) + 2)
+        state.values[:2], state.flags[:2] = [outputs, targets], [True, per_trial]
+        try:
+            for step in self._steps:
+                step.run(state)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            self._steps = []
+            return None
+        if not state.flags[self._last]:
+            self._steps = []
+            return None
+        found: Tensor = state.values[self._last]
+        return found
+
+    def _by_vmap(self, outputs: Any, targets: Tensor, per_trial: bool) -> Any:
+        tensors, together = apart(outputs)
+
+        def one(own: list[Tensor], own_targets: Tensor) -> Tensor:
+            return self._function(together(own), own_targets)
+
+        try:
+            return torch.vmap(one, (0, 0 if per_trial else None), randomness="error")(tensors, targets)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError) as error:
+            raise FuseError(f"{self._name} cannot be computed for several trials at once: {error}") from error
+
+
+def _trace(function: Callable[[Any, Tensor], Tensor]) -> tuple[list[Step], int]:
+    """The steps of `function` and the index of its result; no steps if it may depend on more than its inputs."""
+    plain = getattr(function, "__func__", function)
+    if not isinstance(plain, types.FunctionType) or not _is_pure(plain, bound=plain is not function):
+        return [], 0
+    random_state = torch.get_rng_state()
+    try:
+        graph = fx.Tracer().trace(lambda outputs, targets: function(outputs, targets))
+    except Exception:
+        return [], 0
+    finally:
+        drew = not torch.equal(random_state, torch.get_rng_state())
+        torch.set_rng_state(random_state)
+    if drew:
+        return [], 0
+    index = {node: number for number, node in enumerate(graph.nodes)}
+
+    def refer(node: fx.Node) -> Any:
+        return Ref(index[node])
+
+    steps: list[Step] = []
+    for node in graph.nodes:
+        if node.op == "output":
+            result = node.args[0]
+            return (steps, index[result]) if isinstance(result, fx.Node) else ([], 0)
+        if node.op in ("call_function", "call_method") and node.target not in CALLS:
+            args, kwargs = (fx.node.map_arg(value, refer) for value in (node.args, node.kwargs))
+            steps.append(CallStep(index[node], node, args, kwargs))
+        elif node.op != "placeholder":
+            return [], 0
+    return [], 0
+
+
+def _is_pure(function: types.FunctionType, bound: bool) -> bool:
+    """Whether its code reads nothing but its inputs, constants and functions of torch, and changes nothing."""
+    code = function.__code__
+    if function.__closure__ or code.co_cellvars or (bound and _reads(code, code.co_varnames[0])):
+        return False
+    for name in code.co_names:
+        if name not in function.__globals__:
+            continue
+        value = function.__globals__[name]
+        home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) or ""
+        if isinstance(value, types.ModuleType) and value is builtins:
+            return False
+        if home != "torch" and not home.startswith("torch."):
+            return False
+    return not any(name.endswith("_") and not name.endswith("__") for name in code.co_names)
+
+
+def _reads(code: types.CodeType, name: str) -> bool:
+    return any(
+        instruction.argval == name or (isinstance(instruction.argval, tuple) and name in instruction.argval)
+        for instruction in dis.get_instructions(code)
+        if instruction.opname.startswith(("LOAD_FAST", "STORE_FAST"))
+    )
+
+
+def _rows(x_K: Tensor, target: Tensor) -> Tensor:
+    """The targets that all trials share, once per trial: ``[K·B, ...]``."""
+    return target.expand(x_K.shape[0], *target.shape).reshape(-1, *target.shape[1:])
+
+
+def _cross_entropy(
+    x_KBC: Tensor,
+    target_B: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
+    """`functional.cross_entropy` of class numbers, without class weights."""
+    if weight is not None or size_average is not None or reduce is not None or reduction != "mean":
+        return NotImplemented
+    if x_KBC.ndim != 3 or target_B.is_floating_point():
+        return NotImplemented
+    rows = _rows(x_KBC, target_B)
+    losses = functional.cross_entropy(
+        x_KBC.flatten(0, 1), rows, reduction="none", ignore_index=ignore_index, label_smoothing=label_smoothing
+    )
+    return losses.view(x_KBC.shape[0], -1).sum(1) / (target_B != ignore_index).sum()
+
+
+def _nll_loss(x_KBC: Tensor, target_B: Tensor) -> Any:
+    if x_KBC.ndim != 3:
+        return NotImplemented
+    losses = functional.nll_loss(x_KBC.flatten(0, 1), _rows(x_KBC, target_B), reduction="none")
+    return losses.view(x_KBC.shape[0], -1).sum(1) / (target_B != -100).sum()
+
+
+def _elementwise(loss: Callable[..., Tensor]) -> Callable[..., Any]:
+    """A loss that compares two tensors of one shape and averages."""
+
+    def call(x_K: Tensor, target: Any) -> Any:
+        if not isinstance(target, Tensor) or x_K.shape[1:] != target.shape or not target.ndim:
+            return NotImplemented
+        return loss(x_K, target.expand_as(x_K), reduction="none").flatten(1).mean(1)
+
+    return call
+
+
+def _whole(reduce: Callable[..., Tensor], otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """A reduction over all of a trial's axes, which is written without any."""
+
+    def call(x_K: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs:
+            return otherwise(x_K, *args, **kwargs)
+        return reduce(x_K.flatten(1), 1) if x_K.ndim > 1 else x_K
+
+    return call
+
+
+def _argmax(x_K: Tensor, dim: int, keepdim: bool = False) -> Tensor:
+    return x_K.argmax(dim + 1 if dim >= 0 else dim, keepdim)
+
+
+MOVED[functional.cross_entropy] = _cross_entropy
+MOVED[functional.nll_loss] = _nll_loss
+for _loss in (
+    *(functional.mse_loss, functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss),
+    *(functional.binary_cross_entropy, functional.binary_cross_entropy_with_logits),
+):
+    MOVED[_loss] = _elementwise(_loss)
+MOVED[torch.argmax] = MOVED["argmax"] = _argmax
+MOVED[torch.mean] = MOVED["mean"] = _whole(torch.mean, MOVED["mean"])
+MOVED[torch.sum] = MOVED["sum"] = _whole(torch.sum, MOVED["sum"])

@@ -1,0 +1,265 @@
+"""The steps of a fused forward: a tensor of the user's, a fused layer, or a call in the user's own code."""
+
+import abc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from trials.fuse.functional import ELEMENTWISE, MOVED, broadcasts, cat
+from trials.fuse.registry import CALLS, CallRule, FuseError, JointLayer, Layer, arrange
+from trials.fuse.rows import Rows
+from trials.fuse.trees import apart
+from trials.pause import ask_before_backward
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Stands in the arguments of a step for the value of an earlier one."""
+
+    index: int
+
+
+class State:
+    """What the steps of one run hand to each other.
+
+    Attributes:
+        values: one per node.
+        flags: whether a value (or, of a tuple, its tensors) has the leading axis K; the others are shared by all
+            trials.
+    """
+
+    __slots__ = ("flags", "values")
+
+    def __init__(self, count: int) -> None:
+        """Room for `count` values."""
+        self.values: list[Any] = [None] * count
+        self.flags: list[bool] = [False] * count
+
+
+class Step(abc.ABC):
+    """One node of the graph."""
+
+    def __init__(self, out: int) -> None:
+        """A step that sets value `out`."""
+        self.out = out
+        self.last_reads: tuple[int, ...] = ()
+
+    def bind(self, rows: Rows) -> None:  # noqa: B027 - most steps hold no tensors
+        """Take the current tensors."""
+
+    @abc.abstractmethod
+    def run(self, state: State) -> None:
+        """Compute the value and its flag."""
+
+
+class TensorStep(Step):
+    """Reads a parameter or buffer that the user's own code uses."""
+
+    def __init__(self, out: int, name: str) -> None:
+        """Reads the tensor called `name`."""
+        super().__init__(out)
+        self.name = name
+        self.tensor: Tensor | None = None
+
+    def bind(self, rows: Rows) -> None:
+        """See `Step`."""
+        self.tensor = rows.tensor(self.name)
+
+    def run(self, state: State) -> None:
+        """See `Step`."""
+        state.values[self.out] = self.tensor
+        state.flags[self.out] = True
+
+
+class LayerStep(Step):
+    """Runs a fused layer, after asking the gate, and has the gate asked before its backward."""
+
+    def __init__(
+        self,
+        out: int,
+        source: int,
+        layer: Layer,
+        training: bool,
+        enter: Callable[[], None] | None,
+    ) -> None:
+        """`enter` asks for the forward; None where nothing is to be asked."""
+        super().__init__(out)
+        self.source, self.layer, self.training, self.enter = source, layer, training, enter
+        self.hook: Callable[[Any], None] | None = None
+
+    def run(self, state: State) -> None:
+        """See `Step`."""
+        if self.enter is not None:
+            self.enter()
+        y, per_trial = self.compute(state)
+        if self.hook is not None:
+            head = y if isinstance(y, Tensor) else _trained(y)
+            if head is not None:
+                ask_before_backward(head, self.hook)
+        state.values[self.out] = y
+        state.flags[self.out] = per_trial
+
+    def compute(self, state: State) -> tuple[Any, bool]:
+        """Run the layer."""
+        return self.layer.run(state.values[self.source], state.flags[self.source], self.training)
+
+
+class JointStep(LayerStep):
+    """Runs a fused layer that takes more than one tensor."""
+
+    def __init__(
+        self,
+        out: int,
+        inputs: Sequence[Any],
+        layer: JointLayer,
+        training: bool,
+        enter: Callable[[], None] | None,
+    ) -> None:
+        """`inputs` are the layer's, with `Ref` for nodes."""
+        super().__init__(out, out, layer, training, enter)
+        self.joint, self.inputs = layer, inputs
+        self.refs = [_found(value) for value in inputs]
+
+    def compute(self, state: State) -> tuple[Any, bool]:
+        """See `LayerStep`."""
+        return self.joint.run_joint(*_inputs(self.inputs, self.refs, state), self.training)
+
+
+class CallStep(Step):
+    """Runs one function or method call of the user's own code."""
+
+    def __init__(self, out: int, node: fx.Node, args: Any, kwargs: dict[str, Any]) -> None:
+        """`args` and `kwargs` are the node's, with `Ref` for nodes."""
+        super().__init__(out)
+        self.node = node.name
+        self.target = node.target
+        self.args, self.kwargs = args, kwargs
+        self.refs = tuple(dict.fromkeys(_found((args, kwargs))))
+        self.call = _method(node.target) if isinstance(node.target, str) else node.target
+        flat = all(isinstance(arg, Ref) or not isinstance(arg, (tuple, list, dict, slice, Tensor)) for arg in args)
+        self.elementwise = node.target in ELEMENTWISE and flat and not _found(kwargs)
+        self.moved = MOVED.get(node.target) if bool(args) and isinstance(args[0], Ref) else None
+        self.rule: CallRule | None = None
+        if node.target in CALLS:
+            signature, self.rule = CALLS[node.target]
+            self.inputs = arrange(f"node '{node.name}'", signature, args, kwargs)
+            self.input_refs = [_found(value) for value in self.inputs]
+        self.generators: list[torch.Generator] = []
+        self.vmapped = False
+
+    def bind(self, rows: Rows) -> None:
+        """See `Step`."""
+        self.generators = rows.generators
+
+    def run(self, state: State) -> None:
+        """See `Step`."""
+        values, flags = state.values, state.flags
+        if self.rule is not None:
+            inputs, owned = _inputs(self.inputs, self.input_refs, state)
+            value, per_trial = self.rule(inputs, owned, self.generators)
+        elif not any(flags[index] for index in self.refs):
+            args, kwargs = fill((self.args, self.kwargs), values.__getitem__)
+            value, per_trial = self.call(*args, **kwargs), False
+        else:
+            value = self._direct(state)
+            value = self._vmapped(state) if value is NotImplemented else value
+            per_trial = bool(apart(value)[0])
+        values[self.out] = value
+        flags[self.out] = per_trial
+
+    def _direct(self, state: State) -> Any:
+        """The call without `vmap`, or NotImplemented."""
+        values, flags = state.values, state.flags
+        if self.elementwise:
+            args = [values[arg.index] if isinstance(arg, Ref) else arg for arg in self.args]
+            own = [isinstance(arg, Ref) and flags[arg.index] for arg in self.args]
+            return self.call(*args, **self.kwargs) if broadcasts(args, own) else NotImplemented
+        first = self.args[0] if self.args else None
+        if self.call in (torch.cat, torch.concat) and isinstance(first, (list, tuple)):
+            return self._cat(first, state)
+        if not isinstance(first, Ref) or not flags[first.index]:
+            return NotImplemented
+        x = values[first.index]
+        if isinstance(x, (tuple, list)) and not _found(self.args[1:]):
+            return self.call(*fill(self.args, values.__getitem__), **self.kwargs)
+        if self.moved is None or not isinstance(x, Tensor):
+            return NotImplemented
+        if any(flags[index] for index in self.refs if index != first.index):
+            return NotImplemented
+        args, kwargs = fill((self.args[1:], self.kwargs), values.__getitem__)
+        try:
+            return self.moved(x, *args, **kwargs)
+        except TypeError:
+            return NotImplemented
+
+    def _cat(self, parts: Sequence[Any], state: State) -> Any:
+        dim = self.args[1] if len(self.args) > 1 else self.kwargs.get("dim", 0)
+        if not all(isinstance(part, Ref) for part in parts) or not isinstance(dim, int):
+            return NotImplemented
+        joined = cat([state.values[p.index] for p in parts], [state.flags[p.index] for p in parts], dim)
+        return NotImplemented if joined is None else joined
+
+    def _vmapped(self, state: State) -> Any:
+        values = state.values
+        own = [index for index in self.refs if state.flags[index]]
+        self.vmapped = True
+        parts = [apart(values[index]) for index in own]
+        together: list[Callable[[Sequence[Tensor]], Any]] = []
+
+        def one(items: list[list[Tensor]]) -> tuple[Tensor, ...]:
+            mine = {index: part[1](tensors) for index, part, tensors in zip(own, parts, items, strict=True)}
+            args, kwargs = fill((self.args, self.kwargs), lambda index: mine.get(index, values[index]))
+            tensors, rebuild = apart(self.call(*args, **kwargs))
+            together[:] = [rebuild]
+            return tuple(tensors)
+
+        try:
+            found = torch.vmap(one, randomness="error")([tensors for tensors, _ in parts])
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise FuseError(f"node '{self.node}' cannot be computed for several trials at once: {error}") from error
+        return together[0](found)
+
+
+def fill(value: Any, get: Callable[[int], Any], constant: Callable[[Any], Any] | None = None) -> Any:
+    """`value` with each `Ref` in it replaced by what `get` returns for its index."""
+    kind = type(value)
+    if kind is Ref:
+        return get(value.index)
+    if kind is slice:
+        return slice(fill(value.start, get), fill(value.stop, get), fill(value.step, get))
+    if isinstance(value, (tuple, list)):
+        return (
+            [fill(v, get, constant) for v in value]
+            if isinstance(value, list)
+            else tuple(fill(v, get, constant) for v in value)
+        )
+    if isinstance(value, dict):
+        return {name: fill(v, get, constant) for name, v in value.items()}
+    return value if constant is None else constant(value)
+
+
+def _found(value: Any) -> list[int]:
+    """The indices of all `Ref` in `value`."""
+    found: list[int] = []
+    fill(value, lambda index: found.append(index))
+    return found
+
+
+def _inputs(inputs: Sequence[Any], refs: Sequence[list[int]], state: State) -> tuple[list[Any], list[bool]]:
+    """The values of `inputs`, and which of them have the leading axis K."""
+    values = [fill(value, state.values.__getitem__) for value in inputs]
+    return values, [any(state.flags[index] for index in found) for found in refs]
+
+
+def _trained(outputs: Sequence[Any]) -> Tensor | None:
+    """The first of several outputs that has a gradient; a layer's first one is what matters, such as attention's."""
+    return next((y for y in outputs if isinstance(y, Tensor) and y.grad_fn is not None), None)
+
+
+def _method(name: str) -> Callable[..., Any]:
+    return lambda x, *args, **kwargs: getattr(x, name)(*args, **kwargs)

@@ -1,0 +1,35 @@
+"""Random streams per trial for code that draws from PyTorch's own, and what a failed try has changed put back."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def saved(buffers: dict[str, Tensor], generators: Sequence[torch.Generator]) -> Callable[[], None]:
+    """A function that puts the tensors and streams back to how they are now."""
+    before = {name: tensor.clone() for name, tensor in buffers.items()}
+    states = [generator.get_state() for generator in generators]
+
+    def restore() -> None:
+        for name, tensor in before.items():
+            buffers[name].copy_(tensor)
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+    return restore
+
+
+def go_on(generator: torch.Generator) -> None:
+    """Let PyTorch's own random numbers go on where those of `generator` are."""
+    state = generator.get_state()
+    if generator.device.type == "cuda":
+        torch.cuda.set_rng_state(state, generator.device)
+    else:
+        torch.set_rng_state(state)
+
+
+def note(generator: torch.Generator) -> None:
+    """Note in `generator` where PyTorch's own random numbers are."""
+    cuda = generator.device.type == "cuda"
+    generator.set_state(torch.cuda.get_rng_state(generator.device) if cuda else torch.get_rng_state())

@@ -1,0 +1,295 @@
+"""What must be equal for trials to be fused, and their tensors stacked."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
+
+from trials.fuse.describe import attributes, class_of, global_values, plain_tensors
+from trials.fuse.errors import RefusedError
+from trials.fuse.registry import FuseError, Layer, find, label, refuse, settings
+from trials.fuse.rows import Rows, Vectors, stack_parameters
+from trials.fuse.trace import describe, modes, trace
+
+Facts = dict[tuple[str, str], Hashable]
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """One trial's model, reduced to what fusing depends on.
+
+    Attributes:
+        facts: (place, property) -> value; equal for all trials of a group.
+        train: the graph of the forward in training mode; None if it cannot be traced.
+        eval: the graph in evaluation mode; None if it cannot be traced.
+        train_modes: path -> mode of that module while the model trains.
+        eval_modes: the same while the model is evaluated.
+        untraced: why there are no graphs; empty if there are.
+    """
+
+    facts: Facts
+    train: fx.Graph | None
+    eval: fx.Graph | None
+    train_modes: dict[str, bool]
+    eval_modes: dict[str, bool]
+    untraced: str
+
+
+def structure(model: nn.Module) -> Structure:
+    """Look at one trial's model.
+
+    Raises:
+        FuseError: no way to fuse it exists.
+    """
+    tensors = _tensor_facts(model)
+    _refuse_hooks(model)
+    _refuse_sparse(model)
+    mode_tables = modes(model, training=True), modes(model, training=False)
+    facts: Facts = {}
+    untraced = ""
+    graphs: tuple[fx.Graph | None, fx.Graph | None] = None, None
+    unchanged = Unchanged(model)
+    try:
+        graphs = trace(model, training=True), trace(model, training=False)
+    except RefusedError:
+        raise
+    except FuseError as error:
+        untraced = str(error)
+    unchanged.check()
+    facts["model", "traced"] = not untraced
+    for graph, table, mode in zip(graphs, mode_tables, ("train", "eval"), strict=True):
+        if graph is not None:
+            facts.update({(f"{place} ({mode} mode)", "code"): text for place, text in describe(graph)})
+        paths = leaves((graph,)) or list(table)
+        facts.update({(f"module '{path}'", f"training in {mode} mode"): table[path] for path in paths})
+    whole = attributes(model)
+    for path in _layers(model, graphs):
+        _module_facts(model.get_submodule(path), path, whole, facts, inside=not untraced)
+    return Structure({**facts, **tensors}, *graphs, *mode_tables, untraced)
+
+
+def _layers(model: nn.Module, graphs: Sequence[fx.Graph | None]) -> list[str]:
+    """The paths of the layers that the graphs call, or, without graphs, of all modules."""
+    return [path for path, _ in model.named_modules()] if None in graphs else leaves(graphs)
+
+
+def _module_facts(module: nn.Module, path: str, whole: Facts, facts: Facts, inside: bool) -> None:
+    """What must be equal in the module at `path`: what its rule reads, or, without a rule, all that its code may.
+
+    With `inside`, that of the modules in it too.
+    """
+    place = f"module '{path}'"
+    facts[place, "type"] = f"{type(module).__module__}.{type(module).__qualname__}"
+    layer = rule_for(module, path)
+    if isinstance(layer, Layer):
+        facts.update({(place, name): _hashable(value) for name, value in settings(module, layer.varying).items()})
+        facts.update({(place, f"{name} is None"): getattr(module, name) is None for name in layer.varying})
+        return
+    facts[place, "class"] = class_of(module)
+    for (where, name), value in whole.items():
+        if where == path or (inside and (not path or where.startswith(f"{path}."))):
+            facts[f"module '{where}'", name] = value
+    for name, tensor in _plain_tensors(module, path).items():
+        facts[f"tensor '{name}'", "shape"] = tuple(tensor.shape)
+        facts[f"tensor '{name}'", "dtype"] = str(tensor.dtype)
+
+
+class Unchanged:
+    """Sees to it that a forward leaves alone what is no tensor of the trial's."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Note how things stand."""
+        self._model = model
+        self._before = self._now()
+
+    def check(self) -> None:
+        """Compare.
+
+        Raises:
+            RefusedError: the forward of some module has changed an attribute or a global variable.
+        """
+        for kind, before, after in zip(("attribute", "global variable"), self._before, self._now(), strict=True):
+            for path, name in {**before, **after}:
+                by_tracing = name.startswith("_tensor_constant")
+                if before.get((path, name)) != after.get((path, name)) and not by_tracing:
+                    module = label(self._model.get_submodule(path), path)
+                    raise RefusedError(
+                        f"module '{module}': its forward changes the {kind} '{name}', which trials that are trained at "
+                        "once cannot each do for themselves; allowed: a buffer (register_buffer), or another output"
+                    )
+
+    def _now(self) -> tuple[Facts, Facts]:
+        """The attributes of the user's own modules, and the global variables."""
+        own = {path for path, module in self._model.named_modules() if not type(module).__module__.startswith("torch.")}
+        found: Facts = {key: value for key, value in attributes(self._model).items() if key[0] in own}
+        for path in own:
+            found.update({(path, name): "a tensor" for name in plain_tensors(self._model.get_submodule(path))})
+        return found, global_values(self._model)
+
+
+def difference(first: Facts, second: Facts) -> tuple[str, str, Any, Any] | None:
+    """The first property in which two trials differ: place, property, and both values."""
+    for place, name in [*first, *second]:
+        one, other = (facts.get((place, name), "absent") for facts in (first, second))
+        if one != other:
+            return place, name, one, other
+    return None
+
+
+def leaves(graphs: Sequence[fx.Graph | None]) -> list[str]:
+    """The paths of the layers that the graphs call, each once."""
+    nodes = [node for graph in graphs if graph is not None for node in graph.nodes]
+    return list(dict.fromkeys(str(node.target) for node in nodes if node.op == "call_module"))
+
+
+def stack(models: Sequence[nn.Module], shape: Structure, generators: list[torch.Generator]) -> Rows:
+    """Copies of the tensors of `models`, all of structure `shape`, with a leading axis K.
+
+    Raises:
+        FuseError: two models share a tensor.
+    """
+    _refuse_shared(models)
+    first = models[0]
+    aliases = {**_aliases(_parameters(first)), **_aliases(_buffers(first))}
+    tables_K = [_parameters(model) for model in models]
+    parameters = {
+        name: stack_parameters([table[name] for table in tables_K]) for name in tables_K[0] if name not in aliases
+    }
+    buffers_K = [{**_buffers(model), **_constants(model, shape)} for model in models]
+    buffers = {
+        name: torch.stack([table[name].detach() for table in buffers_K]) for name in buffers_K[0] if name not in aliases
+    }
+    vectors: Vectors = {}
+    for path in _layers(first, (shape.train, shape.eval)):
+        layer = rule_for(first.get_submodule(path), path)
+        if isinstance(layer, Layer) and (names := layer.varying):
+            modules = [model.get_submodule(path) for model in models]
+            vectors[path] = {name: [getattr(module, name) for module in modules] for name in names}
+    return Rows(parameters, buffers, vectors, aliases, generators)
+
+
+def canonical_names(model: nn.Module) -> dict[int, str]:
+    """The id of each parameter of `model` -> its first name."""
+    return {id(parameter): name for name, parameter in model.named_parameters()}
+
+
+def rule_for(module: nn.Module, path: str) -> Layer | FuseError:
+    """The fused layer for `module`, or why there is none."""
+    try:
+        return find(module, path)(module, path)
+    except FuseError as error:
+        return error
+
+
+def _refuse_hooks(model: nn.Module) -> None:
+    """Neither a fused layer nor a traced forward would call them."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    for path, module in model.named_modules():
+        if any(getattr(module, name) for name in hooks):
+            raise FuseError(f"module '{path}' ({type(module).__name__}) has hooks; allowed: none")
+
+
+def _refuse_sparse(model: nn.Module) -> None:
+    """One trial's share of the rows' gradient is dense."""
+    for path, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            raise refuse(path, module, "sparse", True, "allowed: False")
+
+
+def _tensor_facts(model: nn.Module) -> Facts:
+    facts: Facts = {}
+    _refuse_two_devices(model)
+    for kind, table in (("parameter", _parameters(model)), ("buffer", _buffers(model))):
+        aliases = _aliases(table)
+        for name, tensor in table.items():
+            place = f"{kind} '{name}'"
+            if is_lazy(tensor):
+                raise FuseError(f"{place} has no shape yet; allowed: layers that know their sizes")
+            hooks = (getattr(tensor, "_backward_hooks", None), getattr(tensor, "_post_accumulate_grad_hooks", None))
+            if any(hooks):
+                raise FuseError(f"{place} has hooks; allowed: none")
+            facts[place, "shape"] = tuple(tensor.shape)
+            facts[place, "dtype"] = str(tensor.dtype)
+            facts[place, "device"] = str(tensor.device)
+            facts[place, "requires_grad"] = tensor.requires_grad
+            facts[place, "tied to"] = aliases.get(name)
+    for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise FuseError(f"state_dict entry '{name}' is a {type(value).__name__}; allowed: tensors")
+        facts["state_dict", name] = "saved"
+    return facts
+
+
+def _refuse_two_devices(model: nn.Module) -> None:
+    first: tuple[str, torch.device] | None = None
+    for name, tensor in {**_parameters(model), **_buffers(model)}.items():
+        first = first or (name, tensor.device)
+        if tensor.device != first[1]:
+            raise FuseError(
+                f"'{name}' is on {tensor.device}, and '{first[0]}' on {first[1]}; allowed: one device, as by "
+                "model.to(device)"
+            )
+
+
+def _parameters(model: nn.Module) -> dict[str, Tensor]:
+    return dict(model.named_parameters(remove_duplicate=False))
+
+
+def _buffers(model: nn.Module) -> dict[str, Tensor]:
+    return dict(model.named_buffers(remove_duplicate=False))
+
+
+def _aliases(table: dict[str, Tensor]) -> dict[str, str]:
+    """Further names of the same tensor -> its first name."""
+    first: dict[int, str] = {}
+    for name, tensor in table.items():
+        first.setdefault(id(tensor), name)
+    return {name: first[id(tensor)] for name, tensor in table.items() if first[id(tensor)] != name}
+
+
+def _constants(model: nn.Module, shape: Structure) -> dict[str, Tensor]:
+    """Plain tensors that the user's forward reads: neither parameters nor buffers, but a trial's own all the same."""
+    graphs = shape.train, shape.eval
+    found: dict[str, Tensor] = {}
+    for path in _layers(model, graphs):
+        if not isinstance(rule_for(model.get_submodule(path), path), Layer):
+            found.update(_plain_tensors(model.get_submodule(path), path))
+    known = _parameters(model).keys() | _buffers(model).keys()
+    nodes = [node for graph in graphs if graph is not None for node in graph.nodes]
+    for name in dict.fromkeys(str(node.target) for node in nodes if node.op == "get_attr"):
+        if name in known:
+            continue
+        value: Any = model
+        for part in name.split("."):
+            value = getattr(value, part)
+        if not isinstance(value, Tensor):
+            raise FuseError(f"forward reads '{name}', a {type(value).__name__}; allowed: tensors")
+        found[name] = value
+    return found
+
+
+def _plain_tensors(module: nn.Module, path: str) -> dict[str, Tensor]:
+    """Name in the model -> plain tensor, of `module` at `path` and of those inside it."""
+    return {
+        ".".join(filter(None, (path, inner, name))): tensor
+        for inner, owner in module.named_modules()
+        for name, tensor in plain_tensors(owner).items()
+    }
+
+
+def _refuse_shared(models: Sequence[nn.Module]) -> None:
+    owners: dict[int, int] = {}
+    for number, model in enumerate(models):
+        for name, tensor in {**_parameters(model), **_buffers(model)}.items():
+            storage = tensor.untyped_storage().data_ptr()
+            if storage and owners.setdefault(storage, number) != number:
+                raise FuseError(
+                    f"models {owners[storage]} and {number} share the tensor '{name}'; allowed: tensors of their own"
+                )
+
+
+def _hashable(value: object) -> Hashable:
+    return value if isinstance(value, Hashable) else repr(value)

@@ -1,0 +1,273 @@
+"""From one trial's `forward` to a list of steps for K trials, by `torch.fx`."""
+
+import inspect
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from trials.fuse.errors import RefusedError
+from trials.fuse.functional import RANDOM, VIEWS
+from trials.fuse.registry import CALLS, FORWARDS, RULES, FuseError, label
+
+_AUGMENTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+_OUT_OF_PLACE = {
+    getattr(operator, f"i{name}"): getattr(operator, f"{name}_" if name in ("and", "or") else name)
+    for name in _AUGMENTED
+}
+"""``operator.iadd`` -> ``operator.add``, and so on."""
+_IN_PLACE = (setattr, operator.setitem, operator.delitem)
+
+
+class _Proxy(fx.Proxy):
+    """Records ``y += z`` as what it is; fx alone would take it for ``y = y + z``, whoever else reads y."""
+
+
+def _augmented(target: Callable[..., Any]) -> Callable[[fx.Proxy, Any], fx.Proxy]:
+    def record(self: fx.Proxy, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", target, (self, other), {})
+
+    return record
+
+
+for _target_in_place in _OUT_OF_PLACE:
+    setattr(_Proxy, f"__{_target_in_place.__name__}__", _augmented(_target_in_place))
+
+
+class _Tracer(fx.Tracer):
+    """Stops at layers of torch.nn and at layers with a rule; buffers become nodes, not constants."""
+
+    proxy_buffer_attributes = True
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """See `fx.Tracer`."""
+        return _Proxy(node, self)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """See `fx.Tracer`."""
+        if type(m) in FORWARDS:
+            return False
+        return type(m) in RULES or super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        """See `fx.Tracer`."""
+        plain = FORWARDS.get(type(m))
+        return super().call_module(m, forward if plain is None else partial(plain, m), args, kwargs)
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
+        """See `fx.Tracer`."""
+        return super().create_args_for_root(FORWARDS.get(type(self.root), root_fn), is_module, concrete_args)
+
+
+def trace(model: nn.Module, training: bool) -> fx.Graph:
+    """The graph of `model` in one of its two modes.
+
+    Raises:
+        FuseError: it cannot be traced, takes several inputs, or does something that fusing would change.
+    """
+    name = type(model).__name__
+    if type(model) in RULES or _Tracer().is_leaf_module(model, ""):
+        return _single(name)
+    before = model.training
+    random_state = torch.get_rng_state()
+    tracer = _Tracer()
+    tables = _tables(model)
+    try:
+        model.train(training)
+        graph = tracer.trace(model, concrete_args=_defaults(model))
+    except RefusedError:
+        raise
+    except Exception as error:
+        raise FuseError(f"model {name} cannot be traced: {type(error).__name__}: {error}") from error
+    finally:
+        model.train(before)
+        changed = _put_back(tables)
+    if changed:
+        raise FuseError(f"model {name} cannot be traced: its forward assigns '{changed[0]}'")
+    if not torch.equal(random_state, torch.get_rng_state()):
+        torch.set_rng_state(random_state)
+        raise FuseError(f"model {name} draws random numbers that do not depend on its input; allowed: nn.Dropout")
+    _drop_defaults(graph)
+    for node in graph.nodes:
+        _check(node, model)
+    return graph
+
+
+def _tables(model: nn.Module) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Every table of attributes, parameters and buffers in `model`, and a copy of it."""
+    found = []
+    for path, module in model.named_modules():
+        for table in (module.__dict__, module._parameters, module._buffers):
+            found.append((f"{path}." if path else "", table, dict(table)))
+    return found
+
+
+def _put_back(tables: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> list[str]:
+    """Undo what the traced forward has assigned, and name it."""
+    changed = []
+    for prefix, table, before in tables:
+        for name in {**before, **table}:
+            if name.startswith("_tensor_constant") or name == "training":
+                continue
+            if name not in before or name not in table or table[name] is not before[name]:
+                changed.append(prefix + name)
+                if name in before:
+                    table[name] = before[name]
+                else:
+                    del table[name]
+    return changed
+
+
+def modes(model: nn.Module, training: bool) -> dict[str, bool]:
+    """Which mode each module is in after ``model.train(training)``; a model may keep some of them in eval mode."""
+    before = model.training
+    model.train(training)
+    found = {path: module.training for path, module in model.named_modules(remove_duplicate=False)}
+    model.train(before)
+    return found
+
+
+def describe(graph: fx.Graph) -> list[tuple[str, str]]:
+    """What the graph does, node by node, in a form that can be compared between trials."""
+    return [(f"node '{n.name}'", f"{n.op} {_target(n)} {_text(n.args)} {_text(n.kwargs)}") for n in graph.nodes]
+
+
+def leaf_input(node: fx.Node) -> fx.Node:
+    """The one input of a layer's node.
+
+    Raises:
+        FuseError: the layer is called with more, or with something that is no tensor.
+    """
+    given = [*node.args, *node.kwargs.values()]
+    if len(given) != 1 or not isinstance(given[0], fx.Node):
+        raise FuseError(f"node '{node.name}' calls '{node.target}' with {len(given)} inputs; allowed: one tensor")
+    return given[0]
+
+
+def _single(name: str) -> fx.Graph:
+    """The graph of a model that is a layer itself."""
+    graph = fx.Graph()
+    source = graph.placeholder("x")
+    graph.output(graph.create_node("call_module", "", (source,), name=name.lower()))
+    return graph
+
+
+def _defaults(model: nn.Module) -> dict[str, Any]:
+    """Values for all inputs of `forward` but the first."""
+    inputs = list(inspect.signature(model.forward).parameters.values())
+    inputs = [i for i in inputs if i.kind not in (i.VAR_POSITIONAL, i.VAR_KEYWORD)]
+    required = [i.name for i in inputs if i.default is inspect.Parameter.empty]
+    if len(required) > 1:
+        raise RefusedError(
+            f"forward takes {len(required)} inputs ({', '.join(required)}); allowed: one without default"
+        )
+    return {i.name: i.default for i in inputs[1:]}
+
+
+def _drop_defaults(graph: fx.Graph) -> None:
+    """Take out the inputs that were fixed to their defaults; what is left of them are assertions on their values."""
+    fixed = {node for node in graph.nodes if node.op == "placeholder" and node.prev.op != "root"}
+    for node in graph.nodes:
+        if fixed.intersection(node.all_input_nodes):
+            fixed.add(node)
+    for node in reversed(graph.nodes):
+        if node in fixed:
+            graph.erase_node(node)
+
+
+def _check(node: fx.Node, model: nn.Module) -> None:
+    if node.op == "call_module":
+        module = model.get_submodule(str(node.target))
+        if getattr(module, "inplace", False):
+            _check_in_place(node, model, leaf_input(node))
+        return
+    if node.op not in ("call_function", "call_method"):
+        return
+    name = _name(node)
+    if node.target in _OUT_OF_PLACE or (name.endswith("_") and not name.endswith("__")):
+        _refuse_change_of_input(node, node)
+    if node.target in _OUT_OF_PLACE:
+        if isinstance(node.args[0], fx.Node):
+            _check_in_place(node, model, node.args[0])
+        node.target = _OUT_OF_PLACE[node.target]
+    if node.target in RANDOM and node.target not in CALLS:
+        raise FuseError(f"node '{node.name}' calls {name}, which draws random numbers; allowed: dropout")
+    if node.target in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
+        raise FuseError(f"node '{node.name}' calls {name}, which works in place; allowed: its out-of-place form")
+    if "out" in node.kwargs:
+        raise FuseError(f"node '{node.name}' calls {name} with out=; allowed: without")
+    _drop_in_place_flag(node, model)
+
+
+def _refuse_change_of_input(node: fx.Node, changing: fx.Node) -> None:
+    """A batch belongs to all trials, and comes again in the next epoch."""
+    if changing.op == "placeholder":
+        raise RefusedError(
+            f"node '{node.name}' calls {_name(node)}, which changes the model's input '{changing.name}' in place; "
+            "allowed: the out-of-place form, or a clone of it"
+        )
+    first = changing.args[0] if changing.args else None
+    if isinstance(first, fx.Node) and (changing is node or _name(changing) in VIEWS):
+        _refuse_change_of_input(node, first)
+
+
+def _drop_in_place_flag(node: fx.Node, model: nn.Module) -> None:
+    """Turn ``relu(x, inplace=True)`` into ``relu(x)`` where nobody else reads x."""
+    if not callable(node.target) or getattr(node.target, "__module__", None) != functional.__name__:
+        return
+    names = list(inspect.signature(node.target).parameters)
+    if "inplace" not in names:
+        return
+    position = names.index("inplace")
+    by_position = len(node.args) > position and node.args[position]
+    if by_position or node.kwargs.get("inplace"):
+        source = node.args[0] if node.args else node.kwargs["input"]
+        if isinstance(source, fx.Node):
+            _check_in_place(node, model, source)
+    if len(node.args) > position:
+        node.args = (*node.args[:position], False, *node.args[position + 1 :])
+    elif "inplace" in node.kwargs:
+        node.kwargs = {**node.kwargs, "inplace": False}
+
+
+def _check_in_place(node: fx.Node, model: nn.Module, source: fx.Node) -> None:
+    """An in-place layer is run out of place: refuse it where another node would have seen the change."""
+    if source.op == "get_attr":
+        raise FuseError(f"node '{node.name}' changes '{source.target}' in place, which a graph does not keep")
+    others = [user.name for user in source.users if user is not node]
+    if others:
+        raise FuseError(
+            f"node '{node.name}' changes in place what node '{others[0]}' also reads; allowed: inplace=False there"
+        )
+    if source.op == "call_module":
+        module = model.get_submodule(str(source.target))
+        views = (nn.Flatten, nn.Unflatten, nn.Identity, nn.modules.dropout._DropoutNd)
+        shares = isinstance(module, views) or getattr(module, "inplace", False)
+    else:
+        shares = source.op in ("call_function", "call_method") and _name(source) in VIEWS
+    if shares:
+        for earlier in source.all_input_nodes:
+            _check_in_place(source, model, earlier)
+
+
+def _name(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+
+
+def _target(node: fx.Node) -> str:
+    if isinstance(node.target, str):
+        return node.target
+    return f"{getattr(node.target, '__module__', '')}.{_name(node)}"
+
+
+def _text(value: Any) -> str:
+    return f"tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
+def layer_label(model: nn.Module, node: fx.Node) -> str:
+    """The name of the layer that `node` calls, for unit names."""
+    return label(model.get_submodule(str(node.target)), str(node.target))

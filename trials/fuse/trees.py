@@ -1,0 +1,80 @@
+"""Nested containers of tensors: taken apart around a `vmap`, and stacked after a loop."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from trials.fuse.errors import FuseError
+
+_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
+
+
+class Hidden:
+    """Takes the place of an output that is neither a tensor nor a plain value, since each trial has its own."""
+
+    def __init__(self, what: str) -> None:
+        """`what` it was, and whose."""
+        self._what = what
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse, except what copying and printing look for."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise FuseError(f"{self._what} cannot be had of several trials at once; allowed: tensors and plain values")
+
+
+def apart(value: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
+    """The tensors in `value`, and a function that puts others in their place."""
+    leaves, spec = tree_flatten(value)
+    places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+    def together(tensors: Sequence[Tensor]) -> Any:
+        filled = list(rest)
+        for place, tensor in zip(places, tensors, strict=True):
+            filled[place] = tensor
+        return tree_unflatten(filled, spec)
+
+    return [leaves[place] for place in places], together
+
+
+def hide_objects(value: Any, owner: str) -> Any:
+    """`value` with everything `Hidden` that may belong to one trial alone."""
+
+    def hide(leaf: Any) -> Any:
+        return leaf if isinstance(leaf, (Tensor, *_PLAIN)) else Hidden(f"the {type(leaf).__name__} of {owner}")
+
+    return tree_map(hide, value)
+
+
+def dims_of(value: Any, per_trial: bool) -> Any:
+    """A tree like `value` of `vmap` dimensions: 0 for its tensors if they have the axis K, None for all else."""
+    return tree_map(lambda leaf: 0 if per_trial and isinstance(leaf, Tensor) else None, value)
+
+
+def expand(value: Any, size: int) -> Any:
+    """`value` with the leading axis K = `size` on its tensors, without a copy."""
+    return tree_map(lambda leaf: leaf.expand(size, *leaf.shape) if isinstance(leaf, Tensor) else leaf, value)
+
+
+def stack(values_K: Sequence[Any], owner: str) -> Any:
+    """The trials' values as one, its tensors with a leading axis K.
+
+    Raises:
+        FuseError: they differ in structure, or a tensor in shape.
+    """
+    parts = [apart(hide_objects(value, owner)) for value in values_K]
+    specs = {tree_flatten(value)[1] for value in values_K}
+    shapes = {tuple((tensor.shape, tensor.dtype) for tensor in tensors) for tensors, _ in parts}
+    if len(specs) > 1 or len(shapes) > 1:
+        raise FuseError(f"{owner} gives tensors of different shapes for different trials; allowed: equal ones")
+    tensors = [torch.stack(own) for own in zip(*(tensors for tensors, _ in parts), strict=True)]
+    leaves_K = [tree_flatten(hide_objects(value, owner))[0] for value in values_K]
+    plain = [leaf for leaf in zip(*leaves_K, strict=True) if not isinstance(leaf[0], (Tensor, Hidden))]
+    for own in plain:
+        if any(leaf != own[0] for leaf in own):
+            raise FuseError(f"{owner} gives {own[0]!r} for one trial and another value for the next; allowed: tensors")
+    return parts[0][1](tensors)

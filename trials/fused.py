@@ -1,0 +1,198 @@
+"""K ordinary modules as one `nn.Module`, for a user's own training loop."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from trials.fuse import assemble
+from trials.fuse.errors import FuseError
+from trials.fuse.rows import Rows, generator, moved
+from trials.fuse.structure import difference, structure
+from trials.gate import OpenGate
+from trials.optim import FusedOptimizer, optimizer_facts
+from trials.optim import fuse_optimizers as over_rows
+from trials.pause import Units
+
+
+@dataclass(frozen=True, slots=True)
+class PerTrial:
+    """An input of which each trial has its own.
+
+    Attributes:
+        x_KB: ``[K, B, ...]``.
+    """
+
+    x_KB: Tensor
+
+
+class FusedModule(nn.Module):
+    """K modules of one structure as one.
+
+    Its parameters and buffers are those of the modules with a leading axis K, under the same names behind ``trials.``.
+    A loss is to be summed over the trials, not averaged, for each trial to get its own gradient.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], generators: Sequence[torch.Generator] | None = None) -> None:
+        """See `fuse`."""
+        super().__init__()
+        if not models:
+            raise FuseError("no models to fuse; allowed: at least one")
+        common = structure(models[0])
+        for number, model in enumerate(models[1:], start=1):
+            found = difference(common.facts, structure(model).facts)
+            if found is not None:
+                place, name, one, other = found
+                raise FuseError(
+                    f"model {number} cannot be fused with model 0: {place}: {name} is {other!r}, there {one!r}; "
+                    "allowed: the same for all models; fuse those that differ on their own"
+                )
+        if generators is not None and len(generators) != len(models):
+            raise FuseError(f"{len(generators)} generators for {len(models)} models; allowed: one for each")
+        self._device = next((tensor.device for tensor in models[0].parameters()), torch.device("cpu"))
+        if generators is None:
+            generators = [generator(self._device, int(seed)) for seed in torch.randint(2**62, (len(models),))]
+        self._template = (copy.deepcopy(models[0]),)  # in a tuple, for it is no part of this module
+        self._names_K = [WeakIdKeyDictionary({p: name for name, p in m.named_parameters()}) for m in models]
+        self._optimizers: WeakSet[FusedOptimizer] = WeakSet()
+        self._fused = assemble(models, common, list(generators), Units(OpenGate()))
+        self._modules["trials"] = nn.Module()
+        self._register()
+        self.train(models[0].training)
+
+    @property
+    def rows(self) -> Rows:
+        """Everything that the trials own; trial k is row k."""
+        return self._fused.rows
+
+    def forward(self, x: Tensor | PerTrial) -> Any:
+        """All models at once.
+
+        Args:
+            x: one batch ``x_B...`` for all trials, or a `PerTrial`.
+
+        Returns:
+            The models' output, every tensor in it with a leading axis K.
+
+        Raises:
+            FuseError: the input has another number of trials.
+        """
+        forward = self._fused.train if self.training else self._fused.eval
+        if not isinstance(x, PerTrial):
+            return forward.run(x, self._device)
+        if x.x_KB.shape[:1] != (self.rows.size,):
+            raise FuseError(f"PerTrial input of shape {list(x.x_KB.shape)}; allowed: {self.rows.size} trials first")
+        return forward.run(x.x_KB, self._device, per_trial=True)
+
+    def extract(self, row: int) -> nn.Module:
+        """Trial `row` as an ordinary module, with copies of its tensors."""
+        module = copy.deepcopy(self._template[0])
+        for name, tensor in {**self.rows.parameters, **self.rows.buffers}.items():
+            path, _, own = name.rpartition(".")
+            owner = module.get_submodule(path)
+            value = tensor.detach()[row].clone()
+            current = getattr(owner, own)
+            if isinstance(current, nn.Parameter):
+                current.data = value  # and so in every module that is tied to it
+            elif own in owner._buffers:
+                current.data = value
+            else:
+                setattr(owner, own, value)
+        for path, table in self.rows.vectors.items():
+            for name, values in table.items():
+                setattr(module.get_submodule(path), name, values[row])
+        return module.train(self.training)
+
+    def ways(self) -> list[tuple[str, str]]:
+        """Each layer's name, and how its forward is computed in the present mode; known after a first call."""
+        return list((self._fused.train if self.training else self._fused.eval).ways())
+
+    def _register(self) -> None:
+        """Make the rows' tensors this module's own, so that `parameters`, `state_dict` and `to` find them."""
+        for name, parameter in self.rows.parameters.items():
+            _owner(self._modules["trials"], name)._parameters[name.rpartition(".")[2]] = parameter
+        for name, buffer in self.rows.buffers.items():
+            _owner(self._modules["trials"], name)._buffers[name.rpartition(".")[2]] = buffer
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FusedModule":
+        super()._apply(fn, recurse)
+        rows, root = self.rows, self._modules["trials"]
+        for name in rows.parameters:
+            parameter = _owner(root, name)._parameters[name.rpartition(".")[2]]
+            assert parameter is not None  # registered above
+            rows.parameters[name] = parameter
+        for name in rows.buffers:
+            buffer = _owner(root, name)._buffers[name.rpartition(".")[2]]
+            assert buffer is not None
+            rows.buffers[name] = buffer
+        self._device = next((tensor.device for tensor in rows.parameters.values()), self._device)
+        rows.generators = [own if own.device == self._device else moved(own, self._device) for own in rows.generators]
+        self._fused.bind()
+        for optimizer in self._optimizers:
+            optimizer.moved()
+        return self
+
+
+def fuse(models: Sequence[nn.Module], generators: Sequence[torch.Generator] | None = None) -> FusedModule:
+    """Make one module of K modules of one structure. The models themselves stay as they are.
+
+    Args:
+        models: one per trial; their tensors are copied.
+        generators: a stream of random numbers per trial (dropout); None: seeded from the global one.
+
+    Returns:
+        A module from a batch ``x_B...`` that all trials share, or `PerTrial`, one for each, to outputs ``y_KB...``.
+
+    Raises:
+        FuseError: they cannot be fused; the text names the module, the difference and what is allowed.
+    """
+    return FusedModule(models, generators)
+
+
+def fuse_optimizers(optimizers: Sequence[torch.optim.Optimizer], fused: FusedModule) -> FusedOptimizer:
+    """Make one optimizer for `fused` of K ordinary ones, each over the parameters of one of the fused models.
+
+    The optimizers' state is copied. Their `param_groups` stay where hyperparameters are read, at each step: what sets
+    them, such as a scheduler made for one of them, goes on working.
+
+    Args:
+        optimizers: one per trial, in the order of the models.
+        fused: what was made of their models.
+
+    Returns:
+        An optimizer with `zero_grad` and `step`; its `extract(k)` is the `state_dict` of trial k's own.
+
+    Raises:
+        FuseError: they cannot be fused; the text names the optimizer, the difference and what is allowed.
+    """
+    if len(optimizers) != fused.rows.size:
+        raise FuseError(f"{len(optimizers)} optimizers for {fused.rows.size} models; allowed: one for each")
+    names_K = [{id(parameter): name for parameter, name in table.items()} for table in fused._names_K]
+    facts_K = [optimizer_facts(names, optimizer) for names, optimizer in zip(names_K, optimizers, strict=True)]
+    for number, facts in enumerate(facts_K):
+        found = difference(facts_K[0], facts)
+        if found is not None:
+            place, name, one, other = found
+            raise FuseError(
+                f"optimizer {number} cannot be fused with optimizer 0: {place}: {name} is {other!r}, there {one!r}; "
+                "allowed: the same for all"
+            )
+    for optimizer in optimizers:
+        vars(optimizer)["_opt_called"] = True  # a scheduler of it would else warn that it steps too early
+    made = over_rows(optimizers, fused.rows, names_K)
+    fused._optimizers.add(made)
+    return made
+
+
+def _owner(root: nn.Module | None, name: str) -> nn.Module:
+    """The module below `root` that holds the tensor called `name`; made where there is none."""
+    assert root is not None  # made with the fused module
+    for part in name.split(".")[:-1]:
+        root = root._modules.setdefault(part, nn.Module())
+        assert root is not None  # just made
+    return root

@@ -1,0 +1,237 @@
+"""What a side task asks before every unit of device work.
+
+A *unit* is the smallest piece of work that is never interrupted: one fused layer's forward or backward, the loss,
+a piece of the optimizer's step. Units are numbered; `Gate.use` names them.
+"""
+
+import json
+import os
+import signal
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic_ns, thread_time_ns
+from typing import Any, Protocol
+
+from ds_hooks.page import Doing, Field, Page
+
+STOP_SIGNAL = signal.SIGTERM
+GATE_SIGNALS = frozenset({signal.SIGUSR1, STOP_SIGNAL})
+
+UNIT_RECORD = struct.Struct("<qIIiI")
+"""start_ns, wall_ns, cpu_ns, unit, group: what `squeezer.record` reads back."""
+
+_BUFFER_BYTES = 2048 * UNIT_RECORD.size
+_U32_MAX = 2**32 - 1
+
+
+class StopRequested(BaseException):
+    """The side task must end now: its supervisor asked, or is gone.
+
+    Not an `Exception`, so that a study's own `except Exception` cannot swallow it.
+    """
+
+
+class Gate(Protocol):
+    """The side task's only view of the main job."""
+
+    def use(self, units: Sequence[str]) -> None:
+        """Declare the units that the following `enter` calls number, after a group was built or changed its K.
+
+        Args:
+            units: a name per unit, such as ``"0.Linear forward"``; the index in this list is the unit's number.
+        """
+
+    def enter(self, unit: int) -> None:
+        """Return when `unit` may start on the device; the unit that ran until now has ended.
+
+        Raises:
+            StopRequested: the side task must end.
+        """
+
+    def rest(self) -> None:
+        """The unit that ran until now has ended and no device work follows before the next `enter`."""
+
+
+class OpenGate:
+    """A gate that never closes: training outside a pipeline, and the reference in tests."""
+
+    def use(self, units: Sequence[str]) -> None:
+        """Accept any units."""
+
+    def enter(self, unit: int) -> None:
+        """Return at once."""
+
+    def rest(self) -> None:
+        """Return at once."""
+
+
+HOST_UNIT = -1
+"""The unit number of host work between layers: building models, bookkeeping. It asks the gate like any other, but its
+length is not forecast, since the device can stop it anywhere."""
+
+UNKNOWN_COST_NEEDS_NS = 1_000_000
+"""A unit that never ran starts only if at least this much of the permit is left."""
+
+HOST_WORK_NEEDS_NS = 200_000
+"""Host work starts only if at least this much of the permit is left."""
+
+DECLINED_BEFORE_DOUBT = 32
+"""More than a step has short bubbles between two long ones, so what fits a long one waits for it."""
+
+_LOOK_AGAIN_S = 0.5
+
+
+class PageGate:
+    """The gate of a side task: opens and closes with the shared page's words.
+
+    Open costs a few memory reads. Closed, the process sleeps in the kernel until a signal comes: it never polls. The
+    signals must be blocked before any thread starts (`block_signals`), so none is lost between the look and the sleep.
+
+    A unit starts only if it is forecast to end within the permit. Its forecast follows its thread CPU time, rising fast
+    and falling slowly, so it settles near the 0.9 expectile of what it costs.
+
+    Args:
+        page: the device's page; the caller has claimed the side task's role.
+        units_file: receives one `record` (start_ns, wall_ns, cpu_ns, unit, group) per unit that ran; None: nowhere.
+        names_file: receives the names of the units of every group, as JSON.
+    """
+
+    def __init__(self, page: Page, units_file: Path | None = None, names_file: Path | None = None) -> None:
+        self._words = page.words
+        self._units_file = units_file.open("ab") if units_file else None
+        self._names_file = names_file
+        self._groups: list[dict[str, Any]] = []
+        self._group = -1
+        self._costs_ns: list[float] = [HOST_WORK_NEEDS_NS]
+        self._known_costs_ns: dict[str, float] = {}
+        self._running: int | None = None
+        self._start_ns = 0
+        self._start_cpu_ns = 0
+        self._buffer = bytearray()
+        self._parent_pid = os.getppid()
+        self.trials = 0
+
+    def use(self, units: Sequence[str]) -> None:
+        """Number `units` from now on; what units of the same name and number of trials cost is remembered."""
+        self._remember_costs()
+        group = {"trials": self.trials, "units": list(units)}
+        if group in self._groups:
+            self._group = self._groups.index(group)
+        else:
+            self._group = len(self._groups)
+            self._groups.append(group)
+            if self._names_file is not None:
+                self._names_file.write_text(json.dumps({"groups": self._groups}), encoding="utf-8")
+        self._costs_ns = [self._known_costs_ns.get(f"{self.trials} {name}", 0.0) for name in units]
+        self._costs_ns.append(HOST_WORK_NEEDS_NS)
+
+    def enter(self, unit: int) -> None:
+        """See `Gate.enter`."""
+        # said before the look: a main job that finds us asleep at a bubble's end may count on it
+        self._words[Field.SIDE_DOING] = Doing.HOST if unit == HOST_UNIT else Doing.UNIT
+        if self._running is not None:
+            self._end_unit(monotonic_ns())
+        start_ns = self._start_of(unit) or self._pause(unit)
+        self._running = unit
+        self._start_ns = start_ns
+        self._start_cpu_ns = thread_time_ns()
+
+    def rest(self) -> None:
+        """See `Gate.rest`."""
+        if self._running is not None:
+            self._end_unit(monotonic_ns())
+            self._running = None
+        self._words[Field.SIDE_DOING] = Doing.ASLEEP
+
+    def add_work(self, trial_samples: int) -> None:
+        """Count finished work on the page, where the daemon reads it."""
+        self._words[Field.WORK] += trial_samples
+
+    def close(self) -> None:
+        """Write what is buffered."""
+        self.rest()
+        self._write()
+        if self._units_file is not None:
+            self._units_file.close()
+
+    def _start_of(self, unit: int) -> int:
+        """The time at which `unit` starts: now, or 0 if it may not.
+
+        The main job may take the core at any moment of this, for as long as it likes. The word is the same before and
+        after the clock is read, so that time lies within the bubble.
+        """
+        words = self._words
+        bubble = words[Field.BUBBLE]
+        now_ns = monotonic_ns()
+        if not bubble & 1:
+            return 0
+        cost_ns = self._costs_ns[unit] or UNKNOWN_COST_NEEDS_NS
+        fits = now_ns + cost_ns <= words[Field.PERMIT_UNTIL_NS]
+        return now_ns if fits and words[Field.BUBBLE] == bubble else 0
+
+    def _end_unit(self, now_ns: int) -> None:
+        unit = self._running
+        assert unit is not None
+        cpu_ns = thread_time_ns() - self._start_cpu_ns
+        cost_ns = self._costs_ns[unit]
+        if unit == HOST_UNIT:
+            pass
+        elif cost_ns:
+            self._costs_ns[unit] = cost_ns + (cpu_ns - cost_ns) * (0.5 if cpu_ns > cost_ns else 0.05)
+        else:
+            self._costs_ns[unit] = float(cpu_ns)
+        words = self._words
+        words[Field.UNITS_RUN] += 1
+        words[Field.BUSY_NS] += cpu_ns
+        if self._units_file is not None:
+            wall_ns = now_ns - self._start_ns
+            self._buffer += UNIT_RECORD.pack(
+                self._start_ns, min(wall_ns, _U32_MAX), min(cpu_ns, _U32_MAX), unit, max(self._group, 0)
+            )
+            if len(self._buffer) >= _BUFFER_BYTES:
+                self._write()
+
+    def _pause(self, unit: int) -> int:
+        """Sleep until `unit` may start, and return that time. Waking in vain counts as declined.
+
+        One slow run, or a unit longer than every bubble, must not keep it out for ever: after many bubbles in vain its
+        forecast shrinks until it is tried, and then it is stopped at the bubble's end if it must be.
+        """
+        words = self._words
+        declined = 0
+        while True:
+            words[Field.SIDE_DOING] = Doing.ASLEEP
+            received = None
+            # a bubble that began before we said that we sleep found nobody to wake: look once more
+            if not self._start_of(unit):
+                received = signal.sigtimedwait(GATE_SIGNALS, _LOOK_AGAIN_S)
+            if (received is not None and received.si_signo == STOP_SIGNAL) or os.getppid() != self._parent_pid:
+                self._running = None
+                raise StopRequested
+            words[Field.SIDE_DOING] = Doing.HOST if unit == HOST_UNIT else Doing.UNIT
+            start_ns = self._start_of(unit)
+            if start_ns:
+                return start_ns
+            if received is not None:
+                words[Field.UNITS_DECLINED] += 1
+                declined += 1
+                if declined > DECLINED_BEFORE_DOUBT:
+                    self._costs_ns[unit] *= 0.9
+
+    def _write(self) -> None:
+        if self._units_file is not None and self._buffer:
+            self._units_file.write(self._buffer)
+            self._units_file.flush()
+            self._buffer.clear()
+
+    def _remember_costs(self) -> None:
+        if self._group >= 0:
+            group = self._groups[self._group]
+            for name, cost_ns in zip(group["units"], self._costs_ns, strict=False):
+                self._known_costs_ns[f"{group['trials']} {name}"] = cost_ns
+
+
+def block_signals() -> None:
+    """Block the gate's signals in this thread and all that it will start. Call it before importing torch."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, GATE_SIGNALS)

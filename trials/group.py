@@ -1,0 +1,395 @@
+"""A trial group: K trials of one structure, trained as one model, whose rows can be taken out, added and saved."""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trials.fuse import Fused, FuseError, Structure, assemble
+from trials.fuse.rows import Rows, generator
+from trials.fuse.scalar import Scalar
+from trials.fuse.structure import Facts, canonical_names, difference, stack
+from trials.gate import Gate
+from trials.member import Member, build_member, facts_of
+from trials.optim import FusedOptimizer, fuse_optimizers, stand_in
+from trials.optim.facts import plain_groups
+from trials.pause import Units
+from trials.progress import (
+    Control,
+    Progress,
+    new_progress,
+    new_schedulers,
+    step_on_scores,
+    step_schedulers,
+    wait_for_score,
+)
+from trials.study import Study
+
+
+class TrialGroup:
+    """K trials as one model. The loss is the sum of the trials' own losses, so none sees another's gradient.
+
+    If a unit raises `StopRequested`, the group is in the middle of a step; go on from its last `state_dict`.
+
+    Attributes:
+        numbers: the trials' numbers, one per row.
+        params: their hyperparameters, one per row.
+        epochs_done: how many epochs each has behind it, as counted by `end_epoch`.
+    """
+
+    def __init__(self, study: Study, members: Sequence[Member], gate: Gate) -> None:
+        """Fuse `members`; their tensors and optimizer states are copied.
+
+        Raises:
+            FuseError: they cannot be fused; the text names the module, the difference and what is allowed.
+        """
+        if not members:
+            raise FuseError("a trial group needs at least one trial")
+        self._study = study
+        self._gate = gate
+        shape = members[0].structure
+        self._facts = facts_of(members[0])
+        self._first_number = members[0].number
+        self._structure: Structure = shape
+        for member in members[1:]:
+            self._check(facts_of(member), self._facts, member.number)
+        self.numbers = [member.number for member in members]
+        self.params = [member.params for member in members]
+        self.epochs_done = [0] * len(members)
+        self._saved_names = list(members[0].model.state_dict())
+        self._device = _device(members[0].model)
+        self._units = Units(gate)
+        models = [member.model for member in members]
+        self._fused: Fused = assemble(models, shape, self._generators(members), self._units)
+        self._optimizer, self._progress = self._fuse_optimizers(members, self._fused.rows)
+        self._control = Control(self._progress, self._device)
+        self._scalars = {name: Scalar(f"Study.{name}", getattr(study, name)) for name in ("loss", "score")}
+        self._number_units()
+        self._losses_K = torch.full((self.size,), torch.nan)
+        self._units.declare()
+
+    @property
+    def size(self) -> int:
+        """K."""
+        return len(self.numbers)
+
+    def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor, bool]]:
+        """What to call `train_step` with: one loader for all, or, if the study wants it, each trial's own batches.
+
+        Raises:
+            FuseError: the trials' own batches differ in number or shape.
+        """
+        own = [
+            self._study.trial_batches(params, number, epoch)
+            for params, number in zip(self.params, self.numbers, strict=True)
+        ]
+        if own[0] is None:
+            for inputs_B, targets_B in self._study.batches(epoch):
+                yield inputs_B, targets_B, False
+            return
+        for pairs in zip_longest(*[() if each is None else each for each in own]):
+            if None in pairs:
+                raise FuseError("Study.trial_batches gave some trials more batches than others; allowed: equally many")
+            if len({(x.shape, y.shape) for x, y in pairs}) > 1:
+                raise FuseError(
+                    "Study.trial_batches gave batches of different shapes; allowed: equal ones for all trials"
+                )
+            inputs, targets = zip(*pairs, strict=True)
+            yield torch.stack(inputs), torch.stack(targets), True
+
+    def train_step(self, inputs: Tensor, targets: Tensor, per_trial: bool = False) -> None:
+        """One step of all trials on one batch: forward, loss, backward and optimizer, each unit through the gate.
+
+        Args:
+            inputs: ``x_B...`` for all trials, or ``x_KB...`` if `per_trial`.
+            targets: the same.
+            per_trial: whether each trial has a batch of its own.
+        """
+        control = self._control
+        self._optimizer.zero_grad()
+        with self._precision():
+            outputs = self._fused.train.run(inputs, self._device, per_trial)
+            self._units.enter(self._loss_unit)
+            losses_K = self._per_trial("loss", outputs, targets, per_trial)
+        self._losses_K = losses_K.detach()
+        total = control.total(losses_K)
+        total.backward()
+        control.watch(self._losses_K, total.item())
+        gradients, skip = None, control.lost
+        if control.touches:
+            self._units.enter(self._gradients_unit)
+            gradients, skip = control.gradients(*self._gradients())
+        self._optimizer.step(self._enter_step, gradients, skip)
+        if self._study.scheduler_every == "step":
+            self._step_schedulers()
+        self._units.rest()
+
+    def end_epoch(self) -> list[float] | None:
+        """Count an epoch and step the schedulers that are due.
+
+        Returns:
+            The trials' scores if some scheduler wanted them, else None.
+        """
+        self.epochs_done = [epochs + 1 for epochs in self.epochs_done]
+        if self._study.scheduler_every == "epoch":
+            self._step_schedulers()
+        if not wait_for_score(self._progress):
+            return None
+        scores = self.evaluate()
+        step_on_scores(self._progress, scores)
+        self._optimizer.changed()
+        return scores
+
+    def losses_K(self) -> Tensor:
+        """Each trial's loss in the last step (``[K]``); NaN before the first."""
+        return self._losses_K
+
+    def finite_K(self) -> Tensor:
+        """Which trials have had finite losses only (``[K]``, bool). The weights of the others stay as they were."""
+        return torch.tensor([not trial.lost for trial in self._progress], dtype=torch.bool)
+
+    @torch.no_grad()
+    def evaluate(self) -> list[float]:
+        """Each trial's score: the mean over the validation batches, weighted by their sizes.
+
+        Raises:
+            FuseError: the study has no validation batches, or its score is no scalar.
+        """
+        total_K = torch.zeros(self.size, dtype=torch.float64, device=self._device)
+        count = 0
+        for inputs_B, targets_B in self._study.validation():
+            with self._precision():
+                outputs = self._fused.eval.run(inputs_B, self._device)
+                self._units.enter(self._score_unit)
+                scores_K = self._per_trial("score", outputs, targets_B)
+            total_K += scores_K.double() * len(inputs_B)
+            count += len(inputs_B)
+        if not count:
+            raise FuseError("Study.validation gave no batches; at least one is needed for a score")
+        scores = (total_K / count).tolist()
+        self._units.rest()
+        return scores
+
+    def set_lr(self, row: int, value: float, group: int | None = None) -> None:
+        """Set the learning rate of the trial in `row`, in one of its optimizer's param groups or in all."""
+        self._optimizer.set_lr(row, value, group)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep only the trials in `rows` (none: the group is over), in that order, with all their state."""
+        self._check_rows(rows, "kept")
+        self._fused.rows.take(rows)
+        self._optimizer.take(rows)
+        self.numbers = [self.numbers[row] for row in rows]
+        self.params = [self.params[row] for row in rows]
+        self.epochs_done = [self.epochs_done[row] for row in rows]
+        self._progress = [self._progress[row] for row in rows]
+        self._losses_K = self._losses_K[list(rows)]
+        self._changed()
+
+    def add(self, members: Sequence[Member]) -> None:
+        """Append fresh trials.
+
+        Raises:
+            FuseError: they differ from the group in structure.
+        """
+        if not members:
+            return
+        for member in members:
+            self._check(_placeless(facts_of(member)), _placeless(self._facts), member.number)
+        rows = stack([member.model for member in members], self._structure, self._generators(members))
+        optimizer, progress = self._fuse_optimizers(members, rows)
+        rows.to(self._device)
+        optimizer.moved()
+        self._append(rows, optimizer)
+        self.numbers += [member.number for member in members]
+        self.params += [member.params for member in members]
+        self.epochs_done += [0] * len(members)
+        self._progress += progress
+        self._losses_K = torch.cat([self._losses_K, self._losses_K.new_full((len(members),), torch.nan)])
+        self._changed()
+
+    def merge(self, other: "TrialGroup") -> None:
+        """Take over all trials of `other`, which is over then.
+
+        Raises:
+            FuseError: they differ from these in structure.
+        """
+        self._check(_placeless(other._facts), _placeless(self._facts), other._first_number)
+        if not other.size:
+            return
+        other.to(self._device)
+        self._append(other._fused.rows, other._optimizer)
+        self.numbers += other.numbers
+        self.params += other.params
+        self.epochs_done += other.epochs_done
+        self._progress += other._progress
+        self._losses_K = torch.cat([self._losses_K, other._losses_K])
+        other.keep([])
+        self._changed()
+
+    def split(self, rows: Sequence[int]) -> "TrialGroup":
+        """Move the trials in `rows` into a group of their own, in that order; the others stay.
+
+        The gate goes on with this group's units; call `use_units` of the other before it runs.
+        """
+        self._check_rows(rows, "split off")
+        if not rows:
+            raise ValueError("rows [] cannot be split off; allowed: at least one")
+        seed = build_member(self._study, self.numbers[rows[0]], self.params[rows[0]])
+        other = TrialGroup(self._study, [seed], self._gate)
+        other.to(self._device)
+        other.load_state_dict(self.state_dict())
+        other.keep(rows)
+        self.keep([row for row in range(self.size) if row not in rows])
+        return other
+
+    def to(self, device: torch.device | str) -> None:
+        """Move all trials. Random streams go on where they were, unless `device` is of another kind: then they go on
+        from a seed that they give.
+        """
+        self._device = torch.device(device)
+        self._fused.rows.to(self._device)
+        self._optimizer.moved()
+        self._losses_K = self._losses_K.to(self._device)
+        self._changed()
+
+    def extract(self, row: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The trial in `row` as the user knows it: the `state_dict` of its module and that of its optimizer."""
+        rows = self._fused.rows
+        model = {name: rows.require("", name)[row].detach().clone() for name in self._saved_names}
+        return model, self._optimizer.extract(row)
+
+    def progress(self, row: int) -> dict[str, Any]:
+        """What else the trial in `row` carries: ``schedulers`` and ``scaler``, each as its own `state_dict`, whether it
+        is ``lost``, and ``rng_state``, where its stream of random numbers goes on.
+        """
+        return {**self._progress[row].state_dict(), "rng_state": self._fused.rows.generators[row].get_state()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole group as plain containers, to be read by ``torch.load(..., weights_only=True)``."""
+        return {
+            "numbers": list(self.numbers),
+            "params": [dict(params) for params in self.params],
+            "epochs_done": list(self.epochs_done),
+            "losses": self._losses_K.clone(),
+            "rows": self._fused.rows.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "progress": [trial.state_dict() for trial in self._progress],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Become the group that `state` was taken of; K may change.
+
+        Raises:
+            FuseError: its trials are of another structure.
+        """
+        self._fused.rows.load_state_dict(state["rows"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.numbers = list(state["numbers"])
+        self.params = [dict(params) for params in state["params"]]
+        self.epochs_done = list(state["epochs_done"])
+        self._progress = [self._restored(*each) for each in zip(self.params, self._optimizer.holders, strict=True)]
+        for trial, saved in zip(self._progress, state["progress"], strict=True):
+            trial.load_state_dict(saved)
+        self._losses_K = state["losses"].to(self._device)
+        self._changed()
+
+    def _per_trial(self, name: str, outputs: Any, targets: Tensor, per_trial: bool = False) -> Tensor:
+        """The user's scalar for one model, for each of K models."""
+        targets = targets.to(self._device, non_blocking=True)
+        return self._scalars[name](outputs, targets, per_trial)
+
+    def ways(self) -> list[tuple[str, str]]:
+        """Each layer's name, and how its training forward is computed for all trials; known after the first step."""
+        return list(self._fused.train.ways())
+
+    def use_units(self) -> None:
+        """Tell the gate this group's units again, after another group has used the gate."""
+        self._units.declare()
+
+    def _changed(self) -> None:
+        self._control = Control(self._progress, self._device)
+        if self._control.touches:
+            self._gradients_unit = self._units.number("gradients")
+        if self.size:
+            self._fused.bind()
+        self._units.declare()
+
+    def _append(self, rows: Rows, optimizer: FusedOptimizer) -> None:
+        self._fused.rows.append(rows)
+        self._optimizer.append(optimizer)
+
+    def _check(self, facts: Facts, ours: Facts, number: int) -> None:
+        found = difference(ours, facts)
+        if found is not None:
+            place, name, one, other = found
+            raise FuseError(
+                f"trial {number} cannot join trial {self._first_number}: {place}: {name} is {other!r}, "
+                f"there {one!r}; allowed: the same for all trials of a group"
+            )
+
+    def _check_rows(self, rows: Sequence[int], what: str) -> None:
+        if len(set(rows)) != len(rows) or not all(0 <= row < self.size for row in rows):
+            raise ValueError(f"rows {list(rows)} cannot be {what}; allowed: different ones of 0..{self.size - 1}")
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        kind = self._study.autocast
+        return nullcontext() if kind is None else torch.autocast(self._device.type, kind)
+
+    def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Those of the parameters that are trained, and all."""
+        found = {n: p.grad for n, p in self._fused.rows.parameters.items() if p.grad is not None}
+        return [found[name] for name in self._optimizer.names if name in found], list(found.values())
+
+    def _step_schedulers(self) -> None:
+        if any(trial.schedulers for trial in self._progress):
+            step_schedulers(self._progress)
+            self._optimizer.changed()
+
+    def _generators(self, members: Sequence[Member]) -> list[torch.Generator]:
+        seeds = [self._study.seed(member.params, member.number) for member in members]
+        return [generator(self._device, seed, m.rng_state) for seed, m in zip(seeds, members, strict=True)]
+
+    def _fuse_optimizers(self, members: Sequence[Member], rows: Rows) -> tuple[FusedOptimizer, list[Progress]]:
+        """Their state is copied, and so are their schedulers, which act on the copies."""
+        optimizers = [member.optimizer for member in members]
+        holders = [stand_in(optimizer) for optimizer in optimizers]
+        names_K = [canonical_names(member.model) for member in members]
+        widest = max(self._study.fused, len(members))
+        progress = [
+            new_progress(self._study, m.params, copy.deepcopy(list(m.schedulers), {id(m.optimizer): holder}))
+            for m, holder in zip(members, holders, strict=True)
+        ]
+        return fuse_optimizers(optimizers, rows, names_K, holders, widest), progress
+
+    def _restored(self, params: dict[str, Any], holder: torch.optim.Optimizer) -> Progress:
+        """A trial's, with fresh schedulers; making them must not touch the rates that `holder` was loaded with."""
+        groups = plain_groups(holder.param_groups)
+        made = new_progress(self._study, params, new_schedulers(self._study, params, holder))
+        holder.param_groups = groups
+        return made
+
+    def _enter_step(self, index: int) -> None:
+        self._units.enter(self._step_units[index])
+
+    def _number_units(self) -> None:
+        """After the forward's units: the loss (with its own backward), the layers' backwards, step, and the score."""
+        self._loss_unit = self._units.number("loss")
+        self._fused.train.declare_backward()
+        if self._control.touches:
+            self._gradients_unit = self._units.number("gradients")
+        self._step_units = [self._units.number(name) for name in self._optimizer.units]
+        self._score_unit = self._units.number("score")
+
+
+def _placeless(facts: Facts) -> Facts:
+    """Without the devices: trials are moved to the group's."""
+    return {(place, name): value for (place, name), value in facts.items() if name != "device"}
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))

@@ -1,0 +1,71 @@
+"""A member: one trial before it is fused with others."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from trials.fuse import Structure, structure
+from trials.fuse.structure import Facts, canonical_names
+from trials.optim import optimizer_facts
+from trials.progress import new_schedulers
+from trials.study import Study
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One trial before it is fused: what the user's study made of its hyperparameters.
+
+    Attributes:
+        number: the trial's number in the study.
+        params: its hyperparameters.
+        model: its own module; its tensors are copied when it joins a group.
+        optimizer: its own optimizer, over `model`.
+        rng_state: where its stream of random numbers goes on (dropout), or None: at the start of seed `number`.
+        schedulers: its own, over `optimizer`; copies go on in the group.
+        structure: what of the model must be equal for trials to be fused.
+
+    Raises:
+        FuseError: the model can be fused with none; the text names what hinders it.
+    """
+
+    number: int
+    params: dict[str, Any]
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    rng_state: Tensor | None = None
+    schedulers: Sequence[LRScheduler] = ()
+    structure: Structure = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Trace the model once; several questions are asked about it later."""
+        object.__setattr__(self, "structure", structure(self.model))
+
+
+def build_member(study: Study, number: int, params: dict[str, Any]) -> Member:
+    """Make trial `number` of `study`, from its own seed, and leave the global random numbers as they were.
+
+    What the study's code raises, goes through.
+
+    Raises:
+        FuseError: its model can be fused with none.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(study.seed(params, number))
+        model = study.model(params)
+        optimizer = study.optimizer(params, model)
+        rng_state = torch.get_rng_state()
+        return Member(number, params, model, optimizer, rng_state, new_schedulers(study, params, optimizer))
+
+
+def group_key(member: Member) -> Hashable:
+    """Equal for members that can be fused."""
+    return tuple(facts_of(member).items())
+
+
+def facts_of(member: Member) -> Facts:
+    """What must be equal for members to be fused."""
+    return {**member.structure.facts, **optimizer_facts(canonical_names(member.model), member.optimizer)}

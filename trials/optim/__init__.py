@@ -1,0 +1,41 @@
+"""The optimizers of K trials as one: a table of update rules, one file per family (`registry`, `sgd`, `adam`, ...),
+the parameters side by side (`block`), and, for all without a rule, K originals (`originals`).
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from trials.fuse.rows import Rows
+from trials.optim import adam as _adam  # noqa: F401 - each of these fills the table
+from trials.optim import adaptive as _adaptive  # noqa: F401
+from trials.optim import muon as _muon  # noqa: F401
+from trials.optim import sgd as _sgd  # noqa: F401
+from trials.optim.facts import Names, optimizer_facts, rule_of, stand_in
+from trials.optim.fused import FusedOptimizer, VectorOptimizer
+from trials.optim.gradients import Gradients
+from trials.optim.originals import Originals
+
+__all__ = ["FusedOptimizer", "Gradients", "fuse_optimizers", "optimizer_facts", "stand_in"]
+
+
+def fuse_optimizers(
+    optimizers: Sequence[torch.optim.Optimizer],
+    rows: Rows,
+    names_K: Sequence[Names],
+    holders: Sequence[torch.optim.Optimizer] | None = None,
+    widest: int = 1,
+) -> FusedOptimizer:
+    """Fuse optimizers that agree in `optimizer_facts`: by vectors, or else K originals on views of the rows.
+
+    Args:
+        optimizers: one per trial, over the parameters of its own model; their state is copied.
+        rows: the parameters of all trials.
+        names_K: per trial, the id of each parameter of its model -> its name (`canonical_names`).
+        holders: optimizers whose `param_groups` hold the hyperparameters; by default those of `optimizers`, so that
+            schedulers that were made for these go on working.
+        widest: the largest K to expect, for the size of units.
+    """
+    if rule_of(optimizers[0]) is None:
+        return Originals(optimizers, names_K, rows, holders)
+    return VectorOptimizer(optimizers, names_K, rows, holders, widest)

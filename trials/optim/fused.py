@@ -1,0 +1,384 @@
+"""The optimizers of K trials: what all ways to fuse them share, and the way that uses vectors."""
+
+import abc
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trials.fuse.errors import FuseError
+from trials.fuse.rows import Rows
+from trials.optim.block import Block, Counts, Span, join
+from trials.optim.facts import Names, plain_groups, rule_of, stand_in
+from trials.optim.gradients import Gradients
+from trials.optim.registry import Group, Rule, numbers_of
+
+UNIT_ELEMENTS = 1 << 18
+"""How many weights of all trials one unit updates: about half a millisecond of one core, and within its cache."""
+
+MOST_AHEAD = 64
+"""For how many steps at most coefficients are computed at once."""
+
+
+def go_on(unit: int) -> None:
+    """Asks no gate."""
+
+
+class FusedOptimizer(abc.ABC):
+    """The optimizers of K trials.
+
+    Attributes:
+        holders: per trial, an optimizer whose `param_groups` hold its hyperparameters; read there at each step if they
+            are the user's own, else after `changed`.
+        units: the names of the pieces into which a step is divided.
+    """
+
+    units: Sequence[str]
+
+    def __init__(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        names_K: Sequence[Names],
+        rows: Rows,
+        holders: Sequence[torch.optim.Optimizer] | None = None,
+    ) -> None:
+        """Copy the state of `optimizers`, which agree in `optimizer_facts`.
+
+        Args:
+            optimizers: one per trial, over its own parameters.
+            names_K: what these parameters are called.
+            rows: the parameters of all trials.
+            holders: whose hyperparameters count; by default those of `optimizers`.
+        """
+        self.holders = list(optimizers if holders is None else holders)
+        self._live = holders is None
+        self._members = [[names_K[0][id(p)] for p in group["params"]] for group in optimizers[0].param_groups]
+        self._order = [name for group in self._members for name in group]
+        self._template = stand_in(optimizers[0])
+        self._rows = rows
+
+    @property
+    def size(self) -> int:
+        """K."""
+        return len(self.holders)
+
+    @property
+    def groups_K(self) -> list[list[Group]]:
+        """Per trial, its ordinary `param_groups`."""
+        return [holder.param_groups for holder in self.holders]
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters that are trained, in the optimizers' order."""
+        return list(self._order)
+
+    def set_lr(self, row: int, value: float, group: int | None = None) -> None:
+        """Set the learning rate of one trial, in one of its param groups or in all."""
+        groups = self.groups_K[row]
+        for chosen in groups if group is None else [groups[group]]:
+            chosen["lr"] = float(value)
+        self.changed()
+
+    def zero_grad(self) -> None:
+        """Forget the gradients, of parameters that are not trained too."""
+        for parameter in self._rows.parameters.values():
+            parameter.grad = None
+
+    @abc.abstractmethod
+    def moved(self) -> None:
+        """Follow the parameters to another device."""
+
+    @abc.abstractmethod
+    def changed(self) -> None:
+        """Read the hyperparameters anew at the next step."""
+
+    @abc.abstractmethod
+    def step(
+        self, enter: Callable[[int], None] = go_on, gradients: Gradients | None = None, skip: Sequence[int] = ()
+    ) -> None:
+        """Update all parameters that have a gradient, as `torch.optim` does.
+
+        Args:
+            enter: called with the index of each of `units` before it runs.
+            gradients: what is done to the gradients first.
+            skip: rows that stay as they are, with their state.
+        """
+
+    def take(self, rows: Sequence[int]) -> None:
+        """Keep only the trials in `rows`, in that order; the parameters were taken before."""
+        self.holders = [self.holders[row] for row in rows]
+
+    def append(self, other: "FusedOptimizer") -> None:
+        """Add the trials of `other` after these; the parameters were added before."""
+        self.holders = self.holders + other.holders
+
+    def extract(self, row: int) -> dict[str, Any]:
+        """The ordinary `state_dict` of one trial's optimizer."""
+        return {"state": self._state(row), "param_groups": self._groups(row)}
+
+    def load_groups(self, groups_K: Sequence[Sequence[Group]]) -> None:
+        """Give each trial a fresh holder with these `param_groups`."""
+        self.holders = [stand_in(self._template) for _ in groups_K]
+        for holder, groups in zip(self.holders, groups_K, strict=True):
+            holder.param_groups = plain_groups([{**group, "params": []} for group in groups])
+
+    @abc.abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """All trials as plain containers of tensors and numbers."""
+
+    @abc.abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace all trials, also their number.
+
+        Raises:
+            FuseError: `state` comes from optimizers of another structure.
+        """
+
+    @abc.abstractmethod
+    def _state(self, row: int) -> dict[int, dict[str, Any]]:
+        """The ``state`` entry of one trial's ordinary `state_dict`."""
+
+    def _groups(self, row: int) -> list[Group]:
+        """One trial's `param_groups` as in a `state_dict`, with parameters as indices."""
+        groups = plain_groups([{**group, "params": []} for group in self.groups_K[row]])
+        index = {name: position for position, name in enumerate(self._order)}
+        for group, names in zip(groups, self._members, strict=True):
+            group["params"] = [index[name] for name in names]
+        return groups
+
+
+class VectorOptimizer(FusedOptimizer):
+    """A few kernels for all trials, every hyperparameter a vector over trials."""
+
+    def __init__(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        names_K: Sequence[Names],
+        rows: Rows,
+        holders: Sequence[torch.optim.Optimizer] | None = None,
+        widest: int = 1,
+    ) -> None:
+        """See `FusedOptimizer`; `widest` is the largest K to expect, for the size of units."""
+        super().__init__(optimizers, names_K, rows, holders)
+        first = optimizers[0]
+        made = rule_of(first)
+        if made is None:
+            raise FuseError(f"optimizer {type(first).__name__} has no rule for vectors")
+        self._numbers: list[dict[str, NDArray[Any]]] | None = None
+        self._foreseen: dict[Hashable, tuple[tuple[str, ...], Tensor, Counts]] = {}
+        self._ahead = 1
+        self._rules: list[Rule] = [made(group, type(first)) for group in first.param_groups]
+        self._plan(max(UNIT_ELEMENTS // max(widest, self.size), 1))
+        saved_K = [optimizer.state_dict()["state"] for optimizer in optimizers]
+        tables: dict[str, dict[str, Tensor]] = {}
+        counts: dict[str, Counts] = {}
+        for position, name in enumerate(self._order):
+            states = [saved.get(position, {}) for saved in saved_K]
+            tables[name], counts[name] = self._initial(self._rule(name), rows.parameters[name], states)
+        self._pack(tables, counts)
+
+    def changed(self) -> None:
+        """See `FusedOptimizer`."""
+        self._numbers = None
+
+    @torch.no_grad()
+    def step(
+        self, enter: Callable[[int], None] = go_on, gradients: Gradients | None = None, skip: Sequence[int] = ()
+    ) -> None:
+        """See `FusedOptimizer`."""
+        stay = list(skip)
+        ready = False
+        for unit, (entry, span) in enumerate(self._work):
+            enter(unit)
+            if not ready:
+                self._begin(stay)
+                ready = True
+            for block in self._entries[entry]:
+                if block.vectors:
+                    columns = span or (0, block.columns)
+                    block.step(columns, self._scratch[block.like.dtype], gradients, stay)
+
+    def moved(self) -> None:
+        """See `FusedOptimizer`."""
+        places = {name: p.device for name, p in self._rows.parameters.items()}
+        tables = {name: {kind: t.to(places[name]) for kind, t in own.items()} for name, own in self._tables().items()}
+        self._pack(tables, self._counts())
+
+    def take(self, rows: Sequence[int]) -> None:
+        """See `FusedOptimizer`."""
+        super().take(rows)
+        index = list(rows)
+        tables = {name: {kind: t[index] for kind, t in kinds.items()} for name, kinds in self._tables().items()}
+        counts = {name: {kind: c[index] for kind, c in own.items()} for name, own in self._counts().items()}
+        self._pack(tables, counts)
+
+    def append(self, other: FusedOptimizer) -> None:
+        """See `FusedOptimizer`."""
+        if not isinstance(other, VectorOptimizer):
+            raise FuseError("optimizers that are fused in different ways cannot be merged")
+        super().append(other)
+        more, counted = other._tables(), other._counts()
+        tables = {
+            name: {kind: torch.cat([t, more[name][kind].to(t.device)]) for kind, t in kinds.items()}
+            for name, kinds in self._tables().items()
+        }
+        counts = {
+            name: {kind: np.concatenate([c, counted[name][kind]]) for kind, c in own.items()}
+            for name, own in self._counts().items()
+        }
+        self._pack(tables, counts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `FusedOptimizer`."""
+        return {
+            "groups": [self._groups(row) for row in range(self.size)],
+            "state": {name: {kind: t.clone() for kind, t in kinds.items()} for name, kinds in self._tables().items()},
+            "counts": {name: {kind: c.tolist() for kind, c in own.items()} for name, own in self._counts().items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `FusedOptimizer`."""
+        if {n: set(kinds) for n, kinds in state["state"].items()} != {n: set(k) for n, k in self._tables().items()}:
+            raise FuseError("checkpoint of another optimizer: its state has other parameters or kinds")
+        self.load_groups(state["groups"])
+        tables = {
+            name: {kind: t.to(self._rows.parameters[name].device, copy=True) for kind, t in kinds.items()}
+            for name, kinds in state["state"].items()
+        }
+        counts = {name: {kind: np.array(c) for kind, c in own.items()} for name, own in state["counts"].items()}
+        self._pack(tables, counts)
+
+    def _state(self, row: int) -> dict[int, dict[str, Any]]:
+        tables, counts = self._tables(), self._counts()
+        made = {}
+        for position, name in enumerate(self._order):
+            group = self.groups_K[row][self._group_of[name]]
+            own = {kind: t[row].clone() for kind, t in tables[name].items()}
+            numbers = {kind: float(values[row]) for kind, values in counts[name].items()}
+            saved = self._rule(name).saved(group, numbers, own)
+            if saved:
+                made[position] = saved
+        return made
+
+    def _rule(self, name: str) -> Rule:
+        return self._rules[self._group_of[name]]
+
+    def _plan(self, most: int) -> None:
+        """Divide the parameters into entries of at most `most` weights per trial, and the step into units."""
+        self._group_of = {name: index for index, group in enumerate(self._members) for name in group}
+        self._plans: list[list[str]] = []
+        self._work: list[tuple[int, Span | None]] = []
+        last: tuple[int, torch.dtype] | None = None
+        filled = 0
+        for name in self._order:
+            p = self._rows.parameters[name]
+            size, place = prod(p.shape[1:]), (self._group_of[name], p.dtype)
+            if place != last or filled + size > most or not self._rule(name).elementwise:
+                self._plans.append([])
+                last, filled = place, 0
+            self._plans[-1].append(name)
+            filled += size
+        for entry, names in enumerate(self._plans):
+            size = prod(self._rows.parameters[names[0]].shape[1:])
+            if len(names) > 1 or size <= most or not self._rule(names[0]).elementwise:
+                self._work.append((entry, None))
+                continue
+            pieces = -(-size // most)
+            ends = [size * i // pieces for i in range(pieces + 1)]
+            self._work += [(entry, span) for span in pairwise(ends)]
+        self.units = [f"optimizer step#{i + 1}" if i else "optimizer step" for i in range(len(self._work))]
+
+    def _initial(
+        self, rule: Rule, parameter: Tensor, states: Sequence[Mapping[str, Any]]
+    ) -> tuple[dict[str, Tensor], Counts]:
+        """One parameter's state for all trials, from their ordinary ones."""
+        tensors = {}
+        for kind in rule.kinds:
+            zeros = torch.zeros_like(parameter[0], requires_grad=False)
+            given = [state.get(kind) for state in states]
+            tensors[kind] = torch.stack([zeros if t is None else t.detach().to(zeros) for t in given])
+        numbers = [rule.start(state, parameter) for state in states]
+        return tensors, {name: np.array([own[name] for own in numbers]) for name in rule.counts}
+
+    def _pack(self, tables: Mapping[str, Mapping[str, Tensor]], counts: Mapping[str, Counts]) -> None:
+        """Make the blocks: in an entry, parameters whose counts are equal go together."""
+        parameters = self._rows.parameters
+        self._entries: list[list[Block]] = []
+        widths: dict[torch.dtype, int] = {}
+        for names in self._plans:
+            alike: dict[bytes, list[str]] = {}
+            for name in names:
+                alike.setdefault(b"".join(c.tobytes() for c in counts[name].values()), []).append(name)
+            blocks = []
+            rule = self._rule(names[0])
+            for own in alike.values():
+                state = {kind: join([tables[name][kind] for name in own], rule.elementwise) for kind in rule.kinds}
+                blocks.append(Block(rule, self._group_of[own[0]], own, parameters, state, counts[own[0]]))
+            self._entries.append(blocks)
+        for entry, span in self._work:
+            for block in self._entries[entry]:
+                width = span[1] - span[0] if span else block.columns
+                widths[block.like.dtype] = max(widths.get(block.like.dtype, 0), width)
+        device = next((p.device for p in parameters.values()), None)
+        self._scratch = {
+            dtype: torch.empty(4, self.size * width, dtype=dtype, device=device) for dtype, width in widths.items()
+        }
+        self.changed()
+
+    def _begin(self, skip: list[int]) -> None:
+        """Choose the coefficients of this step; parameters without a gradient do not count it."""
+        if self._numbers is None or self._live:
+            self._numbers = [numbers_of([g[i] for g in self.groups_K]) for i in range(len(self._rules))]
+            self._foreseen.clear()
+            self._ahead = 1
+        for blocks in self._entries:
+            if any(block.torn for block in blocks):
+                blocks[:] = [part for block in blocks for part in block.parts()]
+            for block in blocks:
+                if block.like.grad is None:
+                    block.vectors = {}
+                else:
+                    self._advance(block, skip)
+
+    def _advance(self, block: Block, skip: list[int]) -> None:
+        key = block.key
+        if key not in self._foreseen:
+            self._foresee(block)
+        names, table, after = self._foreseen[key]
+        block.vectors = dict(zip(names, table.unbind(0), strict=True))
+        if skip:
+            after = {name: values.copy() for name, values in after.items()}
+            for name, values in after.items():
+                values[skip] = block.counts[name][skip]
+        block.counts = after
+
+    def _foresee(self, block: Block) -> None:
+        """Make the coefficients of several steps at once, the more the longer no hyperparameter has changed."""
+        rule, like = block.rule, block.like
+        numbers = self._numbers[block.group] if self._numbers else {}
+        path = [block.counts]
+        for _ in range(self._ahead):
+            path.append(rule.count(numbers, path[-1]))
+        after = {name: np.stack([counts[name] for counts in path[1:]]) for name in rule.counts}
+        made = rule.coefficients(numbers, after)
+        shape = after["step"].shape
+        table = np.stack([np.broadcast_to(values, shape) for values in made.values()], 1)
+        axes = [1] * (1 if rule.elementwise else like.ndim - 1)
+        tables = torch.from_numpy(table).to(like.device, like.dtype).view(*table.shape, *axes)
+        if len(self._foreseen) > 16 * MOST_AHEAD:
+            self._foreseen.clear()
+        for before, then, vectors in zip(path, path[1:], tables, strict=False):
+            self._foreseen[block.key_at(before)] = tuple(made), vectors, then
+        self._ahead = min(2 * self._ahead, MOST_AHEAD)
+
+    def _tables(self) -> dict[str, dict[str, Tensor]]:
+        """The state by parameter and kind, each ``[K, *shape]``."""
+        return {name: kinds for blocks in self._entries for b in blocks for name, kinds in b.tables().items()}
+
+    def _counts(self) -> dict[str, Counts]:
+        return {name: block.counts for blocks in self._entries for block in blocks for name in block.names}

@@ -1,0 +1,43 @@
+"""What is done to each trial's gradients before its step: loss scaling is undone, and they are clipped."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """Gradients are limited to ``±limit_K``, if given, and then multiplied by ``factor_K``, both ``[K]``."""
+
+    factor_K: Tensor | None = None
+    limit_K: Tensor | None = None
+
+    def apply(self, gradient: Tensor) -> Tensor:
+        """The changed gradient, ``[K, *shape]`` like the given one."""
+        if self.limit_K is not None:
+            limit = _leading(self.limit_K, gradient)
+            gradient = gradient.clamp(-limit, limit)
+        return gradient if self.factor_K is None else gradient * _leading(self.factor_K, gradient)
+
+
+def norms_K(gradients: Sequence[Tensor], change: Gradients) -> Tensor:
+    """Each trial's norm over all its changed gradients (each ``[K, *shape]``), as for `clip_grad_norm_`."""
+    parts = [torch.linalg.vector_norm(change.apply(_flat(g)), dim=1) for g in gradients]
+    return torch.linalg.vector_norm(torch.stack(parts), dim=0)
+
+
+def overflowed_K(gradients: Sequence[Tensor]) -> Tensor:
+    """Which trials have a gradient that is not finite (``[K]``, bool)."""
+    flat = [_flat(g) for g in gradients if g.numel()]
+    largest = torch.stack([torch.linalg.vector_norm(g, float("inf"), dim=1) for g in flat])
+    return ~torch.isfinite(largest).all(0)
+
+
+def _flat(gradient: Tensor) -> Tensor:
+    return gradient.flatten(1) if gradient.ndim > 1 else gradient[:, None]
+
+
+def _leading(vector_K: Tensor, like: Tensor) -> Tensor:
+    return vector_K.to(like).view(-1, *[1] * (like.ndim - 1))

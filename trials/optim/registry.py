@@ -1,0 +1,133 @@
+"""The table of update rules: how one kind of `torch.optim` optimizer updates the parameters of K trials at once."""
+
+import abc
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Group = dict[str, Any]
+Numbers = Mapping[str, NDArray[Any]]
+"""A name -> one number per trial (``[K]``), or of several steps (``[steps, K]``)."""
+
+
+class Rule(abc.ABC):
+    """The update of one param group.
+
+    `update` sees parameters as ``[K, N]`` and everything that may differ between trials as ``[K, 1]``; the formulas are
+    those of the single-tensor form in `torch.optim`.
+    """
+
+    flags: ClassVar[tuple[str, ...]] = ("maximize",)
+    """What must be equal for all trials; all else in a param group is a number that may differ."""
+
+    kinds: tuple[str, ...] = ()
+    """The names of the state's tensors, as in a `state_dict`."""
+
+    counts: ClassVar[tuple[str, ...]] = ("step",)
+    """The names of the state's numbers."""
+
+    elementwise: ClassVar[bool] = True
+    """Whether parameters may be updated side by side or in pieces; else each comes in its own shape."""
+
+    def __init__(self, group: Group, kind: type[torch.optim.Optimizer]) -> None:
+        """Read the flags of one trial's param group, of an optimizer of class `kind`."""
+        self.maximize = bool(group.get("maximize", False))
+
+    def start(self, state: Mapping[str, Any], like: Tensor) -> dict[str, float]:
+        """The counts of one parameter whose ordinary state is `state`."""
+        return {name: float(state.get(name, 0.0)) for name in self.counts}
+
+    def saved(self, group: Group, counts: Mapping[str, float], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        """The ordinary state of one parameter; empty: it has none yet."""
+        if not counts["step"]:
+            return {}
+        return {**{name: torch.tensor(value) for name, value in counts.items()}, **tensors}
+
+    @abc.abstractmethod
+    def coefficients(self, h: Numbers, counts: Numbers) -> dict[str, NDArray[Any]]:
+        """What `update` needs in this step, computed in float64.
+
+        Args:
+            h: the param group's numbers, ``[K]``; betas are ``beta1``, ``beta2``.
+            counts: the state's numbers in several steps, this step included, ``[steps, K]``.
+        """
+
+    def count(self, h: Numbers, counts: Numbers) -> dict[str, NDArray[Any]]:
+        """The counts after one more step."""
+        return {"step": counts["step"] + 1}
+
+    @abc.abstractmethod
+    def update(self, p: Tensor, g: Tensor, s: dict[str, Tensor], c: dict[str, Tensor], a: Tensor, b: Tensor) -> None:
+        """Update `p` and the state `s` in place.
+
+        Args:
+            p: parameters ``[K, N]``.
+            g: their gradients; not to be changed.
+            s: the state's tensors, each ``[K, N]``.
+            c: the coefficients, each ``[K, 1]``.
+            a: scratch space ``[K, N]``.
+            b: the same.
+        """
+
+
+RULES: dict[type[torch.optim.Optimizer], type[Rule]] = {}
+
+RuleType = TypeVar("RuleType", bound=type[Rule])
+
+
+def rule(*names: str) -> Callable[[RuleType], RuleType]:
+    """Register the decorated `Rule` for the optimizers of these names in `torch.optim`, if this PyTorch has them."""
+
+    def register(made: RuleType) -> RuleType:
+        for name in names:
+            kind = getattr(torch.optim, name, None)
+            if kind is not None:
+                RULES[kind] = made
+        return made
+
+    return register
+
+
+def decayed(h: Numbers, decoupled: bool = False) -> dict[str, NDArray[Any]]:
+    """Weight decay as a coefficient: added to the gradient, or what the parameters are multiplied by."""
+    decay = h["weight_decay"]
+    if not decay.any():
+        return {}
+    return {"keep": 1 - h["lr"] * decay} if decoupled else {"decay": decay}
+
+
+def decay(p: Tensor, g: Tensor, c: dict[str, Tensor], scratch: Tensor) -> Tensor:
+    """Apply what `decayed` gave; returns the gradient to go on with."""
+    if "keep" in c:
+        p.mul_(c["keep"])
+    if "decay" in c:
+        return torch.mul(p, c["decay"], out=scratch).add_(g)
+    return g
+
+
+def scaled(rate: NDArray[Any], eps: NDArray[Any], root: NDArray[Any] | float = 1.0) -> dict[str, NDArray[Any]]:
+    """The coefficients of `move`: with the rate in the denominator, one kernel needs no vector and is twice as fast."""
+    still = np.abs(rate) < 1e-30
+    safe = np.where(still, 1.0, rate)
+    return {"root": np.where(still, 0.0, root / safe), "eps": np.where(still, np.inf, eps / safe)}
+
+
+def move(p: Tensor, direction: Tensor, square: Tensor, c: dict[str, Tensor], out: Tensor) -> None:
+    """``p -= rate * direction / (root * sqrt(square) + eps)``."""
+    p.addcdiv_(direction, torch.sqrt(square, out=out).mul_(c["root"]).add_(c["eps"]), value=-1)
+
+
+def numbers_of(groups: list[Group]) -> dict[str, NDArray[Any]]:
+    """All numbers of K trials' same param group as vectors."""
+    made = {}
+    for name, value in groups[0].items():
+        if name == "betas":
+            pairs = np.array([[float(beta) for beta in group["betas"]] for group in groups])
+            made["beta1"], made["beta2"] = pairs[:, 0], pairs[:, 1]
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            made[name] = np.array([float(group[name]) for group in groups])
+    return made

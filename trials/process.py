@@ -1,0 +1,17 @@
+"""What the processes of a side task ask of the kernel."""
+
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends, even if it is stopped then. Linux only."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def run_when_idle() -> None:
+    """Run only when nothing else wants the core (SCHED_IDLE): for work whose time nobody waits for."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
