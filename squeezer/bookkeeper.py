@@ -25,7 +25,7 @@ class Bookkeeper:
         self._bubble: dict[str, Any] | None = None
         self._ended_bubble: dict[str, Any] | None = None
         self._side_cpu_ns = 0
-        self._step: tuple[int, int, bool] | None = None
+        self._step: tuple[int, int, bool | None] | None = None
 
     def job_attached(self, t_ns: int, message: wire.Hello) -> None:
         """A job begins."""
@@ -38,8 +38,8 @@ class Bookkeeper:
         self._note_bubble(None)
         self._bubble = None
 
-    def step_started(self, t_ns: int, message: wire.StepStart, *, squeezed: bool) -> None:
-        """A step begins."""
+    def step_started(self, t_ns: int, message: wire.StepStart, *, squeezed: bool | None) -> None:
+        """A step begins; `squeezed` is None if the side task only starts in its bubbles."""
         self._step = (message.step, t_ns, squeezed)
 
     def step_ended(self, t_ns: int, message: wire.StepEnd, work: int) -> None:
@@ -72,7 +72,7 @@ class Bookkeeper:
             return None
         length_ns: int = t_ns - bubble["start_ns"]
         self.bubble_ns += length_ns
-        squeezed = self._step is not None and self._step[2]
+        squeezed = self._step[2] if self._step is not None else False
         side_ns = max(0, message.side_cpu_ns - self._side_cpu_ns)
         stopped = bool(message.stopped)
         self._ended_bubble = {**bubble, "end_ns": t_ns, "squeezed": squeezed, "side_ns": side_ns, "stopped": stopped}

@@ -144,8 +144,7 @@ class Daemon:
                 if length_ns is not None:
                     self._feed(BubbleEnded(message.slot, wire.WaitKind(message.wait).name, length_ns))
             case wire.StepStart():
-                squeezed = machine.policy.squeezes(message.step) and machine.side is Side.READY
-                books.step_started(t_ns, message, squeezed=squeezed)
+                books.step_started(t_ns, message, squeezed=self._squeezes(message.step))
                 self._feed(StepStarted(message.step))
                 self._show_progress(message.step)
             case wire.StepEnd():
@@ -158,6 +157,12 @@ class Daemon:
                 self._feed(JobLost())
                 if self._job_pid is None:
                     self._unwatch_main()
+
+    def _squeezes(self, step: int) -> bool | None:
+        machine = self._machine
+        if not machine.policy.squeezes(step) or machine.side is Side.NONE:
+            return False
+        return True if machine.side is Side.READY else None
 
     def _hello(self, t_ns: int, message: wire.Hello) -> None:
         attached = self._machine.state is not State.ABSENT

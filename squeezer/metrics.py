@@ -23,7 +23,7 @@ class StepTime(NamedTuple):
 
     job: int
     step: int
-    squeezed: bool
+    squeezed: bool | None
     start_ns: int
     end_ns: int
     duration_ns: float
@@ -31,11 +31,11 @@ class StepTime(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Consecutive steps, all squeezed or all alone; `step_ms` lacks those dropped as warm-up or carry-over."""
+    """Consecutive steps, all squeezed, all alone or all neither (None); `step_ms` lacks those dropped as warm-up or carry-over."""
 
     job: int
     ranks: tuple[int, ...]
-    squeezed: bool
+    squeezed: bool | None
     step_ms: list[float]
 
 
@@ -43,7 +43,7 @@ def mean_over_ranks(ranks: Sequence[Sequence[StepTime]]) -> list[StepTime]:
     """The steps of a whole run: equal numbers that overlap in time are one step, with the mean of the durations.
 
     Time decides, not the job's index: after a daemon's restart the same job has another index on that rank. A step
-    is squeezed if it is on any rank, since one slowed rank slows its peers.
+    is squeezed if it is on any rank, since one slowed rank slows its peers, and alone if it is on every rank.
     """
     by_number = sorted((step for rank in ranks for step in rank), key=lambda s: (s.step, s.start_ns))
     merged: list[list[StepTime]] = []
@@ -59,7 +59,9 @@ def mean_over_ranks(ranks: Sequence[Sequence[StepTime]]) -> list[StepTime]:
         duration_ns = sum(s.duration_ns for s in same) / len(same)
         present = tuple(sorted(rank for s in same for rank in s.ranks))
         job = min(same, key=lambda s: s.ranks).job
-        means.append(StepTime(job, same[0].step, any(s.squeezed for s in same), start_ns, end_ns, duration_ns, present))
+        labels = {s.squeezed for s in same}
+        squeezed = True if True in labels else None if None in labels else False
+        means.append(StepTime(job, same[0].step, squeezed, start_ns, end_ns, duration_ns, present))
     return sorted(means, key=lambda s: s.start_ns)
 
 
@@ -113,7 +115,7 @@ def main_figures(steps: Sequence[StepTime]) -> dict[str, Any]:
     half = _half_width(ratios, shared)
     return {
         "steps": len(steps),
-        "step_ms_alone": _mean_or_none([ms for w in found if not w.squeezed for ms in w.step_ms]),
+        "step_ms_alone": _mean_or_none([ms for w in found if w.squeezed is False for ms in w.step_ms]),
         "step_ms_squeezed": _mean_or_none([ms for w in found if w.squeezed for ms in w.step_ms]),
         "slowdown": None if mean is None else math.expm1(mean),
         "slowdown_ci95": None if half is None or mean is None else [math.expm1(mean - half), math.expm1(mean + half)],
@@ -122,7 +124,7 @@ def main_figures(steps: Sequence[StepTime]) -> dict[str, Any]:
 
 def _comparable(squeezed: Window, other: Window) -> bool:
     same = (squeezed.job, squeezed.ranks) == (other.job, other.ranks)
-    return same and not other.squeezed and bool(other.step_ms)
+    return same and other.squeezed is False and bool(other.step_ms)
 
 
 def _half_width(ratios: Sequence[float], shared: int) -> float | None:

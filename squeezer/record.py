@@ -4,7 +4,8 @@
 
     run           version, rank, config, wall_s and t_ns (one instant on both clocks)
     job           job (its index in this file), pid, rank, world_size, stage, stages, micro_batches, t_ns
-    step          job, step, start_ns, end_ns, squeezed (false: a window without squeezing, or still observing), work
+    step          job, step, start_ns, end_ns, squeezed (false: a window without squeezing, or still
+                observing; null: the side task only started in it, so it is neither), work
                   (trial-samples that the side task has trained so far, by the page)
     bubble        job, step, epoch, slot, wait, start_ns, end_ns, squeezed, forecast_ns, permit_until_ns (null: shut),
                   side_ns (the side task's CPU time in it), overrun_ns (and from its end to the next one's start),

@@ -17,6 +17,8 @@ from ds_hooks.page import Field, Page, PageError, Role
 
 ROOT = Path(__file__).parents[2]
 PRETRAIN = ROOT / "examples" / "pretrain.py"
+PATIENT = str(ROOT / "tests" / "integration" / "patient.py")
+"""To be put before a training script, whose steps then wait until every rank has been squeezed."""
 STARTING_S = 300.0
 """DeepSpeed compiles an operation in its first run on a machine."""
 

@@ -7,15 +7,25 @@ import pytest
 
 from ds_hooks.page import Role
 from squeezer.record import events_path, read_events, units_path
-from tests.integration.jobs import ROOT, Ended, KillInBubble, deepspeed, ds_squeeze, pretrain, run, short_directory
+from tests.integration.jobs import (
+    PATIENT,
+    ROOT,
+    Ended,
+    KillInBubble,
+    deepspeed,
+    ds_squeeze,
+    pretrain,
+    run,
+    short_directory,
+)
 
 pytestmark = pytest.mark.integration
-STEPS = 150
+STEPS = 60
 
 CONFIG = f"""
 [squeeze]
-observe_steps = 3
 squeezed_steps = 1000
+min_bubble_ms = 0.1
 [side]
 study = "{ROOT}/examples/digits.py"
 [run]
@@ -46,7 +56,7 @@ def squeezed(tmp_path: Path, directory: Path, killer: KillInBubble | None = None
     config.write_text(CONFIG)
     if killer is not None:
         killer.start()
-    ended = run(ds_squeeze(config, *pretrain(losses, STEPS)), directory, losses)
+    ended = run(ds_squeeze(config, PATIENT, *pretrain(losses, STEPS)), directory, losses)
     assert ended.status == 0, ended.output
     if killer is not None:
         killer.join(30)

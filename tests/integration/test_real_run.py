@@ -10,10 +10,10 @@ import pytest
 
 from squeezer.record import UNIT, events_path, read_events, units_path
 from squeezer.report import build_report
-from tests.integration.jobs import ROOT, ds_squeeze, pretrain, run, short_directory
+from tests.integration.jobs import PATIENT, ROOT, ds_squeeze, pretrain, run, short_directory
 
 pytestmark = pytest.mark.integration
-STEPS = 240
+STEPS = 120
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +25,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         f"""
 [squeeze]
 squeezed_steps = 20
+min_bubble_ms = 0.1
 alone_steps = 10
 [side]
 study = "{ROOT}/benchmarks/endless_digits.py"
@@ -35,7 +36,7 @@ calibrate_s = 0.5
 """
     )
     with short_directory() as directory:
-        ended = run(ds_squeeze(config, *pretrain(base / "losses", STEPS)), directory, base / "losses")
+        ended = run(ds_squeeze(config, PATIENT, *pretrain(base / "losses", STEPS)), directory, base / "losses")
     assert ended.status == 0, ended.output
     yield base / "run"
 
@@ -54,7 +55,7 @@ def test_no_unit_starts_while_the_bubble_word_is_closed(record: Path, rank: int)
         assert index >= 0
         _, end_ns, squeezed = bubbles[index]
         assert start_ns <= end_ns, f"a unit started {start_ns - end_ns} ns after its bubble had ended"
-        assert squeezed, "and none in a window without squeezing"
+        assert squeezed is not False, "and none in a window without squeezing"
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -23,7 +23,7 @@ MS = 1_000_000
 
 
 def steps_of(
-    pattern: Sequence[tuple[bool, Sequence[float]]], job: int = 0, ranks: tuple[int, ...] = (0,), first: int = 1
+    pattern: Sequence[tuple[bool | None, Sequence[float]]], job: int = 0, ranks: tuple[int, ...] = (0,), first: int = 1
 ) -> list[StepTime]:
     """Steps one after another from (squeezed, step times in ms) per window."""
     flat = [(squeezed, ms) for squeezed, times in pattern for ms in times]
@@ -72,6 +72,16 @@ def test_slowdown_is_exact_where_every_window_is() -> None:
     assert (got["step_ms_alone"], got["step_ms_squeezed"]) == (100, 102)
     assert got["slowdown"] == pytest.approx(0.02)
     assert got["slowdown_ci95"] == pytest.approx([0.02, 0.02])
+
+
+def test_steps_in_which_the_side_task_only_starts_are_neither_squeezed_nor_a_baseline() -> None:
+    starting, squeezed, alone = (None, [900] * 4), (True, [500, 102, 102]), (False, [500, 100, 100])
+    got = main_figures(steps_of([(False, [500, 500, 100]), starting, squeezed, alone, squeezed]))
+    assert (got["step_ms_alone"], got["step_ms_squeezed"]) == (100, 102)
+    assert got["slowdown"] == pytest.approx(0.02)
+    labels = ((False, False), (False, None), (None, True))
+    merged = mean_over_ranks([steps_of([(pair[rank], [1]) for pair in labels], ranks=(rank,)) for rank in (0, 1)])
+    assert [step.squeezed for step in merged] == [False, None, True]
 
 
 def test_the_whole_mean_counts_not_the_typical_step() -> None:

@@ -1,0 +1,48 @@
+"""Runs a training script whose steps wait, twice, until squeezing has been seen: `patient.py train.py …`.
+
+Before step 12 rank 1 waits until rank 0's side task has run some units in the bubble that this makes, and before
+step 16 it is the other way round. So every rank is squeezed, however busy the machine is, and no number changes.
+"""
+
+import runpy
+import sys
+import time
+
+import torch
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+from ds_hooks.page import Field, Page, page_path, runtime_dir
+from tests.integration.place import is_alive
+
+WAITS_FOR = {12: (1, 0), 16: (0, 1)}
+"""Step to (who waits, whose side task)."""
+UNITS = 150
+PATIENCE_S = 100.0
+"""Less than a test's own, so that it is the test that says what is missing."""
+
+train_batch = PipelineEngine.train_batch
+
+
+def wait_until_squeezed(rank: int) -> None:
+    """Return once the side task of `rank` has run some units, or is not what it was: its daemon or itself killed."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    page = Page.open(page_path(runtime_dir(), rank), create=False)
+    words = page.words
+    daemon, side, until = words[Field.DAEMON_PID], words[Field.SIDE_PROCESS], words[Field.UNITS_RUN] + UNITS
+    while words[Field.UNITS_RUN] < until and time.monotonic() < deadline_s:
+        if not is_alive(daemon) or words[Field.SIDE_PROCESS] != side:
+            break
+        time.sleep(0.01)
+    page.close()
+
+
+def train_batch_patiently(self: PipelineEngine, *args: object, **kwargs: object) -> object:
+    waiting, squeezed = WAITS_FOR.get(self.global_steps + 1, (-1, -1))
+    if torch.distributed.get_rank() == waiting:
+        wait_until_squeezed(squeezed)
+    return train_batch(self, *args, **kwargs)
+
+
+PipelineEngine.train_batch = train_batch_patiently
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
