@@ -18,7 +18,7 @@ from squeezer.record import events_path, read_events
 
 ROOT = Path(__file__).parents[2]
 STUDIES = Path(__file__).parent / "studies"
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 """Until a condition holds; generous, for the machine may be busy."""
 
 
