@@ -31,7 +31,7 @@ class StepTime(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Consecutive steps, all squeezed, all alone or all neither (None); `step_ms` lacks those dropped as warm-up or carry-over."""
+    """Consecutive steps, all squeezed, all alone or all neither (None); `step_ms` lacks warm-up and carry-over."""
 
     job: int
     ranks: tuple[int, ...]

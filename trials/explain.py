@@ -7,7 +7,7 @@ from pathlib import Path
 
 import optuna
 
-from trials.fuse import FuseError
+from trials.fusion import FuseError
 from trials.gate import OpenGate
 from trials.group import TrialGroup
 from trials.member import build_member, group_key

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from trials.fuse import assemble
-from trials.fuse.errors import FuseError
-from trials.fuse.rows import Rows, generator, moved
-from trials.fuse.structure import difference, structure
+from trials.fusion import assemble
+from trials.fusion.errors import FuseError
+from trials.fusion.rows import Rows, generator, moved
+from trials.fusion.structure import difference, structure
 from trials.gate import OpenGate
 from trials.optim import FusedOptimizer, optimizer_facts
 from trials.optim import fuse_optimizers as over_rows

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trials.fuse import Fused, FuseError, Structure, assemble
-from trials.fuse.rows import Rows, generator
-from trials.fuse.scalar import Scalar
-from trials.fuse.structure import Facts, canonical_names, difference, stack
+from trials.fusion import Fused, FuseError, Structure, assemble
+from trials.fusion.rows import Rows, generator
+from trials.fusion.scalar import Scalar
+from trials.fusion.structure import Facts, canonical_names, difference, stack
 from trials.gate import Gate
 from trials.member import Member, build_member, facts_of
 from trials.optim import FusedOptimizer, fuse_optimizers, stand_in

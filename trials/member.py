@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from trials.fuse import Structure, structure
-from trials.fuse.structure import Facts, canonical_names
+from trials.fusion import Structure, structure
+from trials.fusion.structure import Facts, canonical_names
 from trials.optim import optimizer_facts
 from trials.progress import new_schedulers
 from trials.study import Study

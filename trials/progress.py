@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from trials.fuse.errors import FuseError
+from trials.fusion.errors import FuseError
 from trials.optim.gradients import Gradients, norms_K, overflowed_K
 from trials.study import Study
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from trials.fuse.rows import Rows
+from trials.fusion.rows import Rows
 from trials.optim import adam as _adam  # noqa: F401 - each of these fills the table
 from trials.optim import adaptive as _adaptive  # noqa: F401
 from trials.optim import muon as _muon  # noqa: F401

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trials.fuse.errors import FuseError
+from trials.fusion.errors import FuseError
 from trials.optim.registry import RULES, Group, Rule
 
 Names = Mapping[int, str]

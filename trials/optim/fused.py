@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trials.fuse.errors import FuseError
-from trials.fuse.rows import Rows
+from trials.fusion.errors import FuseError
+from trials.fusion.rows import Rows
 from trials.optim.block import Block, Counts, Span, join
 from trials.optim.facts import Names, plain_groups, rule_of, stand_in
 from trials.optim.gradients import Gradients

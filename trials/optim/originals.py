@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trials.fuse.errors import FuseError
-from trials.fuse.rows import Rows
+from trials.fusion.errors import FuseError
+from trials.fusion.rows import Rows
 from trials.optim.facts import Names, shell
 from trials.optim.fused import FusedOptimizer, go_on
 from trials.optim.gradients import Gradients

@@ -10,8 +10,8 @@ from torch.nn import functional
 from trials_helpers import OPTIMIZERS, Solo, ToyStudy, assert_fused_is_solo, members
 
 from trials import TrialGroup
-from trials.fuse.registry import FORWARDS, RULES
-from trials.fuse.steps import CallStep
+from trials.fusion.registry import FORWARDS, RULES
+from trials.fusion.steps import CallStep
 from trials.gate import OpenGate
 
 pytestmark = [

@@ -10,9 +10,9 @@ from layer_cases import LAYERS, batches, before
 from torch import Tensor, nn
 from trials_helpers import assert_fused_is_solo
 
-from trials.fuse import autotune
-from trials.fuse.conv import FusedConv
-from trials.fuse.rows import Rows, stack_parameters
+from trials.fusion import autotune
+from trials.fusion.conv import FusedConv
+from trials.fusion.rows import Rows, stack_parameters
 
 pytestmark = pytest.mark.usefixtures("only_rules")
 

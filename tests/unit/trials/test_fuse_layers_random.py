@@ -11,8 +11,8 @@ from torch.nn import functional
 from trials_helpers import ToyStudy, assert_fused_is_solo, members
 
 from trials import TrialGroup
-from trials.fuse import dropout
-from trials.fuse.dropout import Masks
+from trials.fusion import dropout
+from trials.fusion.dropout import Masks
 from trials.gate import OpenGate
 
 pytestmark = pytest.mark.usefixtures("only_rules")

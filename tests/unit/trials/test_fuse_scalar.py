@@ -9,7 +9,7 @@ from torch import Tensor
 from trials_helpers import close
 
 from trials import FuseError
-from trials.fuse.scalar import Scalar
+from trials.fusion.scalar import Scalar
 
 RATE = [2.0]
 

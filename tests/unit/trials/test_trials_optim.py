@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from trials_helpers import Solo, ToyStudy, assert_fused_is_solo, assert_same_trial, close, members
 
 from trials import FuseError, Member, TrialGroup
-from trials.fuse.structure import canonical_names, stack, structure
+from trials.fusion.structure import canonical_names, stack, structure
 from trials.gate import OpenGate
 from trials.optim import fuse_optimizers
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trials.fuse.registry import JointLayer, rule
-from trials.fuse.shape import inner
+from trials.fusion.registry import JointLayer, rule
+from trials.fusion.shape import inner
 
 
 def align(pair: Sequence[Tensor], per_trial: Sequence[bool]) -> list[Tensor]:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from trials.fuse.errors import FuseError as FuseError
+from trials.fusion.errors import FuseError as FuseError
 
 if TYPE_CHECKING:
-    from trials.fuse.rows import Rows
+    from trials.fusion.rows import Rows
 
 
 class Layer(abc.ABC):

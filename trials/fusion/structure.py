@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
-from trials.fuse.describe import attributes, class_of, global_values, plain_tensors
-from trials.fuse.errors import RefusedError
-from trials.fuse.registry import FuseError, Layer, find, label, refuse, settings
-from trials.fuse.rows import Rows, Vectors, stack_parameters
-from trials.fuse.trace import describe, modes, trace
+from trials.fusion.describe import attributes, class_of, global_values, plain_tensors
+from trials.fusion.errors import RefusedError
+from trials.fusion.registry import FuseError, Layer, find, label, refuse, settings
+from trials.fusion.rows import Rows, Vectors, stack_parameters
+from trials.fusion.trace import describe, modes, trace
 
 Facts = dict[tuple[str, str], Hashable]
 

@@ -16,14 +16,14 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from trials.fuse.describe import plain_tensors
-from trials.fuse.errors import FuseError, RefusedError
-from trials.fuse.registry import CALLS, FORWARDS, JointLayer, Layer, arrange, label
-from trials.fuse.rows import Rows
-from trials.fuse.steps import State, Step, fill
-from trials.fuse.streams import go_on, note, saved
-from trials.fuse.structure import Unchanged, rule_for
-from trials.fuse.trees import apart, dims_of, hide_objects, stack
+from trials.fusion.describe import plain_tensors
+from trials.fusion.errors import FuseError, RefusedError
+from trials.fusion.registry import CALLS, FORWARDS, JointLayer, Layer, arrange, label
+from trials.fusion.rows import Rows
+from trials.fusion.steps import State, Step, fill
+from trials.fusion.streams import go_on, note, saved
+from trials.fusion.structure import Unchanged, rule_for
+from trials.fusion.trees import apart, dims_of, hide_objects, stack
 from trials.pause import Units, ask_before_backward
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trials.fuse.autotune import choose
-from trials.fuse.examples import fold
-from trials.fuse.registry import FuseError, JointLayer, Layer, rule
-from trials.fuse.rows import Rows
+from trials.fusion.autotune import choose
+from trials.fusion.examples import fold
+from trials.fusion.registry import FuseError, JointLayer, Layer, rule
+from trials.fusion.rows import Rows
 
 Call = Callable[..., Tensor]
 """One trial's convolution, of x, weight, bias, and the number of groups by name."""

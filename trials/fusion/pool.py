@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trials.fuse.examples import fold, ranks
-from trials.fuse.registry import JointLayer, Layer, lift, rule
-from trials.fuse.rows import Rows
+from trials.fusion.examples import fold, ranks
+from trials.fusion.registry import JointLayer, Layer, lift, rule
+from trials.fusion.rows import Rows
 
 _UNPOOLED = ranks("MaxUnpool")
 _FRACTIONAL = ranks("FractionalMaxPool", axes=(2, 3))

@@ -6,7 +6,7 @@ that a padded position, which nobody should read, may become zero there.
 
 from torch import Tensor, nn
 
-from trials.fuse.registry import forward_of
+from trials.fusion.registry import forward_of
 
 
 @forward_of(nn.TransformerEncoderLayer)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
-from trials.fuse.errors import FuseError
-from trials.fuse.functional import MOVED
-from trials.fuse.registry import CALLS
-from trials.fuse.steps import CallStep, Ref, State, Step
-from trials.fuse.trees import apart
+from trials.fusion.errors import FuseError
+from trials.fusion.functional import MOVED
+from trials.fusion.registry import CALLS
+from trials.fusion.steps import CallStep, Ref, State, Step
+from trials.fusion.trees import apart
 
 
 class Scalar:

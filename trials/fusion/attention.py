@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trials.fuse import linear
-from trials.fuse.dropout import Masks
-from trials.fuse.registry import JointLayer, call_rule, lift, rule
-from trials.fuse.rows import Rows
+from trials.fusion import linear
+from trials.fusion.dropout import Masks
+from trials.fusion.registry import JointLayer, call_rule, lift, rule
+from trials.fusion.rows import Rows
 
 
 def attend(q_K: Tensor, k_K: Tensor, v_K: Tensor, mask: Tensor | None, masks: Masks | None, **options: Any) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trials.fuse.errors import FuseError
+from trials.fusion.errors import FuseError
 
 Vectors = dict[str, dict[str, list[float]]]
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trials.fuse.registry import Layer, leading, lift, rule
-from trials.fuse.rows import Rows
-from trials.fuse.shape import inner
+from trials.fusion.registry import Layer, leading, lift, rule
+from trials.fusion.rows import Rows
+from trials.fusion.shape import inner
 
 
 @rule(

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from trials.fuse.errors import RefusedError
-from trials.fuse.functional import RANDOM, VIEWS
-from trials.fuse.registry import CALLS, FORWARDS, RULES, FuseError, label
+from trials.fusion.errors import RefusedError
+from trials.fusion.functional import RANDOM, VIEWS
+from trials.fusion.registry import CALLS, FORWARDS, RULES, FuseError, label
 
 _AUGMENTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 _OUT_OF_PLACE = {

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from trials.fuse import activations as _activations  # noqa: F401 - each of these fills the table
-from trials.fuse import attention as _attention  # noqa: F401
-from trials.fuse import conv as _conv  # noqa: F401
-from trials.fuse import dropout as _dropout  # noqa: F401
-from trials.fuse import embedding as _embedding  # noqa: F401
-from trials.fuse import examples as _examples  # noqa: F401
-from trials.fuse import linear as _linear  # noqa: F401
-from trials.fuse import norm as _norm  # noqa: F401
-from trials.fuse import pairs as _pairs  # noqa: F401
-from trials.fuse import pool as _pool  # noqa: F401
-from trials.fuse import shape as _shape  # noqa: F401
-from trials.fuse import transformer as _transformer  # noqa: F401
-from trials.fuse.forward import Forward
-from trials.fuse.registry import FuseError, Layer, rule
-from trials.fuse.rows import Rows
-from trials.fuse.structure import Structure, leaves, rule_for, stack, structure
+from trials.fusion import activations as _activations  # noqa: F401 - each of these fills the table
+from trials.fusion import attention as _attention  # noqa: F401
+from trials.fusion import conv as _conv  # noqa: F401
+from trials.fusion import dropout as _dropout  # noqa: F401
+from trials.fusion import embedding as _embedding  # noqa: F401
+from trials.fusion import examples as _examples  # noqa: F401
+from trials.fusion import linear as _linear  # noqa: F401
+from trials.fusion import norm as _norm  # noqa: F401
+from trials.fusion import pairs as _pairs  # noqa: F401
+from trials.fusion import pool as _pool  # noqa: F401
+from trials.fusion import shape as _shape  # noqa: F401
+from trials.fusion import transformer as _transformer  # noqa: F401
+from trials.fusion.forward import Forward
+from trials.fusion.registry import FuseError, Layer, rule
+from trials.fusion.rows import Rows
+from trials.fusion.structure import Structure, leaves, rule_for, stack, structure
 from trials.pause import Units
 
 __all__ = ["FuseError", "Fused", "Layer", "Rows", "Structure", "assemble", "rule", "structure"]

@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from trials.fuse.mapped import Mapped, MappedStep, Pause
-from trials.fuse.registry import JointLayer, Layer, label
-from trials.fuse.rows import Rows
-from trials.fuse.steps import CallStep, JointStep, LayerStep, Ref, State, Step, TensorStep, fill
-from trials.fuse.trace import layer_label, leaf_input
-from trials.fuse.trees import expand
+from trials.fusion.mapped import Mapped, MappedStep, Pause
+from trials.fusion.registry import JointLayer, Layer, label
+from trials.fusion.rows import Rows
+from trials.fusion.steps import CallStep, JointStep, LayerStep, Ref, State, Step, TensorStep, fill
+from trials.fusion.trace import layer_label, leaf_input
+from trials.fusion.trees import expand
 from trials.pause import Units
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from trials.fuse.errors import FuseError
+from trials.fusion.errors import FuseError
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
 

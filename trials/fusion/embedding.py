@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trials.fuse.registry import FuseError, Layer, rule
-from trials.fuse.rows import Rows
+from trials.fusion.registry import FuseError, Layer, rule
+from trials.fusion.rows import Rows
 
 
 @rule(nn.Embedding)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from trials.fuse.functional import ELEMENTWISE, MOVED, broadcasts, cat
-from trials.fuse.registry import CALLS, CallRule, FuseError, JointLayer, Layer, arrange
-from trials.fuse.rows import Rows
-from trials.fuse.trees import apart
+from trials.fusion.functional import ELEMENTWISE, MOVED, broadcasts, cat
+from trials.fusion.registry import CALLS, CallRule, FuseError, JointLayer, Layer, arrange
+from trials.fusion.rows import Rows
+from trials.fusion.trees import apart
 from trials.pause import ask_before_backward
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from trials.fuse.registry import JointLayer, Layer, rule
-from trials.fuse.rows import Rows
+from trials.fusion.registry import JointLayer, Layer, rule
+from trials.fusion.rows import Rows
 
 
 @rule(nn.Linear)

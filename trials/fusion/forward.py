@@ -6,13 +6,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx, nn
 
-from trials.fuse.errors import RefusedError
-from trials.fuse.mapped import Mapped, Pause
-from trials.fuse.program import Program
-from trials.fuse.registry import Layer, label
-from trials.fuse.rows import Rows
-from trials.fuse.streams import saved
-from trials.fuse.trees import dims_of
+from trials.fusion.errors import RefusedError
+from trials.fusion.mapped import Mapped, Pause
+from trials.fusion.program import Program
+from trials.fusion.registry import Layer, label
+from trials.fusion.rows import Rows
+from trials.fusion.streams import saved
+from trials.fusion.trees import dims_of
 from trials.pause import Units
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trials.fuse.registry import CallRule, Layer, call_rule, rule
+from trials.fusion.registry import CallRule, Layer, call_rule, rule
 
 
 def fold(x_K: Tensor, batched_ndim: int, call: Callable[[Tensor], Any]) -> Any:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trials.fuse.registry import Layer, call_rule, leading, lift, rule
-from trials.fuse.rows import Rows
+from trials.fusion.registry import Layer, call_rule, leading, lift, rule
+from trials.fusion.rows import Rows
 
 _SELU_FLOOR = 1.7580993408473766  # minus the value that SELU tends to, as PyTorch writes it in alpha dropout
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from trials.fuse.registry import Layer, refuse, rule
+from trials.fusion.registry import Layer, refuse, rule
 
 
 def inner(dim: int) -> int:
