@@ -4,6 +4,7 @@ import json
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from squeezer.metrics import Tally, main_figures, mean_over_ranks, pool, resumes
+from squeezer.metrics import Tally, main_figures, mean_over_ranks, pool, resumes, slot_figures
 from squeezer.trace import RankRun, load_run
 from squeezer.trace import ReportError as ReportError
 
@@ -33,7 +34,8 @@ def build_report(run: Path) -> dict[str, Any]:
     for rank, tally, own_steps in zip(ranks, tallies, steps, strict=True):
         job = rank.records["job"][-1] if rank.records["job"] else {}
         about = {"stage": job.get("stage"), "stages": job.get("stages"), "ended": bool(rank.records["end"])}
-        per_rank[str(rank.rank)] = {**about, "main": main_figures(own_steps), **_figures(tally)}
+        per_rank[str(rank.rank)] = {**about, "main": main_figures(own_steps), **_figures(tally), "guard": _guard(rank)}
+        per_rank[str(rank.rank)]["bubbles"]["slots"] = [asdict(slot) for slot in slot_figures(rank.records["bubble"])]
     return {
         "version": REPORT_VERSION,
         "main": main_figures(mean_over_ranks(steps)),
@@ -93,6 +95,15 @@ def _tally(rank: RankRun) -> Tally:
         restarts=max(0, sum(s["event"] == "started" for s in records["side"]) - 1),
         faults=_faults(records),
     )
+
+
+def _guard(rank: RankRun) -> dict[str, Any]:
+    decisions = rank.records["guard"]
+    return {
+        "decisions": len(decisions),
+        "checks": sum(decision["what"] == "check" for decision in decisions),
+        "shut": sum(decision["what"] == "shut" for decision in decisions),
+    }
 
 
 def _has_overrun(bubble: Mapping[str, Any]) -> bool:
