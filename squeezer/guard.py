@@ -131,7 +131,8 @@ class Guard:
         margin = self._margins.setdefault(slot, _Margin())
         before_ns = self.margin_ns(slot)
         margin.mean_overrun_ns += (overrun_ns - margin.mean_overrun_ns) / OVERRUN_MEMORY
-        if overrun_ns > MOST_OVERRUN_NS or self._overruns_most(margin):
+        mean_ns = margin.mean_overrun_ns
+        if overrun_ns > MOST_OVERRUN_NS or (overrun_ns and self._overruns_most(margin)):
             margin.quiet, margin.mean_overrun_ns = 0, 0.0
             margin.doublings = min(margin.doublings + 1, MARGIN_DOUBLINGS)
             what = "widen"
@@ -145,7 +146,12 @@ class Guard:
         after_ns = self.margin_ns(slot)
         if after_ns == before_ns:
             return []
-        figures = {"slot": slot, "margin_ms": after_ns / 1e6, "overrun_ms": overrun_ns / 1e6}
+        figures = {
+            "slot": slot,
+            "margin_ms": after_ns / 1e6,
+            "overrun_ms": overrun_ns / 1e6,
+            "mean_overrun_ms": mean_ns / 1e6,
+        }
         return [Decision(step=step, what=what, cause="overrun" if what == "widen" else "", figures=figures)]
 
     def step_ended(self, step: int, duration_ns: int, squeezed: bool | None) -> list[Decision]:

@@ -195,7 +195,8 @@ def render(report: Mapping[str, Any]) -> str:
     killed = [f"rank {rank}" for rank, of in ranks.items() if not of["ended"]]
     lines = [
         f"Main job    {main['steps']} steps on {len(ranks)} rank{'s' * (len(ranks) != 1)}: "
-        f"{_ms(main['step_ms_alone'])} alone, {_ms(main['step_ms_squeezed'])} squeezed",
+        f"{_ms(main['step_ms_alone'])} alone, {_ms(main['step_ms_squeezed'])} squeezed "
+        f"({_percent(main['alone_share'], '.0f')} and {_percent(main['squeezed_share'], '.0f')} of the steps)",
         f"            slowdown {_percent(main['slowdown'], '+.2f')}, "
         f"95% CI {_percent(low, '+.2f')} to {_percent(high, '+.2f')}",
         f"Bubbles     {_percent(report['bubbles']['ratio'])} of step time",
@@ -203,6 +204,8 @@ def render(report: Mapping[str, Any]) -> str:
         f"{side['units']} units, {side['restarts']} restarts",
         f"            overrun p50 {_us(overrun['p50'])}, p99 {_us(overrun['p99'])}; "
         f"resume p50 {_us(resume['p50'])}, p99 {_us(resume['p99'])}",
+        f"Guard       shut {sum(of['guard']['shut'] for of in ranks.values())} times, after "
+        f"{sum(of['guard']['checks'] for of in ranks.values())} checks of slow steps",
         "Trials      " + ", ".join(f"{_or_na(trials[k])} {k}" for k in ("completed", "pruned", "failed", "running")),
     ]
     lines += _wrapped(trials["problem"] or "")

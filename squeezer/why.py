@@ -88,7 +88,7 @@ def sentence(decision: Mapping[str, Any]) -> str:
     wider = "ends earlier" if decision["what"] == "widen" else "may end later again"
     return (
         f"in slot {figures['slot']} the permit {wider}: {figures['margin_ms']:.1f} ms before the forecast end "
-        f"(the side task ran on for {figures['overrun_ms']:.2f} ms)"
+        f"(it was overrun by {figures['overrun_ms']:.2f} ms, lately by {figures['mean_overrun_ms']:.2f} ms)"
     )
 
 

@@ -42,7 +42,7 @@ def test_every_decision_is_told_with_its_cause(tmp_path: Path, capsys: pytest.Ca
     rank.step(None, 100.0)
     decided(rank, "go_on", "mean", alone_ms=100.0)
     rank.step(True, 100.0, bubbles=[(20, 10), (60, 2)])
-    decided(rank, "widen", "overrun", slot=1, margin_ms=0.6, overrun_ms=2.0)
+    decided(rank, "widen", "overrun", slot=1, margin_ms=0.6, overrun_ms=2.0, mean_overrun_ms=0.3)
     rank.step(False, 100.0)
     rank.end()
     rank.write()
@@ -56,7 +56,8 @@ def test_every_decision_is_told_with_its_cause(tmp_path: Path, capsys: pytest.Ca
         "(slowdown 20.00%)",
         "step 3: the gate is shut for 50 steps: squeezed steps are longer than the alone steps before them",
         "step 4: squeezing is tried again",
-        "in slot 1 the permit ends earlier: 0.6 ms before the forecast end (the side task ran on for 2.00 ms)",
+        "in slot 1 the permit ends earlier: 0.6 ms before the forecast end",
+        "(it was overrun by 2.00 ms, lately by 0.30 ms)",
         "0.1 s: ready",
     ):
         assert words in said, said
