@@ -26,9 +26,9 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 [squeeze]
 squeezed_steps = 20
 min_bubble_ms = 0.1
+alone_steps = 10
 [guard]
 enabled = false
-alone_steps = 10
 [side]
 study = "{ROOT}/benchmarks/endless_digits.py"
 [run]
