@@ -77,6 +77,8 @@ class Handle:
         self._open_wait = 0
         self._told_step = 0
         self._is_open = False
+        self._side_may_run_on = False
+        self._stopped_late = False
         self._base_ns = 0
         self._loss_begin_ns = 0
         self._items: list[tuple[int, int, int, int]] = []
@@ -259,7 +261,12 @@ class Handle:
     def _after_instruction(self, begin_ns: int) -> None:
         index = self._index
         slot = self._plan[index]
-        end_ns = self._close() if slot.closes else self._clock_ns()
+        if slot.closes:
+            end_ns = self._close()
+        else:
+            end_ns = self._clock_ns()
+            if self._side_may_run_on and not self._is_open:
+                self._stopped_late |= self._side.halt()
         self._items.append((slot.kind, index, begin_ns - self._base_ns, end_ns - self._base_ns))
         self._index = index + 1
 
@@ -280,6 +287,7 @@ class Handle:
         permit_ns = self._page.planned_ns(self._step, slot)
         begin_ns = marks.open(self._step, slot, permit_ns)
         self._is_open = True
+        self._side_may_run_on = False
         self._open_slot, self._open_wait = slot, wait
         start = BubbleStart(self._step, marks.epoch, slot, wait, marks.side_cpu_ns(), permit_ns)
         if permit_ns:
@@ -304,7 +312,11 @@ class Handle:
         marks = self._marks
         end_ns = marks.close()
         self._is_open = False
-        stopped = self._side.halt()
+        assert self._page is not None
+        preemptive = bool(self._page.words[Field.PREEMPTIVE])
+        stopped = self._side.halt(let_end=not preemptive) or self._stopped_late
+        self._stopped_late = False
+        self._side_may_run_on = not preemptive
         end = BubbleEnd(self._step, marks.epoch, self._open_slot, self._open_wait, marks.side_cpu_ns(), stopped)
         self._publisher_later(end_ns, end)
         return end_ns

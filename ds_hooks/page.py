@@ -48,6 +48,7 @@ class Field(IntEnum):
     PLAN_UNTIL_STEP = 26
     TELL_SLOT = 27
     SIDE_PROCESS = 28
+    PREEMPTIVE = 29
     # the side task
     SIDE_PID = 40
     SIDE_DOING = 41

@@ -30,9 +30,17 @@ class SideTask:
         elif words[Field.SIDE_DOING] == Doing.ASLEEP:
             self._send(signal.SIGUSR1)
 
-    def halt(self) -> bool:
-        """Stop it unless it sleeps by itself. Whether it was stopped."""
-        if not self._is_there() or self._stopped or self._words[Field.SIDE_DOING] == Doing.ASLEEP:
+    def halt(self, *, let_end: bool = False) -> bool:
+        """Stop it unless it sleeps by itself. Whether it was stopped.
+
+        Args:
+            let_end: let it end its unit of device work first, which is what a device needs that cannot stop one; a
+                second call, without it, stops who has not ended by then.
+        """
+        words = self._words
+        if not self._is_there() or self._stopped or words[Field.SIDE_DOING] == Doing.ASLEEP:
+            return False
+        if let_end and words[Field.SIDE_DOING] == Doing.UNIT and words[Field.SIDE_PID] == self._pid:
             return False
         self._stopped = True
         self._send(signal.SIGSTOP)

@@ -4,6 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ds_hooks import wire
+from squeezer.forecast import Forecast
 from squeezer.record import Recorder
 
 
@@ -42,17 +43,27 @@ class Bookkeeper:
         """A step begins; `squeezed` is None if the side task only starts in its bubbles."""
         self._step = (message.step, t_ns, squeezed)
 
-    def step_ended(self, t_ns: int, message: wire.StepEnd, work: int) -> None:
-        """A step has ended, and the side task has trained `work` trial-samples so far."""
-        self.dropped = message.dropped
-        if self._step is not None and self._step[0] == message.step:
-            step, start_ns, squeezed = self._step
-            times = {"start_ns": start_ns, "end_ns": t_ns}
-            self._recorder.add("step", job=self.job, step=step, **times, squeezed=squeezed, work=work)
+    def step_ended(self, t_ns: int, message: wire.StepEnd, work: int) -> int | None:
+        """A step has ended, and the side task has trained `work` trial-samples so far.
 
-    def bubble_started(self, t_ns: int, message: wire.BubbleStart, forecast_ns: int | None) -> None:
-        """A bubble began, of which `forecast_ns` was expected. It also tells what the one before it overran."""
-        self._note_bubble(message.side_cpu_ns)
+        Returns:
+            How long it took in ns, or None if its start was lost.
+        """
+        self.dropped = message.dropped
+        if self._step is None or self._step[0] != message.step:
+            return None
+        step, start_ns, squeezed = self._step
+        times = {"start_ns": start_ns, "end_ns": t_ns}
+        self._recorder.add("step", job=self.job, step=step, **times, squeezed=squeezed, work=work)
+        return t_ns - start_ns
+
+    def bubble_started(self, t_ns: int, message: wire.BubbleStart, forecast: Forecast | None) -> tuple[int, int] | None:
+        """A bubble began, of which `forecast` was made.
+
+        Returns:
+            (slot, overrun in ns) of the bubble before it, if that was opened.
+        """
+        overran = self._note_bubble(message.side_cpu_ns)
         self._side_cpu_ns = message.side_cpu_ns
         self._bubble = {
             "job": self.job,
@@ -61,9 +72,10 @@ class Bookkeeper:
             "slot": message.slot,
             "wait": wire.WaitKind(message.wait).name,
             "start_ns": t_ns,
-            "forecast_ns": forecast_ns,
+            "forecast_ns": None if forecast is None else [forecast.length_ns, forecast.low_ns, forecast.high_ns],
             "permit_until_ns": t_ns + message.permit_ns if message.permit_ns else None,
         }
+        return overran
 
     def bubble_ended(self, t_ns: int, message: wire.BubbleEnd) -> int | None:
         """A bubble has ended. Returns its length in ns, or None if its start was lost."""
@@ -87,8 +99,12 @@ class Bookkeeper:
         ]
         self._recorder.add("instructions", job=self.job, step=message.step, items=items)
 
-    def _note_bubble(self, side_cpu_ns: int | None) -> None:
+    def _note_bubble(self, side_cpu_ns: int | None) -> tuple[int, int] | None:
         bubble, self._ended_bubble = self._ended_bubble, None
-        if bubble is not None:
-            overrun_ns = None if side_cpu_ns is None else max(0, side_cpu_ns - self._side_cpu_ns)
-            self._recorder.add("bubble", **bubble, overrun_ns=overrun_ns)
+        if bubble is None:
+            return None
+        overrun_ns = None if side_cpu_ns is None else max(0, side_cpu_ns - self._side_cpu_ns)
+        self._recorder.add("bubble", **bubble, overrun_ns=overrun_ns)
+        if overrun_ns is None or bubble["permit_until_ns"] is None:
+            return None
+        return bubble["slot"], overrun_ns

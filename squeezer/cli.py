@@ -26,11 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = commands.add_parser("report", help="print what a run gave and what it cost")
     report.add_argument("run", type=Path, metavar="RUN", help="the directory of a run")
     report.add_argument("--json", action="store_true", help="as JSON")
+    why = commands.add_parser("why", help="tell what was not squeezed, and the cause of each decision")
+    why.add_argument("run", type=Path, metavar="RUN", help="the directory of a run")
+    why.add_argument("--rank", type=int, metavar="N", help="only this rank")
     parsed = parser.parse_args(arguments)
     try:
         if parsed.command == "daemon":
             return _daemon(parsed)
-        return _report(parsed)
+        return _why(parsed) if parsed.command == "why" else _report(parsed)
     except (ConfigError, PageError) as error:
         print(f"squeezer: {error}", file=sys.stderr)
         return USER_ERROR_STATUS
@@ -59,6 +62,17 @@ def _report(parsed: argparse.Namespace) -> int:
 
     try:
         return main_report(parsed.run, parsed.json)
+    except ReportError as error:
+        print(f"squeezer: {error}", file=sys.stderr)
+        return USER_ERROR_STATUS
+
+
+def _why(parsed: argparse.Namespace) -> int:
+    from squeezer.trace import ReportError
+    from squeezer.why import main_why
+
+    try:
+        return main_why(parsed.run, parsed.rank)
     except ReportError as error:
         print(f"squeezer: {error}", file=sys.stderr)
         return USER_ERROR_STATUS

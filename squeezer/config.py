@@ -5,6 +5,7 @@ command is started. Every mistake in the file is named at once, with its key, it
 """
 
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,11 +38,11 @@ class _Table(BaseModel):
 class SqueezeTable(_Table):
     """When bubbles are opened, and for how long."""
 
-    squeezed_steps: _Count = 20
+    squeezed_steps: _Count = 45
     """The length of a window with squeezing."""
     alone_steps: _CountOrNone = 5
     """The length of the window without it that follows: the baseline of the slowdown. 0: never."""
-    observe_steps: _Count = 3
+    observe_steps: _Count = 6
     """The first steps of a job only observe."""
     margin_ms: _NotNegative = 0.3
     """Without `preemptive`: the permit ends this long before the forecast end of the bubble."""
@@ -56,8 +57,8 @@ class SqueezeTable(_Table):
     ] = tuple(kind.name for kind in WaitKind)
     """Which waits are opened, by their names in `ds_hooks.wire.WaitKind`."""
 
-    def policy(self) -> Policy:
-        """The same for the daemon's state machine, in nanoseconds."""
+    def policy(self, guard: "GuardTable") -> Policy:
+        """The same for the daemon's state machine, in nanoseconds, with what guards it."""
         return Policy(
             squeezed_steps=self.squeezed_steps,
             alone_steps=self.alone_steps,
@@ -67,6 +68,8 @@ class SqueezeTable(_Table):
             forecast_quantile=self.forecast_quantile,
             preemptive=self.preemptive,
             kinds=frozenset(self.kinds),
+            slowdown_budget=guard.slowdown_budget if guard.enabled else math.inf,
+            retry_steps=guard.retry_steps,
         )
 
     @field_validator("kinds", mode="before")
@@ -78,6 +81,17 @@ class SqueezeTable(_Table):
         if unknown:
             raise ValueError(f"{unknown[0]!r} is no kind of wait{_did_you_mean(unknown[0], WaitKind.__members__)}")
         return tuple(dict.fromkeys(value))
+
+
+class GuardTable(_Table):
+    """What squeezing may cost the main job, and what happens when it costs more."""
+
+    enabled: bool = Field(default=True, description="true or false")
+    """false: the slowdown is measured and reported, and nothing acts on it."""
+    slowdown_budget: _Positive = 0.01
+    """The slowdown that is allowed: 0.01 is 1%."""
+    retry_steps: _Count = 50
+    """How long the gate stays shut when the budget was broken; each time in a row twice as long, up to 32 times."""
 
 
 class SideTable(_Table):
@@ -111,6 +125,8 @@ class RunTable(_Table):
     """On a CPU, each rank gets an even share of the machine's cores."""
     trace_steps: _CountOrNone = 40
     """How many steps at most go into the trace."""
+    record_events: bool = Field(default=False, description="true or false")
+    """Also record each event that the daemon decided by, and what it did about it, for `squeezer.replay`."""
     calibrate_s: _NotNegative = 2.0
     """How long the side task's rate alone is measured after the job. 0: not."""
 
@@ -124,6 +140,7 @@ class Config(_Table):
     """The whole file."""
 
     squeeze: SqueezeTable = Field(default_factory=SqueezeTable, description="a table")
+    guard: GuardTable = Field(default_factory=GuardTable, description="a table")
     side: SideTable | None = Field(default=None, description="a table")
     run: RunTable = Field(description="a table")
 
@@ -153,7 +170,7 @@ def load_config(path: Path | str) -> Config:
         raise ConfigError("\n".join(f"{path}: {mistake}" for mistake in mistakes)) from None
 
 
-_TABLES: Mapping[str, type[_Table]] = {"squeeze": SqueezeTable, "side": SideTable, "run": RunTable}
+_TABLES: Mapping[str, type[_Table]] = {"squeeze": SqueezeTable, "guard": GuardTable, "side": SideTable, "run": RunTable}
 
 
 def _explain(mistake: Mapping[str, Any]) -> str:

@@ -1,13 +1,38 @@
 """How long will this bubble be? Steps repeat, so each slot's past tells.
 
-A low quantile of the last lengths: a bubble that ends before its forecast makes an overrun, one that ends after it only
-wastes its tail.
+A quantile of the last lengths, of which the latest count most. A low one: a bubble that ends before its forecast makes
+an overrun, one that ends after it only wastes its tail.
 """
 
 from collections import deque
+from dataclasses import dataclass
 
 HISTORY = 32
+HALF_LIFE = 8
+"""A length counts half as much as one so many bubbles later: a slow drift is followed in about so many steps."""
 MINIMUM_OBSERVATIONS = 2
+SHIFT_AFTER = 3
+"""So many lengths in a row beyond all that came before are another level, such as that of another batch size."""
+SHIFT_BY = 1.1
+"""And by this factor at least, or chance would be taken for a shift."""
+LOW, HIGH = 0.1, 0.9
+
+_WEIGHTS = [0.5 ** (age / HALF_LIFE) for age in range(HISTORY)]
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What is expected of the next bubble of a slot.
+
+    Attributes:
+        length_ns: the quantile that was asked for.
+        low_ns: nine bubbles of ten were longer, lately.
+        high_ns: and nine of ten shorter; the distance tells how sure the forecast is.
+    """
+
+    length_ns: int
+    low_ns: int
+    high_ns: int
 
 
 class SlotForecast:
@@ -20,19 +45,50 @@ class SlotForecast:
     def __init__(self, quantile: float) -> None:
         self._quantile = quantile
         self._lengths_ns: dict[int, deque[int]] = {}
+        self._forecasts: dict[int, Forecast] = {}
 
     def observe(self, slot: int, length_ns: int) -> None:
         """A bubble of `slot` has ended."""
-        self._lengths_ns.setdefault(slot, deque(maxlen=HISTORY)).append(length_ns)
+        lengths_ns = self._lengths_ns.setdefault(slot, deque(maxlen=HISTORY))
+        lengths_ns.append(length_ns)
+        if _has_shifted(lengths_ns):
+            while len(lengths_ns) > SHIFT_AFTER:
+                lengths_ns.popleft()
+        if len(lengths_ns) >= MINIMUM_OBSERVATIONS:
+            self._forecasts[slot] = self._forecast(lengths_ns)
+
+    def of(self, slot: int) -> Forecast | None:
+        """What is expected, or None while too little is known."""
+        return self._forecasts.get(slot)
 
     def length_ns(self, slot: int) -> int | None:
-        """The forecast, or None while too little is known."""
-        lengths_ns = self._lengths_ns.get(slot)
-        if lengths_ns is None or len(lengths_ns) < MINIMUM_OBSERVATIONS:
-            return None
-        ordered = sorted(lengths_ns)
-        return ordered[int(self._quantile * (len(ordered) - 1))]
+        """The expected length, or None while too little is known."""
+        forecast = self._forecasts.get(slot)
+        return None if forecast is None else forecast.length_ns
 
     def forget(self) -> None:
         """Another job: its slots are others."""
         self._lengths_ns.clear()
+        self._forecasts.clear()
+
+    def _forecast(self, lengths_ns: deque[int]) -> Forecast:
+        ordered = sorted(zip(reversed(lengths_ns), _WEIGHTS, strict=False))
+        total = sum(weight for _, weight in ordered)
+
+        def at(quantile: float) -> int:
+            left = quantile * total
+            for length_ns, weight in ordered:
+                left -= weight
+                if left <= 0:
+                    return length_ns
+            return ordered[-1][0]
+
+        return Forecast(at(self._quantile), at(LOW), at(HIGH))
+
+
+def _has_shifted(lengths_ns: deque[int]) -> bool:
+    if len(lengths_ns) <= SHIFT_AFTER + MINIMUM_OBSERVATIONS:
+        return False
+    *before, first, second, third = lengths_ns
+    latest = (first, second, third)
+    return min(latest) > SHIFT_BY * max(before) or SHIFT_BY * max(latest) < min(before)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from ds_hooks import wire
@@ -21,6 +22,7 @@ from squeezer.device import DEVICES
 from squeezer.intake import Intake
 from squeezer.progress import Progress
 from squeezer.record import RECORD_VERSION, Recorder, events_path
+from squeezer.replay import as_record
 from squeezer.state import (
     Action,
     BubbleEnded,
@@ -30,11 +32,14 @@ from squeezer.state import (
     GateMachine,
     JobAttached,
     JobLost,
+    Note,
+    Overran,
     PlanSlot,
     PlanSteps,
     Side,
     SideChanged,
     State,
+    StepEnded,
     StepStarted,
     Stop,
     TellAt,
@@ -60,7 +65,7 @@ class Daemon:
         self._config = config
         self._job_pid = job_pid
         self._rank = int(os.environ.get("RANK", local_rank)) if job_pid is not None else local_rank
-        self._machine = GateMachine(config.squeeze.policy())
+        self._machine = GateMachine(config.squeeze.policy(config.guard))
         self._device = DEVICES["cpu"]()
         directory = make_private_dir(runtime_dir())
         self._page = Page.open(page_path(directory, local_rank))
@@ -73,6 +78,7 @@ class Daemon:
             raise
         self._page.forget_plan()
         self._page.words[Field.SIDE_PROCESS] = 0
+        self._page.words[Field.PREEMPTIVE] = config.squeeze.preemptive
         place = SidePlace(page=self._page.path, run=run, rank=self._rank, storage_url=config.storage_url(run))
         self._supervisor = Supervisor(config.side, self._device, place) if config.side else None
         self._watched: dict[int, Callable[[], None]] = {self._intake.fd: self._receive}
@@ -138,17 +144,21 @@ class Daemon:
         books, machine = self._books, self._machine
         match message:
             case wire.BubbleStart():
-                books.bubble_started(t_ns, message, machine.forecast.length_ns(message.slot))
+                overran = books.bubble_started(t_ns, message, machine.forecast.of(message.slot))
+                if overran is not None:
+                    self._feed(Overran(*overran))
             case wire.BubbleEnd():
                 length_ns = books.bubble_ended(t_ns, message)
                 if length_ns is not None:
                     self._feed(BubbleEnded(message.slot, wire.WaitKind(message.wait).name, length_ns))
             case wire.StepStart():
-                books.step_started(t_ns, message, squeezed=self._squeezes(message.step))
                 self._feed(StepStarted(message.step))
+                books.step_started(t_ns, message, squeezed=machine.squeezed)
                 self._show_progress(message.step)
             case wire.StepEnd():
-                books.step_ended(t_ns, message, self._page.words[Field.WORK])
+                duration_ns = books.step_ended(t_ns, message, self._page.words[Field.WORK])
+                if duration_ns is not None:
+                    self._feed(StepEnded(message.step, duration_ns))
             case wire.Instructions():
                 books.instructions(message)
             case wire.Bye():
@@ -157,12 +167,6 @@ class Daemon:
                 self._feed(JobLost())
                 if self._job_pid is None:
                     self._unwatch_main()
-
-    def _squeezes(self, step: int) -> bool | None:
-        machine = self._machine
-        if not machine.policy.squeezes(step) or machine.side is Side.NONE:
-            return False
-        return True if machine.side is Side.READY else None
 
     def _hello(self, t_ns: int, message: wire.Hello) -> None:
         attached = self._machine.state is not State.ABSENT
@@ -275,7 +279,10 @@ class Daemon:
     def _feed(self, event: Event) -> None:
         if isinstance(event, JobLost):
             self._books.job_lost()
-        for action in self._machine.handle(event):
+        actions = self._machine.handle(event)
+        if self._config.run.record_events:
+            self._recorder.add("event", **as_record(event, actions))
+        for action in actions:
             self._do(action, type(event).__name__)
 
     def _do(self, action: Action, cause: str) -> None:
@@ -290,6 +297,8 @@ class Daemon:
                 page.plan_steps(action.from_step, action.until_step)
             case TellAt():
                 page.words[Field.TELL_SLOT] = action.slot
+            case Note(decision):
+                self._recorder.add("guard", t_ns=time.monotonic_ns(), **asdict(decision))
             case Stop() | Continue():
                 if side is not None:
                     (self._device.stop if isinstance(action, Stop) else self._device.resume)(side)

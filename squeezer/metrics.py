@@ -5,7 +5,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 WARM_UP_STEPS = 2
+STEPS_FOR_P99 = 100
 # Two neighbouring squeezed windows share the alone window between them: of a pair's variance v + 2·v/4, v/4 is shared.
 SHARED_WINDOW_CORRELATION = 1 / 6
 
@@ -113,10 +114,14 @@ def main_figures(steps: Sequence[StepTime]) -> dict[str, Any]:
         paired_after = beside[-1]
     mean = _mean(ratios) if ratios else None
     half = _half_width(ratios, shared)
+    alone_ms, squeezed_ms = ([ms for w in found if w.squeezed is label for ms in w.step_ms] for label in (False, True))
     return {
         "steps": len(steps),
-        "step_ms_alone": _mean_or_none([ms for w in found if w.squeezed is False for ms in w.step_ms]),
-        "step_ms_squeezed": _mean_or_none([ms for w in found if w.squeezed for ms in w.step_ms]),
+        "squeezed_share": _mean_or_none([float(step.squeezed is True) for step in steps]),
+        "alone_share": _mean_or_none([float(step.squeezed is False) for step in steps]),
+        "step_ms_alone": _mean_or_none(alone_ms),
+        "step_ms_squeezed": _mean_or_none(squeezed_ms),
+        "p99_slowdown": _quantile_ratio(squeezed_ms, alone_ms),
         "slowdown": None if mean is None else math.expm1(mean),
         "slowdown_ci95": None if half is None or mean is None else [math.expm1(mean - half), math.expm1(mean + half)],
     }
@@ -166,6 +171,55 @@ def resumes(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], units: NDArr
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SlotFigures:
+    """The bubbles of one slot in squeezed steps. An error is (length - forecast) ÷ length; positive: it was longer."""
+
+    slot: int
+    wait: str
+    count: int
+    ms_p50: float
+    forecast_ms_p50: float | None
+    forecast_error_p50: float | None
+    forecast_error_p90: float | None
+    """Of the error's absolute value."""
+    in_range: float | None
+    """The share of lengths between the forecast's low and high; 0.8 if it says truly how sure it is."""
+    opened: float
+    """The share that was opened."""
+    fill: float
+
+
+def slot_figures(bubbles: Iterable[Mapping[str, Any]]) -> list[SlotFigures]:
+    """Figures per slot from the records of bubbles, by slot."""
+    by_slot: dict[int, list[Mapping[str, Any]]] = {}
+    for bubble in bubbles:
+        if bubble["squeezed"]:
+            by_slot.setdefault(bubble["slot"], []).append(bubble)
+    return [_slot_figures(slot, by_slot[slot]) for slot in sorted(by_slot)]
+
+
+def _slot_figures(slot: int, bubbles: Sequence[Mapping[str, Any]]) -> SlotFigures:
+    lengths = np.array([b["end_ns"] - b["start_ns"] for b in bubbles], np.float64)
+    known = np.array([b["forecast_ns"] is not None for b in bubbles], bool)
+    forecasts = np.array([b["forecast_ns"] for b in bubbles if b["forecast_ns"] is not None], np.float64).reshape(-1, 3)
+    length, low, high = np.maximum(lengths[known], 1), forecasts[:, 1], forecasts[:, 2]
+    errors = (length - forecasts[:, 0]) / length
+    any_known = bool(known.any())
+    return SlotFigures(
+        slot=slot,
+        wait=bubbles[0]["wait"],
+        count=len(bubbles),
+        ms_p50=float(np.median(lengths)) / 1e6,
+        forecast_ms_p50=float(np.median(forecasts[:, 0])) / 1e6 if any_known else None,
+        forecast_error_p50=float(np.median(errors)) if any_known else None,
+        forecast_error_p90=float(np.percentile(np.abs(errors), 90)) if any_known else None,
+        in_range=float(((low <= length) & (length <= high)).mean()) if any_known else None,
+        opened=sum(b["permit_until_ns"] is not None for b in bubbles) / len(bubbles),
+        fill=sum(b["side_ns"] for b in bubbles) / max(1.0, float(lengths.sum())),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Tally:
     """Sums and samples of one rank, or of several pooled. `capacity` is the work a dedicated device would have done."""
 
@@ -205,6 +259,13 @@ def pool(tallies: Sequence[Tally]) -> Tally:
         restarts=sum(t.restarts for t in tallies),
         faults=faults,
     )
+
+
+def _quantile_ratio(squeezed_ms: Sequence[float], alone_ms: Sequence[float]) -> float | None:
+    """The 99th percentile of squeezed steps ÷ that of alone ones, less 1; None below 100 of each, which it needs."""
+    if min(len(squeezed_ms), len(alone_ms)) < STEPS_FOR_P99:
+        return None
+    return float(np.percentile(squeezed_ms, 99) / np.percentile(alone_ms, 99)) - 1
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -5,13 +5,16 @@
     run           version, rank, config, wall_s and t_ns (one instant on both clocks)
     job           job (its index in this file), pid, rank, world_size, stage, stages, micro_batches, t_ns
     step          job, step, start_ns, end_ns, squeezed (false: a window without squeezing, or still
-                observing; null: the side task only started in it, so it is neither), work
+                  observing; null: neither, for the side task started in it, or the guard had the gate shut), work
                   (trial-samples that the side task has trained so far, by the page)
-    bubble        job, step, epoch, slot, wait, start_ns, end_ns, squeezed, forecast_ns, permit_until_ns (null: shut),
+    bubble        job, step, epoch, slot, wait, start_ns, end_ns, squeezed, forecast_ns (null: none;
+                  the forecast, its low and its high), permit_until_ns (null: shut),
                   side_ns (the side task's CPU time in it), overrun_ns (and from its end to the next one's start),
                   stopped (whether the side task had to be stopped at its end)
     instructions  job, step, items: [kind, slot, start_ns, end_ns] each
     action        t_ns, action, cause; what the daemon did, other than to plan
+    guard         t_ns, step, what, cause, figures; see `squeezer.guard.Decision`
+    event         event, actions: what the daemon decided by, and what it did about it; only if asked for
     side          t_ns, event, and what belongs to it: started, ready, progress, exited, given_up, finished
     fault         t_ns, what: a lost or foreign message, a hook that switched itself off
     end           t_ns, lost_messages, dropped_messages, foreign_messages, dedicated (null or see `Dedicated`)
@@ -26,7 +29,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 
 UNIT = struct.Struct("<qIIiI")
 """start_ns, wall_ns, cpu_ns, unit (-1: host work between layers), group (index into units.json)."""

@@ -4,6 +4,7 @@ import json
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from squeezer.metrics import Tally, main_figures, mean_over_ranks, pool, resumes
+from squeezer.metrics import Tally, main_figures, mean_over_ranks, pool, resumes, slot_figures
 from squeezer.trace import RankRun, load_run
 from squeezer.trace import ReportError as ReportError
 
@@ -33,7 +34,8 @@ def build_report(run: Path) -> dict[str, Any]:
     for rank, tally, own_steps in zip(ranks, tallies, steps, strict=True):
         job = rank.records["job"][-1] if rank.records["job"] else {}
         about = {"stage": job.get("stage"), "stages": job.get("stages"), "ended": bool(rank.records["end"])}
-        per_rank[str(rank.rank)] = {**about, "main": main_figures(own_steps), **_figures(tally)}
+        per_rank[str(rank.rank)] = {**about, "main": main_figures(own_steps), **_figures(tally), "guard": _guard(rank)}
+        per_rank[str(rank.rank)]["bubbles"]["slots"] = [asdict(slot) for slot in slot_figures(rank.records["bubble"])]
     return {
         "version": REPORT_VERSION,
         "main": main_figures(mean_over_ranks(steps)),
@@ -93,6 +95,15 @@ def _tally(rank: RankRun) -> Tally:
         restarts=max(0, sum(s["event"] == "started" for s in records["side"]) - 1),
         faults=_faults(records),
     )
+
+
+def _guard(rank: RankRun) -> dict[str, Any]:
+    decisions = rank.records["guard"]
+    return {
+        "decisions": len(decisions),
+        "checks": sum(decision["what"] == "check" for decision in decisions),
+        "shut": sum(decision["what"] == "shut" for decision in decisions),
+    }
 
 
 def _has_overrun(bubble: Mapping[str, Any]) -> bool:
@@ -184,7 +195,8 @@ def render(report: Mapping[str, Any]) -> str:
     killed = [f"rank {rank}" for rank, of in ranks.items() if not of["ended"]]
     lines = [
         f"Main job    {main['steps']} steps on {len(ranks)} rank{'s' * (len(ranks) != 1)}: "
-        f"{_ms(main['step_ms_alone'])} alone, {_ms(main['step_ms_squeezed'])} squeezed",
+        f"{_ms(main['step_ms_alone'])} alone, {_ms(main['step_ms_squeezed'])} squeezed "
+        f"({_percent(main['alone_share'], '.0f')} and {_percent(main['squeezed_share'], '.0f')} of the steps)",
         f"            slowdown {_percent(main['slowdown'], '+.2f')}, "
         f"95% CI {_percent(low, '+.2f')} to {_percent(high, '+.2f')}",
         f"Bubbles     {_percent(report['bubbles']['ratio'])} of step time",
@@ -192,6 +204,8 @@ def render(report: Mapping[str, Any]) -> str:
         f"{side['units']} units, {side['restarts']} restarts",
         f"            overrun p50 {_us(overrun['p50'])}, p99 {_us(overrun['p99'])}; "
         f"resume p50 {_us(resume['p50'])}, p99 {_us(resume['p99'])}",
+        f"Guard       shut {sum(of['guard']['shut'] for of in ranks.values())} times, after "
+        f"{sum(of['guard']['checks'] for of in ranks.values())} checks of slow steps",
         "Trials      " + ", ".join(f"{_or_na(trials[k])} {k}" for k in ("completed", "pruned", "failed", "running")),
     ]
     lines += _wrapped(trials["problem"] or "")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from squeezer.forecast import SlotForecast
+from squeezer.guard import Decision, Guard
 
 STORY_LENGTH = 64
 AHEAD_STEPS = 3
@@ -60,6 +61,22 @@ class StepStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class StepEnded:
+    """The step that began last has ended, after `duration_ns`."""
+
+    step: int
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overran:
+    """The side task used `overrun_ns` of CPU time between the end of an opened bubble of `slot` and the next bubble."""
+
+    slot: int
+    overrun_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class BubbleEnded:
     """A bubble of `slot` was `length_ns` long."""
 
@@ -75,7 +92,7 @@ class SideChanged:
     side: Side
 
 
-Event = JobAttached | JobLost | StepStarted | BubbleEnded | SideChanged
+Event = JobAttached | JobLost | StepStarted | StepEnded | Overran | BubbleEnded | SideChanged
 
 # Actions
 
@@ -118,7 +135,14 @@ class Continue:
     """Let the side task run on (SIGCONT), in case it is stopped."""
 
 
-Action = ForgetPlan | PlanSlot | PlanSteps | TellAt | Stop | Continue
+@dataclass(frozen=True, slots=True)
+class Note:
+    """The guard has decided something: let it be known."""
+
+    decision: Decision
+
+
+Action = ForgetPlan | PlanSlot | PlanSteps | TellAt | Stop | Continue | Note
 
 NO_STEPS = PlanSteps(0, 0)
 
@@ -135,6 +159,8 @@ class Policy:
     forecast_quantile: float
     preemptive: bool
     kinds: frozenset[str]
+    slowdown_budget: float
+    retry_steps: int
 
     def squeezes(self, step: int) -> bool:
         """Whether `step` (counted from 1) lies in a window with squeezing; every rank decides the same."""
@@ -165,6 +191,11 @@ class GateMachine:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.forecast = SlotForecast(policy.forecast_quantile)
+        self.guard = Guard(policy.slowdown_budget, policy.retry_steps, policy.margin_ns)
+        self.squeezed: bool | None = False
+        """Of the step that began last: squeezed, left alone, or neither (the side task starts, or the guard has the
+        gate shut)."""
+        self._step_number = 0
         self.state = State.ABSENT
         self.side = Side.NONE
         self._story: deque[tuple[State, Event, State, list[Action]]] = deque(maxlen=STORY_LENGTH)
@@ -202,6 +233,8 @@ class GateMachine:
             wrong.append("steps are planned if and only if the state says so")
         if self.side is Side.NONE and self.state is State.PLANNED:
             wrong.append("no process: nothing to plan for")
+        if not self.guard.allows and self.state is State.PLANNED:
+            wrong.append("the guard has the gate shut")
         if self.steps.until_step - self.steps.from_step > AHEAD_STEPS + 1:
             wrong.append("a plan is short, so that a silent daemon ends the squeezing")
         if wrong:
@@ -213,6 +246,8 @@ class GateMachine:
         self.forecast.forget()
         self._permits_ns.clear()
         self._tell_slot = -1
+        self.guard.forget()
+        self.squeezed = False
         self.steps = NO_STEPS
         self.state = State.SHUT
         return [ForgetPlan()]
@@ -225,7 +260,26 @@ class GateMachine:
 
     def _step(self, event: Event) -> list[Action]:
         assert isinstance(event, StepStarted)
-        return self._plan(self.policy.steps_from(event.step) if self.side is not Side.NONE else NO_STEPS)
+        self._step_number = event.step
+        self.squeezed = False
+        if self.policy.squeezes(event.step) and self.side is not Side.NONE:
+            self.squeezed = True if self.side is Side.READY and self.guard.allows else None
+        return self._plan(self._steps_from(event.step))
+
+    def _steps_from(self, step: int) -> PlanSteps:
+        return self.policy.steps_from(step) if self.side is not Side.NONE and self.guard.allows else NO_STEPS
+
+    def _step_end(self, event: Event) -> list[Action]:
+        assert isinstance(event, StepEnded)
+        if event.step != self._step_number:
+            return []  # its start was lost
+        decisions = self.guard.step_ended(event.step, event.duration_ns, self.squeezed)
+        # at once, where the guard has shut the gate
+        return [*map(Note, decisions), *([] if self.guard.allows else self._plan(NO_STEPS))]
+
+    def _overrun(self, event: Event) -> list[Action]:
+        assert isinstance(event, Overran)
+        return [Note(decision) for decision in self.guard.overran(self._step_number, event.slot, event.overrun_ns)]
 
     def _learn(self, event: Event) -> list[Action]:
         assert isinstance(event, BubbleEnded)
@@ -234,7 +288,7 @@ class GateMachine:
         if forecast_ns is None:
             return []
         actions: list[Action] = []
-        permit_ns = self._permit_ns(event.wait, forecast_ns)
+        permit_ns = self._permit_ns(event.slot, event.wait, forecast_ns)
         if permit_ns != self._permits_ns.get(event.slot, 0):
             self._permits_ns[event.slot] = permit_ns
             actions.append(PlanSlot(event.slot, permit_ns))
@@ -244,11 +298,11 @@ class GateMachine:
             actions.append(TellAt(event.slot))
         return actions
 
-    def _permit_ns(self, wait: str, forecast_ns: int) -> int:
+    def _permit_ns(self, slot: int, wait: str, forecast_ns: int) -> int:
         policy = self.policy
         if wait not in policy.kinds or forecast_ns < policy.min_bubble_ns:
             return 0
-        return PREEMPTIVE_PERMIT_NS if policy.preemptive else max(0, forecast_ns - policy.margin_ns)
+        return PREEMPTIVE_PERMIT_NS if policy.preemptive else max(0, forecast_ns - self.guard.margin_ns(slot))
 
     def _side_changed(self, event: Event) -> list[Action]:
         assert isinstance(event, SideChanged)
@@ -285,6 +339,8 @@ def _table() -> dict[tuple[State, type], Entry]:
         (absent, JobAttached): Entry(machine._attach, (shut,)),
         (absent, JobLost): Entry(machine._ignore, (absent,)),
         (absent, StepStarted): Entry(machine._ignore, (absent,)),
+        (absent, StepEnded): Entry(machine._ignore, (absent,)),
+        (absent, Overran): Entry(machine._ignore, (absent,)),
         (absent, BubbleEnded): Entry(machine._ignore, (absent,)),
         (absent, SideChanged): Entry(machine._side_changed, (absent,)),
         (shut, SideChanged): Entry(machine._side_changed, (shut,)),
@@ -294,6 +350,8 @@ def _table() -> dict[tuple[State, type], Entry]:
         table[state, JobAttached] = Entry(machine._attach, (shut,))
         table[state, JobLost] = Entry(machine._lose, (absent,))
         table[state, StepStarted] = Entry(machine._step, (shut, planned))
+        table[state, StepEnded] = Entry(machine._step_end, tuple(dict.fromkeys((shut, state))))
+        table[state, Overran] = Entry(machine._overrun, (state,))
         table[state, BubbleEnded] = Entry(machine._learn, (state,))
     return table
 

@@ -18,7 +18,7 @@ from squeezer.metrics import StepTime, mean_over_ranks
 from squeezer.record import RECORD_VERSION, events_path, read_events, units_path
 from squeezer.units import UNIT_DTYPE, cut_at_stops, stopped_intervals
 
-KINDS = ("run", "job", "step", "bubble", "instructions", "action", "side", "fault", "end")
+KINDS = ("run", "job", "step", "bubble", "instructions", "action", "guard", "side", "fault", "end")
 # CLOCK_MONOTONIC counts from each machine's boot. Ranks that differ by less than this share a machine: there the
 # clocks are one, and wall_s would only add its own error.
 SAME_CLOCK_NS = 50_000_000
@@ -140,7 +140,7 @@ def _events(rank: RankRun, tid: int) -> Iterator[tuple[int, int, str, dict[str, 
                 yield start_ns, end_ns, kind.lower(), {"slot": slot}
     elif TRACKS[tid] == "bubbles":
         for b in rank.records["bubble"]:
-            forecast_ms = None if b["forecast_ns"] is None else b["forecast_ns"] / 1e6
+            forecast_ms = None if b["forecast_ns"] is None else [ns / 1e6 for ns in b["forecast_ns"]]
             wait = b["wait"].lower()
             permitted = b["permit_until_ns"] is not None
             args = {"slot": b["slot"], "wait": wait, "forecast_ms": forecast_ms, "permitted": permitted}
@@ -161,7 +161,8 @@ def _without_overlap(spans: Iterable[tuple[int, int, str, dict[str, Any]]]) -> I
 
 
 def write_trace(run: Path, most_steps: int = 40) -> Path:
-    """Write ``trace.json`` in `run`: one process per rank, tracks for steps, instructions, bubbles and side task.
+    """Write ``trace.json`` in `run`: one process per rank, tracks for steps, instructions, bubbles and side
+    task, and the guard's decisions as instants.
 
     Args:
         run: directory of a recorded run.
@@ -190,9 +191,14 @@ def write_trace(run: Path, most_steps: int = 40) -> Path:
                 {"ph": "X", "pid": rank.rank, "tid": tid, "ts": a, "dur": (b - a) / 1e3, "name": label, "args": args}
                 for a, b, label, args in _without_overlap(shown)
             ]
+        events += [
+            {"ph": "i", "s": "p", "pid": rank.rank, "tid": 0, "ts": d["t_ns"], "name": f"guard: {d['what']}", "args": d}
+            for d in rank.records["guard"]
+            if from_ns <= d["t_ns"] <= to_ns
+        ]
     earliest_ns = min(event["ts"] for event in events if event["ph"] == "X")
     for event in events:
-        if event["ph"] == "X":
+        if event["ph"] != "M":
             event["ts"] = (event["ts"] - earliest_ns) / 1e3
     path = run / "trace.json"
     path.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": events}), encoding="utf-8")

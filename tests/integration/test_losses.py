@@ -26,6 +26,8 @@ CONFIG = f"""
 [squeeze]
 squeezed_steps = 1000
 min_bubble_ms = 0.1
+[guard]
+enabled = false
 [side]
 study = "{ROOT}/examples/digits.py"
 [run]

@@ -27,6 +27,8 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 squeezed_steps = 20
 min_bubble_ms = 0.1
 alone_steps = 10
+[guard]
+enabled = false
 [side]
 study = "{ROOT}/benchmarks/endless_digits.py"
 [run]

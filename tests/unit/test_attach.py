@@ -1,6 +1,9 @@
 """The hooks on an engine that looks like DeepSpeed's: what they write and send, and no fault of theirs gets out."""
 
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +14,7 @@ import pytest
 import zmq
 
 from ds_hooks import Handle, attach
-from ds_hooks.page import Field, Page, page_path, socket_path
+from ds_hooks.page import Doing, Field, Page, page_path, socket_path
 from ds_hooks.wire import BubbleEnd, BubbleStart, Bye, Hello, Instructions, StepEnd, StepStart, WaitKind, decode
 
 
@@ -161,6 +164,38 @@ def test_the_page_is_open_in_waits_alone(handle: Handle, engine: Engine, daemon:
     assert not daemon.page.is_open()
     assert daemon.page.words[Field.STEP] == 1
     assert daemon.page.words[Field.BUBBLE] >> 1 == 2
+
+
+@pytest.mark.parametrize("preemptive", [True, False])
+def test_a_unit_that_does_not_end_is_stopped_at_the_bubbles_end_or_after_the_next_instruction(
+    handle: Handle, engine: Engine, daemon: Daemon, preemptive: bool
+) -> None:
+    words = daemon.page.words
+    words[Field.PREEMPTIVE] = True
+    connect(engine, daemon)
+    words[Field.PREEMPTIVE] = preemptive
+    expected = {"ForwardPass": "R", "RecvGrad": "R", "OptimizerStep": "T" if preemptive else "R", "loss": "T"}
+    states: dict[str, str] = {}
+    run = engine._run
+
+    def look(name: str) -> None:
+        run(name)
+        deadline_s = time.monotonic() + 30
+        while states.get(name) != expected[name] and time.monotonic() < deadline_s:
+            time.sleep(0.05)  # a signal takes its time
+            states[name] = Path(f"/proc/{side.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as side:
+        words[Field.SIDE_PROCESS] = words[Field.SIDE_PID] = side.pid
+        words[Field.SIDE_DOING] = Doing.UNIT
+        engine._run = look  # type: ignore[method-assign]
+        engine.train_batch()
+        del engine._run
+        side.kill()
+    handle.detach()
+    ends = [message for message in daemon.hear_all() if isinstance(message, BubbleEnd)]
+    assert states == expected
+    assert [end.stopped for end in ends[-2:]] == ([1, 0] if preemptive else [0, 1])
 
 
 def test_what_the_daemon_hears_of_a_step(handle: Handle, engine: Engine, daemon: Daemon) -> None:

@@ -30,7 +30,8 @@ def test_only_the_run_directory_is_required(tmp_path: Path) -> None:
     config = load(tmp_path, RUN)
     assert config.side is None
     assert config.squeeze.kinds == tuple(kind.name for kind in WaitKind)
-    assert (config.squeeze.squeezed_steps, config.squeeze.alone_steps, config.squeeze.observe_steps) == (20, 5, 3)
+    assert (config.squeeze.squeezed_steps, config.squeeze.alone_steps, config.squeeze.observe_steps) == (45, 5, 6)
+    assert (config.guard.enabled, config.guard.slowdown_budget, config.guard.retry_steps) == (True, 0.01, 50)
     assert (config.run.pin_cores, config.run.trace_steps, config.run.calibrate_s) == (True, 40, 2.0)
 
 
@@ -38,6 +39,7 @@ def test_the_demo_has_the_defaults() -> None:
     examples = Path(__file__).parents[2] / "examples"
     demo, minimal = load_config(examples / "demo.toml"), Config.model_validate({"run": {"directory": "x"}})
     assert demo.squeeze == minimal.squeeze
+    assert demo.guard == minimal.guard
     assert demo.run == minimal.run.model_copy(update={"directory": demo.run.directory})
 
 

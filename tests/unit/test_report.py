@@ -56,7 +56,12 @@ class MadeUpRank:
         self.add("job", job=self.job, pid=7, rank=self._rank, t_ns=self.now_ns, **place)
 
     def step(
-        self, squeezed: bool, ms: float, bubbles: Sequence[Bubble] = (), units: Sequence[Unit] = (), opened: bool = True
+        self,
+        squeezed: bool | None,
+        ms: float,
+        bubbles: Sequence[Bubble] = (),
+        units: Sequence[Unit] = (),
+        opened: bool = True,
     ) -> None:
         self.number += 1
         self.work += self.work_per_step
@@ -65,7 +70,7 @@ class MadeUpRank:
         for slot, (at_ms, length_ms) in enumerate(bubbles):
             start_ns, end_ns = (begin_ns + round(t * MS) for t in (at_ms, at_ms + length_ms))
             permit = end_ns if squeezed and opened else None
-            what = {"slot": slot, "epoch": self._slots, "wait": "RECV_GRAD", "forecast_ns": 5 * MS}
+            what = {"slot": slot, "epoch": self._slots, "wait": "RECV_GRAD", "forecast_ns": [5 * MS, 4 * MS, 12 * MS]}
             times = {"start_ns": start_ns, "end_ns": end_ns, "permit_until_ns": permit}
             times |= used(bubbles, slot, units)
             stopped = self._slots in self.stopped_epochs
@@ -108,6 +113,8 @@ def test_every_figure_of_one_rank(tmp_path: Path) -> None:
     rank.windows(bubbles=[(20, 10), (60, 10)], units=[(20.5, 4, 4), (28, 3, 3)])
     for event in ("started", "progress", "started", "progress", "finished"):
         rank.add("side", t_ns=rank.now_ns, event=event)
+    for what in ("check", "shut"):
+        rank.add("guard", t_ns=BOOT_NS, step=5, what=what, cause="mean", figures={"slowdown": 0.1, "for_steps": 50})
     rank.add("fault", t_ns=BOOT_NS, what="the hooks switched themselves off")
     rank.end(work_per_s=1000.0)
     rank.write()
@@ -129,8 +136,14 @@ def test_every_figure_of_one_rank(tmp_path: Path) -> None:
     assert report["trials"] == NO_TRIALS
     assert not (tmp_path / "study.db").exists()  # looking creates none
     about = {"stage": 0, "stages": 2, "ended": True}
-    same = {key: report[key] for key in ("main", "bubbles", "side", "faults")}
-    assert report["ranks"] == {"0": {**about, **same}}
+    guard = {"decisions": 2, "checks": 1, "shut": 1}
+    slot = {"wait": "RECV_GRAD", "count": 6, "ms_p50": 10, "forecast_ms_p50": 5, "forecast_error_p50": 0.5}
+    slot |= {"forecast_error_p90": 0.5, "in_range": 1.0, "opened": 1.0}
+    bubbles = {**report["bubbles"], "slots": [{"slot": 0, **slot, "fill": 0.6}, {"slot": 1, **slot, "fill": 0.0}]}
+    same = {key: report[key] for key in ("main", "side", "faults")}
+    assert report["ranks"] == {"0": {**about, **same, "bubbles": bubbles, "guard": guard}}
+    assert (report["main"]["squeezed_share"], report["main"]["alone_share"]) == (6 / 16, 10 / 16)
+    assert report["main"]["p99_slowdown"] is None, "it needs a hundred steps of each"
 
 
 def test_ranks_are_pooled_by_time(tmp_path: Path) -> None:
@@ -247,7 +260,7 @@ def test_what_is_no_run_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match=f"{tmp_path}: no records of a run here; allowed is"):
         main_report(tmp_path, as_json=False)
     MadeUpRank(tmp_path, version=99).write()
-    with pytest.raises(ReportError, match=r"rank0\.events\.jsonl: record version 99; allowed is version 1"):
+    with pytest.raises(ReportError, match=r"rank0\.events\.jsonl: record version 99; allowed is version 2"):
         build_report(tmp_path)
 
 

@@ -87,6 +87,21 @@ def test_one_that_sleeps_is_let_alone_at_a_bubbles_end(page: Page, process: subp
     side.leave()
 
 
+def test_one_may_end_its_unit_of_device_work_but_nothing_else(page: Page, process: subprocess.Popen[str]) -> None:
+    side = SideTask(page.words)
+    page.words[Field.SIDE_DOING] = Doing.UNIT
+    assert side.halt(let_end=True), "it starts, and does not ask the gate"
+    becomes(process, "T")
+    page.words[Field.SIDE_PID] = process.pid
+    side.wake()
+    becomes(process, "S")
+    assert not side.halt(let_end=True)
+    page.words[Field.SIDE_DOING] = Doing.HOST
+    assert side.halt(let_end=True), "host work can be stopped anywhere, on every device"
+    becomes(process, "T")
+    side.leave()
+
+
 def test_one_that_has_ended_is_forgotten_and_the_next_is_found(page: Page, process: subprocess.Popen[str]) -> None:
     side = SideTask(page.words)
     side.wake()

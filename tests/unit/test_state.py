@@ -20,12 +20,15 @@ from squeezer.state import (
     GateMachine,
     JobAttached,
     JobLost,
+    Note,
+    Overran,
     PlanSlot,
     PlanSteps,
     Policy,
     Side,
     SideChanged,
     State,
+    StepEnded,
     StepStarted,
     Stop,
     TellAt,
@@ -46,6 +49,8 @@ def policy(*, preemptive: bool = False, alone_steps: int = 5) -> Policy:
         forecast_quantile=0.1,
         preemptive=preemptive,
         kinds=frozenset({"RECV_GRAD"}),
+        slowdown_budget=0.01,
+        retry_steps=50,
     )
 
 
@@ -106,6 +111,55 @@ def test_the_plan_holds_for_the_steps_ahead_that_are_to_be_squeezed(machine: Gat
         24: [],
         25: [PlanSteps(28, 29)],
     }
+
+
+def steps_of(machine: GateMachine, steps: range, length_ms: float, overrun_ms: float = 0.0) -> list[Action]:
+    actions: list[Action] = []
+    for step in steps:
+        actions += machine.handle(StepStarted(step))
+        actions += machine.handle(Overran(4, int(overrun_ms * MS)))
+        actions += machine.handle(StepEnded(step, int(length_ms * MS)))
+    return actions
+
+
+def test_steps_are_squeezed_left_alone_or_neither(machine: GateMachine) -> None:
+    attached(machine, Side.NONE)
+    found = {}
+    for side in Side:
+        machine.handle(SideChanged(side))
+        for step in (1, 10, 23):
+            machine.handle(StepStarted(step))
+            found[side.name, step] = machine.squeezed
+    assert {key for key, squeezed in found.items() if squeezed} == {("READY", 10)}
+    assert {key for key, squeezed in found.items() if squeezed is None} == {("STARTING", 10)}
+
+
+def test_a_broken_budget_withdraws_the_plan_at_once_until_it_is_tried_again(machine: GateMachine) -> None:
+    attached(machine)
+    quiet = steps_of(machine, range(1, 8), 100)
+    assert not [action for action in quiet if isinstance(action, Note)]
+    assert machine.state is State.PLANNED
+    actions = steps_of(machine, range(8, 14), 100, overrun_ms=20)
+    decided = [action.decision.what if isinstance(action, Note) else action for action in actions]
+    assert decided[decided.index("shut") + 1] == NO_STEPS
+    assert machine.state is State.SHUT and machine.squeezed is None
+    again = steps_of(machine, range(14, 80), 100)
+    assert "go_on" in [action.decision.what for action in again if isinstance(action, Note)]
+    assert machine.state is State.PLANNED
+
+
+def test_a_permit_ends_earlier_in_a_slot_that_overran(machine: GateMachine) -> None:
+    attached(machine)
+    ended(machine, 10, 10)
+    (note,) = machine.handle(Overran(4, 3 * MS))
+    assert isinstance(note, Note) and note.decision.what == "widen"
+    assert ended(machine, 10) == [PlanSlot(4, 8 * MS)]
+
+
+def test_a_step_whose_start_was_lost_is_not_judged(machine: GateMachine) -> None:
+    attached(machine)
+    machine.handle(StepStarted(4))
+    assert machine.handle(StepEnded(5, 10**12)) == []
 
 
 def test_without_a_side_task_nothing_is_planned(machine: GateMachine) -> None:
@@ -183,6 +237,8 @@ def histories(draw: st.DrawFn) -> list[Event]:
     kinds = st.one_of(
         st.builds(StepStarted, st.integers(-5, 60)),
         st.builds(BubbleEnded, st.integers(0, 3), st.sampled_from(["RECV_GRAD", "LOSS"]), st.integers(-MS, 30 * MS)),
+        st.builds(StepEnded, st.integers(-5, 60), st.integers(-MS, 300 * MS)),
+        st.builds(Overran, st.integers(0, 3), st.integers(0, 60 * MS)),
         st.builds(SideChanged, st.sampled_from(Side)),
         st.sampled_from([JobAttached(), JobLost()]),
     )

@@ -59,7 +59,7 @@ def test_names_and_args(tmp_path: Path) -> None:
     assert bubble["args"] == {
         "slot": 0,
         "wait": "recv_grad",
-        "forecast_ms": 5.0,
+        "forecast_ms": [5.0, 4.0, 12.0],
         "permitted": False,
         "side_us": 0.0,
         "overrun_us": 0.0,
@@ -68,6 +68,18 @@ def test_names_and_args(tmp_path: Path) -> None:
     unit = track(events, "side task")[0]
     assert (unit["name"], unit["args"]) == ("0.Linear forward", {"trials": 8, "cpu_us": 6000.0})
     assert [e["name"] for e in track(events, "instructions")[:2]] == ["forward_pass", "backward_pass"]
+
+
+def test_decisions_of_the_guard_stand_at_their_time(tmp_path: Path) -> None:
+    rank = MadeUpRank(tmp_path)
+    rank.windows(bubbles=[(20, 10)])
+    rank.add("guard", t_ns=rank.now_ns - 50_000_000, step=16, what="shut", cause="mean", figures={"slowdown": 0.1})
+    rank.end()
+    rank.write()
+    (decision,) = [event for event in events_of(tmp_path) if event["ph"] == "i"]
+    last = track(events_of(tmp_path), "steps")[-1]
+    assert (decision["name"], decision["args"]["cause"]) == ("guard: shut", "mean")
+    assert decision["ts"] == pytest.approx(last["ts"] + last["dur"] - 50_000)
 
 
 @pytest.mark.parametrize("most_steps", [1, 2, 6, 15])

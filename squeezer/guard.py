@@ -1,0 +1,313 @@
+"""Keeps the main job's slowdown within its budget while it runs: pure, steps in and decisions out.
+
+Three things tell that squeezing costs too much. The *overrun* is the side task's own CPU time outside bubbles: exact,
+and nobody else's doing. The *mean* compares the last squeezed steps with the alone steps before them, and the *tail*
+counts squeezed steps that are longer than nearly every alone step. The mean also sees what the main job or the machine
+does by itself; so before it counts, a few steps are left alone, as a check: if those are as slow, it was not us. The
+*windows* compare every squeezed window with the alone windows on both sides of it: slow, but a small slowdown shows.
+
+Whatever breaks the budget shuts the gate for a number of steps, twice as many each time, and then it is tried again.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from statistics import fmean, quantiles, variance
+from typing import Any
+
+RECENT_STEPS = 50
+"""The budget holds over any so many steps."""
+WARM_UP_STEPS = 2
+"""The first steps of a job tell nothing."""
+LEAST_STEPS = 4
+"""Fewer steps than this tell nothing either."""
+CHECK_STEPS = 6
+"""Left alone to tell whether slow steps are our doing; the first still carries what went before."""
+TAIL_STEPS = 100
+TAIL_QUANTILE = 0.95
+TAIL_MOST = 0.2
+"""Of squeezed steps, at most this share may be longer than 95 of 100 alone steps: by chance it is not reached."""
+LEAST_WINDOWS, MOST_WINDOWS = 8, 64
+SURE = 3.0
+"""In standard errors: above the budget by so much is no chance."""
+LONGEST_DOUBLINGS = 5
+MOST_OVERRUN_NS = 1_000_000
+"""One bubble that overruns by more widens its slot's margin."""
+OVERRUN_MEMORY = 16
+"""Bubbles of a slot over which its mean overrun reaches back."""
+NARROW_AFTER = 64
+"""So many bubbles of a slot after the last change, its margin becomes smaller again."""
+MARGIN_DOUBLINGS = 6
+LEAST_MARGIN_NS = 100_000
+
+
+class Breaker(Enum):
+    """Whether the guard lets the gate open."""
+
+    CLOSED = "squeezing"
+    CHECKING = "a few steps are left alone: are they as slow?"
+    OPEN = "the budget was broken: no squeezing for a while"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """What the guard decided, and why.
+
+    Attributes:
+        step: the main job's step after which it was decided.
+        what: `check`, `shut`, `go_on` (after a check or a time shut), `widen` or `narrow` (a slot's margin).
+        cause: `overrun`, `mean`, `tail`, `windows`, or `""`.
+        figures: what it was decided by, named with units.
+    """
+
+    step: int
+    what: str
+    cause: str
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Margin:
+    doublings: int = 0
+    quiet: int = 0
+    mean_overrun_ns: float = 0.0
+
+
+class Guard:
+    """The guard of one device.
+
+    Args:
+        budget: the slowdown that is allowed, such as 0.01; infinite: nothing is guarded.
+        retry_steps: how long the gate stays shut after the first time that the budget was broken.
+        margin_ns: how long before a bubble's forecast end permits end, at least.
+    """
+
+    def __init__(self, budget: float, retry_steps: int, margin_ns: int) -> None:
+        self._budget = budget
+        self._retry_steps = retry_steps
+        self._margin_ns = margin_ns
+        self.forget()
+
+    def forget(self) -> None:
+        """Another job: all is learnt anew."""
+        self.breaker = Breaker.CLOSED
+        self._shut_until = 0
+        self._doublings = 0
+        self._good_steps = 0
+        self._cause = ""
+        self._steps = 0
+        self._label: bool | None = None
+        self._alone_ns: deque[float] = deque(maxlen=3 * LEAST_STEPS)
+        self._baseline_ns = 0.0
+        self._alone_ratios: deque[float] = deque(maxlen=2 * TAIL_STEPS)
+        self._squeezed_ratios: deque[float] = deque(maxlen=TAIL_STEPS)
+        self._squeezed_ns: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._overruns_ns: deque[int] = deque(maxlen=RECENT_STEPS)
+        self._durations_ns: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._checked_ns: list[float] = []
+        self._window_ns: list[float] = []
+        self._alone_before_ns = self._window_squeezed_ns = 0.0
+        self._window_logs: deque[float] = deque(maxlen=MOST_WINDOWS)
+        self._step_overrun_ns = 0
+        self._margins: dict[int, _Margin] = {}
+
+    @property
+    def allows(self) -> bool:
+        """Whether the gate may open."""
+        return self.breaker is Breaker.CLOSED
+
+    def margin_ns(self, slot: int) -> int:
+        """How long before the forecast end of a bubble of `slot` its permit must end."""
+        margin = self._margins.get(slot)
+        if margin is None or not margin.doublings:
+            return self._margin_ns
+        return max(self._margin_ns, LEAST_MARGIN_NS) << margin.doublings
+
+    def overran(self, step: int, slot: int, overrun_ns: int) -> list[Decision]:
+        """An opened bubble of `slot` has ended, and the side task ran on for `overrun_ns` of CPU time."""
+        self._step_overrun_ns += overrun_ns
+        margin = self._margins.setdefault(slot, _Margin())
+        before_ns = self.margin_ns(slot)
+        margin.mean_overrun_ns += (overrun_ns - margin.mean_overrun_ns) / OVERRUN_MEMORY
+        mean_ns = margin.mean_overrun_ns
+        if overrun_ns > MOST_OVERRUN_NS or (overrun_ns and self._overruns_most(margin)):
+            margin.quiet, margin.mean_overrun_ns = 0, 0.0
+            margin.doublings = min(margin.doublings + 1, MARGIN_DOUBLINGS)
+            what = "widen"
+        else:
+            margin.quiet += 1
+            if margin.quiet < NARROW_AFTER or not margin.doublings:
+                return []
+            margin.quiet = 0
+            margin.doublings -= 1
+            what = "narrow"
+        after_ns = self.margin_ns(slot)
+        if after_ns == before_ns:
+            return []
+        figures = {
+            "slot": slot,
+            "margin_ms": after_ns / 1e6,
+            "overrun_ms": overrun_ns / 1e6,
+            "mean_overrun_ms": mean_ns / 1e6,
+        }
+        return [Decision(step=step, what=what, cause="overrun" if what == "widen" else "", figures=figures)]
+
+    def step_ended(self, step: int, duration_ns: int, squeezed: bool | None) -> list[Decision]:
+        """A step of the main job has ended.
+
+        Args:
+            step: its number.
+            duration_ns: how long it took.
+            squeezed: True; False if it was left alone; None if it was neither, or left alone by the guard itself.
+        """
+        overrun_ns, self._step_overrun_ns = self._step_overrun_ns, 0
+        self._steps += 1
+        carries_over, self._label = squeezed is not self._label, squeezed
+        if self.breaker is Breaker.CHECKING:
+            return self._check(step, duration_ns)
+        if self.breaker is Breaker.OPEN:
+            return self._wait(step, duration_ns)
+        if self._steps <= WARM_UP_STEPS or squeezed is None:
+            return []
+        if squeezed:
+            self._durations_ns.append(duration_ns)
+            self._overruns_ns.append(overrun_ns)
+        if carries_over:
+            return self._end_window(step, ended_alone=squeezed)
+        self._window_ns.append(duration_ns)
+        if not squeezed:
+            self._left_alone(duration_ns)
+            return []
+        self._squeezed_ns.append(duration_ns)
+        if self._baseline_ns:
+            self._squeezed_ratios.append(duration_ns / self._baseline_ns)
+        return self._judge(step)
+
+    def _left_alone(self, duration_ns: float) -> None:
+        if self._baseline_ns:
+            self._alone_ratios.append(duration_ns / self._baseline_ns)
+        self._alone_ns.append(duration_ns)
+        if len(self._alone_ns) >= LEAST_STEPS:
+            self._baseline_ns = fmean(self._alone_ns)
+
+    def _judge(self, step: int) -> list[Decision]:
+        self._good_steps += 1
+        if self._good_steps > self._retry_steps << self._doublings:
+            self._good_steps = 0
+            self._doublings = max(0, self._doublings - 1)
+        share = sum(self._overruns_ns) / sum(self._durations_ns)
+        if len(self._durations_ns) >= LEAST_STEPS and share > self._budget:
+            return [self._shut(step, "overrun", {"overrun_share": share, "steps": len(self._durations_ns)})]
+        excess = excess_over(self._squeezed_ns, self._alone_ns, self._budget)
+        if excess is not None and excess > SURE:
+            return [self._begin_check(step, {"slowdown": _slowdown(self._squeezed_ns, self._alone_ns)})]
+        beyond = self._share_beyond()
+        if beyond is not None and beyond > TAIL_MOST:
+            return [self._shut(step, "tail", {"share_beyond_p95": beyond})]
+        return []
+
+    def _end_window(self, step: int, *, ended_alone: bool) -> list[Decision]:
+        mean_ns = fmean(self._window_ns) if self._window_ns else 0.0
+        self._window_ns = []
+        if not ended_alone:
+            self._window_squeezed_ns = mean_ns
+            return []
+        before_ns, self._alone_before_ns = self._alone_before_ns, mean_ns
+        if not (before_ns and mean_ns and self._window_squeezed_ns):
+            return []
+        self._window_logs.append(math.log(self._window_squeezed_ns * 2 / (before_ns + mean_ns)))
+        logs = self._window_logs
+        if len(logs) < LEAST_WINDOWS or not math.isfinite(self._budget):
+            return []
+        mean, error = fmean(logs), math.sqrt(variance(logs) / len(logs))
+        if mean - SURE * error <= math.log1p(self._budget):
+            return []
+        return [self._shut(step, "windows", {"slowdown": math.expm1(mean), "windows": len(logs)})]
+
+    def _share_beyond(self) -> float | None:
+        """The share of squeezed steps that are longer than 95 of 100 alone ones, by more than the budget."""
+        if len(self._squeezed_ratios) < TAIL_STEPS // 2 or len(self._alone_ratios) < TAIL_STEPS // 2:
+            return None
+        bound = quantiles(self._alone_ratios, n=100)[round(100 * TAIL_QUANTILE) - 1] * (1 + self._budget)
+        return sum(ratio > bound for ratio in self._squeezed_ratios) / len(self._squeezed_ratios)
+
+    def _begin_check(self, step: int, figures: dict[str, Any]) -> Decision:
+        self.breaker = Breaker.CHECKING
+        self._cause = "mean"
+        self._checked_ns = []
+        return Decision(step=step, what="check", cause=self._cause, figures=figures)
+
+    def _check(self, step: int, duration_ns: float) -> list[Decision]:
+        self._checked_ns.append(duration_ns)
+        if len(self._checked_ns) < CHECK_STEPS:
+            return []
+        alone_ns = self._checked_ns[1:]
+        squeezed_ns = list(self._squeezed_ns)[-2 * CHECK_STEPS :]
+        excess = excess_over(squeezed_ns, alone_ns, self._budget)
+        figures = {"slowdown": _slowdown(squeezed_ns, alone_ns)}
+        # one standard error, not three: that squeezed steps are slow is known already, asked is only who did it
+        if excess is not None and excess > 1.0:
+            return [self._shut(step, self._cause, figures)]
+        self._go_on()
+        for each_ns in alone_ns:
+            self._left_alone(each_ns)
+        return [Decision(step=step, what="go_on", cause=self._cause, figures=figures)]
+
+    def _shut(self, step: int, cause: str, figures: dict[str, Any]) -> Decision:
+        steps = self._retry_steps << self._doublings
+        self._doublings = min(self._doublings + 1, LONGEST_DOUBLINGS)
+        self.breaker = Breaker.OPEN
+        self._cause = cause
+        self._shut_until = step + steps
+        self._checked_ns = []
+        return Decision(step=step, what="shut", cause=cause, figures={**figures, "for_steps": steps})
+
+    def _wait(self, step: int, duration_ns: float) -> list[Decision]:
+        self._checked_ns.append(duration_ns)
+        if step < self._shut_until:
+            return []
+        alone_ns = self._checked_ns[1:]
+        self._go_on()
+        for each_ns in alone_ns[-RECENT_STEPS:]:
+            self._left_alone(each_ns)
+        return [Decision(step=step, what="go_on", cause=self._cause, figures={"alone_ms": fmean(alone_ns) / 1e6})]
+
+    def _go_on(self) -> None:
+        """Squeeze again, and judge by what comes from now on."""
+        self.breaker = Breaker.CLOSED
+        self._good_steps = 0
+        self._baseline_ns = 0.0
+        for past in (self._alone_ns, self._squeezed_ns, self._squeezed_ratios, self._alone_ratios):
+            past.clear()
+        self._overruns_ns.clear()
+        self._durations_ns.clear()
+        self._window_logs.clear()
+        self._window_ns = []
+        self._alone_before_ns = self._window_squeezed_ns = 0.0
+
+    def _overruns_most(self, margin: _Margin) -> bool:
+        """Whether a step's bubbles together overrun by more than half of the budget, and this slot's the most."""
+        if len(self._durations_ns) < LEAST_STEPS:
+            return False
+        means_ns = [each.mean_overrun_ns for each in self._margins.values()]
+        allowed_ns = self._budget / 2 * fmean(self._durations_ns)
+        return sum(means_ns) > allowed_ns and margin.mean_overrun_ns == max(means_ns)
+
+
+def excess_over(squeezed_ns: Sequence[float], alone_ns: Sequence[float], budget: float) -> float | None:
+    """By how many standard errors the mean squeezed step is longer than the budget allows; None: too few steps.
+
+    Welch's: both samples have their own variance.
+    """
+    if len(squeezed_ns) < LEAST_STEPS or len(alone_ns) < LEAST_STEPS or not math.isfinite(budget):
+        return None
+    allowed_ns = fmean(alone_ns) * (1 + budget)
+    squared = variance(squeezed_ns) / len(squeezed_ns) + variance(alone_ns) * (1 + budget) ** 2 / len(alone_ns)
+    excess_ns = fmean(squeezed_ns) - allowed_ns
+    return excess_ns / math.sqrt(squared) if squared else math.copysign(math.inf, excess_ns) if excess_ns else 0.0
+
+
+def _slowdown(squeezed_ns: Sequence[float], alone_ns: Sequence[float]) -> float:
+    return fmean(squeezed_ns) / fmean(alone_ns) - 1

@@ -1,0 +1,139 @@
+"""`squeezer why RUN`: what was not squeezed in a recorded run, and the cause of each decision."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from squeezer.metrics import SlotFigures, slot_figures
+from squeezer.trace import RankRun, ReportError, load_run
+
+CAUSES = {
+    "overrun": "the side task's own CPU time outside bubbles",
+    "mean": "squeezed steps are longer than the alone steps before them",
+    "tail": "squeezed steps are more often longer than nearly all alone steps",
+    "windows": "squeezed windows are longer than the alone windows beside them",
+    "": "",
+}
+_SHARES = ("slowdown", "overrun_share", "share_beyond_p95")
+
+
+def main_why(run: Path, number: int | None) -> int:
+    """Print why of `run`, of one rank or of all; the exit status of the command line.
+
+    Raises:
+        ReportError: as `load_run`; the command line prints it.
+    """
+    ranks = [rank for rank in load_run(run) if number in (None, rank.rank)]
+    if not ranks:
+        raise ReportError(f"{run}: no rank {number} in it")
+    print("\n\n".join("\n".join(lines_of(rank)) for rank in ranks))
+    return 0
+
+
+def lines_of(rank: RankRun) -> Iterator[str]:
+    """The account of one rank."""
+    yield f"rank {rank.rank}"
+    yield from _steps(rank)
+    yield from _guard(rank)
+    yield from _side(rank)
+    yield from _slots(rank)
+
+
+def _steps(rank: RankRun) -> Iterator[str]:
+    steps = rank.records["step"]
+    count = {label: sum(step["squeezed"] is label for step in steps) for label in (True, False, None)}
+    yield (
+        f"  steps       {len(steps)}: {count[True]} squeezed, {count[False]} left alone to compare with, "
+        f"{count[None]} neither"
+    )
+    for label, same in groupby(steps, key=lambda step: step["squeezed"]):
+        if label is None:
+            numbers = [step["step"] for step in same]
+            cause = "the guard had the gate shut" if _is_guarded(rank, numbers[0]) else "the side task was starting"
+            yield f"              {_span(numbers)}: {cause}"
+
+
+def _is_guarded(rank: RankRun, step: int) -> bool:
+    """Whether the last decision about the gate before `step` was to shut it."""
+    gate = [d["what"] for d in rank.records["guard"] if d["step"] < step and d["what"] in ("check", "shut", "go_on")]
+    return bool(gate) and gate[-1] != "go_on"
+
+
+def _guard(rank: RankRun) -> Iterator[str]:
+    guard = rank.records["run"][-1]["config"]["guard"]
+    decisions = rank.records["guard"]
+    if not guard["enabled"]:
+        yield "  guard       switched off by the configuration"
+        return
+    shut = sum(decision["what"] == "shut" for decision in decisions)
+    yield f"  guard       budget {guard['slowdown_budget']:.2%} of slowdown; shut {shut} times"
+    for decision in decisions:
+        yield f"              step {decision['step']}: {sentence(decision)}"
+
+
+def sentence(decision: Mapping[str, Any]) -> str:
+    """A decision of the guard in words."""
+    figures, cause = decision["figures"], CAUSES[decision["cause"]]
+    shares = ", ".join(f"{key.replace('_', ' ')} {figures[key]:.2%}" for key in _SHARES if key in figures)
+    match decision["what"]:
+        case "check":
+            return f"a few steps are left alone, as a check: {cause} ({shares})"
+        case "shut":
+            return f"the gate is shut for {figures['for_steps']} steps: {cause} ({shares})"
+        case "go_on" if "slowdown" in figures:
+            return f"squeezing goes on: steps left alone are as long ({shares}), so it was not the side task"
+        case "go_on":
+            return "squeezing is tried again"
+    wider = "ends earlier" if decision["what"] == "widen" else "may end later again"
+    return (
+        f"in slot {figures['slot']} the permit {wider}: {figures['margin_ms']:.1f} ms before the forecast end "
+        f"(it was overrun by {figures['overrun_ms']:.2f} ms, lately by {figures['mean_overrun_ms']:.2f} ms)"
+    )
+
+
+def _side(rank: RankRun) -> Iterator[str]:
+    if rank.records["run"][-1]["config"].get("side") is None:
+        yield "  side task   none is configured: bubbles are only observed"
+        return
+    begin_ns = rank.records["run"][-1]["t_ns"]
+    for event in rank.records["side"]:
+        if event["event"] == "progress":
+            continue
+        rest = ", ".join(f"{key} {value}" for key, value in event.items() if key not in ("r", "t_ns", "event"))
+        name = event["event"].replace("_", " ")
+        yield f"  side task   {(event['t_ns'] - begin_ns) / 1e9:6.1f} s: {name}{f' ({rest})' if rest else ''}"
+
+
+def _slots(rank: RankRun) -> Iterator[str]:
+    slots = slot_figures(rank.records["bubble"])
+    if not slots:
+        return
+    squeeze = rank.records["run"][-1]["config"]["squeeze"]
+    yield "  bubbles of squeezed steps, by slot"
+    yield f"  {'slot':>6} {'wait':<18}{'ms p50':>8} {'error p50':>10} {'error p90':>10} {'opened':>7} {'fill':>6}"
+    for slot in slots:
+        errors = [_percent(error) for error in (slot.forecast_error_p50, slot.forecast_error_p90)]
+        wait = slot.wait.lower().replace("_", " ")
+        row = f"  {slot.slot:>6} {wait:<18}{slot.ms_p50:>8.2f} {errors[0]:>10} {errors[1]:>10}"
+        yield f"{row} {slot.opened:>7.0%} {slot.fill:>6.0%}{_why_shut(slot, squeeze)}"
+
+
+def _why_shut(slot: SlotFigures, squeeze: Mapping[str, Any]) -> str:
+    if slot.opened > 0.5:
+        return ""
+    if slot.wait not in squeeze["kinds"]:
+        return "  not among kinds"
+    if slot.forecast_ms_p50 is None:
+        return "  no forecast yet"
+    if slot.forecast_ms_p50 < squeeze["min_bubble_ms"]:
+        return f"  forecast {slot.forecast_ms_p50:.1f} ms, less than min_bubble_ms = {squeeze['min_bubble_ms']:g}"
+    return "  planned too late, or its forecast less the margin is nothing"
+
+
+def _percent(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:+.1%}"
+
+
+def _span(numbers: Sequence[int]) -> str:
+    return f"step {numbers[0]}" if len(numbers) == 1 else f"steps {numbers[0]} to {numbers[-1]}"

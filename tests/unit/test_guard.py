@@ -1,0 +1,153 @@
+"""The guard against made-up jobs, whose true slowdown is known."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from squeezer.guard import CHECK_STEPS, RECENT_STEPS, Decision, Guard
+
+MS = 1_000_000
+Steps = Callable[[int, bool], float]
+"""A step's number and whether it is squeezed, to its length in ms."""
+
+
+@dataclass
+class Job:
+    """Steps in windows of 20 squeezed ones and 5 alone, as the guard lets them."""
+
+    guard: Guard = field(default_factory=lambda: Guard(0.01, 50, 300_000))
+    step: int = 0
+    squeezed: list[bool] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+
+    def run(self, steps: int, length_ms: Steps, overrun_ms: float = 0.0) -> list[str]:
+        """What the guard decided in the next steps."""
+        before = len(self.decisions)
+        for _ in range(steps):
+            self.step += 1
+            window = self.step > 6 and (self.step - 7) % 25 < 20
+            squeezed = window and self.guard.allows
+            if squeezed:
+                self.decisions += self.guard.overran(self.step, 4, round(overrun_ms * MS))
+            label = squeezed if squeezed or not window else None
+            duration_ns = round(length_ms(self.step, squeezed) * MS)
+            self.decisions += self.guard.step_ended(self.step, duration_ns, label)
+            self.squeezed.append(squeezed)
+        return [decision.what for decision in self.decisions[before:]]
+
+
+def noisy(slowdown: float, deviation: float = 0.02, alone_ms: float = 200.0, seed: int = 0) -> Steps:
+    noise = random.Random(seed)
+    return lambda step, squeezed: alone_ms * (1 + slowdown * squeezed) * noise.gauss(1, deviation)
+
+
+def share(squeezed: list[bool]) -> float:
+    return sum(squeezed) / len(squeezed)
+
+
+@pytest.mark.parametrize("deviation", [0.005, 0.05, 0.15])
+def test_a_job_that_is_not_slowed_is_squeezed_on(deviation: float) -> None:
+    job = Job()
+    assert "shut" not in job.run(5000, noisy(0.0, deviation))
+    assert share(job.squeezed) > 0.75, "80% is all that there is"
+
+
+@pytest.mark.parametrize(("slowdown", "deviation"), [(0.03, 0.005), (0.05, 0.02), (0.3, 0.1)])
+def test_a_slowed_job_is_left_alone_soon_and_mostly(slowdown: float, deviation: float) -> None:
+    job = Job()
+    first = job.run(130, noisy(slowdown, deviation))
+    assert "shut" in first, "within a few windows"
+    job.run(4000, noisy(slowdown, deviation, seed=1))
+    assert share(job.squeezed[500:]) < 0.15, "only now and then is it tried again"
+
+
+def test_a_small_slowdown_shows_in_many_windows() -> None:
+    job = Job()
+    job.run(2500, noisy(0.03, 0.03))
+    shut = [decision for decision in job.decisions if decision.what == "shut"]
+    assert shut and shut[0].cause in ("windows", "mean")
+
+
+def test_steps_that_become_long_by_themselves_are_checked_and_squeezed_on() -> None:
+    job = Job()
+    job.run(300, noisy(0.0))
+    # at step 310, in a squeezed window, the job changes its batch size
+    changed = job.run(300, lambda step, squeezed: (400.0 if step > 310 else 200.0) + (step % 3))
+    assert changed == ["check", "go_on"]
+    assert share(job.squeezed[320 + CHECK_STEPS :]) > 0.7
+
+
+def test_one_stall_is_nothing() -> None:
+    job = Job()
+    calm = noisy(0.0)
+    assert job.run(600, lambda step, squeezed: calm(step, squeezed) + (1000.0 if step == 310 else 0.0)) == []
+
+
+def test_an_overrun_beyond_the_budget_shuts_at_once_and_longer_each_time() -> None:
+    job = Job()
+    job.run(100, noisy(0.0))
+    decided = job.run(40, noisy(0.0), overrun_ms=6.0)
+    assert "shut" in decided, "3% of each step"
+    job.run(3000, noisy(0.0), overrun_ms=6.0)
+    times = [decision.figures["for_steps"] for decision in job.decisions if decision.what == "shut"]
+    assert times[:3] == [50, 100, 200] and max(times) == 50 * 32
+    over = [any(job.squeezed[i : i + RECENT_STEPS]) for i in range(200, 3000)]
+    assert sum(over) / len(over) < 0.5
+
+
+def test_after_good_times_it_is_shut_for_a_short_time_again() -> None:
+    job = Job()
+    job.run(400, noisy(0.0), overrun_ms=6.0)
+    job.run(4000, noisy(0.0))
+    assert job.guard.allows
+    before = len(job.decisions)
+    job.run(100, noisy(0.0), overrun_ms=6.0)
+    shut = [decision for decision in job.decisions[before:] if decision.what == "shut"]
+    assert shut[0].figures["for_steps"] == 50
+
+
+def test_a_tail_that_the_mean_hides_is_seen() -> None:
+    noise = random.Random(0)
+
+    def length_ms(step: int, squeezed: bool) -> float:
+        slow = squeezed and noise.random() < 0.3
+        return 200.0 * noise.gauss(1.025 if slow else 1 - 0.006 * squeezed, 0.002)
+
+    job = Job()
+    job.run(3000, length_ms)
+    assert {decision.cause for decision in job.decisions if decision.what == "shut"} == {"tail"}
+
+
+def test_a_margin_widens_fast_and_narrows_slowly() -> None:
+    job = Job()
+    job.run(40, noisy(0.0))
+    quiet_ns = job.guard.margin_ns(4)
+    assert quiet_ns == 300_000
+    assert job.run(3, noisy(0.0), overrun_ms=1.5) == ["widen"] * 3
+    assert job.guard.margin_ns(4) == 8 * quiet_ns
+    assert job.guard.margin_ns(5) == quiet_ns, "each slot has its own"
+    assert job.run(400, noisy(0.0)) == ["narrow"] * 3
+    assert job.guard.margin_ns(4) == quiet_ns
+
+
+def test_small_overruns_are_bearable_up_to_half_of_the_budget() -> None:
+    job = Job()  # of 200 ms a step: a millisecond is half of the budget
+    assert job.run(240, noisy(0.0), overrun_ms=0.8) == []
+    job = Job()
+    job.run(240, noisy(0.0, alone_ms=100.0), overrun_ms=0.8)
+    assert {decision.what for decision in job.decisions} == {"widen"}
+
+
+def test_without_a_budget_nothing_is_guarded() -> None:
+    job = Job(Guard(float("inf"), 50, 300_000))
+    assert "shut" not in job.run(2000, noisy(0.5), overrun_ms=50.0)
+
+
+def test_the_next_job_is_judged_by_itself() -> None:
+    job = Job()
+    job.run(300, noisy(0.3))
+    assert not job.guard.allows
+    job.guard.forget()
+    assert job.guard.allows
