@@ -148,10 +148,12 @@ class Place:
         assert job.step, job.said()
         return job
 
-    def config(self, study: str | None = None, max_restarts: int = 1, preemptive: bool = True) -> Path:
+    def config(
+        self, study: str | None = None, max_restarts: int = 1, preemptive: bool = True, guard: bool = False
+    ) -> Path:
         """Write a configuration that squeezes all steps but the first six."""
         lines = ["[squeeze]", "squeezed_steps = 1_000_000", "alone_steps = 0", f"preemptive = {preemptive}".lower()]
-        lines += ["[guard]", "enabled = false"]  # these machines may be as noisy as they like
+        lines += ["[guard]", f"enabled = {guard}".lower()]  # a machine as noisy as these may set it off
         if study is not None:
             lines += ["[side]", f'study = "{STUDIES / study}"', f"max_restarts = {max_restarts}"]
         lines += ["[run]", f'directory = "{self.run}"']

@@ -227,3 +227,18 @@ def test_a_unit_longer_than_the_bubbles_is_stopped_and_goes_on_in_the_next(place
     assert daemon.kill(signal.SIGTERM) == 0
     ready_ns = place.side("ready")[0]["t_ns"]
     assert any(bubble["stopped"] for bubble in place.events("bubble") if bubble["start_ns"] > ready_ns)
+
+
+def test_a_side_task_that_overruns_breaks_the_budget_and_is_shut_out_for_a_while(place: Place) -> None:
+    daemon = place.daemon(place.config("stubborn.py", preemptive=False, guard=True))
+    job = place.job("--compute-ms", "20")
+    shut = wait_for(lambda: [found for found in place.events("guard") if found["what"] == "shut"], "the guard")[0]
+    assert shut["cause"] == "overrun" and shut["figures"]["overrun_share"] > 0.01
+    first, last = shut["step"] + 2, shut["step"] + shut["figures"]["for_steps"]
+    wait_for(lambda: place.events("bubble")[-1]["step"] > last, "the end of that while")
+    permits = {found["permit_until_ns"] for found in place.events("bubble") if first <= found["step"] <= last}
+    assert permits == {None}
+    wait_for(lambda: [found for found in place.events("guard") if found["what"] == "go_on"], "another try")
+    ended_well(job)
+    assert daemon.kill(signal.SIGTERM) == 0
+    assert {step["squeezed"] for step in place.events("step") if first <= step["step"] <= last} == {None}
