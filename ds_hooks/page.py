@@ -67,10 +67,7 @@ class Doing(IntEnum):
     """What the side task says of itself in `SIDE_DOING`."""
 
     ASLEEP = 0
-    UNIT = 1
-    """Device work that ends by itself and was forecast to fit."""
-    HOST = 2
-    """Host work of unknown length, which the device may stop anywhere."""
+    AWAKE = 1
 
 
 class Role(IntEnum):

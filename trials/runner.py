@@ -252,7 +252,7 @@ def _serve(study: "Study", arguments: argparse.Namespace) -> int:
     clerk = ClerkLine(partial(serve, study, place, idle=_job_attached(arguments.page)))
     page = Page.open(arguments.page, create=False)
     page.claim(Role.SIDE)
-    page.words[Field.SIDE_DOING] = Doing.HOST
+    page.words[Field.SIDE_DOING] = Doing.AWAKE
     rehearse(study)
     gate = PageGate(page, arguments.units, arguments.units.with_suffix(".json") if arguments.units else None)
     # not before: until the job's first step there is nobody to be nice to
