@@ -279,7 +279,7 @@ def _serve(study: "Study", arguments: argparse.Namespace) -> int:
         lock_file=arguments.lock,
     )
     # forked before the page is opened, so that the page's locks stay this process's own
-    clerk = ClerkLine(partial(serve, study, place, idle=_job_attached(arguments.page)))
+    clerk = ClerkLine(partial(serve, study, place, attached=partial(_job_attached, arguments.page)))
     page = Page.open(arguments.page, create=False)
     page.claim(Role.SIDE)
     page.words[Field.SIDE_DOING] = Doing.AWAKE

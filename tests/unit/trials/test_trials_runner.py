@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +103,20 @@ def make_study(own: bool) -> Seven:
     )
 
 
+class AtOnce(Executor):
+    """In this thread."""
+
+    def submit(self, do: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        future.set_result(do(*args, **kwargs))
+        return future
+
+
 def run(own: bool, gate: Starving) -> tuple[list[FrozenTrial], list[dict[str, Any]]]:
     """The trials in the end, and what the runner told of itself."""
     study = make_study(own)
     place = ClerkPlace(storage_url="sqlite:///:memory:", study_name="s", worker="w", lock_file=Path(os.devnull))
-    clerk = Clerk(study, place)
+    clerk = Clerk(study, place, AtOnce())
     reader, writer = os.pipe()
     Runner(study, gate, Direct(clerk), writer).run()  # type: ignore[arg-type]
     os.close(writer)
