@@ -46,7 +46,7 @@ class ClerkPlace:
         storage_url: Optuna's storage.
         study_name: Optuna's study name; made if there is none yet.
         worker: who we are; trials that an earlier process of this name left running are taken over.
-        lock_file: workers of one machine ask one at a time under its lock, so that no trial too many is made.
+        lock_file: workers of one machine take trials under its lock, so that none too many is made.
     """
 
     storage_url: str

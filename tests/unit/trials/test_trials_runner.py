@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from optuna.trial import FrozenTrial, TrialState
 from torch import nn
 from torch.optim import lr_scheduler as lrs
-from trials_helpers import OPTIMIZERS, close
+from trials_helpers import OPTIMIZERS, AtOnce, close
 from trials_solo import RichStudy
 
 from trials.clerk import Clerk, ClerkPlace, _answer
@@ -101,15 +100,6 @@ def make_study(own: bool) -> Seven:
         schedule=lambda n, o: [lrs.StepLR(o, 1), *([lrs.ReduceLROnPlateau(o, patience=0)] if n % 2 else [])],
         own=lambda n, epoch: data(100 * n + epoch) if own else None,
     )
-
-
-class AtOnce(Executor):
-    """In this thread."""
-
-    def submit(self, do: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        future: Future[Any] = Future()
-        future.set_result(do(*args, **kwargs))
-        return future
 
 
 def run(own: bool, gate: Starving) -> tuple[list[FrozenTrial], list[dict[str, Any]]]:
