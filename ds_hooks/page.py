@@ -67,7 +67,10 @@ class Doing(IntEnum):
     """What the side task says of itself in `SIDE_DOING`."""
 
     ASLEEP = 0
-    AWAKE = 1
+    UNIT = 1
+    """Device work that ends by itself and was forecast to fit."""
+    HOST = 2
+    """Host work of unknown length, which the device may stop anywhere."""
 
 
 class Role(IntEnum):

@@ -224,7 +224,7 @@ class Daemon:
         self._watched[supervisor.status_fd] = self._hear_side
         self._watched[supervisor.side.pidfd] = self._side_exited
         self._recorder.add("side", t_ns=time.monotonic_ns(), event="started", pid=supervisor.side.pid)
-        self._page.words[Field.SIDE_DOING] = Doing.AWAKE  # in its place, until it can say so itself
+        self._page.words[Field.SIDE_DOING] = Doing.HOST  # in its place, until it can say so itself
         self._page.words[Field.SIDE_PROCESS] = supervisor.side.pid
         self._feed(SideChanged(Side.STARTING))
 

@@ -155,7 +155,7 @@ class PageGate:
     def enter(self, unit: int) -> None:
         """See `Gate.enter`."""
         # said before the look: a main job that finds us asleep at a bubble's end may count on it
-        self._words[Field.SIDE_DOING] = Doing.AWAKE
+        self._words[Field.SIDE_DOING] = Doing.HOST if unit == HOST_UNIT else Doing.UNIT
         if self._running is not None:
             self._end_unit(monotonic_ns())
         start_ns = self._start_of(unit) or self._pause(unit)
@@ -246,7 +246,7 @@ class PageGate:
             if (received is not None and received.si_signo == STOP_SIGNAL) or os.getppid() != self._parent_pid:
                 self._running = None
                 raise StopRequested
-            words[Field.SIDE_DOING] = Doing.AWAKE
+            words[Field.SIDE_DOING] = Doing.HOST if unit == HOST_UNIT else Doing.UNIT
             start_ns = self._start_of(unit)
             if start_ns:
                 return start_ns

@@ -282,7 +282,7 @@ def _serve(study: "Study", arguments: argparse.Namespace) -> int:
     clerk = ClerkLine(partial(serve, study, place, attached=partial(_job_attached, arguments.page)))
     page = Page.open(arguments.page, create=False)
     page.claim(Role.SIDE)
-    page.words[Field.SIDE_DOING] = Doing.AWAKE
+    page.words[Field.SIDE_DOING] = Doing.HOST
     rehearse(study)
     gate = PageGate(page, arguments.units, arguments.units.with_suffix(".json") if arguments.units else None)
     # not before: until the job's first step there is nobody to be nice to

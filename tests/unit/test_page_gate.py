@@ -81,7 +81,7 @@ def test_a_shut_gate_sleeps_until_it_is_signalled_and_may_run(world: World, shut
     world.while_asleep = [lambda: None, lambda: world.open(3, 50 * MS)]
     gate.enter(0)
     assert world.sleeps == 2
-    assert world.words[Field.SIDE_DOING] == Doing.AWAKE
+    assert world.words[Field.SIDE_DOING] == 1
     assert world.words[Field.UNITS_RUN] == 1, "what ended before the sleep is counted"
 
 
@@ -117,7 +117,7 @@ def test_a_bubble_that_begins_while_it_lies_down_is_not_slept_through(
 
     monkeypatch.setattr(gate_module, "monotonic_ns", too_early_to_be_woken)
     gate.enter(HOST_UNIT)
-    assert (world.sleeps, world.words[Field.SIDE_DOING]) == (0, Doing.AWAKE)
+    assert (world.sleeps, world.words[Field.SIDE_DOING]) == (0, Doing.HOST)
 
 
 def test_a_wake_up_in_vain_is_counted_and_slept_through(world: World) -> None:
@@ -252,7 +252,7 @@ def test_rest_acknowledges(world: World) -> None:
     gate = PageGate(world.page)
     world.open(7, 50 * MS)
     gate.enter(HOST_UNIT)
-    assert world.words[Field.SIDE_DOING] == Doing.AWAKE
+    assert world.words[Field.SIDE_DOING] == Doing.HOST
     gate.rest()
     assert world.words[Field.SIDE_DOING] == Doing.ASLEEP
 

@@ -37,7 +37,7 @@ def process(page: Page) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as made:
         assert made.stdout is not None and made.stdout.readline() == "ready\n"
         page.words[Field.SIDE_PROCESS] = made.pid
-        page.words[Field.SIDE_DOING] = Doing.AWAKE
+        page.words[Field.SIDE_DOING] = Doing.HOST
         yield made
         made.kill()
 
@@ -79,7 +79,7 @@ def test_one_that_sleeps_is_let_alone_at_a_bubbles_end(page: Page, process: subp
     page.words[Field.SIDE_DOING] = Doing.ASLEEP
     side = SideTask(page.words)
     assert not side.halt()
-    page.words[Field.SIDE_DOING] = Doing.AWAKE
+    page.words[Field.SIDE_DOING] = Doing.UNIT
     assert side.halt()
     becomes(process, "T")
     side.wake()
