@@ -10,9 +10,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from ds_hooks import wire
 from ds_hooks.page import Doing, Field, Page, Role, make_private_dir, page_path, runtime_dir, socket_path
@@ -87,6 +88,7 @@ class Daemon:
         self._side_has_worked = False
         self._side_was_ready = False
         self._left_trials = False
+        self._named_units: set[tuple[str, str]] = set()
         self._closer: subprocess.Popen[bytes] | None = None
         self._books = Bookkeeper(self._recorder)
         self._progress = Progress(self._rank)
@@ -241,6 +243,9 @@ class Daemon:
                 case "progress":
                     self._side_has_worked = True
                     self._progress.side = status
+                case "starved" if (named := (status["unit"], status["did"])) not in self._named_units:
+                    self._named_units.add(named)
+                    print(f"[squeezer] rank {self._rank}: side task: {_too_long(status)}", file=sys.stderr)
                 case "error":
                     print(f"[squeezer] rank {self._rank}: side task: {status['message']}", file=sys.stderr)
 
@@ -346,6 +351,19 @@ class Daemon:
             directory.rmdir()
         except OSError:
             pass  # others still use it
+
+
+def _too_long(status: Mapping[str, Any]) -> str:
+    trials = f"{status['trials']} trial" + "s" * (status["trials"] != 1)
+    did = (
+        "they are trained in halves now"
+        if status["did"] == "split"
+        else "splitting it further cannot help: it is tried now and then, over the bubble's end"
+    )
+    return (
+        f'unit "{status["unit"]}" of {trials} needs {status["needs_ms"]:.1f} ms, the longest bubble is '
+        f"{status['longest_bubble_ms']:.1f} ms; {did}"
+    )
 
 
 def _wakeup_on_signals() -> socket.socket:

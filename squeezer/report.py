@@ -30,16 +30,22 @@ def build_report(run: Path) -> dict[str, Any]:
     ranks = load_run(run)
     tallies = [_tally(rank) for rank in ranks]
     steps = [rank.step_times() for rank in ranks]
+    starved = [_starved(rank.records["side"]) for rank in ranks]
     per_rank = {}
-    for rank, tally, own_steps in zip(ranks, tallies, steps, strict=True):
+    for rank, tally, own_steps, own_starved in zip(ranks, tallies, steps, starved, strict=True):
         job = rank.records["job"][-1] if rank.records["job"] else {}
         about = {"stage": job.get("stage"), "stages": job.get("stages"), "ended": bool(rank.records["end"])}
-        per_rank[str(rank.rank)] = {**about, "main": main_figures(own_steps), **_figures(tally), "guard": _guard(rank)}
+        per_rank[str(rank.rank)] = {
+            **about,
+            "main": main_figures(own_steps),
+            **_figures(tally, own_starved),
+            "guard": _guard(rank),
+        }
         per_rank[str(rank.rank)]["bubbles"]["slots"] = [asdict(slot) for slot in slot_figures(rank.records["bubble"])]
     return {
         "version": REPORT_VERSION,
         "main": main_figures(mean_over_ranks(steps)),
-        **_figures(pool(tallies)),
+        **_figures(pool(tallies), [unit for rank in starved for unit in rank]),
         "trials": _trials(run, ranks),
         "ranks": per_rank,
     }
@@ -128,7 +134,13 @@ def _faults(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, int
     return counts
 
 
-def _figures(t: Tally) -> dict[str, Any]:
+def _starved(said: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The units that were longer than all bubbles, in the order in which they were found."""
+    keys = ("unit", "trials", "needs_ms", "longest_bubble_ms", "did")
+    return [{key: line[key] for key in keys} for line in said if line["event"] == "starved"]
+
+
+def _figures(t: Tally, starved: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     by_kind = {
         wait.lower(): {
             "count_per_step": t.wait_count[wait] / t.steps,
@@ -146,6 +158,7 @@ def _figures(t: Tally) -> dict[str, Any]:
             "resume_us": _percentiles(t.resume_us),
             "units": t.units,
             "restarts": t.restarts,
+            "starved": list(starved),
         },
         "faults": t.faults,
     }
@@ -204,6 +217,13 @@ def render(report: Mapping[str, Any]) -> str:
         f"{side['units']} units, {side['restarts']} restarts",
         f"            overrun p50 {_us(overrun['p50'])}, p99 {_us(overrun['p99'])}; "
         f"resume p50 {_us(resume['p50'])}, p99 {_us(resume['p99'])}",
+    ]
+    for unit in side["starved"]:
+        lines += _wrapped(
+            f"longer than every bubble: {unit['unit']} of {unit['trials']}, {unit['needs_ms']:.1f} ms of at most "
+            f"{unit['longest_bubble_ms']:.1f} ms: {'split' if unit['did'] == 'split' else 'not helped'}"
+        )
+    lines += [
         f"Guard       shut {sum(of['guard']['shut'] for of in ranks.values())} times, after "
         f"{sum(of['guard']['checks'] for of in ranks.values())} checks of slow steps",
         "Trials      " + ", ".join(f"{_or_na(trials[k])} {k}" for k in ("completed", "pruned", "failed", "running")),

@@ -3,18 +3,21 @@
 The side task's main program forks it once torch and the study are loaded. One JSON object per line. In: `{"ask": n}`,
 `{"report": number, "epoch": e, "value": v, "final": bool}`, `{"fail": number, "reason": text}`, `{"stop": reason}`.
 Out: `{"trials": [{"number": i, "params": {…}}, …], "exhausted": bool}`, `{"pruned": number}`, `{"error": text}`. Its
-core is the main job's too, so it runs only when nothing else wants that core.
+core is the main job's too, so it runs only when nothing else wants that core, but for two things: the first trials, if
+no main job is there yet, and what it does under the lock for which other clerks wait.
 """
 
 import argparse
 import fcntl
 import json
+import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import optuna
 from optuna.trial import Trial, TrialState
@@ -27,6 +30,13 @@ WORKER = "squeezer_worker"
 PARAMS = "squeezer_params"
 REASON = "squeezer_reason"
 
+HOLDER_NICE = 10
+"""Of what holds the lock, a few ms per trial: the main job keeps nine tenths of a core that it needs all the time."""
+
+SQLITE_PATIENCE_S = 60
+
+_Result = TypeVar("_Result")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClerkPlace:
@@ -36,7 +46,7 @@ class ClerkPlace:
         storage_url: Optuna's storage.
         study_name: Optuna's study name; made if there is none yet.
         worker: who we are; trials that an earlier process of this name left running are taken over.
-        lock_file: workers of one machine ask one at a time under its lock, so that no trial too many is made.
+        lock_file: workers of one machine take trials under its lock, so that none too many is made.
     """
 
     storage_url: str
@@ -46,21 +56,31 @@ class ClerkPlace:
 
 
 class Clerk:
-    """One worker's share in a study, which the user wrote as `study`."""
+    """One worker's share in a study.
 
-    def __init__(self, study: Study, place: ClerkPlace) -> None:
+    Args:
+        study: what the user wrote.
+        place: where.
+        holder: runs what is done under the lock.
+    """
+
+    def __init__(self, study: Study, place: ClerkPlace, holder: Executor) -> None:
         self._user_study = study
         self._worker = place.worker
         self._lock_file = place.lock_file
-        with self._alone():
-            self._study = optuna.create_study(
-                storage=place.storage_url,
+        self._holder = holder
+        self._study: optuna.Study = self._alone(
+            partial(
+                optuna.create_study,
+                storage=_storage(place.storage_url),
                 study_name=place.study_name,
                 direction=study.direction,
                 sampler=study.sampler(),
                 pruner=study.pruner(),
                 load_if_exists=True,
             )
+        )
+        self._storage = self._study._storage
         self._left_behind = [
             trial
             for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
@@ -70,20 +90,20 @@ class Clerk:
     def ask(self, most: int) -> dict[str, Any]:
         """Up to `most` trials to train: first those left behind, then new ones."""
         found: list[dict[str, Any]] = []
-        exhausted = False
         while len(found) < most and self._left_behind:
             frozen = self._left_behind.pop()
             if PARAMS in frozen.user_attrs:
                 params: dict[str, Any] | None = json.loads(frozen.user_attrs[PARAMS])
             else:  # killed while it asked
-                params = self._suggest(Trial(self._study, frozen._trial_id))
+                params = self._suggest(self._begin(frozen._trial_id))
             if params is not None:
                 found.append({"number": frozen.number, "params": params})
+        exhausted = False
         while len(found) < most and not exhausted:
-            with self._alone():
-                exhausted = len(self._study.get_trials(deepcopy=False)) >= self._user_study.trials
-                trial = None if exhausted else self._new_trial()
-            if trial is not None:
+            wanted = most - len(found)
+            claimed = self._alone(partial(self._claim, wanted))
+            exhausted = len(claimed) < wanted
+            for trial in map(self._begin, claimed):
                 params = self._suggest(trial)
                 if params is not None:
                     found.append({"number": trial.number, "params": params})
@@ -115,14 +135,27 @@ class Clerk:
             if trial.user_attrs.get(WORKER) == self._worker:
                 self.fail(trial.number, reason)
 
-    def _new_trial(self) -> Trial:
-        """As `Study.ask`, but the trial is ours from the first moment: killed in between, it would be nobody's."""
-        if self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
-            trial = self._study.ask()  # the user has enqueued it
-            trial.set_user_attr(WORKER, self._worker)
-            return trial
+    def _claim(self, most: int) -> list[int]:
+        """The ids of up to `most` trials that are ours now: those that the user has enqueued, then new ones.
+
+        As `Study.ask`, but new ones are ours from the first moment: killed in between, they would be nobody's.
+        """
+        known = self._study.get_trials(deepcopy=False)
+        claimed: list[int] = []
+        for trial in known:
+            if len(claimed) == most or trial.state is not TrialState.WAITING:
+                continue
+            if self._storage.set_trial_state_values(trial._trial_id, state=TrialState.RUNNING):
+                self._storage.set_trial_user_attr(trial._trial_id, WORKER, self._worker)
+                claimed.append(trial._trial_id)
         ours = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={WORKER: self._worker})
-        return Trial(self._study, self._study._storage.create_new_trial(self._study._study_id, template_trial=ours))
+        for _ in range(min(most - len(claimed), self._user_study.trials - len(known))):
+            claimed.append(self._storage.create_new_trial(self._study._study_id, template_trial=ours))
+        return claimed
+
+    def _begin(self, trial_id: int) -> Trial:
+        self._study._thread_local.cached_all_trials = None  # as `Study.ask`: the sampler must see what is new
+        return Trial(self._study, trial_id)
 
     def _suggest(self, trial: Trial) -> dict[str, Any] | None:
         try:
@@ -140,11 +173,20 @@ class Clerk:
         trial_id = self._study.get_trials(deepcopy=False)[number]._trial_id
         return Trial(self._study, trial_id)
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        with self._lock_file.open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+    def _alone(self, do: Callable[[], _Result]) -> _Result:
+        def locked() -> _Result:
+            with self._lock_file.open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                return do()
+
+        return self._holder.submit(locked).result()
+
+
+def _storage(url: str) -> optuna.storages.BaseStorage | str:
+    """SQLite gives up after five seconds; a clerk in the middle of a write may get no time for longer than that."""
+    if not url.startswith("sqlite:"):
+        return url
+    return optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": {"timeout": SQLITE_PATIENCE_S}})
 
 
 def close_study(storage_url: str, name: str, reason: str, worker: str | None = None) -> int:
@@ -169,7 +211,7 @@ def close_study(storage_url: str, name: str, reason: str, worker: str | None = N
     return len(unfinished)
 
 
-def serve(study: Study, place: ClerkPlace, requests: TextIO, answers: TextIO, *, idle: bool) -> None:
+def serve(study: Study, place: ClerkPlace, requests: TextIO, answers: TextIO, *, attached: Callable[[], bool]) -> None:
     """Be the clerk: answer requests until they end or one asks to stop.
 
     Args:
@@ -177,17 +219,21 @@ def serve(study: Study, place: ClerkPlace, requests: TextIO, answers: TextIO, *,
         place: where.
         requests: one JSON object per line.
         answers: likewise; what goes wrong is told here before it is raised.
-        idle: a main job trains already, so get ready in its idle time.
+        attached: whether a main job is there; if so, even the first trials are found in its idle time.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GATE_SIGNALS)
     die_with_parent()
-    if idle:
+    holder = _start_holder()
+    is_idle = attached()
+    if is_idle:
         run_when_idle()
     try:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        clerk = Clerk(study, place)
-        run_when_idle()
+        clerk = Clerk(study, place, holder)
         for line in requests:
+            if not is_idle and attached():
+                run_when_idle()
+                is_idle = True
             request = json.loads(line)
             if "stop" in request:
                 clerk.stop(request["stop"])
@@ -200,6 +246,16 @@ def serve(study: Study, place: ClerkPlace, requests: TextIO, answers: TextIO, *,
         answers.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
         answers.flush()
         raise
+
+
+def _start_holder() -> Executor:
+    """A thread that is never idle, for what holds a lock: others would wait until a busy core has time for it.
+
+    There is no way back from `run_when_idle`, but each thread has a class and a niceness of its own.
+    """
+    holder = ThreadPoolExecutor(max_workers=1)
+    holder.submit(os.nice, HOLDER_NICE).result()
+    return holder
 
 
 def _answer(clerk: Clerk, request: dict[str, Any]) -> dict[str, Any] | None:

@@ -8,7 +8,9 @@ import json
 import os
 import signal
 import struct
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic_ns, thread_time_ns
 from typing import Any, Protocol
@@ -77,9 +79,29 @@ HOST_WORK_NEEDS_NS = 200_000
 """Host work starts only if at least this much of the permit is left."""
 
 DECLINED_BEFORE_DOUBT = 32
-"""More than a step has short bubbles between two long ones, so what fits a long one waits for it."""
+"""More than a step has bubbles, so what fits the longest one waits for it."""
+
+NEARLY_LONGEST = 0.9
+"""What was declined so often is tried in a bubble that is not much shorter than the longest of those."""
 
 _LOOK_AGAIN_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Starved:
+    """A unit that is longer than all bubbles were while it waited; found by trying it.
+
+    Attributes:
+        unit: its name.
+        trials: K.
+        needs_ns: what it took of the device.
+        longest_ns: what the longest of those bubbles gave it.
+    """
+
+    unit: str
+    trials: int
+    needs_ns: int
+    longest_ns: int
 
 
 class PageGate:
@@ -89,7 +111,8 @@ class PageGate:
     signals must be blocked before any thread starts (`block_signals`), so none is lost between the look and the sleep.
 
     A unit starts only if it is forecast to end within the permit. Its forecast follows its thread CPU time, rising fast
-    and falling slowly, so it settles near the 0.9 expectile of what it costs.
+    and falling slowly, so it settles near the 0.9 expectile of what it costs. One that waits in vain for many bubbles
+    is tried in one of the longest; if it proves to be longer, `take_starved` names it.
 
     Args:
         page: the device's page; the caller has claimed the side task's role.
@@ -108,6 +131,8 @@ class PageGate:
         self._running: int | None = None
         self._start_ns = 0
         self._start_cpu_ns = 0
+        self._longest_ns = 0  # of the bubbles in which the running unit was declined, if they were too many
+        self._starved: list[Starved] = []
         self._buffer = bytearray()
         self._parent_pid = os.getppid()
         self.trials = 0
@@ -125,6 +150,7 @@ class PageGate:
                 self._names_file.write_text(json.dumps({"groups": self._groups}), encoding="utf-8")
         self._costs_ns = [self._known_costs_ns.get(f"{self.trials} {name}", 0.0) for name in units]
         self._costs_ns.append(HOST_WORK_NEEDS_NS)
+        self._starved.clear()
 
     def enter(self, unit: int) -> None:
         """See `Gate.enter`."""
@@ -143,6 +169,11 @@ class PageGate:
             self._end_unit(monotonic_ns())
             self._running = None
         self._words[Field.SIDE_DOING] = Doing.ASLEEP
+
+    def take_starved(self) -> list[Starved]:
+        """The units that were found too long for all bubbles since the last call or the last change of units."""
+        found, self._starved = self._starved, []
+        return found
 
     def add_work(self, trial_samples: int) -> None:
         """Count finished work on the page, where the daemon reads it."""
@@ -176,11 +207,17 @@ class PageGate:
         cpu_ns = thread_time_ns() - self._start_cpu_ns
         cost_ns = self._costs_ns[unit]
         if unit == HOST_UNIT:
-            pass
-        elif cost_ns:
+            self._costs_ns[unit] = HOST_WORK_NEEDS_NS
+        elif cost_ns and not self._longest_ns:
             self._costs_ns[unit] = cost_ns + (cpu_ns - cost_ns) * (0.5 if cpu_ns > cost_ns else 0.05)
         else:
             self._costs_ns[unit] = float(cpu_ns)
+            if cpu_ns > self._longest_ns > 0:
+                group = self._groups[self._group]
+                name, trials = group["units"][unit], group["trials"]
+                found = Starved(unit=name, trials=trials, needs_ns=cpu_ns, longest_ns=self._longest_ns)
+                self._starved.append(found)
+        self._longest_ns = 0
         words = self._words
         words[Field.UNITS_RUN] += 1
         words[Field.BUSY_NS] += cpu_ns
@@ -196,10 +233,10 @@ class PageGate:
         """Sleep until `unit` may start, and return that time. Waking in vain counts as declined.
 
         One slow run, or a unit longer than every bubble, must not keep it out for ever: after many bubbles in vain its
-        forecast shrinks until it is tried, and then it is stopped at the bubble's end if it must be.
+        forecast is forgotten, and it is tried in one of the longest, and stopped at its end if it must be.
         """
         words = self._words
-        declined = 0
+        left_ns: deque[int] = deque(maxlen=DECLINED_BEFORE_DOUBT)
         while True:
             words[Field.SIDE_DOING] = Doing.ASLEEP
             received = None
@@ -215,9 +252,12 @@ class PageGate:
                 return start_ns
             if received is not None:
                 words[Field.UNITS_DECLINED] += 1
-                declined += 1
-                if declined > DECLINED_BEFORE_DOUBT:
-                    self._costs_ns[unit] *= 0.9
+                left = words[Field.PERMIT_UNTIL_NS] - monotonic_ns()
+                if words[Field.BUBBLE] & 1 and left > 0:
+                    left_ns.append(left)
+                if len(left_ns) == DECLINED_BEFORE_DOUBT:
+                    self._longest_ns = max(left_ns)
+                    self._costs_ns[unit] = NEARLY_LONGEST * self._longest_ns
 
     def _write(self) -> None:
         if self._units_file is not None and self._buffer:

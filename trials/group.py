@@ -77,15 +77,20 @@ class TrialGroup:
         """K."""
         return len(self.numbers)
 
-    def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    def batches(self, epoch: int, others: Sequence["TrialGroup"] = ()) -> Iterator[tuple[Tensor, Tensor, bool]]:
         """What to call `train_step` with: one loader for all, or, if the study wants it, each trial's own batches.
+
+        Args:
+            epoch: counted from 0.
+            others: groups whose trials follow this one's in each trial's own batches.
 
         Raises:
             FuseError: the trials' own batches differ in number or shape.
         """
         own = [
             self._study.trial_batches(params, number, epoch)
-            for params, number in zip(self.params, self.numbers, strict=True)
+            for group in (self, *others)
+            for params, number in zip(group.params, group.numbers, strict=True)
         ]
         if own[0] is None:
             for inputs_B, targets_B in self._study.batches(epoch):

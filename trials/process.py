@@ -13,5 +13,8 @@ def die_with_parent() -> None:
 
 
 def run_when_idle() -> None:
-    """Run only when nothing else wants the core (SCHED_IDLE): for work whose time nobody waits for."""
+    """Run this thread only when nothing else wants the core (SCHED_IDLE): for work whose time nobody waits for.
+
+    Only a privileged process may take that back.
+    """
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

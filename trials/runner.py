@@ -2,6 +2,7 @@
 
 Trials that start together form a *cohort*: one `TrialGroup`, all at the same epoch, so each sees the batches in the
 order that it would see alone. Rows that pruning frees are given to a new cohort, which takes turns with the old one.
+A group whose units are longer than every bubble is split in halves.
 """
 
 import argparse
@@ -20,20 +21,15 @@ from trials.gate import HOST_UNIT, STOP_SIGNAL, PageGate, StopRequested, block_s
 from trials.process import die_with_parent
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from trials.cohort import Cohort, Fit
     from trials.group import TrialGroup
     from trials.member import Member
     from trials.study import Study
 
 USER_ERROR_STATUS = 2
 """Exit status for what a restart cannot mend, such as a study that does not import."""
-
-
-class Cohort:
-    """Trials that started together, and how far they are."""
-
-    def __init__(self, group: "TrialGroup") -> None:
-        self.group = group
-        self.epoch = 0
 
 
 class Runner:
@@ -45,6 +41,8 @@ class Runner:
         self._clerk = clerk
         self._status_fd = status_fd
         self._cohorts: list[Cohort] = []
+        self._fits: dict[Hashable, Fit] = {}
+        self._in_use: TrialGroup | None = None  # whose units the gate numbers
         self._ready: deque[dict[str, Any]] = deque()
         self._pruned: set[int] = set()
         self._asked = False
@@ -69,7 +67,7 @@ class Runner:
                 continue
             cohort = self._cohorts.pop(0)
             self._train_epoch(cohort)
-            if cohort.group.size:
+            if cohort.groups:
                 self._cohorts.append(cohort)
             self.tell(event="progress", work=self._work, trials_running=self._rows(), epochs=self._epochs)
         self._gate.rest()
@@ -80,7 +78,7 @@ class Runner:
         os.write(self._status_fd, json.dumps(status).encode() + b"\n")
 
     def _rows(self) -> int:
-        return sum(cohort.group.size for cohort in self._cohorts)
+        return sum(len(cohort.numbers) for cohort in self._cohorts)
 
     def _listen(self) -> None:
         for answer in self._clerk.answers():
@@ -108,7 +106,7 @@ class Runner:
 
     def _start_cohort(self) -> None:
         """Fuse ready trials once they would fill half of the rows, or the device has nothing else."""
-        from trials.group import TrialGroup
+        from trials.cohort import Cohort, Fit
         from trials.member import group_key
 
         room = self._study.fused - self._rows()
@@ -125,9 +123,10 @@ class Runner:
                 members.append(member)
         if members:
             self._gate.enter(HOST_UNIT)
-            self._gate.trials = len(members)
+            self._in_use = None
+            fit = self._fits.setdefault(group_key(members[0]), Fit(most=self._study.fused))
             try:
-                self._cohorts.append(Cohort(TrialGroup(self._study, members, self._gate)))
+                self._cohorts.append(Cohort(self._study, members, self._gate, fit))
             except Exception as error:
                 self._fail([member.number for member in members], error)
 
@@ -141,46 +140,76 @@ class Runner:
             self._fail([asked["number"]], error)
             return None
 
-    def _train_epoch(self, cohort: Cohort) -> None:
-        group, study, gate = cohort.group, self._study, self._gate
-        gate.trials = group.size
+    def _train_epoch(self, cohort: "Cohort") -> None:
+        study, gate = self._study, self._gate
         gate.enter(HOST_UNIT)
-        if len(self._cohorts) > 0:
-            group.use_units()
         try:
-            for inputs, targets, per_trial in group.batches(cohort.epoch):
+            for group, inputs, targets, per_trial in cohort.batches():
+                self._use(group)
                 group.train_step(inputs, targets, per_trial)
                 gate.enter(HOST_UNIT)
                 trial_samples = targets.shape[0] * targets.shape[1] if per_trial else group.size * len(targets)
                 self._work += trial_samples
                 gate.add_work(trial_samples)
+                self._relieve(cohort, group)
             cohort.epoch += 1
-            self._epochs += group.size
-            self._drop_lost_rows(cohort)
-            if group.size:
+            self._epochs += len(cohort.numbers)
+            for group in cohort.groups:
+                self._drop_lost_rows(group, cohort.epoch)
+            cohort.drop_empty()
+            for group in tuple(cohort.groups):
+                self._use(group)
                 scores = group.end_epoch()
                 gate.enter(HOST_UNIT)
                 if cohort.epoch == study.epochs or cohort.epoch in study.rungs:
-                    self._report(cohort, scores or group.evaluate())
+                    self._report(group, cohort.epoch, scores or group.evaluate())
+                self._relieve(cohort, group)
+            cohort.drop_empty()
         except Exception as error:
-            self._fail(list(group.numbers), error)
-            group.keep([])
+            self._fail(cohort.numbers, error)
+            cohort.groups.clear()
 
-    def _drop_lost_rows(self, cohort: Cohort) -> None:
-        group = cohort.group
+    def _use(self, group: "TrialGroup") -> None:
+        """Let the gate number the units of `group`."""
+        if group is not self._in_use:
+            self._gate.trials = group.size
+            group.use_units()
+            self._in_use = group
+
+    def _relieve(self, cohort: "Cohort", group: "TrialGroup") -> None:
+        """Split `group` if its last units were too long for every bubble, and tell the daemon what can be done."""
+        starved = self._gate.take_starved()
+        if not starved or not group.size:
+            return
+        longest = max(starved, key=lambda found: found.needs_ns)
+        did = "split" if cohort.fit.may_halve(longest) else "nothing"
+        if did == "split":
+            cohort.halve(group, self._gate)
+            self._in_use = None
+        elif not cohort.fit.is_news(longest.unit):
+            return
+        self.tell(
+            event="starved",
+            unit=longest.unit,
+            trials=longest.trials,
+            needs_ms=round(longest.needs_ns / 1e6, 3),
+            longest_bubble_ms=round(longest.longest_ns / 1e6, 3),
+            did=did,
+        )
+
+    def _drop_lost_rows(self, group: "TrialGroup", epoch: int) -> None:
         finite = group.finite_K().tolist()
         for number, is_finite in zip(group.numbers, finite, strict=True):
             if not is_finite:
-                self._clerk.send(fail=number, reason=f"the loss is not finite in epoch {cohort.epoch}")
+                self._clerk.send(fail=number, reason=f"the loss is not finite in epoch {epoch}")
         rows = [row for row, number in enumerate(group.numbers) if finite[row] and number not in self._pruned]
         self._keep(group, rows)
 
-    def _report(self, cohort: Cohort, scores: list[float]) -> None:
-        group = cohort.group
-        final = cohort.epoch == self._study.epochs
+    def _report(self, group: "TrialGroup", epoch: int, scores: list[float]) -> None:
+        final = epoch == self._study.epochs
         self._gate.enter(HOST_UNIT)
         for number, score in zip(group.numbers, scores, strict=True):
-            self._clerk.send(report=number, epoch=cohort.epoch, value=score, final=final)
+            self._clerk.send(report=number, epoch=epoch, value=score, final=final)
         if final:
             self._keep(group, [])
 
@@ -188,6 +217,7 @@ class Runner:
         if len(rows) < group.size:
             self._gate.trials = len(rows)
             group.keep(rows)
+            self._in_use = group
 
     def _fail(self, numbers: list[int], error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"
@@ -249,7 +279,7 @@ def _serve(study: "Study", arguments: argparse.Namespace) -> int:
         lock_file=arguments.lock,
     )
     # forked before the page is opened, so that the page's locks stay this process's own
-    clerk = ClerkLine(partial(serve, study, place, idle=_job_attached(arguments.page)))
+    clerk = ClerkLine(partial(serve, study, place, attached=partial(_job_attached, arguments.page)))
     page = Page.open(arguments.page, create=False)
     page.claim(Role.SIDE)
     page.words[Field.SIDE_DOING] = Doing.HOST

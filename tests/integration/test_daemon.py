@@ -1,5 +1,6 @@
 """Faults while a real daemon serves a main job with a real side task: what is killed, and who goes on."""
 
+import json
 import os
 import signal
 import time
@@ -11,8 +12,12 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 
 from ds_hooks.page import Field
+from squeezer.report import build_report, render
 from squeezer.state import AHEAD_STEPS
-from tests.integration.place import Job, Place, children, cpu_ticks, is_alive, new_place, stat, wait_for
+from tests.integration.place import STUDIES, Job, Place, children, cpu_ticks, is_alive, new_place, stat, wait_for
+from trials import TrialGroup, build_member
+from trials.gate import OpenGate
+from trials.study import load_study
 
 pytestmark = pytest.mark.integration
 
@@ -31,10 +36,10 @@ def hold(tmp_path: Path) -> Path:
     return path
 
 
-def trials(place: Place) -> list[FrozenTrial]:
+def trials(place: Place, study: str = "tiny") -> list[FrozenTrial]:
     storage = optuna.storages.RDBStorage(f"sqlite:///{place.run}/study.db")
     try:
-        return optuna.load_study(study_name="tiny", storage=storage).get_trials()
+        return optuna.load_study(study_name=study, storage=storage).get_trials()
     finally:
         storage.engine.dispose()
 
@@ -242,3 +247,31 @@ def test_a_side_task_that_overruns_breaks_the_budget_and_is_shut_out_for_a_while
     ended_well(job)
     assert daemon.kill(signal.SIGTERM) == 0
     assert {step["squeezed"] for step in place.events("step") if first <= step["step"] <= last} == {None}
+
+
+def test_a_group_whose_units_fit_no_bubble_is_split_until_they_do(place: Place) -> None:
+    daemon = place.daemon(place.config("wide.py", preemptive=False))
+    job = place.job("--bubble-ms", "45")  # 56 ms for four trials, 28 for two
+    wait_for(lambda: place.side("finished"), "the end of the study")
+    ended_well(job)
+    assert daemon.kill(signal.SIGTERM) == 0
+
+    first = place.side("starved")[0]
+    assert (first["unit"], first["trials"], first["did"]) == ("loss", 4, "split")
+    assert first["needs_ms"] > first["longest_bubble_ms"]
+    assert daemon.said().count('side task: unit "loss" of 4 trials needs ') == 1
+    report = build_report(place.run)
+    assert report["side"]["starved"][0]["trials"] == 4
+    assert "longer than every bubble: loss of 4, " in render(report)
+    groups = json.loads((place.run / "rank0.units.json").read_text())["groups"]
+    assert {2, 4} <= {group["trials"] for group in groups}
+
+    done = trials(place, "wide")
+    assert [trial.state for trial in done] == [TrialState.COMPLETE] * 4
+    study = load_study(STUDIES / "wide.py")
+    members = [build_member(study, t.number, json.loads(t.user_attrs["squeezer_params"])) for t in done]
+    alone = TrialGroup(study, members, OpenGate())
+    for epoch in range(study.epochs):
+        for batch in alone.batches(epoch):
+            alone.train_step(*batch)
+    assert [trial.value for trial in done] == pytest.approx(alone.evaluate(), rel=1e-5)

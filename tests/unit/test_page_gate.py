@@ -167,6 +167,80 @@ def test_cost_is_cpu_time_rises_fast_falls_slowly_and_is_kept_per_name_and_numbe
     assert gate._costs_ns[1] == pytest.approx(195 * US)
 
 
+def decline(world: World, gate: PageGate, *left_ms: float) -> int:
+    """Ask for unit 0, which takes longer than the bubbles left it; in the last one it starts. Returns the sleeps."""
+
+    def bubble(epoch: int, ms: float) -> Callable[[], int]:
+        return lambda: world.open(epoch, world.now_ns + round(ms * MS))
+
+    before = world.sleeps
+    world.close(0)
+    world.while_asleep = [bubble(epoch, ms) for epoch, ms in enumerate(left_ms, start=1)]
+    gate.enter(0)
+    assert not world.while_asleep, "it started too early"
+    return world.sleeps - before
+
+
+def takes(world: World, gate: PageGate, ms: float) -> None:
+    """Unit 0 runs for so long in a bubble that is long enough."""
+    world.open(99, world.now_ns + 10**15)
+    gate.enter(0)
+    world.work(round(ms * MS))
+    gate.rest()
+
+
+def test_a_unit_longer_than_all_bubbles_is_tried_in_one_of_the_longest_and_named(world: World) -> None:
+    gate = PageGate(world.page)
+    gate.trials = 16
+    gate.use(["0.Linear forward"])
+    takes(world, gate, 12)
+    longest = 8 * gate_module.NEARLY_LONGEST
+    decline(world, gate, *[3, 8, 3, 5] * 8, 7, longest - 0.1, 7, longest)
+    assert gate.take_starved() == [], "not before it has run"
+    world.work(11 * MS)
+    gate.rest()
+    found = gate_module.Starved(unit="0.Linear forward", trials=16, needs_ns=11 * MS, longest_ns=8 * MS)
+    assert gate.take_starved() == [found]
+    assert gate.take_starved() == []
+    decline(world, gate, *[8] * 32)  # it is still known to be long
+    world.work(11 * MS)
+    gate.rest()
+    gate.use(["another"])
+    assert gate.take_starved() == []
+
+
+def test_one_slow_run_is_forgotten(world: World) -> None:
+    gate = PageGate(world.page)
+    gate.use(["a"])
+    takes(world, gate, 100)
+    assert decline(world, gate, *[8] * 32) == 32
+    world.work(6 * MS)
+    gate.rest()
+    assert gate.take_starved() == []
+    assert decline(world, gate, 5, 8) == 2, "what it took then is what it is forecast to take"
+
+
+def test_a_unit_that_fits_the_longest_bubble_of_a_step_waits_for_that(world: World) -> None:
+    gate = PageGate(world.page)
+    gate.use(["a"])
+    takes(world, gate, 8)
+    for _ in range(3):
+        assert decline(world, gate, *[5] * 30, 9) == 31
+        world.work(8 * MS)
+        gate.rest()
+    assert gate.take_starved() == []
+
+
+def test_bubbles_that_are_over_before_it_looks_say_nothing_of_its_length(world: World) -> None:
+    gate = PageGate(world.page)
+    gate.use(["a"])
+    takes(world, gate, 4)
+    assert decline(world, gate, *[-1] * 100, 5) == 101
+    world.work(9 * MS)
+    gate.rest()
+    assert gate.take_starved() == []
+
+
 def test_host_work_asks_like_any_unit(world: World) -> None:
     gate = PageGate(world.page)
     world.while_asleep = [lambda: world.open(1, 50 * MS)]

@@ -131,7 +131,7 @@ def test_every_figure_of_one_rank(tmp_path: Path) -> None:
     assert side["harvest"] == pytest.approx(60 / (1000 * 6 * 20e-3))
     assert side["overrun_us"] == {"p50": 1000, "p99": 1000}
     assert side["resume_us"] == {"p50": 500, "p99": 500}
-    assert (side["units"], side["restarts"]) == (12, 1)
+    assert (side["units"], side["restarts"], side["starved"]) == (12, 1, [])
     assert report["faults"] == {**LOST, "hook_faults": 1, "stops": 1}
     assert report["trials"] == NO_TRIALS
     assert not (tmp_path / "study.db").exists()  # looking creates none
@@ -206,6 +206,22 @@ def test_a_killed_daemon_leaves_what_it_wrote(tmp_path: Path) -> None:
     assert (report["side"]["harvest"], report["faults"]["lost_messages"]) == (None, None)
     assert not report["ranks"]["0"]["ended"]
     assert "no end on record (still running, or killed): rank 0" in render(report)
+
+
+def test_units_longer_than_every_bubble_are_named(tmp_path: Path) -> None:
+    found = []
+    for number, did in enumerate(("split", "nothing")):
+        rank = MadeUpRank(tmp_path, number)
+        unit = {"unit": "0.Linear backward", "trials": 16 >> number, "needs_ms": 12.34, "longest_bubble_ms": 8.1}
+        found.append({**unit, "did": did})
+        rank.add("side", t_ns=BOOT_NS, event="starved", **found[-1])
+        rank.write()
+    report = build_report(tmp_path)
+    assert report["side"]["starved"] == found
+    assert [report["ranks"][number]["side"]["starved"] for number in "01"] == [[unit] for unit in found]
+    text = render(report)
+    assert "longer than every bubble: 0.Linear backward of 16, 12.3 ms of at most 8.1 ms: split\n" in text
+    assert "longer than every bubble: 0.Linear backward of 8, 12.3 ms of at most 8.1 ms: not helped\n" in text
 
 
 def test_an_observed_run_without_steps_is_all_na(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What the tests of fused training share: a study around any model, its solo run, and a gate that remembers."""
 
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future
 from typing import Any
 
 import torch
@@ -77,6 +78,15 @@ class RecordingGate(OpenGate):
 
     def rest(self) -> None:
         self.entered.append("rest")
+
+
+class AtOnce(Executor):
+    """In this thread."""
+
+    def submit(self, do: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        future.set_result(do(*args, **kwargs))
+        return future
 
 
 class Solo:

@@ -1,0 +1,56 @@
+"""The clerk as a process: when it takes no more than idle time, and what it does in any case."""
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.integration.place import STUDIES, children, wait_for
+from trials.clerk import HOLDER_NICE, ClerkPlace, serve
+from trials.clerk_line import ClerkLine
+from trials.study import load_study
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def main_job(tmp_path: Path) -> Path:
+    """There is one if this file is there."""
+    return tmp_path / "main job"
+
+
+@pytest.fixture
+def clerk(tmp_path: Path, main_job: Path) -> Iterator[ClerkLine]:
+    storage = f"sqlite:///{tmp_path}/study.db"
+    place = ClerkPlace(storage_url=storage, study_name="tiny", worker="w", lock_file=tmp_path / "lock")
+    line = ClerkLine(partial(serve, load_study(STUDIES / "tiny.py"), place, attached=main_job.exists))
+    yield line
+    assert line.close("the test is over")
+
+
+def threads(pid: int) -> dict[int, int]:
+    """The scheduling class of each thread to its niceness."""
+    found = map(int, os.listdir(f"/proc/{pid}/task"))
+    return {os.sched_getscheduler(thread): os.getpriority(os.PRIO_PROCESS, thread) for thread in found}
+
+
+def answer(clerk: ClerkLine) -> list[dict[str, object]]:
+    return list(wait_for(lambda: clerk.answers(wait_s=1), "an answer"))
+
+
+def test_until_a_main_job_is_there_it_does_not_wait_for_idle_time(clerk: ClerkLine, main_job: Path) -> None:
+    clerk.send(ask=4)
+    (first,) = answer(clerk)
+    asked = [{"number": number, "params": {"lr": 0.0 if number % 2 else 0.1}} for number in range(4)]
+    assert first == {"trials": asked, "exhausted": False}
+    (pid,) = children(os.getpid())
+    assert set(threads(pid)) == {os.SCHED_OTHER}
+    main_job.touch()
+    clerk.send(ask=4)
+    (last,) = answer(clerk)
+    assert [trial["number"] for trial in last["trials"]] == [4, 5] and last["exhausted"]  # type: ignore[attr-defined]
+    found = threads(pid)
+    assert set(found) == {os.SCHED_OTHER, os.SCHED_IDLE}
+    assert found[os.SCHED_OTHER] == HOLDER_NICE, "for what it does under the lock"

@@ -1,0 +1,91 @@
+"""Which trials the clerk finds, and what the sampler knows then."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import optuna
+import torch
+from optuna.distributions import BaseDistribution
+from optuna.trial import FrozenTrial, TrialState
+from torch import nn
+from trials_helpers import AtOnce, ToyStudy
+
+from trials.clerk import WORKER, Clerk, ClerkPlace
+
+
+class Seen(optuna.samplers.RandomSampler):
+    """Suggests the number of trials that have parameters, as far as a sampler sees."""
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        return sum(bool(other.params) for other in study._get_trials(deepcopy=False, use_cache=True))
+
+
+class Asked(ToyStudy):
+    trials = 5
+
+    def sampler(self) -> optuna.samplers.BaseSampler:
+        return Seen()
+
+    def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
+        return {"n": trial.suggest_int("n", 0, 99)}
+
+
+def make_clerk(folder: Path, worker: str = "me") -> Clerk:
+    study = Asked(lambda n: nn.Linear(1, 1), torch.optim.SGD)
+    place = ClerkPlace(
+        storage_url=f"sqlite:///{folder}/study.db", study_name="s", worker=worker, lock_file=Path(os.devnull)
+    )
+    return Clerk(study, place, AtOnce())
+
+
+def numbers(answer: dict[str, Any]) -> list[int]:
+    return [trial["number"] for trial in answer["trials"]]
+
+
+def test_each_of_the_trials_that_are_asked_for_at_once_is_suggested_in_the_light_of_the_others(tmp_path: Path) -> None:
+    answer = make_clerk(tmp_path).ask(3)
+    assert answer == {"trials": [{"number": n, "params": {"n": n}} for n in range(3)], "exhausted": False}
+
+
+def test_several_clerks_make_no_trial_too_many(tmp_path: Path) -> None:
+    one, other = make_clerk(tmp_path), make_clerk(tmp_path, "another")
+    assert numbers(one.ask(2)) == [0, 1]
+    assert other.ask(4) == {"trials": [{"number": n, "params": {"n": n}} for n in (2, 3, 4)], "exhausted": True}
+    assert one.ask(1) == {"trials": [], "exhausted": True}
+
+
+def test_enqueued_trials_come_first_and_count_as_any(tmp_path: Path) -> None:
+    clerk = make_clerk(tmp_path)
+    for n in (50, 60, 70):
+        clerk._study.enqueue_trial({"n": n})
+    answer = clerk.ask(2)
+    assert answer == {
+        "trials": [{"number": 0, "params": {"n": 50}}, {"number": 1, "params": {"n": 60}}],
+        "exhausted": False,
+    }
+    assert numbers(clerk.ask(9)) == [2, 3, 4]
+    clerk._study.enqueue_trial({"n": 80})
+    assert clerk.ask(9)["trials"] == [{"number": 5, "params": {"n": 80}}], "the user wants it"
+    assert {trial.user_attrs[WORKER] for trial in clerk._study.get_trials()} == {"me"}
+
+
+def test_a_trial_that_cannot_be_suggested_fails_and_another_takes_its_place(tmp_path: Path) -> None:
+    clerk = make_clerk(tmp_path)
+
+    def suggest(trial: optuna.Trial) -> dict[str, Any]:
+        if trial.number == 1:
+            raise ValueError("no")
+        return {}
+
+    clerk._user_study.suggest = suggest  # type: ignore[method-assign]
+    assert numbers(clerk.ask(3)) == [0, 2, 3]
+    assert clerk._study.get_trials()[1].state is TrialState.FAIL
+
+
+def test_what_an_earlier_process_left_is_taken_over(tmp_path: Path) -> None:
+    make_clerk(tmp_path).ask(2)
+    again = make_clerk(tmp_path)
+    assert sorted(numbers(again.ask(3))) == [0, 1, 2]

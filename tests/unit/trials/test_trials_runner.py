@@ -1,0 +1,193 @@
+"""The runner: whatever is split when, each trial gives the same. The clerk answers at once, and the gate is open."""
+
+import json
+import os
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from optuna.trial import FrozenTrial, TrialState
+from torch import nn
+from torch.optim import lr_scheduler as lrs
+from trials_helpers import OPTIMIZERS, AtOnce, close
+from trials_solo import RichStudy
+
+from trials.clerk import Clerk, ClerkPlace, _answer
+from trials.cohort import Fit
+from trials.gate import OpenGate, Starved
+from trials.runner import Runner
+
+MS = 1_000_000
+EPOCHS = 3
+
+
+class Direct:
+    """The line to a clerk in this process."""
+
+    def __init__(self, clerk: Clerk) -> None:
+        self._clerk = clerk
+        self._answers: list[dict[str, Any]] = []
+
+    def send(self, **request: Any) -> None:
+        answer = _answer(self._clerk, request)
+        self._answers += [] if answer is None else [answer]
+
+    def answers(self, wait_s: float = 0.0) -> list[dict[str, Any]]:
+        found, self._answers = self._answers, []
+        return found
+
+
+class Starving(OpenGate):
+    """Open, but finds a unit too long when it is asked for the given times, counted from 1."""
+
+    def __init__(self, times: Collection[int], needs_ms: Callable[[int], int] = lambda trials: 1 + trials) -> None:
+        self.trials = 0
+        self._times, self._needs_ms = times, needs_ms
+        self._asked = 0
+        self.sizes: list[int] = []
+
+    def use(self, units: Sequence[str]) -> None:
+        self.sizes.append(self.trials)
+
+    def add_work(self, trial_samples: int) -> None: ...
+
+    def take_starved(self) -> list[Starved]:
+        self._asked += 1
+        if self._asked not in self._times:
+            return []
+        needs_ns = self._needs_ms(self.trials) * MS
+        short = Starved(unit="score", trials=self.trials, needs_ns=MS, longest_ns=MS // 2)
+        return [short, Starved(unit="loss", trials=self.trials, needs_ns=needs_ns, longest_ns=3 * MS)]
+
+
+class Seven(RichStudy):
+    """Seven trials, four at once: number 1 diverges, number 2 is pruned."""
+
+    trials, fused, epochs, rungs = 7, 4, EPOCHS, (1, 2)
+
+    def pruner(self) -> optuna.pruners.BasePruner:
+        class Second(optuna.pruners.BasePruner):
+            def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
+                return trial.number == 2
+
+        return Second()
+
+
+def make_study(own: bool) -> Seven:
+    def model(n: int) -> nn.Module:
+        layers = nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Tanh(), nn.Dropout(0.1 * (n % 4)), nn.Linear(4, 2)
+        return nn.Sequential(*layers).double()
+
+    def optimizer(n: int, parameters: Any) -> torch.optim.Optimizer:
+        made = OPTIMIZERS["adamw"](n % 5, parameters)
+        if n == 1:
+            made.param_groups[0]["lr"] = 1e300
+        return made
+
+    def data(seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        stream = torch.Generator().manual_seed(seed)
+        return [(torch.randn(5, 3, dtype=torch.float64, generator=stream), torch.zeros(5)) for _ in range(3)]
+
+    return Seven(
+        model,
+        optimizer,
+        data(0),
+        schedule=lambda n, o: [lrs.StepLR(o, 1), *([lrs.ReduceLROnPlateau(o, patience=0)] if n % 2 else [])],
+        own=lambda n, epoch: data(100 * n + epoch) if own else None,
+    )
+
+
+def run(own: bool, gate: Starving) -> tuple[list[FrozenTrial], list[dict[str, Any]]]:
+    """The trials in the end, and what the runner told of itself."""
+    study = make_study(own)
+    place = ClerkPlace(storage_url="sqlite:///:memory:", study_name="s", worker="w", lock_file=Path(os.devnull))
+    clerk = Clerk(study, place, AtOnce())
+    reader, writer = os.pipe()
+    Runner(study, gate, Direct(clerk), writer).run()  # type: ignore[arg-type]
+    os.close(writer)
+    with os.fdopen(reader) as lines:
+        told = [json.loads(line) for line in lines]
+    return clerk._study.get_trials(), told
+
+
+@pytest.fixture(scope="module", params=[False, True])
+def whole(request: pytest.FixtureRequest) -> tuple[bool, list[FrozenTrial], list[dict[str, Any]]]:
+    """Whether trials have their own batches, and a run in which nothing is split."""
+    return request.param, *run(request.param, Starving(()))
+
+
+def starved(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [line for line in told if line["event"] == "starved"]
+
+
+@settings(
+    max_examples=4,
+    phases=[Phase.explicit, Phase.generate],
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(times=st.sets(st.integers(1, 24), min_size=1, max_size=4))
+def test_trials_of_split_groups_give_the_same(
+    whole: tuple[bool, list[FrozenTrial], list[dict[str, Any]]], times: set[int]
+) -> None:
+    own, unsplit, told_unsplit = whole
+    split, told = run(own, Starving(times))
+    assert [line["did"] for line in starved(told)][:1] == ["split"]
+    assert told[-1] == told_unsplit[-1] and told[-1]["event"] == "finished"
+    ended = {0: TrialState.COMPLETE, 1: TrialState.FAIL, 2: TrialState.PRUNED}
+    for one, other in zip(split, unsplit, strict=True):
+        assert one.state == other.state == ended.get(one.number, TrialState.COMPLETE)
+        assert one.intermediate_values.keys() == other.intermediate_values.keys()
+        for epoch, value in other.intermediate_values.items():
+            close(one.intermediate_values[epoch], value, f"trial {one.number} epoch {epoch}")
+        assert one.user_attrs == other.user_attrs
+
+
+def test_later_cohorts_are_no_wider_than_what_fits_and_the_longest_unit_is_told() -> None:
+    gate = Starving({1})
+    trials, told = run(False, gate)
+    assert len(trials) == 7
+    assert max(gate.sizes[: gate.sizes.index(2)]) == 4 and max(gate.sizes[gate.sizes.index(2) :]) == 2
+    assert starved(told) == [
+        {"event": "starved", "unit": "loss", "trials": 4, "needs_ms": 5.0, "longest_bubble_ms": 3.0, "did": "split"}
+    ]
+
+
+def test_a_group_is_split_down_to_one_trial() -> None:
+    _, told = run(False, Starving(range(1, 1000)))
+    did = [(line["trials"], line["did"]) for line in starved(told)]
+    assert did == [(4, "split"), (2, "split"), (2, "split"), (1, "nothing")]
+
+
+def test_what_a_split_does_not_shorten_is_split_no_further_and_told_once() -> None:
+    _, told = run(False, Starving(range(1, 1000), lambda trials: 9))
+    assert [(line["trials"], line["did"]) for line in starved(told)] == [(4, "split"), (2, "nothing")]
+
+
+@pytest.mark.parametrize(
+    ("needs_ms", "may"),
+    [
+        ({16: 20}, True),
+        ({1: 20}, False),
+        ({16: 20, 8: 12}, True),  # 5 ms for one
+        ({16: 20, 8: 19}, False),  # 18.1 ms
+        ({16: 20, 8: 9}, True),
+        ({16: 40, 8: 20, 4: 19}, False),  # what is nearest counts: 18.3 ms
+        ({8: 20, 16: 21}, True),  # fewer trials say nothing of more
+    ],
+)
+def test_a_group_is_halved_while_a_line_through_what_was_needed_says_that_it_may_help(
+    needs_ms: dict[int, int], may: bool
+) -> None:
+    fit = Fit(most=16)
+    verdicts = [
+        fit.may_halve(Starved(unit="a", trials=trials, needs_ns=ms * MS, longest_ns=8 * MS))
+        for trials, ms in needs_ms.items()
+    ]
+    assert verdicts[-1] == may
