@@ -27,8 +27,11 @@ class PageError(Exception):
     """A page or its directory that must not be used; the message says why and what is allowed."""
 
 
-class Field(IntEnum):
-    """Index of each 64-bit word. Writers have a cache line (8 words) of their own."""
+class Field:
+    """Index of each 64-bit word. Writers have a cache line (8 words) of their own.
+
+    Plain numbers: read before every unit and in every hook, members of an enum would cost more than the words.
+    """
 
     MAGIC = 0
     VERSION = 1
@@ -64,8 +67,8 @@ PLANNED_SLOTS = PAGE_BYTES // 8 - Field.PERMIT_NS
 """Bubbles of later slots are never opened."""
 
 
-class Doing(IntEnum):
-    """What the side task says of itself in `SIDE_DOING`."""
+class Doing:
+    """What the side task says of itself in `SIDE_DOING`; plain numbers likewise."""
 
     ASLEEP = 0
     UNIT = 1

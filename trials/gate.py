@@ -23,6 +23,8 @@ GATE_SIGNALS = frozenset({signal.SIGUSR1, STOP_SIGNAL})
 UNIT_RECORD = struct.Struct("<qIIiI")
 """start_ns, wall_ns, cpu_ns, unit, group: what `squeezer.record` reads back."""
 
+_pack = UNIT_RECORD.pack
+
 _BUFFER_BYTES = 2048 * UNIT_RECORD.size
 _U32_MAX = 2**32 - 1
 
@@ -156,17 +158,19 @@ class PageGate:
         """See `Gate.enter`."""
         # said before the look: a main job that finds us asleep at a bubble's end may count on it
         self._words[Field.SIDE_DOING] = Doing.HOST if unit == HOST_UNIT else Doing.UNIT
+        cpu_ns = thread_time_ns()
         if self._running is not None:
-            self._end_unit(monotonic_ns())
-        start_ns = self._start_of(unit) or self._pause(unit)
+            self._end_unit(monotonic_ns(), cpu_ns)
+        start_ns = self._start_of(unit)
+        if not start_ns:
+            start_ns, cpu_ns = self._pause(unit), thread_time_ns()
         self._running = unit
-        self._start_ns = start_ns
-        self._start_cpu_ns = thread_time_ns()
+        self._start_ns, self._start_cpu_ns = start_ns, cpu_ns
 
     def rest(self) -> None:
         """See `Gate.rest`."""
         if self._running is not None:
-            self._end_unit(monotonic_ns())
+            self._end_unit(monotonic_ns(), thread_time_ns())
             self._running = None
         self._words[Field.SIDE_DOING] = Doing.ASLEEP
 
@@ -201,10 +205,10 @@ class PageGate:
         fits = now_ns + cost_ns <= words[Field.PERMIT_UNTIL_NS]
         return now_ns if fits and words[Field.BUBBLE] == bubble else 0
 
-    def _end_unit(self, now_ns: int) -> None:
+    def _end_unit(self, now_ns: int, now_cpu_ns: int) -> None:
         unit = self._running
         assert unit is not None
-        cpu_ns = thread_time_ns() - self._start_cpu_ns
+        cpu_ns = now_cpu_ns - self._start_cpu_ns
         cost_ns = self._costs_ns[unit]
         if unit == HOST_UNIT:
             self._costs_ns[unit] = HOST_WORK_NEEDS_NS
@@ -223,9 +227,9 @@ class PageGate:
         words[Field.BUSY_NS] += cpu_ns
         if self._units_file is not None:
             wall_ns = now_ns - self._start_ns
-            self._buffer += UNIT_RECORD.pack(
-                self._start_ns, min(wall_ns, _U32_MAX), min(cpu_ns, _U32_MAX), unit, max(self._group, 0)
-            )
+            if wall_ns > _U32_MAX:
+                wall_ns, cpu_ns = _U32_MAX, min(cpu_ns, _U32_MAX)
+            self._buffer += _pack(self._start_ns, wall_ns, cpu_ns, unit, self._group if self._group > 0 else 0)
             if len(self._buffer) >= _BUFFER_BYTES:
                 self._write()
 

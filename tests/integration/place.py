@@ -178,7 +178,7 @@ class Place:
         """The records of what the side task said or what befell it."""
         return [found for found in self.events("side", rank) if found["event"] == event]
 
-    def word(self, field: Field, local_rank: int = 0) -> int:
+    def word(self, field: int, local_rank: int = 0) -> int:
         """One word of the page, read without becoming one of its users."""
         return int(struct.unpack_from("<q", page_path(self.directory, local_rank).read_bytes(), 8 * field)[0])
 
