@@ -169,6 +169,8 @@ class Guard:
             return self._check(step, duration_ns)
         if self.breaker is Breaker.OPEN:
             return self._wait(step, duration_ns)
+        if squeezed is None:
+            self._forget_windows()
         if self._steps <= WARM_UP_STEPS or squeezed is None:
             return []
         if squeezed:
@@ -284,6 +286,10 @@ class Guard:
         self._overruns_ns.clear()
         self._durations_ns.clear()
         self._window_logs.clear()
+        self._forget_windows()
+
+    def _forget_windows(self) -> None:
+        """What comes next is not beside what came before."""
         self._window_ns = []
         self._alone_before_ns = self._window_squeezed_ns = 0.0
 

@@ -70,6 +70,18 @@ def test_a_small_slowdown_shows_in_many_windows() -> None:
     assert shut and shut[0].cause in ("windows", "mean")
 
 
+def test_steps_of_a_side_task_that_starts_again_divide_windows_and_count_for_none() -> None:
+    guard = Guard(0.01, 50, 300_000)
+    decided = []
+    step = 0
+    for _ in range(40):  # 110 ms beside 109 is within the budget; beside 80, which was squeezed too, it would not be
+        for label, count, length_ms in ((False, 5, 109), (True, 6, 80), (None, 6, 180), (True, 6, 110)):
+            for _ in range(count):
+                step += 1
+                decided += guard.step_ended(step, length_ms * MS + step % 3, label)
+    assert decided == []
+
+
 def test_steps_that_become_long_by_themselves_are_checked_and_squeezed_on() -> None:
     job = Job()
     job.run(300, noisy(0.0))
