@@ -236,7 +236,7 @@ def test_a_unit_longer_than_the_bubbles_is_stopped_and_goes_on_in_the_next(place
 def test_a_group_whose_units_fit_no_bubble_is_split_until_they_do(place: Place) -> None:
     daemon = place.daemon(place.config("wide.py", preemptive=False))
     job = place.job("--bubble-ms", "45")  # 56 ms for four trials, 28 for two
-    wait_for(lambda: place.side("finished"), "the end of the study")
+    wait_for(lambda: place.side("finished"), "the end of the study", patience_s=100)
     ended_well(job)
     assert daemon.kill(signal.SIGTERM) == 0
 
