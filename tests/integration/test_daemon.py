@@ -252,7 +252,7 @@ def test_a_side_task_that_overruns_breaks_the_budget_and_is_shut_out_for_a_while
 def test_a_group_whose_units_fit_no_bubble_is_split_until_they_do(place: Place) -> None:
     daemon = place.daemon(place.config("wide.py", preemptive=False))
     job = place.job("--bubble-ms", "45")  # 56 ms for four trials, 28 for two
-    wait_for(lambda: place.side("finished"), "the end of the study")
+    wait_for(lambda: place.side("finished"), "the end of the study", patience_s=100)
     ended_well(job)
     assert daemon.kill(signal.SIGTERM) == 0
 
