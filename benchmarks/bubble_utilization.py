@@ -9,9 +9,11 @@ Keys without a mode's name are those of the preemptive mode, the default.
 """
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -60,7 +62,7 @@ from squeezer.trace import load_run
 NAME = "bubble_utilization"
 STUDY = ROOT / "benchmarks" / "endless_digits.py"
 VARIANTS = ROOT / "benchmarks" / "side_variants.py"
-DEDICATED_S = 3.0
+DEDICATED_S = 2.0
 CONFIG = """
 [squeeze]
 preemptive = true  # the windows decide (windowed_daemon.py)
@@ -76,8 +78,8 @@ WINDOWS = Windows(
     observe=6,
     warm_up=16,
     cycle=(
-        *((PREEMPTIVE, 6), (ALONE, 4), (COOPERATIVE, 4), (STEP_GRAIN, 4)),
-        *((ALONE, 4), (ORACLE, 4), (SCHED_IDLE, 3), (NAIVE, 3)),
+        *((PREEMPTIVE, 5), (ALONE, 4), (COOPERATIVE, 4), (STEP_GRAIN, 3)),
+        *((ALONE, 3), (ORACLE, 4), (SCHED_IDLE, 3), (NAIVE, 3)),
     ),
 )
 REAL_WINDOWS = Windows(
@@ -146,7 +148,7 @@ class Ghost:
 
 SHAPES = (
     *((4, stage, 4, 512) for stage in range(4)),
-    *((8, 3, 8, 256), (16, 8, 16, 160), (16, 0, 64, 64)),
+    *((8, 3, 8, 256), (16, 8, 16, 128), (16, 0, 64, 48)),
 )
 """(stages, stage, micro-batches, rows)."""
 REAL = "real_two_ranks"
@@ -169,6 +171,7 @@ def _ghosts() -> list[Ghost]:
 def main() -> None:
     """Measure, print, write."""
     options = parse(NAME, __doc__ or "")
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that nothing is left running
     ghosts = {ghost.name: ghost for ghost in _ghosts()}
     names = [REAL, *ghosts]
     if options.only not in (None, *names):
@@ -178,9 +181,9 @@ def main() -> None:
     runs = [run for run in kept_runs(options) if "baselines" in run]
     for name in names if options.only is None else [options.only]:
         if name == REAL:
-            runs.append(_real(cycles=3 if options.quick else 7))
+            runs.append(_real(cycles=2 if options.quick else 6))
         else:
-            runs.append(_ghost(ghosts[name], seconds=24.0 if options.quick else 42.0))
+            runs.append(_ghost(ghosts[name], seconds=18.0 if options.quick or ghosts[name].side else 36.0))
         if options.json:  # a run that is cut short keeps what it has
             write(NAME, options, runs, _summary(runs))
     finish(NAME, options, runs, _summary(runs))
@@ -199,18 +202,16 @@ def _ghost(ghost: Ghost, *, seconds: float) -> dict[str, Any]:
         command = [sys.executable, "-m", "benchmarks.ghost_job", *ghost.arguments(), "--core", core]
         command += ["--seconds", str(seconds), "--wait-for-side", "--wait-for", *map(str, rivals.ready_files)]
         rivals.start()
-        try:
-            job = subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.DEVNULL)
+        with ExitStack() as ends:
+            ends.callback(rivals.close)
+            job = _start(command, env, ends)
             daemon = [sys.executable, "-m", "benchmarks.windowed_daemon", "squeezer", "daemon"]
             daemon += ["--config", str(config), "--job-pid", str(job.pid)]
-            squeezer = subprocess.Popen(["taskset", "-c", core, *daemon], env=env, cwd=ROOT, stdout=subprocess.DEVNULL)
+            squeezer = _start(["taskset", "-c", core, *daemon], env, ends)
             if job.wait() != 0:
                 raise RuntimeError(f"the ghost job ended with status {job.returncode}")
             squeezer.wait(120)
-            rates = rivals.finish(DEDICATED_S)
-            ranks = _ranks(run, rivals, rates)
-        finally:
-            rivals.close()
+            ranks = _ranks(run, rivals, rivals.finish(DEDICATED_S))
         return _result(ghost.name, ghost.windows, run, ranks, disturbed=ghost.is_disturbed)
 
 
@@ -224,12 +225,26 @@ def _real(*, cycles: int) -> dict[str, Any]:
         command += ["--num_accelerators", "2", str(ROOT / "examples" / "pretrain.py"), "--steps", str(steps)]
         rivals = Rivals(pages=pages, ranks=2, windows=REAL_WINDOWS, env=env, study=STUDY, logs=logs)
         rivals.start()
-        try:
-            subprocess.run(command, env=env, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        with ExitStack() as ends:
+            ends.callback(rivals.close)
+            job = _start(command, env, ends)
+            if job.wait() != 0:
+                raise RuntimeError(f"the job ended with status {job.returncode}")
             ranks = _ranks(run, rivals, rivals.finish(DEDICATED_S))
-        finally:
-            rivals.close()
         return _result(REAL, REAL_WINDOWS, run, ranks, disturbed=False)
+
+
+def _start(command: Sequence[str], env: Mapping[str, str], ends: ExitStack) -> "subprocess.Popen[bytes]":
+    """Start a process that is ended with `ends`, if it has not ended by then."""
+    process = subprocess.Popen(command, env=dict(env), cwd=ROOT, stdout=subprocess.DEVNULL)
+
+    def end() -> None:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+
+    ends.callback(end)
+    return process
 
 
 def _config(run: Path, study: Path) -> Path:

@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--micro-batch-size", type=int, default=512)
     parser.add_argument("--resize-step", type=int, help="before this step, counted from 0, micro-batches are halved")
     parser.add_argument("--steps", type=int, help="default: by the windows of the environment, in --seconds")
-    parser.add_argument("--seconds", type=float, default=45.0)
+    parser.add_argument("--seconds", type=float, default=36.0)
     parser.add_argument("--least-cycles", type=int, default=3)
     parser.add_argument("--core", type=int)
     parser.add_argument("--wait-for-side", action="store_true")
@@ -110,7 +110,7 @@ def main() -> None:
         if ENVIRONMENT in os.environ:
             windows = Windows.of_environment()
             stage.wire.on_wait = Oracle(windows).on_wait
-            cycles = max(options.least_cycles, int(options.seconds * 1e3 / stage.step_ms / windows.length))
+            cycles = max(options.least_cycles, round(options.seconds * 1e3 / stage.step_ms / windows.length))
             steps = steps or windows.first_step(cycles) - 1
         handle = attach(stage.engine)
         for step in range(steps):
