@@ -128,7 +128,8 @@ def _mark(
         yield f'<path d="M{x(interval[0]):.1f} {y:.1f}H{x(interval[1]):.1f}" stroke="{COLOURS[mode]}" opacity="0.6"/>'
     yield f'<circle cx="{x(figures[key]):.1f}" cy="{y:.1f}" r="3" fill="{COLOURS[mode]}"/>'
     if 100 * figures[key] > high:
-        yield _text(left + PANEL + 5, y + 3, f"{100 * figures[key]:+.0f}", "soft", size=9)
+        sign = "+" if key == "slowdown" else ""
+        yield _text(left + PANEL + 5, y + 3, f"{sign}{100 * figures[key]:.0f}", "soft", size=9)
 
 
 def _text(x: float, y: float, words: str, css: str = "ink", anchor: str = "start", size: int = 12) -> str:
