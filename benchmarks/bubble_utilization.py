@@ -1,18 +1,27 @@
 """What squeezing costs the main job and what the side task gets, beside its baselines, all in one run per scenario.
 
-Windows alternate: squeezed, alone, naive co-location. Scenarios are stages of ghost pipelines, and a real two-rank job.
+Windows alternate (`windows.py`): alone; ours, preemptive and cooperative; an oracle that knows each bubble's true
+end; and three rivals (`rivals.py`): naive co-location, the kernel's idle class, and gating by whole steps as FreeRide
+does it. Scenarios are a real two-rank job, and stages of ghost pipelines: balanced, unbalanced, disturbed, and with
+several side tasks.
+
+Keys without a mode's name are those of the preemptive mode, the default.
 """
 
-import json
+import os
+import signal
 import subprocess
 import sys
-from collections import defaultdict
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
+import numpy as np
+
+from benchmarks import side_variants
 from benchmarks.common import (
     ROOT,
     commit,
@@ -22,173 +31,314 @@ from benchmarks.common import (
     parse,
     places,
     pooled_ratio_with_ci95,
-    ratio_with_ci95,
+    write,
 )
-from benchmarks.naive import NaiveWindows, Windows
+from benchmarks.rivals import Rivals
+from benchmarks.utilization_picture import write_figures
+from benchmarks.window_figures import (
+    RankLog,
+    Window,
+    baselines,
+    collect,
+    gate_figures,
+    normalized_steps,
+    recovery,
+)
+from benchmarks.windows import (
+    ALONE,
+    COOPERATIVE,
+    GATED,
+    NAIVE,
+    ORACLE,
+    PREEMPTIVE,
+    RIVALS,
+    SCHED_IDLE,
+    STEP_GRAIN,
+    Windows,
+)
 from squeezer.report import build_report
-from squeezer.trace import RankRun, load_run
+from squeezer.trace import load_run
 
 NAME = "bubble_utilization"
 STUDY = ROOT / "benchmarks" / "endless_digits.py"
-GHOSTS = ((4, 0, 4), (4, 1, 4), (4, 2, 4), (4, 3, 4), (8, 3, 8))
-"""(stages, stage, micro-batches)."""
-COOPERATIVE = "_cooperative"
-"""Ends the name of a scenario in which permits end at the forecast, as they must on a GPU; in the others the side task
-is stopped at the bubble's true end."""
-WINDOWS = Windows(observe=6, squeezed=10, alone=10, naive=4)
-DEDICATED_S = 4.0
+VARIANTS = ROOT / "benchmarks" / "side_variants.py"
+DEDICATED_S = 2.0
+CONFIG = """
+[squeeze]
+preemptive = true  # the windows decide (windowed_daemon.py)
+[side]
+study = "{study}"
+[run]
+directory = "{run}"
+calibrate_s = 0.0  # the rivals measure the dedicated rate
+"""
+"""The configuration of every measured run. Whatever could end squeezing in its middle must be off in it."""
+
+WINDOWS = Windows(
+    observe=6,
+    warm_up=16,
+    cycle=(
+        *((PREEMPTIVE, 5), (ALONE, 4), (COOPERATIVE, 4), (STEP_GRAIN, 3)),
+        *((ALONE, 3), (ORACLE, 4), (SCHED_IDLE, 3), (NAIVE, 3)),
+    ),
+)
+REAL_WINDOWS = Windows(
+    observe=6,
+    warm_up=50,  # its bubbles are short
+    cycle=(
+        *((PREEMPTIVE, 8), (ALONE, 5), (COOPERATIVE, 5), (STEP_GRAIN, 4)),
+        *((ALONE, 4), (SCHED_IDLE, 4), (NAIVE, 3)),
+    ),
+)
+DISTURBED_WINDOWS = Windows(observe=6, warm_up=16, cycle=((PREEMPTIVE, 3), (ALONE, 2), (COOPERATIVE, 3), (ALONE, 2)))
+"""Ten steps each, so that the first cycle after a disturbance is its first ten steps."""
+DISTURBED_AT_CYCLE = 3
+CYCLES_AFTER = 5
+"""50 steps."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ghost:
+    """A ghost stage as main job; `rows` is its micro-batch size, chosen so that a step takes well below a second."""
+
+    stages: int
+    stage: int
+    micro_batches: int
+    rows: int
+    slow_last: float = 1.0
+    jitter: float = 0.0
+    stalls: bool = False
+    resizes: bool = False
+    side: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the scenario."""
+        kinds = {
+            "slow_last": self.slow_last != 1.0,
+            "jitter": self.jitter,
+            "stall": self.stalls,
+            "resize": self.resizes,
+            self.side: self.side,
+        }
+        shape = f"ghost_{self.stages}_{self.stage}_{self.micro_batches}"
+        return "_".join([shape, *(str(kind) for kind, chosen in kinds.items() if chosen)])
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether something happens in mid-run."""
+        return self.stalls or self.resizes
+
+    @property
+    def windows(self) -> Windows:
+        """Of its run."""
+        return DISTURBED_WINDOWS if self.is_disturbed else WINDOWS
+
+    def arguments(self) -> list[str]:
+        """For `ghost_job`."""
+        shape = ["--stages", self.stages, "--stage", self.stage, "--micro-batches", self.micro_batches]
+        more = ["--micro-batch-size", self.rows, "--slow-last", self.slow_last, "--jitter", self.jitter]
+        disturbed_step = self.windows.first_step(DISTURBED_AT_CYCLE) - 1  # counted from 0
+        more += ["--stall-step", disturbed_step] if self.stalls else []
+        more += ["--resize-step", disturbed_step] if self.resizes else []
+        if self.is_disturbed:
+            more += ["--steps", self.windows.first_step(DISTURBED_AT_CYCLE + 1 + CYCLES_AFTER) - 1]
+        return [str(word) for word in (*shape, *more)]
+
+
+SHAPES = (
+    *((4, stage, 4, 512) for stage in range(4)),
+    *((8, 3, 8, 256), (16, 8, 16, 128), (16, 0, 64, 48)),
+)
+"""(stages, stage, micro-batches, rows)."""
+REAL = "real_two_ranks"
+
+
+def _ghosts() -> list[Ghost]:
+    ghosts = [
+        Ghost(stages=p, stage=k, micro_batches=m, rows=rows, slow_last=slow)
+        for slow in (1.0, 1.3)
+        for p, k, m, rows in SHAPES
+    ]
+    p, k, m, rows = SHAPES[1]
+    ghosts.append(Ghost(stages=p, stage=k, micro_batches=m, rows=rows, jitter=0.2))
+    ghosts.append(Ghost(stages=p, stage=k, micro_batches=m, rows=rows, stalls=True))
+    ghosts.append(Ghost(stages=p, stage=k, micro_batches=m, rows=rows, resizes=True))
+    ghosts += [Ghost(stages=p, stage=k, micro_batches=m, rows=rows, side=side) for side in side_variants.VARIANTS]
+    return ghosts
 
 
 def main() -> None:
     """Measure, print, write."""
     options = parse(NAME, __doc__ or "")
-    ghosts, cycles = (GHOSTS[1:2], 3) if options.quick else (GHOSTS, 4)
-    scenarios = {f"ghost_{p}_{k}_{m}": partial(_ghost, p, k, m, cycles=cycles) for p, k, m in ghosts}
-    scenarios["real_two_ranks"] = partial(_real, cycles=cycles + 1 if options.quick else 2 * cycles)
-    if not options.quick:
-        scenarios |= {f"{name}{COOPERATIVE}": scenarios[name] for name in ("ghost_4_1_4", "real_two_ranks")}
-    runs = kept_runs(options)
-    runs += [measure(name) for name, measure in scenarios.items() if options.only in (None, name)]
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that nothing is left running
+    ghosts = {ghost.name: ghost for ghost in _ghosts()}
+    names = [REAL, *ghosts]
+    if options.only not in (None, *names):
+        raise SystemExit(f"--only {options.only}: no such scenario; allowed are {', '.join(names)}")
+    if options.quick and not options.only:
+        names = [REAL, "ghost_4_1_4"]
+    runs = [run for run in kept_runs(options) if "baselines" in run]
+    for name in names if options.only is None else [options.only]:
+        if name == REAL:
+            runs.append(_real(cycles=2 if options.quick else 6))
+        else:
+            runs.append(_ghost(ghosts[name], seconds=18.0 if options.quick or ghosts[name].side else 36.0))
+        if options.json:  # a run that is cut short keeps what it has
+            write(NAME, options, runs, _summary(runs))
     finish(NAME, options, runs, _summary(runs))
+    if options.json:
+        write_figures(options.json)
 
 
-def _ghost(stages: int, stage: int, micro_batches: int, name: str, *, cycles: int) -> dict[str, Any]:
+def _ghost(ghost: Ghost, *, seconds: float) -> dict[str, Any]:
+    core = str(max(os.sched_getaffinity(0)))
     with places() as (run, pages):
-        env = environment(pages)
-        config = _config(run, name)
-        steps = WINDOWS.observe + cycles * WINDOWS.cycle
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.ghost_job",
-            "--steps",
-            str(steps),
-            "--core",
-            "1",
-            "--wait-for-side",
-        ]
-        command += ["--stages", str(stages), "--stage", str(stage), "--micro-batches", str(micro_batches)]
-        naive = NaiveWindows(pages, 1, WINDOWS, env, STUDY)
-        naive.start()
-        try:
-            job = subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.DEVNULL)
-            daemon = [sys.executable, "-m", "squeezer", "daemon", "--config", str(config), "--job-pid", str(job.pid)]
-            squeezer = subprocess.Popen(["taskset", "-c", "1", *daemon], env=env, cwd=ROOT, stdout=subprocess.DEVNULL)
+        study = VARIANTS if ghost.side else STUDY
+        env = {**environment(pages), **ghost.windows.environment(), side_variants.ENVIRONMENT: ghost.side or ""}
+        config = _config(run, study)
+        run.mkdir()
+        rivals = Rivals(pages=pages, ranks=1, windows=ghost.windows, env=env, study=study, logs=run)
+        command = [sys.executable, "-m", "benchmarks.ghost_job", *ghost.arguments(), "--core", core]
+        command += ["--seconds", str(seconds), "--wait-for-side", "--wait-for", *map(str, rivals.ready_files)]
+        rivals.start()
+        with ExitStack() as ends:
+            ends.callback(rivals.close)
+            job = _start(command, env, ends)
+            daemon = [sys.executable, "-m", "benchmarks.windowed_daemon", "squeezer", "daemon"]
+            daemon += ["--config", str(config), "--job-pid", str(job.pid)]
+            squeezer = _start(["taskset", "-c", core, *daemon], env, ends)
             if job.wait() != 0:
                 raise RuntimeError(f"the ghost job ended with status {job.returncode}")
-        finally:
-            naive.close()
-        squeezer.wait(120)
-        return _result(name, run)
+            squeezer.wait(120)
+            ranks = _ranks(run, rivals, rivals.finish(DEDICATED_S))
+        return _result(ghost.name, ghost.windows, run, ranks, disturbed=ghost.is_disturbed)
 
 
-def _real(name: str, *, cycles: int) -> dict[str, Any]:
+def _real(*, cycles: int) -> dict[str, Any]:
     with places() as (run, pages):
-        env = environment(pages)
-        steps = WINDOWS.observe + cycles * WINDOWS.cycle
-        command = [
-            sys.executable,
-            "-m",
-            "launch.ds_squeeze",
-            "--squeezer",
-            str(_config(run, name)),
-            "--num_accelerators",
-            "2",
-        ]
-        command += [str(ROOT / "examples" / "pretrain.py"), "--steps", str(steps)]
-        naive = NaiveWindows(pages, 2, WINDOWS, env, STUDY)
-        naive.start()
-        try:
-            subprocess.run(command, env=env, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-        finally:
-            naive.close()
-        return _result(name, run)
+        env = {**environment(pages), **REAL_WINDOWS.environment()}
+        steps = REAL_WINDOWS.first_step(cycles) - 1
+        logs = run.parent / "rivals"  # the launcher would move strange files out of the run's directory
+        logs.mkdir()
+        command = [sys.executable, "-m", "benchmarks.windowed_launch", "--squeezer", str(_config(run, STUDY))]
+        command += ["--num_accelerators", "2", str(ROOT / "examples" / "pretrain.py"), "--steps", str(steps)]
+        rivals = Rivals(pages=pages, ranks=2, windows=REAL_WINDOWS, env=env, study=STUDY, logs=logs)
+        rivals.start()
+        with ExitStack() as ends:
+            ends.callback(rivals.close)
+            job = _start(command, env, ends)
+            if job.wait() != 0:
+                raise RuntimeError(f"the job ended with status {job.returncode}")
+            ranks = _ranks(run, rivals, rivals.finish(DEDICATED_S))
+        return _result(REAL, REAL_WINDOWS, run, ranks, disturbed=False)
 
 
-def _config(run: Path, name: str) -> Path:
+def _start(command: Sequence[str], env: Mapping[str, str], ends: ExitStack) -> "subprocess.Popen[bytes]":
+    """Start a process that is ended with `ends`, if it has not ended by then."""
+    process = subprocess.Popen(command, env=dict(env), cwd=ROOT, stdout=subprocess.DEVNULL)
+
+    def end() -> None:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+
+    ends.callback(end)
+    return process
+
+
+def _config(run: Path, study: Path) -> Path:
     path = run.parent / "squeezer.toml"
-    path.write_text(
-        f"""
-[squeeze]
-observe_steps = {WINDOWS.observe}
-squeezed_steps = {WINDOWS.squeezed}
-alone_steps = {WINDOWS.alone + WINDOWS.naive}
-preemptive = {str(not name.endswith(COOPERATIVE)).lower()}
-[side]
-study = "{STUDY}"
-[run]
-directory = "{run}"
-calibrate_s = {DEDICATED_S}
-""",
-        encoding="utf-8",
-    )
+    path.write_text(CONFIG.format(study=study, run=run), encoding="utf-8")
     return path
 
 
-def _result(scenario: str, run: Path) -> dict[str, Any]:
+def _ranks(run: Path, rivals: Rivals, rates: Sequence[float]) -> list[RankLog]:
+    return [
+        RankLog(run=rank, rivals={name: rivals.steps(i, name) for name in RIVALS}, work_per_s=rates[i])
+        for i, rank in enumerate(load_run(run))
+    ]
+
+
+def _result(scenario: str, windows: Windows, run: Path, ranks: Sequence[RankLog], *, disturbed: bool) -> dict[str, Any]:
     """The figures of one run, from its records."""
-    by_window: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    steps_ms: dict[int, list[float]] = defaultdict(list)
-    ranks = load_run(run)
-    for rank in ranks:
-        for step in rank.step_times():
-            steps_ms[step.step].append(step.duration_ns / 1e6)
-    for number, durations in sorted(steps_ms.items()):
-        cycle, window, place = WINDOWS.place(number)
-        if place > 0:  # the first step of a window still feels the one before it
-            by_window[cycle][window].append(fmean(durations))
-    # the first cycle belongs to warming up: the side task asks for its trials and builds them in it
-    cycles = [by_window[cycle] for cycle in sorted(by_window) if cycle >= 1 and len(by_window[cycle]) == 3]
+    found = collect(windows, ranks)
+    chosen = _after(found) if disturbed else found
     report = build_report(run)
-    result: dict[str, Any] = {"scenario": scenario, "commit": commit()}
-    for name, window in (("slowdown", "squeezed"), ("naive_slowdown", "naive")):
-        pairs = [(fmean(cycle[window]), fmean(cycle["alone"])) for cycle in cycles]
-        result[name], result[f"{name}_ci95"] = ratio_with_ci95(pairs)
-    result["step_ms_alone"] = fmean(ms for cycle in cycles for ms in cycle["alone"])
-    result["bubble_ratio"] = report["bubbles"]["ratio"]
-    side = report["side"]
-    result |= {"fill": side["fill"], "harvest": _harvest(ranks)}
-    result |= {"overrun_us_p50": side["overrun_us"]["p50"], "overrun_us_p99": side["overrun_us"]["p99"]}
-    result |= {"resume_us_p50": side["resume_us"]["p50"], "resume_us_p99": side["resume_us"]["p99"]}
-    result["faults"] = report["faults"]
-    result["windows_ms"] = [{name: [round(ms, 3) for ms in times] for name, times in c.items()} for c in cycles]
-    shown = {key: result[key] for key in ("slowdown", "slowdown_ci95", "harvest", "fill", "naive_slowdown")}
-    print(f"{scenario}: {json.dumps(shown)}", file=sys.stderr, flush=True)
+    figures = baselines(chosen)
+    for mode in GATED:
+        own = figures[mode]
+        if own is not None:
+            own |= gate_figures(windows, ranks, mode)
+    alone_ms = [ms for window in chosen if window.mode == ALONE for ms in window.step_ms]
+    ours = figures[PREEMPTIVE]
+    if ours is None or not alone_ms:
+        raise RuntimeError(f"{scenario}: the run has no whole cycle")
+    result: dict[str, Any] = {
+        "scenario": scenario,
+        "commit": commit(),
+        "step_ms_alone": float(np.mean(alone_ms)),
+        "bubble_ratio": report["bubbles"]["ratio"],
+        "dedicated_work_per_s": [rank.work_per_s for rank in ranks],
+        "faults": report["faults"],
+        "baselines": figures,
+    }
+    if disturbed:
+        steps = CYCLES_AFTER * windows.length
+        result["disturbance"] = {
+            "step": windows.first_step(DISTURBED_AT_CYCLE),
+            "steps_left_out": windows.length,
+            "steps_reported": steps,
+            "harvest": recovery(found, DISTURBED_AT_CYCLE, CYCLES_AFTER),
+        }
+    result["windows"] = [window.raw() for window in chosen]
+    shown = {mode: _shown(own) for mode, own in figures.items() if own is not None}
+    print(f"{scenario} ({result['step_ms_alone']:.0f} ms a step): {shown}", file=sys.stderr, flush=True)
     return result
 
 
-def _harvest(ranks: Sequence[RankRun]) -> float:
-    """Work done after the first cycle, over what the same side task does alone in the time of all bubbles then."""
-    dedicated = [end["dedicated"] for rank in ranks if (end := rank.records["end"][-1])["dedicated"]]
-    usual_per_s = fmean(rate["work_per_s"] for rate in dedicated)  # for a rank whose side task never came to work
-    work = capacity = 0.0
-    for rank in ranks:
-        steps = [s for s in rank.records["step"] if WINDOWS.place(s["step"])[0] >= 1]
-        numbers = {s["step"] for s in steps}
-        bubble_ns = sum(
-            b["end_ns"] - b["start_ns"] for b in rank.records["bubble"] if b["squeezed"] and b["step"] in numbers
-        )
-        work += steps[-1]["work"] - steps[0]["work"]
-        rate = rank.records["end"][-1]["dedicated"] or {"work_per_s": usual_per_s}
-        capacity += rate["work_per_s"] * bubble_ns / 1e9
-    return work / capacity
+def _after(found: Sequence[Window]) -> list[Window]:
+    return [w for w in found if DISTURBED_AT_CYCLE < w.cycle <= DISTURBED_AT_CYCLE + CYCLES_AFTER]
 
 
-def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Over all scenarios of one mode: pooled ratios, medians of the rest. The cooperative mode's keys begin with it."""
-    summary: dict[str, Any] = {}
-    for prefix in ("", "cooperative_"):
-        chosen = [run for run in runs if run["scenario"].endswith(COOPERATIVE) == bool(prefix)]
-        if not chosen:
+def _shown(own: Mapping[str, Any]) -> str:
+    harvest = "n/a" if own["harvest"] is None else f"{own['harvest']:.0%}"
+    return f"slowdown {own['slowdown']:+.2%}, harvest {harvest}"
+
+
+def _summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Over all scenarios: slowdowns pooled by their precision, medians of the rest."""
+    summary: dict[str, Any] = {"plain_keys_are": PREEMPTIVE}
+    for mode in (PREEMPTIVE, COOPERATIVE, ORACLE, STEP_GRAIN, SCHED_IDLE, NAIVE):
+        own = [run["baselines"][mode] for run in runs if run["baselines"][mode] is not None]
+        if not own:
             continue
-        for name, window in (("slowdown", "squeezed"), ("naive_slowdown", "naive")):
-            scenarios = [[(fmean(c[window]), fmean(c["alone"])) for c in run["windows_ms"]] for run in chosen]
-            summary[prefix + name], summary[f"{prefix}{name}_ci95"] = pooled_ratio_with_ci95(scenarios)
-        for key in ("harvest", "fill", "overrun_us_p99", "resume_us_p50"):
-            found = [run[key] for run in chosen if run[key] is not None]
-            summary[prefix + key] = median(found) if found else None
-    for run in runs:
-        summary |= {f"{key}_{run['scenario']}": run[key] for key in ("slowdown", "harvest")}
+        slowdown, ci95 = pooled_ratio_with_ci95([figures["pairs_ms"] for figures in own])
+        prefix = "" if mode == PREEMPTIVE else f"{mode}_"
+        summary |= {f"{prefix}slowdown": slowdown, f"{prefix}slowdown_ci95": ci95}
+        keys = {
+            "harvest": mode,
+            "fill": mode if mode == COOPERATIVE else None,
+            "overrun_us_p99": mode if mode == COOPERATIVE else None,
+            "resume_us_p50": mode if mode == COOPERATIVE else None,
+        }
+        for key, prefix_of in keys.items():
+            values = [figures[key] for figures in own if figures.get(key) is not None]
+            if not values:
+                continue
+            if prefix_of is not None:
+                summary[f"{prefix_of}_{key}"] = median(values)
+            if mode == PREEMPTIVE:
+                summary[key] = median(values)
+    squeezed, alone = (np.percentile(normalized_steps(runs, mode), 99) for mode in (PREEMPTIVE, ALONE))
+    summary["p99_step_slowdown"] = float(squeezed / alone - 1)
+    shown = ("slowdown", "slowdown_ci95", "harvest", "p99_step_slowdown")
+    summary["by_scenario"] = {
+        run["scenario"]: {
+            mode: None if own is None else {key: own[key] for key in shown} for mode, own in run["baselines"].items()
+        }
+        for run in runs
+    }
     return summary
 
 

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 import tempfile
 import time
@@ -66,21 +67,28 @@ def commit() -> str:
     return described.stdout.strip() or "unknown"
 
 
+def write(name: str, options: argparse.Namespace, runs: Sequence[Any], summary: dict[str, Any]) -> None:
+    """Write the JSON that was asked for; rows of numbers stand in one line each."""
+    content = {
+        "name": name,
+        "commit": commit(),
+        "date": time.strftime("%Y-%m-%d"),
+        "quick": options.quick,
+        "machine": machine(),
+        "runs": runs,
+        "summary": summary,
+    }
+    text = json.dumps(content, indent=1)
+    text = re.sub(r"\[[-+.\de,\s]+\]", lambda numbers: " ".join(numbers[0].split()), text)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(text + "\n", encoding="utf-8")
+
+
 def finish(name: str, options: argparse.Namespace, runs: Sequence[Any], summary: dict[str, Any]) -> None:
     """Print the summary; write the JSON if asked."""
     print(json.dumps(summary, indent=2))
     if options.json:
-        content = {
-            "name": name,
-            "commit": commit(),
-            "date": time.strftime("%Y-%m-%d"),
-            "quick": options.quick,
-            "machine": machine(),
-            "runs": runs,
-            "summary": summary,
-        }
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write(name, options, runs, summary)
 
 
 Pairs = Sequence[tuple[float, float]]

@@ -15,13 +15,14 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Self
 from unittest import mock
 
 import torch
 
-from benchmarks.ghost_engine import build_engine
-from benchmarks.ghost_model import Timing, Wait, replay, steady_bubble_ratio
+from benchmarks.ghost_engine import build_engine, feed
+from benchmarks.ghost_model import Stall, Timing, Wait, replay, steady_bubble_ratio
 from benchmarks.ghost_program import GhostShape, stage_program
 
 
@@ -58,6 +59,7 @@ class GhostStage:
         self.programs = [stage_program(schedule, clipping=shape.clipping) for schedule in schedules]
         self.timing = self._timing(round(forward_ms_hint * 1e6), round(2 * forward_ms_hint * 1e6), 0)
         self._undo = contextlib.ExitStack()
+        self._hidden = hidden
         try:
             size_BH = (micro_batch_size, hidden)
             self.engine, self.wire = build_engine(shape, self.programs, size_BH=size_BH, layers=layers, undo=self._undo)
@@ -81,6 +83,28 @@ class GhostStage:
         """Run one step. Returns the loss, or 0.0 where the true stage is not the last one."""
         self.wire.begin()
         return float(self.engine.train_batch())
+
+    def resize(self, micro_batch_size: int, timing: Timing | None = None) -> None:
+        """Train with micro-batches of another size from the next step on.
+
+        Args:
+            micro_batch_size: B.
+            timing: what `calibrate` found for this size earlier; the model starts anew with it. None: call `calibrate`.
+        """
+        size_BH = (micro_batch_size, self._hidden)
+        self.engine.set_train_micro_batch_size(micro_batch_size)
+        self.engine.reset_activation_shape()
+        feed(self.engine, size_BH, seed=self.shape.seed)
+        self.wire.resize(size_BH)
+        if timing is not None:
+            self.timing = timing
+            self.wire.restart(timing)
+
+    @property
+    def step_ms(self) -> float:
+        """How long the model forecasts a step to take, at the present timing."""
+        ends_ns = replay(self.programs, replace(self.timing, stall=None), steps=4)[self.shape.stage].step_ends_ns
+        return (ends_ns[-1] - ends_ns[-2]) / 1e6
 
     @property
     def waits(self) -> Sequence[Wait]:
@@ -151,7 +175,15 @@ class GhostStage:
             stage_ratios=(*[1.0] * (shape.stages - 1), shape.slow_last),
             jitter=shape.jitter,
             seed=shape.seed,
+            stall=self._stall(),
         )
+
+    def _stall(self) -> Stall | None:
+        shape = self.shape
+        if shape.stall_step is None:
+            return None
+        neighbour = shape.stage + 1 if shape.stage + 1 < shape.stages else shape.stage - 1
+        return Stall(neighbour, shape.stall_step, round(shape.stall_ms * 1e6))
 
 
 def _print_waits(stage: GhostStage, steps: int) -> None:

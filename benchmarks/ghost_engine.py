@@ -75,11 +75,17 @@ def build_engine(
         }
         engine, *_ = deepspeed.initialize(model=module, config=config)
         undo.callback(engine.destroy)
-        batches = [(torch.randn(size_BH), torch.randn(size_BH)) for _ in range(4)]
-    engine.set_dataiterator(itertools.cycle(batches))
+    feed(engine, size_BH, seed=shape.seed)
     wire.loss_group = engine.grid.get_pipe_parallel_group()
     wire.norm_group = engine.grid.get_model_parallel_group()
     return engine, wire
+
+
+def feed(engine: Any, size_BH: tuple[int, int], *, seed: int) -> None:
+    """Give `engine` batches of this size from now on."""
+    generator = torch.Generator().manual_seed(seed)
+    batches = [tuple(torch.randn(size_BH, generator=generator) for _ in range(2)) for _ in range(4)]
+    engine.set_dataiterator(itertools.cycle(batches))
 
 
 class _Block(torch.nn.Module):

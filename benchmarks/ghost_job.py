@@ -2,33 +2,60 @@
 
     python -m benchmarks.ghost_job --stages 4 --stage 1 --micro-batches 4 --steps 100 [--toggle W --times FILE]
 
-Waits for its side task (if `--wait-for-side`) so that no measured step is lost to another process's imports.
+Waits for its side task (if `--wait-for-side`) and for files (`--wait-for`) so that no measured step is lost to another
+process's imports.
 """
 
 import argparse
 import json
 import os
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import torch
 
 from benchmarks.ghost import GhostShape, GhostStage
 from benchmarks.toggle import Toggled
+from benchmarks.windows import ENVIRONMENT, ORACLE, Windows
 from ds_hooks import attach
 from ds_hooks.page import Doing, Field, Page, page_path, runtime_dir
 
-SIDE_PATIENCE_S = 120.0
+PATIENCE_S = 120.0
 
 
 def wait_for_side() -> None:
     """Return when the side task sleeps at the gate."""
     page = Page.open(page_path(runtime_dir(), 0))
-    deadline_s = time.monotonic() + SIDE_PATIENCE_S
+    deadline_s = time.monotonic() + PATIENCE_S
     words = page.words
     while time.monotonic() < deadline_s and (not words[Field.SIDE_PID] or words[Field.SIDE_DOING] != Doing.ASLEEP):
         time.sleep(0.05)
     page.close()
+
+
+def wait_for_files(files: list[Path]) -> None:
+    """Return when all are there."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not all(file.exists() for file in files):
+        if time.monotonic() > deadline_s:
+            raise RuntimeError(f"not all of {[str(file) for file in files]} came within {PATIENCE_S:g} s")
+        time.sleep(0.05)
+
+
+class Oracle:
+    """In the oracle's windows, permits last to the true end of the wait, which a ghost knows when it begins."""
+
+    def __init__(self, windows: Windows) -> None:
+        self._windows = windows
+        self._page = Page.open(page_path(runtime_dir(), 0))
+
+    def on_wait(self, arrival_ns: int) -> None:
+        """The permit of an open bubble, in place of what the plan says."""
+        words = self._page.words
+        is_squeezed = words[Field.BUBBLE] & 1 and words[Field.PERMIT_UNTIL_NS]
+        if is_squeezed and self._windows.place(words[Field.STEP]).mode == ORACLE:
+            words[Field.PERMIT_UNTIL_NS] = arrival_ns
 
 
 def main() -> None:
@@ -38,9 +65,16 @@ def main() -> None:
     parser.add_argument("--stage", type=int, required=True)
     parser.add_argument("--micro-batches", type=int, required=True)
     parser.add_argument("--slow-last", type=float, default=1.0)
-    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--jitter", type=float, default=0.0)
+    parser.add_argument("--stall-step", type=int, help="counted from 0")
+    parser.add_argument("--micro-batch-size", type=int, default=512)
+    parser.add_argument("--resize-step", type=int, help="before this step, counted from 0, micro-batches are halved")
+    parser.add_argument("--steps", type=int, help="default: by the windows of the environment, in --seconds")
+    parser.add_argument("--seconds", type=float, default=36.0)
+    parser.add_argument("--least-cycles", type=int, default=3)
     parser.add_argument("--core", type=int)
     parser.add_argument("--wait-for-side", action="store_true")
+    parser.add_argument("--wait-for", type=Path, nargs="*", default=[], metavar="FILE")
     parser.add_argument(
         "--toggle", type=int, default=0, metavar="W", help="attach for W steps, detach for W, and so on"
     )
@@ -49,13 +83,20 @@ def main() -> None:
     if options.core is not None:
         os.sched_setaffinity(0, {options.core})
     torch.set_num_threads(1)
-    shape = GhostShape(
-        stages=options.stages, stage=options.stage, micro_batches=options.micro_batches, slow_last=options.slow_last
-    )
-    with GhostStage(shape) as stage:
-        stage.calibrate()
+    named = {field.name for field in fields(GhostShape)}
+    shape = GhostShape(**{name: value for name, value in vars(options).items() if name in named})
+    with GhostStage(shape, micro_batch_size=options.micro_batch_size) as stage:
         if options.wait_for_side:
             wait_for_side()
+        wait_for_files(options.wait_for)
+        # not before all is quiet: the ghosts are as fast as this stage is now
+        halved = None
+        if options.resize_step is not None:
+            stage.resize(options.micro_batch_size // 2)
+            stage.calibrate()
+            halved = stage.timing
+            stage.resize(options.micro_batch_size)
+        stage.calibrate()
         if options.toggle:
             toggled = Toggled(stage.engine, options.toggle)
             for _ in range(options.steps):
@@ -65,8 +106,16 @@ def main() -> None:
             toggled.close()
             options.times.write_text(json.dumps(toggled.steps))
             return
+        steps = options.steps
+        if ENVIRONMENT in os.environ:
+            windows = Windows.of_environment()
+            stage.wire.on_wait = Oracle(windows).on_wait
+            cycles = max(options.least_cycles, round(options.seconds * 1e3 / stage.step_ms / windows.length))
+            steps = steps or windows.first_step(cycles) - 1
         handle = attach(stage.engine)
-        for _ in range(options.steps):
+        for step in range(steps):
+            if step == options.resize_step:
+                stage.resize(options.micro_batch_size // 2, halved)
             stage.train_batch()
         handle.detach()
 

@@ -17,6 +17,14 @@ from typing import NamedTuple
 from benchmarks.ghost_program import GhostModelError, Op
 
 
+class Stall(NamedTuple):
+    """The first compute of `stage` in `step` takes so much longer."""
+
+    stage: int
+    step: int
+    length_ns: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
     """How long a stage's work takes. `stage_ratios` has one factor for each stage, or is empty (all 1.0)."""
@@ -28,6 +36,7 @@ class Timing:
     stage_ratios: tuple[float, ...] = ()
     jitter: float = 0.0  # every compute is scaled by a factor drawn from 1 - jitter .. 1 + jitter
     seed: int = 0
+    stall: Stall | None = None
 
     def compute_ns(self, stage: int, what: str) -> float:
         """Mean duration of one compute op on `stage`."""
@@ -169,7 +178,11 @@ class PipelineModel:
     def _duration_ns(self, walker: _Walker, op: Op) -> int:
         mean_ns = self._timing.compute_ns(walker.stage, op.what)
         jitter = self._timing.jitter
-        return round(mean_ns * walker.rng.uniform(1 - jitter, 1 + jitter)) if jitter else round(mean_ns)
+        duration_ns = round(mean_ns * walker.rng.uniform(1 - jitter, 1 + jitter)) if jitter else round(mean_ns)
+        stall = self._timing.stall
+        if stall is not None and (walker.stage, walker.step, op.what, op.micro_batch) == (*stall[:2], "forward", 0):
+            duration_ns += stall.length_ns
+        return duration_ns
 
     def _arrival_ns(self, stage: int, step: int, op: Op) -> int | None:
         if op.verb == "sync":

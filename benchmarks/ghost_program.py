@@ -32,6 +32,8 @@ class GhostShape:
         jitter: every ghost compute is scaled by a factor drawn from 1 - jitter .. 1 + jitter.
         seed: of the jitter, the weights and the data.
         latency_us: time from a send to the arrival of its message.
+        stall_step: a step, counted from 0, in which a neighbouring stage takes `stall_ms` longer; None: never.
+        stall_ms: how much longer.
         clipping: clip gradients by their norm over all stages, as DeepSpeed does by default. Its all-reduce makes every
             stage wait in `OptimizerStep` for the last one to get there.
     """
@@ -43,6 +45,8 @@ class GhostShape:
     jitter: float = 0.0
     seed: int = 0
     latency_us: float = 0.0
+    stall_step: int | None = None
+    stall_ms: float = 1000.0
     clipping: bool = True
 
     def __post_init__(self) -> None:
@@ -53,6 +57,8 @@ class GhostShape:
             "slow_last": (self.slow_last > 0, "above 0"),
             "jitter": (0 <= self.jitter < 1, "from 0 to below 1"),
             "latency_us": (self.latency_us >= 0, "at least 0"),
+            "stall_step": (self.stall_step is None or self.stall_step >= 0, "None, or at least 0"),
+            "stall_ms": (self.stall_ms >= 0, "at least 0"),
         }
         for name, (valid, rule) in allowed.items():
             if not valid:

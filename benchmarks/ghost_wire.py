@@ -33,6 +33,7 @@ class GhostWire:
     Attributes:
         waits: every receive so far, every loss broadcast and norm all-reduce among them, newest last.
         step_ends_ns: when each step's loss broadcast returned.
+        on_wait: called with the time of arrival when the true stage begins to wait for a message.
         at_once: True: no model, no waits; every message is there already.
         loss_group: the process group of the loss broadcast; broadcasts in other groups pass through.
         norm_group: the same for the all-reduce of the gradients' norm.
@@ -53,15 +54,21 @@ class GhostWire:
         self._stage = stage
         self._real_broadcast = broadcast
         self._real_all_reduce = all_reduce
-        self._meta = torch.tensor([0, dtype_id, len(size_BH), *size_BH], dtype=torch.int32)  # 0: a single tensor
-        generator = torch.Generator().manual_seed(seed)
+        self._dtype_id, self._seed = dtype_id, seed
+        self.resize(size_BH)
+        self.at_once = True
+        self.on_wait: Callable[[int], None] | None = None
+        self.loss_group: Any = None
+        self.norm_group: Any = None
+
+    def resize(self, size_BH: tuple[int, int]) -> None:
+        """From now on tensors of this size are exchanged."""
+        self._meta = torch.tensor([0, self._dtype_id, len(size_BH), *size_BH], dtype=torch.int32)  # 0: a single tensor
+        generator = torch.Generator().manual_seed(self._seed)
         self._payloads = {
             "activation": torch.randn(size_BH, generator=generator),
             "gradient": torch.randn(size_BH, generator=generator) / (size_BH[0] * size_BH[1]),
         }
-        self.at_once = True
-        self.loss_group: Any = None
-        self.norm_group: Any = None
 
     def restart(self, timing: Timing) -> None:
         """Forget all that was; step 0 begins at `begin`, or with the first message."""
@@ -130,6 +137,8 @@ class GhostWire:
     def _wait(self, step: int, op: Op, start_ns: int) -> None:
         arrival_ns = self.begin().arrival_ns(step, op)
         left_ns = arrival_ns - time.monotonic_ns()
+        if self.on_wait is not None:
+            self.on_wait(arrival_ns)
         if left_ns > 0:
             time.sleep(left_ns / 1e9)
         end_ns = time.monotonic_ns()

@@ -1,12 +1,27 @@
-"""How benchmarks turn pairs of windows into one figure."""
+"""How benchmarks alternate their windows, and turn them into figures."""
 
 import math
 import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from statistics import fmean
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from benchmarks.common import pooled_ratio_with_ci95, ratio_with_ci95
+from benchmarks.rivals import BubbleSteps
+from benchmarks.utilization_picture import picture, table
+from benchmarks.window_figures import RankLog, baselines, collect, recovery
+from benchmarks.windowed_daemon import FORECASTS, WindowedMachine
+from benchmarks.windows import GATED, Place, Windows
+from ds_hooks.page import Field, Page, page_path
+from squeezer.config import Config, RunTable
+from squeezer.state import BubbleEnded, Event, JobAttached, PlanSlot, PlanSteps, Side, SideChanged, StepStarted
+from squeezer.trace import RankRun
+from squeezer.units import UNIT_DTYPE
 
 
 def pairs(number: int, noise: float, truth: float, rng: random.Random) -> list[tuple[float, float]]:
@@ -40,3 +55,156 @@ def test_the_interval_holds_the_truth_in_95_of_100_runs() -> None:
         low, high = pooled_ratio_with_ci95(scenarios)[1]
         held.append(low <= math.expm1(0.003) <= high)
     assert 0.91 < fmean(held) < 0.98
+
+
+CYCLE = (("preemptive", 3), ("alone", 2), ("oracle", 3), ("naive", 2))
+WINDOWS = Windows(observe=2, warm_up=4, cycle=CYCLE)
+
+
+def test_windows_place_every_step() -> None:
+    places = [WINDOWS.place(step) for step in range(1, WINDOWS.first_step(2))]
+    assert [place.mode for place in places[:6]] == ["alone"] * 2 + ["preemptive"] * 4
+    assert all(place.cycle == -1 for place in places[:6])
+    expected = [
+        Place(cycle, window, mode, at)
+        for cycle in range(2)
+        for window, (mode, steps) in enumerate(CYCLE)
+        for at in range(steps)
+    ]
+    assert places[6:] == expected
+
+
+def test_windows_travel_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in WINDOWS.environment().items():
+        monkeypatch.setenv(name, value)
+    assert Windows.of_environment() == WINDOWS
+
+
+@pytest.mark.parametrize(
+    ("cycle", "said"),
+    [
+        ((("preemptive", 2), ("cooperative", 2), ("alone", 1)), "cooperative follows preemptive"),
+        ((("preemptive", 2), ("alone", 1), ("oracle", 1)), "preemptive follows oracle"),
+        ((("preemptive", 2), ("greedy", 1)), "greedy"),
+    ],
+)
+def test_windows_that_cannot_alternate_are_refused(cycle: tuple[tuple[str, int], ...], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Windows(observe=1, warm_up=1, cycle=cycle)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[WindowedMachine]:
+    for name, value in WINDOWS.environment().items():
+        monkeypatch.setenv(name, value)
+    made = WindowedMachine(Config(run=RunTable(directory=Path("runs"))).squeeze.policy())
+    yield made
+    made.validate()
+
+
+def test_the_windowed_daemon_squeezes_in_gated_windows_as_each_says(machine: WindowedMachine, tmp_path: Path) -> None:
+    page = Page.open(page_path(tmp_path / "pages", 0))
+
+    def feed(event: Event) -> None:
+        for action in machine.handle(event):
+            if isinstance(action, PlanSlot):
+                page.plan_slot(action.slot, action.permit_ns)
+            elif isinstance(action, PlanSteps):
+                page.plan_steps(action.from_step, action.until_step)
+
+    feed(SideChanged(Side.READY))
+    feed(JobAttached())
+    for step in range(1, WINDOWS.first_step(3)):
+        mode = WINDOWS.place(step).mode
+        permit_ns = page.planned_ns(step, 3)
+        if step > 2:  # the first two are not forecast
+            assert bool(permit_ns) == (mode in GATED), (step, mode)
+            assert page.planned_ns(step, 7) == 0, "too short"
+        if permit_ns:
+            assert (permit_ns > 50_000_000) == (mode == "preemptive"), (step, mode)
+        feed(StepStarted(step))
+        feed(BubbleEnded(3, "RECV_GRAD", 50_000_000))
+        feed(BubbleEnded(7, "RECV_GRAD", 1_000_000))
+        assert step < 2 or page.words[Field.PERMIT_NS + FORECASTS + 7] == 1_000_000
+    page.close()
+
+
+def test_a_whole_step_runs_if_it_fits_into_what_is_left_of_the_bubble(tmp_path: Path) -> None:
+    page = Page.open(page_path(tmp_path / "pages", 0))
+    words = page.words
+    rival = BubbleSteps(tmp_path / "pages", 0)
+    words[Field.SLOT] = 5
+    words[Field.PERMIT_NS + FORECASTS + 5] = 10**10
+    words[Field.BUBBLE_START_NS] = time.monotonic_ns()
+    assert not rival._fits(1.0), "no bubble"
+    words[Field.BUBBLE] = 3
+    assert rival._fits(8.0e9) and not rival._fits(8.4e9), "1.2 times the step"
+    words[Field.BUBBLE_START_NS] -= 5 * 10**9
+    assert rival._fits(4.0e9) and not rival._fits(4.3e9), "what is left"
+    words[Field.SLOT] = 6
+    assert not rival._fits(1.0), "no forecast"
+    page.close()
+
+
+def rank_log(step_ms: dict[str, float], work: dict[str, int], *, cycles: int = 3) -> RankLog:
+    """Records of a rank whose steps take `step_ms` and give `work` by mode; half of each step is bubble."""
+    steps, bubbles, naive = [], [], []
+    now_ns = done = 0
+    for step in range(1, WINDOWS.first_step(cycles)):
+        place = WINDOWS.place(step)
+        is_first = place.at == 0 and place.cycle >= 0
+        begin_ns, now_ns = now_ns, now_ns + round(step_ms[place.mode] * (2 if is_first else 1) * 1e6)
+        if place.mode == "naive":
+            naive.append((now_ns - 1, work["naive"], 1))
+        else:
+            done += work.get(place.mode, 0)
+        steps.append({"step": step, "start_ns": begin_ns, "end_ns": now_ns, "work": done})
+        end_ns = (begin_ns + now_ns) // 2
+        bubbles.append({"step": step, "start_ns": begin_ns, "end_ns": end_ns, "side_ns": (end_ns - begin_ns) // 2})
+    run = RankRun(rank=0, records={"step": steps, "bubble": bubbles}, units=np.zeros(0, UNIT_DTYPE), groups=())
+    return RankLog(run=run, rivals={"naive": naive}, work_per_s=1000.0)
+
+
+def test_each_mode_is_told_by_its_own_steps_work_and_bubbles() -> None:
+    step_ms = {"alone": 100.0, "preemptive": 101.0, "oracle": 100.0, "naive": 150.0}
+    work = {"preemptive": 30, "oracle": 40, "naive": 60}
+    found = collect(WINDOWS, [rank_log(step_ms, work)] * 2)
+    figures = baselines(found)
+    assert figures["cooperative"] is None and figures["step_grain"] is None
+    preemptive, oracle, naive = (figures[mode] for mode in ("preemptive", "oracle", "naive"))
+    assert preemptive and oracle and naive
+    assert preemptive["slowdown"] == pytest.approx(0.01) and preemptive["slowdown_ci95"] == pytest.approx([0.01, 0.01])
+    assert preemptive["steps"] == 6, "without the first of each window, which takes twice as long"
+    assert preemptive["harvest"] == pytest.approx(30 / 50.5)
+    assert preemptive["fill"] == pytest.approx(0.5)
+    assert oracle["harvest"] == pytest.approx(40 / 50)
+    assert naive["harvest"] == pytest.approx(60 / 75) and naive["fill"] is None
+    assert naive["slowdown"] == pytest.approx(0.5)
+    assert naive["net_gain"] == pytest.approx(60 / 150 + 100 / 150 - 1)
+    assert preemptive["p99_step_slowdown"] == pytest.approx(0.01)
+
+
+def test_a_harvest_that_comes_back_has_recovered() -> None:
+    step_ms = dict.fromkeys(("alone", "preemptive", "oracle", "naive"), 100.0)
+    found = collect(WINDOWS, [rank_log(step_ms, {"preemptive": 30, "oracle": 40, "naive": 60}, cycles=4)])
+    for window in found:
+        if window.mode == "oracle" and window.cycle >= 1:
+            window.work *= 0.8
+    harvests = recovery(found, 1, 2)
+    assert harvests["preemptive"]["recovered"] and not harvests["oracle"]["recovered"]
+    assert harvests["oracle"]["before"] == pytest.approx(0.8) and harvests["oracle"]["after"] == pytest.approx(0.64)
+
+
+def test_table_and_picture_show_every_scenario_and_mode() -> None:
+    step_ms = {"alone": 100.0, "preemptive": 101.0, "oracle": 100.0, "naive": 150.0}
+    figures = baselines(collect(WINDOWS, [rank_log(step_ms, {"preemptive": 30, "oracle": 40, "naive": 60})]))
+    run = {"scenario": "ghost_4_1_4", "step_ms_alone": 100.0, "baselines": figures}
+    content = {"name": "n", "date": "d", "commit": "c", "machine": {"cores": 2, "cpu": "x"}, "runs": [run]}
+    text = table(content)
+    assert "| ghost_4_1_4 | 100 | +1.0 [+1.0, +1.0] / 59 | n/a |" in text
+    assert "+50.0" in text
+    root = ElementTree.fromstring(picture([run]))
+    words = [element.text for element in root.iter() if element.text]
+    assert "ghost 4 1 4" in words and "+50" in words, "what does not fit onto the axis stands beside it"
+    circles = [element for element in root.iter() if element.tag.endswith("circle")]
+    assert len(circles) == 6 + 2 * 3, "a legend of six, and two panels of three modes"

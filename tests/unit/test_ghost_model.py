@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
-from benchmarks.ghost_model import PipelineModel, Timing, isolated_bubbles_ns, replay, steady_bubble_ratio
+from benchmarks.ghost_model import PipelineModel, Stall, Timing, isolated_bubbles_ns, replay, steady_bubble_ratio
 from benchmarks.ghost_program import GhostModelError, GhostShape, Op, StageCursor, stage_program
 
 schedule = pytest.importorskip("deepspeed.runtime.pipe.schedule")
@@ -55,7 +56,8 @@ def longest_paths(programs: Programs, timing: Timing, stage: int, steps: int, de
             return end_ns(at, step - 1, len(programs[at]) - 1) if step else 0
         op, before_ns = programs[at][index], end_ns(at, step, index - 1)
         if op.verb == "compute":
-            return before_ns + round(timing.compute_ns(at, op.what))
+            stalls = timing.stall is not None and (at, step, index) == (*timing.stall[:2], first_compute(programs[at]))
+            return before_ns + round(timing.compute_ns(at, op.what)) + (timing.stall.length_ns if stalls else 0)
         if op.verb == "send":
             return before_ns + (delays.get((step, op.what, op.micro_batch), 0) if at == stage else 0)
         return max(before_ns, arrival_ns(at, step, op))
@@ -136,6 +138,21 @@ def test_delayed_send_comes_back_along_the_dependency_graph(stage: int, delay_ns
         assert drive(programs, SLOW_LAST, stage, 3, delays) == expected
 
 
+def first_compute(program: tuple[Op, ...]) -> int:
+    return next(index for index, op in enumerate(program) if op.verb == "compute")
+
+
+@pytest.mark.parametrize(("stage", "stalled"), [(a, b) for a in range(4) for b in range(4) if a != b])
+def test_a_stalled_peer_is_felt_along_the_dependency_graph(stage: int, stalled: int) -> None:
+    programs = programs_of(4, 5)
+    timing = replace(PLAIN, stall=Stall(stalled, 1, 7777))
+    found = drive(programs, timing, stage, 4, {})
+    assert found == longest_paths(programs, timing, stage, 4, {})
+    calm = drive(programs, PLAIN, stage, 4, {})
+    late_ns = {step: max(found[key] - calm[key] for key in found if key[0] == step) for step in range(4)}
+    assert late_ns[0] == 0 and late_ns[3] >= 7000, "a step has little slack, and lost time does not come back"
+
+
 @pytest.mark.parametrize(("delay_ns", "shift_ns"), [(0, 0), (1, 0), (2, 0), (3, 1), (10, 8)])
 def test_delay_within_the_slack_costs_nothing(delay_ns: int, shift_ns: int) -> None:
     # Stage 1 of 3 has done its forward 1 by 3, and then waits for gradient 0 until 5: two units of slack.
@@ -214,7 +231,16 @@ def test_cursor_goes_round_and_refuses_what_the_schedule_does_not_say() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("stages", 1), ("stage", 4), ("micro_batches", 0), ("slow_last", 0.0), ("jitter", 1.0), ("latency_us", -1.0)],
+    [
+        ("stages", 1),
+        ("stage", 4),
+        ("micro_batches", 0),
+        ("slow_last", 0.0),
+        ("jitter", 1.0),
+        ("latency_us", -1.0),
+        ("stall_step", -1),
+        ("stall_ms", -1.0),
+    ],
 )
 def test_shape_names_the_field_that_is_wrong(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"GhostShape\.{field} = "):

@@ -1,0 +1,264 @@
+"""The baselines that other processes are: the same study, trained on the main job's cores without our gate.
+
+    naive        an ordinary process, never gated: what everyone tries first
+    sched_idle   the same in the kernel's idle class, which runs when nothing else wants the core
+    step_grain   as FreeRide does it: a whole training step runs, ungated, if 1.2 times its median fits into what is
+                 left of the forecast bubble. Polls every 10 ms while it waits, and looks at once after a step
+
+They are started before the run, and run only in the windows that are theirs; otherwise they are stopped. So all
+baselines share one run. `step_grain` has our forecasts and our niceness: what differs is the gate alone.
+
+`python -m benchmarks.rivals --study FILE --pages DIR --rank N --logs DIR` is what `Rivals` starts for each rank.
+"""
+
+import argparse
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from benchmarks.common import ROOT
+from benchmarks.windowed_daemon import FORECASTS
+from benchmarks.windows import NAIVE, RIVALS, SCHED_IDLE, STEP_GRAIN, Windows
+from ds_hooks.page import Field, Page, PageError
+
+if TYPE_CHECKING:
+    from trials.group import TrialGroup
+    from trials.study import Study
+
+LOOK_EVERY_S = 0.02
+POLL_S = 0.01
+FITS = 1.2
+PROFILED_STEPS = 20
+SLICES = 4
+STEP = struct.Struct("<qqq")
+"""end_ns, trial-samples, CPU time in ns: one record per training step."""
+
+
+def log_path(logs: Path, rank: int, name: str) -> Path:
+    """Where a rival notes its steps. The file with the suffix .pid beside it says that it is ready."""
+    return logs / f"rival{rank}.{name}.steps"
+
+
+def find_page(pages: Path, rank: int) -> Page | None:
+    """The page of `rank` somewhere below `pages`, if it is there yet."""
+    for path in pages.rglob(f"device{rank}.page"):
+        try:
+            return Page.open(path, create=False)
+        except PageError:
+            return None
+    return None
+
+
+class Rivals(threading.Thread):
+    """Lets the rivals of every rank run in their windows.
+
+    Args:
+        pages: below which directory the run's pages will be.
+        ranks: how many.
+        windows: whose steps are whose.
+        env: the environment for them.
+        study: what they train.
+        logs: a directory that is there.
+    """
+
+    def __init__(
+        self, *, pages: Path, ranks: int, windows: Windows, env: Mapping[str, str], study: Path, logs: Path
+    ) -> None:
+        super().__init__(daemon=True)
+        self._pages, self._ranks, self._windows, self._logs = pages, ranks, windows, logs
+        command = [sys.executable, "-m", "benchmarks.rivals", "--study", str(study), "--pages", str(pages)]
+        command += ["--logs", str(logs)]
+        self._processes = [
+            subprocess.Popen([*command, "--rank", str(rank)], env=dict(env), cwd=ROOT) for rank in range(ranks)
+        ]
+        self._done = threading.Event()
+        self._running: str | None = None
+
+    @property
+    def ready_files(self) -> list[Path]:
+        """They exist when all rivals are ready, and stopped until their windows."""
+        return [log_path(self._logs, rank, name).with_suffix(".pid") for rank in range(self._ranks) for name in RIVALS]
+
+    def run(self) -> None:
+        """Look at the step, and let the rivals of its window run."""
+        pages: list[Page | None] = [None] * self._ranks
+        bound = False
+        while not self._done.wait(LOOK_EVERY_S):
+            if not bound:
+                pages = [page or find_page(self._pages, rank) for rank, page in enumerate(pages)]
+                bound = self._bind(pages)
+                continue
+            assert pages[0] is not None
+            words = pages[0].words
+            self._let_run(self._windows.place(words[Field.STEP]).mode if words[Field.MAIN_PID] else None)
+        for page in pages:
+            if page is not None:
+                page.close()
+
+    def finish(self, seconds: float) -> list[float]:
+        """After the job: stop all, and measure the naive rivals with the device to themselves.
+
+        Returns:
+            Trial-samples per second of each rank: the fastest of four slices, since whatever else the machine does can
+            only slow it down. By CPU time, which on a device of its own is all the time there is.
+        """
+        self._done.set()
+        self.join()
+        self._let_run(None)
+        begin_ns = time.monotonic_ns()
+        self._let_run(NAIVE)
+        time.sleep(seconds)
+        self._let_run(None)
+        slice_ns = round(seconds * 1e9 / SLICES)
+        rates = []
+        for rank in range(self._ranks):
+            steps = [step for step in self.steps(rank, NAIVE) if step[0] > begin_ns]
+            slices = [[s for s in steps if (s[0] - begin_ns) // slice_ns == i] for i in range(SLICES)]
+            rates.append(max(sum(s[1] for s in part) / sum(s[2] for s in part) * 1e9 for part in slices if part))
+        return rates
+
+    def steps(self, rank: int, name: str) -> list[tuple[int, int, int]]:
+        """(end_ns, trial-samples, CPU time in ns) of every training step of a rival so far."""
+        data = log_path(self._logs, rank, name).read_bytes()
+        return list(STEP.iter_unpack(data[: len(data) // STEP.size * STEP.size]))
+
+    def close(self) -> None:
+        """End the rivals."""
+        self._done.set()
+        if self.is_alive():
+            self.join()
+        for process in self._processes:
+            process.kill()  # the kernel kills those that it has forked
+            process.wait()
+
+    def _bind(self, pages: "list[Page | None]") -> bool:
+        """Put the rivals on the cores of their rank, threads and all, once they and the main job are there."""
+        mains = [page.words[Field.MAIN_PID] if page is not None else 0 for page in pages]
+        if not all(mains) or not all(file.exists() for file in self.ready_files):
+            return False
+        for rank, main_pid in enumerate(mains):
+            cores = os.sched_getaffinity(main_pid)
+            for name in RIVALS:
+                for thread in Path(f"/proc/{self._pid(rank, name)}/task").iterdir():
+                    os.sched_setaffinity(int(thread.name), cores)
+        return True
+
+    def _let_run(self, mode: str | None) -> None:
+        wanted = mode if mode in RIVALS else None
+        if wanted == self._running:
+            return
+        for name, number in ((self._running, signal.SIGSTOP), (wanted, signal.SIGCONT)):
+            for rank in range(self._ranks) if name is not None else ():
+                os.kill(self._pid(rank, name or ""), number)
+        self._running = wanted
+
+    def _pid(self, rank: int, name: str) -> int:
+        return int(log_path(self._logs, rank, name).with_suffix(".pid").read_text())
+
+
+# In the rival's own process
+
+
+class BubbleSteps:
+    """Whether a whole step fits into what is left of the forecast bubble."""
+
+    def __init__(self, pages: Path, rank: int) -> None:
+        self._pages, self._rank = pages, rank
+        self._page: Page | None = None
+
+    def wait(self, step_ns: float) -> None:
+        """Return when a step that takes `step_ns` fits."""
+        while not self._fits(step_ns):
+            time.sleep(POLL_S)
+
+    def _fits(self, step_ns: float) -> bool:
+        self._page = self._page or find_page(self._pages, self._rank)
+        if self._page is None:
+            return False
+        words = self._page.words
+        bubble = words[Field.BUBBLE]
+        forecast_ns = words[Field.PERMIT_NS + FORECASTS + words[Field.SLOT]]
+        end_ns = words[Field.BUBBLE_START_NS] + forecast_ns
+        fits = time.monotonic_ns() + FITS * step_ns <= end_ns
+        return bool(bubble & 1) and fits and words[Field.BUBBLE] == bubble
+
+
+def _train(
+    study: "Study",
+    group: "TrialGroup",
+    log: Path,
+    when_ready: Callable[[], object],
+    before_step: Callable[[float], object],
+) -> None:
+    """Train for ever; stopped once a few steps have told how long one takes."""
+    costs_ns: deque[int] = deque(maxlen=64)
+    done = 0
+    with log.open("wb", buffering=0) as file:
+        for epoch in count():
+            for inputs, targets, per_trial in group.batches(epoch % study.epochs):
+                if done >= PROFILED_STEPS:
+                    before_step(median(costs_ns))
+                start_ns = time.thread_time_ns()
+                group.train_step(inputs, targets, per_trial)
+                costs_ns.append(time.thread_time_ns() - start_ns)
+                file.write(STEP.pack(time.monotonic_ns(), group.size * len(targets), costs_ns[-1]))
+                done += 1
+                if done == PROFILED_STEPS:
+                    when_ready()  # not before: it would take ever so long while everybody starts
+                    ready = log.with_suffix(".pid")
+                    ready.with_suffix(".new").write_text(str(os.getpid()))
+                    ready.with_suffix(".new").rename(ready)
+                    os.kill(os.getpid(), signal.SIGSTOP)
+            group.end_epoch()
+
+
+def main() -> None:
+    """Be the rivals of one rank: one process each, forked once the study is loaded."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rivals")
+    parser.add_argument("--study", type=Path, required=True)
+    parser.add_argument("--pages", type=Path, required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--logs", type=Path, required=True)
+    options = parser.parse_args()
+
+    import optuna
+    import torch
+
+    from trials.gate import OpenGate
+    from trials.group import TrialGroup
+    from trials.member import build_member
+    from trials.process import die_with_parent, run_when_idle
+    from trials.study import load_study
+
+    die_with_parent()
+    torch.set_num_threads(1)
+    study = load_study(options.study)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    draws = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    own = NAIVE
+    for name in (SCHED_IDLE, STEP_GRAIN):
+        if os.fork() == 0:
+            die_with_parent()
+            own = name
+            break
+    members = [build_member(study, k, study.suggest(draws.ask())) for k in range(study.fused)]
+    group = TrialGroup(study, members, OpenGate())
+    when_ready: Callable[[], object] = {SCHED_IDLE: run_when_idle, STEP_GRAIN: lambda: os.nice(19)}.get(own, int)
+    before_step: Callable[[float], object] = float
+    if own == STEP_GRAIN:
+        before_step = BubbleSteps(options.pages, options.rank).wait
+    _train(study, group, log_path(options.logs, options.rank, own), when_ready, before_step)
+
+
+if __name__ == "__main__":
+    main()

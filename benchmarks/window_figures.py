@@ -1,0 +1,192 @@
+"""Figures of one windowed run: of every baseline its slowdown, its harvest, and how far its steps stray.
+
+A window is compared with the alone windows of its own cycle. Its first step counts for nothing: it still feels the
+window before it.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import Pairs, ratio_with_ci95
+from benchmarks.windows import ALONE, GATED, MODES, Place, Windows
+from squeezer.metrics import resumes, t_quantile_975
+from squeezer.trace import RankRun
+
+Log = Sequence[tuple[int, int, int]]
+"""(end_ns, trial-samples, CPU time in ns) of every training step of a rival."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankLog:
+    """What one rank left behind: the daemon's records, what the rivals did, and what one does alone."""
+
+    run: RankRun
+    rivals: Mapping[str, Log]
+    work_per_s: float
+
+
+@dataclass(kw_only=True, slots=True)
+class Window:
+    """One window, over all ranks. Times are of its steps but the first."""
+
+    cycle: int
+    mode: str
+    step_ms: list[float] = field(default_factory=list)
+    work: float = 0.0
+    capacity: float = 0.0
+    """Work that the dedicated devices would do in the time of these bubbles."""
+    whole: float = 0.0
+    """And in all the time of these steps."""
+    bubble_ms: float = 0.0
+    busy_ms: float = 0.0
+    """CPU time of the gated side task in these bubbles."""
+
+    def raw(self) -> dict[str, Any]:
+        """For the JSON."""
+        numbers = {key: round(getattr(self, key), 3) for key in ("work", "capacity", "whole", "bubble_ms", "busy_ms")}
+        return {"cycle": self.cycle, "mode": self.mode, "step_ms": [round(ms, 3) for ms in self.step_ms], **numbers}
+
+
+def collect(windows: Windows, ranks: Sequence[RankLog]) -> list[Window]:
+    """All windows in their order, the last one perhaps cut short."""
+    found: dict[tuple[int, int], Window] = {}
+    step_ms: dict[int, list[float]] = {}
+    for rank in ranks:
+        steps = {record["step"]: record for record in rank.run.records["step"]}
+        bubble_ns, busy_ns = Counter[int](), Counter[int]()
+        for bubble in rank.run.records["bubble"]:
+            bubble_ns[bubble["step"]] += bubble["end_ns"] - bubble["start_ns"]
+            busy_ns[bubble["step"]] += bubble["side_ns"]
+        ends = {name: np.array([step[0] for step in log]) for name, log in rank.rivals.items()}
+        sums = {name: np.cumsum([0, *(step[1] for step in log)]) for name, log in rank.rivals.items()}
+        for number, step in sorted(steps.items()):
+            place = windows.place(number)
+            if place.cycle < 0 or place.at == 0 or number - 1 not in steps:
+                continue
+            window = found.setdefault((place.cycle, place.window), Window(cycle=place.cycle, mode=place.mode))
+            step_ms.setdefault(number, []).append((step["end_ns"] - step["start_ns"]) / 1e6)
+            window.bubble_ms += bubble_ns[number] / 1e6
+            window.capacity += rank.work_per_s * bubble_ns[number] / 1e9
+            window.whole += rank.work_per_s * (step["end_ns"] - step["start_ns"]) / 1e9
+            if place.mode in GATED:
+                window.work += step["work"] - steps[number - 1]["work"]
+                window.busy_ms += busy_ns[number] / 1e6
+            elif place.mode in rank.rivals:
+                begin, end = np.searchsorted(ends[place.mode], (steps[number - 1]["end_ns"], step["end_ns"]))
+                window.work += float(sums[place.mode][end] - sums[place.mode][begin])
+    for number, durations_ms in sorted(step_ms.items()):
+        place = windows.place(number)
+        found[place.cycle, place.window].step_ms.append(fmean(durations_ms))
+    return [found[key] for key in sorted(found)]
+
+
+def baselines(windows: Iterable[Window]) -> dict[str, dict[str, Any] | None]:
+    """Of every mode its figures, or None where it has no window."""
+    by_mode: dict[str, list[Window]] = {mode: [] for mode in MODES}
+    alone: list[Window] = []
+    for window in windows:
+        (alone if window.mode == ALONE else by_mode[window.mode]).append(window)
+    return {mode: _figures(own, alone) if own else None for mode, own in by_mode.items()}
+
+
+def pairs(own: Sequence[Window], alone: Sequence[Window]) -> Pairs:
+    """(mean step with it, mean step alone) of every cycle that has both."""
+    sides: list[dict[int, list[float]]] = [{}, {}]
+    for side, found in zip(sides, (own, alone), strict=True):
+        for window in found:
+            side.setdefault(window.cycle, []).extend(window.step_ms)
+    with_it, without = sides
+    cycles = [c for c in sorted(with_it) if with_it[c] and without.get(c)]
+    return [(fmean(with_it[cycle]), fmean(without[cycle])) for cycle in cycles]
+
+
+def _figures(own: Sequence[Window], alone: Sequence[Window]) -> dict[str, Any]:
+    compared = pairs(own, alone)
+    slowdown, slowdown_ci95 = ratio_with_ci95(compared)
+    steps_ms, alone_ms = ([ms for window in found for ms in window.step_ms] for found in (own, alone))
+    bubble_ms = sum(window.bubble_ms for window in own)
+    work, capacity, whole = (sum(getattr(window, key) for window in own) for key in ("work", "capacity", "whole"))
+    per_window = [window.work / window.capacity for window in own if window.capacity]
+    return {
+        "steps": len(steps_ms),
+        "pairs_ms": [[round(a, 3), round(b, 3)] for a, b in compared],
+        "slowdown": slowdown,
+        "slowdown_ci95": slowdown_ci95,
+        "p99_step_slowdown": float(np.percentile(steps_ms, 99) / np.percentile(alone_ms, 99) - 1),
+        "harvest": work / capacity if capacity else None,
+        "harvest_ci95": _mean_ci95(per_window),
+        "net_gain": work / whole + 1 / (1 + slowdown) - 1 if whole else None,
+        "fill": sum(w.busy_ms for w in own) / bubble_ms if bubble_ms and own[0].mode in GATED else None,
+    }
+
+
+def _mean_ci95(values: Sequence[float]) -> list[float] | None:
+    if len(values) < 2:
+        return None
+    half = t_quantile_975(len(values) - 1) * stdev(values) / len(values) ** 0.5
+    return [fmean(values) - half, fmean(values) + half]
+
+
+def gate_figures(windows: Windows, ranks: Sequence[RankLog], mode: str) -> dict[str, Any]:
+    """Overrun, resume latency and stops in the bubbles of one gated mode, over all ranks."""
+    overruns_us: list[float] = []
+    resumes_us: list[float] = []
+    stops = 0
+    for rank in ranks:
+        bubbles = sorted(rank.run.records["bubble"], key=lambda bubble: bubble["start_ns"])
+        start_ns, end_ns = (np.array([b[key] for b in bubbles], np.int64) for key in ("start_ns", "end_ns"))
+        side = resumes(start_ns, end_ns, rank.run.units)
+        for bubble, ran, resume_ns in zip(bubbles, side.ran, side.resume_ns, strict=True):
+            place: Place = windows.place(bubble["step"])
+            if place.mode != mode or place.cycle < 0 or bubble["permit_until_ns"] is None:
+                continue
+            stops += bubble["stopped"]
+            if ran and bubble["overrun_ns"] is not None:
+                overruns_us.append(bubble["overrun_ns"] / 1e3)
+            if resume_ns >= 0:
+                resumes_us.append(resume_ns / 1e3)
+    return {
+        **{f"overrun_us_p{p}": _percentile(overruns_us, p) for p in (50, 99)},
+        **{f"resume_us_p{p}": _percentile(resumes_us, p) for p in (50, 99)},
+        "stops": stops,
+    }
+
+
+def _percentile(sample: Sequence[float], percent: float) -> float | None:
+    return float(np.percentile(sample, percent)) if sample else None
+
+
+def recovery(found: Sequence[Window], first_cycle: int, cycles: int) -> dict[str, Any]:
+    """Harvest of both modes of ours before, in, and after the cycle that begins with a disturbance."""
+    parts = {
+        "before": [w for w in found if w.cycle < first_cycle],
+        "in_the_first_cycle": [w for w in found if w.cycle == first_cycle],
+        "after": [w for w in found if first_cycle < w.cycle <= first_cycle + cycles],
+    }
+    result: dict[str, Any] = {}
+    for mode in GATED:
+        chosen = {name: [w for w in part if w.mode == mode] for name, part in parts.items()}
+        if not all(chosen.values()):
+            continue
+        harvests = {name: sum(w.work for w in part) / sum(w.capacity for w in part) for name, part in chosen.items()}
+        result[mode] = {**harvests, "recovered": harvests["after"] >= RECOVERED * harvests["before"]}
+    return result
+
+
+RECOVERED = 0.9
+"""Harvest has recovered when it is at least this share of what it was."""
+
+
+def normalized_steps(runs: Iterable[Mapping[str, Any]], mode: str) -> list[float]:
+    """Step times of a mode over all runs, each as a share of its run's median step alone."""
+    shares: list[float] = []
+    for run in runs:
+        alone = [ms for window in run["windows"] if window["mode"] == ALONE for ms in window["step_ms"]]
+        own = [ms for window in run["windows"] if window["mode"] == mode for ms in window["step_ms"]]
+        shares += [ms / float(np.median(alone)) for ms in own]
+    return shares

@@ -1,0 +1,71 @@
+"""The daemon as it is, but with the windows of a benchmark: `python -m benchmarks.windowed_daemon squeezer daemon …`.
+
+It squeezes in the benchmark's gated windows and no others, preemptively or cooperatively as the window says, and tells
+its forecasts on the page for the baseline that works by steps.
+"""
+
+import sys
+from dataclasses import dataclass, fields, replace
+from typing import Any
+from unittest import mock
+
+import squeezer.loop
+from benchmarks.windows import GATED, PREEMPTIVE, Windows
+from ds_hooks.page import Field
+from squeezer.cli import main
+from squeezer.loop import Daemon
+from squeezer.state import Action, BubbleEnded, Event, GateMachine, PlanSlot, Policy, StepStarted
+
+FORECASTS = 2048
+"""The plan's words from this slot on tell the forecasts of slots from 0 on: no step here has so many instructions."""
+MODE_WORD: Any = Field.__members__.get("PREEMPTIVE")
+"""By which the page tells the main job the mode. Without it, side tasks are stopped at a bubble's end in every mode."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowedPolicy(Policy):
+    """The daemon's policy, for which the benchmark's windows decide what is squeezed."""
+
+    windows: Windows
+
+    def squeezes(self, step: int) -> bool:
+        """See `Policy.squeezes`."""
+        return self.windows.place(step).mode in GATED
+
+
+class WindowedMachine(GateMachine):
+    """The daemon's decisions. The mode changes in steps without squeezing, in which every slot is planned anew."""
+
+    def __init__(self, policy: Policy) -> None:
+        own = {field.name: getattr(policy, field.name) for field in fields(policy)}
+        self._windows = Windows.of_environment()
+        super().__init__(WindowedPolicy(**own, windows=self._windows))
+
+    def handle(self, event: Event) -> list[Action]:
+        """See `GateMachine.handle`."""
+        if isinstance(event, StepStarted) and not self.policy.squeezes(event.step):
+            preemptive = self._windows.next_gated(event.step) == PREEMPTIVE
+            self.policy = replace(self.policy, preemptive=preemptive)
+        actions = super().handle(event)
+        if isinstance(event, BubbleEnded):
+            forecast_ns = self.forecast.length_ns(event.slot)
+            if forecast_ns is not None:
+                actions = [*actions, PlanSlot(FORECASTS + event.slot, forecast_ns)]
+        return actions
+
+
+class WindowedDaemon(Daemon):
+    """Tells the main job the mode, too."""
+
+    def _feed(self, event: Event) -> None:
+        super()._feed(event)
+        if MODE_WORD is not None:
+            self._page.words[MODE_WORD] = self._machine.policy.preemptive
+
+
+if __name__ == "__main__":
+    with (
+        mock.patch.object(squeezer.loop, "GateMachine", WindowedMachine),
+        mock.patch.object(squeezer.loop, "Daemon", WindowedDaemon),
+    ):
+        sys.exit(main(sys.argv[2:]))  # after "squeezer", by which the launcher knows its daemons

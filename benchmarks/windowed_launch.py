@@ -1,0 +1,32 @@
+"""`ds_squeeze` with the benchmark's daemons: `python -m benchmarks.windowed_launch --squeezer FILE … train.py …`.
+
+DeepSpeed starts this same file once per rank, where it is `launch/rank.py` but for the daemon that it starts.
+"""
+
+import os
+import sys
+from pathlib import Path
+from unittest import mock
+
+if __name__ == "__main__" and sys.path[0] == str(Path(__file__).resolve().parent):
+    del sys.path[0]  # run by its path: the modules beside it are the package's, not everybody's
+
+from launch import ds_squeeze, rank
+
+
+def daemon_command(python: str, config: str, run: str, local_rank: int, job_pid: int) -> list[str]:
+    """As `rank.daemon_command`, with the benchmark's daemon."""
+    command = _original(python, config, run, local_rank, job_pid)
+    at = command.index("squeezer")
+    return [*command[:at], "benchmarks.windowed_daemon", *command[at:]]
+
+
+_original = rank.daemon_command
+
+if __name__ == "__main__":
+    if rank.CONFIG in os.environ:
+        with mock.patch.object(rank, "daemon_command", daemon_command):
+            rank.main()
+    else:
+        with mock.patch.object(rank, "__file__", __file__):
+            ds_squeeze.main()

@@ -1,0 +1,91 @@
+"""The windows of one run: which baseline has the main job's next steps. All processes of a run know them by the step's
+number alone.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import NamedTuple, Self
+
+ENVIRONMENT = "BENCHMARK_WINDOWS"
+ALONE = "alone"
+PREEMPTIVE, COOPERATIVE, ORACLE = "preemptive", "cooperative", "oracle"
+GATED = (PREEMPTIVE, COOPERATIVE, ORACLE)
+"""Modes in which the daemon's side task runs; in the others it sleeps."""
+NAIVE, SCHED_IDLE, STEP_GRAIN = "naive", "sched_idle", "step_grain"
+RIVALS = (NAIVE, SCHED_IDLE, STEP_GRAIN)
+"""Modes in which another process trains the same study."""
+MODES = (*GATED, *RIVALS)
+
+
+class Place(NamedTuple):
+    """Where a step lies. `cycle` is -1 before the first one; `at` counts the steps of the window."""
+
+    cycle: int
+    window: int
+    mode: str
+    at: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Windows:
+    """First `observe` steps without a side task, then `warm_up` squeezed ones in which it builds its trials, then
+    `cycle` again and again: pairs of a mode and its number of steps.
+
+    The daemon changes its plan in steps that are not gated, so between two gated windows lies another one.
+    """
+
+    observe: int
+    warm_up: int
+    cycle: tuple[tuple[str, int], ...]
+
+    def __post_init__(self) -> None:
+        modes = [mode for mode, _ in self.cycle]
+        unknown = set(modes) - {ALONE, *MODES}
+        if unknown:
+            raise ValueError(f"Windows.cycle has the modes {sorted(unknown)}: allowed are {(ALONE, *MODES)}")
+        for mode, after in zip(modes, [*modes[1:], modes[0]], strict=True):
+            if mode in GATED and after in GATED:
+                raise ValueError(f"Windows.cycle: {after} follows {mode}: another window must lie between them")
+
+    @property
+    def length(self) -> int:
+        """Steps of one cycle."""
+        return sum(steps for _, steps in self.cycle)
+
+    @property
+    def modes(self) -> set[str]:
+        """Those of the cycle."""
+        return {mode for mode, _ in self.cycle}
+
+    def first_step(self, cycle: int) -> int:
+        """The number of the first step of `cycle`, counted from 1."""
+        return self.observe + self.warm_up + cycle * self.length + 1
+
+    def place(self, step: int) -> Place:
+        """Where `step` lies, counted from 1."""
+        since = step - self.first_step(0)
+        if since < -self.warm_up:
+            return Place(-1, -1, ALONE, step - 1)
+        if since < 0:
+            return Place(-1, 0, PREEMPTIVE, since + self.warm_up)
+        cycle, at = divmod(since, self.length)
+        for window, (mode, steps) in enumerate(self.cycle):
+            if at < steps:
+                return Place(cycle, window, mode, at)
+            at -= steps
+        raise AssertionError("the windows of a cycle are as long as the cycle")
+
+    def next_gated(self, step: int) -> str:
+        """The mode of the first gated step from `step` on."""
+        return next(mode for later in range(step, step + self.length + 1) if (mode := self.place(later).mode) in GATED)
+
+    def environment(self) -> dict[str, str]:
+        """What tells other processes."""
+        return {ENVIRONMENT: json.dumps(asdict(self))}
+
+    @classmethod
+    def of_environment(cls) -> Self:
+        """What another process has told."""
+        told = json.loads(os.environ[ENVIRONMENT])
+        return cls(**{**told, "cycle": tuple((mode, steps) for mode, steps in told["cycle"])})

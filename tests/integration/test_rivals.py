@@ -1,0 +1,68 @@
+"""The benchmarks' rivals as processes: each runs in its own windows, and by its own rule."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.common import ROOT, environment
+from benchmarks.rivals import Rivals
+from benchmarks.windowed_daemon import FORECASTS
+from benchmarks.windows import NAIVE, RIVALS, SCHED_IDLE, STEP_GRAIN, Windows
+from ds_hooks.page import Field, Page, page_path
+
+pytestmark = pytest.mark.integration
+
+WINDOWS = Windows(
+    observe=1, warm_up=0, cycle=((NAIVE, 1), ("alone", 1), (SCHED_IDLE, 1), (STEP_GRAIN, 1), ("preemptive", 1))
+)
+
+
+def test_each_rival_runs_in_its_windows_alone(tmp_path: Path) -> None:
+    page = Page.open(page_path(tmp_path / "pages", 0))
+    words = page.words
+    study = ROOT / "benchmarks" / "endless_digits.py"
+    env = environment(tmp_path / "pages")
+    rivals = Rivals(pages=tmp_path / "pages", ranks=1, windows=WINDOWS, env=env, study=study, logs=tmp_path)
+    rivals.start()
+    try:
+        deadline_s = time.monotonic() + 60
+        while not all(file.exists() for file in rivals.ready_files):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+        words[Field.STEP] = 1
+        words[Field.MAIN_PID] = os.getpid()
+
+        def grown(step: int, seconds: float) -> dict[str, int]:
+            """How many steps each rival has trained in this step of the main job."""
+            before = {name: len(rivals.steps(0, name)) for name in RIVALS}
+            words[Field.STEP] = step
+            time.sleep(seconds)
+            return {name: len(rivals.steps(0, name)) - before[name] for name in RIVALS}
+
+        grown(1, 0.5)
+        for step, alone in ((2, NAIVE), (4, SCHED_IDLE)):
+            steps = grown(step, 1.5)
+            assert [name for name in RIVALS if steps[name] > 1] == [alone], (step, steps)
+            grown(3, 0.3)
+        assert not any(grown(3, 0.5).values()), "a window without a rival"
+
+        slot = Field.PERMIT_NS + FORECASTS
+        assert not any(grown(5, 0.5).values()), "whole steps wait for a bubble"
+        words[slot] = 1_000_000
+        words[Field.BUBBLE_START_NS] = time.monotonic_ns()
+        words[Field.BUBBLE] = 1
+        assert not any(grown(5, 0.5).values()), "and for one that is long enough"
+        words[slot] = 10**12
+        assert grown(5, 1.5)[STEP_GRAIN] > 1
+        words[Field.BUBBLE] = 2
+        grown(5, 0.2)
+        assert not any(grown(5, 0.5).values()), "the bubble is over"
+
+        words[Field.MAIN_PID] = 0
+        (rate,) = rivals.finish(1.0)
+        assert rate > 0
+    finally:
+        rivals.close()
+        page.close()
