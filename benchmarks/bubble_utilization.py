@@ -62,7 +62,6 @@ from squeezer.trace import load_run
 NAME = "bubble_utilization"
 STUDY = ROOT / "benchmarks" / "endless_digits.py"
 VARIANTS = ROOT / "benchmarks" / "side_variants.py"
-DEDICATED_S = 2.0
 CONFIG = """
 [squeeze]
 preemptive = true  # the windows decide (windowed_daemon.py)
@@ -71,6 +70,8 @@ study = "{study}"
 [run]
 directory = "{run}"
 calibrate_s = 0.0  # the rivals measure the dedicated rate
+[guard]
+enabled = false
 """
 """The configuration of every measured run. Whatever could end squeezing in its middle must be off in it."""
 
@@ -211,7 +212,7 @@ def _ghost(ghost: Ghost, *, seconds: float) -> dict[str, Any]:
             if job.wait() != 0:
                 raise RuntimeError(f"the ghost job ended with status {job.returncode}")
             squeezer.wait(120)
-            ranks = _ranks(run, rivals, rivals.finish(DEDICATED_S))
+            ranks = _ranks(run, rivals, rivals.finish())
         return _result(ghost.name, ghost.windows, run, ranks, disturbed=ghost.is_disturbed)
 
 
@@ -230,7 +231,7 @@ def _real(*, cycles: int) -> dict[str, Any]:
             job = _start(command, env, ends)
             if job.wait() != 0:
                 raise RuntimeError(f"the job ended with status {job.returncode}")
-            ranks = _ranks(run, rivals, rivals.finish(DEDICATED_S))
+            ranks = _ranks(run, rivals, rivals.finish())
         return _result(REAL, REAL_WINDOWS, run, ranks, disturbed=False)
 
 
@@ -253,7 +254,7 @@ def _config(run: Path, study: Path) -> Path:
     return path
 
 
-def _ranks(run: Path, rivals: Rivals, rates: Sequence[float]) -> list[RankLog]:
+def _ranks(run: Path, rivals: Rivals, rates: Sequence[Mapping[int, float]]) -> list[RankLog]:
     return [
         RankLog(run=rank, rivals={name: rivals.steps(i, name) for name in RIVALS}, work_per_s=rates[i])
         for i, rank in enumerate(load_run(run))

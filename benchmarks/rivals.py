@@ -6,7 +6,8 @@
                  left of the forecast bubble. Polls every 10 ms while it waits, and looks at once after a step
 
 They are started before the run, and run only in the windows that are theirs; otherwise they are stopped. So all
-baselines share one run. `step_grain` has our forecasts and our niceness: what differs is the gate alone.
+baselines share one run. `step_grain` has our forecasts and our niceness: what differs is the gate alone. In the first
+step of each window alone the main job is stopped for a moment, and the naive one tells what a device of its own does.
 
 `python -m benchmarks.rivals --study FILE --pages DIR --rank N --logs DIR` is what `Rivals` starts for each rank.
 """
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.common import ROOT
 from benchmarks.windowed_daemon import FORECASTS
-from benchmarks.windows import NAIVE, RIVALS, SCHED_IDLE, STEP_GRAIN, Windows
+from benchmarks.windows import ALONE, NAIVE, RIVALS, SCHED_IDLE, STEP_GRAIN, Windows
 from ds_hooks.page import Field, Page, PageError
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ LOOK_EVERY_S = 0.02
 POLL_S = 0.01
 FITS = 1.2
 PROFILED_STEPS = 20
-SLICES = 4
+SETTLE_S, SLICE_S = 0.2, 0.5
+"""Of the dedicated rate: left out at first, for cold caches; and measured then."""
 STEP = struct.Struct("<qqq")
 """end_ns, trial-samples, CPU time in ns: one record per training step."""
 
@@ -83,6 +85,7 @@ class Rivals(threading.Thread):
         ]
         self._done = threading.Event()
         self._running: str | None = None
+        self._slices: list[tuple[int, int, int]] = []
 
     @property
     def ready_files(self) -> list[Path]:
@@ -93,6 +96,7 @@ class Rivals(threading.Thread):
         """Look at the step, and let the rivals of its window run."""
         pages: list[Page | None] = [None] * self._ranks
         bound = False
+        measured: set[tuple[int, int]] = set()
         while not self._done.wait(LOOK_EVERY_S):
             if not bound:
                 pages = [page or find_page(self._pages, rank) for rank, page in enumerate(pages)]
@@ -100,32 +104,55 @@ class Rivals(threading.Thread):
                 continue
             assert pages[0] is not None
             words = pages[0].words
-            self._let_run(self._windows.place(words[Field.STEP]).mode if words[Field.MAIN_PID] else None)
+            if not words[Field.MAIN_PID]:
+                self._let_run(None)
+                continue
+            place = self._windows.place(words[Field.STEP])
+            self._let_run(place.mode)
+            # the first step of a window counts for nothing: it may take as long as it likes
+            if place.mode == ALONE and place.cycle >= 0 and place.at == 0 and place[:2] not in measured:
+                measured.add(place[:2])
+                self._measure_dedicated(pages, place.cycle)
         for page in pages:
             if page is not None:
                 page.close()
 
-    def finish(self, seconds: float) -> list[float]:
-        """After the job: stop all, and measure the naive rivals with the device to themselves.
+    def finish(self) -> list[dict[int, float]]:
+        """After the job: stop all.
 
         Returns:
-            Trial-samples per second of each rank: the fastest of four slices, since whatever else the machine does can
-            only slow it down. By CPU time, which on a device of its own is all the time there is.
+            Per rank, cycle -> trial-samples per second that a device of the rivals' own does: by the CPU time of the
+            naive rival, in slices of that cycle in which the main job was stopped. So it is measured at the machine's
+            speed of that time, which drifts.
         """
         self._done.set()
         self.join()
         self._let_run(None)
-        begin_ns = time.monotonic_ns()
-        self._let_run(NAIVE)
-        time.sleep(seconds)
-        self._let_run(None)
-        slice_ns = round(seconds * 1e9 / SLICES)
-        rates = []
-        for rank in range(self._ranks):
-            steps = [step for step in self.steps(rank, NAIVE) if step[0] > begin_ns]
-            slices = [[s for s in steps if (s[0] - begin_ns) // slice_ns == i] for i in range(SLICES)]
-            rates.append(max(sum(s[1] for s in part) / sum(s[2] for s in part) * 1e9 for part in slices if part))
-        return rates
+        return [self._rates(rank) for rank in range(self._ranks)]
+
+    def _rates(self, rank: int) -> dict[int, float]:
+        steps = self.steps(rank, NAIVE)
+        inside = {
+            cycle: [s for s in steps if any(c == cycle and a < s[0] <= b for c, a, b in self._slices)]
+            for cycle in {slice[0] for slice in self._slices}
+        }
+        return {cycle: sum(s[1] for s in own) / sum(s[2] for s in own) * 1e9 for cycle, own in inside.items() if own}
+
+    def _measure_dedicated(self, pages: "list[Page | None]", cycle: int) -> None:
+        """Let the naive rivals have the devices to themselves for a moment, while the main job is stopped."""
+        mains = [page.words[Field.MAIN_PID] for page in pages if page is not None]
+        try:
+            for pid in mains:
+                os.kill(pid, signal.SIGSTOP)
+            self._let_run(NAIVE)
+            self._done.wait(SETTLE_S)
+            begin_ns = time.monotonic_ns()
+            self._done.wait(SLICE_S)
+            self._slices.append((cycle, begin_ns, time.monotonic_ns()))
+            self._let_run(None)
+        finally:
+            for pid in mains:
+                os.kill(pid, signal.SIGCONT)
 
     def steps(self, rank: int, name: str) -> list[tuple[int, int, int]]:
         """(end_ns, trial-samples, CPU time in ns) of every training step of a rival so far."""

@@ -27,7 +27,8 @@ class RankLog:
 
     run: RankRun
     rivals: Mapping[str, Log]
-    work_per_s: float
+    work_per_s: Mapping[int, float]
+    """By cycle."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -64,6 +65,7 @@ def collect(windows: Windows, ranks: Sequence[RankLog]) -> list[Window]:
             busy_ns[bubble["step"]] += bubble["side_ns"]
         ends = {name: np.array([step[0] for step in log]) for name, log in rank.rivals.items()}
         sums = {name: np.cumsum([0, *(step[1] for step in log)]) for name, log in rank.rivals.items()}
+        mean_per_s = fmean(rank.work_per_s.values())
         for number, step in sorted(steps.items()):
             place = windows.place(number)
             if place.cycle < 0 or place.at == 0 or number - 1 not in steps:
@@ -71,8 +73,9 @@ def collect(windows: Windows, ranks: Sequence[RankLog]) -> list[Window]:
             window = found.setdefault((place.cycle, place.window), Window(cycle=place.cycle, mode=place.mode))
             step_ms.setdefault(number, []).append((step["end_ns"] - step["start_ns"]) / 1e6)
             window.bubble_ms += bubble_ns[number] / 1e6
-            window.capacity += rank.work_per_s * bubble_ns[number] / 1e9
-            window.whole += rank.work_per_s * (step["end_ns"] - step["start_ns"]) / 1e9
+            per_s = rank.work_per_s.get(place.cycle, mean_per_s)  # one that was cut short may have none of its own
+            window.capacity += per_s * bubble_ns[number] / 1e9
+            window.whole += per_s * (step["end_ns"] - step["start_ns"]) / 1e9
             if place.mode in GATED:
                 window.work += step["work"] - steps[number - 1]["work"]
                 window.busy_ms += busy_ns[number] / 1e6

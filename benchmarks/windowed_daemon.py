@@ -6,7 +6,6 @@ its forecasts on the page for the baseline that works by steps.
 
 import sys
 from dataclasses import dataclass, fields, replace
-from typing import Any
 from unittest import mock
 
 import squeezer.loop
@@ -18,8 +17,6 @@ from squeezer.state import Action, BubbleEnded, Event, GateMachine, PlanSlot, Po
 
 FORECASTS = 2048
 """The plan's words from this slot on tell the forecasts of slots from 0 on: no step here has so many instructions."""
-MODE_WORD: Any = Field.__members__.get("PREEMPTIVE")
-"""By which the page tells the main job the mode. Without it, side tasks are stopped at a bubble's end in every mode."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,8 +56,7 @@ class WindowedDaemon(Daemon):
 
     def _feed(self, event: Event) -> None:
         super()._feed(event)
-        if MODE_WORD is not None:
-            self._page.words[MODE_WORD] = self._machine.policy.preemptive
+        self._page.words[Field.PREEMPTIVE] = self._machine.policy.preemptive
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The benchmarks' rivals as processes: each runs in its own windows, and by its own rule."""
 
-import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from benchmarks.rivals import Rivals
 from benchmarks.windowed_daemon import FORECASTS
 from benchmarks.windows import NAIVE, RIVALS, SCHED_IDLE, STEP_GRAIN, Windows
 from ds_hooks.page import Field, Page, page_path
+from tests.integration.place import stat
 
 pytestmark = pytest.mark.integration
 
@@ -25,6 +26,7 @@ def test_each_rival_runs_in_its_windows_alone(tmp_path: Path) -> None:
     study = ROOT / "benchmarks" / "endless_digits.py"
     env = environment(tmp_path / "pages")
     rivals = Rivals(pages=tmp_path / "pages", ranks=1, windows=WINDOWS, env=env, study=study, logs=tmp_path)
+    main_job = subprocess.Popen(["sleep", "600"])
     rivals.start()
     try:
         deadline_s = time.monotonic() + 60
@@ -32,7 +34,7 @@ def test_each_rival_runs_in_its_windows_alone(tmp_path: Path) -> None:
             assert time.monotonic() < deadline_s
             time.sleep(0.05)
         words[Field.STEP] = 1
-        words[Field.MAIN_PID] = os.getpid()
+        words[Field.MAIN_PID] = main_job.pid
 
         def grown(step: int, seconds: float) -> dict[str, int]:
             """How many steps each rival has trained in this step of the main job."""
@@ -45,7 +47,7 @@ def test_each_rival_runs_in_its_windows_alone(tmp_path: Path) -> None:
         for step, alone in ((2, NAIVE), (4, SCHED_IDLE)):
             steps = grown(step, 1.5)
             assert [name for name in RIVALS if steps[name] > 1] == [alone], (step, steps)
-            grown(3, 0.3)
+            grown(3, 1.5)  # of which the first is for the dedicated rate
         assert not any(grown(3, 0.5).values()), "a window without a rival"
 
         slot = Field.PERMIT_NS + FORECASTS
@@ -61,8 +63,11 @@ def test_each_rival_runs_in_its_windows_alone(tmp_path: Path) -> None:
         assert not any(grown(5, 0.5).values()), "the bubble is over"
 
         words[Field.MAIN_PID] = 0
-        (rate,) = rivals.finish(1.0)
-        assert rate > 0
+        (rates,) = rivals.finish()
+        assert set(rates) == {0} and rates[0] > 0
+        assert stat(main_job.pid)[0] == "S", "it was stopped for a moment only"
     finally:
         rivals.close()
         page.close()
+        main_job.kill()
+        main_job.wait()

@@ -18,7 +18,7 @@ from benchmarks.window_figures import RankLog, baselines, collect, recovery
 from benchmarks.windowed_daemon import FORECASTS, WindowedMachine
 from benchmarks.windows import GATED, Place, Windows
 from ds_hooks.page import Field, Page, page_path
-from squeezer.config import Config, RunTable
+from squeezer.config import GuardTable, SqueezeTable
 from squeezer.state import BubbleEnded, Event, JobAttached, PlanSlot, PlanSteps, Side, SideChanged, StepStarted
 from squeezer.trace import RankRun
 from squeezer.units import UNIT_DTYPE
@@ -97,7 +97,7 @@ def test_windows_that_cannot_alternate_are_refused(cycle: tuple[tuple[str, int],
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[WindowedMachine]:
     for name, value in WINDOWS.environment().items():
         monkeypatch.setenv(name, value)
-    made = WindowedMachine(Config(run=RunTable(directory=Path("runs"))).squeeze.policy())
+    made = WindowedMachine(SqueezeTable().policy(GuardTable()))
     yield made
     made.validate()
 
@@ -162,7 +162,7 @@ def rank_log(step_ms: dict[str, float], work: dict[str, int], *, cycles: int = 3
         end_ns = (begin_ns + now_ns) // 2
         bubbles.append({"step": step, "start_ns": begin_ns, "end_ns": end_ns, "side_ns": (end_ns - begin_ns) // 2})
     run = RankRun(rank=0, records={"step": steps, "bubble": bubbles}, units=np.zeros(0, UNIT_DTYPE), groups=())
-    return RankLog(run=run, rivals={"naive": naive}, work_per_s=1000.0)
+    return RankLog(run=run, rivals={"naive": naive}, work_per_s={0: 1000.0})
 
 
 def test_each_mode_is_told_by_its_own_steps_work_and_bubbles() -> None:
