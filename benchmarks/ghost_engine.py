@@ -37,6 +37,7 @@ def build_engine(
         The engine, and the wire, which still answers everything at once.
     """
     import deepspeed
+    import deepspeed.comm.comm
     from deepspeed import comm
     from deepspeed.accelerator import get_accelerator
     from deepspeed.pipe import LayerSpec, PipelineModule
@@ -45,17 +46,18 @@ def build_engine(
 
     if get_accelerator().device_name() != "cpu":
         raise RuntimeError("a ghost stage runs on the CPU: set DS_ACCELERATOR=cpu before DeepSpeed is imported")
+    _join_fake_group(shape, undo)
+    backend = deepspeed.comm.comm.cdb  # beneath what hooks take hold of
     wire = GhostWire(
         programs,
         shape.stage,
         size_BH=size_BH,
         dtype_id=PipelineEngine.DTYPE_TO_ID[torch.float32],
         broadcast=comm.broadcast,
-        all_reduce=comm.all_reduce,
+        all_reduce=backend.all_reduce,
         seed=shape.seed,
     )
-    _join_fake_group(shape, undo)
-    for owner, name in ((p2p, "send"), (p2p, "recv"), (comm, "broadcast"), (comm, "all_reduce")):
+    for owner, name in ((p2p, "send"), (p2p, "recv"), (comm, "broadcast"), (backend, "all_reduce")):
         undo.enter_context(mock.patch.object(owner, name, getattr(wire, name)))
     with torch.random.fork_rng(), mock.patch.dict(os.environ, {"LOCAL_RANK": os.environ.get("LOCAL_RANK", "0")}):
         torch.manual_seed(shape.seed)

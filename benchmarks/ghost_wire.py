@@ -27,7 +27,7 @@ class GhostWire:
         size_BH: rows and columns of the float32 tensors that stages exchange.
         dtype_id: DeepSpeed's number for float32 in its tensor metadata.
         broadcast: DeepSpeed's own broadcast, which the stand-in calls.
-        all_reduce: DeepSpeed's own all-reduce, which the stand-in calls.
+        all_reduce: that of DeepSpeed's communication backend, which the stand-in calls.
         seed: of the tensors that arrive.
 
     Attributes:
@@ -124,10 +124,10 @@ class GhostWire:
         self.step_ends_ns.append(time.monotonic_ns())
         return result
 
-    def all_reduce(self, tensor: torch.Tensor, *args: Any, group: Any = None, **options: Any) -> Any:
-        """Stand-in for `deepspeed.comm.all_reduce`: the gradients' norm is known when every stage has come to it."""
+    def all_reduce(self, tensor: torch.Tensor, op: Any, group: Any = None, async_op: bool = False) -> Any:
+        """Stand-in for the backend's `all_reduce`: the gradients' norm is known when every stage has come to it."""
         start_ns = time.monotonic_ns()
-        result = self._real_all_reduce(tensor, *args, group=group, **options)
+        result = self._real_all_reduce(tensor, op, group, async_op)
         if not self.at_once and group is not None and group is self.norm_group:
             step, op = self._cursor.take("sync", "norm")
             self.begin().sent(step, op, start_ns)

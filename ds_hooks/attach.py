@@ -1,7 +1,8 @@
 """attach(engine): find the bubbles of a running pipeline engine and publish them.
 
-Only attributes of this one engine object are set, and removed again by `detach`; nothing in DeepSpeed is changed. A
-fault in here switches the hooks off, once and loudly, and the training goes on.
+Only attributes of this one engine object are set, and one of DeepSpeed's communication object, and removed again by
+`detach`; nothing in DeepSpeed is changed. A fault in here switches the hooks off, once and loudly, and the training
+goes on.
 """
 
 import os
@@ -65,7 +66,7 @@ class Handle:
         self._clock_ns = time.monotonic_ns
         self._page: Page | None = None
         self._publisher: Publisher | None = None
-        self._replaced: dict[str, Any] = {}
+        self._replaced: list[tuple[Any, str, Any]] = []
         self._plans: dict[tuple[Any, ...], list[Slot]] = {}
         self._rank = 0
         self._step = 0
@@ -81,6 +82,8 @@ class Handle:
         self._stopped_late = False
         self._base_ns = 0
         self._loss_begin_ns = 0
+        self._in_optimizer = False
+        self._collectives = 0
         self._items: list[tuple[int, int, int, int]] = []
 
     def start(self, directory: Path, local_rank: int | None) -> None:
@@ -150,8 +153,7 @@ class Handle:
 
     def _wrap(self) -> None:
         engine = self._engine
-        for name in ("_INSTRUCTION_MAP", *_WRAPPED_METHODS):
-            self._replaced[name] = engine.__dict__.get(name)
+        self._replaced = [(engine, name, vars(engine).get(name)) for name in ("_INSTRUCTION_MAP", *_WRAPPED_METHODS)]
         wrapped_map = {kind: self._wrap_instruction(kind, run) for kind, run in engine._INSTRUCTION_MAP.items()}
         train_batch, exec_schedule = engine.train_batch, engine._exec_schedule
         aggregate_total_loss = engine._aggregate_total_loss
@@ -159,14 +161,18 @@ class Handle:
         engine.train_batch = self._around(train_batch, self._begin_step, self._end_step)
         engine._exec_schedule = self._around(exec_schedule, self._begin_schedule, self._end_schedule)
         engine._aggregate_total_loss = self._around(aggregate_total_loss, self._begin_loss, self._end_loss)
+        backend = getattr(sys.modules.get("deepspeed.comm.comm"), "cdb", None)
+        if backend is not None:
+            self._replaced.append((backend, "all_reduce", vars(backend).get("all_reduce")))
+            backend.all_reduce = self._wrap_collective(backend.all_reduce)
 
     def _unwrap(self) -> None:
-        for name, before in self._replaced.items():
+        for owner, name, before in self._replaced:
             if before is not None:
-                setattr(self._engine, name, before)
+                setattr(owner, name, before)
             else:
-                self._engine.__dict__.pop(name, None)
-        self._replaced = {}
+                vars(owner).pop(name, None)
+        self._replaced = []
 
     def _around(self, run: Callable[..., Any], before: Callable[..., None], after: Callable[[], None]) -> Any:
         """`run` between two hooks whose own faults never reach the training."""
@@ -210,10 +216,33 @@ class Handle:
 
         return instruction
 
+    def _wrap_collective(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """A blocking collective inside the optimizer's step is a wait, too: hooks around the instruction miss it."""
+
+        def collective(*args: Any, **kwargs: Any) -> Any:
+            if not self._in_optimizer:
+                return run(*args, **kwargs)
+            opened = False
+            try:
+                opened = self._begin_collective(*args, **kwargs)
+            except Exception as error:
+                self.switch_off(error)
+            try:
+                return run(*args, **kwargs)
+            finally:
+                if opened and self.enabled:
+                    try:
+                        self._close()
+                    except Exception as error:
+                        self.switch_off(error)
+
+        return collective
+
     # The hooks themselves: what they do must stay within microseconds.
 
     def _begin_step(self, *_: Any) -> None:
         self._step += 1
+        self._collectives = 0
         self._in_step = True
         self._base_ns = self._clock_ns()
         assert self._publisher is not None
@@ -246,7 +275,7 @@ class Handle:
         self._in_schedule = True
 
     def _end_schedule(self) -> None:
-        self._in_schedule = False
+        self._in_schedule = self._in_optimizer = False
         if self._is_open:
             self._close()
 
@@ -256,11 +285,13 @@ class Handle:
             raise AttachError(f"instruction {self._index} is {name}, but the schedule announced {slot.name}")
         if slot.opens is not None:
             return self._open(self._index, slot.opens)
+        self._in_optimizer = slot.kind is InstructionKind.OPTIMIZER_STEP
         return self._clock_ns()
 
     def _after_instruction(self, begin_ns: int) -> None:
         index = self._index
         slot = self._plan[index]
+        self._in_optimizer = False
         if slot.closes:
             end_ns = self._close()
         else:
@@ -269,6 +300,14 @@ class Handle:
                 self._stopped_late |= self._side.halt()
         self._items.append((slot.kind, index, begin_ns - self._base_ns, end_ns - self._base_ns))
         self._index = index + 1
+
+    def _begin_collective(self, _tensor: Any, _op: Any = None, group: Any = None, async_op: bool = False) -> bool:
+        """Open a bubble, if this waits for anybody. Its slots come after the loss's."""
+        if async_op or (group is not None and group.size() < 2) or self._is_open:
+            return False
+        self._open(len(self._plan) + 1 + self._collectives, WaitKind.OPTIMIZER_STEP)
+        self._collectives += 1
+        return True
 
     def _begin_loss(self) -> None:
         engine = self._engine

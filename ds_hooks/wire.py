@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import ClassVar
 
 MAGIC = b"BSQZ"
-VERSION = 1
+VERSION = 2
 INSTRUCTIONS_PER_MESSAGE = 32
 
 _HEADER = struct.Struct("<4sBBHQq")
@@ -31,6 +31,8 @@ class WaitKind(IntEnum):
     REDUCE_TIED_GRADS = 6
     REDUCE_GRADS = 7
     LOSS = 8
+    OPTIMIZER_STEP = 12
+    """A collective inside the optimizer's step: the all-reduce of the gradients' norm, if gradients are clipped."""
 
 
 class InstructionKind(IntEnum):
@@ -209,6 +211,11 @@ def decode(data: bytes) -> Envelope:
     return Envelope(seq, t_ns, message(*fields))
 
 
+_KNOWN: dict[type[IntEnum], frozenset[int]] = {
+    kinds: frozenset(map(int, kinds)) for kinds in (WaitKind, InstructionKind)
+}
+
+
 def _check_known(value: int, kinds: type[IntEnum]) -> None:
-    if not min(kinds) <= value <= max(kinds):
-        raise ProtocolError(f"{value} is no {kinds.__name__}; known are {int(min(kinds))} to {int(max(kinds))}")
+    if value not in _KNOWN[kinds]:
+        raise ProtocolError(f"{value} is no {kinds.__name__}; known are {', '.join(map(str, sorted(_KNOWN[kinds])))}")

@@ -166,6 +166,61 @@ def test_the_page_is_open_in_waits_alone(handle: Handle, engine: Engine, daemon:
     assert daemon.page.words[Field.BUBBLE] >> 1 == 2
 
 
+class Group:
+    """A process group of that many ranks."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+
+    def size(self) -> int:
+        return self._ranks
+
+
+class Backend:
+    """As much of DeepSpeed's communication object as hooks touch."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def all_reduce(self, tensor: str, op: str, group: Group | None = None, async_op: bool = False) -> str:
+        self._engine._run(tensor)
+        return f"sum of {tensor}"
+
+
+def test_a_collective_that_waits_inside_the_optimizers_step_is_a_bubble(
+    daemon: Daemon, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = Backend(engine)
+    monkeypatch.setitem(sys.modules, "deepspeed.comm.comm", SimpleNamespace(cdb=backend))
+
+    def optimizer(self: Engine) -> None:
+        assert backend.all_reduce("norm", "+", Group(2)) == "sum of norm"
+        backend.all_reduce("replicas' norm", "+", Group(1))
+        backend.all_reduce("later", "+", Group(2), async_op=True)
+        backend.all_reduce("flags", "+")
+        self._run("OptimizerStep")
+
+    def forward(self: Engine) -> None:
+        backend.all_reduce("tensor-parallel", "+", Group(2))
+
+    instructions = {**Engine._INSTRUCTION_MAP, OptimizerStep: optimizer, ForwardPass: forward}
+    monkeypatch.setattr(Engine, "_INSTRUCTION_MAP", instructions)
+    handle = attach(engine, directory=tmp_path / "run", local_rank=0)
+    connect(engine, daemon)
+    engine.seen.clear()
+    engine.train_batch()
+    assert [name for name, is_open in engine.seen if is_open] == ["RecvGrad", "norm", "flags", "loss"]
+    assert [name for name, is_open in engine.seen if not is_open] == [
+        *("tensor-parallel", "replicas' norm", "later", "OptimizerStep")
+    ]
+    handle.detach()
+    starts = [message for message in daemon.hear_all() if isinstance(message, BubbleStart)][-4:]
+    assert [(start.slot, WaitKind(start.wait).name) for start in starts] == [
+        *((1, "RECV_GRAD"), (4, "OPTIMIZER_STEP"), (5, "OPTIMIZER_STEP"), (3, "LOSS"))
+    ]
+    assert set(vars(backend)) == {"_engine"}, "the backend is as it was"
+
+
 @pytest.mark.parametrize("preemptive", [True, False])
 def test_a_unit_that_does_not_end_is_stopped_at_the_bubbles_end_or_after_the_next_instruction(
     handle: Handle, engine: Engine, daemon: Daemon, preemptive: bool

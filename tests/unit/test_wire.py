@@ -32,7 +32,7 @@ def test_every_kind_has_one_size(message: wire.Message) -> None:
     [
         (lambda data: data[:10], "10 bytes"),
         (lambda data: b"HTTP" + data[4:], "begins with b'HTTP'"),
-        (lambda data: data[:4] + b"\x09" + data[5:], "version 9; this side speaks version 1"),
+        (lambda data: data[:4] + b"\x09" + data[5:], "version 9; this side speaks version 2"),
         (lambda data: data[:5] + b"\xee" + data[6:], "unknown kind 238"),
         (lambda data: data + b"\0", "BubbleStart of"),
         (lambda data: data[:-1], "BubbleStart of"),
