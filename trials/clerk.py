@@ -69,17 +69,7 @@ class Clerk:
         self._worker = place.worker
         self._lock_file = place.lock_file
         self._holder = holder
-        self._study: optuna.Study = self._alone(
-            partial(
-                optuna.create_study,
-                storage=_storage(place.storage_url),
-                study_name=place.study_name,
-                direction=study.direction,
-                sampler=study.sampler(),
-                pruner=study.pruner(),
-                load_if_exists=True,
-            )
-        )
+        self._study: optuna.Study = self._alone(partial(_open_study, study, place))
         self._storage = self._study._storage
         self._left_behind = [
             trial
@@ -180,6 +170,18 @@ class Clerk:
                 return do()
 
         return self._holder.submit(locked).result()
+
+
+def _open_study(study: Study, place: ClerkPlace) -> optuna.Study:
+    """To be called alone: of two that make the tables of a new storage at once, one fails."""
+    return optuna.create_study(
+        storage=_storage(place.storage_url),
+        study_name=place.study_name,
+        direction=study.direction,
+        sampler=study.sampler(),
+        pruner=study.pruner(),
+        load_if_exists=True,
+    )
 
 
 def _storage(url: str) -> optuna.storages.BaseStorage | str:

@@ -54,3 +54,16 @@ def test_until_a_main_job_is_there_it_does_not_wait_for_idle_time(clerk: ClerkLi
     found = threads(pid)
     assert set(found) == {os.SCHED_OTHER, os.SCHED_IDLE}
     assert found[os.SCHED_OTHER] == HOLDER_NICE, "for what it does under the lock"
+
+
+def test_clerks_that_begin_at_once_make_one_study_and_no_trial_twice(tmp_path: Path) -> None:
+    study, storage = load_study(STUDIES / "tiny.py"), f"sqlite:///{tmp_path}/study.db"
+    lines = []
+    for worker in "abcd":
+        place = ClerkPlace(storage_url=storage, study_name="tiny", worker=worker, lock_file=tmp_path / "lock")
+        lines.append(ClerkLine(partial(serve, study, place, attached=lambda: False)))
+    for line in lines:
+        line.send(ask=1)
+    found = [answer(line)[0]["trials"] for line in lines]
+    assert sorted(trial["number"] for (trial,) in found) == [0, 1, 2, 3]  # type: ignore[misc]
+    assert all(line.close("the test is over") for line in lines)
