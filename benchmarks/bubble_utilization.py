@@ -79,16 +79,17 @@ WINDOWS = Windows(
     observe=6,
     warm_up=16,
     cycle=(
-        *((PREEMPTIVE, 5), (ALONE, 4), (COOPERATIVE, 4), (STEP_GRAIN, 3)),
-        *((ALONE, 3), (ORACLE, 4), (SCHED_IDLE, 3), (NAIVE, 3)),
+        # alone after the rivals that change bubbles: those must be out of the forecasts before it is our turn
+        *((ALONE, 4), (PREEMPTIVE, 5), (SCHED_IDLE, 3), (COOPERATIVE, 4)),
+        *((ALONE, 3), (ORACLE, 4), (STEP_GRAIN, 3), (NAIVE, 3)),
     ),
 )
 REAL_WINDOWS = Windows(
     observe=6,
     warm_up=50,  # its bubbles are short
     cycle=(
-        *((PREEMPTIVE, 8), (ALONE, 5), (COOPERATIVE, 5), (STEP_GRAIN, 4)),
-        *((ALONE, 4), (SCHED_IDLE, 4), (NAIVE, 3)),
+        *((ALONE, 5), (PREEMPTIVE, 8), (SCHED_IDLE, 4), (COOPERATIVE, 5)),
+        *((ALONE, 4), (STEP_GRAIN, 4), (NAIVE, 3)),
     ),
 )
 DISTURBED_WINDOWS = Windows(observe=6, warm_up=16, cycle=((PREEMPTIVE, 3), (ALONE, 2), (COOPERATIVE, 3), (ALONE, 2)))
