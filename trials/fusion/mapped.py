@@ -158,7 +158,7 @@ class Mapped:
             RefusedError: the module changes its input, an attribute or a global variable.
         """
         unchanged = None if self._seen else Unchanged(self.module)
-        inputs = [] if getattr(self.module, "inplace", False) else apart((args, kwargs))[0]
+        inputs = [] if getattr(self.module, "inplace", False) else _tensors(args, kwargs)
         versions = [tensor._version for tensor in inputs]
         if not entered:
             self.pause.enter()
@@ -240,10 +240,15 @@ class Mapped:
 
     def _alone(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> Any:
         """A single trial: the module itself, with views of the row in place of its tensors."""
-        leaves, spec = tree_flatten((args, kwargs))
-        owned = tree_flatten(dims)[0]
-        inputs = [leaf if dim is None else leaf.squeeze(0) for leaf, dim in zip(leaves, owned, strict=True)]
-        own_args, own_kwargs = tree_unflatten(inputs, spec)
+        own_args: Any = args
+        own_kwargs: Any = kwargs
+        if len(args) == 1 and isinstance(args[0], Tensor) and not kwargs:
+            own_args = (args[0] if dims[0][0] is None else args[0].squeeze(0),)
+        else:
+            leaves, spec = tree_flatten((args, kwargs))
+            owned = tree_flatten(dims)[0]
+            inputs = [leaf if dim is None else leaf.squeeze(0) for leaf, dim in zip(leaves, owned, strict=True)]
+            own_args, own_kwargs = tree_unflatten(inputs, spec)
         views = [tensor.squeeze(0) for _, _, tensor in self._places]
         before = [table[name] for table, name, _ in self._places]
         for (table, name, _), view in zip(self._places, views, strict=True):
@@ -427,6 +432,11 @@ class MappedStep(Step):
         dims = fill((self.args, self.kwargs), lambda i: dims_of(values[i], flags[i]), constant=lambda _: None)
         values[self.out] = self.mapped.run(args, kwargs, dims, self.entered)
         flags[self.out] = True
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """All that are in a call's inputs."""
+    return [args[0]] if len(args) == 1 and isinstance(args[0], Tensor) and not kwargs else apart((args, kwargs))[0]
 
 
 def _owned(inputs: Sequence[Any], dims: Sequence[Any]) -> list[bool]:

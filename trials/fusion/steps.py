@@ -148,6 +148,7 @@ class CallStep(Step):
             self.inputs = arrange(f"node '{node.name}'", signature, args, kwargs)
             self.input_refs = [_found(value) for value in self.inputs]
         self.constant = not _found((args[1:], kwargs))
+        self.flat = flat and not _found(kwargs)
         self.generators: list[torch.Generator] = []
         self.vmapped = False
 
@@ -162,7 +163,7 @@ class CallStep(Step):
             inputs, owned = _inputs(self.inputs, self.input_refs, state)
             value, per_trial = self.rule(inputs, owned, self.generators)
         elif not any(flags[index] for index in self.refs):
-            args, kwargs = fill((self.args, self.kwargs), values.__getitem__)
+            args, kwargs = self._filled(0, values)
             value, per_trial = self.call(*args, **kwargs), False
         else:
             value = self._direct(state)
@@ -189,9 +190,7 @@ class CallStep(Step):
             return self.call(x, *self.args[1:], **self.kwargs)
         if self.moved is None or not isinstance(x, Tensor):
             return NotImplemented
-        args, kwargs = list(self.args[1:]), self.kwargs
-        if not self.constant:
-            args, kwargs = fill((args, kwargs), values.__getitem__)
+        args, kwargs = self._filled(1, values)
         if self.call in JOINT:
             second = self.args[1] if args else self.kwargs.get("target")
             if not isinstance(second, Ref):
@@ -204,6 +203,14 @@ class CallStep(Step):
             return self.moved(x, *args, **kwargs)
         except TypeError:
             return NotImplemented
+
+    def _filled(self, first: int, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments from number `first` on, and those by name, with the values of nodes."""
+        if self.flat:
+            args = [values[arg.index] if type(arg) is Ref else arg for arg in self.args[first:]]
+            return args, dict(self.kwargs)
+        found: tuple[list[Any], dict[str, Any]] = fill((list(self.args[first:]), self.kwargs), values.__getitem__)
+        return found
 
     def _cat(self, parts: Sequence[Any], state: State) -> Any:
         dim = self.args[1] if len(self.args) > 1 else self.kwargs.get("dim", 0)
