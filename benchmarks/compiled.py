@@ -19,7 +19,7 @@ from trials.fusion.program import Program
 from trials.fusion.steps import LayerStep
 
 NAME = "compiled"
-CASES = (("mlp_32", 1), ("mlp_32", 16), ("mlp_32", 64), ("gpt_16", 1), ("gpt_16", 16))
+CASES = (("mlp_32", 16), ("mlp_32", 64), ("gpt_16", 16))
 QUICK_CASES = (("mlp_32", 16),)
 
 
