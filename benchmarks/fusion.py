@@ -28,6 +28,9 @@ NAME = "fusion"
 KS = (1, 2, 4, 8, 16, 32, 64, 128)
 QUICK_KS = (1, 16)
 QUICK_MODELS = ("mlp_32", "lenet_4", "gpt_16", "resnet18_4", "lstm_16")
+SECONDS, QUICK_SECONDS = 1.5, 0.4
+"""For how long each K is measured, at least."""
+
 BATCH = 32
 
 
@@ -125,7 +128,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 """Name and width -> how to make the model, and a batch for it."""
 
 
-class _Classes(Study):
+class Classes(Study):
     """Every model here classifies, with AdamW."""
 
     trials, epochs = max(KS), 1
@@ -160,7 +163,7 @@ class _Classes(Study):
 class _Alone:
     """One trial by plain PyTorch."""
 
-    def __init__(self, study: _Classes) -> None:
+    def __init__(self, study: Classes) -> None:
         member = build_member(study, 0, {"lr": 1e-3})
         self._study, self._model, self._optimizer = study, member.model, member.optimizer
 
@@ -172,16 +175,16 @@ class _Alone:
         self._optimizer.step()
 
 
-class _Together:
+class Together:
     """K trials fused."""
 
-    def __init__(self, study: _Classes, size: int) -> None:
+    def __init__(self, study: Classes, size: int) -> None:
         members = [build_member(study, row, {"lr": 1e-3 / (1 + row)}) for row in range(size)]
-        self._batch, self._group = study.batch, TrialGroup(study, members, OpenGate())
+        self._batch, self.group = study.batch, TrialGroup(study, members, OpenGate())
 
     def step(self) -> None:
         """Train on the batch."""
-        self._group.train_step(*self._batch)
+        self.group.train_step(*self._batch)
 
 
 def main() -> None:
@@ -195,16 +198,16 @@ def main() -> None:
     runs = kept_runs(options)
     for name in names:
         if options.only in (None, name):
-            runs.append(_measure(name, QUICK_KS if options.quick else KS, 0.4 if options.quick else 4.0))
+            runs.append(_measure(name, QUICK_KS, QUICK_SECONDS) if options.quick else _measure(name, KS, SECONDS))
     finish(NAME, options, runs, _summary(runs))
 
 
 def _measure(name: str, sizes: Iterable[int], seconds: float) -> dict[str, Any]:
-    study = _Classes(name)
+    study = Classes(name)
     alone = _Alone(study)
     by_k = []
     for size in sizes:
-        pairs = _alternate(alone.step, _Together(study, size).step, size, seconds)
+        pairs = alternate(alone.step, Together(study, size).step, size, seconds)
         speedup, ci95 = ratio_with_ci95(pairs)
         processes_per_s, processes_mib = _processes(name, size, seconds)
         _, (fused_mib,) = _workers(name, 1, size, seconds / 2)
@@ -227,10 +230,10 @@ def _measure(name: str, sizes: Iterable[int], seconds: float) -> dict[str, Any]:
             file=sys.stderr,
             flush=True,
         )
-    return {"scenario": name, "by_k": by_k}
+    return {"scenario": name, "seconds": seconds, "by_k": by_k}
 
 
-def _alternate(
+def alternate(
     alone: Callable[[], None], fused: Callable[[], None], size: int, seconds: float
 ) -> list[tuple[float, float]]:
     """(K solo steps, one fused step) in seconds, from blocks of steps in turn; at least five pairs."""
@@ -301,8 +304,8 @@ def _work() -> None:
     parser.add_argument("seconds", type=float)
     options = parser.parse_args(sys.argv[2:])
     torch.set_num_threads(1)
-    study = _Classes(options.name)
-    trainer = _Together(study, options.size) if options.size else _Alone(study)
+    study = Classes(options.name)
+    trainer = Together(study, options.size) if options.size else _Alone(study)
     trainer.step()
     print("ready", flush=True)
     sys.stdin.readline()

@@ -15,6 +15,7 @@ from trials.fusion.scalar import Scalar
 from trials.fusion.structure import Facts, canonical_names, difference, stack
 from trials.gate import Gate
 from trials.member import Member, build_member, facts_of
+from trials.memory import keep_freed_memory
 from trials.optim import FusedOptimizer, fuse_optimizers, stand_in
 from trials.optim.facts import plain_groups
 from trials.pause import Units
@@ -49,6 +50,7 @@ class TrialGroup:
         """
         if not members:
             raise FuseError("a trial group needs at least one trial")
+        keep_freed_memory()
         self._study = study
         self._gate = gate
         shape = members[0].structure

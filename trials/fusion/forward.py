@@ -99,7 +99,8 @@ class Forward:
         self._way = Program(graph, model, layers, modes, units)
         is_layer = any(node.op == "call_module" and not node.target for node in graph.nodes)
         # the graph, not the user's code, for it knows which tensors are each trial's own
-        code = model if is_layer else fx.GraphModule(model, graph)
+        counted = any("counted" in node.meta for node in graph.nodes)
+        code = model if is_layer or counted else fx.GraphModule(model, graph)
         self._instead = lambda reason: Whole(code, name, modes, units, reason)
 
     def bind(self, rows: Rows) -> None:

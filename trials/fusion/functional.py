@@ -81,6 +81,20 @@ def _sum(x_K: Tensor, dim: int, keepdim: bool = False) -> Tensor:
     return x_K.sum(inner(dim), keepdim)
 
 
+def _chunk(x_K: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+    return x_K.chunk(chunks, inner(dim))
+
+
+def _split(x_K: Tensor, split_size_or_sections: Any, dim: int = 0) -> Any:
+    return x_K.split(split_size_or_sections, inner(dim))
+
+
+def _getitem(x_K: Any, index: Any) -> Any:
+    places = index if isinstance(index, tuple) else (index,)
+    plain = all(type(place) in (int, slice, type(...), type(None)) for place in places)
+    return x_K[(slice(None), *places)] if plain else NotImplemented
+
+
 def _getattr(x_K: Tensor, name: str) -> Any:
     if name == "shape":
         return x_K.shape[1:]
@@ -111,6 +125,11 @@ MOVED: dict[Any, Callable[..., Any]] = {
     "mean": _mean,
     torch.sum: _sum,
     "sum": _sum,
+    torch.chunk: _chunk,
+    "chunk": _chunk,
+    torch.split: _split,
+    "split": _split,
+    operator.getitem: _getitem,
     "size": _size,
     "dim": lambda x_K: x_K.ndim - 1,
     getattr: _getattr,
@@ -118,23 +137,32 @@ MOVED: dict[Any, Callable[..., Any]] = {
 """Equivalents on ``x_K...`` of what a trial does on ``x...``, without `vmap`'s overhead. Arguments that an equivalent
 does not take (`TypeError`) or answers with `NotImplemented` leave the call to `vmap`."""
 
+JOINT: set[Any] = set()
+"""Those in `MOVED` whose second input may be each trial's own: it has a leading axis K too, or else 1."""
 
-def broadcasts(values: list[Any], flags: list[bool]) -> bool:
-    """Whether broadcasting the stacked `values` does what broadcasting each trial's own values does.
+
+def aligned(values: list[Any], flags: list[bool]) -> list[Any] | None:
+    """The stacked `values` so that broadcasting them does what broadcasting each trial's own values does.
 
     Args:
         values: the arguments, tensors and others.
         flags: which of them have the leading axis K.
+
+    Returns:
+        None where that cannot be.
     """
     own = [v for v, flag in zip(values, flags, strict=True) if flag]
     if not all(isinstance(v, Tensor) for v in own):
-        return False
-    ndim, dtype = own[0].ndim, own[0].dtype
-    if any(v.ndim != ndim for v in own):
-        return False
+        return None
     shared = [v for v, flag in zip(values, flags, strict=True) if not flag and isinstance(v, Tensor)]
+    ndim, dtype = max(*(v.ndim for v in own), *(v.ndim + 1 for v in shared), 1), own[0].dtype
     # equal types, for a trial's scalar is a vector here, and vectors and scalars promote types differently
-    return all(v.ndim < ndim for v in shared) and all(v.dtype == dtype for v in (*own, *shared))
+    if any(v.dtype != dtype for v in (*own, *shared)):
+        return None
+    return [
+        v.reshape(len(v), *[1] * (ndim - v.ndim), *v.shape[1:]) if flag and v.ndim < ndim else v
+        for v, flag in zip(values, flags, strict=True)
+    ]
 
 
 def cat(tensors: Any, flags: list[bool], dim: int) -> Tensor | None:

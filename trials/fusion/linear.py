@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from trials.fusion.registry import JointLayer, Layer, rule
 from trials.fusion.rows import Rows
@@ -29,6 +30,8 @@ class FusedLinear(Layer):
 def own(x: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None) -> Tensor:
     """``x_K...I`` to ``y_K...O``."""
     size, out = weight_KOI.shape[:2]
+    if size == 1:
+        return _one(x, weight_KOI, bias_KO)
     x_KNI = x if x.ndim == 3 else x.reshape(size, -1, x.shape[-1])
     weight_KIO = weight_KOI.transpose(1, 2)
     y_KNO = torch.bmm(x_KNI, weight_KIO) if bias_KO is None else torch.baddbmm(bias_KO.unsqueeze(1), x_KNI, weight_KIO)
@@ -38,11 +41,19 @@ def own(x: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None) -> Tensor:
 def shared(x: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None) -> Tensor:
     """``x_...I``, the same for all trials, to ``y_K...O``."""
     size, out, width = weight_KOI.shape
+    if size == 1:
+        return _one(x, weight_KOI, bias_KO).unsqueeze(0)
     x_NI = x if x.ndim == 2 else x.reshape(-1, width)
     weight_IM = weight_KOI.reshape(size * out, width).t()  # M = K·O: one product, and no K copies of the input
     y_NM = torch.mm(x_NI, weight_IM) if bias_KO is None else torch.addmm(bias_KO.reshape(-1), x_NI, weight_IM)
     y_KNO = y_NM.view(-1, size, out).transpose(0, 1)
     return y_KNO if x.ndim == 2 else y_KNO.reshape(size, *x.shape[:-1], out)
+
+
+def _one(x: Tensor, weight_1OI: Tensor, bias_1O: Tensor | None) -> Tensor:
+    """One trial's ``x_...I`` to ``y_...O``."""
+    bias = None if bias_1O is None else bias_1O.squeeze(0)
+    return functional.linear(x, weight_1OI.squeeze(0), bias)
 
 
 @rule(nn.Bilinear)

@@ -118,6 +118,13 @@ class Mapped:
             for named in (self.module.named_parameters(), self.module.named_buffers())
         )
         inside = dict(self.module.named_modules())
+        self._places = [
+            (table, name, rows.require("", f"{self._prefix}{path}.{name}" if path else self._prefix + name))
+            for path, module in inside.items()
+            for table in (module._parameters, module._buffers)
+            for name, tensor in table.items()
+            if tensor is not None
+        ]
         self._varying = [(inside[path], table) for path, table in rows.vectors.items() if path in inside]
         self._set_common()
         for inner in self._inner.values():
@@ -151,12 +158,16 @@ class Mapped:
             RefusedError: the module changes its input, an attribute or a global variable.
         """
         unchanged = None if self._seen else Unchanged(self.module)
-        inputs = [] if getattr(self.module, "inplace", False) else apart((args, kwargs))[0]
+        inputs = [] if getattr(self.module, "inplace", False) else _tensors(args, kwargs)
         versions = [tensor._version for tensor in inputs]
         if not entered:
             self.pause.enter()
-        output, reason = (None, self.looped) if self.looped else self._try_vmap(args, kwargs, dims)
-        if reason and versions == [tensor._version for tensor in inputs]:
+        output, reason = None, self.looped
+        if self._rows.size == 1:
+            output = self._alone(args, kwargs, dims)
+        elif not reason:
+            output, reason = self._try_vmap(args, kwargs, dims)
+        if output is None and reason and versions == [tensor._version for tensor in inputs]:
             output = self._loop(args, kwargs, dims)
         if versions != [tensor._version for tensor in inputs]:
             raise RefusedError(
@@ -227,6 +238,33 @@ class Mapped:
         self._set_common()
         return stack(outputs, f"module '{self.label}'")
 
+    def _alone(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> Any:
+        """A single trial: the module itself, with views of the row in place of its tensors."""
+        own_args: Any = args
+        own_kwargs: Any = kwargs
+        if len(args) == 1 and isinstance(args[0], Tensor) and not kwargs:
+            own_args = (args[0] if dims[0][0] is None else args[0].squeeze(0),)
+        else:
+            leaves, spec = tree_flatten((args, kwargs))
+            owned = tree_flatten(dims)[0]
+            inputs = [leaf if dim is None else leaf.squeeze(0) for leaf, dim in zip(leaves, owned, strict=True)]
+            own_args, own_kwargs = tree_unflatten(inputs, spec)
+        views = [tensor.squeeze(0) for _, _, tensor in self._places]
+        before = [table[name] for table, name, _ in self._places]
+        for (table, name, _), view in zip(self._places, views, strict=True):
+            table[name] = view
+        try:
+            with self._drawing_from(self._rows.generators[0]):
+                output = self.module(*own_args, **own_kwargs)
+            for (table, name, _), view in zip(self._places, views, strict=True):
+                if table[name] is not view:
+                    view.copy_(table[name].detach())
+        finally:
+            for (table, name, _), tensor in zip(self._places, before, strict=True):
+                table[name] = tensor
+        self.pause.before_backward(output)
+        return stack([output], f"module '{self.label}'")
+
     def _set_common(self) -> None:
         """Let the module have the numbers on which all trials agree, and no others: reading one fails."""
         for module, table in self._varying:
@@ -239,14 +277,18 @@ class Mapped:
     @contextmanager
     def _drawing_from(self, generator: torch.Generator) -> Iterator[None]:
         """Let the global random numbers be those of one trial."""
-        with torch.random.fork_rng([generator.device] if generator.device.type == "cuda" else []):
-            self._stream = generator
-            go_on(generator)
-            try:
-                yield
-            finally:
-                note(generator)
-                self._stream = None
+        others = torch.get_rng_state()
+        device = torch.cuda.get_rng_state(generator.device) if generator.device.type == "cuda" else None
+        self._stream = generator
+        go_on(generator)
+        try:
+            yield
+        finally:
+            note(generator)
+            self._stream = None
+            torch.set_rng_state(others)
+            if device is not None:
+                torch.cuda.set_rng_state(device, generator.device)
 
     def call(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """What the module's own code calls, by its rule if it has one."""
@@ -390,6 +432,11 @@ class MappedStep(Step):
         dims = fill((self.args, self.kwargs), lambda i: dims_of(values[i], flags[i]), constant=lambda _: None)
         values[self.out] = self.mapped.run(args, kwargs, dims, self.entered)
         flags[self.out] = True
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """All that are in a call's inputs."""
+    return [args[0]] if len(args) == 1 and isinstance(args[0], Tensor) and not kwargs else apart((args, kwargs))[0]
 
 
 def _owned(inputs: Sequence[Any], dims: Sequence[Any]) -> list[bool]:

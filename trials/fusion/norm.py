@@ -64,6 +64,10 @@ class FusedLayerNorm(_Affine):
 
     def run(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
         """``x_KB...D`` or ``x_B...D`` to the same; statistics over the last axes."""
+        if self.size == 1 and self.eps is not None:
+            weight, bias = (None if t is None else t.squeeze(0) for t in (self.weight_K, self.bias_K))
+            y = functional.layer_norm(x, self.shape, weight, bias, self.eps)
+            return (y if per_trial else y.unsqueeze(0)), True
         if self.eps is not None:
             xhat = functional.layer_norm(x, self.shape, eps=self.eps)
         else:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from trials.fusion.functional import ELEMENTWISE, MOVED, broadcasts, cat
+from trials.fusion.functional import ELEMENTWISE, JOINT, MOVED, aligned, cat
 from trials.fusion.registry import CALLS, CallRule, FuseError, JointLayer, Layer, arrange
 from trials.fusion.rows import Rows
 from trials.fusion.trees import apart
@@ -147,6 +147,8 @@ class CallStep(Step):
             signature, self.rule = CALLS[node.target]
             self.inputs = arrange(f"node '{node.name}'", signature, args, kwargs)
             self.input_refs = [_found(value) for value in self.inputs]
+        self.constant = not _found((args[1:], kwargs))
+        self.flat = flat and not _found(kwargs)
         self.generators: list[torch.Generator] = []
         self.vmapped = False
 
@@ -161,12 +163,12 @@ class CallStep(Step):
             inputs, owned = _inputs(self.inputs, self.input_refs, state)
             value, per_trial = self.rule(inputs, owned, self.generators)
         elif not any(flags[index] for index in self.refs):
-            args, kwargs = fill((self.args, self.kwargs), values.__getitem__)
+            args, kwargs = self._filled(0, values)
             value, per_trial = self.call(*args, **kwargs), False
         else:
             value = self._direct(state)
             value = self._vmapped(state) if value is NotImplemented else value
-            per_trial = bool(apart(value)[0])
+            per_trial = isinstance(value, Tensor) or bool(apart(value)[0])
         values[self.out] = value
         flags[self.out] = per_trial
 
@@ -176,24 +178,39 @@ class CallStep(Step):
         if self.elementwise:
             args = [values[arg.index] if isinstance(arg, Ref) else arg for arg in self.args]
             own = [isinstance(arg, Ref) and flags[arg.index] for arg in self.args]
-            return self.call(*args, **self.kwargs) if broadcasts(args, own) else NotImplemented
+            together = aligned(args, own)
+            return NotImplemented if together is None else self.call(*together, **self.kwargs)
         first = self.args[0] if self.args else None
         if self.call in (torch.cat, torch.concat) and isinstance(first, (list, tuple)):
             return self._cat(first, state)
         if not isinstance(first, Ref) or not flags[first.index]:
             return NotImplemented
         x = values[first.index]
-        if isinstance(x, (tuple, list)) and not _found(self.args[1:]):
-            return self.call(*fill(self.args, values.__getitem__), **self.kwargs)
+        if isinstance(x, (tuple, list)) and self.constant:
+            return self.call(x, *self.args[1:], **self.kwargs)
         if self.moved is None or not isinstance(x, Tensor):
             return NotImplemented
-        if any(flags[index] for index in self.refs if index != first.index):
+        args, kwargs = self._filled(1, values)
+        if self.call in JOINT:
+            second = self.args[1] if args else self.kwargs.get("target")
+            if not isinstance(second, Ref):
+                return NotImplemented
+            target = args[0] if args else kwargs.pop("target")
+            args = [target if flags[second.index] else target.unsqueeze(0), *args[1:]]
+        elif any(flags[index] for index in self.refs if index != first.index):
             return NotImplemented
-        args, kwargs = fill((self.args[1:], self.kwargs), values.__getitem__)
         try:
             return self.moved(x, *args, **kwargs)
         except TypeError:
             return NotImplemented
+
+    def _filled(self, first: int, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments from number `first` on, and those by name, with the values of nodes."""
+        if self.flat:
+            args = [values[arg.index] if type(arg) is Ref else arg for arg in self.args[first:]]
+            return args, dict(self.kwargs)
+        found: tuple[list[Any], dict[str, Any]] = fill((list(self.args[first:]), self.kwargs), values.__getitem__)
+        return found
 
     def _cat(self, parts: Sequence[Any], state: State) -> Any:
         dim = self.args[1] if len(self.args) > 1 else self.kwargs.get("dim", 0)

@@ -2,13 +2,15 @@
 
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
+from torch.utils._pytree import tree_flatten
 
 from trials.fusion.errors import RefusedError
 from trials.fusion.functional import RANDOM, VIEWS
@@ -21,6 +23,40 @@ _OUT_OF_PLACE = {
 }
 """``operator.iadd`` -> ``operator.add``, and so on."""
 _IN_PLACE = (setattr, operator.setitem, operator.delitem)
+
+
+_FACTORIES = (torch.arange, torch.zeros, torch.ones, torch.full, torch.empty, torch.eye, torch.linspace)
+"""Functions of sizes alone, which cannot tell by themselves that a size is still unknown."""
+
+
+@contextmanager
+def _recorded_factories() -> Iterator[None]:
+    """Within this, a factory that is given something unknown becomes a node."""
+
+    def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            unknown = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, fx.Proxy)]
+            if not unknown:
+                return function(*args, **kwargs)
+            return unknown[0].tracer.create_proxy("call_function", function, args, kwargs)
+
+        return call
+
+    for function in _FACTORIES:
+        setattr(torch, function.__name__, recorded(function))
+    try:
+        yield
+    finally:
+        for function in _FACTORIES:
+            setattr(torch, function.__name__, function)
+
+
+def _parts(node: fx.Node) -> int | None:
+    """How many parts a ``chunk`` makes, of which the number is written in the call."""
+    if node.target not in ("chunk", torch.chunk):
+        return None
+    count = node.args[1] if len(node.args) > 1 else node.kwargs.get("chunks")
+    return count if isinstance(count, int) else None
 
 
 class _Proxy(fx.Proxy):
@@ -42,6 +78,14 @@ class _Tracer(fx.Tracer):
     """Stops at layers of torch.nn and at layers with a rule; buffers become nodes, not constants."""
 
     proxy_buffer_attributes = True
+
+    def iter(self, obj: fx.Proxy) -> Iterator[fx.Proxy]:
+        """See `fx.Tracer`; a ``chunk`` has as many parts as are written in the call, or fewer, which fails when run."""
+        count = _parts(obj.node)
+        if count is None:
+            return super().iter(obj)
+        obj.node.meta["counted"] = True
+        return iter([operator.getitem(obj, index) for index in range(count)])
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """See `fx.Tracer`."""
@@ -78,7 +122,8 @@ def trace(model: nn.Module, training: bool) -> fx.Graph:
     tables = _tables(model)
     try:
         model.train(training)
-        graph = tracer.trace(model, concrete_args=_defaults(model))
+        with _recorded_factories():
+            graph = tracer.trace(model, concrete_args=_defaults(model))
     except RefusedError:
         raise
     except Exception as error:

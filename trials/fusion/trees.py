@@ -28,6 +28,8 @@ class Hidden:
 
 def apart(value: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
     """The tensors in `value`, and a function that puts others in their place."""
+    if isinstance(value, Tensor):
+        return [value], _first
     leaves, spec = tree_flatten(value)
     places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -41,6 +43,10 @@ def apart(value: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
     return [leaves[place] for place in places], together
 
 
+def _first(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0]
+
+
 def hide_objects(value: Any, owner: str) -> Any:
     """`value` with everything `Hidden` that may belong to one trial alone."""
 
@@ -52,6 +58,8 @@ def hide_objects(value: Any, owner: str) -> Any:
 
 def dims_of(value: Any, per_trial: bool) -> Any:
     """A tree like `value` of `vmap` dimensions: 0 for its tensors if they have the axis K, None for all else."""
+    if isinstance(value, Tensor):
+        return 0 if per_trial else None
     return tree_map(lambda leaf: 0 if per_trial and isinstance(leaf, Tensor) else None, value)
 
 
@@ -67,6 +75,8 @@ def stack(values_K: Sequence[Any], owner: str) -> Any:
         FuseError: they differ in structure, or a tensor in shape.
     """
     parts = [apart(hide_objects(value, owner)) for value in values_K]
+    if len(parts) == 1:
+        return parts[0][1]([tensor.unsqueeze(0) for tensor in parts[0][0]])
     specs = {tree_flatten(value)[1] for value in values_K}
     shapes = {tuple((tensor.shape, tensor.dtype) for tensor in tensors) for tensors, _ in parts}
     if len(specs) > 1 or len(shapes) > 1:

@@ -38,6 +38,8 @@ class Adam(Moments):
     """Kingma and Ba 2015, algorithm 1; decoupled decay: Loshchilov and Hutter 2019."""
 
     flags: ClassVar[tuple[str, ...]] = (*Moments.flags, "amsgrad")
+    single_pass: ClassVar[bool] = True
+    shared: ClassVar[frozenset[str]] = frozenset(("beta1", "beta2", "eps"))
 
     def __init__(self, group: Group, kind: type[torch.optim.Optimizer]) -> None:
         """See `Rule`."""
@@ -51,6 +53,7 @@ class Adam(Moments):
         return {
             **self.weights(h),
             **scaled(h["lr"] / (1 - h["beta1"] ** step), h["eps"], (1 - h["beta2"] ** step) ** -0.5),
+            "rate": h["lr"],
         }
 
     def update(self, p: Tensor, g: Tensor, s: dict[str, Tensor], c: dict[str, Tensor], a: Tensor, b: Tensor) -> None:
@@ -60,6 +63,51 @@ class Adam(Moments):
         if "max_exp_avg_sq" in s:
             square = s["max_exp_avg_sq"].copy_(torch.maximum(s["max_exp_avg_sq"], square, out=b))
         move(p, s["exp_avg"], square, c, out=b)
+
+    def update_row(
+        self, p: list[Tensor], g: list[Tensor], s: dict[str, list[Tensor]], h: Mapping[str, float], step: Tensor
+    ) -> None:
+        """See `Rule`; the kernel is that of ``fused=True``."""
+        self._kernel(p, g, s, h, step, h["lr"], h["weight_decay"], self.maximize)
+
+    def update_common(
+        self,
+        p: Tensor,
+        g: Tensor,
+        s: dict[str, Tensor],
+        c: dict[str, Tensor],
+        common: Mapping[str, float],
+        step: Tensor,
+        a: Tensor,
+        b: Tensor,
+    ) -> None:
+        """See `Rule`; the kernel moves zeros at a rate of 1, which is then each trial's own."""
+        g = decay(p, g, c, a)
+        self._kernel([b.zero_()], [g], {kind: [t] for kind, t in s.items()}, common, step, 1.0, 0.0, False)
+        p.addcmul_(b, c["rate"])
+
+    def _kernel(
+        self,
+        p: list[Tensor],
+        g: list[Tensor],
+        s: dict[str, list[Tensor]],
+        h: Mapping[str, float],
+        step: Tensor,
+        rate: float,
+        weight_decay: float,
+        maximize: bool,
+    ) -> None:
+        largest = s.get("max_exp_avg_sq", [])
+        (torch._fused_adamw_ if self.decoupled else torch._fused_adam_)(
+            *(p, g, s["exp_avg"], s["exp_avg_sq"], largest, [step] * len(p)),
+            lr=rate,
+            beta1=h["beta1"],
+            beta2=h["beta2"],
+            weight_decay=weight_decay,
+            eps=h["eps"],
+            amsgrad=bool(largest),
+            maximize=maximize,
+        )
 
 
 @rule("NAdam")

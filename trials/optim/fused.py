@@ -2,7 +2,6 @@
 
 import abc
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from trials.fusion.errors import FuseError
 from trials.fusion.rows import Rows
-from trials.optim.block import Block, Counts, Span, join
+from trials.optim.block import Block, Counts, Piece, join
 from trials.optim.facts import Names, plain_groups, rule_of, stand_in
 from trials.optim.gradients import Gradients
 from trials.optim.registry import Group, Rule, numbers_of
@@ -193,15 +192,14 @@ class VectorOptimizer(FusedOptimizer):
         """See `FusedOptimizer`."""
         stay = list(skip)
         ready = False
-        for unit, (entry, span) in enumerate(self._work):
+        for unit, (entry, piece) in enumerate(self._work):
             enter(unit)
             if not ready:
                 self._begin(stay)
                 ready = True
             for block in self._entries[entry]:
-                if block.vectors:
-                    columns = span or (0, block.columns)
-                    block.step(columns, self._scratch[block.like.dtype], gradients, stay)
+                if not block.waits:
+                    block.step(piece, self._scratch[block.like.dtype], gradients, stay)
 
     def moved(self) -> None:
         """See `FusedOptimizer`."""
@@ -272,7 +270,7 @@ class VectorOptimizer(FusedOptimizer):
         """Divide the parameters into entries of at most `most` weights per trial, and the step into units."""
         self._group_of = {name: index for index, group in enumerate(self._members) for name in group}
         self._plans: list[list[str]] = []
-        self._work: list[tuple[int, Span | None]] = []
+        self._work: list[tuple[int, Piece]] = []
         last: tuple[int, torch.dtype] | None = None
         filled = 0
         for name in self._order:
@@ -285,12 +283,9 @@ class VectorOptimizer(FusedOptimizer):
             filled += size
         for entry, names in enumerate(self._plans):
             size = prod(self._rows.parameters[names[0]].shape[1:])
-            if len(names) > 1 or size <= most or not self._rule(names[0]).elementwise:
-                self._work.append((entry, None))
-                continue
-            pieces = -(-size // most)
-            ends = [size * i // pieces for i in range(pieces + 1)]
-            self._work += [(entry, span) for span in pairwise(ends)]
+            whole = len(names) > 1 or not self._rule(names[0]).elementwise
+            pieces = 1 if whole else max(-(-size // most), 1)
+            self._work += [(entry, (number, pieces)) for number in range(pieces)]
         self.units = [f"optimizer step#{i + 1}" if i else "optimizer step" for i in range(len(self._work))]
 
     def _initial(
@@ -320,9 +315,9 @@ class VectorOptimizer(FusedOptimizer):
                 state = {kind: join([tables[name][kind] for name in own], rule.elementwise) for kind in rule.kinds}
                 blocks.append(Block(rule, self._group_of[own[0]], own, parameters, state, counts[own[0]]))
             self._entries.append(blocks)
-        for entry, span in self._work:
+        for entry, (_, pieces) in self._work:
             for block in self._entries[entry]:
-                width = span[1] - span[0] if span else block.columns
+                width = -(-block.columns // pieces)
                 widths[block.like.dtype] = max(widths.get(block.like.dtype, 0), width)
         device = next((p.device for p in parameters.values()), None)
         self._scratch = {
@@ -334,23 +329,29 @@ class VectorOptimizer(FusedOptimizer):
         """Choose the coefficients of this step; parameters without a gradient do not count it."""
         if self._numbers is None or self._live:
             self._numbers = [numbers_of([g[i] for g in self.groups_K]) for i in range(len(self._rules))]
+            self._numbers_K = [_by_trial(numbers) for numbers in self._numbers]
+            self._common = [_common(one) for one in self._numbers_K]
             self._foreseen.clear()
             self._ahead = 1
         for blocks in self._entries:
             if any(block.torn for block in blocks):
                 blocks[:] = [part for block in blocks for part in block.parts()]
             for block in blocks:
-                if block.like.grad is None:
-                    block.vectors = {}
-                else:
+                block.waits = block.like.grad is None
+                if not block.waits:
                     self._advance(block, skip)
 
     def _advance(self, block: Block, skip: list[int]) -> None:
-        key = block.key
-        if key not in self._foreseen:
-            self._foresee(block)
-        names, table, after = self._foreseen[key]
-        block.vectors = dict(zip(names, table.unbind(0), strict=True))
+        if block.by_row:
+            block.numbers_K = self._numbers_K[block.group]
+            after = block.rule.count(self._numbers[block.group] if self._numbers else {}, block.counts)
+        else:
+            key = block.key
+            if key not in self._foreseen:
+                self._foresee(block)
+            names, table, after = self._foreseen[key]
+            block.vectors = dict(zip(names, table.unbind(0), strict=True))
+            block.common = self._common[block.group]
         if skip:
             after = {name: values.copy() for name, values in after.items()}
             for name, values in after.items():
@@ -382,3 +383,14 @@ class VectorOptimizer(FusedOptimizer):
 
     def _counts(self) -> dict[str, Counts]:
         return {name: block.counts for blocks in self._entries for block in blocks for name in block.names}
+
+
+def _by_trial(numbers: Mapping[str, NDArray[Any]]) -> list[dict[str, float]]:
+    """One dictionary per trial."""
+    return [dict(zip(numbers, own, strict=True)) for own in zip(*(v.tolist() for v in numbers.values()), strict=True)]
+
+
+def _common(numbers_K: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Those that are equal for all trials."""
+    first = numbers_K[0] if numbers_K else {}
+    return {name: value for name, value in first.items() if all(own[name] == value for own in numbers_K)}

@@ -21,6 +21,12 @@ class Gradients:
             gradient = gradient.clamp(-limit, limit)
         return gradient if self.factor_K is None else gradient * _leading(self.factor_K, gradient)
 
+    def of(self, rows: slice) -> "Gradients":
+        """The same for the trials in `rows` alone."""
+        return Gradients(
+            None if self.factor_K is None else self.factor_K[rows], None if self.limit_K is None else self.limit_K[rows]
+        )
+
 
 def norms_K(gradients: Sequence[Tensor], change: Gradients) -> Tensor:
     """Each trial's norm over all its changed gradients (each ``[K, *shape]``), as for `clip_grad_norm_`."""

@@ -33,6 +33,12 @@ class Rule(abc.ABC):
     elementwise: ClassVar[bool] = True
     """Whether parameters may be updated side by side or in pieces; else each comes in its own shape."""
 
+    single_pass: ClassVar[bool] = False
+    """Whether PyTorch has a kernel that passes over the memory once: `update_row` and `update_common` use it."""
+
+    shared: ClassVar[frozenset[str]] = frozenset()
+    """The numbers that must be equal for all trials for `update_common`."""
+
     def __init__(self, group: Group, kind: type[torch.optim.Optimizer]) -> None:
         """Read the flags of one trial's param group, of an optimizer of class `kind`."""
         self.maximize = bool(group.get("maximize", False))
@@ -72,6 +78,34 @@ class Rule(abc.ABC):
             a: scratch space ``[K, N]``.
             b: the same.
         """
+
+    def update_row(
+        self, p: list[Tensor], g: list[Tensor], s: dict[str, list[Tensor]], h: Mapping[str, float], step: Tensor
+    ) -> None:
+        """Update one trial's `p` and the state `s` in place, in a single pass over the memory.
+
+        Args:
+            p: its parameters, or a piece of one; each contiguous.
+            g: their gradients, not negated for `maximize`.
+            s: kind -> the state's tensors.
+            h: its numbers, as for `coefficients`.
+            step: how many steps, this one included; a scalar.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no kernel of a single pass")
+
+    def update_common(
+        self,
+        p: Tensor,
+        g: Tensor,
+        s: dict[str, Tensor],
+        c: dict[str, Tensor],
+        common: Mapping[str, float],
+        step: Tensor,
+        a: Tensor,
+        b: Tensor,
+    ) -> None:
+        """`update` of trials that agree in `shared` (values in `common`) and in `step`."""
+        raise NotImplementedError(f"{type(self).__name__} has no kernel of a single pass")
 
 
 RULES: dict[type[torch.optim.Optimizer], type[Rule]] = {}
@@ -122,9 +156,11 @@ def move(p: Tensor, direction: Tensor, square: Tensor, c: dict[str, Tensor], out
 
 
 def numbers_of(groups: list[Group]) -> dict[str, NDArray[Any]]:
-    """All numbers of K trials' same param group as vectors."""
+    """All numbers of K trials' same param group as vectors; those that a scheduler left in some of them are not one."""
     made = {}
     for name, value in groups[0].items():
+        if not all(name in group for group in groups):
+            continue
         if name == "betas":
             pairs = np.array([[float(beta) for beta in group["betas"]] for group in groups])
             made["beta1"], made["beta2"] = pairs[:, 0], pairs[:, 1]

@@ -68,6 +68,7 @@ SCHEDULES: dict[str, Schedule] = {
     "ChainedScheduler": lambda n, o: lrs.ChainedScheduler([lrs.ConstantLR(o, 0.1, n + 1), lrs.ExponentialLR(o, 0.8)]),
     "ReduceLROnPlateau": lambda n, o: lrs.ReduceLROnPlateau(o, "max", 0.5, patience=n, threshold=0.1),
     "SWALR": lambda n, o: torch.optim.swa_utils.SWALR(o, 0.001 * (n + 1), n + 2),
+    "of different kinds": lambda n, o: lrs.StepLR(o, 1, 0.5) if n % 2 == 0 else lrs.ReduceLROnPlateau(o, patience=0),
     "two of them": lambda n, o: [lrs.StepLR(o, n + 1, 0.5), lrs.ReduceLROnPlateau(o, "min", 0.5, patience=0)],
 }
 

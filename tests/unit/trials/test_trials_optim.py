@@ -288,3 +288,26 @@ def test_optimizers_that_cannot_be_fused() -> None:
         FuseError, match=r"optimizer: type is 'torch\.optim\.sgd\.SGD', there 'torch\.optim\.rprop\.Rprop'"
     ):
         TrialGroup(study, members(study, range(2)), OpenGate())
+
+
+ALIKE: dict[str, Callable[[int, Iterable[Any]], torch.optim.Optimizer]] = {
+    "adam": lambda n, ps: torch.optim.Adam(ps, lr=0.01 * (n + 1), weight_decay=0.1 * n),
+    "adamw": lambda n, ps: torch.optim.AdamW(ps, lr=0.01 * (n + 1), weight_decay=0.1 * n),
+    "adam, amsgrad, ascending": lambda n, ps: torch.optim.Adam(ps, lr=0.01 * n, amsgrad=True, maximize=True),
+    "adamw, ascending": lambda n, ps: torch.optim.AdamW(ps, lr=0.01 * n, maximize=True),
+    "adamw, all different": lambda n, ps: torch.optim.AdamW(
+        ps, lr=0.01, betas=(0.8, 0.9 + n / 50), eps=10.0 ** (n - 8)
+    ),
+}
+
+
+@pytest.mark.parametrize("elements", [1 << 18, 16 * 7])
+@pytest.mark.parametrize("columns", [1, 1 << 20])
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("name", ALIKE)
+def test_kernels_of_a_single_pass(
+    name: str, size: int, columns: int, elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trials.optim.block.ROW_COLUMNS", columns)
+    monkeypatch.setattr("trials.optim.fused.UNIT_ELEMENTS", elements)
+    assert_fused_is_solo(model, [batch()[0]], ALIKE[name], steps=5, size=size)
