@@ -6,6 +6,8 @@ from functools import cache
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _NEVER = 2**31 - 1
 _LARGEST = 1 << 30
+_LARGEST_ONCE = 32 << 20
+"""What earlier releases of the library allow at most."""
 
 
 @cache
@@ -17,5 +19,6 @@ def keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc; others do without
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _LARGEST)
+        if not mallopt(_M_MMAP_THRESHOLD, _LARGEST):
+            mallopt(_M_MMAP_THRESHOLD, _LARGEST_ONCE)
         mallopt(_M_TRIM_THRESHOLD, _NEVER)
