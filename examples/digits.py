@@ -17,9 +17,9 @@ VALIDATION = 397
 
 
 class Digits(Study):
-    """48 trials, of which 16 are trained at once. The width is fixed, so all trials can be fused."""
+    """96 trials, of which 16 are trained at once. The width is fixed, so all trials can be fused."""
 
-    trials = 48
+    trials = 96
     fused = 16
     epochs = 30
     rungs: tuple[int, ...] = (4, 8, 16)

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if parsed.command == "daemon":
             return _daemon(parsed)
-        return _why(parsed) if parsed.command == "why" else _report(parsed)
+        return _tell(parsed)
     except (ConfigError, PageError) as error:
         print(f"squeezer: {error}", file=sys.stderr)
         return USER_ERROR_STATUS
@@ -57,22 +57,15 @@ def _daemon(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _report(parsed: argparse.Namespace) -> int:
-    from squeezer.report import ReportError, main_report
-
-    try:
-        return main_report(parsed.run, parsed.json)
-    except ReportError as error:
-        print(f"squeezer: {error}", file=sys.stderr)
-        return USER_ERROR_STATUS
-
-
-def _why(parsed: argparse.Namespace) -> int:
+def _tell(parsed: argparse.Namespace) -> int:
+    from squeezer.report import main_report
     from squeezer.trace import ReportError
     from squeezer.why import main_why
 
     try:
-        return main_why(parsed.run, parsed.rank)
+        if parsed.command == "why":
+            return main_why(parsed.run, parsed.rank)
+        return main_report(parsed.run, parsed.json)
     except ReportError as error:
         print(f"squeezer: {error}", file=sys.stderr)
         return USER_ERROR_STATUS
