@@ -43,8 +43,14 @@ class Field:
     STEP = 12
     SLOT = 13
     PERMIT_UNTIL_NS = 14
+    PERMIT_LENGTH_NS = 15
     HOOK_FAULTS = 16
     DROPPED = 17
+    MARKS = 18
+    DUE_EPOCH = 19
+    DUE_PERMIT_NS = 20
+    MAIN_PEAK_BYTES = 21
+    FREE_BYTES = 22
     # the daemon
     DAEMON_PID = 24
     PLAN_FROM_STEP = 25
@@ -52,6 +58,7 @@ class Field:
     TELL_SLOT = 27
     SIDE_PROCESS = 28
     PREEMPTIVE = 29
+    SIDE_LIMIT_BYTES = 30
     # the side task
     SIDE_PID = 40
     SIDE_DOING = 41
@@ -59,6 +66,9 @@ class Field:
     UNITS_DECLINED = 43
     BUSY_NS = 44
     WORK = 45
+    SIDE_BYTES = 46
+    # the main job's device; in an emergency the daemon
+    DEVICE_GATE = 48
     # the daemon: from here on a word per slot
     PERMIT_NS = 64
 
@@ -75,6 +85,26 @@ class Doing:
     """Device work that ends by itself and was forecast to fit."""
     HOST = 2
     """Host work of unknown length, which the device may stop anywhere."""
+
+
+class DeviceGate:
+    """Bits of `DEVICE_GATE`, for which each unit of a side task's stream waits on the device itself."""
+
+    CLOSED = 0
+    OPEN = 1
+    FORCED = 2
+    """Whoever waits must get through, since the process ends or is saved."""
+
+
+class Marks:
+    """How the main job knows a bubble's bounds: what `MARKS` says."""
+
+    HOST = 0
+    """By the host's clock, which is true for a CPU."""
+    STREAM = 1
+    """The device itself writes the words, in its own order."""
+    POLLED = 2
+    """A thread looks at events, and writes the words a little late."""
 
 
 class Role(IntEnum):

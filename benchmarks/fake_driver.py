@@ -1,0 +1,234 @@
+"""A driver whose streams are threads: the same calls, orders and refusals as a device's, on any machine.
+
+It is no device: a kernel sleeps for its time. What it shows is order (what waits for what, which word is written when)
+and what happens if a call fails, comes late, or never gets through. Words are real shared memory, so streams of several
+processes see each other's as those of a device would, and end with their process.
+"""
+
+import ctypes
+import itertools
+import queue
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Self
+
+from ds_hooks.driver import DriverError
+
+NAP_S = 2e-5
+_DEVICE_OFFSET = 1 << 44
+"""Device addresses differ from the host's, so that a mix-up shows."""
+
+DEFAULT_STREAM = 0
+
+
+@dataclass(slots=True)
+class _Mark:
+    """An event as it was recorded once."""
+
+    done_ns: int | None = None
+
+
+@dataclass(slots=True)
+class Kernel:
+    """What ran in a stream: when, and what it was called."""
+
+    name: str
+    stream: int
+    start_ns: int
+    end_ns: int = 0
+
+
+@dataclass(slots=True)
+class _Stream:
+    work: "queue.SimpleQueue[Callable[[], None] | None]" = field(default_factory=queue.SimpleQueue)
+    thread: threading.Thread | None = None
+    words: Counter[int] = field(default_factory=Counter)
+    """Registered address -> operations queued that still need it."""
+
+
+class FakeDriver:
+    """See `ds_hooks.driver.Driver`; a context manager that ends its streams.
+
+    Attributes:
+        kernels: all that began, in that order.
+        late_ns: how long a word is written after its time.
+    """
+
+    def __init__(self) -> None:
+        self.kernels: list[Kernel] = []
+        self.late_ns = 0
+        self._handles = itertools.count(1)
+        self._events: dict[int, _Mark] = {}
+        self._registered: dict[int, int] = {}
+        self._calls: Counter[str] = Counter()
+        self._failures: defaultdict[str, set[int]] = defaultdict(set)
+        self._ended = threading.Event()
+        self._streams: dict[int, _Stream] = {}
+        self._start(DEFAULT_STREAM)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all streams wherever they are, as the end of their process would."""
+        self._ended.set()
+        for stream in self._streams.values():
+            stream.work.put(None)
+        for stream in self._streams.values():
+            assert stream.thread is not None
+            stream.thread.join()
+
+    def fail(self, call: str, at: int) -> None:
+        """Let the `at`-th call of that name from now on (counted from 1) raise `DriverError`."""
+        self._failures[call].add(self._calls[call] + at)
+
+    def launch(self, stream: int, busy_ns: int, name: str = "kernel") -> None:
+        """Queue a kernel that takes so long."""
+        self._called("launch")
+        self._put(stream, lambda: self._run(stream, busy_ns, name))
+
+    def is_idle(self, stream: int) -> bool:
+        """Whether all that was queued in `stream` has ended."""
+        mark = _Mark()
+        self._put(stream, lambda: _stamp(mark))
+        time.sleep(NAP_S)
+        return mark.done_ns is not None
+
+    # The calls of `Driver`
+
+    def create_stream(self) -> int:
+        """See `Driver`."""
+        self._called("create_stream")
+        return self._start(next(self._handles))
+
+    def destroy_stream(self, stream: int) -> None:
+        """See `Driver`."""
+        self._called("destroy_stream")
+        self._streams[stream].work.put(None)
+
+    def create_event(self) -> int:
+        """See `Driver`. One that was never recorded is done."""
+        self._called("create_event")
+        event = next(self._handles)
+        self._events[event] = _Mark(time.monotonic_ns())
+        return event
+
+    def destroy_event(self, event: int) -> None:
+        """See `Driver`."""
+        self._called("destroy_event")
+        del self._events[event]
+
+    def record(self, event: int, stream: int) -> None:
+        """See `Driver`."""
+        self._called("record")
+        mark = self._events[event] = _Mark()
+        self._put(stream, lambda: _stamp(mark))
+
+    def wait_event(self, stream: int, event: int) -> None:
+        """See `Driver`."""
+        self._called("wait_event")
+        mark = self._events[event]
+        self._put(stream, lambda: self._until(lambda: mark.done_ns is not None))
+
+    def is_done(self, event: int) -> bool:
+        """See `Driver`."""
+        self._called("is_done")
+        return self._events[event].done_ns is not None
+
+    def elapsed_ns(self, start: int, end: int) -> int:
+        """See `Driver`."""
+        self._called("elapsed_ns")
+        start_ns, end_ns = self._events[start].done_ns, self._events[end].done_ns
+        if start_ns is None or end_ns is None:
+            raise DriverError("elapsed_ns: an event is not done")
+        return end_ns - start_ns
+
+    def register(self, address: int, size: int) -> int:
+        """See `Driver`."""
+        self._called("register")
+        if address % 4096 or size % 4096:
+            raise DriverError("register: not whole pages")
+        if address in self._registered:
+            raise DriverError("register: registered already")
+        self._registered[address] = size
+        return address + _DEVICE_OFFSET
+
+    def unregister(self, address: int) -> None:
+        """See `Driver`."""
+        self._called("unregister")
+        if any(stream.words[address] for stream in self._streams.values()):
+            raise DriverError("unregister: something that is queued needs it")
+        if self._registered.pop(address, None) is None:
+            raise DriverError("unregister: not registered")
+
+    def write_word(self, stream: int, device_address: int, value: int) -> None:
+        """See `Driver`."""
+        self._called("write_word")
+        self._queue_word(stream, device_address, lambda word: self._write(word, value))
+
+    def wait_bits(self, stream: int, device_address: int, mask: int) -> None:
+        """See `Driver`."""
+        self._called("wait_bits")
+        self._queue_word(stream, device_address, lambda word: self._until(lambda: bool(word.value & mask)))
+
+    # Within
+
+    def _called(self, name: str) -> None:
+        self._calls[name] += 1
+        if self._calls[name] in self._failures[name]:
+            raise DriverError(f"{name}: refused on purpose")
+
+    def _start(self, handle: int) -> int:
+        stream = self._streams[handle] = _Stream()
+        stream.thread = threading.Thread(target=self._serve, args=(stream,), name=f"stream {handle}", daemon=True)
+        stream.thread.start()
+        return handle
+
+    def _serve(self, stream: _Stream) -> None:
+        while (step := stream.work.get()) is not None and not self._ended.is_set():
+            step()
+
+    def _put(self, stream: int, step: Callable[[], None]) -> None:
+        if stream not in self._streams:
+            raise DriverError(f"there is no stream {stream}")
+        self._streams[stream].work.put(step)
+
+    def _queue_word(self, stream: int, device_address: int, use: Callable[[ctypes.c_uint32], None]) -> None:
+        address = device_address - _DEVICE_OFFSET
+        home = next((start for start, size in self._registered.items() if start <= address < start + size), None)
+        if home is None or address % 4:
+            raise DriverError("a word that the device cannot reach")
+        words = self._streams[stream].words
+        words[home] += 1
+
+        def step() -> None:
+            use(ctypes.c_uint32.from_address(address))
+            words[home] -= 1
+
+        self._put(stream, step)
+
+    def _write(self, word: ctypes.c_uint32, value: int) -> None:
+        if self.late_ns:
+            time.sleep(self.late_ns / 1e9)
+        word.value = value
+
+    def _run(self, stream: int, busy_ns: int, name: str) -> None:
+        kernel = Kernel(name, stream, time.monotonic_ns())
+        self.kernels.append(kernel)
+        end_ns = kernel.start_ns + busy_ns
+        self._until(lambda: time.monotonic_ns() >= end_ns)
+        kernel.end_ns = time.monotonic_ns()
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        while not done() and not self._ended.is_set():
+            time.sleep(NAP_S)
+
+
+def _stamp(mark: _Mark) -> None:
+    mark.done_ns = time.monotonic_ns()
