@@ -102,6 +102,10 @@ class FakeDriver:
 
     # The calls of `Driver`
 
+    def adopt_thread(self) -> None:
+        """See `Driver`."""
+        self._called("adopt_thread")
+
     def create_stream(self) -> int:
         """See `Driver`."""
         self._called("create_stream")

@@ -9,15 +9,18 @@ import os
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ds_hooks.engine import WRAPPED_METHODS, AttachError, check_engine, waits_of
 from ds_hooks.marks import HostMarks
 from ds_hooks.page import Field, Page, PageError, Role, page_path, runtime_dir, socket_path
 from ds_hooks.publisher import Publisher
 from ds_hooks.side import SideTask
-from ds_hooks.slots import Slot, Waits, find_slots
+from ds_hooks.slots import Slot, find_slots
+from ds_hooks.stream_marks import StreamMarks, cuda_marks
 from ds_hooks.wire import (
     INSTRUCTIONS_PER_MESSAGE,
     BubbleEnd,
@@ -31,11 +34,8 @@ from ds_hooks.wire import (
     WaitKind,
 )
 
-_WRAPPED_METHODS = ("train_batch", "_exec_schedule", "_aggregate_total_loss")
-
-
-class AttachError(Exception):
-    """The hooks cannot serve this engine; the message says why and what they can serve."""
+_kept: list[Page] = []
+"""Pages that a device may still write to: they stay mapped as long as the process lives."""
 
 
 def attach(engine: Any, *, directory: Path | str | None = None, local_rank: int | None = None) -> "Handle":
@@ -85,29 +85,32 @@ class Handle:
         self._in_optimizer = False
         self._collectives = 0
         self._items: list[tuple[int, int, int, int]] = []
+        self._unread: deque[tuple[int, Any]] | None = None
+        """Messages whose time the device has not told yet, with their stamps; None where stamps are times."""
 
     def start(self, directory: Path, local_rank: int | None) -> None:
         """Connect and wrap. Called by `attach`; raises what `attach` reports."""
         engine = self._engine
-        _check_engine(engine)
+        check_engine(engine)
         if local_rank is None:
             local_rank = int(os.environ.get("LOCAL_RANK", max(int(getattr(engine, "local_rank", 0) or 0), 0)))
         self._rank = int(engine.global_rank)
-        self._waits = Waits(
-            queued_p2p=any(kind.__name__ == "CommitP2P" for kind in engine._INSTRUCTION_MAP),
-            tied=bool(engine.module.tied_comms),
-            data_parallel=bool(engine.is_data_parallel),
-        )
+        self._waits = waits_of(engine)
         page = Page.open(page_path(directory, local_rank))
         try:
             page.claim(Role.MAIN)
         except PageError:
             page.close()  # its words are another job's: leave them alone
             raise
+        try:
+            self._marks = self._marks_of(page)
+        except Exception:
+            page.close()
+            raise
         self._page = page
-        self._marks = HostMarks(page, self._clock_ns)
         self._side = SideTask(page.words)
-        self._side.halt()
+        if self._unread is None:
+            self._side.halt()
         self._publisher = Publisher(f"ipc://{socket_path(directory, local_rank)}")
         self._wrap()
         self.enabled = True
@@ -115,6 +118,12 @@ class Handle:
             os.getpid(), self._rank, engine.grid.world_size, engine.stage_id, engine.num_stages, engine.micro_batches
         )
         self._publisher.hello(self._clock_ns(), hello)
+
+    def _marks_of(self, page: Page) -> HostMarks | StreamMarks:
+        if self._engine.device.type == "cpu":
+            return HostMarks(page, self._clock_ns)
+        self._unread = deque()
+        return cuda_marks(page, self._clock_ns)
 
     def detach(self) -> None:
         """Leave the engine as it was, tell the daemon, and give the page back. A second call does nothing."""
@@ -143,17 +152,21 @@ class Handle:
         if page is not None:
             self._side.leave()
             words = page.words
-            words[Field.BUBBLE] &= ~1
             words[Field.HOOK_FAULTS] += fault
             words[Field.MAIN_PID] = 0
-            page.close()
+            if self._marks.leave(wait=not fault):
+                words[Field.BUBBLE] &= ~1
+                page.close()
+            else:
+                _kept.append(page)
         if publisher is not None:
+            self._read_times(publisher)
             publisher.send(self._clock_ns(), Bye(self._rank, fault))
             publisher.close()
 
     def _wrap(self) -> None:
         engine = self._engine
-        self._replaced = [(engine, name, vars(engine).get(name)) for name in ("_INSTRUCTION_MAP", *_WRAPPED_METHODS)]
+        self._replaced = [(engine, name, vars(engine).get(name)) for name in ("_INSTRUCTION_MAP", *WRAPPED_METHODS)]
         wrapped_map = {kind: self._wrap_instruction(kind, run) for kind, run in engine._INSTRUCTION_MAP.items()}
         train_batch, exec_schedule = engine.train_batch, engine._exec_schedule
         aggregate_total_loss = engine._aggregate_total_loss
@@ -244,10 +257,10 @@ class Handle:
         self._step += 1
         self._collectives = 0
         self._in_step = True
-        self._base_ns = self._clock_ns()
+        self._base_ns = self._marks.begin_step()
         assert self._publisher is not None
         self._publisher.greet_again()
-        self._publisher_later(self._base_ns, StepStart(self._step))
+        self._say(self._base_ns, StepStart(self._step))
 
     def _end_step(self) -> None:
         self._in_step = False
@@ -257,10 +270,11 @@ class Handle:
         items, self._items = self._items, []
         for first in range(0, len(items), INSTRUCTIONS_PER_MESSAGE):
             part = tuple(items[first : first + INSTRUCTIONS_PER_MESSAGE])
-            self._publisher_later(self._base_ns, Instructions(self._step, self._base_ns, part))
+            self._say(self._base_ns, Instructions(self._step, self._base_ns, part))
         dropped = self._publisher.dropped
         self._page.words[Field.DROPPED] = dropped
-        self._publisher_later(self._clock_ns(), StepEnd(self._step, dropped))
+        self._say(self._marks.stamp(), StepEnd(self._step, dropped))
+        self._marks.end_step(self._step)
 
     def _begin_schedule(self, schedule: Any) -> None:
         if not self._in_step:
@@ -298,8 +312,9 @@ class Handle:
             end_ns = self._clock_ns()
             if self._side_may_run_on and not self._is_open:
                 self._stopped_late |= self._side.halt()
-        self._items.append((slot.kind, index, begin_ns - self._base_ns, end_ns - self._base_ns))
         self._index = index + 1
+        if self._unread is None:
+            self._items.append((slot.kind, index, begin_ns - self._base_ns, end_ns - self._base_ns))
 
     def _begin_collective(self, _tensor: Any, _op: Any = None, group: Any = None, async_op: bool = False) -> bool:
         """Open a bubble, if this waits for anybody. Its slots come after the loss's."""
@@ -316,9 +331,10 @@ class Handle:
 
     def _end_loss(self) -> None:
         end_ns = self._close() if self._is_open else self._clock_ns()
-        begin_ns = self._loss_begin_ns
-        item = (InstructionKind.LOSS, len(self._plan), begin_ns - self._base_ns, end_ns - self._base_ns)
-        self._items.append(item)
+        if self._unread is None:
+            begin_ns = self._loss_begin_ns
+            item = (InstructionKind.LOSS, len(self._plan), begin_ns - self._base_ns, end_ns - self._base_ns)
+            self._items.append(item)
 
     def _open(self, slot: int, wait: int) -> int:
         assert self._page is not None and self._publisher is not None
@@ -331,11 +347,10 @@ class Handle:
         start = BubbleStart(self._step, marks.epoch, slot, wait, marks.side_cpu_ns(), permit_ns)
         if permit_ns:
             self._side.wake()
+        self._say(begin_ns, start)
         if self._is_time_to_tell(slot):
             self._told_step = self._step
-            self._publisher.send(begin_ns, start)
-        else:
-            self._publisher.send_later(begin_ns, start)
+            self._publisher.flush()
         return begin_ns
 
     def _is_time_to_tell(self, slot: int) -> bool:
@@ -352,31 +367,27 @@ class Handle:
         end_ns = marks.close()
         self._is_open = False
         assert self._page is not None
-        preemptive = bool(self._page.words[Field.PREEMPTIVE])
-        stopped = self._side.halt(let_end=not preemptive) or self._stopped_late
-        self._stopped_late = False
-        self._side_may_run_on = not preemptive
+        stopped = False
+        if self._unread is None:  # signals do not reach what a device runs
+            preemptive = bool(self._page.words[Field.PREEMPTIVE])
+            stopped = self._side.halt(let_end=not preemptive) or self._stopped_late
+            self._stopped_late = False
+            self._side_may_run_on = not preemptive
         end = BubbleEnd(self._step, marks.epoch, self._open_slot, self._open_wait, marks.side_cpu_ns(), stopped)
-        self._publisher_later(end_ns, end)
+        self._say(end_ns, end)
         return end_ns
 
-    def _publisher_later(self, t_ns: int, message: Any) -> None:
+    def _say(self, stamp: int, message: Any) -> None:
+        """Let `message` leave with the next flush; if its time is not known yet, with the first one after that."""
         assert self._publisher is not None
-        self._publisher.send_later(t_ns, message)
+        unread = self._unread
+        if unread is None:
+            self._publisher.send_later(stamp, message)
+            return
+        unread.append((stamp, message))
+        self._read_times(self._publisher)
 
-
-def _check_engine(engine: Any) -> None:
-    """Raise `AttachError` unless `engine` is one that the hooks can serve."""
-    if not hasattr(engine, "_INSTRUCTION_MAP") or not all(hasattr(engine, name) for name in _WRAPPED_METHODS):
-        raise AttachError(
-            f"{type(engine).__name__} is not a pipeline engine; allowed is what deepspeed.initialize returns for a "
-            f"PipelineModule or a DualPipeVModule"
-        )
-    device = getattr(engine.device, "type", str(engine.device))
-    if device != "cpu":
-        raise AttachError(
-            f"the engine's device is {device}; this release knows the true bubble bounds of cpu only (on an "
-            f"accelerator the host's clock tells when work was issued, not when it ran)"
-        )
-    if "train_batch" in engine.__dict__ and getattr(engine.train_batch, "__qualname__", "").startswith("Handle."):
-        raise AttachError("hooks are attached to this engine already; detach them first")
+    def _read_times(self, publisher: Publisher) -> None:
+        unread = self._unread
+        while unread and (t_ns := self._marks.time_ns(unread[0][0])) is not None:
+            publisher.send_later(t_ns, unread.popleft()[1])

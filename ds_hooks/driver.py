@@ -25,6 +25,9 @@ class DriverError(Exception):
 class Driver(Protocol):
     """One device. Streams, events and device addresses are the driver's own handles, as integers."""
 
+    def adopt_thread(self) -> None:
+        """Use the device from the calling thread, too."""
+
     def create_stream(self) -> int:
         """A stream that runs beside all others."""
 
@@ -88,7 +91,7 @@ class CudaDriver:
         self._context = context
 
     def adopt_thread(self) -> None:
-        """Use the same context in the calling thread."""
+        """See `Driver`."""
         self._call("cuCtxSetCurrent", self._context)
 
     def create_stream(self) -> int:

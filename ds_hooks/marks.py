@@ -1,13 +1,13 @@
 """When an instruction's boundary is true: on a CPU the host's clock says it.
 
 Blocking gloo receives return when the data is there, so the moment before and after a wait are the bubble's ends.
-On a CUDA device they would be issue times; until marks for streams exist, `attach` leaves such a device alone.
+On a CUDA device they would be issue times: see `stream_marks`.
 """
 
 import time
 from collections.abc import Callable
 
-from ds_hooks.page import Field, Page
+from ds_hooks.page import Field, Marks, Page
 
 _PROCESS_CPU_CLOCK = 2
 """CPUCLOCK_SCHED of Linux: `~pid << 3 | 2` is the clock of all that the process `pid` has run."""
@@ -20,6 +20,7 @@ class HostMarks:
         self._words = page.words
         self._clock_ns = clock_ns
         self.epoch = page.words[Field.BUBBLE] >> 1
+        page.words[Field.MARKS] = Marks.HOST
 
     def open(self, step: int, slot: int, permit_ns: int) -> int:
         """The device waits from now on, and the side task may use it for `permit_ns`. Returns the time in ns."""
@@ -40,6 +41,25 @@ class HostMarks:
         # read after the write: whoever saw the word open looked before this time
         words[Field.BUBBLE_END_NS] = now_ns = self._clock_ns()
         return now_ns
+
+    def begin_step(self) -> int:
+        """A step begins now. Returns the time in ns."""
+        return self._clock_ns()
+
+    def stamp(self) -> int:
+        """This moment, in ns."""
+        return self._clock_ns()
+
+    def time_ns(self, stamp: int) -> int:
+        """When that was: a stamp is a time here."""
+        return stamp
+
+    def end_step(self, step: int) -> None:
+        """Nothing is due then."""
+
+    def leave(self, *, wait: bool) -> bool:
+        """Whether nobody writes to the page any more: at once."""
+        return True
 
     def side_cpu_ns(self) -> int:
         """The CPU time that the side task's process has used so far, or 0 without one."""

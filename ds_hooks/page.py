@@ -51,6 +51,7 @@ class Field:
     DUE_PERMIT_NS = 20
     MAIN_PEAK_BYTES = 21
     FREE_BYTES = 22
+    PROBE = 23
     # the daemon
     DAEMON_PID = 24
     PLAN_FROM_STEP = 25

@@ -37,7 +37,7 @@ class Publisher:
         """Say who we are as soon as there is a daemon, and again to a daemon that takes another's place."""
         self._hello = encode(0, t_ns, message)
         self._hello_due = True
-        self._flush()
+        self.flush()
 
     def greet_again(self) -> None:
         """Say hello with the next message too: of a daemon that was replaced during a silence nothing tells us."""
@@ -47,23 +47,21 @@ class Publisher:
         """Hand `message` and all that waits to the socket. False if there is no daemon to take it."""
         self._seq += 1
         self._waiting.append(encode(self._seq, t_ns, message))
-        return self._flush()
+        return self.flush()
 
     def send_later(self, t_ns: int, message: Message) -> None:
-        """Let `message` leave with the next one that is sent."""
+        """Let `message` leave with the next flush."""
         self._seq += 1
         self._waiting.append(encode(self._seq, t_ns, message))
         if len(self._waiting) >= WAITING_AT_MOST:
-            self._flush()
+            self.flush()
 
-    def close(self, linger_ms: int = 200) -> None:
-        """Close; what is queued has `linger_ms` to leave."""
-        self._socket.close(linger=linger_ms)
-        self._context.term()
-
-    def _flush(self) -> bool:
+    def flush(self) -> bool:
+        """Hand all that waits to the socket. False if there is no daemon to take it."""
         waiting = self._waiting
         parts = [self._hello, *waiting] if self._hello_due else waiting
+        if not parts:
+            return True
         self._waiting = []
         try:
             self._socket.send_multipart(parts, zmq.DONTWAIT)
@@ -73,3 +71,8 @@ class Publisher:
             return False
         self._hello_due = False
         return True
+
+    def close(self, linger_ms: int = 200) -> None:
+        """Close; what is queued has `linger_ms` to leave."""
+        self._socket.close(linger=linger_ms)
+        self._context.term()

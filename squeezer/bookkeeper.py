@@ -63,7 +63,7 @@ class Bookkeeper:
         Returns:
             (slot, overrun in ns) of the bubble before it, if that was opened.
         """
-        overran = self._note_bubble(message.side_cpu_ns)
+        overran = self._note_bubble(message.side_cpu_ns if message.side_cpu_ns >= 0 else None)
         self._side_cpu_ns = message.side_cpu_ns
         self._bubble = {
             "job": self.job,

@@ -1,0 +1,278 @@
+"""Marks of a device with streams, where the host runs ahead and its clock tells nothing of the device.
+
+Around each wait two events are recorded on the compute stream, and nothing else. A stream of our own waits for them and
+writes the page's words in the device's own order: no callback into Python, no synchronization, ever. When the events
+are done, which is looked at now and then, they tell how long the wait was.
+"""
+
+import queue
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from ds_hooks.driver import CudaDriver, Driver, DriverError, address_of
+from ds_hooks.page import PAGE_BYTES, DeviceGate, Field, Marks, Page
+
+WORD_MAX = 2**32 - 1
+"""A device writes the low half of a word."""
+PROBE_S = 1.0
+"""How long the start-up probe waits for the device, at most; it takes some microseconds."""
+UNREAD_AT_MOST = 1 << 16
+_OFFSETS_KEPT = 64
+_MEMORY_EVERY_STEPS = 10
+_NAP_S = 2e-4
+
+
+class StreamMarks:
+    """Writes the bubble word when the device comes to it.
+
+    Stamps are events; `time_ns` tells their time later, and must be asked in the order in which they were made.
+
+    Args:
+        page: the device's page.
+        driver: the device.
+        compute_stream: tells on which stream the main job computes now.
+
+    Raises:
+        DriverError: the device cannot write the page's words.
+    """
+
+    kind = Marks.STREAM
+
+    def __init__(
+        self, page: Page, driver: Driver, compute_stream: Callable[[], int], clock_ns: Callable[[], int]
+    ) -> None:
+        self._words, self._driver = page.words, driver
+        self._compute_stream, self._clock_ns = compute_stream, clock_ns
+        self.epoch = page.words[Field.BUBBLE] >> 1
+        self._permit_ns = 0
+        self._free: list[int] = []
+        self._unread = 0
+        self._step_begins: deque[int] = deque()
+        self._last = 0
+        self._newest = 0
+        self._device_ns = 0  # the time of `_last`, by a clock of the device that began with the first event
+        self._least_ns: int | None = None
+        self._offsets_ns: deque[int] = deque(maxlen=_OFFSETS_KEPT)
+        self._offset_ns = 0
+        self._take_hold()
+        page.words[Field.DEVICE_GATE] = DeviceGate.CLOSED
+        page.words[Field.MARKS] = self.kind
+
+    def open(self, step: int, slot: int, permit_ns: int) -> int:
+        """What is issued on the compute stream next is a wait. Returns the stamp of its begin."""
+        self.epoch += 1
+        self._permit_ns = permit_ns = min(permit_ns, WORD_MAX)
+        if permit_ns:
+            self._due(((Field.DUE_PERMIT_NS, permit_ns), (Field.DUE_EPOCH, self.epoch)))
+        begin = self.stamp()
+        if permit_ns:
+            self._at(
+                begin,
+                (
+                    (Field.STEP, step),
+                    (Field.SLOT, slot),
+                    (Field.PERMIT_LENGTH_NS, permit_ns),
+                    (Field.BUBBLE, self.epoch << 1 | 1),
+                    (Field.DEVICE_GATE, DeviceGate.OPEN),
+                ),
+            )
+        return begin
+
+    def close(self) -> int:
+        """The wait has been issued. Returns the stamp of its end."""
+        end = self.stamp()
+        if self._permit_ns:
+            self._at(end, ((Field.DEVICE_GATE, DeviceGate.CLOSED), (Field.BUBBLE, self.epoch << 1)))
+        return end
+
+    def begin_step(self) -> int:
+        """Mark the begin of a step, at which times may follow the host's clock."""
+        begin = self.stamp()
+        self._step_begins.append(begin)
+        return begin
+
+    def stamp(self) -> int:
+        """Mark this place of the compute stream.
+
+        Raises:
+            DriverError: nobody has read the last 65 536 stamps.
+        """
+        if self._unread >= UNREAD_AT_MOST:
+            raise DriverError(f"the device is {self._unread} marks behind the host")
+        self._unread += 1
+        event = self._newest = self._free.pop() if self._free else self._driver.create_event()
+        self._driver.record(event, self._compute_stream())
+        return event
+
+    def time_ns(self, stamp: int) -> int | None:
+        """When the device came to `stamp`, on the host's clock; None: not yet.
+
+        Differences are the device's own. Against the host's clock they are off by as much as the fastest of the last
+        looks came late.
+        """
+        if not self._driver.is_done(stamp):
+            return None
+        if self._last:
+            self._device_ns += self._driver.elapsed_ns(self._last, stamp)
+            self._free.append(self._last)
+        self._last = stamp
+        self._unread -= 1
+        offset_ns = self._clock_ns() - self._device_ns
+        self._least_ns = offset_ns if self._least_ns is None else min(self._least_ns, offset_ns)
+        if not self._offsets_ns:
+            self._set_clock()
+        if self._step_begins and self._step_begins[0] == stamp:
+            self._step_begins.popleft()
+            self._set_clock()
+        return self._device_ns + self._offset_ns
+
+    def end_step(self, step: int) -> None:
+        """Now and then, write what the main job has needed of the device's memory, and what is free."""
+        if step % _MEMORY_EVERY_STEPS == 1:
+            cuda = sys.modules["torch"].cuda
+            self._words[Field.MAIN_PEAK_BYTES] = cuda.max_memory_reserved()
+            self._words[Field.FREE_BYTES] = cuda.mem_get_info()[0]
+
+    def _set_clock(self) -> None:
+        """Follow the host's clock; not within a bubble, whose length it would change."""
+        if self._least_ns is not None:
+            self._offsets_ns.append(self._least_ns)
+            self._offset_ns = min(self._offsets_ns)
+            self._least_ns = None
+
+    def side_cpu_ns(self) -> int:
+        """CPU time says nothing here."""
+        return -1
+
+    def leave(self, *, wait: bool) -> bool:
+        """Let go of the page. False if it must stay mapped, since the device may still write to it.
+
+        Args:
+            wait: for the device, a second at most.
+        """
+        self._words[Field.MARKS] = Marks.HOST
+        newest = self._newest
+        if newest and not (self._comes(newest) if wait else self._driver.is_done(newest)):
+            return False
+        return self._let_go()
+
+    # What the polled marks do differently
+
+    def _take_hold(self) -> None:
+        self._stream = self._driver.create_stream()
+        self._address = address_of(self._words)
+        self._device_address = self._driver.register(self._address, PAGE_BYTES)
+        try:
+            self._probe()
+        except DriverError:
+            self._let_go()
+            raise
+
+    def _due(self, values: tuple[tuple[int, int], ...]) -> None:
+        for field, value in values:
+            self._driver.write_word(self._stream, self._device_address + 8 * field, value & WORD_MAX)
+
+    def _at(self, event: int, values: tuple[tuple[int, int], ...]) -> None:
+        self._driver.wait_event(self._stream, event)
+        self._due(values)
+
+    def _let_go(self) -> bool:
+        driver = self._driver
+        drained = driver.create_event()
+        driver.record(drained, self._stream)
+        if not self._comes(drained):
+            return False
+        driver.unregister(self._address)
+        driver.destroy_stream(self._stream)
+        return True
+
+    def _probe(self) -> None:
+        """Let the device write a word, wait for one that the host writes, and write another."""
+        driver, words, probe = self._driver, self._words, self._device_address + 8 * Field.PROBE
+        words[Field.PROBE] = 0
+        written, passed = driver.create_event(), driver.create_event()
+        driver.write_word(self._stream, probe, 1)
+        driver.record(written, self._stream)
+        driver.wait_bits(self._stream, probe, 2)
+        driver.record(passed, self._stream)
+        seen = self._comes(written) and words[Field.PROBE] == 1
+        too_early = driver.is_done(passed)
+        words[Field.PROBE] = 2  # also where the probe has failed: the stream must get through
+        if not (self._comes(passed) and seen) or too_early:
+            raise DriverError("the device does not see this memory in time")
+        driver.destroy_event(written)
+        driver.destroy_event(passed)
+
+    def _comes(self, event: int) -> bool:
+        end_s = time.monotonic() + PROBE_S
+        while not self._driver.is_done(event):
+            if time.monotonic() > end_s:
+                return False
+            time.sleep(_NAP_S)
+        return True
+
+
+class PolledMarks(StreamMarks):
+    """The same where the device cannot write words: a thread looks at the events, and writes a little late.
+
+    It costs the main job's interpreter a moment at each look, and looks only between a planned bubble's issue and end.
+    """
+
+    kind = Marks.POLLED
+
+    def _take_hold(self) -> None:
+        self._work: queue.SimpleQueue[tuple[int, tuple[tuple[int, int], ...]] | None] = queue.SimpleQueue()
+        self._looked_at: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._look, name="bubble marks", daemon=True)
+        self._thread.start()
+
+    def _due(self, values: tuple[tuple[int, int], ...]) -> None:
+        self._work.put((0, values))
+
+    def _at(self, event: int, values: tuple[tuple[int, int], ...]) -> None:
+        # an event of the thread's own, since the other one may be read and recorded again before the thread looks
+        try:
+            own = self._looked_at.get_nowait()
+        except queue.Empty:
+            own = self._driver.create_event()
+        self._driver.record(own, self._compute_stream())
+        self._work.put((own, values))
+
+    def _let_go(self) -> bool:
+        self._work.put(None)
+        self._thread.join()
+        return True
+
+    def _look(self) -> None:
+        self._driver.adopt_thread()
+        words = self._words
+        while (work := self._work.get()) is not None:
+            event, values = work
+            while event and not self._driver.is_done(event):
+                time.sleep(_NAP_S)
+            for field, value in values:
+                words[field] = value
+            if event:
+                self._looked_at.put(event)
+
+
+def cuda_marks(page: Page, clock_ns: Callable[[], int]) -> StreamMarks:
+    """The best marks that this process's CUDA device and the page's memory allow.
+
+    Raises:
+        DriverError: not even events can be had.
+    """
+    cuda = sys.modules["torch"].cuda
+    driver = CudaDriver()
+
+    def compute_stream() -> int:
+        return int(cuda.current_stream().cuda_stream)
+
+    try:
+        return StreamMarks(page, driver, compute_stream, clock_ns)
+    except DriverError as error:
+        print(f"[ds_hooks] bubbles are opened a little late, by a thread that polls: {error}", file=sys.stderr)
+        return PolledMarks(page, driver, compute_stream, clock_ns)

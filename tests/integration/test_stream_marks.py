@@ -1,0 +1,221 @@
+"""Marks of a device with streams: what the device writes and when, on a driver whose streams are threads."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks.fake_driver import DEFAULT_STREAM, FakeDriver
+from ds_hooks import attach, stream_marks
+from ds_hooks.driver import DriverError
+from ds_hooks.page import DeviceGate, Field, Marks, Page, Role, make_private_dir, page_path
+from ds_hooks.stream_marks import PolledMarks, StreamMarks, cuda_marks
+from ds_hooks.wire import BubbleEnd, BubbleStart, StepEnd, StepStart
+from tests.hooked_engine import Daemon, Engine
+
+MS = 1_000_000
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    made = Page.open(page_path(make_private_dir(tmp_path / "run"), 0))
+    made.claim(Role.MAIN)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def driver(page: Page) -> Iterator[FakeDriver]:
+    with FakeDriver() as made:
+        yield made
+
+
+def new_marks(kind: type[StreamMarks], page: Page, driver: FakeDriver) -> StreamMarks:
+    return kind(page, driver, lambda: DEFAULT_STREAM, time.monotonic_ns)
+
+
+@pytest.fixture(params=[StreamMarks, PolledMarks])
+def marks(request: pytest.FixtureRequest, page: Page, driver: FakeDriver) -> StreamMarks:
+    return new_marks(request.param, page, driver)
+
+
+def until(true: Callable[[], object]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < end_s, "it never came"
+        time.sleep(1e-4)
+
+
+def ended(driver: FakeDriver, name: str) -> bool:
+    return any(kernel.name == name and kernel.end_ns for kernel in driver.kernels)
+
+
+def issue_step(marks: StreamMarks, driver: FakeDriver, permit_ns: int, *, compute_ms: float = 30) -> tuple[int, int]:
+    """Compute, wait, compute; nothing of it has run when this returns."""
+    driver.launch(DEFAULT_STREAM, int(compute_ms * MS), "before")
+    begin = marks.open(7, 3, permit_ns)
+    driver.launch(DEFAULT_STREAM, 20 * MS, "receive")
+    end = marks.close()
+    driver.launch(DEFAULT_STREAM, 1 * MS, "after")
+    return begin, end
+
+
+def test_the_word_opens_when_the_device_comes_to_the_wait_and_not_when_it_is_issued(
+    marks: StreamMarks, driver: FakeDriver, page: Page
+) -> None:
+    words = page.words
+    issue_step(marks, driver, 5 * MS)
+    until(lambda: words[Field.DUE_EPOCH] == 1)
+    assert words[Field.DUE_PERMIT_NS] == 5 * MS
+    until(lambda: words[Field.BUBBLE] == 1 << 1 | 1)
+    assert ended(driver, "before") and not ended(driver, "after")
+    assert (words[Field.STEP], words[Field.SLOT], words[Field.PERMIT_LENGTH_NS]) == (7, 3, 5 * MS)
+    until(lambda: words[Field.DEVICE_GATE] == DeviceGate.OPEN or ended(driver, "receive"))
+    until(lambda: words[Field.BUBBLE] == 1 << 1)
+    assert ended(driver, "receive") and words[Field.DEVICE_GATE] == DeviceGate.CLOSED
+    assert words[Field.MARKS] == marks.kind
+    assert marks.leave(wait=True)
+
+
+def test_a_bubble_is_due_only_when_the_one_before_has_closed(
+    marks: StreamMarks, driver: FakeDriver, page: Page
+) -> None:
+    issue_step(marks, driver, 5 * MS)
+    issue_step(marks, driver, 6 * MS)
+    until(lambda: page.words[Field.DUE_EPOCH] == 2)
+    assert page.words[Field.BUBBLE] == 1 << 1 and ended(driver, "receive")
+    assert marks.leave(wait=True)
+
+
+def test_a_wait_that_is_not_planned_writes_nothing_and_is_timed(
+    marks: StreamMarks, driver: FakeDriver, page: Page
+) -> None:
+    begin, end = issue_step(marks, driver, 0)
+    until(lambda: driver.is_done(end))
+    begin_ns, end_ns = marks.time_ns(begin), marks.time_ns(end)
+    assert begin_ns is not None and end_ns is not None
+    receive = next(kernel for kernel in driver.kernels if kernel.name == "receive")
+    assert end_ns - begin_ns >= receive.end_ns - receive.start_ns
+    assert [page.words[f] for f in (Field.BUBBLE, Field.DUE_EPOCH, Field.DEVICE_GATE)] == [0, 0, 0]
+    assert marks.leave(wait=True)
+
+
+def test_a_time_is_not_known_before_the_device_has_come_there(marks: StreamMarks, driver: FakeDriver) -> None:
+    begin, end = issue_step(marks, driver, 5 * MS)
+    assert marks.time_ns(begin) is None
+    until(lambda: driver.is_done(end))
+    asked_ns = time.monotonic_ns()
+    begin_ns, end_ns = marks.time_ns(begin), marks.time_ns(end)
+    assert begin_ns is not None and end_ns is not None and begin_ns < end_ns
+    assert begin_ns >= asked_ns, "nothing is known yet of how late the look came"
+    assert marks.leave(wait=True)
+
+
+def test_times_come_to_the_hosts_clock_and_lengths_stay_the_devices(marks: StreamMarks, driver: FakeDriver) -> None:
+    lengths_ns, late_ns = [], []
+    for _ in range(5):
+        start = marks.begin_step()
+        begin, end = issue_step(marks, driver, 5 * MS, compute_ms=1)
+        until(partial(driver.is_done, end))
+        for stamp in (start, begin, end):
+            told_ns = marks.time_ns(stamp)
+            assert told_ns is not None
+            if stamp == begin:
+                begin_ns = told_ns
+        lengths_ns.append(told_ns - begin_ns)
+        late_ns.append(told_ns - driver.kernels[-2].end_ns)
+    receives = [kernel for kernel in driver.kernels if kernel.name == "receive"]
+    for length_ns, receive in zip(lengths_ns, receives, strict=True):
+        assert length_ns >= receive.end_ns - receive.start_ns
+    assert min(late_ns[1:]) <= late_ns[0]
+    assert marks.leave(wait=True)
+
+
+def test_the_page_stays_as_long_as_the_device_may_write_to_it(
+    marks: StreamMarks, driver: FakeDriver, page: Page
+) -> None:
+    issue_step(marks, driver, 5 * MS)
+    assert not marks.leave(wait=False)
+    assert marks.leave(wait=True)
+    assert page.words[Field.BUBBLE] == 1 << 1
+
+
+@pytest.mark.parametrize("call", ["create_stream", "register", "write_word", "wait_bits", "record"])
+def test_a_device_that_cannot_write_words_is_polled(
+    call: str, page: Page, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cuda = SimpleNamespace(current_stream=lambda: SimpleNamespace(cuda_stream=DEFAULT_STREAM))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(stream_marks, "CudaDriver", lambda: driver)
+    driver.fail(call, at=1)
+    marks = cuda_marks(page, time.monotonic_ns)
+    assert isinstance(marks, PolledMarks) and page.words[Field.MARKS] == Marks.POLLED
+    assert f"{call}: refused on purpose" in capsys.readouterr().err
+    assert marks.leave(wait=True)
+
+
+def test_memory_that_the_device_sees_too_late_is_not_used(
+    page: Page, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_marks, "PROBE_S", 0.02)
+    driver.late_ns = 200 * MS
+    with pytest.raises(DriverError, match="does not see this memory"):
+        new_marks(StreamMarks, page, driver)
+    driver.late_ns = 0
+
+
+class DeviceEngine(Engine):
+    """One that issues its work on a device and runs ahead of it."""
+
+    device = SimpleNamespace(type="cuda")
+
+    def __init__(self, page: Path, driver: FakeDriver) -> None:
+        super().__init__(page)
+        self._driver = driver
+
+    def _run(self, name: str) -> None:
+        self._driver.launch(DEFAULT_STREAM, {"RecvGrad": 8 * MS, "loss": 2 * MS}.get(name, 1 * MS), name)
+
+
+def test_hooks_on_a_device_tell_true_times_and_never_wait(
+    tmp_path: Path, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = SimpleNamespace(
+        current_stream=lambda: SimpleNamespace(cuda_stream=DEFAULT_STREAM),
+        max_memory_reserved=lambda: 7 << 30,
+        mem_get_info=lambda: (9 << 30, 80 << 30),
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(stream_marks, "CudaDriver", lambda: driver)
+    daemon = Daemon(tmp_path / "hooks")
+    engine = DeviceEngine(page_path(tmp_path / "hooks", 0), driver)
+    handle = attach(engine, directory=tmp_path / "hooks", local_rank=0)
+    assert handle.enabled, handle.fault
+    page = daemon.page
+    page.plan_slot(1, 5 * MS)
+    page.plan_steps(1, 100)
+    marks = handle._marks
+    assert isinstance(marks, StreamMarks)
+    driver.wait_bits(DEFAULT_STREAM, marks._device_address + 8 * Field.PROBE, 4)
+    for _ in range(10):
+        engine.train_batch()
+    assert driver.kernels == [], "the device stands still, and the host ran ahead of it"
+    page.words[Field.PROBE] = 4
+    until(lambda: sum(kernel.end_ns > 0 for kernel in driver.kernels) == 40)
+    while not daemon.is_connected():
+        engine.train_batch()
+    handle.detach()
+    assert (page.words[Field.MAIN_PEAK_BYTES], page.words[Field.FREE_BYTES]) == (7 << 30, 9 << 30)
+    told = daemon.hear_all()
+    starts = {(m.step, m.slot): m for m in told if isinstance(m, BubbleStart)}
+    ends = {(m.step, m.slot): m for m in told if isinstance(m, BubbleEnd)}
+    assert starts and set(ends) <= set(starts)
+    assert all(m.permit_ns == (5 * MS if m.slot == 1 and m.step < 100 else 0) for m in starts.values())
+    assert {type(m) for m in told} >= {StepStart, StepEnd, BubbleStart, BubbleEnd}
+    assert {m.side_cpu_ns for m in starts.values()} == {-1}
+    daemon.close()
