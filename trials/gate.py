@@ -128,7 +128,8 @@ class PageGate(Ledger):
         unit = self._running
         assert unit is not None
         longest_ns, self._longest_ns = self._longest_ns, 0
-        self._account(unit, self._start_ns, now_ns - self._start_ns, now_cpu_ns - self._start_cpu_ns, longest_ns)
+        wall_ns, cpu_ns = now_ns - self._start_ns, now_cpu_ns - self._start_cpu_ns
+        self._account(unit, self._start_ns, wall_ns, cpu_ns, longest_ns, self._group)
 
     def _pause(self, unit: int) -> int:
         """Sleep until `unit` may start, and return that time. Waking in vain counts as declined.

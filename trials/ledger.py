@@ -100,7 +100,7 @@ class Ledger:
             self._groups.append(group)
             if self._names_file is not None:
                 self._names_file.write_text(json.dumps({"groups": self._groups}), encoding="utf-8")
-        self._costs_ns = [self._known_costs_ns.get(f"{self.trials} {name}", 0.0) for name in units]
+        self._costs_ns = [self._known_costs_ns.get(_key(group, name), 0.0) for name in units]
         self._costs_ns.append(HOST_WORK_NEEDS_NS)
         self._starved.clear()
 
@@ -113,7 +113,7 @@ class Ledger:
         """Count finished work on the page, where the daemon reads it."""
         self._words[Field.WORK] += trial_samples
 
-    def _account(self, unit: int, start_ns: int, wall_ns: int, busy_ns: int, longest_ns: int) -> None:
+    def _account(self, unit: int, start_ns: int, wall_ns: int, busy_ns: int, longest_ns: int, group: int) -> None:
         """Note that `unit` ran, and what it took of the device.
 
         Args:
@@ -122,25 +122,25 @@ class Ledger:
             wall_ns: how long that was ago at its end.
             busy_ns: what it took of the device.
             longest_ns: the longest of the bubbles in which it had been declined, if it ran to find out; else 0.
+            group: the index of the units in use when it was asked for.
         """
-        cost_ns = self._costs_ns[unit]
         if unit == HOST_UNIT:
             self._costs_ns[unit] = HOST_WORK_NEEDS_NS
-        elif cost_ns and not longest_ns:
-            self._costs_ns[unit] = cost_ns + (busy_ns - cost_ns) * (0.5 if busy_ns > cost_ns else 0.05)
-        else:
-            self._costs_ns[unit] = float(busy_ns)
+        elif group == self._group:
+            self._costs_ns[unit] = _learned_ns(self._costs_ns[unit], busy_ns, longest_ns)
             if busy_ns > longest_ns > 0:
-                group = self._groups[self._group]
-                name, trials = group["units"][unit], group["trials"]
+                name, trials = self._groups[group]["units"][unit], self._groups[group]["trials"]
                 self._starved.append(Starved(unit=name, trials=trials, needs_ns=busy_ns, longest_ns=longest_ns))
+        else:
+            key = _key(self._groups[group], self._groups[group]["units"][unit])
+            self._known_costs_ns[key] = _learned_ns(self._known_costs_ns.get(key, 0.0), busy_ns, longest_ns)
         words = self._words
         words[Field.UNITS_RUN] += 1
         words[Field.BUSY_NS] += busy_ns
         if self._units_file is not None:
             if wall_ns > _U32_MAX:
                 wall_ns, busy_ns = _U32_MAX, min(busy_ns, _U32_MAX)
-            self._buffer += _pack(start_ns, wall_ns, busy_ns, unit, self._group if self._group > 0 else 0)
+            self._buffer += _pack(start_ns, wall_ns, busy_ns, unit, max(group, 0))
             if len(self._buffer) >= _BUFFER_BYTES:
                 self._write()
 
@@ -171,4 +171,15 @@ class Ledger:
         if self._group >= 0:
             group = self._groups[self._group]
             for name, cost_ns in zip(group["units"], self._costs_ns, strict=False):
-                self._known_costs_ns[f"{group['trials']} {name}"] = cost_ns
+                self._known_costs_ns[_key(group, name)] = cost_ns
+
+
+def _learned_ns(cost_ns: float, busy_ns: int, longest_ns: int) -> float:
+    """What a unit is forecast to cost after it took `busy_ns`."""
+    if not cost_ns or longest_ns:
+        return float(busy_ns)
+    return cost_ns + (busy_ns - cost_ns) * (0.5 if busy_ns > cost_ns else 0.05)
+
+
+def _key(group: dict[str, Any], name: str) -> str:
+    return f"{group['trials']} {name}"
