@@ -12,6 +12,9 @@ from squeezer.config import SideTable
 from squeezer.device import Device, SideProcess
 from squeezer.record import units_path
 
+RUNNER = "trials.runner"
+"""The side task's program."""
+
 USER_ERROR_STATUS = 2
 """The runner's exit status for what a restart cannot mend."""
 
@@ -46,7 +49,7 @@ class Supervisor:
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(write_fd, True)
         command = [
-            *(sys.executable, "-m", "trials.runner", "--study", str(config.study)),
+            *(sys.executable, "-m", RUNNER, "--study", str(config.study)),
             *("--study-name", config.study_name, "--storage", place.storage_url),
             *("--worker", self._worker, "--lock", str(place.run / "ask.lock")),
             *("--page", str(place.page), "--units", str(units_path(place.run, place.rank))),
@@ -109,7 +112,7 @@ class Supervisor:
     def measure_dedicated(self, seconds: float, trials: int, timeout_s: float = 60.0) -> dict[str, Any] | None:
         """How much the same side task does on this device alone; None if it could not be measured."""
         config = self._config
-        command = [sys.executable, "-m", "trials.runner", "--study", str(config.study), "--measure", str(seconds)]
+        command = [sys.executable, "-m", RUNNER, "--study", str(config.study), "--measure", str(seconds)]
         command += ["--threads", str(config.threads), "--nice", str(config.nice), "--trials", str(trials)]
         command += self._device.arguments()
         try:

@@ -1,0 +1,10 @@
+"""`squeezer`, whose side tasks run on a device that threads play."""
+
+import sys
+
+import squeezer.supervisor
+from squeezer.cli import main
+
+if __name__ == "__main__":
+    squeezer.supervisor.RUNNER = "tests.integration.stream_side"
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""A main job, a daemon and a side task on a device with streams, played by threads: who is killed, and who goes on."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from ds_hooks.page import DeviceGate, Field, Marks
+from tests.integration.place import STUDIES, Child, Job, Place, children, is_alive, new_place, wait_for
+
+pytestmark = pytest.mark.integration
+
+MS = 1_000_000
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with new_place(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def hold(tmp_path: Path) -> Path:
+    """While this file is there, no trial of `studies/tiny.py` gets past its second epoch."""
+    path = tmp_path / "hold"
+    path.touch()
+    return path
+
+
+def start_job(place: Place) -> Job:
+    job: Job = place.start(Job, "-m", "tests.integration.stream_metronome", "--bubble-ms", "30", "--compute-ms", "20")
+    wait_for(lambda: job.step or not is_alive(job.pid), "the first step")
+    assert job.step, job.said()
+    return job
+
+
+def start_daemon(place: Place, hold: Path) -> Child:
+    lines = [
+        "[squeeze]",
+        "squeezed_steps = 1_000_000",
+        "alone_steps = 0",
+        "margin_ms = 3",
+        "[guard]",
+        "enabled = false",
+    ]
+    lines += ["[side]", f'study = "{STUDIES / "tiny.py"}"', "max_restarts = 1", '[device]\nkind = "cuda"']
+    config = place.files / "stream.toml"
+    config.write_text("\n".join([*lines, "[run]", f'directory = "{place.run}"']))
+    kernels = str(place.files / "kernels.json")
+    command = ("-m", "tests.integration.stream_daemon", "daemon", "--config", str(config))
+    daemon: Child = place.start(Child, *command, TINY_HOLD=str(hold), STREAM_KERNELS=kernels)
+    wait_for(lambda: "serves device" in daemon.said() or not is_alive(daemon.pid), "the daemon")
+    assert is_alive(daemon.pid), daemon.said()
+    return daemon
+
+
+def side_trains(place: Place, after: int = 0) -> int:
+    """Wait until the side task's process number `after` trains; its process id."""
+    pid = wait_for(lambda: place.side("started")[after:], "the side task")[0]["pid"]
+    wait_for(lambda: place.word(Field.SIDE_PID) == pid, "its claim")
+    place.works()
+    return int(pid)
+
+
+def gate_is_shut(place: Place) -> bool:
+    return place.word(Field.DEVICE_GATE) == DeviceGate.CLOSED and not place.word(Field.BUBBLE) & 1
+
+
+def stays_open(place: Place) -> bool:
+    word = place.word(Field.BUBBLE)
+    time.sleep(0.3)
+    return bool(word & 1) and place.word(Field.BUBBLE) == word
+
+
+def test_a_study_is_trained_in_bubbles_that_only_the_device_knows(place: Place, hold: Path) -> None:
+    hold.unlink()
+    job = start_job(place)
+    daemon = start_daemon(place, hold)
+    assert place.word(Field.MARKS) == Marks.STREAM
+    wait_for(lambda: place.side("exited"), "the end of the study")
+    assert place.side("exited")[0]["status"] == 0, daemon.said()
+    assert daemon.kill(signal.SIGTERM) == 0
+    assert job.finish() == 0 and "[ds_hooks]" not in job.said(), job.said()
+
+    bubbles = json.loads(job.said().splitlines()[-1])["bubbles"]
+    kernels = json.loads((place.files / "kernels.json").read_text())
+    assert len(kernels) > 100 and place.side("finished")[0]["work"] > 0
+    ends = [(end, nxt) for (_, end), (nxt, _) in pairwise(bubbles)]
+    strays = [start for start, _ in kernels if any(end + (nxt - end) // 2 <= start < nxt for end, nxt in ends)]
+    assert strays == [], "what began in no bubble, nor soon after one"
+    assert place.events("fault") == []
+    (run,) = place.events("run")
+    assert run["config"]["squeeze"]["preemptive"] is False
+    assert place.events("action") == []
+
+
+def test_whoever_is_killed_nothing_hangs_and_the_gate_is_shut(place: Place, hold: Path) -> None:
+    job = start_job(place)
+    first = start_daemon(place, hold)
+
+    # the side task, while its stream waits in a long compute
+    side = side_trains(place)
+    job.change(stall_ms=1500)
+    wait_for(lambda: gate_is_shut(place) and place.word(Field.SIDE_DOING) == 0, "a long compute")
+    os.kill(side, signal.SIGKILL)
+    wait_for(lambda: place.word(Field.SIDE_PROCESS) not in (0, side), "its successor")
+    job.change(stall_ms=0)
+    side = side_trains(place, after=1)
+    helpers = children(side)
+
+    # the daemon
+    assert first.kill(signal.SIGKILL) == -signal.SIGKILL
+    wait_for(lambda: not any(is_alive(pid) for pid in (side, *helpers)), "the end of the side task")
+    job.beats(4)
+    assert not place.word(Field.DEVICE_GATE) & DeviceGate.FORCED
+    second = start_daemon(place, hold)
+    side = side_trains(place, after=2)
+
+    # the main job, while the word is open
+    job.change(bubble_ms=60_000)
+    wait_for(lambda: stays_open(place), "a long bubble")
+    assert job.kill(signal.SIGKILL) == -signal.SIGKILL
+    wait_for(lambda: [fault for fault in place.events("fault") if "without saying goodbye" in fault["what"]], "notice")
+    wait_for(lambda: gate_is_shut(place), "the daemon to shut the gate in its place")
+
+    # and the end: what waits on the device gets through
+    assert is_alive(side)
+    assert second.kill(signal.SIGTERM) == 0
+    assert place.side("exited")[-1]["status"] == 0, second.said()
