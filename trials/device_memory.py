@@ -5,8 +5,8 @@ refer to it. What comes back is bitwise what left.
 """
 
 import gc
-import signal
 from collections.abc import Callable, Iterable, Iterator
+from time import monotonic_ns
 from typing import Any, Protocol
 
 import torch
@@ -14,11 +14,14 @@ from torch import Tensor, nn
 
 from ds_hooks.page import Field
 from trials.gate import Gate
-from trials.ledger import GATE_SIGNALS, HOST_UNIT, STOP_SIGNAL, StopRequested
+from trials.ledger import HOST_UNIT, STOP_SIGNAL, StopRequested
+from trials.stream_gate import nap
 
 CHUNK_BYTES = 1 << 20
 """What is copied at once, as host work: some tenths of a millisecond."""
 
+LOOK_EVERY_NS = 50_000_000
+"""The allocator takes some tenths of a millisecond to tell."""
 _LOOK_AGAIN_S = 0.05
 
 
@@ -55,6 +58,7 @@ class Lodger:
         tensors: all that are on the device.
         tell: one line to the daemon.
         wait: sleeps for some seconds, or until a signal comes, which it returns.
+        clock_ns: the host's clock.
     """
 
     def __init__(
@@ -64,10 +68,12 @@ class Lodger:
         meter: Meter,
         tensors: Callable[[], Iterable[Tensor]],
         tell: Callable[..., None],
-        wait: Callable[[float], int | None] = lambda seconds: _wait(seconds),
+        wait: Callable[[float], int | None] = nap,
+        clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         self._words, self._gate, self._meter = words, gate, meter
-        self._tensors, self._tell, self._wait = tensors, tell, wait
+        self._tensors, self._tell, self._wait, self._clock_ns = tensors, tell, wait, clock_ns
+        self._look_again_ns = 0
 
     def step_ended(self) -> None:
         """Between two training steps: move out if the limit is below what is held, and return when it is back.
@@ -75,6 +81,10 @@ class Lodger:
         Raises:
             StopRequested: the side task must end.
         """
+        now_ns = self._clock_ns()
+        if now_ns < self._look_again_ns:
+            return
+        self._look_again_ns = now_ns + LOOK_EVERY_NS
         held = self._count()
         if not self._is_above_limit(held):
             return
@@ -163,8 +173,3 @@ def _storages(tensors: Iterable[Tensor]) -> list[Any]:
 
 def _bytes_of(storage: Any) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def _wait(seconds: float) -> int | None:
-    received = signal.sigtimedwait(GATE_SIGNALS, seconds)
-    return None if received is None else received.si_signo

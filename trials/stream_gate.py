@@ -127,6 +127,7 @@ class StreamGate(Ledger):
         self._on_overrun, self._clock_ns, self._nap = on_overrun, clock_ns, nap
         self._parent_pid = os.getppid()
         self._fault: str | None = None
+        self._gone: bool | None = None
         self._threads = {threading.get_ident()}
         self._queued: deque[_Queued] = deque()
         self._free: deque[tuple[int, int]] = deque()
@@ -177,8 +178,10 @@ class StreamGate(Ledger):
         """Wait until all that was queued has ended, and write what is buffered.
 
         Returns:
-            Whether the device needs the page no more; else it must stay mapped.
+            Whether the device needs the page no more; else it must stay mapped. A second call says the same.
         """
+        if self._gone is not None:
+            return self._gone
         done = False
         try:
             with self._shut_on_error():
@@ -189,6 +192,7 @@ class StreamGate(Ledger):
                     self._driver.unregister(self._address)
         except GateError:
             done = False
+        self._gone = done
         self._words[Field.SIDE_DOING] = Doing.ASLEEP
         self._close_file()
         return done

@@ -76,10 +76,18 @@ def measure_dedicated(study: Study, trials: int, seconds: float) -> dict[str, fl
     Whatever else the machine does in that time can only slow it down, so the fastest of four slices counts.
 
     Returns:
-        ``{"trials": K, "work_per_s": trial-samples per second}``, without the first epoch.
+        ``{"trials": K, "work_per_s": trial-samples per second}``, without the first epoch; K is halved until it fits
+        into the device's memory.
     """
-    epochs = train_ungated(study, trials)
-    next(epochs)
+    while True:
+        epochs = train_ungated(study, trials)
+        try:
+            next(epochs)
+            break
+        except torch.OutOfMemoryError:
+            if trials == 1:
+                raise
+        trials //= 2
     return {"trials": trials, "work_per_s": max(_rate(epochs, seconds / SLICES) for _ in range(SLICES))}
 
 

@@ -1,5 +1,6 @@
 """Device memory: how many trials fit, and giving way to the main job. The allocator's meter is made up."""
 
+import itertools
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from trials_solo import RichStudy
 from ds_hooks.page import Field, Page, page_path
 from trials import TrialGroup, build_member
 from trials.capacity import most_trials
-from trials.device_memory import CHUNK_BYTES, Lodger, tensors_on
+from trials.device_memory import CHUNK_BYTES, LOOK_EVERY_NS, Lodger, tensors_on
 from trials.gate import OpenGate
 from trials.ledger import HOST_UNIT, StopRequested
 
@@ -74,9 +75,16 @@ class Home:
         self.words, self.gate = page.words, CountingGate()
         self.told: list[dict[str, Any]] = []
         self.while_out: list[Callable[[], int | None]] = []
+        self._clock_ns = itertools.count(0, LOOK_EVERY_NS // 2)
         self.meter = FakeMeter(lambda: tensors, cached)
         self.lodger = Lodger(
-            page.words, self.gate, self.meter, lambda: tensors, lambda **line: self.told.append(line), self._wait
+            page.words,
+            self.gate,
+            self.meter,
+            lambda: tensors,
+            lambda **line: self.told.append(line),
+            self._wait,
+            lambda: next(self._clock_ns),
         )
 
     def limit(self, limit: int) -> None:
@@ -99,6 +107,21 @@ def test_whoever_is_within_the_limit_stays(page: Page, limit: int) -> None:
     home.limit(limit)
     home.lodger.step_ended()
     assert (home.told, home.gate.asked, page.words[Field.SIDE_BYTES]) == ([], [], 400)
+
+
+def test_the_allocator_is_asked_now_and_then(page: Page) -> None:
+    home = Home(page, [torch.zeros(100)])
+    asked = 0
+
+    def held_bytes() -> int:
+        nonlocal asked
+        asked += 1
+        return 400
+
+    home.meter.held_bytes = held_bytes  # type: ignore[method-assign]
+    for _ in range(10):
+        home.lodger.step_ended()
+    assert asked == 5
 
 
 def test_what_is_only_cached_is_given_back_first(page: Page) -> None:
