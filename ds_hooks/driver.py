@@ -6,6 +6,7 @@ queued and returns at once; nothing here ever waits for the device.
 
 import ctypes
 import functools
+import time
 from typing import Any, Protocol
 
 NON_BLOCKING = 1
@@ -14,8 +15,14 @@ _PORTABLE_AND_MAPPED = 1 | 2
 _WAIT_FOR_ANY_BIT = 2
 _EVENT_WITHOUT_TIME = 2
 _NOT_READY = 600
+PATIENCE_S = 1.0
+"""How long a probe waits for the device, at most; it takes some microseconds."""
+_NAP_S = 2e-4
 _API_VERSION = 12000
 """Of the functions' signatures. Bare names in the library are those of the first version ever."""
+
+_kept: list["memoryview[int]"] = []
+"""Memory that a device may still write to: it stays mapped as long as the process lives."""
 
 
 class DriverError(Exception):
@@ -70,7 +77,7 @@ class Driver(Protocol):
 
 
 class CudaDriver:
-    """The CUDA context that is current in this thread, which torch has made.
+    """CUDA, in the context that is current in this thread.
 
     Functions and constants are those of the CUDA driver API, section "Stream Memory Operations" for words.
 
@@ -78,13 +85,20 @@ class CudaDriver:
         DriverError: no driver, one older than CUDA 12, or no context.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: int | None = None) -> None:
+        """Use the context that torch has made, or else that of the `device` with this number, which torch would use."""
         try:
             library = ctypes.CDLL("libcuda.so.1")
             self._look_up = library.cuGetProcAddress_v2
         except (OSError, AttributeError) as error:
             raise DriverError(f"no CUDA driver of version 12 or later: {error}") from None
         context = ctypes.c_void_p()
+        if device is not None:
+            handle = ctypes.c_int()
+            self._call("cuInit", ctypes.c_uint(0))
+            self._call("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
+            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
+            self._call("cuCtxSetCurrent", context)
         self._call("cuCtxGetCurrent", ctypes.byref(context))
         if not context:
             raise DriverError("this thread has no CUDA context; use a tensor on the device first")
@@ -184,6 +198,86 @@ class CudaDriver:
         text = ctypes.c_char_p()
         self._function("cuGetErrorName")(ctypes.c_int(result), ctypes.byref(text))
         return f"{(text.value or b'error').decode()} ({result})"
+
+
+def comes(driver: Driver, event: int) -> bool:
+    """Whether the device comes to `event` within a second: for the start and the end of a run, never in between."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not driver.is_done(event):
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(_NAP_S)
+    return True
+
+
+class DeviceWords:
+    """Shared words as a device reaches them, and a stream of our own in which it reads and writes them.
+
+    Args:
+        driver: the device.
+        words: mapped memory of whole pages.
+        probe: the index of a word that nobody else uses. The device must write it in time, and wait for the host to.
+
+    Raises:
+        DriverError: it refuses, or one side does not see what the other writes.
+    """
+
+    def __init__(self, driver: Driver, words: "memoryview[int]", *, probe: int) -> None:
+        self._driver, self._words = driver, words
+        self._address = address_of(words)
+        self.stream = driver.create_stream()
+        try:
+            self._device_address = driver.register(self._address, words.nbytes)
+        except DriverError:
+            driver.destroy_stream(self.stream)
+            raise
+        try:
+            self._probe(probe)
+        except DriverError:
+            self.release()
+            raise
+
+    def address(self, index: int) -> int:
+        """The device's address of a word; a device reads and writes its low 32 bits."""
+        return self._device_address + 8 * index
+
+    def write(self, index: int, value: int) -> None:
+        """Queue a write in our stream."""
+        self._driver.write_word(self.stream, self.address(index), value)
+
+    def wait_event(self, event: int) -> None:
+        """Let our stream wait."""
+        self._driver.wait_event(self.stream, event)
+
+    def release(self) -> bool:
+        """Give the words back. False if they must stay mapped, since the device has not come to the end in time."""
+        drained = self._driver.create_event()
+        self._driver.record(drained, self.stream)
+        if not comes(self._driver, drained):
+            _kept.append(memoryview(self._words))
+            return False
+        self._driver.destroy_event(drained)
+        self._driver.unregister(self._address)
+        self._driver.destroy_stream(self.stream)
+        return True
+
+    def _probe(self, index: int) -> None:
+        driver, words = self._driver, self._words
+        words[index] = 0
+        written, passed = driver.create_event(), driver.create_event()
+        self.write(index, 1)
+        driver.record(written, self.stream)
+        try:
+            driver.wait_bits(self.stream, self.address(index), 2)
+            driver.record(passed, self.stream)
+            seen = comes(driver, written) and words[index] == 1
+            too_early = driver.is_done(passed)
+        finally:
+            words[index] = 2  # also if the probe fails: the stream must get through
+        if not (comes(driver, passed) and seen) or too_early:
+            raise DriverError("the device and the host do not see each other's words in time")
+        driver.destroy_event(written)
+        driver.destroy_event(passed)
 
 
 def address_of(words: "memoryview[int]") -> int:
