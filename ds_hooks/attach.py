@@ -34,9 +34,6 @@ from ds_hooks.wire import (
     WaitKind,
 )
 
-_kept: list[Page] = []
-"""Pages that a device may still write to: they stay mapped as long as the process lives."""
-
 
 def attach(engine: Any, *, directory: Path | str | None = None, local_rank: int | None = None) -> "Handle":
     """Publish the bubbles of `engine` to this device's daemon, whether one runs yet or not.
@@ -156,9 +153,7 @@ class Handle:
             words[Field.MAIN_PID] = 0
             if self._marks.leave(wait=not fault):
                 words[Field.BUBBLE] &= ~1
-                page.close()
-            else:
-                _kept.append(page)
+            page.close()
         if publisher is not None:
             self._read_times(publisher)
             publisher.send(self._clock_ns(), Bye(self._rank, fault))

@@ -22,7 +22,7 @@ _API_VERSION = 12000
 """Of the functions' signatures. Bare names in the library are those of the first version ever."""
 
 _kept: list["memoryview[int]"] = []
-"""Memory that a device may still write to: it stays mapped as long as the process lives."""
+"""Memory that a device may still write to."""
 
 
 class DriverError(Exception):
@@ -254,7 +254,7 @@ class DeviceWords:
         drained = self._driver.create_event()
         self._driver.record(drained, self.stream)
         if not comes(self._driver, drained):
-            _kept.append(memoryview(self._words))
+            keep_mapped(self._words)
             return False
         self._driver.destroy_event(drained)
         self._driver.unregister(self._address)
@@ -278,6 +278,11 @@ class DeviceWords:
             raise DriverError("the device and the host do not see each other's words in time")
         driver.destroy_event(written)
         driver.destroy_event(passed)
+
+
+def keep_mapped(words: "memoryview[int]") -> None:
+    """Never unmap the memory behind `words`."""
+    _kept.append(memoryview(words))
 
 
 def address_of(words: "memoryview[int]") -> int:

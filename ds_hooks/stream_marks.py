@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from ds_hooks.driver import CudaDriver, DeviceWords, Driver, DriverError, comes
+from ds_hooks.driver import CudaDriver, DeviceWords, Driver, DriverError, comes, keep_mapped
 from ds_hooks.page import DeviceGate, Field, Marks, Page
 
 WORD_MAX = 2**32 - 1
@@ -146,7 +146,7 @@ class StreamMarks:
         return -1
 
     def leave(self, *, wait: bool) -> bool:
-        """Let go of the page. False if it must stay mapped, since the device may still write to it.
+        """Let go of the page. False if the device may still write to it; then it stays mapped.
 
         Args:
             wait: for the device, a second at most.
@@ -154,6 +154,7 @@ class StreamMarks:
         self._words[Field.MARKS] = Marks.HOST
         newest = self._newest
         if newest and not (comes(self._driver, newest) if wait else self._driver.is_done(newest)):
+            keep_mapped(self._words)
             return False
         return self._let_go()
 
