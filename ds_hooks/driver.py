@@ -12,6 +12,7 @@ from typing import Any, Protocol
 NON_BLOCKING = 1
 """A stream that does not wait for the legacy default stream, nor that for it."""
 _PORTABLE_AND_MAPPED = 1 | 2
+_WAIT_AT_LEAST = 0
 _WAIT_FOR_ANY_BIT = 2
 _EVENT_WITHOUT_TIME = 2
 _NOT_READY = 600
@@ -75,6 +76,9 @@ class Driver(Protocol):
     def wait_bits(self, stream: int, device_address: int, mask: int) -> None:
         """Queue: wait until the 32-bit word has any bit of `mask`."""
 
+    def wait_at_least(self, stream: int, device_address: int, value: int) -> None:
+        """Queue: wait until the 32-bit word is `value` or more."""
+
 
 class CudaDriver:
     """CUDA, in the context that is current in this thread.
@@ -95,71 +99,69 @@ class CudaDriver:
         context = ctypes.c_void_p()
         if device is not None:
             handle = ctypes.c_int()
-            self._call("cuInit", ctypes.c_uint(0))
-            self._call("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
-            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
-            self._call("cuCtxSetCurrent", context)
-        self._call("cuCtxGetCurrent", ctypes.byref(context))
+            self.call("cuInit", ctypes.c_uint(0))
+            self.call("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
+            self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
+            self.call("cuCtxSetCurrent", context)
+        self.call("cuCtxGetCurrent", ctypes.byref(context))
         if not context:
             raise DriverError("this thread has no CUDA context; use a tensor on the device first")
         self._context = context
 
     def adopt_thread(self) -> None:
         """See `Driver`."""
-        self._call("cuCtxSetCurrent", self._context)
+        self.call("cuCtxSetCurrent", self._context)
 
     def create_stream(self) -> int:
         """See `Driver`."""
         stream = ctypes.c_void_p()
-        self._call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(NON_BLOCKING))
+        self.call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(NON_BLOCKING))
         return stream.value or 0
 
     def destroy_stream(self, stream: int) -> None:
         """See `Driver`."""
-        self._call("cuStreamDestroy", ctypes.c_void_p(stream))
+        self.call("cuStreamDestroy", ctypes.c_void_p(stream))
 
     def create_event(self, *, timed: bool = True) -> int:
         """See `Driver`; without time an event is cheaper."""
         event = ctypes.c_void_p()
-        self._call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(0 if timed else _EVENT_WITHOUT_TIME))
+        self.call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(0 if timed else _EVENT_WITHOUT_TIME))
         return event.value or 0
 
     def destroy_event(self, event: int) -> None:
         """See `Driver`."""
-        self._call("cuEventDestroy", ctypes.c_void_p(event))
+        self.call("cuEventDestroy", ctypes.c_void_p(event))
 
     def record(self, event: int, stream: int) -> None:
         """See `Driver`."""
-        self._call("cuEventRecord", ctypes.c_void_p(event), ctypes.c_void_p(stream))
+        self.call("cuEventRecord", ctypes.c_void_p(event), ctypes.c_void_p(stream))
 
     def wait_event(self, stream: int, event: int) -> None:
         """See `Driver`."""
-        self._call("cuStreamWaitEvent", ctypes.c_void_p(stream), ctypes.c_void_p(event), ctypes.c_uint(0))
+        self.call("cuStreamWaitEvent", ctypes.c_void_p(stream), ctypes.c_void_p(event), ctypes.c_uint(0))
 
     def is_done(self, event: int) -> bool:
         """See `Driver`."""
-        return self._call("cuEventQuery", ctypes.c_void_p(event), also=_NOT_READY) == 0
+        return self.call("cuEventQuery", ctypes.c_void_p(event), also=_NOT_READY) == 0
 
     def elapsed_ns(self, start: int, end: int) -> int:
         """See `Driver`. The driver tells it to half a microsecond."""
         elapsed_ms = ctypes.c_float()
-        self._call("cuEventElapsedTime", ctypes.byref(elapsed_ms), ctypes.c_void_p(start), ctypes.c_void_p(end))
+        self.call("cuEventElapsedTime", ctypes.byref(elapsed_ms), ctypes.c_void_p(start), ctypes.c_void_p(end))
         return round(elapsed_ms.value * 1e6)
 
     def register(self, address: int, size: int) -> int:
         """See `Driver`."""
-        self._call(
+        self.call(
             "cuMemHostRegister", ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_uint(_PORTABLE_AND_MAPPED)
         )
         device_address = ctypes.c_uint64()
-        self._call(
-            "cuMemHostGetDevicePointer", ctypes.byref(device_address), ctypes.c_void_p(address), ctypes.c_uint(0)
-        )
+        self.call("cuMemHostGetDevicePointer", ctypes.byref(device_address), ctypes.c_void_p(address), ctypes.c_uint(0))
         return device_address.value
 
     def unregister(self, address: int) -> None:
         """See `Driver`."""
-        self._call("cuMemHostUnregister", ctypes.c_void_p(address))
+        self.call("cuMemHostUnregister", ctypes.c_void_p(address))
 
     def write_word(self, stream: int, device_address: int, value: int) -> None:
         """See `Driver`."""
@@ -169,8 +171,12 @@ class CudaDriver:
         """See `Driver`."""
         self._queue_word("cuStreamWaitValue32", stream, device_address, mask, _WAIT_FOR_ANY_BIT)
 
+    def wait_at_least(self, stream: int, device_address: int, value: int) -> None:
+        """See `Driver`."""
+        self._queue_word("cuStreamWaitValue32", stream, device_address, value, _WAIT_AT_LEAST)
+
     def _queue_word(self, name: str, stream: int, device_address: int, value: int, flags: int) -> None:
-        self._call(
+        self.call(
             name,
             ctypes.c_void_p(stream),
             ctypes.c_uint64(device_address),
@@ -178,7 +184,17 @@ class CudaDriver:
             ctypes.c_uint(flags),
         )
 
-    def _call(self, name: str, *arguments: Any, also: int = 0) -> int:
+    def call(self, name: str, *arguments: Any, also: int = 0) -> int:
+        """Any function of the driver API, with arguments of ctypes.
+
+        Args:
+            name: as in the API's documentation.
+            arguments: the function's own.
+            also: a result that is no error, beside 0.
+
+        Raises:
+            DriverError: there is no such function, or it failed.
+        """
         result: int = self._function(name)(*arguments)
         if result not in (0, also):
             raise DriverError(f"{name}: {self._reason(result)}")
