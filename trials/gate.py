@@ -4,36 +4,26 @@ A *unit* is the smallest piece of work that is never interrupted: one fused laye
 a piece of the optimizer's step. Units are numbered; `Gate.use` names them.
 """
 
-import json
 import os
 import signal
-import struct
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic_ns, thread_time_ns
-from typing import Any, Protocol
+from typing import Protocol
 
 from ds_hooks.page import Doing, Field, Page
-
-STOP_SIGNAL = signal.SIGTERM
-GATE_SIGNALS = frozenset({signal.SIGUSR1, STOP_SIGNAL})
-
-UNIT_RECORD = struct.Struct("<qIIiI")
-"""start_ns, wall_ns, cpu_ns, unit, group: what `squeezer.record` reads back."""
-
-_pack = UNIT_RECORD.pack
-
-_BUFFER_BYTES = 2048 * UNIT_RECORD.size
-_U32_MAX = 2**32 - 1
-
-
-class StopRequested(BaseException):
-    """The side task must end now: its supervisor asked, or is gone.
-
-    Not an `Exception`, so that a study's own `except Exception` cannot swallow it.
-    """
+from trials.ledger import (
+    DECLINED_BEFORE_DOUBT,
+    GATE_SIGNALS,
+    HOST_UNIT,
+    LOOK_AGAIN_S,
+    STOP_SIGNAL,
+    UNKNOWN_COST_NEEDS_NS,
+    Ledger,
+    StopRequested,
+)
+from trials.ledger import Starved as Starved  # part of what a gate says
 
 
 class Gate(Protocol):
@@ -70,43 +60,7 @@ class OpenGate:
         """Return at once."""
 
 
-HOST_UNIT = -1
-"""The unit number of host work between layers: building models, bookkeeping. It asks the gate like any other, but its
-length is not forecast, since the device can stop it anywhere."""
-
-UNKNOWN_COST_NEEDS_NS = 1_000_000
-"""A unit that never ran starts only if at least this much of the permit is left."""
-
-HOST_WORK_NEEDS_NS = 200_000
-"""Host work starts only if at least this much of the permit is left."""
-
-DECLINED_BEFORE_DOUBT = 32
-"""More than a step has bubbles, so what fits the longest one waits for it."""
-
-NEARLY_LONGEST = 0.9
-"""What was declined so often is tried in a bubble that is not much shorter than the longest of those."""
-
-_LOOK_AGAIN_S = 0.5
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Starved:
-    """A unit that is longer than all bubbles were while it waited; found by trying it.
-
-    Attributes:
-        unit: its name.
-        trials: K.
-        needs_ns: what it took of the device.
-        longest_ns: what the longest of those bubbles gave it.
-    """
-
-    unit: str
-    trials: int
-    needs_ns: int
-    longest_ns: int
-
-
-class PageGate:
+class PageGate(Ledger):
     """The gate of a side task: opens and closes with the shared page's words.
 
     Open costs a few memory reads. Closed, the process sleeps in the kernel until a signal comes: it never polls. The
@@ -123,36 +77,12 @@ class PageGate:
     """
 
     def __init__(self, page: Page, units_file: Path | None = None, names_file: Path | None = None) -> None:
-        self._words = page.words
-        self._units_file = units_file.open("ab") if units_file else None
-        self._names_file = names_file
-        self._groups: list[dict[str, Any]] = []
-        self._group = -1
-        self._costs_ns: list[float] = [HOST_WORK_NEEDS_NS]
-        self._known_costs_ns: dict[str, float] = {}
+        super().__init__(page, units_file, names_file)
         self._running: int | None = None
         self._start_ns = 0
         self._start_cpu_ns = 0
         self._longest_ns = 0  # of the bubbles in which the running unit was declined, if they were too many
-        self._starved: list[Starved] = []
-        self._buffer = bytearray()
         self._parent_pid = os.getppid()
-        self.trials = 0
-
-    def use(self, units: Sequence[str]) -> None:
-        """Number `units` from now on; what units of the same name and number of trials cost is remembered."""
-        self._remember_costs()
-        group = {"trials": self.trials, "units": list(units)}
-        if group in self._groups:
-            self._group = self._groups.index(group)
-        else:
-            self._group = len(self._groups)
-            self._groups.append(group)
-            if self._names_file is not None:
-                self._names_file.write_text(json.dumps({"groups": self._groups}), encoding="utf-8")
-        self._costs_ns = [self._known_costs_ns.get(f"{self.trials} {name}", 0.0) for name in units]
-        self._costs_ns.append(HOST_WORK_NEEDS_NS)
-        self._starved.clear()
 
     def enter(self, unit: int) -> None:
         """See `Gate.enter`."""
@@ -174,21 +104,10 @@ class PageGate:
             self._running = None
         self._words[Field.SIDE_DOING] = Doing.ASLEEP
 
-    def take_starved(self) -> list[Starved]:
-        """The units that were found too long for all bubbles since the last call or the last change of units."""
-        found, self._starved = self._starved, []
-        return found
-
-    def add_work(self, trial_samples: int) -> None:
-        """Count finished work on the page, where the daemon reads it."""
-        self._words[Field.WORK] += trial_samples
-
     def close(self) -> None:
         """Write what is buffered."""
         self.rest()
-        self._write()
-        if self._units_file is not None:
-            self._units_file.close()
+        self._close_file()
 
     def _start_of(self, unit: int) -> int:
         """The time at which `unit` starts: now, or 0 if it may not.
@@ -208,30 +127,9 @@ class PageGate:
     def _end_unit(self, now_ns: int, now_cpu_ns: int) -> None:
         unit = self._running
         assert unit is not None
-        cpu_ns = now_cpu_ns - self._start_cpu_ns
-        cost_ns = self._costs_ns[unit]
-        if unit == HOST_UNIT:
-            self._costs_ns[unit] = HOST_WORK_NEEDS_NS
-        elif cost_ns and not self._longest_ns:
-            self._costs_ns[unit] = cost_ns + (cpu_ns - cost_ns) * (0.5 if cpu_ns > cost_ns else 0.05)
-        else:
-            self._costs_ns[unit] = float(cpu_ns)
-            if cpu_ns > self._longest_ns > 0:
-                group = self._groups[self._group]
-                name, trials = group["units"][unit], group["trials"]
-                found = Starved(unit=name, trials=trials, needs_ns=cpu_ns, longest_ns=self._longest_ns)
-                self._starved.append(found)
-        self._longest_ns = 0
-        words = self._words
-        words[Field.UNITS_RUN] += 1
-        words[Field.BUSY_NS] += cpu_ns
-        if self._units_file is not None:
-            wall_ns = now_ns - self._start_ns
-            if wall_ns > _U32_MAX:
-                wall_ns, cpu_ns = _U32_MAX, min(cpu_ns, _U32_MAX)
-            self._buffer += _pack(self._start_ns, wall_ns, cpu_ns, unit, self._group if self._group > 0 else 0)
-            if len(self._buffer) >= _BUFFER_BYTES:
-                self._write()
+        longest_ns, self._longest_ns = self._longest_ns, 0
+        wall_ns, cpu_ns = now_ns - self._start_ns, now_cpu_ns - self._start_cpu_ns
+        self._account(unit, self._start_ns, wall_ns, cpu_ns, longest_ns, self._group)
 
     def _pause(self, unit: int) -> int:
         """Sleep until `unit` may start, and return that time. Waking in vain counts as declined.
@@ -246,7 +144,7 @@ class PageGate:
             received = None
             # a bubble that began before we said that we sleep found nobody to wake: look once more
             if not self._start_of(unit):
-                received = signal.sigtimedwait(GATE_SIGNALS, _LOOK_AGAIN_S)
+                received = signal.sigtimedwait(GATE_SIGNALS, LOOK_AGAIN_S)
             if (received is not None and received.si_signo == STOP_SIGNAL) or os.getppid() != self._parent_pid:
                 self._running = None
                 raise StopRequested
@@ -259,21 +157,7 @@ class PageGate:
                 left = words[Field.PERMIT_UNTIL_NS] - monotonic_ns()
                 if words[Field.BUBBLE] & 1 and left > 0:
                     left_ns.append(left)
-                if len(left_ns) == DECLINED_BEFORE_DOUBT:
-                    self._longest_ns = max(left_ns)
-                    self._costs_ns[unit] = NEARLY_LONGEST * self._longest_ns
-
-    def _write(self) -> None:
-        if self._units_file is not None and self._buffer:
-            self._units_file.write(self._buffer)
-            self._units_file.flush()
-            self._buffer.clear()
-
-    def _remember_costs(self) -> None:
-        if self._group >= 0:
-            group = self._groups[self._group]
-            for name, cost_ns in zip(group["units"], self._costs_ns, strict=False):
-                self._known_costs_ns[f"{group['trials']} {name}"] = cost_ns
+                self._longest_ns = self._doubt(unit, left_ns)
 
 
 def block_signals() -> None:

@@ -1,0 +1,185 @@
+"""What every gate keeps of its units: their names, what they cost, which were too long, and a record of each."""
+
+import json
+import signal
+import struct
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ds_hooks.page import Field, Page
+
+STOP_SIGNAL = signal.SIGTERM
+GATE_SIGNALS = frozenset({signal.SIGUSR1, STOP_SIGNAL})
+
+UNIT_RECORD = struct.Struct("<qIIiI")
+"""start_ns, wall_ns, cpu_ns, unit, group: what `squeezer.record` reads back."""
+
+HOST_UNIT = -1
+"""The unit number of host work between layers: building models, bookkeeping. It asks the gate like any other, but its
+length is not forecast, since the device can stop it anywhere."""
+
+UNKNOWN_COST_NEEDS_NS = 1_000_000
+"""A unit that never ran starts only if at least this much of the permit is left."""
+
+HOST_WORK_NEEDS_NS = 200_000
+"""Host work starts only if at least this much of the permit is left."""
+
+DECLINED_BEFORE_DOUBT = 32
+"""More than a step has bubbles, so what fits the longest one waits for it."""
+
+NEARLY_LONGEST = 0.9
+"""What was declined so often is tried in a bubble that is not much shorter than the longest of those."""
+
+LOOK_AGAIN_S = 0.5
+
+_pack = UNIT_RECORD.pack
+
+_BUFFER_BYTES = 2048 * UNIT_RECORD.size
+_U32_MAX = 2**32 - 1
+
+
+class StopRequested(BaseException):
+    """The side task must end now: its supervisor asked, or is gone.
+
+    Not an `Exception`, so that a study's own `except Exception` cannot swallow it.
+    """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Starved:
+    """A unit that is longer than all bubbles were while it waited; found by trying it.
+
+    Attributes:
+        unit: its name.
+        trials: K.
+        needs_ns: what it took of the device.
+        longest_ns: what the longest of those bubbles gave it.
+    """
+
+    unit: str
+    trials: int
+    needs_ns: int
+    longest_ns: int
+
+
+class Ledger:
+    """Numbers units and knows their costs; the part of a gate that does not depend on the device.
+
+    A unit's forecast follows the device time that it took, rising fast and falling slowly, so it settles near the 0.9
+    expectile of what it costs.
+
+    Args:
+        page: the device's page; the caller has claimed the side task's role.
+        units_file: receives one `record` (start_ns, wall_ns, cpu_ns, unit, group) per unit that ran; None: nowhere.
+        names_file: receives the names of the units of every group, as JSON.
+    """
+
+    def __init__(self, page: Page, units_file: Path | None, names_file: Path | None) -> None:
+        self._words = page.words
+        self._units_file = units_file.open("ab") if units_file else None
+        self._names_file = names_file
+        self._groups: list[dict[str, Any]] = []
+        self._group = -1
+        self._costs_ns: list[float] = [HOST_WORK_NEEDS_NS]
+        self._known_costs_ns: dict[str, float] = {}
+        self._starved: list[Starved] = []
+        self._buffer = bytearray()
+        self.trials = 0
+
+    def use(self, units: Sequence[str]) -> None:
+        """Number `units` from now on; what units of the same name and number of trials cost is remembered."""
+        self._remember_costs()
+        group = {"trials": self.trials, "units": list(units)}
+        if group in self._groups:
+            self._group = self._groups.index(group)
+        else:
+            self._group = len(self._groups)
+            self._groups.append(group)
+            if self._names_file is not None:
+                self._names_file.write_text(json.dumps({"groups": self._groups}), encoding="utf-8")
+        self._costs_ns = [self._known_costs_ns.get(_key(group, name), 0.0) for name in units]
+        self._costs_ns.append(HOST_WORK_NEEDS_NS)
+        self._starved.clear()
+
+    def take_starved(self) -> list[Starved]:
+        """The units that were found too long for all bubbles since the last call or the last change of units."""
+        found, self._starved = self._starved, []
+        return found
+
+    def add_work(self, trial_samples: int) -> None:
+        """Count finished work on the page, where the daemon reads it."""
+        self._words[Field.WORK] += trial_samples
+
+    def _account(self, unit: int, start_ns: int, wall_ns: int, busy_ns: int, longest_ns: int, group: int) -> None:
+        """Note that `unit` ran, and what it took of the device.
+
+        Args:
+            unit: its number.
+            start_ns: when it began.
+            wall_ns: how long that was ago at its end.
+            busy_ns: what it took of the device.
+            longest_ns: the longest of the bubbles in which it had been declined, if it ran to find out; else 0.
+            group: the index of the units in use when it was asked for.
+        """
+        if unit == HOST_UNIT:
+            self._costs_ns[unit] = HOST_WORK_NEEDS_NS
+        elif group == self._group:
+            self._costs_ns[unit] = _learned_ns(self._costs_ns[unit], busy_ns, longest_ns)
+            if busy_ns > longest_ns > 0:
+                name, trials = self._groups[group]["units"][unit], self._groups[group]["trials"]
+                self._starved.append(Starved(unit=name, trials=trials, needs_ns=busy_ns, longest_ns=longest_ns))
+        else:
+            key = _key(self._groups[group], self._groups[group]["units"][unit])
+            self._known_costs_ns[key] = _learned_ns(self._known_costs_ns.get(key, 0.0), busy_ns, longest_ns)
+        words = self._words
+        words[Field.UNITS_RUN] += 1
+        words[Field.BUSY_NS] += busy_ns
+        if self._units_file is not None:
+            if wall_ns > _U32_MAX:
+                wall_ns, busy_ns = _U32_MAX, min(busy_ns, _U32_MAX)
+            self._buffer += _pack(start_ns, wall_ns, busy_ns, unit, max(group, 0))
+            if len(self._buffer) >= _BUFFER_BYTES:
+                self._write()
+
+    def _doubt(self, unit: int, left_ns: "deque[int]") -> int:
+        """After many bubbles in vain, of which the last ones left it so much: forget what `unit` costs.
+
+        Returns:
+            The longest of them, in one of which it is to be tried now; 0: not yet.
+        """
+        if len(left_ns) < DECLINED_BEFORE_DOUBT:
+            return 0
+        longest_ns = max(left_ns)
+        self._costs_ns[unit] = NEARLY_LONGEST * longest_ns
+        return longest_ns
+
+    def _write(self) -> None:
+        if self._units_file is not None and self._buffer:
+            self._units_file.write(self._buffer)
+            self._units_file.flush()
+            self._buffer.clear()
+
+    def _close_file(self) -> None:
+        self._write()
+        if self._units_file is not None:
+            self._units_file.close()
+
+    def _remember_costs(self) -> None:
+        if self._group >= 0:
+            group = self._groups[self._group]
+            for name, cost_ns in zip(group["units"], self._costs_ns, strict=False):
+                self._known_costs_ns[_key(group, name)] = cost_ns
+
+
+def _learned_ns(cost_ns: float, busy_ns: int, longest_ns: int) -> float:
+    """What a unit is forecast to cost after it took `busy_ns`."""
+    if not cost_ns or longest_ns:
+        return float(busy_ns)
+    return cost_ns + (busy_ns - cost_ns) * (0.5 if busy_ns > cost_ns else 0.05)
+
+
+def _key(group: dict[str, Any], name: str) -> str:
+    return f"{group['trials']} {name}"

@@ -1,0 +1,367 @@
+"""The gate of a side task whose device has streams: each unit waits on the device itself for the bubble.
+
+The host runs ahead of the device, so it asks early: a unit is queued behind a wait for the page's `DEVICE_GATE`, which
+the main job's device opens and closes. The host only decides whether the unit is forecast to fit.
+"""
+
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic_ns
+
+from ds_hooks.driver import Driver, DriverError, address_of
+from ds_hooks.page import PAGE_BYTES, DeviceGate, Doing, Field, Page
+from trials.ledger import (
+    DECLINED_BEFORE_DOUBT,
+    GATE_SIGNALS,
+    HOST_UNIT,
+    LOOK_AGAIN_S,
+    STOP_SIGNAL,
+    UNKNOWN_COST_NEEDS_NS,
+    Ledger,
+    StopRequested,
+)
+
+IN_FLIGHT = 2
+"""Units that are queued at most: the one that runs and the next. What is queued cannot be called back."""
+
+PROBE_S = 1.0
+"""How long the start-up probe waits for the device at most; it takes microseconds."""
+
+_LOOKS_AT_ONCE = 16
+_RUNNING_NAP_S = 5e-5
+_DUE_NAP_S = 1e-4
+"""Also how late the begin of a bubble is known at most, and so what a permit loses."""
+_EVENT_PAIRS = IN_FLIGHT + 1
+"""One more than is queued, since times are told from the last event that was read."""
+_OFFSETS_KEPT = 64
+_CLOSINGS_KEPT = 8
+_LONGEST_PERMIT_NS = 2**32
+_AWAKE_NS = 20_000_000
+"""For so long after the last sign of the main job its device may be about to tell of another bubble."""
+_PATIENCE = 1000
+"""Who has waited this many times as long as a nap sleeps longer, and so loses a thousandth."""
+
+
+class GateError(BaseException):
+    """The device refused a call, so the gate is shut for good; the message names the call and the reason.
+
+    Not an `Exception`: no study can go on without its gate.
+    """
+
+
+@dataclass(slots=True)
+class _Queued:
+    """A unit that the device has been given.
+
+    Attributes:
+        unit: its number.
+        group: the index of the units in use when it was asked for.
+        longest_ns: of the bubbles in which it was declined, if they were too many; else 0.
+        start: the event behind the wait: the unit runs.
+        end: the event behind its work.
+        whole: whether all of its work is queued, and `end` behind it.
+    """
+
+    unit: int
+    group: int
+    longest_ns: int
+    start: int
+    end: int
+    whole: bool = False
+
+
+def nap(seconds: float) -> int | None:
+    """Sleep in the kernel until one of the gate's signals comes, and return it, or None after `seconds`."""
+    received = signal.sigtimedwait(GATE_SIGNALS, seconds)
+    return None if received is None else received.si_signo
+
+
+class StreamGate(Ledger):
+    """Queues units on one stream, at most two, each behind a wait for the bubble. Never synchronizes.
+
+    A unit is queued if it is forecast to end within what is left of the permit, after what is queued already; in a
+    bubble that is still to come, within that one's permit. Then it starts by the device's own word, without the host.
+    Costs and records are times of the device, which events tell when a unit has ended; of host work they say nothing,
+    so that it counts as idle. A bubble cannot have begun before the host last saw it closed: that is taken as its
+    begin.
+
+    All that the side task runs must be queued on `stream`, by one thread at a time. The signals must be blocked before
+    any thread starts (`block_signals`). Whoever ends a side task must force the gate open first, since the stream may
+    wait; until it does, what is queued stays queued, and nothing more is.
+
+    Args:
+        page: the device's page; the caller has claimed the side task's role.
+        driver: the device.
+        stream: where the side task's work is queued.
+        units_file: see `Ledger`.
+        names_file: see `Ledger`.
+        on_overrun: told (slot, ns) of a unit that ran on after its bubble.
+        clock_ns: the host's clock.
+        nap: sleeps for some seconds, or until a signal comes, which it returns.
+
+    Raises:
+        GateError: the device cannot wait for the page's words.
+        StopRequested: the side task must end.
+    """
+
+    def __init__(
+        self,
+        page: Page,
+        driver: Driver,
+        stream: int,
+        units_file: Path | None = None,
+        names_file: Path | None = None,
+        *,
+        on_overrun: Callable[[int, int], None] = lambda slot, overrun_ns: None,
+        clock_ns: Callable[[], int] = monotonic_ns,
+        nap: Callable[[float], int | None] = nap,
+    ) -> None:
+        super().__init__(page, units_file, names_file)
+        self._driver, self._stream = driver, stream
+        self._on_overrun, self._clock_ns, self._nap = on_overrun, clock_ns, nap
+        self._parent_pid = os.getppid()
+        self._fault: str | None = None
+        self._threads = {threading.get_ident()}
+        self._queued: deque[_Queued] = deque()
+        self._free: deque[tuple[int, int]] = deque()
+        self._bubble = self._words[Field.BUBBLE]  # as it was last seen
+        self._slot = 0
+        self._looked_ns = self._stirred_ns = clock_ns()
+        self._begin_ns = self._looked_ns - _LONGEST_PERMIT_NS  # nobody knows how old it is
+        self._closings: deque[tuple[int, int]] = deque(maxlen=_CLOSINGS_KEPT)  # (when, slot)
+        self._last: int | None = None  # the event by which times are told, and its time by a clock of the device
+        self._last_ns = 0
+        self._offsets_ns: deque[int] = deque(maxlen=_OFFSETS_KEPT)
+        self._address = address_of(self._words)
+        with self._shut_on_error():
+            self._device_address = driver.register(self._address, PAGE_BYTES)
+            self._free.extend((driver.create_event(), driver.create_event()) for _ in range(_EVENT_PAIRS))
+            self._probe()
+
+    def enter(self, unit: int) -> None:
+        """See `Gate.enter`.
+
+        Raises:
+            StopRequested: the side task must end.
+            GateError: the device has refused a call, now or before.
+        """
+        with self._shut_on_error():
+            self._adopt_thread()
+            self._end_unit()
+            longest_ns = self._await_room(unit)
+            start, end = self._free.popleft()
+            self._driver.wait_bits(self._stream, self._word(Field.DEVICE_GATE), DeviceGate.OPEN | DeviceGate.FORCED)
+            self._driver.record(start, self._stream)
+            self._queued.append(_Queued(unit, self._group, longest_ns, start, end))
+        self._words[Field.SIDE_DOING] = Doing.HOST if unit == HOST_UNIT else Doing.UNIT
+
+    def rest(self) -> None:
+        """See `Gate.rest`. What is queued goes on.
+
+        Raises:
+            GateError: the device has refused a call, now or before.
+        """
+        with self._shut_on_error():
+            self._adopt_thread()
+            self._end_unit()
+            self._read()
+            self._say()
+
+    def close(self) -> bool:
+        """Wait until all that was queued has ended, and write what is buffered.
+
+        Returns:
+            Whether the device needs the page no more; else it must stay mapped.
+        """
+        done = False
+        try:
+            with self._shut_on_error():
+                self._adopt_thread()
+                self._end_unit()
+                done = self._drained()
+                if done:
+                    self._driver.unregister(self._address)
+        except GateError:
+            done = False
+        self._words[Field.SIDE_DOING] = Doing.ASLEEP
+        self._close_file()
+        return done
+
+    # What is queued
+
+    def _end_unit(self) -> None:
+        """All work of the unit that was queued last is queued."""
+        if self._queued and not self._queued[-1].whole:
+            self._driver.record(self._queued[-1].end, self._stream)
+            self._queued[-1].whole = True
+
+    def _read(self) -> None:
+        """Look at the words, and take what has ended off the queue."""
+        self._look()
+        while self._queued and self._queued[0].whole and self._driver.is_done(self._queued[0].end):
+            self._take(self._queued.popleft())
+
+    def _take(self, ended: _Queued) -> None:
+        """Note the times of a unit that has ended."""
+        now_ns = self._clock_ns()
+        elapsed_ns = self._driver.elapsed_ns
+        wall_ns = elapsed_ns(ended.start, ended.end)
+        start_ns = self._last_ns + (0 if self._last is None else elapsed_ns(self._last, ended.start))
+        self._last, self._last_ns = ended.end, start_ns + wall_ns
+        self._free.append((ended.start, ended.end))
+        # no look comes before what it sees, so the fastest of the last ones tells how the clocks differ
+        self._offsets_ns.append(now_ns - self._last_ns)
+        start_ns += min(self._offsets_ns)
+        busy_ns = 0 if ended.unit == HOST_UNIT else wall_ns  # until the next unit asks, so mostly of the host
+        for closed_ns, slot in self._closings if busy_ns else ():
+            if start_ns < closed_ns < start_ns + wall_ns:
+                self._on_overrun(slot, start_ns + wall_ns - closed_ns)
+                break
+        self._account(ended.unit, start_ns, wall_ns, busy_ns, ended.longest_ns, ended.group)
+
+    def _is_running(self) -> bool:
+        """Whether the device works for us, or may at once, as far as the last look told."""
+        return bool(self._queued) and self._driver.is_done(self._queued[0].start)
+
+    # The page's words
+
+    def _look(self) -> None:
+        """See whether a bubble is open, and since when at most."""
+        words, looked_ns = self._words, self._clock_ns()
+        bubble = words[Field.BUBBLE]
+        if bubble != self._bubble:
+            if self._bubble & 1:
+                self._closings.append((looked_ns, self._slot))
+            if bubble & 1:
+                self._begin_ns, self._slot = self._looked_ns, words[Field.SLOT]
+            self._bubble = bubble
+            self._stirred_ns = looked_ns
+        self._looked_ns = looked_ns
+
+    def _is_due(self) -> bool:
+        return self._words[Field.DUE_EPOCH] > self._bubble >> 1
+
+    def _left_ns(self) -> int:
+        """How long what is queued now may run in this bubble, or else in the one that is due."""
+        words = self._words
+        if words[Field.DEVICE_GATE] & DeviceGate.FORCED:
+            return 0  # what was queued gets through; the process ends, or is saved
+        if self._bubble & 1:
+            left_ns = self._begin_ns + words[Field.PERMIT_LENGTH_NS] - self._clock_ns()
+            return left_ns if words[Field.BUBBLE] == self._bubble else 0
+        return words[Field.DUE_PERMIT_NS] if self._is_due() else 0
+
+    def _cost_ns(self, unit: int) -> float:
+        return self._costs_ns[unit] or UNKNOWN_COST_NEEDS_NS
+
+    def _await_room(self, unit: int) -> int:
+        """Return when `unit` may be queued, as in `PageGate`; a bubble in which it does not fit counts as declined.
+
+        Returns:
+            The longest of the bubbles in which it was declined, if they were too many; else 0.
+        """
+        left_of_each_ns: deque[int] = deque(maxlen=DECLINED_BEFORE_DOUBT)
+        longest_ns = declined = looks = 0
+        while True:
+            self._read()
+            if len(self._queued) < IN_FLIGHT:
+                left_ns = self._left_ns()
+                needed_ns = sum(self._cost_ns(queued.unit) for queued in self._queued) + self._cost_ns(unit)
+                if needed_ns <= left_ns:
+                    return longest_ns
+                if self._bubble & 1 and declined != self._bubble:
+                    declined = self._bubble
+                    self._words[Field.UNITS_DECLINED] += 1
+                    if left_ns > 0:
+                        left_of_each_ns.append(left_ns)
+                    longest_ns = self._doubt(unit, left_of_each_ns)
+            self._sleep(looks)
+            looks += 1
+
+    def _sleep(self, looks: int) -> None:
+        """Until something may have changed, or a signal comes."""
+        running = self._say()
+        waited_ns = self._looked_ns - self._stirred_ns
+        if running:
+            seconds = 0.0 if looks < _LOOKS_AT_ONCE else _RUNNING_NAP_S
+        elif self._bubble & 1 or self._is_due() or waited_ns < _AWAKE_NS:
+            seconds = min(max(_DUE_NAP_S, waited_ns / 1e9 / _PATIENCE), LOOK_AGAIN_S)
+        else:
+            seconds = LOOK_AGAIN_S
+        received = self._nap(seconds)
+        if received == STOP_SIGNAL or os.getppid() != self._parent_pid:
+            raise StopRequested
+        if received is not None:
+            self._stirred_ns = self._clock_ns()  # a bubble was planned just now
+
+    def _say(self) -> bool:
+        """Tell the main job whether we sleep. What waits on the device for a bubble does: it needs no waking."""
+        running = self._is_running()
+        self._words[Field.SIDE_DOING] = Doing.UNIT if running else Doing.ASLEEP
+        return running
+
+    def _drained(self) -> bool:
+        """Wait until nothing is queued. False: nobody is left who could open the gate."""
+        while True:
+            self._read()
+            if not self._queued:
+                return True
+            if os.getppid() != self._parent_pid:
+                return False
+            self._say()
+            self._nap(_DUE_NAP_S)  # if it is told to end meanwhile, the gate has been forced
+
+    # The device
+
+    def _word(self, field: int) -> int:
+        return self._device_address + 8 * field
+
+    def _adopt_thread(self) -> None:
+        """A backward pass runs in a thread of its own, which must know the device."""
+        thread = threading.get_ident()
+        if thread not in self._threads:
+            self._driver.adopt_thread()
+            self._threads.add(thread)
+
+    @contextmanager
+    def _shut_on_error(self) -> Iterator[None]:
+        if self._fault is None:
+            try:
+                yield
+            except DriverError as error:
+                self._fault = str(error)
+            else:
+                return
+        raise GateError(f"the device's gate is shut for good, and nothing more runs: {self._fault}")
+
+    def _probe(self) -> None:
+        """Let the stream wait for a word that the host writes then: it must neither pass too early nor never."""
+        driver, words = self._driver, self._words
+        begun, passed = self._free[0]
+        words[Field.SIDE_BYTES] = 0
+        driver.record(begun, self._stream)
+        driver.wait_bits(self._stream, self._word(Field.SIDE_BYTES), 1)
+        driver.record(passed, self._stream)
+        try:
+            came = self._comes(begun)
+            too_early = driver.is_done(passed)
+        finally:
+            words[Field.SIDE_BYTES] = 1  # also where it has failed: the stream must get through
+        if not (self._comes(passed) and came) or too_early:
+            raise DriverError("the device does not wait for the page's words")
+        words[Field.SIDE_BYTES] = 0
+
+    def _comes(self, event: int) -> bool:
+        end_ns = self._clock_ns() + PROBE_S * 1e9
+        while not self._driver.is_done(event):
+            if self._clock_ns() > end_ns:
+                return False
+            if self._nap(_RUNNING_NAP_S) == STOP_SIGNAL:
+                raise StopRequested
+        return True
