@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ds_hooks.driver import DriverError
 from ds_hooks.engine import WRAPPED_METHODS, AttachError, check_engine, waits_of
 from ds_hooks.marks import HostMarks
 from ds_hooks.page import Field, Page, PageError, Role, page_path, runtime_dir, socket_path
@@ -135,7 +136,7 @@ class Handle:
             f"[ds_hooks] rank {self._rank}: switched off, the training goes on without squeezing: {error}",
             file=sys.stderr,
         )
-        if not isinstance(error, (AttachError, PageError)):
+        if not isinstance(error, (AttachError, DriverError, PageError)):
             traceback.print_exception(error, file=sys.stderr)
         try:
             self._leave(fault=1)
