@@ -61,7 +61,8 @@ class _Block(nn.Module):
         return functional.relu(self.main(x) + self.shortcut(x))
 
 
-def _resnet18(width: int) -> nn.Module:
+def resnet18(width: int) -> nn.Module:
+    """As for images of 32 × 32; the full width is 64."""
     widths = (width, width, 2 * width, 4 * width, 8 * width)
     blocks = [_Block(widths[s + b], widths[s + 1], 1 + (s > 0 and not b)) for s in range(4) for b in range(2)]
     stem = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
@@ -120,8 +121,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "lenet_8": (lambda: _LeNet(8), lambda: torch.randn(BATCH, 1, 28, 28)),
     "gpt_16": (lambda: _GPT(16), lambda: torch.randint(64, (BATCH, 16))),
     "gpt_64": (lambda: _GPT(64), lambda: torch.randint(64, (BATCH, 16))),
-    "resnet18_4": (lambda: _resnet18(4), lambda: torch.randn(BATCH, 3, 32, 32)),
-    "resnet18_8": (lambda: _resnet18(8), lambda: torch.randn(BATCH, 3, 32, 32)),
+    "resnet18_4": (lambda: resnet18(4), lambda: torch.randn(BATCH, 3, 32, 32)),
+    "resnet18_8": (lambda: resnet18(8), lambda: torch.randn(BATCH, 3, 32, 32)),
     "lstm_16": (lambda: _LSTM(16), lambda: torch.randn(BATCH, 16, 8)),
     "lstm_64": (lambda: _LSTM(64), lambda: torch.randn(BATCH, 16, 8)),
 }

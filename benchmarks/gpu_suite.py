@@ -8,6 +8,7 @@ the suite works and says nothing of a device.
     ghost     a ghost stage alone, and beside a side task: naive, behind the host's gate, behind the device's
     faults    SIGSTOP with a deep queue; SIGKILL while a stream waits at the gate
     memory    how much of the device a context takes
+    fusion    ResNet-18 of an eighth of its width, fused, against one of full width
 """
 
 import argparse
@@ -20,6 +21,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.common import write
+from benchmarks.gpu_fusion import fusion
 from benchmarks.gpu_parts import Bench, context_costs, faults, memory, mps_server, words_between_processes
 from benchmarks.gpu_stage import ghost_stage
 
@@ -79,6 +81,7 @@ PARTS: dict[str, Callable[[Bench], list[dict[str, Any]]]] = {
     "ghost": ghost_stage,
     "faults": faults,
     "memory": memory,
+    "fusion": fusion,
 }
 
 
@@ -125,6 +128,11 @@ def _all_promises(runs: list[dict[str, Any]]) -> Iterator[Promise]:
             )
         elif scenario == "sigkill":
             yield Promise("the device goes on after SIGKILL at the gate", str(run["goes_on"]), YES, run["goes_on"])
+        elif scenario == "fusion":
+            best = max(run["by_k"], key=lambda point: float(point["over_full_width"]))
+            speedup = best["over_full_width"]
+            what = f"ResNet-18 of width ÷8, {best['k']} fused, against one of full width"
+            yield Promise(what, f"{speedup:.1f}x", "≥ 16.6x", speedup >= 16.6)
         elif scenario == "memory":
             yield Promise("a context takes", f"{run['context_mib']:.0f} MiB", "", None)
 
