@@ -9,7 +9,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
@@ -117,6 +117,23 @@ class SideTable(_Table):
         return path
 
 
+class DeviceTable(_Table):
+    """How the side task shares the device of its rank. On a CPU only `kind` matters."""
+
+    kind: Literal["auto", "cpu", "cuda"] = Field(default="auto", description='"auto", "cpu" or "cuda"')
+    """auto: by `$DS_ACCELERATOR`, else by the devices that the machine has."""
+    memory_fraction: Annotated[float, Field(gt=0, le=1, description="a number above 0, at most 1")] = 0.25
+    """The most that the side task may hold of the device's memory, its context included."""
+    reserve_mb: _NotNegative = 1024.0
+    """What is to stay free for the main job; below it, the side task moves to the host's memory."""
+    mps: bool = Field(default=False, description="true or false")
+    """Share the device through the MPS server that the environment names: kernels run side by side."""
+    mps_thread_percent: Annotated[int, Field(ge=1, le=100, description="a whole number from 1 to 100")] | None = Field(
+        default=None, description="a whole number from 1 to 100"
+    )
+    """With `mps`: the share of the device's multiprocessors that the side task may use. None: all."""
+
+
 class RunTable(_Table):
     """Where a run's records go, and what is done around it."""
 
@@ -142,7 +159,12 @@ class Config(_Table):
     squeeze: SqueezeTable = Field(default_factory=SqueezeTable, description="a table")
     guard: GuardTable = Field(default_factory=GuardTable, description="a table")
     side: SideTable | None = Field(default=None, description="a table")
+    device: DeviceTable = Field(default_factory=DeviceTable, description="a table")
     run: RunTable = Field(description="a table")
+
+    def without_stops(self) -> "Config":
+        """The same for a device that cannot halt a side task in the middle of its work."""
+        return self.model_copy(update={"squeeze": self.squeeze.model_copy(update={"preemptive": False})})
 
     def storage_url(self, run: Path) -> str:
         """Where Optuna keeps the study of the run in `run`."""
@@ -170,7 +192,13 @@ def load_config(path: Path | str) -> Config:
         raise ConfigError("\n".join(f"{path}: {mistake}" for mistake in mistakes)) from None
 
 
-_TABLES: Mapping[str, type[_Table]] = {"squeeze": SqueezeTable, "guard": GuardTable, "side": SideTable, "run": RunTable}
+_TABLES: Mapping[str, type[_Table]] = {
+    "squeeze": SqueezeTable,
+    "guard": GuardTable,
+    "side": SideTable,
+    "device": DeviceTable,
+    "run": RunTable,
+}
 
 
 def _explain(mistake: Mapping[str, Any]) -> str:

@@ -10,20 +10,22 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from ds_hooks import wire
-from ds_hooks.page import Doing, Field, Page, Role, make_private_dir, page_path, runtime_dir, socket_path
+from ds_hooks.page import Doing, Field, Marks, Page, Role, make_private_dir, page_path, runtime_dir, socket_path
 from squeezer.bookkeeper import Bookkeeper
 from squeezer.config import Config
-from squeezer.device import DEVICES
+from squeezer.device import DEVICES, kind_of
 from squeezer.intake import Intake
+from squeezer.plan import side_limit_bytes
 from squeezer.progress import Progress
 from squeezer.record import RECORD_VERSION, Recorder, events_path
 from squeezer.replay import as_record
+from squeezer.said import too_large, too_long
 from squeezer.state import (
     Action,
     BubbleEnded,
@@ -63,11 +65,8 @@ class Daemon:
     """
 
     def __init__(self, config: Config, run: Path, local_rank: int, *, job_pid: int | None = None) -> None:
-        self._config = config
         self._job_pid = job_pid
         self._rank = int(os.environ.get("RANK", local_rank)) if job_pid is not None else local_rank
-        self._machine = GateMachine(config.squeeze.policy(config.guard))
-        self._device = DEVICES["cpu"]()
         directory = make_private_dir(runtime_dir())
         self._page = Page.open(page_path(directory, local_rank))
         try:
@@ -77,8 +76,14 @@ class Daemon:
         except Exception:
             self._page.close()
             raise
+        self._device = DEVICES[kind_of(config.device)](self._page.words, config.device, local_rank)
+        if not self._device.stops:
+            config = config.without_stops()
+        self._config = config
+        self._machine = GateMachine(config.squeeze.policy(config.guard))
         self._page.forget_plan()
         self._page.words[Field.SIDE_PROCESS] = 0
+        self._page.words[Field.SIDE_LIMIT_BYTES] = 0
         self._page.words[Field.PREEMPTIVE] = config.squeeze.preemptive
         place = SidePlace(page=self._page.path, run=run, rank=self._rank, storage_url=config.storage_url(run))
         self._supervisor = Supervisor(config.side, self._device, place) if config.side else None
@@ -88,6 +93,8 @@ class Daemon:
         self._side_has_worked = False
         self._side_was_ready = False
         self._left_trials = False
+        self._opened_slot: int | None = None
+        self._overruns_ns: Counter[int] = Counter()
         self._named_units: set[tuple[str, str]] = set()
         self._closer: subprocess.Popen[bytes] | None = None
         self._books = Bookkeeper(self._recorder)
@@ -149,6 +156,8 @@ class Daemon:
                 overran = books.bubble_started(t_ns, message, machine.forecast.of(message.slot))
                 if overran is not None:
                     self._feed(Overran(*overran))
+                if not self._device.stops:
+                    self._feed_told_overrun(message)
             case wire.BubbleEnd():
                 length_ns = books.bubble_ended(t_ns, message)
                 if length_ns is not None:
@@ -161,6 +170,7 @@ class Daemon:
                 duration_ns = books.step_ended(t_ns, message, self._page.words[Field.WORK])
                 if duration_ns is not None:
                     self._feed(StepEnded(message.step, duration_ns))
+                self._limit_memory()
             case wire.Instructions():
                 books.instructions(message)
             case wire.Bye():
@@ -169,6 +179,18 @@ class Daemon:
                 self._feed(JobLost())
                 if self._job_pid is None:
                     self._unwatch_main()
+
+    def _feed_told_overrun(self, message: wire.BubbleStart) -> None:
+        """The opened bubble before this one is over: what the side task has told of its slot counts now."""
+        if self._opened_slot is not None:
+            self._feed(Overran(self._opened_slot, self._overruns_ns.pop(self._opened_slot, 0)))
+        self._opened_slot = message.slot if message.permit_ns else None
+
+    def _limit_memory(self) -> None:
+        words = self._page.words
+        free, main_peak = words[Field.FREE_BYTES], words[Field.MAIN_PEAK_BYTES]
+        reserve = int(self._config.device.reserve_mb * 2**20)
+        words[Field.SIDE_LIMIT_BYTES] = side_limit_bytes(free, words[Field.SIDE_BYTES], main_peak, reserve)
 
     def _hello(self, t_ns: int, message: wire.Hello) -> None:
         attached = self._machine.state is not State.ABSENT
@@ -181,6 +203,11 @@ class Daemon:
         if self._main_pid != message.pid:
             return  # its last words
         self._intake.new_job()
+        self._opened_slot = None
+        if self._device.stops != (self._page.words[Field.MARKS] == Marks.HOST):
+            mismatch = f"the main job's device is not of kind {self._device.name}, so nothing runs in its bubbles"
+            self._fault(mismatch)
+            print(f"[squeezer] rank {self._rank}: {mismatch}: set kind in [device]", file=sys.stderr)
         self._device.join(message.pid)
         if self._config.side is not None:  # what it does can wait as long as what the side task does
             os.setpriority(os.PRIO_PROCESS, 0, max(self._config.side.nice, os.nice(0)))
@@ -209,11 +236,13 @@ class Daemon:
 
     def _main_gone(self) -> None:
         self._receive()  # its last words
+        pid = self._main_pid
         self._unwatch_main()
         if self._machine.state is not State.ABSENT:
             self._fault("the main job ended without saying goodbye")
             self._feed(JobLost())
-            self._page.words[Field.PERMIT_UNTIL_NS] = 0  # in its place: it may have died in a bubble
+        if self._page.words[Field.MAIN_PID] in (0, pid):
+            self._device.main_ended()
         if self._job_pid is not None:
             self._ended = True
 
@@ -243,9 +272,13 @@ class Daemon:
                 case "progress":
                     self._side_has_worked = True
                     self._progress.side = status
+                case "overran":
+                    self._overruns_ns[status["slot"]] += status["overrun_ns"]
+                case "out_of_memory":
+                    print(f"[squeezer] rank {self._rank}: side task: {too_large(status)}", file=sys.stderr)
                 case "starved" if (named := (status["unit"], status["did"])) not in self._named_units:
                     self._named_units.add(named)
-                    print(f"[squeezer] rank {self._rank}: side task: {_too_long(status)}", file=sys.stderr)
+                    print(f"[squeezer] rank {self._rank}: side task: {too_long(status)}", file=sys.stderr)
                 case "error":
                     print(f"[squeezer] rank {self._rank}: side task: {status['message']}", file=sys.stderr)
 
@@ -304,7 +337,7 @@ class Daemon:
                 page.words[Field.TELL_SLOT] = action.slot
             case Note(decision):
                 self._recorder.add("guard", t_ns=time.monotonic_ns(), **asdict(decision))
-            case Stop() | Continue():
+            case Stop() | Continue() if self._device.stops:
                 if side is not None:
                     (self._device.stop if isinstance(action, Stop) else self._device.resume)(side)
                 self._recorder.add("action", t_ns=time.monotonic_ns(), action=type(action).__name__, cause=cause)
@@ -351,19 +384,6 @@ class Daemon:
             directory.rmdir()
         except OSError:
             pass  # others still use it
-
-
-def _too_long(status: Mapping[str, Any]) -> str:
-    trials = f"{status['trials']} trial" + "s" * (status["trials"] != 1)
-    did = (
-        "they are trained in halves now"
-        if status["did"] == "split"
-        else "splitting it further cannot help: it is tried now and then, over the bubble's end"
-    )
-    return (
-        f'unit "{status["unit"]}" of {trials} needs {status["needs_ms"]:.1f} ms, the longest bubble is '
-        f"{status['longest_bubble_ms']:.1f} ms; {did}"
-    )
 
 
 def _wakeup_on_signals() -> socket.socket:

@@ -51,6 +51,7 @@ class Supervisor:
             *("--worker", self._worker, "--lock", str(place.run / "ask.lock")),
             *("--page", str(place.page), "--units", str(units_path(place.run, place.rank))),
             *("--threads", str(config.threads), "--nice", str(config.nice), "--status-fd", str(write_fd)),
+            *self._device.arguments(),
         ]
         self._process = subprocess.Popen(
             command,
@@ -91,11 +92,7 @@ class Supervisor:
         """Ask the process to end, insist after `timeout_s`. False if there was none; else `reap` it."""
         if self._process is None or self.side is None:
             return False
-        self._device.end(self.side, force=False)
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self._device.end(self.side, force=True)
+        self._device.end(self.side, timeout_s)
         return True
 
     def close_trials(self, reason: str, *, idle: bool) -> "subprocess.Popen[bytes]":
@@ -114,6 +111,7 @@ class Supervisor:
         config = self._config
         command = [sys.executable, "-m", "trials.runner", "--study", str(config.study), "--measure", str(seconds)]
         command += ["--threads", str(config.threads), "--nice", str(config.nice), "--trials", str(trials)]
+        command += self._device.arguments()
         try:
             done = subprocess.run(
                 command,

@@ -104,10 +104,11 @@ class PageGate(Ledger):
             self._running = None
         self._words[Field.SIDE_DOING] = Doing.ASLEEP
 
-    def close(self) -> None:
-        """Write what is buffered."""
+    def close(self) -> bool:
+        """Write what is buffered. Returns whether the page may be unmapped: it may."""
         self.rest()
         self._close_file()
+        return True
 
     def _start_of(self, unit: int) -> int:
         """The time at which `unit` starts: now, or 0 if it may not.

@@ -5,11 +5,18 @@ import os
 import signal
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_TIMERSLACK = 29
+_SLACK_NS = 1000
 
 
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent ends, even if it is stopped then. Linux only."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def wake_promptly() -> None:
+    """Have the kernel end this thread's sleeps, and those of all that it will start, within a microsecond."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(_SLACK_NS))
 
 
 def run_when_idle() -> None:

@@ -3,12 +3,14 @@
 import sys
 import time
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, islice
 
 import optuna
+import torch
 
-from trials.gate import OpenGate
+from trials.gate import Gate, OpenGate
 from trials.group import TrialGroup
+from trials.ledger import HOST_UNIT, Ledger
 from trials.member import build_member
 from trials.study import Study
 
@@ -19,10 +21,7 @@ def train_ungated(study: Study, trials: int) -> Iterator[int]:
     Yields:
         The trial-samples of each epoch.
     """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    draws = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    members = [build_member(study, k, study.suggest(draws.ask())) for k in range(trials)]
-    group = TrialGroup(study, members, OpenGate())
+    group = _random_group(study, trials, OpenGate())
     for epoch in count():
         work = 0
         for inputs, targets, per_trial in group.batches(epoch % study.epochs):
@@ -37,9 +36,35 @@ def rehearse(study: Study) -> None:
     try:
         next(train_ungated(study, trials=2))
     except Exception as error:
-        print(
-            f"[trials] a rehearsal of {type(study).__name__} failed: {type(error).__name__}: {error}", file=sys.stderr
-        )
+        _say_rehearsal_failed(study, error)
+
+
+STEPS_TRIED = 3
+"""The first allocates, the second has an optimizer's state, and the third finds all as it will be."""
+
+
+def try_out(study: Study, gate: Gate, trials: int) -> None:
+    """Train `trials` throw-away trials for some steps, and evaluate them, through `gate`.
+
+    What is wrong with the study is said, and shows again with the first real trials.
+
+    Raises:
+        torch.OutOfMemoryError: they do not fit.
+    """
+    if isinstance(gate, Ledger):
+        gate.trials = trials
+    try:
+        gate.enter(HOST_UNIT)
+        group = _random_group(study, trials, gate)
+        for inputs, targets, per_trial in islice(group.batches(0), STEPS_TRIED):
+            group.train_step(inputs, targets, per_trial)
+            gate.enter(HOST_UNIT)
+        group.evaluate()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        _say_rehearsal_failed(study, error)
+    gate.enter(HOST_UNIT)  # its tensors are given back in a bubble
 
 
 SLICES = 4
@@ -64,3 +89,14 @@ def _rate(epochs: Iterator[int], seconds: float) -> float:
     while not work or time.monotonic() < start_s + seconds:
         work += next(epochs)
     return work / (time.monotonic() - start_s)
+
+
+def _random_group(study: Study, trials: int, gate: Gate) -> TrialGroup:
+    """Trials with hyperparameters drawn at random."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    draws = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    return TrialGroup(study, [build_member(study, k, study.suggest(draws.ask())) for k in range(trials)], gate)
+
+
+def _say_rehearsal_failed(study: Study, error: Exception) -> None:
+    print(f"[trials] a rehearsal of {type(study).__name__} failed: {type(error).__name__}: {error}", file=sys.stderr)

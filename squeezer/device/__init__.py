@@ -1,9 +1,31 @@
 """The only place on the daemon's side that knows a device kind: one file each, behind `base.Device`."""
 
+import os
+from collections.abc import Callable, Mapping
+
+from squeezer.config import DeviceTable
 from squeezer.device.base import Device, SideProcess
 from squeezer.device.cpu import CpuDevice
+from squeezer.device.cuda import CudaDevice
 
-DEVICES: dict[str, type[Device]] = {"cpu": CpuDevice}
+DEVICES: dict[str, Callable[["memoryview[int]", DeviceTable, int], Device]] = {"cpu": CpuDevice, "cuda": CudaDevice}
 """Registry by torch's device type."""
 
-__all__ = ["DEVICES", "CpuDevice", "Device", "SideProcess"]
+_CUDA_SIGNS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
+
+
+def kind_of(
+    config: DeviceTable,
+    environment: Mapping[str, str] = os.environ,
+    exists: Callable[[str], bool] = os.path.exists,
+) -> str:
+    """The kind of the main job's device, by what DeepSpeed goes by. Asks no driver: a context would be made."""
+    if config.kind != "auto":
+        return config.kind
+    named = environment.get("DS_ACCELERATOR")
+    if named is not None:
+        return named if named in DEVICES else "cpu"
+    return "cuda" if any(exists(sign) for sign in _CUDA_SIGNS) else "cpu"
+
+
+__all__ = ["DEVICES", "CpuDevice", "CudaDevice", "Device", "SideProcess", "kind_of"]

@@ -1,7 +1,11 @@
 """What the daemon needs from a kind of device; the rest of it never learns which kind that is."""
 
+import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+END_SIGNAL = signal.SIGTERM
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,21 +17,43 @@ class SideProcess:
 
 
 class Device(Protocol):
-    """One device that a main job's rank and a side task share."""
+    """One device that a main job's rank and a side task share.
+
+    Attributes:
+        name: of its kind.
+        stops: whether it can halt the side task in the middle of its work; else a unit that has started runs to its
+            end, and the side task itself tells what it ran over.
+    """
 
     name: str
+    stops: bool
 
     def join(self, main_pid: int) -> None:
         """Let this daemon, and what it starts from now on, run where the rank `main_pid` runs."""
+
+    def arguments(self) -> list[str]:
+        """What tells a side task's program where to run."""
 
     def environment(self, threads: int) -> dict[str, str]:
         """Environment variables for a side task that uses `threads` host threads."""
 
     def stop(self, side: SideProcess) -> None:
-        """Halt the side task wherever it is."""
+        """Halt the side task wherever it is, if this device can."""
 
     def resume(self, side: SideProcess) -> None:
         """Undo `stop`."""
 
-    def end(self, side: SideProcess, *, force: bool) -> None:
-        """Ask the side task to end, or end it."""
+    def end(self, side: SideProcess, timeout_s: float) -> None:
+        """Ask the side task to end, insist after `timeout_s`, and return when it has ended."""
+
+    def main_ended(self) -> None:
+        """The main job's process is gone, maybe in the middle of a bubble: shut the gate in its place."""
+
+
+def send(side: SideProcess, signals: Sequence[signal.Signals]) -> None:
+    """Send `signals` to the side task; to one that has ended, nothing."""
+    try:
+        for number in signals:
+            signal.pidfd_send_signal(side.pidfd, number)
+    except ProcessLookupError:
+        return  # its pidfd tells the loop so

@@ -1,18 +1,23 @@
 """CPU cores: the side task shares the rank's cores, and SIGSTOP halts it within microseconds."""
 
 import os
+import select
 import signal
-from collections.abc import Sequence
 
-from squeezer.device.base import SideProcess
-
-END_SIGNAL = signal.SIGTERM
+from ds_hooks.page import Field
+from squeezer.config import DeviceTable
+from squeezer.device.base import END_SIGNAL, SideProcess, send
 
 
 class CpuDevice:
     """The cores that one rank is bound to."""
 
     name = "cpu"
+    stops = True
+
+    def __init__(self, words: "memoryview[int]", config: DeviceTable, local_rank: int) -> None:
+        """Only the page's words matter here."""
+        self._words = words
 
     def join(self, main_pid: int) -> None:
         """Take the affinity of `main_pid`; a process that is gone by now changes nothing."""
@@ -21,26 +26,29 @@ class CpuDevice:
         except ProcessLookupError:
             return
 
+    def arguments(self) -> list[str]:
+        """It runs where it is started."""
+        return ["--device", "cpu"]
+
     def environment(self, threads: int) -> dict[str, str]:
         """As many threads as asked for, and none that spins while it has nothing to do."""
         return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
 
     def stop(self, side: SideProcess) -> None:
         """SIGSTOP."""
-        _send(side, [signal.SIGSTOP])
+        send(side, [signal.SIGSTOP])
 
     def resume(self, side: SideProcess) -> None:
         """SIGCONT."""
-        _send(side, [signal.SIGCONT])
+        send(side, [signal.SIGCONT])
 
-    def end(self, side: SideProcess, *, force: bool) -> None:
+    def end(self, side: SideProcess, timeout_s: float) -> None:
         """SIGTERM, which it sees at the gate, also when it was stopped; SIGKILL by force."""
-        _send(side, [signal.SIGKILL] if force else [END_SIGNAL, signal.SIGCONT])
+        send(side, [END_SIGNAL, signal.SIGCONT])
+        if not select.select([side.pidfd], [], [], timeout_s)[0]:
+            send(side, [signal.SIGKILL])
+            select.select([side.pidfd], [], [])
 
-
-def _send(side: SideProcess, signals: Sequence[signal.Signals]) -> None:
-    try:
-        for number in signals:
-            signal.pidfd_send_signal(side.pidfd, number)
-    except ProcessLookupError:
-        return  # it has ended; its pidfd tells the loop so
+    def main_ended(self) -> None:
+        """See `Device`."""
+        self._words[Field.PERMIT_UNTIL_NS] = 0

@@ -126,9 +126,10 @@ class Place:
     def start(self, kind: type[Child], *command: str, **environment: str) -> Any:
         """Start `python COMMAND`."""
         paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        named = {"PYTHONPATH": paths, "DS_ACCELERATOR": "cpu", "SQUEEZER_DIR": str(self.directory)}
         child = kind(
             [sys.executable, *command],
-            {**os.environ, "PYTHONPATH": paths, "SQUEEZER_DIR": str(self.directory), **environment},
+            {**os.environ, **named, **environment},
             self.files / f"log{len(self._children)}",
         )
         self._children.append(child)

@@ -40,6 +40,7 @@ def test_the_demo_has_the_defaults() -> None:
     demo, minimal = load_config(examples / "demo.toml"), Config.model_validate({"run": {"directory": "x"}})
     assert demo.squeeze == minimal.squeeze
     assert demo.guard == minimal.guard
+    assert demo.device == minimal.device
     assert demo.run == minimal.run.model_copy(update={"directory": demo.run.directory})
 
 
@@ -92,6 +93,9 @@ def test_it_is_json_ready_and_frozen(tmp_path: Path) -> None:
         ('[squeeze]\nkinds = ["RECV_GRADS"]', "squeeze.kinds = ['RECV_GRADS'] is not allowed: 'RECV_GRADS' is no kind"),
         ("[squeeze]\nkinds = []", "squeeze.kinds = "),
         ("[squeeze]\nkinds = [[1]]", "squeeze.kinds = [[1]] is not allowed"),
+        ('[device]\nkind = "gpu"', 'device.kind = "gpu" is not allowed; allowed is "auto", "cpu" or "cuda"'),
+        ("[device]\nmemory_fraction = 1.5", "device.memory_fraction = 1.5 is not allowed; allowed is a number above 0"),
+        ("[device]\nmps_thread_percent = 0", "device.mps_thread_percent = 0 is not allowed; allowed is a whole number"),
         ('[side]\nstudy = "none.py"', 'side.study = "none.py" is not allowed: there is no file '),
         ("[side]\nnice = 1", "side.study is missing; allowed is the path of an existing Python file"),
     ],
@@ -99,6 +103,12 @@ def test_it_is_json_ready_and_frozen(tmp_path: Path) -> None:
 def test_a_mistake_names_key_value_and_what_is_allowed(tmp_path: Path, text: str, said: str) -> None:
     (mistake,) = mistakes(tmp_path, RUN + text)
     assert mistake.startswith(said)
+
+
+def test_a_device_that_cannot_halt_work_is_never_preemptive(tmp_path: Path) -> None:
+    config = load(tmp_path, RUN + "[squeeze]\nmargin_ms = 1\n").without_stops()
+    assert not config.squeeze.policy(config.guard).preemptive
+    assert config.squeeze.margin_ms == 1.0
 
 
 def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 import trials.gate as gate_module
 from ds_hooks.page import Doing, Field, Page, page_path
 from squeezer.record import UNIT
-from trials.gate import HOST_UNIT, PageGate, StopRequested
+from trials.gate import PageGate
+from trials.ledger import HOST_UNIT, NEARLY_LONGEST, UNKNOWN_COST_NEEDS_NS, Starved, StopRequested
 
 US, MS = 1_000, 1_000_000
 
@@ -143,8 +144,8 @@ def test_the_end_signal_and_a_dead_daemon_end_it(world: World, monkeypatch: pyte
 def test_a_unit_that_never_ran_needs_room(world: World) -> None:
     gate = PageGate(world.page)
     gate.use(["a"])
-    world.open(1, world.now_ns + gate_module.UNKNOWN_COST_NEEDS_NS - 1)
-    world.while_asleep = [lambda: world.open(2, world.now_ns + gate_module.UNKNOWN_COST_NEEDS_NS)]
+    world.open(1, world.now_ns + UNKNOWN_COST_NEEDS_NS - 1)
+    world.while_asleep = [lambda: world.open(2, world.now_ns + UNKNOWN_COST_NEEDS_NS)]
     gate.enter(0)
     assert world.sleeps == 1
 
@@ -194,12 +195,12 @@ def test_a_unit_longer_than_all_bubbles_is_tried_in_one_of_the_longest_and_named
     gate.trials = 16
     gate.use(["0.Linear forward"])
     takes(world, gate, 12)
-    longest = 8 * gate_module.NEARLY_LONGEST
+    longest = 8 * NEARLY_LONGEST
     decline(world, gate, *[3, 8, 3, 5] * 8, 7, longest - 0.1, 7, longest)
     assert gate.take_starved() == [], "not before it has run"
     world.work(11 * MS)
     gate.rest()
-    found = gate_module.Starved(unit="0.Linear forward", trials=16, needs_ns=11 * MS, longest_ns=8 * MS)
+    found = Starved(unit="0.Linear forward", trials=16, needs_ns=11 * MS, longest_ns=8 * MS)
     assert gate.take_starved() == [found]
     assert gate.take_starved() == []
     decline(world, gate, *[8] * 32)  # it is still known to be long

@@ -1,6 +1,5 @@
 """The runner: whatever is split when, each trial gives the same. The clerk answers at once, and the gate is open."""
 
-import json
 import os
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -20,7 +19,8 @@ from trials_solo import RichStudy
 from trials.clerk import Clerk, ClerkPlace, _answer
 from trials.cohort import Fit
 from trials.gate import OpenGate, Starved
-from trials.runner import Runner
+from trials.group import TrialGroup
+from trials.work import Runner
 
 MS = 1_000_000
 EPOCHS = 3
@@ -107,11 +107,8 @@ def run(own: bool, gate: Starving) -> tuple[list[FrozenTrial], list[dict[str, An
     study = make_study(own)
     place = ClerkPlace(storage_url="sqlite:///:memory:", study_name="s", worker="w", lock_file=Path(os.devnull))
     clerk = Clerk(study, place, AtOnce())
-    reader, writer = os.pipe()
-    Runner(study, gate, Direct(clerk), writer).run()  # type: ignore[arg-type]
-    os.close(writer)
-    with os.fdopen(reader) as lines:
-        told = [json.loads(line) for line in lines]
+    told: list[dict[str, Any]] = []
+    Runner(study, gate, Direct(clerk), lambda **line: told.append(line)).run()  # type: ignore[arg-type]
     return clerk._study.get_trials(), told
 
 
@@ -168,6 +165,42 @@ def test_a_group_is_split_down_to_one_trial() -> None:
 def test_what_a_split_does_not_shorten_is_split_no_further_and_told_once() -> None:
     _, told = run(False, Starving(range(1, 1000), lambda trials: 9))
     assert [(line["trials"], line["did"]) for line in starved(told)] == [(4, "split"), (2, "nothing")]
+
+
+@pytest.mark.parametrize("fits", [3, 1])
+def test_trials_that_do_not_fit_into_the_memory_are_trained_in_smaller_groups_and_give_the_same(
+    whole: tuple[bool, list[FrozenTrial], list[dict[str, Any]]], fits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, roomy, _ = whole
+    step = TrialGroup.train_step
+    steps = 0
+
+    def crowded(group: TrialGroup, *batch: Any) -> None:
+        nonlocal steps
+        steps += 1
+        step(group, *batch)
+        if group.size > fits and steps > 2:
+            raise torch.OutOfMemoryError("no more")
+
+    monkeypatch.setattr(TrialGroup, "train_step", crowded)
+    tight, told = run(own, Starving(()))
+    said = [(line["trials"], line["most"]) for line in told if line["event"] == "out_of_memory"]
+    assert said == ([(4, 2)] if fits == 3 else [(4, 2), (2, 1)])
+    for one, other in zip(tight, roomy, strict=True):
+        assert one.state == other.state
+        for epoch, value in other.intermediate_values.items():
+            close(one.intermediate_values[epoch], value, f"trial {one.number} epoch {epoch}")
+
+
+def test_a_trial_that_does_not_fit_alone_fails_with_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(group: TrialGroup, *batch: Any) -> None:
+        raise torch.OutOfMemoryError("no more")
+
+    monkeypatch.setattr(TrialGroup, "train_step", never)
+    trials, told = run(False, Starving(()))
+    assert {trial.state for trial in trials} == {TrialState.FAIL}
+    assert all("does not fit" in trial.user_attrs["squeezer_reason"] for trial in trials)
+    assert [line["most"] for line in told if line["event"] == "out_of_memory"][:3] == [2, 1, 0]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,115 @@
+"""A CUDA device: kernels that are queued cannot be halted, so the plan alone keeps the side task within bubbles.
+
+The side task's stream waits on the device for the page's `DEVICE_GATE`. A process whose stream waits must not be ended
+before the gate has been forced open.
+"""
+
+import os
+import select
+import signal
+from collections.abc import Mapping
+
+from ds_hooks.page import DeviceGate, Field
+from squeezer.config import DeviceTable
+from squeezer.device.base import END_SIGNAL, SideProcess, send
+
+FORCE_EVERY_S = 0.005
+"""The main job's device may shut the gate again at any bubble's end."""
+KILLED_TIMEOUT_S = 10.0
+"""How long a killed process may take to leave the device, before the gate is shut all the same."""
+BELOW_NORMAL = "1"
+"""Of `CUDA_MPS_CLIENT_PRIORITY`."""
+NO_MPS = "/dev/null"
+"""As `CUDA_MPS_PIPE_DIRECTORY`: there is no server."""
+
+
+class CudaDevice:
+    """One CUDA device, which the rank and its side task use with a context each.
+
+    Args:
+        words: the page's.
+        config: how the device is shared.
+        local_rank: the rank's number on its machine.
+        environment: of the rank; this process's by default.
+    """
+
+    name = "cuda"
+    stops = False
+
+    def __init__(
+        self,
+        words: "memoryview[int]",
+        config: DeviceTable,
+        local_rank: int,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._words, self._config = words, config
+        self._visible = visible_device(environment, local_rank)
+        if words[Field.DEVICE_GATE] & DeviceGate.FORCED:  # left by a daemon that was killed
+            words[Field.DEVICE_GATE] = DeviceGate.CLOSED
+
+    def join(self, main_pid: int) -> None:
+        """Take the affinity of `main_pid`, which is near the device; a process that is gone by now changes nothing."""
+        try:
+            os.sched_setaffinity(0, os.sched_getaffinity(main_pid))
+        except ProcessLookupError:
+            return
+
+    def arguments(self) -> list[str]:
+        """The only device that it sees."""
+        return ["--device", "cuda", "--memory-fraction", str(self._config.memory_fraction)]
+
+    def environment(self, threads: int) -> dict[str, str]:
+        """No other device than the rank's, so that no context is made elsewhere; no MPS, unless it is asked for."""
+        count = str(threads)
+        found = {
+            "OMP_NUM_THREADS": count,
+            "MKL_NUM_THREADS": count,
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "CUDA_VISIBLE_DEVICES": self._visible,
+            "CUDA_MODULE_LOADING": "LAZY",
+        }
+        if not self._config.mps:
+            return {**found, "CUDA_MPS_PIPE_DIRECTORY": NO_MPS}
+        percent = self._config.mps_thread_percent
+        limit = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percent)} if percent is not None else {}
+        return {**found, "CUDA_MPS_CLIENT_PRIORITY": BELOW_NORMAL, **limit}
+
+    def stop(self, side: SideProcess) -> None:
+        """Nothing: a stopped process's kernels would run on."""
+
+    def resume(self, side: SideProcess) -> None:
+        """Nothing."""
+
+    def end(self, side: SideProcess, timeout_s: float) -> None:
+        """SIGTERM behind a gate that is forced open; after `timeout_s` SIGKILL; the gate is shut again at the end."""
+        self._words[Field.DEVICE_GATE] = DeviceGate.FORCED
+        send(side, [END_SIGNAL])
+        if not self._ends_within(side, timeout_s):
+            send(side, [signal.SIGKILL])
+            self._ends_within(side, KILLED_TIMEOUT_S)
+        self._words[Field.DEVICE_GATE] = DeviceGate.CLOSED
+
+    def main_ended(self) -> None:
+        """See `Device`."""
+        words = self._words
+        words[Field.DEVICE_GATE] = DeviceGate.CLOSED
+        words[Field.BUBBLE] &= ~1
+        words[Field.DUE_EPOCH] = 0
+
+    def _ends_within(self, side: SideProcess, timeout_s: float) -> bool:
+        looks = max(1, round(timeout_s / FORCE_EVERY_S))
+        for _ in range(looks):
+            self._words[Field.DEVICE_GATE] = DeviceGate.FORCED
+            if select.select([side.pidfd], [], [], FORCE_EVERY_S)[0]:
+                return True
+        return False
+
+
+def visible_device(environment: Mapping[str, str], local_rank: int) -> str:
+    """What `CUDA_VISIBLE_DEVICES` calls the device of a rank; with a list of one for each rank, that one."""
+    named = environment.get("CUDA_VISIBLE_DEVICES", "")
+    devices = [name.strip() for name in named.split(",") if name.strip()]
+    if not devices:
+        return str(local_rank)
+    return devices[local_rank] if local_rank < len(devices) else devices[0]

@@ -1,0 +1,338 @@
+"""What every gate must do, whatever the device: a core, a device played by threads, and a GPU where there is one.
+
+The main job is a thread that writes the page's words as its device would; the side task is the test. Machines are busy,
+so a start counts as outside of bubbles only in the second half of the time between two of them.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import torch
+
+from benchmarks.fake_driver import FakeDriver
+from ds_hooks.driver import CudaDriver
+from ds_hooks.page import DeviceGate, Doing, Field, Page, page_path
+from trials.gate import PageGate
+from trials.ledger import GATE_SIGNALS, HOST_UNIT, StopRequested
+from trials.stream_gate import StreamGate
+
+pytestmark = pytest.mark.integration
+
+MS = 1_000_000
+
+
+class Kind(Protocol):
+    """A gate with the device behind it."""
+
+    gate: Any
+
+    def work(self, ms: int) -> None:
+        """The device work of a unit, right after it was let in."""
+
+    def spans(self) -> list[tuple[int, int]]:
+        """(start, end) of all work so far, in ns of the host's clock, once the device has nothing more to do."""
+
+    def leave(self) -> None:
+        """End it wherever it is."""
+
+
+class Core:
+    def __init__(self, page: Page) -> None:
+        self.gate = PageGate(page)
+        self._spans: list[tuple[int, int]] = []
+
+    def work(self, ms: int) -> None:
+        start_ns, end_ns = time.monotonic_ns(), time.thread_time_ns() + ms * MS
+        while time.thread_time_ns() < end_ns:
+            pass
+        self._spans.append((start_ns, time.monotonic_ns()))
+
+    def spans(self) -> list[tuple[int, int]]:
+        return self._spans
+
+    def leave(self) -> None:
+        self.gate.close()
+
+
+class Threads:
+    def __init__(self, page: Page) -> None:
+        self.driver = FakeDriver()
+        self.stream = self.driver.create_stream()
+        self.gate = StreamGate(page, self.driver, self.stream)
+
+    def work(self, ms: int) -> None:
+        self.driver.launch(self.stream, ms * MS)
+
+    def spans(self) -> list[tuple[int, int]]:
+        return [(kernel.start_ns, kernel.end_ns) for kernel in self.driver.kernels]
+
+    def leave(self) -> None:
+        self.driver.close()
+
+
+class Gpu:
+    def __init__(self, page: Page) -> None:
+        self._words = page.words
+        self._stream = torch.cuda.Stream()
+        with torch.cuda.stream(self._stream):
+            torch.cuda._sleep(1000)
+            torch.cuda.synchronize()
+            timed = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            timed[0].record()
+            torch.cuda._sleep(10_000_000)
+            timed[1].record()
+            torch.cuda.synchronize()
+            self._cycles_per_ms = 10_000_000 / timed[0].elapsed_time(timed[1])
+            self._base = torch.cuda.Event(enable_timing=True)
+            self._base.record()
+            torch.cuda.synchronize()
+            self._base_ns = time.monotonic_ns()
+        self.gate = StreamGate(page, CudaDriver(), self._stream.cuda_stream)
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def work(self, ms: int) -> None:
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        with torch.cuda.stream(self._stream):
+            begin.record()
+            torch.cuda._sleep(round(ms * self._cycles_per_ms))
+            end.record()
+        self._events.append((begin, end))
+
+    def spans(self) -> list[tuple[int, int]]:
+        def time_ns(event: torch.cuda.Event) -> int:
+            return self._base_ns + round(self._base.elapsed_time(event) * 1e6)
+
+        return [(time_ns(begin), time_ns(end)) for begin, end in self._events if end.query()]
+
+    def leave(self) -> None:
+        self._words[Field.DEVICE_GATE] = DeviceGate.FORCED
+        assert self.gate.close()
+
+
+class MainJob:
+    """Opens bubbles of the page, and tells the side task's thread."""
+
+    def __init__(self, page: Page) -> None:
+        self._words = page.words
+        self._side = threading.get_ident()
+        self._epoch = page.words[Field.BUBBLE] >> 1
+        self.bubbles: list[tuple[int, int]] = []
+        self._thread: threading.Thread | None = None
+
+    def open(self, permit_ms: int) -> None:
+        words = self._words
+        self._epoch += 1
+        words[Field.DUE_PERMIT_NS] = words[Field.PERMIT_LENGTH_NS] = permit_ms * MS
+        words[Field.DUE_EPOCH] = self._epoch
+        words[Field.PERMIT_UNTIL_NS] = time.monotonic_ns() + permit_ms * MS
+        self.bubbles.append((time.monotonic_ns(), 0))
+        words[Field.BUBBLE] = self._epoch << 1 | 1
+        words[Field.DEVICE_GATE] |= DeviceGate.OPEN
+        signal.pthread_kill(self._side, signal.SIGUSR1)
+
+    def close(self) -> None:
+        self._words[Field.DEVICE_GATE] &= ~DeviceGate.OPEN
+        self._words[Field.BUBBLE] = self._epoch << 1
+        self.bubbles[-1] = self.bubbles[-1][0], time.monotonic_ns()
+
+    def due(self, permit_ms: int) -> None:
+        self._words[Field.DUE_PERMIT_NS] = permit_ms * MS
+        self._words[Field.DUE_EPOCH] = self._epoch + 1
+
+    def play(self, *bubbles: tuple[int, int, int]) -> None:
+        """Begin bubbles of (ms before it, ms of permit, ms long), one after another, and return meanwhile."""
+
+        def run() -> None:
+            for before_ms, permit_ms, length_ms in bubbles:
+                self.due(permit_ms)
+                time.sleep(before_ms / 1e3)
+                self.open(permit_ms)
+                time.sleep(length_ms / 1e3)
+                self.close()
+
+        self._thread = threading.Thread(target=run)
+        self._thread.start()
+
+    def join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def strays(self, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """What began in no bubble, nor soon after one."""
+        nexts = [begin for begin, _ in self.bubbles[1:]] + [2**63]
+        first = self.bubbles[0][0]
+        gaps = [(end, begin) for (_, end), begin in zip(self.bubbles, nexts, strict=True) if end]
+        late = [(end + min(begin - end, 100 * MS) // 2, begin) for end, begin in gaps]
+        return [span for span in spans if span[0] < first or any(a <= span[0] < b for a, b in late)]
+
+
+GPU = pytest.param(
+    Gpu, marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+)
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, GATE_SIGNALS)
+    yield
+    while signal.sigtimedwait(GATE_SIGNALS, 0) is not None:
+        pass
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    made = Page.open(page_path(tmp_path / "pages", 0))
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=[Core, Threads, GPU])
+def kind(request: pytest.FixtureRequest, page: Page, signals: None) -> Iterator[Kind]:
+    made = request.param(page)
+    yield made
+    made.leave()
+
+
+@pytest.fixture(params=[Threads, GPU])
+def streams(request: pytest.FixtureRequest, page: Page, signals: None) -> Iterator[Kind]:
+    made = request.param(page)
+    yield made
+    made.leave()
+
+
+@pytest.fixture
+def main(page: Page, signals: None) -> Iterator[MainJob]:
+    made = MainJob(page)
+    yield made
+    made.join()
+
+
+def test_units_start_in_bubbles_only(kind: Kind, main: MainJob) -> None:
+    kind.gate.use(["a", "b"])
+    main.play(*[(60, 55, 60)] * 4)
+    while len(main.bubbles) < 4:
+        kind.gate.enter(HOST_UNIT)
+        for unit in (0, 1):
+            kind.gate.enter(unit)
+            kind.work(4)
+    main.join()
+    assert main.strays(kind.spans()) == []
+    assert len(kind.spans()) > 8
+
+
+def test_a_unit_that_does_not_fit_waits_for_a_bubble_that_is_long_enough(kind: Kind, main: MainJob) -> None:
+    kind.gate.use(["a"])
+    main.play((20, 200, 200))
+    kind.gate.enter(0)
+    kind.work(30)
+    kind.gate.rest()
+    main.join()
+    kind.gate.rest()
+    assert kind.gate._costs_ns[0] > 20 * MS, "its cost is known"
+    main.play((20, 15, 60), (60, 15, 60), (60, 300, 300))
+    kind.gate.enter(0)
+    kind.work(30)
+    main.join()
+    assert len(kind.spans()) == 2
+    assert kind.spans()[1][0] >= main.bubbles[3][0]
+
+
+def test_the_end_is_asked_for_while_it_waits(kind: Kind, main: MainJob) -> None:
+    threading.Timer(0.05, signal.pthread_kill, (threading.get_ident(), signal.SIGTERM)).start()
+    with pytest.raises(StopRequested):
+        kind.gate.enter(HOST_UNIT)
+    assert kind.spans() == []
+
+
+def test_a_unit_that_raises_leaves_the_gate_as_it_was(kind: Kind, main: MainJob) -> None:
+    kind.gate.use(["a"])
+    main.play((10, 1000, 1000))
+    with pytest.raises(ZeroDivisionError):
+        kind.gate.enter(0)
+        raise ZeroDivisionError
+    kind.gate.enter(0)
+    kind.work(4)
+    kind.gate.rest()
+    main.join()
+    kind.gate.rest()
+    assert main.strays(kind.spans()) == [] and len(kind.spans()) == 1
+
+
+def test_it_says_when_it_sleeps(kind: Kind, main: MainJob, page: Page) -> None:
+    kind.gate.use(["a"])
+    main.open(1000)
+    kind.gate.enter(HOST_UNIT)
+    kind.gate.rest()
+    kind.gate.enter(HOST_UNIT)
+    assert page.words[Field.SIDE_DOING] == Doing.HOST
+    kind.work(1)
+    kind.gate.rest()
+    time.sleep(0.05)
+    kind.gate.rest()
+    assert page.words[Field.SIDE_DOING] == Doing.ASLEEP
+    main.close()
+
+
+def test_a_queued_unit_starts_without_the_host(streams: Kind, main: MainJob) -> None:
+    streams.gate.use(["a"])
+    main.due(100)
+    streams.gate.enter(0)
+    streams.work(4)
+    streams.gate.enter(0)
+    streams.work(4)
+    time.sleep(0.05)
+    assert streams.spans() == []
+    main.open(100)
+    time.sleep(0.1)
+    main.close()
+    assert len(streams.spans()) == 2 and main.strays(streams.spans()) == []
+
+
+def test_the_third_unit_waits_for_the_first(streams: Kind, main: MainJob) -> None:
+    streams.gate.use(["a"])
+    main.open(10_000)
+    for _ in range(3):
+        streams.gate.enter(0)
+        streams.work(20)
+    third_ns = time.monotonic_ns()
+    time.sleep(0.15)
+    assert streams.spans()[0][1] <= third_ns + MS
+    main.close()
+
+
+def test_a_bubble_that_ends_between_two_queued_units_holds_the_second_back(streams: Kind, main: MainJob) -> None:
+    streams.gate.use(["a"])
+    main.due(1000)
+    streams.gate.enter(0)
+    streams.work(100)
+    streams.gate.enter(0)
+    streams.work(4)
+    main.open(1000)
+    time.sleep(0.03)
+    main.close()
+    time.sleep(0.15)
+    assert len(streams.spans()) == 1
+    main.open(1000)
+    time.sleep(0.05)
+    assert len(streams.spans()) == 2 and main.strays(streams.spans()) == []
+    main.close()
+
+
+def test_a_forced_gate_lets_through_what_is_queued_and_no_more(streams: Kind, main: MainJob, page: Page) -> None:
+    streams.gate.use(["a"])
+    main.due(1000)
+    streams.gate.enter(0)
+    streams.work(4)
+    page.words[Field.DEVICE_GATE] = DeviceGate.FORCED
+    threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), signal.SIGTERM)).start()
+    with pytest.raises(StopRequested):
+        streams.gate.enter(0)
+    assert len(streams.spans()) == 1
+    assert streams.gate.close()

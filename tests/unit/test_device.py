@@ -1,0 +1,87 @@
+"""The daemon's side of a device: its kind, a side task's environment, and what a main job's end leaves of the page."""
+
+from pathlib import Path
+
+import pytest
+
+from ds_hooks.page import DeviceGate, Field, Page, page_path
+from squeezer.config import DeviceTable
+from squeezer.device import DEVICES, CudaDevice, kind_of
+from squeezer.device.cuda import visible_device
+from squeezer.plan import side_limit_bytes
+
+MB, GB = 1 << 20, 1 << 30
+WORDS = memoryview(bytearray(512)).cast("q")
+
+
+@pytest.mark.parametrize(
+    ("named", "accelerator", "has", "kind"),
+    [
+        ("auto", None, "", "cpu"),
+        ("auto", None, "/dev/nvidiactl", "cuda"),
+        ("auto", "cpu", "/dev/nvidiactl", "cpu"),
+        ("auto", "cuda", "", "cuda"),
+        ("auto", "xpu", "/dev/nvidiactl", "cpu"),
+        ("cpu", "cuda", "/dev/nvidiactl", "cpu"),
+        ("cuda", "cpu", "", "cuda"),
+    ],
+)
+def test_the_kind_is_the_users_or_what_deepspeed_will_choose(
+    named: str, accelerator: str | None, has: str, kind: str
+) -> None:
+    environment = {} if accelerator is None else {"DS_ACCELERATOR": accelerator}
+    assert kind_of(DeviceTable(kind=named), environment, lambda path: path == has) == kind
+    assert kind in DEVICES
+
+
+@pytest.mark.parametrize(
+    ("visible", "local_rank", "device"),
+    [(None, 2, "2"), ("", 1, "1"), ("4,5,6", 1, "5"), ("GPU-a, GPU-b", 1, "GPU-b"), ("7", 3, "7")],
+)
+def test_a_side_task_sees_its_ranks_device_alone(visible: str | None, local_rank: int, device: str) -> None:
+    assert visible_device({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}, local_rank) == device
+
+
+def test_mps_is_joined_only_if_asked_for() -> None:
+    off = CudaDevice(WORDS, DeviceTable(), 1, {}).environment(2)
+    assert (off["CUDA_MPS_PIPE_DIRECTORY"], off["OMP_NUM_THREADS"]) == ("/dev/null", "2")
+    on = CudaDevice(WORDS, DeviceTable(mps=True), 1, {}).environment(2)
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in on and "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in on
+    assert on["CUDA_MPS_CLIENT_PRIORITY"] == "1"
+    part = CudaDevice(WORDS, DeviceTable(mps=True, mps_thread_percent=30), 1, {}).environment(2)
+    assert part["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "30"
+
+
+def test_a_main_job_that_died_in_a_bubble_leaves_a_shut_gate(tmp_path: Path) -> None:
+    page = Page.open(page_path(tmp_path / "pages", 0))
+    words = page.words
+    words[Field.BUBBLE], words[Field.DUE_EPOCH], words[Field.DEVICE_GATE] = 9 << 1 | 1, 10, DeviceGate.OPEN
+    CudaDevice(words, DeviceTable(), 0).main_ended()
+    assert (words[Field.BUBBLE], words[Field.DEVICE_GATE]) == (9 << 1, DeviceGate.CLOSED)
+    assert not words[Field.DUE_EPOCH] > words[Field.BUBBLE] >> 1
+    page.close()
+
+
+def test_what_a_killed_daemon_has_forced_open_is_shut_by_the_next(tmp_path: Path) -> None:
+    page = Page.open(page_path(tmp_path / "pages", 0))
+    for left, then in ((DeviceGate.FORCED, DeviceGate.CLOSED), (DeviceGate.OPEN, DeviceGate.OPEN)):
+        page.words[Field.DEVICE_GATE] = left
+        CudaDevice(page.words, DeviceTable(), 0)
+        assert page.words[Field.DEVICE_GATE] == then
+    page.close()
+
+
+@pytest.mark.parametrize(
+    ("free", "side", "main_peak", "limit"),
+    [
+        (0, 0, 0, 0),  # nobody has told
+        (10 * GB, 0, 4 * GB, 9 * GB),
+        (6 * GB, 4 * GB, 4 * GB, 9 * GB),  # what it holds could be free
+        (6 * GB, 4 * GB, 40 * GB, 8 * GB),  # 5% of the peak is more than the reserve
+        (100 * MB, 200 * MB, 70 * GB, 1),  # none at all, which is not the same as unknown
+    ],
+)
+def test_the_side_task_may_hold_what_the_main_job_will_not_need(
+    free: int, side: int, main_peak: int, limit: int
+) -> None:
+    assert side_limit_bytes(free, side, main_peak, 1 * GB) == limit

@@ -1,0 +1,176 @@
+"""Where a side task computes: on the rank's cores, or on its CUDA device. Only this and what it uses knows which."""
+
+import ctypes
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ds_hooks.driver import CudaDriver, DriverError
+from ds_hooks.page import Page
+from trials.capacity import most_trials
+from trials.device_memory import CudaMeter, Lodger, tensors_on
+from trials.gate import PageGate
+from trials.process import wake_promptly
+from trials.stream_gate import StreamGate
+from trials.study import Study
+from trials.ungated import rehearse, try_out
+
+CONTEXT_BYTES = 600 << 20
+"""What a context takes besides what is allocated in it; it counts as the side task's."""
+
+_BLOCKING_SYNC = 4
+
+AnyGate = PageGate | StreamGate
+
+
+class PlaceError(Exception):
+    """A side task cannot compute here, now or ever; the text says why."""
+
+
+class Place(Protocol):
+    """Made once per process, before any tensor."""
+
+    def adopt(self, study: Study) -> None:
+        """Have `study` work here; it need not know."""
+
+    def gate(
+        self, page: Page, units: Path | None, names: Path | None, on_overrun: Callable[[int, int], None]
+    ) -> AnyGate:
+        """The gate of this place; see `Ledger` for the files."""
+
+    def rehearse(self, study: Study, gate: AnyGate) -> int:
+        """Train throw-away trials: what is imported, compiled or wrong shows. Returns how many trials fit at most."""
+
+    def lodger(self, page: Page, gate: AnyGate, tell: Callable[..., None]) -> Lodger | None:
+        """What gives way to the main job's memory; None where nothing does."""
+
+
+class CorePlace:
+    """The cores on which this process runs."""
+
+    def adopt(self, study: Study) -> None:
+        """Nothing to do."""
+
+    def gate(
+        self, page: Page, units: Path | None, names: Path | None, on_overrun: Callable[[int, int], None]
+    ) -> AnyGate:
+        """The main job itself knows what ran over."""
+        return PageGate(page, units, names)
+
+    def rehearse(self, study: Study, gate: AnyGate) -> int:
+        """Without the gate: the main job stops this process at every bubble's end."""
+        rehearse(study)
+        return study.fused
+
+    def lodger(self, page: Page, gate: AnyGate, tell: Callable[..., None]) -> Lodger | None:
+        """None: the machine's memory is large."""
+        return None
+
+
+class CudaPlace:
+    """The one CUDA device that this process sees.
+
+    All of it runs on one stream of the lowest priority, which is current in this thread from now on, and in the
+    backward passes that it starts. The host sleeps while it waits for the device.
+
+    Args:
+        memory_fraction: the most of the device's memory that this process may hold, its context included.
+
+    Raises:
+        PlaceError: there is no such device, or the share is too small for a context.
+    """
+
+    def __init__(self, memory_fraction: float) -> None:
+        if not torch.cuda.is_available():
+            raise PlaceError("the main job's device is a GPU, and this PyTorch finds none; set kind in [device]")
+        _sleep_while_waiting()
+        self._device = torch.device("cuda", 0)
+        torch.cuda.set_device(self._device)
+        total = torch.cuda.get_device_properties(self._device).total_memory
+        self._limit = int(memory_fraction * total) - CONTEXT_BYTES
+        if self._limit <= 0:
+            raise PlaceError(
+                f"device.memory_fraction = {memory_fraction} is {memory_fraction * total / 2**20:.0f} MiB; "
+                f"a CUDA context alone takes {CONTEXT_BYTES >> 20} MiB"
+            )
+        torch.cuda.set_per_process_memory_fraction(self._limit / total, self._device)
+        self._stream = torch.cuda.Stream(self._device, priority=0)
+        torch.cuda.set_stream(self._stream)
+        wake_promptly()
+
+    def adopt(self, study: Study) -> None:
+        """Models are made on the host and moved, so that a trial begins as it would there; batches are pinned."""
+        own = vars(study)
+        make, batches, validation = study.model, study.batches, study.validation
+
+        def model(params: dict[str, Any]) -> nn.Module:
+            return make(params).to(self._device)
+
+        own["model"] = model
+        own["batches"] = lambda epoch: _pinned(batches(epoch))
+        own["validation"] = lambda: _pinned(validation())
+
+    def gate(
+        self, page: Page, units: Path | None, names: Path | None, on_overrun: Callable[[int, int], None]
+    ) -> AnyGate:
+        """See `StreamGate`."""
+        try:
+            driver = CudaDriver()
+        except DriverError as error:
+            raise PlaceError(f"the device cannot wait for bubbles: {error}") from None
+        return StreamGate(page, driver, self._stream.cuda_stream, units, names, on_overrun=on_overrun)
+
+    def rehearse(self, study: Study, gate: AnyGate) -> int:
+        """Some steps of one trial, and of two, in bubbles like any; what they take of the memory tells what fits."""
+        peaks = []
+        for trials in (1, 2):
+            torch.cuda.reset_peak_memory_stats(self._device)
+            try:
+                try_out(study, gate, trials)
+            except torch.OutOfMemoryError:
+                return trials - 1
+            peaks.append(torch.cuda.max_memory_allocated(self._device))
+        one, two = peaks
+        return most_trials(one, two, self._limit)
+
+    def lodger(self, page: Page, gate: AnyGate, tell: Callable[..., None]) -> Lodger | None:
+        """See `Lodger`."""
+        return Lodger(page.words, gate, CudaMeter(), lambda: tensors_on("cuda"), tell)
+
+
+def make_place(kind: str, memory_fraction: float) -> Place:
+    """The place of a kind of device.
+
+    Raises:
+        PlaceError: it cannot be used.
+    """
+    return CudaPlace(memory_fraction) if kind == "cuda" else CorePlace()
+
+
+def _pinned(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    for inputs, targets in batches:
+        yield _pin(inputs), _pin(targets)
+
+
+def _pin(tensor: Tensor) -> Tensor:
+    """From where the device copies by itself; else the host would wait for the gate with it."""
+    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+
+
+def _sleep_while_waiting() -> None:
+    """Have the host sleep, not spin, where it waits for device 0. PyTorch offers no way; before it makes the context.
+
+    Source: CUDA driver API, `cuDevicePrimaryCtxSetFlags`, `CU_CTX_SCHED_BLOCKING_SYNC`.
+    """
+    library = ctypes.CDLL("libcuda.so.1")
+    device = ctypes.c_int()
+    failed = (
+        library.cuInit(ctypes.c_uint(0))
+        or library.cuDeviceGet(ctypes.byref(device), ctypes.c_int(0))
+        or library.cuDevicePrimaryCtxSetFlags_v2(device, ctypes.c_uint(_BLOCKING_SYNC))
+    )
+    if failed:
+        raise PlaceError(f"the CUDA driver refuses to let the host sleep while it waits (error {failed})")

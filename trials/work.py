@@ -1,0 +1,273 @@
+"""Keeps the bubbles supplied with a study's trials, fused.
+
+Trials that start together form a *cohort*: one `TrialGroup`, all at the same epoch, so each sees the batches in the
+order that it would see alone. Rows that pruning frees are given to a new cohort, which takes turns with the old one.
+A group whose units are longer than every bubble is split in halves.
+"""
+
+import signal
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trials.clerk_line import ClerkLine
+from trials.cohort import Cohort, Fit
+from trials.group import TrialGroup
+from trials.ledger import HOST_UNIT, STOP_SIGNAL, StopRequested
+from trials.member import Member, build_member, group_key
+from trials.study import Study
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from trials.device_memory import Lodger
+    from trials.places import AnyGate
+
+
+class Runner:
+    """Keeps the bubbles supplied with fused work until the study is done.
+
+    Args:
+        study: what is trained.
+        gate: asked before every unit.
+        clerk: knows which trials.
+        tell: one line to the daemon.
+        most: how many trials may be trained at once; None: as many as the study wants.
+        lodger: gives way to the main job's memory, where that is short.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        gate: "AnyGate",
+        clerk: ClerkLine,
+        tell: "Callable[..., None]",
+        most: int | None = None,
+        lodger: "Lodger | None" = None,
+    ) -> None:
+        self._study = study
+        self._gate = gate
+        self._clerk = clerk
+        self.tell = tell
+        self._most = study.fused if most is None else min(most, study.fused)
+        self._lodger = lodger
+        self._cohorts: list[Cohort] = []
+        self._fits: dict[Hashable, Fit] = {}
+        self._in_use: TrialGroup | None = None  # whose units the gate numbers
+        self._ready: deque[dict[str, Any]] = deque()
+        self._pruned: set[int] = set()
+        self._asked = False
+        self._exhausted = False
+        self._work = 0
+        self._epochs = 0
+
+    def run(self) -> None:
+        """Train until no trial is left.
+
+        Raises:
+            StopRequested: the daemon asked.
+        """
+        self.tell(event="ready")
+        while True:
+            self._listen()
+            self._start_cohort()
+            if not self._cohorts:
+                if self._exhausted and not self._ready and not self._asked:
+                    break
+                self._wait_for_clerk()
+                continue
+            cohort = self._cohorts.pop(0)
+            self._train_epoch(cohort)
+            if cohort.groups:
+                self._cohorts.append(cohort)
+            self.tell(event="progress", work=self._work, trials_running=self._rows(), epochs=self._epochs)
+        self._gate.rest()
+        self.tell(event="finished", work=self._work)
+
+    def _rows(self) -> int:
+        return sum(len(cohort.numbers) for cohort in self._cohorts)
+
+    def _listen(self) -> None:
+        for answer in self._clerk.answers():
+            self._take(answer)
+        free = self._most - self._rows() - len(self._ready)
+        # ask while a cohort still trains: the answer takes the clerk a while
+        if not self._asked and not self._exhausted and (free > 0 or not self._ready):
+            self._clerk.send(ask=free if free > 0 else self._most)
+            self._asked = True
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        if "pruned" in answer:
+            self._pruned.add(answer["pruned"])
+        if "trials" in answer:
+            self._ready.extend(answer["trials"])
+            self._exhausted = answer["exhausted"]
+            self._asked = False
+
+    def _wait_for_clerk(self) -> None:
+        self._gate.rest()
+        for answer in self._clerk.answers(wait_s=0.2):
+            self._take(answer)
+        if STOP_SIGNAL in signal.sigpending():
+            raise StopRequested
+
+    def _start_cohort(self) -> None:
+        """Fuse ready trials once they would fill half of the rows, or the device has nothing else."""
+        room = self._most - self._rows()
+        if not self._ready or room <= 0 or (self._cohorts and min(room, len(self._ready)) < self._most // 2):
+            return
+        members: list[Member] = []
+        while self._ready and len(members) < room:
+            member = self._build(self._ready[0])
+            if member is not None and members and group_key(member) != group_key(members[0]):
+                self._ready.rotate(-1)  # another structure: in a cohort of its own
+                break
+            self._ready.popleft()
+            if member is not None:
+                members.append(member)
+        if members:
+            self._fuse(members)
+
+    def _fuse(self, members: list[Member]) -> None:
+        self._gate.enter(HOST_UNIT)
+        self._in_use = None
+        fit = self._fits.setdefault(group_key(members[0]), Fit(most=self._study.fused))
+        asked = [{"number": member.number, "params": member.params} for member in members]
+        try:
+            self._cohorts.append(Cohort(self._study, members, self._gate, fit))  # type: ignore[arg-type]
+            return
+        except Exception as error:
+            fits = not isinstance(error, torch.OutOfMemoryError)
+            if fits:
+                self._fail([member.number for member in members], error)
+        if not fits:  # not within `except`, for the error holds what is to be freed
+            members.clear()
+            self._crowded(asked)
+
+    def _build(self, asked: dict[str, Any]) -> Member | None:
+        self._gate.enter(HOST_UNIT)
+        try:
+            return build_member(self._study, asked["number"], asked["params"])
+        except Exception as error:
+            self._fail([asked["number"]], error)
+            return None
+
+    def _train_epoch(self, cohort: Cohort) -> None:
+        self._gate.enter(HOST_UNIT)
+        try:
+            self._train_batches(cohort)
+            self._end_epoch(cohort)
+            return
+        except Exception as error:
+            fits = not isinstance(error, torch.OutOfMemoryError)
+            if fits:
+                self._fail(cohort.numbers, error)
+        groups = [zip(group.numbers, group.params, strict=True) for group in cohort.groups]
+        asked = [{"number": number, "params": params} for group in groups for number, params in group]
+        cohort.groups.clear()
+        self._in_use = None
+        if not fits:  # not within `except`, for the error holds what is to be freed
+            self._crowded(asked)
+
+    def _train_batches(self, cohort: Cohort) -> None:
+        gate = self._gate
+        for group, inputs, targets, per_trial in cohort.batches():
+            self._use(group)
+            group.train_step(inputs, targets, per_trial)
+            gate.enter(HOST_UNIT)
+            trial_samples = targets.shape[0] * targets.shape[1] if per_trial else group.size * len(targets)
+            self._work += trial_samples
+            gate.add_work(trial_samples)
+            self._relieve(cohort, group)
+            if self._lodger is not None:
+                self._lodger.step_ended()
+
+    def _end_epoch(self, cohort: Cohort) -> None:
+        study, gate = self._study, self._gate
+        cohort.epoch += 1
+        self._epochs += len(cohort.numbers)
+        for group in cohort.groups:
+            self._drop_lost_rows(group, cohort.epoch)
+        cohort.drop_empty()
+        for group in tuple(cohort.groups):
+            self._use(group)
+            scores = group.end_epoch()
+            gate.enter(HOST_UNIT)
+            if cohort.epoch == study.epochs or cohort.epoch in study.rungs:
+                self._report(group, cohort.epoch, scores or group.evaluate())
+            self._relieve(cohort, group)
+        cohort.drop_empty()
+
+    def _crowded(self, asked: list[dict[str, Any]]) -> None:
+        """Trials did not fit into the device's memory: train half as many at once from now on, these from the start.
+
+        Whatever had begun of a step cannot be taken back, and from the start each gives what it would have given.
+        """
+        rows = self._rows() + len(asked)
+        self._most = max(rows // 2, 1)
+        self.tell(event="out_of_memory", trials=rows, most=rows // 2)
+        if rows > 1:
+            self._ready.extendleft(reversed(asked))
+        else:
+            self._fail([asked[0]["number"]], MemoryError("it does not fit into its share of the device's memory alone"))
+        if self._lodger is not None:
+            self._gate.enter(HOST_UNIT)
+            self._lodger.trim()
+
+    def _use(self, group: TrialGroup) -> None:
+        """Let the gate number the units of `group`."""
+        if group is not self._in_use:
+            self._gate.trials = group.size
+            group.use_units()
+            self._in_use = group
+
+    def _relieve(self, cohort: Cohort, group: TrialGroup) -> None:
+        """Split `group` if its last units were too long for every bubble, and tell the daemon what can be done."""
+        starved = self._gate.take_starved()
+        if not starved or not group.size:
+            return
+        longest = max(starved, key=lambda found: found.needs_ns)
+        did = "split" if cohort.fit.may_halve(longest) else "nothing"
+        if did == "split":
+            cohort.halve(group, self._gate)  # type: ignore[arg-type]
+            self._in_use = None
+        elif not cohort.fit.is_news(longest.unit):
+            return
+        self.tell(
+            event="starved",
+            unit=longest.unit,
+            trials=longest.trials,
+            needs_ms=round(longest.needs_ns / 1e6, 3),
+            longest_bubble_ms=round(longest.longest_ns / 1e6, 3),
+            did=did,
+        )
+
+    def _drop_lost_rows(self, group: TrialGroup, epoch: int) -> None:
+        finite = group.finite_K().tolist()
+        for number, is_finite in zip(group.numbers, finite, strict=True):
+            if not is_finite:
+                self._clerk.send(fail=number, reason=f"the loss is not finite in epoch {epoch}")
+        rows = [row for row, number in enumerate(group.numbers) if finite[row] and number not in self._pruned]
+        self._keep(group, rows)
+
+    def _report(self, group: TrialGroup, epoch: int, scores: list[float]) -> None:
+        final = epoch == self._study.epochs
+        self._gate.enter(HOST_UNIT)
+        for number, score in zip(group.numbers, scores, strict=True):
+            self._clerk.send(report=number, epoch=epoch, value=score, final=final)
+        if final:
+            self._keep(group, [])
+
+    def _keep(self, group: TrialGroup, rows: list[int]) -> None:
+        if len(rows) < group.size:
+            self._gate.trials = len(rows)
+            group.keep(rows)
+            self._in_use = group
+
+    def _fail(self, numbers: list[int], error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        print(f"[trials] trials {numbers} failed: {reason}", file=sys.stderr)
+        for number in numbers:
+            self._clerk.send(fail=number, reason=reason)
