@@ -1,10 +1,11 @@
 """Keeps the main job's slowdown within its budget while it runs: pure, steps in and decisions out.
 
-Three things tell that squeezing costs too much. The *overrun* is the side task's own CPU time outside bubbles: exact,
-and nobody else's doing. The *mean* compares the last squeezed steps with the alone steps before them, and the *tail*
-counts squeezed steps that are longer than nearly every alone step. *Sudden* is a few squeezed steps in a row that are
-much longer. The mean and what is sudden also see what the main job or the machine does by itself; so before they count,
-a few steps are left alone, as a check: if those are as slow, it was not us. The *windows* compare every squeezed window with the alone windows on both sides of it: slow, but a small slowdown shows.
+What tells that squeezing costs too much: the *overrun* is the side task's own CPU time outside bubbles: exact, and
+nobody else's doing. The *mean* compares the last squeezed steps with the alone steps before them; *sudden* is a few
+squeezed steps in a row that are much longer; the *tail* counts squeezed steps that are longer than nearly every alone
+step. The mean, and what is sudden, also see what the main job or the machine does by itself; so before they count, a
+few steps are left alone, as a check: if those are as slow, it was not us. The *windows* compare every squeezed window
+with the alone windows on both sides of it: slow, but a small slowdown shows.
 
 Whatever breaks the budget shuts the gate for a number of steps, twice as many each time, and then it is tried again.
 """
