@@ -12,8 +12,8 @@ STRAYS_MOST = 4.0
 SLACK = 1.0
 """And what every step takes away."""
 LIMIT = 8.0
-LEAST_DEVIATION = 0.005
-"""As a share of a step: below it, chance is not what makes steps differ."""
+LEAST_DEVIATION = 0.02
+"""As a share of a step: so much a machine drifts by itself for some steps."""
 SHORTER = 0.1
 """Squeezing never makes steps shorter by so much: then they are other steps, and the baseline is stale."""
 _DEVIATION_OF_MAD = 1.4826

@@ -86,7 +86,20 @@ DECLINED_BEFORE_DOUBT = 32
 NEARLY_LONGEST = 0.9
 """What was declined so often is tried in a bubble that is not much shorter than the longest of those."""
 
+GRAIN_NS = 1_000_000
+"""Units in a row that are forecast to take no longer than this together are measured and recorded as one. Each still
+asks; but most of what asking costs is to read the thread's clock, and to account for what it says."""
+
+AS_FORECAST = (0.9, 1.02)
+"""A row that takes this share of its forecast teaches next to nothing."""
+
+_ACCOUNT_AT_ONCE = 256
+
 _LOOK_AGAIN_S = 0.5
+
+# members of an IntEnum are slow indexes
+_BUBBLE, _PERMIT_UNTIL_NS, _SIDE_DOING = int(Field.BUBBLE), int(Field.PERMIT_UNTIL_NS), int(Field.SIDE_DOING)
+_UNIT, _HOST, _ASLEEP = int(Doing.UNIT), int(Doing.HOST), int(Doing.ASLEEP)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,9 +129,13 @@ class PageGate:
     and falling slowly, so it settles near the 0.9 expectile of what it costs. One that waits in vain for many bubbles
     is tried in one of the longest; if it proves to be longer, `take_starved` names it.
 
+    Short units in a row share a record, under a name such as "0.Linear forward … 2.ReLU forward". What they took
+    together is shared out among their forecasts.
+
     Args:
         page: the device's page; the caller has claimed the side task's role.
-        units_file: receives one `record` (start_ns, wall_ns, cpu_ns, unit, group) per unit that ran; None: nowhere.
+        units_file: receives one `record` (start_ns, wall_ns, cpu_ns, unit, group) per unit that ran, or row of short
+            ones; None: nowhere.
         names_file: receives the names of the units of every group, as JSON.
     """
 
@@ -127,10 +144,16 @@ class PageGate:
         self._units_file = units_file.open("ab") if units_file else None
         self._names_file = names_file
         self._groups: list[dict[str, Any]] = []
+        self._declared: list[tuple[int, tuple[str, ...]]] = []
         self._group = -1
         self._costs_ns: list[float] = [HOST_WORK_NEEDS_NS]
         self._known_costs_ns: dict[str, float] = {}
         self._running: int | None = None
+        self._row: list[int] = []  # units that joined the running one
+        self._room_ns = 0.0
+        self._ended: list[tuple[int, tuple[int, ...], float, int, int, int, int]] = []
+        self._rows: dict[tuple[int, int, int], int] = {}  # (group, first, last unit) to its number
+        self._bubble = 0
         self._start_ns = 0
         self._start_cpu_ns = 0
         self._longest_ns = 0  # of the bubbles in which the running unit was declined, if they were too many
@@ -141,41 +164,59 @@ class PageGate:
 
     def use(self, units: Sequence[str]) -> None:
         """Number `units` from now on; what units of the same name and number of trials cost is remembered."""
+        self._account()
         self._remember_costs()
-        group = {"trials": self.trials, "units": list(units)}
-        if group in self._groups:
-            self._group = self._groups.index(group)
+        declared = (self.trials, tuple(units))
+        if declared in self._declared:
+            self._group = self._declared.index(declared)
         else:
             self._group = len(self._groups)
-            self._groups.append(group)
-            if self._names_file is not None:
-                self._names_file.write_text(json.dumps({"groups": self._groups}), encoding="utf-8")
+            self._declared.append(declared)
+            self._groups.append({"trials": self.trials, "units": list(units)})
+            self._write_names()
         self._costs_ns = [self._known_costs_ns.get(f"{self.trials} {name}", 0.0) for name in units]
         self._costs_ns.append(HOST_WORK_NEEDS_NS)
         self._starved.clear()
 
     def enter(self, unit: int) -> None:
         """See `Gate.enter`."""
+        words = self._words
+        cost_ns = self._costs_ns[unit]
+        if (
+            0.0 < cost_ns <= self._room_ns
+            and unit != HOST_UNIT
+            and monotonic_ns() + cost_ns <= words[_PERMIT_UNTIL_NS]
+            and words[_BUBBLE] == self._bubble
+        ):
+            self._room_ns -= cost_ns
+            self._row.append(unit)
+            return
         # said before the look: a main job that finds us asleep at a bubble's end may count on it
-        self._words[Field.SIDE_DOING] = Doing.HOST if unit == HOST_UNIT else Doing.UNIT
+        words[_SIDE_DOING] = _HOST if unit == HOST_UNIT else _UNIT
         cpu_ns = thread_time_ns()
         if self._running is not None:
-            self._end_unit(monotonic_ns(), cpu_ns)
+            self._end_running(monotonic_ns(), cpu_ns)
         start_ns = self._start_of(unit)
         if not start_ns:
             start_ns, cpu_ns = self._pause(unit), thread_time_ns()
         self._running = unit
         self._start_ns, self._start_cpu_ns = start_ns, cpu_ns
+        # what is host work, unknown, or was declined too often is measured by itself
+        own_ns = self._costs_ns[unit]
+        self._room_ns = GRAIN_NS - own_ns if unit != HOST_UNIT and own_ns and not self._longest_ns else 0.0
 
     def rest(self) -> None:
         """See `Gate.rest`."""
         if self._running is not None:
-            self._end_unit(monotonic_ns(), thread_time_ns())
+            self._end_running(monotonic_ns(), thread_time_ns())
             self._running = None
-        self._words[Field.SIDE_DOING] = Doing.ASLEEP
+        self._room_ns = 0.0
+        self._words[_SIDE_DOING] = _ASLEEP
+        self._account()
 
     def take_starved(self) -> list[Starved]:
         """The units that were found too long for all bubbles since the last call or the last change of units."""
+        self._account()
         found, self._starved = self._starved, []
         return found
 
@@ -197,41 +238,82 @@ class PageGate:
         after the clock is read, so that time lies within the bubble.
         """
         words = self._words
-        bubble = words[Field.BUBBLE]
+        bubble = words[_BUBBLE]
         now_ns = monotonic_ns()
         if not bubble & 1:
             return 0
         cost_ns = self._costs_ns[unit] or UNKNOWN_COST_NEEDS_NS
-        fits = now_ns + cost_ns <= words[Field.PERMIT_UNTIL_NS]
-        return now_ns if fits and words[Field.BUBBLE] == bubble else 0
+        fits = now_ns + cost_ns <= words[_PERMIT_UNTIL_NS]
+        if not fits or words[_BUBBLE] != bubble:
+            return 0
+        self._bubble = bubble
+        return now_ns
 
-    def _end_unit(self, now_ns: int, now_cpu_ns: int) -> None:
+    def _end_running(self, now_ns: int, now_cpu_ns: int) -> None:
         unit = self._running
         assert unit is not None
         cpu_ns = now_cpu_ns - self._start_cpu_ns
+        row, forecast_ns = tuple(self._row), GRAIN_NS - self._room_ns
+        self._ended.append((unit, row, forecast_ns, self._start_ns, now_ns - self._start_ns, cpu_ns, self._longest_ns))
+        self._row.clear()
+        self._longest_ns = 0
+        if not self._costs_ns[unit] or len(self._ended) == _ACCOUNT_AT_ONCE:
+            self._account()  # it may be asked for again before the step is over
+
+    def _account(self) -> None:
+        """Learn from what has ended, and record it: once a step, for code is slow when it is cold."""
+        if not self._ended:
+            return
+        units, busy_ns, group = 0, 0, max(self._group, 0)
+        for unit, row, forecast_ns, start_ns, wall_ns, cpu_ns, longest_ns in self._ended:
+            units += 1 + len(row)
+            busy_ns += cpu_ns
+            if row:
+                number = self._learn_row((unit, *row), cpu_ns / forecast_ns)
+            else:
+                number = unit
+                self._learn(unit, cpu_ns, longest_ns)
+            if self._units_file is not None:
+                if wall_ns > _U32_MAX:
+                    wall_ns, cpu_ns = _U32_MAX, min(cpu_ns, _U32_MAX)
+                self._buffer += _pack(start_ns, wall_ns, cpu_ns, number, group)
+        self._ended.clear()
+        self._words[Field.UNITS_RUN] += units
+        self._words[Field.BUSY_NS] += busy_ns
+        if len(self._buffer) >= _BUFFER_BYTES:
+            self._write()
+
+    def _learn(self, unit: int, cpu_ns: int, longest_ns: int) -> None:
         cost_ns = self._costs_ns[unit]
         if unit == HOST_UNIT:
-            self._costs_ns[unit] = HOST_WORK_NEEDS_NS
-        elif cost_ns and not self._longest_ns:
+            return
+        if cost_ns and not longest_ns:
             self._costs_ns[unit] = cost_ns + (cpu_ns - cost_ns) * (0.5 if cpu_ns > cost_ns else 0.05)
-        else:
-            self._costs_ns[unit] = float(cpu_ns)
-            if cpu_ns > self._longest_ns > 0:
-                group = self._groups[self._group]
-                name, trials = group["units"][unit], group["trials"]
-                found = Starved(unit=name, trials=trials, needs_ns=cpu_ns, longest_ns=self._longest_ns)
-                self._starved.append(found)
-        self._longest_ns = 0
-        words = self._words
-        words[Field.UNITS_RUN] += 1
-        words[Field.BUSY_NS] += cpu_ns
-        if self._units_file is not None:
-            wall_ns = now_ns - self._start_ns
-            if wall_ns > _U32_MAX:
-                wall_ns, cpu_ns = _U32_MAX, min(cpu_ns, _U32_MAX)
-            self._buffer += _pack(self._start_ns, wall_ns, cpu_ns, unit, self._group if self._group > 0 else 0)
-            if len(self._buffer) >= _BUFFER_BYTES:
-                self._write()
+            return
+        self._costs_ns[unit] = float(cpu_ns)
+        if cpu_ns > longest_ns > 0:
+            group = self._groups[self._group]
+            name, trials = group["units"][unit], group["trials"]
+            self._starved.append(Starved(unit=name, trials=trials, needs_ns=cpu_ns, longest_ns=longest_ns))
+
+    def _learn_row(self, row: tuple[int, ...], ratio: float) -> int:
+        """Share out what a row of units took, as a share of its forecast; the number under which it is recorded."""
+        if not AS_FORECAST[0] < ratio < AS_FORECAST[1]:
+            factor = 1 + (ratio - 1) * (0.5 if ratio > 1 else 0.05)
+            for unit in row:
+                self._costs_ns[unit] *= factor
+        ends = (self._group, row[0], row[-1])
+        number = self._rows.get(ends)
+        if number is None:
+            names = self._groups[self._group]["units"]
+            number = self._rows[ends] = len(names)
+            names.append(f"{names[row[0]]} … {names[row[-1]]}")
+            self._write_names()
+        return number
+
+    def _write_names(self) -> None:
+        if self._names_file is not None:
+            self._names_file.write_text(json.dumps({"groups": self._groups}), encoding="utf-8")
 
     def _pause(self, unit: int) -> int:
         """Sleep until `unit` may start, and return that time. Waking in vain counts as declined.
@@ -242,7 +324,7 @@ class PageGate:
         words = self._words
         left_ns: deque[int] = deque(maxlen=DECLINED_BEFORE_DOUBT)
         while True:
-            words[Field.SIDE_DOING] = Doing.ASLEEP
+            words[_SIDE_DOING] = _ASLEEP
             received = None
             # a bubble that began before we said that we sleep found nobody to wake: look once more
             if not self._start_of(unit):
@@ -250,7 +332,7 @@ class PageGate:
             if (received is not None and received.si_signo == STOP_SIGNAL) or os.getppid() != self._parent_pid:
                 self._running = None
                 raise StopRequested
-            words[Field.SIDE_DOING] = Doing.HOST if unit == HOST_UNIT else Doing.UNIT
+            words[_SIDE_DOING] = _HOST if unit == HOST_UNIT else _UNIT
             start_ns = self._start_of(unit)
             if start_ns:
                 return start_ns
@@ -271,9 +353,9 @@ class PageGate:
 
     def _remember_costs(self) -> None:
         if self._group >= 0:
-            group = self._groups[self._group]
-            for name, cost_ns in zip(group["units"], self._costs_ns, strict=False):
-                self._known_costs_ns[f"{group['trials']} {name}"] = cost_ns
+            trials, names = self._declared[self._group]
+            for name, cost_ns in zip(names, self._costs_ns, strict=False):
+                self._known_costs_ns[f"{trials} {name}"] = cost_ns
 
 
 def block_signals() -> None:
