@@ -107,6 +107,8 @@ def _result(scenario: Guarded, run: Path, modelled_ms: list[float]) -> dict[str,
     (rank,) = load_run(run)
     steps = guarded_steps(rank.records, modelled_ms)
     dedicated = rank.records["end"][-1]["dedicated"]
+    if dedicated is None:
+        raise RuntimeError(f"{scenario.name}: the daemon could not measure the dedicated rate")
     first = scenario.first_step
     harvest = harvests(steps, first, scenario.until_step, dedicated["work_per_s"] / 1e3)
     decisions = [{key: d[key] for key in ("step", "what", "cause", "figures")} for d in rank.records["guard"]]
@@ -119,7 +121,7 @@ def _result(scenario: Guarded, run: Path, modelled_ms: list[float]) -> dict[str,
         "budget": BUDGET,
         "guarded": judged,
         "harvest": harvest,
-        "recovered": _recovered(harvest),
+        "recovered": _recovered(harvest, since="disturbed" if scenario.how == "resize" else "before"),
         "decisions": decisions,
         "steps": {
             "squeezed": [s.squeezed for s in steps],
@@ -138,9 +140,14 @@ def _result(scenario: Guarded, run: Path, modelled_ms: list[float]) -> dict[str,
     return result
 
 
-def _recovered(harvest: Mapping[str, Mapping[str, float | None]]) -> bool:
-    """Whether the last 60 steps harvest what the steps before the disturbance did, or nearly."""
-    before, last = (
-        (harvest[part]["harvest"] or 0.0) * (harvest[part]["squeezed_share"] or 0.0) for part in ("before", "last_60")
-    )
-    return last >= RECOVERED * before
+def _recovered(harvest: Mapping[str, Mapping[str, float | None]], since: str) -> bool:
+    """Whether the last 60 steps harvest as much as the steps `since`, or nearly.
+
+    After a resize bubbles are half as long, and short ones give less however well they are known: there the question
+    is whether steps 11 and later are at the final level already.
+    """
+    parts = (harvest[part] for part in (since, "last_60"))
+    first, last = ((part["harvest"] or 0.0) * (part["squeezed_share"] or 0.0) for part in parts)
+    if since == "disturbed":
+        first, last = last, first
+    return last >= RECOVERED * first
