@@ -1,8 +1,8 @@
 """A side task that is more harmful than forecast for a while: as long as the main job's step is one of those that
 `BENCHMARK_UNRULY` names, "loader:120:240" or "costs:120:240".
 
-    loader  its batches are loaded ahead by a process beside it, through more memory than the caches hold, in bubbles
-            and out of them, where no gate sees it. Shut out, it has nothing to load, and rests
+    loader  its batches are loaded ahead by a process beside it that takes a fifth of the core, in bubbles and out of
+            them, where no gate sees it. Shut out, the side task asks for no more, and it rests
     costs   its batches are eight times as large, and so the units longer than their forecasts
 """
 
@@ -17,7 +17,6 @@ from benchmarks.endless_digits import EndlessDigits
 from ds_hooks.page import Field, Page, page_path, runtime_dir
 
 ENVIRONMENT = "BENCHMARK_UNRULY"
-LOADED_AHEAD = 4
 TIMES_AS_LARGE = 8
 
 
@@ -31,7 +30,7 @@ class UnrulyDigits(EndlessDigits):
         self._first, self._until = map(int, steps)
         self._page: Page | None = None
         self._loader: subprocess.Popen[bytes] | None = None
-        self._asked = 0
+        self._is_loading = False
 
     def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """As the digits study's."""
@@ -55,7 +54,8 @@ class UnrulyDigits(EndlessDigits):
             assert self._loader.stdout is not None
             os.set_blocking(self._loader.stdout.fileno(), False)
         assert self._loader.stdin is not None and self._loader.stdout is not None
-        self._asked -= len(self._loader.stdout.read(LOADED_AHEAD) or b"")
-        if unruly and self._asked < LOADED_AHEAD:
+        if self._loader.stdout.read(1):
+            self._is_loading = False
+        if unruly and not self._is_loading:
             self._loader.stdin.write(b".")
-            self._asked += 1
+            self._is_loading = True

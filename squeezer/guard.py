@@ -212,7 +212,8 @@ class Guard:
         if len(self._squeezed_ns) >= LEAST_STEPS and excess is not None and excess > SURE:
             return [self._begin_check(step, "mean", list(self._squeezed_ns)[-2 * CHECK_STEPS :])]
         if len(self._alone_ns) >= LEAST_STEPS and math.isfinite(self._budget):
-            found = self._sudden.squeezed(self._squeezed_ns[-1], self._alone_ns)
+            on_trial = self._doublings > 0 and self._good_steps < RECENT_STEPS
+            found = self._sudden.squeezed(self._squeezed_ns[-1], self._alone_ns, on_trial=on_trial)
             if found:
                 cause = "sudden" if found == "longer" else "shorter"
                 return [self._begin_check(step, cause, list(self._squeezed_ns)[-max(2, self._sudden.run) :])]
