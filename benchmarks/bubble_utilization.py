@@ -285,7 +285,7 @@ def _result(scenario: str, windows: Windows, run: Path, ranks: Sequence[RankLog]
             "step": windows.first_step(DISTURBED_AT_CYCLE),
             "steps_left_out": windows.length,
             "steps_reported": steps,
-            "harvest": recovery(found, DISTURBED_AT_CYCLE, CYCLES_AFTER),
+            "harvest": recovery(found, DISTURBED_AT_CYCLE, CYCLES_AFTER, resized=scenario.endswith("_resize")),
         }
     result["windows"] = [window.raw() for window in chosen]
     shown = {mode: _shown(own) for mode, own in figures.items() if own is not None}
