@@ -17,6 +17,7 @@ from trials.ledger import (
     DECLINED_BEFORE_DOUBT,
     GATE_SIGNALS,
     HOST_UNIT,
+    LEAST_COST_NS,
     LOOK_AGAIN_S,
     STOP_SIGNAL,
     UNKNOWN_COST_NEEDS_NS,
@@ -206,7 +207,7 @@ class PageGate(Ledger):
         if not AS_FORECAST[0] < ratio < AS_FORECAST[1]:
             factor = 1 + (ratio - 1) * (0.5 if ratio > 1 else 0.05)
             for unit in row:
-                self._costs_ns[unit] *= factor
+                self._costs_ns[unit] = max(LEAST_COST_NS, self._costs_ns[unit] * factor)
         ends = (self._group, row[0], row[-1])
         number = self._rows.get(ends)
         if number is None:

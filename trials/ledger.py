@@ -27,6 +27,9 @@ UNKNOWN_COST_NEEDS_NS = 1_000_000
 HOST_WORK_NEEDS_NS = 200_000
 """Host work starts only if at least this much of the permit is left."""
 
+LEAST_COST_NS = 1.0
+"""What is known is never 0, which stands for what is not."""
+
 DECLINED_BEFORE_DOUBT = 32
 """More than a step has bubbles, so what fits the longest one waits for it."""
 
@@ -194,8 +197,8 @@ class Ledger:
 def _learned_ns(cost_ns: float, busy_ns: int, longest_ns: int) -> float:
     """What a unit is forecast to cost after it took `busy_ns`."""
     if not cost_ns or longest_ns:
-        return float(busy_ns)
-    return cost_ns + (busy_ns - cost_ns) * (0.5 if busy_ns > cost_ns else 0.05)
+        return max(LEAST_COST_NS, float(busy_ns))
+    return max(LEAST_COST_NS, cost_ns + (busy_ns - cost_ns) * (0.5 if busy_ns > cost_ns else 0.05))
 
 
 def _key(trials: int, name: str) -> str:

@@ -363,3 +363,14 @@ def test_a_unit_that_is_tried_in_vain_is_measured_by_itself(world: World) -> Non
     decline(world, gate, *[0.3] * 32)
     gate.enter(1)
     assert not gate._row
+
+
+def test_units_that_take_no_time_stay_known(world: World) -> None:
+    gate = PageGate(world.page)
+    gate.use(["a", "b"])
+    world.open(1, 20 * MS)
+    for _ in range(1000):
+        for unit in (0, 1):
+            gate.enter(unit)
+        gate.rest()
+    assert world.words[Field.UNITS_RUN] == 2000 and not world.sleeps
