@@ -10,6 +10,7 @@ from torch.nn import functional
 from trials_helpers import OPTIMIZERS, Solo, ToyStudy, assert_fused_is_solo, members
 
 from trials import TrialGroup
+from trials.fusion import linear
 from trials.fusion.registry import FORWARDS, RULES
 from trials.fusion.steps import CallStep
 from trials.gate import OpenGate
@@ -39,6 +40,24 @@ def test_layer_on_the_shared_input(name: str) -> None:
     with torch.no_grad():
         width = make(0).eval()(batches(*shape)[0]).shape[-1]
     assert_fused_is_solo(lambda n: nn.Sequential(fresh(make(n)), nn.Linear(width, 3)), batches(*shape), steps=STEPS)
+
+
+LINEAR = [name for name in LAYERS if name.startswith("linear")]
+
+
+@pytest.mark.parametrize("frozen", ["", "weight", "bias"])
+@pytest.mark.parametrize("name", LINEAR)
+def test_product_with_a_derivative_of_our_own(name: str, frozen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, make = LAYERS[name]
+
+    def layer(n: int) -> nn.Module:
+        made = make(n)
+        for own, parameter in made.named_parameters():
+            parameter.requires_grad_(own != frozen)
+        return made
+
+    monkeypatch.setattr(linear, "_FEW_WEIGHTS", 0)
+    assert_fused_is_solo(lambda n: nn.Sequential(before(name), layer(n)), batches(*shape), steps=STEPS)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
