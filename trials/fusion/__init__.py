@@ -18,6 +18,7 @@ from trials.fusion import linear as _linear  # noqa: F401
 from trials.fusion import norm as _norm  # noqa: F401
 from trials.fusion import pairs as _pairs  # noqa: F401
 from trials.fusion import pool as _pool  # noqa: F401
+from trials.fusion import recurrent as _recurrent  # noqa: F401
 from trials.fusion import shape as _shape  # noqa: F401
 from trials.fusion import transformer as _transformer  # noqa: F401
 from trials.fusion.forward import Forward

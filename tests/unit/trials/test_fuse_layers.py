@@ -88,8 +88,7 @@ def test_single_precision(name: str) -> None:
 LEFT = {
     "made of others, or empty, and traced through": "Container Module ModuleDict ModuleList ParameterDict "
     "ParameterList Sequential",
-    "a loop over time, which is left to the loop over trials": "GRU GRUCell LSTM LSTMCell RNN RNNBase RNNCell "
-    "RNNCellBase",
+    "one step in time, of which users write loops: `vmap` does": "GRUCell LSTMCell RNNBase RNNCell RNNCellBase",
     "become another layer at their first input, before which they have no tensors": "LazyBatchNorm1d LazyBatchNorm2d "
     "LazyBatchNorm3d LazyConv1d LazyConv2d LazyConv3d LazyConvTranspose1d LazyConvTranspose2d LazyConvTranspose3d "
     "LazyInstanceNorm1d LazyInstanceNorm2d LazyInstanceNorm3d LazyLinear",
