@@ -118,6 +118,7 @@ class TrialGroup:
         """
         control = self._control
         self._optimizer.zero_grad()
+        self._fused.rows.note_buffers()
         with self._precision():
             outputs = self._fused.train.run(inputs, self._device, per_trial)
             self._units.enter(self._loss_unit)
@@ -126,6 +127,8 @@ class TrialGroup:
         total = control.total(losses_K)
         total.backward()
         control.watch(self._losses_K, total.item())
+        if control.lost:
+            self._fused.rows.put_back(control.lost)
         gradients, skip = None, control.lost
         if control.touches:
             self._units.enter(self._gradients_unit)
@@ -156,7 +159,10 @@ class TrialGroup:
         return self._losses_K
 
     def finite_K(self) -> Tensor:
-        """Which trials have had finite losses only (``[K]``, bool). The weights of the others stay as they were."""
+        """Which trials have had finite losses only (``[K]``, bool).
+
+        Weights, buffers and optimizers of the others stay as they were before the step that lost them.
+        """
         return torch.tensor([not trial.lost for trial in self._progress], dtype=torch.bool)
 
     @torch.no_grad()
