@@ -165,7 +165,8 @@ class _Alone:
 
     def __init__(self, study: Classes) -> None:
         member = build_member(study, 0, {"lr": 1e-3})
-        self._study, self._model, self._optimizer = study, member.model, member.optimizer
+        self._study, self._model = study, member.model
+        self._optimizer = study.optimizer(member.params, member.model)
 
     def step(self) -> None:
         """Train on the batch."""
