@@ -21,6 +21,10 @@ ROW_COLUMNS = 8192
 """From how many weights per trial on K calls of a kernel for one trial beat kernels that all trials share."""
 
 
+MANY_WEIGHTS = 1 << 17
+"""From how many weights of all trials on small parameters are updated where they are, not as one matrix."""
+
+
 class Block:
     """Parameters of one param group and type, and the state of their updates.
 
@@ -67,8 +71,8 @@ class Block:
         self.columns = sum(self._sizes)
         self._single_pass = rule if isinstance(rule, SinglePass) and self.like.device.type == "cpu" else None
         self.by_row = self._single_pass is not None and (len(self.like) == 1 or self.columns >= ROW_COLUMNS)
-        self._alike = alike and len(set(counts["step"].tolist())) == 1
-        self._apart = self._single_pass is not None and len(names) > 1 and (self._alike or self.by_row)
+        self._alike = alike
+        self._apart = self._single_pass is not None and len(names) > 1 and (self.by_row or self._large)
         state = {kind: [tables[name][kind] for name in names] for kind in rule.kinds}
         if self._apart:
             self._pieces = {kind: [_flat(t).clone() for t in own] for kind, own in state.items()}
@@ -84,6 +88,12 @@ class Block:
     def like(self) -> nn.Parameter:
         """A parameter, for type, device and number of axes."""
         return self._parameters[0]
+
+    @property
+    def _large(self) -> bool:
+        """Whether copies would cost more than calls, and the trials are equal enough to do without."""
+        same = self._alike and len(set(self.counts["step"].tolist())) == 1
+        return same and len(self.like) * self.columns >= MANY_WEIGHTS
 
     @property
     def torn(self) -> bool:

@@ -304,12 +304,13 @@ ALIKE: dict[str, Callable[[int, Iterable[Any]], torch.optim.Optimizer]] = {
 
 
 @pytest.mark.parametrize("elements", [1 << 18, 16 * 7])
-@pytest.mark.parametrize("columns", [1, 1 << 20])
+@pytest.mark.parametrize(("columns", "many"), [(1, 0), (1 << 20, 0), (1 << 20, 1 << 20)])
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("name", ALIKE)
 def test_kernels_of_a_single_pass(
-    name: str, size: int, columns: int, elements: int, monkeypatch: pytest.MonkeyPatch
+    name: str, size: int, columns: int, elements: int, many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trials.optim.block.ROW_COLUMNS", columns)
+    monkeypatch.setattr("trials.optim.block.MANY_WEIGHTS", many)
     monkeypatch.setattr("trials.optim.vector.UNIT_ELEMENTS", elements)
     assert_fused_is_solo(model, [batch()[0]], ALIKE[name], steps=5, size=size)
