@@ -8,9 +8,7 @@ several side tasks.
 Keys without a mode's name are those of the preemptive mode, the default.
 """
 
-import os
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -21,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import side_variants
+from benchmarks import guarded, side_variants
 from benchmarks.common import (
     ROOT,
     commit,
@@ -33,6 +31,7 @@ from benchmarks.common import (
     pooled_ratio_with_ci95,
     write,
 )
+from benchmarks.processes import last_core, start
 from benchmarks.rivals import Rivals
 from benchmarks.utilization_picture import write_figures
 from benchmarks.window_figures import (
@@ -111,6 +110,7 @@ class Ghost:
     jitter: float = 0.0
     stalls: bool = False
     resizes: bool = False
+    dualpipev: bool = False
     side: str | None = None
 
     @property
@@ -123,7 +123,8 @@ class Ghost:
             "resize": self.resizes,
             self.side: self.side,
         }
-        shape = f"ghost_{self.stages}_{self.stage}_{self.micro_batches}"
+        kind = "ghost_dualpipev" if self.dualpipev else "ghost"
+        shape = f"{kind}_{self.stages}_{self.stage}_{self.micro_batches}"
         return "_".join([shape, *(str(kind) for kind, chosen in kinds.items() if chosen)])
 
     @property
@@ -141,6 +142,7 @@ class Ghost:
         shape = ["--stages", self.stages, "--stage", self.stage, "--micro-batches", self.micro_batches]
         more = ["--micro-batch-size", self.rows, "--slow-last", self.slow_last, "--jitter", self.jitter]
         disturbed_step = self.windows.first_step(DISTURBED_AT_CYCLE) - 1  # counted from 0
+        more += ["--dualpipev"] if self.dualpipev else []
         more += ["--stall-step", disturbed_step] if self.stalls else []
         more += ["--resize-step", disturbed_step] if self.resizes else []
         if self.is_disturbed:
@@ -162,6 +164,9 @@ def _ghosts() -> list[Ghost]:
         for slow in (1.0, 1.3)
         for p, k, m, rows in SHAPES
     ]
+    ghosts += [
+        Ghost(stages=4, stage=1, micro_batches=8, rows=512, slow_last=slow, dualpipev=True) for slow in (1.0, 1.3)
+    ]
     p, k, m, rows = SHAPES[1]
     ghosts.append(Ghost(stages=p, stage=k, micro_batches=m, rows=rows, jitter=0.2))
     ghosts.append(Ghost(stages=p, stage=k, micro_batches=m, rows=rows, stalls=True))
@@ -175,15 +180,17 @@ def main() -> None:
     options = parse(NAME, __doc__ or "")
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that nothing is left running
     ghosts = {ghost.name: ghost for ghost in _ghosts()}
-    names = [REAL, *ghosts]
+    names = [REAL, *ghosts, *guarded.SCENARIOS]
     if options.only not in (None, *names):
         raise SystemExit(f"--only {options.only}: no such scenario; allowed are {', '.join(names)}")
     if options.quick and not options.only:
         names = [REAL, "ghost_4_1_4"]
-    runs = [run for run in kept_runs(options) if "baselines" in run]
+    runs = kept_runs(options)
     for name in names if options.only is None else [options.only]:
         if name == REAL:
             runs.append(_real(cycles=2 if options.quick else 6))
+        elif name in guarded.SCENARIOS:
+            runs.append(guarded.measure(guarded.SCENARIOS[name]))
         else:
             runs.append(_ghost(ghosts[name], seconds=18.0 if options.quick or ghosts[name].side else 36.0))
         if options.json:  # a run that is cut short keeps what it has
@@ -194,7 +201,7 @@ def main() -> None:
 
 
 def _ghost(ghost: Ghost, *, seconds: float) -> dict[str, Any]:
-    core = str(max(os.sched_getaffinity(0)))
+    core = last_core()
     with places() as (run, pages):
         study = VARIANTS if ghost.side else STUDY
         env = {**environment(pages), **ghost.windows.environment(), side_variants.ENVIRONMENT: ghost.side or ""}
@@ -206,10 +213,10 @@ def _ghost(ghost: Ghost, *, seconds: float) -> dict[str, Any]:
         rivals.start()
         with ExitStack() as ends:
             ends.callback(rivals.close)
-            job = _start(command, env, ends)
+            job = start(command, env, ends)
             daemon = [sys.executable, "-m", "benchmarks.windowed_daemon", "squeezer", "daemon"]
             daemon += ["--config", str(config), "--job-pid", str(job.pid)]
-            squeezer = _start(["taskset", "-c", core, *daemon], env, ends)
+            squeezer = start(["taskset", "-c", core, *daemon], env, ends)
             if job.wait() != 0:
                 raise RuntimeError(f"the ghost job ended with status {job.returncode}")
             squeezer.wait(120)
@@ -229,24 +236,11 @@ def _real(*, cycles: int) -> dict[str, Any]:
         rivals.start()
         with ExitStack() as ends:
             ends.callback(rivals.close)
-            job = _start(command, env, ends)
+            job = start(command, env, ends)
             if job.wait() != 0:
                 raise RuntimeError(f"the job ended with status {job.returncode}")
             ranks = _ranks(run, rivals, rivals.finish())
         return _result(REAL, REAL_WINDOWS, run, ranks, disturbed=False)
-
-
-def _start(command: Sequence[str], env: Mapping[str, str], ends: ExitStack) -> "subprocess.Popen[bytes]":
-    """Start a process that is ended with `ends`, if it has not ended by then."""
-    process = subprocess.Popen(command, env=dict(env), cwd=ROOT, stdout=subprocess.DEVNULL)
-
-    def end() -> None:
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
-
-    ends.callback(end)
-    return process
 
 
 def _config(run: Path, study: Path) -> Path:
@@ -291,7 +285,7 @@ def _result(scenario: str, windows: Windows, run: Path, ranks: Sequence[RankLog]
             "step": windows.first_step(DISTURBED_AT_CYCLE),
             "steps_left_out": windows.length,
             "steps_reported": steps,
-            "harvest": recovery(found, DISTURBED_AT_CYCLE, CYCLES_AFTER),
+            "harvest": recovery(found, DISTURBED_AT_CYCLE, CYCLES_AFTER, resized=scenario.endswith("_resize")),
         }
     result["windows"] = [window.raw() for window in chosen]
     shown = {mode: _shown(own) for mode, own in figures.items() if own is not None}
@@ -308,9 +302,15 @@ def _shown(own: Mapping[str, Any]) -> str:
     return f"slowdown {own['slowdown']:+.2%}, harvest {harvest}"
 
 
-def _summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Over all scenarios: slowdowns pooled by their precision, medians of the rest."""
+def _summary(all_runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Over all scenarios: slowdowns pooled by their precision, medians of the rest; guarded ones each by itself."""
     summary: dict[str, Any] = {"plain_keys_are": PREEMPTIVE}
+    guards = [run for run in all_runs if "guarded" in run]
+    if guards:
+        summary["guarded"] = {run["scenario"]: _guarded(run) for run in guards}
+    runs = [run for run in all_runs if "baselines" in run]
+    if not runs:
+        return summary
     for mode in (PREEMPTIVE, COOPERATIVE, ORACLE, STEP_GRAIN, SCHED_IDLE, NAIVE):
         own = [run["baselines"][mode] for run in runs if run["baselines"][mode] is not None]
         if not own:
@@ -342,6 +342,17 @@ def _summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for run in runs
     }
     return summary
+
+
+def _guarded(run: Mapping[str, Any]) -> dict[str, Any]:
+    found = run["guarded"]
+    return {
+        "held": found["held"],
+        "worst_cost": found["worst"]["cost"],
+        "worst_cost_ci95": found["worst"]["cost_ci95"],
+        "worst_overrun_share": found["worst_overrun_share"],
+        "recovered": run["recovered"],
+    }
 
 
 if __name__ == "__main__":

@@ -181,6 +181,11 @@ class FakeDriver:
         self._called("wait_bits")
         self._queue_word(stream, device_address, lambda word: self._until(lambda: bool(word.value & mask)))
 
+    def wait_at_least(self, stream: int, device_address: int, value: int) -> None:
+        """See `Driver`."""
+        self._called("wait_at_least")
+        self._queue_word(stream, device_address, lambda word: self._until(lambda: word.value >= value))
+
     # Within
 
     def _called(self, name: str) -> None:

@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Self
 from unittest import mock
 
@@ -35,7 +36,7 @@ class GhostStage:
     Args:
         shape: the pipeline and the true stage in it.
         hidden: H, width of every Linear+GELU block.
-        layers: blocks in each stage.
+        layers: blocks in each stage; in DualPipeV, in both stages of a rank together.
         micro_batch_size: B, rows of the x_BH that the stages exchange.
         forward_ms_hint: the ghosts' forward time until `calibrate` is called; a backward takes twice as long.
 
@@ -52,10 +53,11 @@ class GhostStage:
         micro_batch_size: int = 512,
         forward_ms_hint: float = 10.0,
     ) -> None:
-        from deepspeed.runtime.pipe.schedule import TrainSchedule
+        from deepspeed.runtime.pipe import schedule
 
         self.shape = shape
-        schedules = [TrainSchedule(shape.micro_batches, shape.stages, stage) for stage in range(shape.stages)]
+        kind = schedule.DualPipeVSchedule if shape.dualpipev else schedule.TrainSchedule
+        schedules = [kind(shape.micro_batches, shape.stages, stage) for stage in range(shape.stages)]
         self.programs = [stage_program(schedule, clipping=shape.clipping) for schedule in schedules]
         self.timing = self._timing(round(forward_ms_hint * 1e6), round(2 * forward_ms_hint * 1e6), 0)
         self._undo = contextlib.ExitStack()
@@ -105,6 +107,11 @@ class GhostStage:
         """How long the model forecasts a step to take, at the present timing."""
         ends_ns = replay(self.programs, replace(self.timing, stall=None), steps=4)[self.shape.stage].step_ends_ns
         return (ends_ns[-1] - ends_ns[-2]) / 1e6
+
+    def modelled_step_ms(self, steps: int) -> list[float]:
+        """How long the model says that the first `steps` steps since the start take, each with its own disturbances."""
+        ends_ns = replay(self.programs, self.timing, steps=steps)[self.shape.stage].step_ends_ns
+        return [(end_ns - begin_ns) / 1e6 for begin_ns, end_ns in pairwise((0, *ends_ns))]
 
     @property
     def waits(self) -> Sequence[Wait]:
@@ -174,6 +181,8 @@ class GhostStage:
             latency_ns=round(shape.latency_us * 1e3),
             stage_ratios=(*[1.0] * (shape.stages - 1), shape.slow_last),
             jitter=shape.jitter,
+            jitter_step=shape.jitter_step,
+            steady_stage=shape.stage,
             seed=shape.seed,
             stall=self._stall(),
         )
@@ -210,6 +219,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--slow-last", type=float, default=1.0)
     parser.add_argument("--jitter", type=float, default=0.0)
     parser.add_argument("--latency-us", type=float, default=0.0)
+    parser.add_argument("--dualpipev", action="store_true")
     parser.add_argument("--no-clipping", dest="clipping", action="store_false")
     options = vars(parser.parse_args(argv))
     steps = options.pop("steps")

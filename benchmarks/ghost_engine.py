@@ -30,7 +30,7 @@ def build_engine(
         shape: the pipeline and the true stage in it.
         programs: one program for each stage.
         size_BH: rows and columns of the tensors that stages exchange.
-        layers: blocks in each stage.
+        layers: blocks in each rank.
         undo: receives what must be undone at the end, and has done so even if this raises.
 
     Returns:
@@ -59,9 +59,15 @@ def build_engine(
     )
     for owner, name in ((p2p, "send"), (p2p, "recv"), (comm, "broadcast"), (backend, "all_reduce")):
         undo.enter_context(mock.patch.object(owner, name, getattr(wire, name)))
+    module_class = PipelineModule
+    if shape.dualpipev:
+        from deepspeed.pipe import DualPipeVModule
+
+        module_class, wire.queues = DualPipeVModule, True
+        undo.enter_context(mock.patch.object(comm, "batch_isend_irecv", wire.batch))
     with torch.random.fork_rng(), mock.patch.dict(os.environ, {"LOCAL_RANK": os.environ.get("LOCAL_RANK", "0")}):
         torch.manual_seed(shape.seed)
-        module = PipelineModule(
+        module = module_class(
             [LayerSpec(_Block, size_BH[1]) for _ in range(layers * shape.stages)],
             num_stages=shape.stages,
             loss_fn=torch.nn.MSELoss(),

@@ -64,8 +64,10 @@ def main() -> None:
     parser.add_argument("--stages", type=int, required=True)
     parser.add_argument("--stage", type=int, required=True)
     parser.add_argument("--micro-batches", type=int, required=True)
+    parser.add_argument("--dualpipev", action="store_true")
     parser.add_argument("--slow-last", type=float, default=1.0)
     parser.add_argument("--jitter", type=float, default=0.0)
+    parser.add_argument("--jitter-step", type=int, default=0, help="counted from 0")
     parser.add_argument("--stall-step", type=int, help="counted from 0")
     parser.add_argument("--micro-batch-size", type=int, default=512)
     parser.add_argument("--resize-step", type=int, help="before this step, counted from 0, micro-batches are halved")
@@ -78,6 +80,7 @@ def main() -> None:
     parser.add_argument(
         "--toggle", type=int, default=0, metavar="W", help="attach for W steps, detach for W, and so on"
     )
+    parser.add_argument("--model", type=Path, help="where to write what the model says of each step's length, in ms")
     parser.add_argument("--times", type=Path, help="with --toggle: where each step's time goes")
     options = parser.parse_args()
     if options.core is not None:
@@ -113,11 +116,16 @@ def main() -> None:
             cycles = max(options.least_cycles, round(options.seconds * 1e3 / stage.step_ms / windows.length))
             steps = steps or windows.first_step(cycles) - 1
         handle = attach(stage.engine)
+        modelled_ms: list[float] = []
         for step in range(steps):
             if step == options.resize_step:
+                modelled_ms = stage.modelled_step_ms(step)
                 stage.resize(options.micro_batch_size // 2, halved)
             stage.train_batch()
         handle.detach()
+        if options.model is not None:
+            modelled_ms += stage.modelled_step_ms(steps - len(modelled_ms))
+            options.model.write_text(json.dumps(modelled_ms))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ class Timing:
     latency_ns: int = 0
     stage_ratios: tuple[float, ...] = ()
     jitter: float = 0.0  # every compute is scaled by a factor drawn from 1 - jitter .. 1 + jitter
+    jitter_step: int = 0  # from this step on
+    steady_stage: int = -1  # the true one: as a ghost in a replay it does not jitter
     seed: int = 0
     stall: Stall | None = None
 
@@ -176,10 +178,12 @@ class PipelineModel:
             walker.waits.append(wait)
 
     def _duration_ns(self, walker: _Walker, op: Op) -> int:
-        mean_ns = self._timing.compute_ns(walker.stage, op.what)
-        jitter = self._timing.jitter
+        timing = self._timing
+        mean_ns = timing.compute_ns(walker.stage, op.what)
+        jitters = walker.step >= timing.jitter_step and walker.stage != timing.steady_stage
+        jitter = timing.jitter if jitters else 0.0
         duration_ns = round(mean_ns * walker.rng.uniform(1 - jitter, 1 + jitter)) if jitter else round(mean_ns)
-        stall = self._timing.stall
+        stall = timing.stall
         if stall is not None and (walker.stage, walker.step, op.what, op.micro_batch) == (*stall[:2], "forward", 0):
             duration_ns += stall.length_ns
         return duration_ns
@@ -188,7 +192,7 @@ class PipelineModel:
         if op.verb == "sync":
             sources = [source for source in range(self._last_stage + 1) if source != stage]
         else:
-            sources = [{"activation": stage - 1, "gradient": stage + 1, "loss": self._last_stage}[op.what]]
+            sources = [op.peer]
         sent_ns = [self._sent_ns.get(_Message(step, op.what, op.micro_batch, source)) for source in sources]
         known_ns = [at_ns for at_ns in sent_ns if at_ns is not None]
         return max(known_ns) + self._timing.latency_ns if len(known_ns) == len(sources) else None

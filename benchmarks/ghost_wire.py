@@ -16,6 +16,13 @@ _WAITS_KEPT = 65_536
 _META_SIZE = 256  # deepspeed.runtime.pipe.engine.TENSOR_META_SIZE
 
 
+class _Done:
+    """A request of a batch: what it asked for is there."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
 class GhostWire:
     """Answers the true stage's messages and collectives at the time at which real peers would.
 
@@ -37,6 +44,8 @@ class GhostWire:
         at_once: True: no model, no waits; every message is there already.
         loss_group: the process group of the loss broadcast; broadcasts in other groups pass through.
         norm_group: the same for the all-reduce of the gradients' norm.
+        queues: the engine queues its sends and receives and launches them as a batch (DualPipeV). Its few messages
+            that are no batches, with metadata, are there at once.
     """
 
     def __init__(
@@ -52,6 +61,7 @@ class GhostWire:
     ) -> None:
         self._programs = programs
         self._stage = stage
+        self._sends_loss = any((op.verb, op.what) == ("send", "loss") for op in programs[stage])
         self._real_broadcast = broadcast
         self._real_all_reduce = all_reduce
         self._dtype_id, self._seed = dtype_id, seed
@@ -60,6 +70,7 @@ class GhostWire:
         self.on_wait: Callable[[int], None] | None = None
         self.loss_group: Any = None
         self.norm_group: Any = None
+        self.queues = False
 
     def resize(self, size_BH: tuple[int, int]) -> None:
         """From now on tensors of this size are exchanged."""
@@ -103,11 +114,28 @@ class GhostWire:
             tensor[: self._meta.numel()].copy_(self._meta)
         elif tensor.dim():
             tensor.copy_(self._payloads[what])
-        if self.at_once:
+        if self.at_once or (is_meta and self.queues):
             return
         # The metadata travels just ahead of its tensor, so the wait is the metadata's, and the tensor finds it done.
         step, op = self._cursor.peek("recv", what) if is_meta else self._cursor.take("recv", what)
         self._wait(step, op, start_ns)
+
+    def batch(self, operations: Sequence[Any]) -> list[_Done]:
+        """Stand-in for `deepspeed.comm.batch_isend_irecv`: sends are eager, and all that is to be received has come
+        when it returns. So what the caller then waits for is there.
+        """
+        start_ns = time.monotonic_ns()
+        named = [("activation" if each.tensor.requires_grad else "gradient", each) for each in operations]
+        receives = [(what, each) for what, each in named if each.op == "irecv"]
+        for what, each in receives:
+            each.tensor.detach().copy_(self._payloads[what])
+        if not self.at_once:
+            for what, each in named:
+                if each.op == "isend":
+                    step, op = self._cursor.take("send", what, each.peer)
+                    self.begin().sent(step, op, start_ns)
+            self._wait_for([self._cursor.take("recv", what, each.peer) for what, each in receives])
+        return [_Done() for _ in operations]
 
     def broadcast(self, tensor: torch.Tensor, src: int, group: Any = None, **options: Any) -> Any:
         """Stand-in for `deepspeed.comm.broadcast`: the loss arrives when the last stage has ended its schedule."""
@@ -115,7 +143,7 @@ class GhostWire:
         result = self._real_broadcast(tensor, src, group=group, **options)
         if self.at_once or group is not self.loss_group:
             return result
-        if self._stage == len(self._programs) - 1:
+        if self._sends_loss:
             step, op = self._cursor.take("send", "loss")
             self.begin().sent(step, op, start_ns)
         else:
@@ -135,14 +163,20 @@ class GhostWire:
         return result
 
     def _wait(self, step: int, op: Op, start_ns: int) -> None:
-        arrival_ns = self.begin().arrival_ns(step, op)
-        left_ns = arrival_ns - time.monotonic_ns()
-        if self.on_wait is not None:
-            self.on_wait(arrival_ns)
-        if left_ns > 0:
-            time.sleep(left_ns / 1e9)
-        end_ns = time.monotonic_ns()
-        self.waits.append(Wait(step, op.slot, op.what, op.micro_batch, start_ns, arrival_ns, end_ns))
+        self._wait_for([(step, op)], start_ns)
+
+    def _wait_for(self, messages: Sequence[tuple[int, Op]], start_ns: int | None = None) -> None:
+        """Sleep until all are there, one after another."""
+        arrivals_ns = [self.begin().arrival_ns(step, op) for step, op in messages]
+        if self.on_wait is not None and arrivals_ns:
+            self.on_wait(max(arrivals_ns))
+        for (step, op), arrival_ns in zip(messages, arrivals_ns, strict=True):
+            begin_ns = time.monotonic_ns() if start_ns is None else start_ns
+            left_ns = arrival_ns - time.monotonic_ns()
+            if left_ns > 0:
+                time.sleep(left_ns / 1e9)
+            end_ns = time.monotonic_ns()
+            self.waits.append(Wait(step, op.slot, op.what, op.micro_batch, begin_ns, arrival_ns, end_ns))
 
     @staticmethod
     def _is_meta(tensor: torch.Tensor) -> bool:

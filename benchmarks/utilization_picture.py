@@ -37,7 +37,8 @@ def write_figures(results: Path) -> None:
     """Write the table (.md) and the picture (.svg) of a JSON file beside it."""
     content = json.loads(results.read_text(encoding="utf-8"))
     results.with_suffix(".md").write_text(table(content), encoding="utf-8")
-    results.with_suffix(".svg").write_text(picture(content["runs"]), encoding="utf-8")
+    compared = [run for run in content["runs"] if "baselines" in run]
+    results.with_suffix(".svg").write_text(picture(compared), encoding="utf-8")
 
 
 def table(content: Mapping[str, Any]) -> str:
@@ -51,6 +52,8 @@ def table(content: Mapping[str, Any]) -> str:
         "|---" * (len(MODES) + 2) + "|",
     ]
     for run in content["runs"]:
+        if "baselines" not in run:
+            continue
         cells = [_cell(run["baselines"][mode]) for mode in MODES]
         lines.append(f"| {run['scenario']} | {run['step_ms_alone']:.0f} | " + " | ".join(cells) + " |")
     disturbed = [run for run in content["runs"] if "disturbance" in run]
@@ -64,7 +67,44 @@ def table(content: Mapping[str, Any]) -> str:
             for mode, of in run["disturbance"]["harvest"].items():
                 parts = ", ".join(f"{100 * of[part]:.0f}%" for part in ("before", "in_the_first_cycle", "after"))
                 lines.append(f"- {run['scenario']}, {mode}: {parts}")
+    guards = [run for run in content["runs"] if "guarded" in run]
+    if guards:
+        lines += ["", *_guarded_table(guards)]
     return "\n".join(lines) + "\n"
+
+
+def _guarded_table(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What squeezing cost with the guard on, in the worst 50 steps in a row, and how it went on."""
+    yield (
+        f"With the guard on: what squeezing cost the main job in the worst 50 steps in a row after the first 10 of the "
+        f"disturbance, in percent, with its 95% interval; the budget is {100 * runs[0]['budget']:g}%. Harvest of "
+        f"squeezed steps / share of steps that were squeezed, in percent."
+    )
+    yield ""
+    yield "| scenario | worst cost | over all | worst overrun | held | before | disturbed | last 60 | the guard |"
+    yield "|---" * 9 + "|"
+    for run in runs:
+        found = run["guarded"]
+        costs = [_cost(found[part]) for part in ("worst", "over_all")]
+        parts = [_part(run["harvest"].get(part)) for part in ("before", "disturbed", "last_60")]
+        told = [f"{d['step']}: {d['what'].replace('_', ' ')} {d['cause']}".strip() for d in run["decisions"]]
+        gate = [word for word in told if " widen" not in word and " narrow" not in word]
+        yield (
+            f"| {run['scenario']} | {costs[0]} | {costs[1]} | {100 * found['worst_overrun_share']:.2f} | "
+            f"{'yes' if found['held'] else 'no'} | {' | '.join(parts)} | {'; '.join(gate) or 'nothing'} |"
+        )
+
+
+def _cost(found: Mapping[str, Any]) -> str:
+    low, high = found["cost_ci95"]
+    return f"{100 * found['cost']:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
+
+
+def _part(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "n/a"
+    harvest = "n/a" if found["harvest"] is None else f"{100 * found['harvest']:.0f}"
+    return f"{harvest} / {100 * found['squeezed_share']:.0f}"
 
 
 def _cell(figures: Mapping[str, Any] | None) -> str:

@@ -164,8 +164,16 @@ def _percentile(sample: Sequence[float], percent: float) -> float | None:
     return float(np.percentile(sample, percent)) if sample else None
 
 
-def recovery(found: Sequence[Window], first_cycle: int, cycles: int) -> dict[str, Any]:
-    """Harvest of both modes of ours before, in, and after the cycle that begins with a disturbance."""
+def recovery(found: Sequence[Window], first_cycle: int, cycles: int, *, resized: bool = False) -> dict[str, Any]:
+    """Harvest of both modes of ours before, in, and after the cycle that begins with a disturbance.
+
+    Args:
+        found: all windows.
+        first_cycle: it begins with the disturbance.
+        cycles: as many after it count.
+        resized: bubbles are half as long since then, and short ones give less however well they are known. So what the
+            first cycle gives is compared with what there is to be had, which is what the others give.
+    """
     parts = {
         "before": [w for w in found if w.cycle < first_cycle],
         "in_the_first_cycle": [w for w in found if w.cycle == first_cycle],
@@ -177,12 +185,13 @@ def recovery(found: Sequence[Window], first_cycle: int, cycles: int) -> dict[str
         if not all(chosen.values()):
             continue
         harvests = {name: sum(w.work for w in part) / sum(w.capacity for w in part) for name, part in chosen.items()}
-        result[mode] = {**harvests, "recovered": harvests["after"] >= RECOVERED * harvests["before"]}
+        reached, reachable = ("in_the_first_cycle", "after") if resized else ("after", "before")
+        result[mode] = {**harvests, "recovered": harvests[reached] >= RECOVERED * harvests[reachable]}
     return result
 
 
 RECOVERED = 0.9
-"""Harvest has recovered when it is at least this share of what it was."""
+"""Harvest has recovered when it is at least this share of what it was, or can be."""
 
 
 def normalized_steps(runs: Iterable[Mapping[str, Any]], mode: str) -> list[float]:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ds_hooks.driver import DriverError
 from ds_hooks.engine import WRAPPED_METHODS, AttachError, check_engine, waits_of
 from ds_hooks.marks import HostMarks
 from ds_hooks.page import Field, Page, PageError, Role, page_path, runtime_dir, socket_path
@@ -33,9 +34,6 @@ from ds_hooks.wire import (
     StepStart,
     WaitKind,
 )
-
-_kept: list[Page] = []
-"""Pages that a device may still write to: they stay mapped as long as the process lives."""
 
 
 def attach(engine: Any, *, directory: Path | str | None = None, local_rank: int | None = None) -> "Handle":
@@ -138,7 +136,7 @@ class Handle:
             f"[ds_hooks] rank {self._rank}: switched off, the training goes on without squeezing: {error}",
             file=sys.stderr,
         )
-        if not isinstance(error, (AttachError, PageError)):
+        if not isinstance(error, (AttachError, DriverError, PageError)):
             traceback.print_exception(error, file=sys.stderr)
         try:
             self._leave(fault=1)
@@ -156,9 +154,7 @@ class Handle:
             words[Field.MAIN_PID] = 0
             if self._marks.leave(wait=not fault):
                 words[Field.BUBBLE] &= ~1
-                page.close()
-            else:
-                _kept.append(page)
+            page.close()
         if publisher is not None:
             self._read_times(publisher)
             publisher.send(self._clock_ns(), Bye(self._rank, fault))

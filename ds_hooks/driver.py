@@ -6,16 +6,24 @@ queued and returns at once; nothing here ever waits for the device.
 
 import ctypes
 import functools
+import time
 from typing import Any, Protocol
 
 NON_BLOCKING = 1
 """A stream that does not wait for the legacy default stream, nor that for it."""
 _PORTABLE_AND_MAPPED = 1 | 2
+_WAIT_AT_LEAST = 0
 _WAIT_FOR_ANY_BIT = 2
 _EVENT_WITHOUT_TIME = 2
 _NOT_READY = 600
+PATIENCE_S = 1.0
+"""How long a probe waits for the device, at most; it takes some microseconds."""
+_NAP_S = 2e-4
 _API_VERSION = 12000
 """Of the functions' signatures. Bare names in the library are those of the first version ever."""
+
+_kept: list["memoryview[int]"] = []
+"""Memory that a device may still write to."""
 
 
 class DriverError(Exception):
@@ -68,9 +76,12 @@ class Driver(Protocol):
     def wait_bits(self, stream: int, device_address: int, mask: int) -> None:
         """Queue: wait until the 32-bit word has any bit of `mask`."""
 
+    def wait_at_least(self, stream: int, device_address: int, value: int) -> None:
+        """Queue: wait until the 32-bit word is `value` or more."""
+
 
 class CudaDriver:
-    """The CUDA context that is current in this thread, which torch has made.
+    """CUDA, in the context that is current in this thread.
 
     Functions and constants are those of the CUDA driver API, section "Stream Memory Operations" for words.
 
@@ -78,74 +89,79 @@ class CudaDriver:
         DriverError: no driver, one older than CUDA 12, or no context.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: int | None = None) -> None:
+        """Use the context that torch has made, or else that of the `device` with this number, which torch would use."""
         try:
             library = ctypes.CDLL("libcuda.so.1")
             self._look_up = library.cuGetProcAddress_v2
         except (OSError, AttributeError) as error:
             raise DriverError(f"no CUDA driver of version 12 or later: {error}") from None
         context = ctypes.c_void_p()
-        self._call("cuCtxGetCurrent", ctypes.byref(context))
+        if device is not None:
+            handle = ctypes.c_int()
+            self.call("cuInit", ctypes.c_uint(0))
+            self.call("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(device))
+            self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
+            self.call("cuCtxSetCurrent", context)
+        self.call("cuCtxGetCurrent", ctypes.byref(context))
         if not context:
             raise DriverError("this thread has no CUDA context; use a tensor on the device first")
         self._context = context
 
     def adopt_thread(self) -> None:
         """See `Driver`."""
-        self._call("cuCtxSetCurrent", self._context)
+        self.call("cuCtxSetCurrent", self._context)
 
     def create_stream(self) -> int:
         """See `Driver`."""
         stream = ctypes.c_void_p()
-        self._call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(NON_BLOCKING))
+        self.call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(NON_BLOCKING))
         return stream.value or 0
 
     def destroy_stream(self, stream: int) -> None:
         """See `Driver`."""
-        self._call("cuStreamDestroy", ctypes.c_void_p(stream))
+        self.call("cuStreamDestroy", ctypes.c_void_p(stream))
 
     def create_event(self, *, timed: bool = True) -> int:
         """See `Driver`; without time an event is cheaper."""
         event = ctypes.c_void_p()
-        self._call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(0 if timed else _EVENT_WITHOUT_TIME))
+        self.call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(0 if timed else _EVENT_WITHOUT_TIME))
         return event.value or 0
 
     def destroy_event(self, event: int) -> None:
         """See `Driver`."""
-        self._call("cuEventDestroy", ctypes.c_void_p(event))
+        self.call("cuEventDestroy", ctypes.c_void_p(event))
 
     def record(self, event: int, stream: int) -> None:
         """See `Driver`."""
-        self._call("cuEventRecord", ctypes.c_void_p(event), ctypes.c_void_p(stream))
+        self.call("cuEventRecord", ctypes.c_void_p(event), ctypes.c_void_p(stream))
 
     def wait_event(self, stream: int, event: int) -> None:
         """See `Driver`."""
-        self._call("cuStreamWaitEvent", ctypes.c_void_p(stream), ctypes.c_void_p(event), ctypes.c_uint(0))
+        self.call("cuStreamWaitEvent", ctypes.c_void_p(stream), ctypes.c_void_p(event), ctypes.c_uint(0))
 
     def is_done(self, event: int) -> bool:
         """See `Driver`."""
-        return self._call("cuEventQuery", ctypes.c_void_p(event), also=_NOT_READY) == 0
+        return self.call("cuEventQuery", ctypes.c_void_p(event), also=_NOT_READY) == 0
 
     def elapsed_ns(self, start: int, end: int) -> int:
         """See `Driver`. The driver tells it to half a microsecond."""
         elapsed_ms = ctypes.c_float()
-        self._call("cuEventElapsedTime", ctypes.byref(elapsed_ms), ctypes.c_void_p(start), ctypes.c_void_p(end))
+        self.call("cuEventElapsedTime", ctypes.byref(elapsed_ms), ctypes.c_void_p(start), ctypes.c_void_p(end))
         return round(elapsed_ms.value * 1e6)
 
     def register(self, address: int, size: int) -> int:
         """See `Driver`."""
-        self._call(
+        self.call(
             "cuMemHostRegister", ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_uint(_PORTABLE_AND_MAPPED)
         )
         device_address = ctypes.c_uint64()
-        self._call(
-            "cuMemHostGetDevicePointer", ctypes.byref(device_address), ctypes.c_void_p(address), ctypes.c_uint(0)
-        )
+        self.call("cuMemHostGetDevicePointer", ctypes.byref(device_address), ctypes.c_void_p(address), ctypes.c_uint(0))
         return device_address.value
 
     def unregister(self, address: int) -> None:
         """See `Driver`."""
-        self._call("cuMemHostUnregister", ctypes.c_void_p(address))
+        self.call("cuMemHostUnregister", ctypes.c_void_p(address))
 
     def write_word(self, stream: int, device_address: int, value: int) -> None:
         """See `Driver`."""
@@ -155,8 +171,12 @@ class CudaDriver:
         """See `Driver`."""
         self._queue_word("cuStreamWaitValue32", stream, device_address, mask, _WAIT_FOR_ANY_BIT)
 
+    def wait_at_least(self, stream: int, device_address: int, value: int) -> None:
+        """See `Driver`."""
+        self._queue_word("cuStreamWaitValue32", stream, device_address, value, _WAIT_AT_LEAST)
+
     def _queue_word(self, name: str, stream: int, device_address: int, value: int, flags: int) -> None:
-        self._call(
+        self.call(
             name,
             ctypes.c_void_p(stream),
             ctypes.c_uint64(device_address),
@@ -164,7 +184,17 @@ class CudaDriver:
             ctypes.c_uint(flags),
         )
 
-    def _call(self, name: str, *arguments: Any, also: int = 0) -> int:
+    def call(self, name: str, *arguments: Any, also: int = 0) -> int:
+        """Any function of the driver API, with arguments of ctypes.
+
+        Args:
+            name: as in the API's documentation.
+            arguments: the function's own.
+            also: a result that is no error, beside 0.
+
+        Raises:
+            DriverError: there is no such function, or it failed.
+        """
         result: int = self._function(name)(*arguments)
         if result not in (0, also):
             raise DriverError(f"{name}: {self._reason(result)}")
@@ -184,6 +214,91 @@ class CudaDriver:
         text = ctypes.c_char_p()
         self._function("cuGetErrorName")(ctypes.c_int(result), ctypes.byref(text))
         return f"{(text.value or b'error').decode()} ({result})"
+
+
+def comes(driver: Driver, event: int) -> bool:
+    """Whether the device comes to `event` within a second: for the start and the end of a run, never in between."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not driver.is_done(event):
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(_NAP_S)
+    return True
+
+
+class DeviceWords:
+    """Shared words as a device reaches them, and a stream of our own in which it reads and writes them.
+
+    Args:
+        driver: the device.
+        words: mapped memory of whole pages.
+        probe: the index of a word that nobody else uses. The device must write it in time, and wait for the host to.
+
+    Raises:
+        DriverError: it refuses, or one side does not see what the other writes.
+    """
+
+    def __init__(self, driver: Driver, words: "memoryview[int]", *, probe: int) -> None:
+        self._driver, self._words = driver, words
+        self._address = address_of(words)
+        self.stream = driver.create_stream()
+        try:
+            self._device_address = driver.register(self._address, words.nbytes)
+        except DriverError:
+            driver.destroy_stream(self.stream)
+            raise
+        try:
+            self._probe(probe)
+        except DriverError:
+            self.release()
+            raise
+
+    def address(self, index: int) -> int:
+        """The device's address of a word; a device reads and writes its low 32 bits."""
+        return self._device_address + 8 * index
+
+    def write(self, index: int, value: int) -> None:
+        """Queue a write in our stream."""
+        self._driver.write_word(self.stream, self.address(index), value)
+
+    def wait_event(self, event: int) -> None:
+        """Let our stream wait."""
+        self._driver.wait_event(self.stream, event)
+
+    def release(self) -> bool:
+        """Give the words back. False if they must stay mapped, since the device has not come to the end in time."""
+        drained = self._driver.create_event()
+        self._driver.record(drained, self.stream)
+        if not comes(self._driver, drained):
+            keep_mapped(self._words)
+            return False
+        self._driver.destroy_event(drained)
+        self._driver.unregister(self._address)
+        self._driver.destroy_stream(self.stream)
+        return True
+
+    def _probe(self, index: int) -> None:
+        driver, words = self._driver, self._words
+        words[index] = 0
+        written, passed = driver.create_event(), driver.create_event()
+        self.write(index, 1)
+        driver.record(written, self.stream)
+        try:
+            driver.wait_bits(self.stream, self.address(index), 2)
+            driver.record(passed, self.stream)
+            seen = comes(driver, written) and words[index] == 1
+            too_early = driver.is_done(passed)
+        finally:
+            words[index] = 2  # also if the probe fails: the stream must get through
+        if not (comes(driver, passed) and seen) or too_early:
+            raise DriverError("the device and the host do not see each other's words in time")
+        driver.destroy_event(written)
+        driver.destroy_event(passed)
+
+
+def keep_mapped(words: "memoryview[int]") -> None:
+    """Never unmap the memory behind `words`."""
+    _kept.append(memoryview(words))
 
 
 def address_of(words: "memoryview[int]") -> int:

@@ -8,6 +8,7 @@ Whoever uses a page holds a shared lock on its file (the kernel drops it with th
 removes it, and a page that nobody holds is stale and is replaced.
 """
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -252,7 +253,8 @@ class Page:
         if self._fd < 0:
             return
         self.words.release()
-        self._map.close()
+        with contextlib.suppress(BufferError):  # a device may still write to it: it stays mapped
+            self._map.close()
         if _sole_holder(self._fd) and _is_linked(self.path, self._fd):
             self.path.unlink(missing_ok=True)
         os.close(self._fd)

@@ -12,13 +12,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from ds_hooks.driver import CudaDriver, Driver, DriverError, address_of
-from ds_hooks.page import PAGE_BYTES, DeviceGate, Field, Marks, Page
+from ds_hooks.driver import CudaDriver, DeviceWords, Driver, DriverError, comes, keep_mapped
+from ds_hooks.page import DeviceGate, Field, Marks, Page
 
 WORD_MAX = 2**32 - 1
 """A device writes the low half of a word."""
-PROBE_S = 1.0
-"""How long the start-up probe waits for the device, at most; it takes some microseconds."""
 UNREAD_AT_MOST = 1 << 16
 _OFFSETS_KEPT = 64
 _MEMORY_EVERY_STEPS = 10
@@ -148,71 +146,33 @@ class StreamMarks:
         return -1
 
     def leave(self, *, wait: bool) -> bool:
-        """Let go of the page. False if it must stay mapped, since the device may still write to it.
+        """Let go of the page. False if the device may still write to it; then it stays mapped.
 
         Args:
             wait: for the device, a second at most.
         """
         self._words[Field.MARKS] = Marks.HOST
         newest = self._newest
-        if newest and not (self._comes(newest) if wait else self._driver.is_done(newest)):
+        if newest and not (comes(self._driver, newest) if wait else self._driver.is_done(newest)):
+            keep_mapped(self._words)
             return False
         return self._let_go()
 
     # What the polled marks do differently
 
     def _take_hold(self) -> None:
-        self._stream = self._driver.create_stream()
-        self._address = address_of(self._words)
-        self._device_address = self._driver.register(self._address, PAGE_BYTES)
-        try:
-            self._probe()
-        except DriverError:
-            self._let_go()
-            raise
+        self._device_words = DeviceWords(self._driver, self._words, probe=Field.PROBE)
 
     def _due(self, values: tuple[tuple[int, int], ...]) -> None:
         for field, value in values:
-            self._driver.write_word(self._stream, self._device_address + 8 * field, value & WORD_MAX)
+            self._device_words.write(field, value & WORD_MAX)
 
     def _at(self, event: int, values: tuple[tuple[int, int], ...]) -> None:
-        self._driver.wait_event(self._stream, event)
+        self._device_words.wait_event(event)
         self._due(values)
 
     def _let_go(self) -> bool:
-        driver = self._driver
-        drained = driver.create_event()
-        driver.record(drained, self._stream)
-        if not self._comes(drained):
-            return False
-        driver.unregister(self._address)
-        driver.destroy_stream(self._stream)
-        return True
-
-    def _probe(self) -> None:
-        """Let the device write a word, wait for one that the host writes, and write another."""
-        driver, words, probe = self._driver, self._words, self._device_address + 8 * Field.PROBE
-        words[Field.PROBE] = 0
-        written, passed = driver.create_event(), driver.create_event()
-        driver.write_word(self._stream, probe, 1)
-        driver.record(written, self._stream)
-        driver.wait_bits(self._stream, probe, 2)
-        driver.record(passed, self._stream)
-        seen = self._comes(written) and words[Field.PROBE] == 1
-        too_early = driver.is_done(passed)
-        words[Field.PROBE] = 2  # also where the probe has failed: the stream must get through
-        if not (self._comes(passed) and seen) or too_early:
-            raise DriverError("the device does not see this memory in time")
-        driver.destroy_event(written)
-        driver.destroy_event(passed)
-
-    def _comes(self, event: int) -> bool:
-        end_s = time.monotonic() + PROBE_S
-        while not self._driver.is_done(event):
-            if time.monotonic() > end_s:
-                return False
-            time.sleep(_NAP_S)
-        return True
+        return self._device_words.release()
 
 
 class PolledMarks(StreamMarks):

@@ -13,8 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,12 +24,14 @@ from launch import rank
 from launch.leftovers import (
     RunInUseError,
     RunLock,
+    claim_directory,
+    close_directory,
     dead_build_locks,
     end_daemons,
     move_records_aside,
     remove_build_locks,
+    remove_dead_directories,
     remove_deepspeed_buffers,
-    remove_directory,
     running_daemons,
     stop_children,
 )
@@ -122,19 +124,30 @@ def _fresh_directory() -> Path:
             f"{parent} is too long a path for sockets; allowed are {_LONGEST_DIRECTORY} characters: "
             f"name another directory with ${rank.DIRECTORY}"
         )
+    remove_dead_directories(parent)
     return Path(tempfile.mkdtemp(prefix="run-", dir=parent))
+
+
+@contextmanager
+def _ended_once() -> Iterator[None]:
+    """The first SIGTERM ends us by `SystemExit`; more of them do not stop the clearing up, which takes seconds."""
+
+    def terminated(number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _launch(runner: Any, parsed: argparse.Namespace) -> int:
     """Run the job by DeepSpeed's launcher; the job's exit code."""
-
-    def terminated(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
     runner.parse_args = lambda args=None: parsed
     if "SQUEEZER_" not in runner.EXPORT_ENVS:
         runner.EXPORT_ENVS.append("SQUEEZER_")
-    before = signal.signal(signal.SIGTERM, terminated)
     patience_s, started_s = 0.0, time.time()  # the wall clock, to compare with files
     try:
         runner.main()
@@ -147,7 +160,6 @@ def _launch(runner: Any, parsed: argparse.Namespace) -> int:
     finally:
         stop_children(patience_s)
         remove_build_locks(started_s)
-        signal.signal(signal.SIGTERM, before)
 
 
 def _reason(code: int) -> str:
@@ -211,9 +223,10 @@ def squeeze(arguments: Sequence[str]) -> int:
 
     run = config.run.directory
     is_first_node = changed.node_rank <= 0  # with --no_ssh every node has a launcher; the first one's reports
-    with ExitStack() as around:
+    with _ended_once(), ExitStack() as around:
         directory = _fresh_directory()
-        around.callback(remove_directory, directory)
+        around.callback(close_directory, directory)
+        around.callback(os.close, claim_directory(directory))
         if has_own_port:
             around.callback(remove_deepspeed_buffers, changed.master_port)
         if is_first_node:

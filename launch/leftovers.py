@@ -76,6 +76,41 @@ class RunLock:
         self._fd = -1
 
 
+_LAUNCHER_LOCK = "launcher.lock"
+
+
+def claim_directory(directory: Path) -> int:
+    """Mark `directory` as used as long as this process lives; the descriptor that holds the lock.
+
+    The lock is taken before it can be seen, so nobody finds it free in between.
+    """
+    made = directory / f"{_LAUNCHER_LOCK}.new"
+    descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    made.rename(directory / _LAUNCHER_LOCK)
+    return descriptor
+
+
+def remove_dead_directories(parent: Path) -> list[Path]:
+    """Remove the directories of runs whose launcher was killed and whose daemons are gone; which."""
+    dead = []
+    for lock in sorted(parent.glob(f"run-*/{_LAUNCHER_LOCK}")):
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue  # another launcher was faster
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            continue  # its launcher lives
+        finally:
+            os.close(descriptor)
+        if not running_daemons(lock.parent):
+            shutil.rmtree(lock.parent, ignore_errors=True)
+            dead.append(lock.parent)
+    return dead
+
+
 def move_records_aside(run: Path) -> int:
     """Move an earlier run's records to `previous/`, in place of those there; how many. Other files stay."""
     previous = run / "previous"
@@ -180,7 +215,8 @@ def remove_deepspeed_buffers(port: int, memory: Path = Path("/dev/shm")) -> None
         path.unlink(missing_ok=True)
 
 
-def remove_directory(directory: Path) -> None:
-    """Remove a run's pages and sockets, unless a daemon still uses them."""
+def close_directory(directory: Path) -> None:
+    """End the daemons that still run for this run, soon, and remove its pages and sockets."""
+    end_daemons(lambda: running_daemons(directory), 0.0)
     if not running_daemons(directory):
         shutil.rmtree(directory, ignore_errors=True)

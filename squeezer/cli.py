@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ds_hooks.page import PageError
 from squeezer.config import ConfigError, load_config
+from squeezer.doctor import main_doctor
 
 USER_ERROR_STATUS = 2
 
@@ -29,10 +30,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     why = commands.add_parser("why", help="tell what was not squeezed, and the cause of each decision")
     why.add_argument("run", type=Path, metavar="RUN", help="the directory of a run")
     why.add_argument("--rank", type=int, metavar="N", help="only this rank")
+    doctor = commands.add_parser("doctor", help="tell what this machine allows, and which way is taken for each thing")
+    doctor.add_argument("--device", type=int, default=0, metavar="N", help="the CUDA device to probe, if there is one")
     parsed = parser.parse_args(arguments)
     try:
         if parsed.command == "daemon":
             return _daemon(parsed)
+        if parsed.command == "doctor":
+            return main_doctor(parsed.device)
         return _tell(parsed)
     except (ConfigError, PageError) as error:
         print(f"squeezer: {error}", file=sys.stderr)

@@ -6,6 +6,7 @@ an overrun, one that ends after it only wastes its tail.
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import accumulate
 
 HISTORY = 32
 HALF_LIFE = 8
@@ -18,6 +19,7 @@ SHIFT_BY = 1.1
 LOW, HIGH = 0.1, 0.9
 
 _WEIGHTS = [0.5 ** (age / HALF_LIFE) for age in range(HISTORY)]
+_TOTAL_WEIGHTS = [0.0, *accumulate(_WEIGHTS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class SlotForecast:
 
     def __init__(self, quantile: float) -> None:
         self._quantile = quantile
+        self._order = sorted(range(3), key=(LOW, quantile, HIGH).__getitem__)
         self._lengths_ns: dict[int, deque[int]] = {}
         self._forecasts: dict[int, Forecast] = {}
 
@@ -73,17 +76,17 @@ class SlotForecast:
 
     def _forecast(self, lengths_ns: deque[int]) -> Forecast:
         ordered = sorted(zip(reversed(lengths_ns), _WEIGHTS, strict=False))
-        total = sum(weight for _, weight in ordered)
-
-        def at(quantile: float) -> int:
-            left = quantile * total
-            for length_ns, weight in ordered:
-                left -= weight
-                if left <= 0:
-                    return length_ns
-            return ordered[-1][0]
-
-        return Forecast(at(self._quantile), at(LOW), at(HIGH))
+        total = _TOTAL_WEIGHTS[len(ordered)]
+        found: list[int] = []
+        wanted = (LOW * total, self._quantile * total, HIGH * total)
+        below = 0.0
+        for length_ns, weight in ordered:  # all three in one pass: it is the daemon's time in a bubble
+            below += weight
+            while len(found) < 3 and below >= wanted[self._order[len(found)]]:
+                found.append(length_ns)
+        found += [ordered[-1][0]] * (3 - len(found))
+        low, asked, high = (found[self._order.index(at)] for at in range(3))
+        return Forecast(asked, low, high)
 
 
 def _has_shifted(lengths_ns: deque[int]) -> bool:

@@ -1,10 +1,11 @@
 """Keeps the main job's slowdown within its budget while it runs: pure, steps in and decisions out.
 
-Three things tell that squeezing costs too much. The *overrun* is the side task's own CPU time outside bubbles: exact,
-and nobody else's doing. The *mean* compares the last squeezed steps with the alone steps before them, and the *tail*
-counts squeezed steps that are longer than nearly every alone step. The mean also sees what the main job or the machine
-does by itself; so before it counts, a few steps are left alone, as a check: if those are as slow, it was not us. The
-*windows* compare every squeezed window with the alone windows on both sides of it: slow, but a small slowdown shows.
+What tells that squeezing costs too much: the *overrun* is the side task's own CPU time outside bubbles: exact, and
+nobody else's doing. The *mean* compares the last squeezed steps with the alone steps before them; *sudden* is a few
+squeezed steps in a row that are much longer; the *tail* counts squeezed steps that are longer than nearly every alone
+step. The mean, and what is sudden, also see what the main job or the machine does by itself; so before they count, a
+few steps are left alone, as a check: if those are as slow, it was not us. The *windows* compare every squeezed window
+with the alone windows on both sides of it: slow, but a small slowdown shows.
 
 Whatever breaks the budget shuts the gate for a number of steps, twice as many each time, and then it is tried again.
 """
@@ -14,8 +15,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from statistics import fmean, quantiles, variance
+from statistics import fmean, quantiles
 from typing import Any
+
+from squeezer.sudden import Sudden
 
 RECENT_STEPS = 50
 """The budget holds over any so many steps."""
@@ -58,7 +61,7 @@ class Decision:
     Attributes:
         step: the main job's step after which it was decided.
         what: `check`, `shut`, `go_on` (after a check or a time shut), `widen` or `narrow` (a slot's margin).
-        cause: `overrun`, `mean`, `tail`, `windows`, or `""`.
+        cause: `overrun`, `mean`, `sudden`, `shorter` (a check: the baseline is stale), `tail`, `windows`, or `""`.
         figures: what it was decided by, named with units.
     """
 
@@ -88,6 +91,7 @@ class Guard:
         self._budget = budget
         self._retry_steps = retry_steps
         self._margin_ns = margin_ns
+        self._sudden = Sudden(budget)
         self.forget()
 
     def forget(self) -> None:
@@ -107,11 +111,13 @@ class Guard:
         self._overruns_ns: deque[int] = deque(maxlen=RECENT_STEPS)
         self._durations_ns: deque[float] = deque(maxlen=RECENT_STEPS)
         self._checked_ns: list[float] = []
+        self._suspect_ns: list[float] = []
         self._window_ns: list[float] = []
         self._alone_before_ns = self._window_squeezed_ns = 0.0
         self._window_logs: deque[float] = deque(maxlen=MOST_WINDOWS)
         self._step_overrun_ns = 0
         self._margins: dict[int, _Margin] = {}
+        self._sudden.forget()
 
     @property
     def allows(self) -> bool:
@@ -203,8 +209,14 @@ class Guard:
         if len(self._durations_ns) >= LEAST_STEPS and share > self._budget:
             return [self._shut(step, "overrun", {"overrun_share": share, "steps": len(self._durations_ns)})]
         excess = excess_over(self._squeezed_ns, self._alone_ns, self._budget)
-        if excess is not None and excess > SURE:
-            return [self._begin_check(step, {"slowdown": _slowdown(self._squeezed_ns, self._alone_ns)})]
+        if len(self._squeezed_ns) >= LEAST_STEPS and excess is not None and excess > SURE:
+            return [self._begin_check(step, "mean", list(self._squeezed_ns)[-2 * CHECK_STEPS :])]
+        if len(self._alone_ns) >= LEAST_STEPS and math.isfinite(self._budget):
+            on_trial = self._doublings > 0 and self._good_steps < RECENT_STEPS
+            found = self._sudden.squeezed(self._squeezed_ns[-1], self._alone_ns, on_trial=on_trial)
+            if found:
+                cause = "sudden" if found == "longer" else "shorter"
+                return [self._begin_check(step, cause, list(self._squeezed_ns)[-max(2, self._sudden.run) :])]
         beyond = self._share_beyond()
         if beyond is not None and beyond > TAIL_MOST:
             return [self._shut(step, "tail", {"share_beyond_p95": beyond})]
@@ -223,7 +235,7 @@ class Guard:
         logs = self._window_logs
         if len(logs) < LEAST_WINDOWS or not math.isfinite(self._budget):
             return []
-        mean, error = fmean(logs), math.sqrt(variance(logs) / len(logs))
+        mean, error = fmean(logs), math.sqrt(_variance(logs) / len(logs))
         if mean - SURE * error <= math.log1p(self._budget):
             return []
         return [self._shut(step, "windows", {"slowdown": math.expm1(mean), "windows": len(logs)})]
@@ -235,22 +247,24 @@ class Guard:
         bound = quantiles(self._alone_ratios, n=100)[round(100 * TAIL_QUANTILE) - 1] * (1 + self._budget)
         return sum(ratio > bound for ratio in self._squeezed_ratios) / len(self._squeezed_ratios)
 
-    def _begin_check(self, step: int, figures: dict[str, Any]) -> Decision:
+    def _begin_check(self, step: int, cause: str, suspect_ns: list[float]) -> Decision:
         self.breaker = Breaker.CHECKING
-        self._cause = "mean"
+        self._cause = cause
         self._checked_ns = []
-        return Decision(step=step, what="check", cause=self._cause, figures=figures)
+        self._suspect_ns = suspect_ns
+        return Decision(
+            step=step, what="check", cause=cause, figures={"slowdown": _slowdown(suspect_ns, self._alone_ns)}
+        )
 
     def _check(self, step: int, duration_ns: float) -> list[Decision]:
         self._checked_ns.append(duration_ns)
         if len(self._checked_ns) < CHECK_STEPS:
             return []
         alone_ns = self._checked_ns[1:]
-        squeezed_ns = list(self._squeezed_ns)[-2 * CHECK_STEPS :]
-        excess = excess_over(squeezed_ns, alone_ns, self._budget)
-        figures = {"slowdown": _slowdown(squeezed_ns, alone_ns)}
-        # one standard error, not three: that squeezed steps are slow is known already, asked is only who did it
-        if excess is not None and excess > 1.0:
+        excess = excess_over(self._suspect_ns, alone_ns, self._budget)
+        figures = {"slowdown": _slowdown(self._suspect_ns, alone_ns)}
+        # of a mean over many steps it is known already that they are slow, and asked is only who did it
+        if excess is not None and excess > (1.0 if self._cause == "mean" else SURE):
             return [self._shut(step, self._cause, figures)]
         self._go_on()
         for each_ns in alone_ns:
@@ -286,6 +300,7 @@ class Guard:
         self._overruns_ns.clear()
         self._durations_ns.clear()
         self._window_logs.clear()
+        self._sudden.forget()
         self._forget_windows()
 
     def _forget_windows(self) -> None:
@@ -305,15 +320,23 @@ class Guard:
 def excess_over(squeezed_ns: Sequence[float], alone_ns: Sequence[float], budget: float) -> float | None:
     """By how many standard errors the mean squeezed step is longer than the budget allows; None: too few steps.
 
-    Welch's: both samples have their own variance.
+    Welch's: both samples have their own variance; fewer than four squeezed steps have that of the alone ones.
     """
-    if len(squeezed_ns) < LEAST_STEPS or len(alone_ns) < LEAST_STEPS or not math.isfinite(budget):
+    if len(squeezed_ns) < 2 or len(alone_ns) < LEAST_STEPS or not math.isfinite(budget):
         return None
     allowed_ns = fmean(alone_ns) * (1 + budget)
-    squared = variance(squeezed_ns) / len(squeezed_ns) + variance(alone_ns) * (1 + budget) ** 2 / len(alone_ns)
+    alone = _variance(alone_ns) * (1 + budget) ** 2
+    squeezed = _variance(squeezed_ns) if len(squeezed_ns) >= LEAST_STEPS else alone
+    squared = squeezed / len(squeezed_ns) + alone / len(alone_ns)
     excess_ns = fmean(squeezed_ns) - allowed_ns
     return excess_ns / math.sqrt(squared) if squared else math.copysign(math.inf, excess_ns) if excess_ns else 0.0
 
 
 def _slowdown(squeezed_ns: Sequence[float], alone_ns: Sequence[float]) -> float:
     return fmean(squeezed_ns) / fmean(alone_ns) - 1
+
+
+def _variance(sample: Sequence[float]) -> float:
+    """Of floats; that of `statistics` is exact, and takes 50 times as long."""
+    mean = fmean(sample)
+    return sum([(each - mean) ** 2 for each in sample]) / (len(sample) - 1)

@@ -11,6 +11,8 @@ from squeezer.trace import RankRun, ReportError, load_run
 CAUSES = {
     "overrun": "the side task's own CPU time outside bubbles",
     "mean": "squeezed steps are longer than the alone steps before them",
+    "sudden": "squeezed steps are suddenly much longer than the alone steps before them",
+    "shorter": "steps are suddenly much shorter, so the alone steps before them are no baseline any more",
     "tail": "squeezed steps are more often longer than nearly all alone steps",
     "windows": "squeezed windows are longer than the alone windows beside them",
     "": "",

@@ -17,6 +17,7 @@ from trials.ledger import (
     DECLINED_BEFORE_DOUBT,
     GATE_SIGNALS,
     HOST_UNIT,
+    LEAST_COST_NS,
     LOOK_AGAIN_S,
     STOP_SIGNAL,
     UNKNOWN_COST_NEEDS_NS,
@@ -47,6 +48,16 @@ class Gate(Protocol):
         """The unit that ran until now has ended and no device work follows before the next `enter`."""
 
 
+GRAIN_NS = 1_000_000
+"""Units in a row that are forecast to take no longer than this together are measured and recorded as one. Each still
+asks; but most of what asking costs is to read the thread's clock, and to account for what it says."""
+
+AS_FORECAST = (0.9, 1.02)
+"""A row that takes this share of its forecast teaches next to nothing."""
+
+_ACCOUNT_AT_ONCE = 256
+
+
 class OpenGate:
     """A gate that never closes: training outside a pipeline, and the reference in tests."""
 
@@ -70,39 +81,74 @@ class PageGate(Ledger):
     and falling slowly, so it settles near the 0.9 expectile of what it costs. One that waits in vain for many bubbles
     is tried in one of the longest; if it proves to be longer, `take_starved` names it.
 
+    Short units in a row share a record, under a name such as "0.Linear forward … 2.ReLU forward". What they took
+    together is shared out among their forecasts.
+
     Args:
         page: the device's page; the caller has claimed the side task's role.
-        units_file: receives one `record` (start_ns, wall_ns, cpu_ns, unit, group) per unit that ran; None: nowhere.
+        units_file: receives one `record` (start_ns, wall_ns, cpu_ns, unit, group) per unit that ran, or row of short
+            ones; None: nowhere.
         names_file: receives the names of the units of every group, as JSON.
     """
 
     def __init__(self, page: Page, units_file: Path | None = None, names_file: Path | None = None) -> None:
         super().__init__(page, units_file, names_file)
         self._running: int | None = None
+        self._row: list[int] = []  # units that joined the running one
+        self._room_ns = 0.0
+        self._ended: list[tuple[int, tuple[int, ...], float, int, int, int, int]] = []
+        self._rows: dict[tuple[int, int, int], int] = {}  # (group, first, last unit) to its number
+        self._bubble = 0
         self._start_ns = 0
         self._start_cpu_ns = 0
         self._longest_ns = 0  # of the bubbles in which the running unit was declined, if they were too many
         self._parent_pid = os.getppid()
 
+    def use(self, units: Sequence[str]) -> None:
+        """See `Ledger.use`."""
+        self._settle()
+        super().use(units)
+
     def enter(self, unit: int) -> None:
         """See `Gate.enter`."""
+        words = self._words
+        cost_ns = self._costs_ns[unit]
+        if (
+            0.0 < cost_ns <= self._room_ns
+            and unit != HOST_UNIT
+            and monotonic_ns() + cost_ns <= words[Field.PERMIT_UNTIL_NS]
+            and words[Field.BUBBLE] == self._bubble
+        ):
+            self._room_ns -= cost_ns
+            self._row.append(unit)
+            return
         # said before the look: a main job that finds us asleep at a bubble's end may count on it
-        self._words[Field.SIDE_DOING] = Doing.HOST if unit == HOST_UNIT else Doing.UNIT
+        words[Field.SIDE_DOING] = Doing.HOST if unit == HOST_UNIT else Doing.UNIT
         cpu_ns = thread_time_ns()
         if self._running is not None:
-            self._end_unit(monotonic_ns(), cpu_ns)
+            self._end_running(monotonic_ns(), cpu_ns)
         start_ns = self._start_of(unit)
         if not start_ns:
             start_ns, cpu_ns = self._pause(unit), thread_time_ns()
         self._running = unit
         self._start_ns, self._start_cpu_ns = start_ns, cpu_ns
+        # what is host work, unknown, or was declined too often is measured by itself
+        own_ns = self._costs_ns[unit]
+        self._room_ns = GRAIN_NS - own_ns if unit != HOST_UNIT and own_ns and not self._longest_ns else 0.0
 
     def rest(self) -> None:
         """See `Gate.rest`."""
         if self._running is not None:
-            self._end_unit(monotonic_ns(), thread_time_ns())
+            self._end_running(monotonic_ns(), thread_time_ns())
             self._running = None
+        self._room_ns = 0.0
         self._words[Field.SIDE_DOING] = Doing.ASLEEP
+        self._settle()
+
+    def take_starved(self) -> list[Starved]:
+        """See `Ledger.take_starved`."""
+        self._settle()
+        return super().take_starved()
 
     def close(self) -> bool:
         """Write what is buffered. Returns whether the page may be unmapped: it may."""
@@ -123,14 +169,53 @@ class PageGate(Ledger):
             return 0
         cost_ns = self._costs_ns[unit] or UNKNOWN_COST_NEEDS_NS
         fits = now_ns + cost_ns <= words[Field.PERMIT_UNTIL_NS]
-        return now_ns if fits and words[Field.BUBBLE] == bubble else 0
+        if not fits or words[Field.BUBBLE] != bubble:
+            return 0
+        self._bubble = bubble
+        return now_ns
 
-    def _end_unit(self, now_ns: int, now_cpu_ns: int) -> None:
+    def _end_running(self, now_ns: int, now_cpu_ns: int) -> None:
         unit = self._running
         assert unit is not None
-        longest_ns, self._longest_ns = self._longest_ns, 0
-        wall_ns, cpu_ns = now_ns - self._start_ns, now_cpu_ns - self._start_cpu_ns
-        self._account(unit, self._start_ns, wall_ns, cpu_ns, longest_ns, self._group)
+        cpu_ns = now_cpu_ns - self._start_cpu_ns
+        row, forecast_ns = tuple(self._row), GRAIN_NS - self._room_ns
+        self._ended.append((unit, row, forecast_ns, self._start_ns, now_ns - self._start_ns, cpu_ns, self._longest_ns))
+        self._row.clear()
+        self._longest_ns = 0
+        if not self._costs_ns[unit] or len(self._ended) == _ACCOUNT_AT_ONCE:
+            self._settle()  # it may be asked for again before the step is over
+
+    def _settle(self) -> None:
+        """Learn from what has ended, and record it: once a step, for code is slow when it is cold."""
+        if not self._ended:
+            return
+        units, busy_ns, group = 0, 0, self._group
+        for unit, row, forecast_ns, start_ns, wall_ns, cpu_ns, longest_ns in self._ended:
+            units += 1 + len(row)
+            busy_ns += cpu_ns
+            number = unit
+            if row:
+                number = self._learn_row((unit, *row), cpu_ns / forecast_ns)
+            else:
+                self._learn(unit, cpu_ns, longest_ns, group)
+            self._record(start_ns, wall_ns, cpu_ns, number, group)
+        self._ended.clear()
+        self._count(units, busy_ns)
+
+    def _learn_row(self, row: tuple[int, ...], ratio: float) -> int:
+        """Share out what a row of units took, as a share of its forecast; the number under which it is recorded."""
+        if not AS_FORECAST[0] < ratio < AS_FORECAST[1]:
+            factor = 1 + (ratio - 1) * (0.5 if ratio > 1 else 0.05)
+            for unit in row:
+                self._costs_ns[unit] = max(LEAST_COST_NS, self._costs_ns[unit] * factor)
+        ends = (self._group, row[0], row[-1])
+        number = self._rows.get(ends)
+        if number is None:
+            names = self._groups[self._group]["units"]
+            number = self._rows[ends] = len(names)
+            names.append(f"{names[row[0]]} … {names[row[-1]]}")
+            self._write_names()
+        return number
 
     def _pause(self, unit: int) -> int:
         """Sleep until `unit` may start, and return that time. Waking in vain counts as declined.

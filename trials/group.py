@@ -16,9 +16,11 @@ from trials.fusion.structure import Facts, canonical_names, difference, stack
 from trials.gate import Gate
 from trials.member import Member, build_member, facts_of
 from trials.memory import keep_freed_memory
-from trials.optim import FusedOptimizer, fuse_optimizers, stand_in
+from trials.optim import fuse_optimizers, stand_in
 from trials.optim.facts import plain_groups
+from trials.optim.several import Optimizers, as_given, by_phase
 from trials.pause import Units
+from trials.phase import Phase
 from trials.progress import (
     Control,
     Progress,
@@ -67,7 +69,9 @@ class TrialGroup:
         self._units = Units(gate)
         models = [member.model for member in members]
         self._fused: Fused = assemble(models, shape, self._generators(members), self._units)
-        self._optimizer, self._progress = self._fuse_optimizers(members, self._fused.rows)
+        self._optimizers, self._progress = self._fuse_optimizers(members, self._fused.rows)
+        phases = by_phase(members[0].optimizer)
+        self._phases = [Phase(name, self._fused, self._optimizers[name], self._units) for name in phases]
         self._control = Control(self._progress, self._device)
         self._scalars = {name: Scalar(f"Study.{name}", getattr(study, name)) for name in ("loss", "score")}
         self._number_units()
@@ -116,21 +120,14 @@ class TrialGroup:
             targets: the same.
             per_trial: whether each trial has a batch of its own.
         """
-        control = self._control
-        self._optimizer.zero_grad()
-        with self._precision():
-            outputs = self._fused.train.run(inputs, self._device, per_trial)
-            self._units.enter(self._loss_unit)
-            losses_K = self._per_trial("loss", outputs, targets, per_trial)
-        self._losses_K = losses_K.detach()
-        total = control.total(losses_K)
-        total.backward()
-        control.watch(self._losses_K, total.item())
-        gradients, skip = None, control.lost
-        if control.touches:
-            self._units.enter(self._gradients_unit)
-            gradients, skip = control.gradients(*self._gradients())
-        self._optimizer.step(self._enter_step, gradients, skip)
+
+        def loss(outputs: Any) -> Tensor:
+            return self._per_trial("loss", outputs, targets, per_trial)
+
+        losses_K = [
+            phase.run(inputs, per_trial, loss, self._control, self._precision(), self._device) for phase in self._phases
+        ]
+        self._losses_K = torch.stack(losses_K).sum(0) if len(losses_K) > 1 else losses_K[0]
         if self._study.scheduler_every == "step":
             self._step_schedulers()
         self._units.rest()
@@ -148,15 +145,18 @@ class TrialGroup:
             return None
         scores = self.evaluate()
         step_on_scores(self._progress, scores)
-        self._optimizer.changed()
+        self._optimizers.changed()
         return scores
 
     def losses_K(self) -> Tensor:
-        """Each trial's loss in the last step (``[K]``); NaN before the first."""
+        """Each trial's loss in the last step (``[K]``), with several optimizers their sum; NaN before the first."""
         return self._losses_K
 
     def finite_K(self) -> Tensor:
-        """Which trials have had finite losses only (``[K]``, bool). The weights of the others stay as they were."""
+        """Which trials have had finite losses only (``[K]``, bool).
+
+        Weights, buffers and optimizers of the others stay as they were before the step that lost them.
+        """
         return torch.tensor([not trial.lost for trial in self._progress], dtype=torch.bool)
 
     @torch.no_grad()
@@ -183,13 +183,13 @@ class TrialGroup:
 
     def set_lr(self, row: int, value: float, group: int | None = None) -> None:
         """Set the learning rate of the trial in `row`, in one of its optimizer's param groups or in all."""
-        self._optimizer.set_lr(row, value, group)
+        self._optimizers.set_lr(row, value, group)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only the trials in `rows` (none: the group is over), in that order, with all their state."""
         self._check_rows(rows, "kept")
         self._fused.rows.take(rows)
-        self._optimizer.take(rows)
+        self._optimizers.take(rows)
         self.numbers = [self.numbers[row] for row in rows]
         self.params = [self.params[row] for row in rows]
         self.epochs_done = [self.epochs_done[row] for row in rows]
@@ -208,10 +208,10 @@ class TrialGroup:
         for member in members:
             self._check(_placeless(facts_of(member)), _placeless(self._facts), member.number)
         rows = stack([member.model for member in members], self._structure, self._generators(members))
-        optimizer, progress = self._fuse_optimizers(members, rows)
+        optimizers, progress = self._fuse_optimizers(members, rows)
         rows.to(self._device)
-        optimizer.moved()
-        self._append(rows, optimizer)
+        optimizers.moved()
+        self._append(rows, optimizers)
         self.numbers += [member.number for member in members]
         self.params += [member.params for member in members]
         self.epochs_done += [0] * len(members)
@@ -229,7 +229,7 @@ class TrialGroup:
         if not other.size:
             return
         other.to(self._device)
-        self._append(other._fused.rows, other._optimizer)
+        self._append(other._fused.rows, other._optimizers)
         self.numbers += other.numbers
         self.params += other.params
         self.epochs_done += other.epochs_done
@@ -260,7 +260,7 @@ class TrialGroup:
         """
         self._device = torch.device(device)
         self._fused.rows.to(self._device)
-        self._optimizer.moved()
+        self._optimizers.moved()
         self._losses_K = self._losses_K.to(self._device)
         self._changed()
 
@@ -268,7 +268,7 @@ class TrialGroup:
         """The trial in `row` as the user knows it: the `state_dict` of its module and that of its optimizer."""
         rows = self._fused.rows
         model = {name: rows.require("", name)[row].detach().clone() for name in self._saved_names}
-        return model, self._optimizer.extract(row)
+        return model, self._optimizers.extract(row)
 
     def progress(self, row: int) -> dict[str, Any]:
         """What else the trial in `row` carries: ``schedulers`` and ``scaler``, each as its own `state_dict`, whether it
@@ -284,7 +284,7 @@ class TrialGroup:
             "epochs_done": list(self.epochs_done),
             "losses": self._losses_K.clone(),
             "rows": self._fused.rows.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizers": self._optimizers.state_dict(),
             "progress": [trial.state_dict() for trial in self._progress],
         }
 
@@ -295,11 +295,11 @@ class TrialGroup:
             FuseError: its trials are of another structure.
         """
         self._fused.rows.load_state_dict(state["rows"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        self._optimizers.load_state_dict(state["optimizers"])
         self.numbers = list(state["numbers"])
         self.params = [dict(params) for params in state["params"]]
         self.epochs_done = list(state["epochs_done"])
-        self._progress = [self._restored(*each) for each in zip(self.params, self._optimizer.holders, strict=True)]
+        self._progress = [self._restored(*each) for each in zip(self.params, self._optimizers.holders, strict=True)]
         for trial, saved in zip(self._progress, state["progress"], strict=True):
             trial.load_state_dict(saved)
         self._losses_K = state["losses"].to(self._device)
@@ -312,7 +312,7 @@ class TrialGroup:
 
     def ways(self) -> list[tuple[str, str]]:
         """Each layer's name, and how its training forward is computed for all trials; known after the first step."""
-        return list(self._fused.train.ways())
+        return [pair for phase in self._fused.phases.values() for pair in phase.ways()]
 
     def use_units(self) -> None:
         """Tell the gate this group's units again, after another group has used the gate."""
@@ -321,14 +321,14 @@ class TrialGroup:
     def _changed(self) -> None:
         self._control = Control(self._progress, self._device)
         if self._control.touches:
-            self._gradients_unit = self._units.number("gradients")
+            self._units.number("gradients")
         if self.size:
             self._fused.bind()
         self._units.declare()
 
-    def _append(self, rows: Rows, optimizer: FusedOptimizer) -> None:
+    def _append(self, rows: Rows, optimizers: Optimizers) -> None:
         self._fused.rows.append(rows)
-        self._optimizer.append(optimizer)
+        self._optimizers.append(optimizers)
 
     def _check(self, facts: Facts, ours: Facts, number: int) -> None:
         found = difference(ours, facts)
@@ -347,49 +347,50 @@ class TrialGroup:
         kind = self._study.autocast
         return nullcontext() if kind is None else torch.autocast(self._device.type, kind)
 
-    def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Those of the parameters that are trained, and all."""
-        found = {n: p.grad for n, p in self._fused.rows.parameters.items() if p.grad is not None}
-        return [found[name] for name in self._optimizer.names if name in found], list(found.values())
-
     def _step_schedulers(self) -> None:
         if any(trial.schedulers for trial in self._progress):
             step_schedulers(self._progress)
-            self._optimizer.changed()
+            self._optimizers.changed()
 
     def _generators(self, members: Sequence[Member]) -> list[torch.Generator]:
         seeds = [self._study.seed(member.params, member.number) for member in members]
         return [generator(self._device, seed, m.rng_state) for seed, m in zip(seeds, members, strict=True)]
 
-    def _fuse_optimizers(self, members: Sequence[Member], rows: Rows) -> tuple[FusedOptimizer, list[Progress]]:
+    def _fuse_optimizers(self, members: Sequence[Member], rows: Rows) -> tuple[Optimizers, list[Progress]]:
         """Their state is copied, and so are their schedulers, which act on the copies."""
-        optimizers = [member.optimizer for member in members]
-        holders = [stand_in(optimizer) for optimizer in optimizers]
+        given_K = [by_phase(member.optimizer) for member in members]
+        holders_K = [{phase: stand_in(own) for phase, own in given.items()} for given in given_K]
         names_K = [canonical_names(member.model) for member in members]
         widest = max(self._study.fused, len(members))
-        progress = [
-            new_progress(self._study, m.params, copy.deepcopy(list(m.schedulers), {id(m.optimizer): holder}))
-            for m, holder in zip(members, holders, strict=True)
-        ]
-        return fuse_optimizers(optimizers, rows, names_K, holders, widest), progress
+        progress = []
+        for member, given, holders in zip(members, given_K, holders_K, strict=True):
+            stead = {id(own): holders[phase] for phase, own in given.items()}
+            schedulers = copy.deepcopy(list(member.schedulers), stead)
+            progress.append(new_progress(self._study, member.params, schedulers))
+        fused = {
+            phase: fuse_optimizers(
+                *([given[phase] for given in given_K], rows, names_K),
+                *([holders[phase] for holders in holders_K], widest),
+            )
+            for phase in given_K[0]
+        }
+        return Optimizers(fused), progress
 
-    def _restored(self, params: dict[str, Any], holder: torch.optim.Optimizer) -> Progress:
-        """A trial's, with fresh schedulers; making them must not touch the rates that `holder` was loaded with."""
-        groups = plain_groups(holder.param_groups)
-        made = new_progress(self._study, params, new_schedulers(self._study, params, holder))
-        holder.param_groups = groups
+    def _restored(self, params: dict[str, Any], holders: dict[str, torch.optim.Optimizer]) -> Progress:
+        """A trial's, with fresh schedulers; making them must not touch the rates that `holders` were loaded with."""
+        before = {phase: plain_groups(holder.param_groups) for phase, holder in holders.items()}
+        made = new_progress(self._study, params, new_schedulers(self._study, params, as_given(holders)))
+        for phase, groups in before.items():
+            holders[phase].param_groups = groups
         return made
 
-    def _enter_step(self, index: int) -> None:
-        self._units.enter(self._step_units[index])
-
     def _number_units(self) -> None:
-        """After the forward's units: the loss (with its own backward), the layers' backwards, step, and the score."""
-        self._loss_unit = self._units.number("loss")
-        self._fused.train.declare_backward()
-        if self._control.touches:
-            self._gradients_unit = self._units.number("gradients")
-        self._step_units = [self._units.number(name) for name in self._optimizer.units]
+        """In the order of a step, and the score last."""
+        for phase in self._phases:
+            phase.number_units()
+            if self._control.touches:
+                self._units.number("gradients")
+            phase.number_step()
         self._score_unit = self._units.number("score")
 
 

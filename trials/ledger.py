@@ -27,6 +27,9 @@ UNKNOWN_COST_NEEDS_NS = 1_000_000
 HOST_WORK_NEEDS_NS = 200_000
 """Host work starts only if at least this much of the permit is left."""
 
+LEAST_COST_NS = 1.0
+"""What is known is never 0, which stands for what is not."""
+
 DECLINED_BEFORE_DOUBT = 32
 """More than a step has bubbles, so what fits the longest one waits for it."""
 
@@ -73,7 +76,8 @@ class Ledger:
 
     Args:
         page: the device's page; the caller has claimed the side task's role.
-        units_file: receives one `record` (start_ns, wall_ns, cpu_ns, unit, group) per unit that ran; None: nowhere.
+        units_file: receives one `record` (start_ns, wall_ns, cpu_ns, unit, group) per unit that ran, or row of short
+            ones; None: nowhere.
         names_file: receives the names of the units of every group, as JSON.
     """
 
@@ -82,6 +86,7 @@ class Ledger:
         self._units_file = units_file.open("ab") if units_file else None
         self._names_file = names_file
         self._groups: list[dict[str, Any]] = []
+        self._declared: list[tuple[int, tuple[str, ...]]] = []
         self._group = -1
         self._costs_ns: list[float] = [HOST_WORK_NEEDS_NS]
         self._known_costs_ns: dict[str, float] = {}
@@ -92,15 +97,15 @@ class Ledger:
     def use(self, units: Sequence[str]) -> None:
         """Number `units` from now on; what units of the same name and number of trials cost is remembered."""
         self._remember_costs()
-        group = {"trials": self.trials, "units": list(units)}
-        if group in self._groups:
-            self._group = self._groups.index(group)
+        declared = (self.trials, tuple(units))
+        if declared in self._declared:
+            self._group = self._declared.index(declared)
         else:
             self._group = len(self._groups)
-            self._groups.append(group)
-            if self._names_file is not None:
-                self._names_file.write_text(json.dumps({"groups": self._groups}), encoding="utf-8")
-        self._costs_ns = [self._known_costs_ns.get(_key(group, name), 0.0) for name in units]
+            self._declared.append(declared)
+            self._groups.append({"trials": self.trials, "units": list(units)})
+            self._write_names()
+        self._costs_ns = [self._known_costs_ns.get(_key(self.trials, name), 0.0) for name in units]
         self._costs_ns.append(HOST_WORK_NEEDS_NS)
         self._starved.clear()
 
@@ -124,23 +129,34 @@ class Ledger:
             longest_ns: the longest of the bubbles in which it had been declined, if it ran to find out; else 0.
             group: the index of the units in use when it was asked for.
         """
+        self._learn(unit, busy_ns, longest_ns, group)
+        self._count(1, busy_ns)
+        self._record(start_ns, wall_ns, busy_ns, unit, group)
+
+    def _learn(self, unit: int, busy_ns: int, longest_ns: int, group: int) -> None:
+        """Forecast what `unit` costs by what it took; the arguments are those of `_account`."""
         if unit == HOST_UNIT:
-            self._costs_ns[unit] = HOST_WORK_NEEDS_NS
-        elif group == self._group:
-            self._costs_ns[unit] = _learned_ns(self._costs_ns[unit], busy_ns, longest_ns)
-            if busy_ns > longest_ns > 0:
-                name, trials = self._groups[group]["units"][unit], self._groups[group]["trials"]
-                self._starved.append(Starved(unit=name, trials=trials, needs_ns=busy_ns, longest_ns=longest_ns))
-        else:
-            key = _key(self._groups[group], self._groups[group]["units"][unit])
+            return
+        if group != self._group:
+            trials, names = self._declared[group]
+            key = _key(trials, names[unit])
             self._known_costs_ns[key] = _learned_ns(self._known_costs_ns.get(key, 0.0), busy_ns, longest_ns)
+            return
+        self._costs_ns[unit] = _learned_ns(self._costs_ns[unit], busy_ns, longest_ns)
+        if busy_ns > longest_ns > 0:
+            trials, names = self._declared[group]
+            self._starved.append(Starved(unit=names[unit], trials=trials, needs_ns=busy_ns, longest_ns=longest_ns))
+
+    def _count(self, units: int, busy_ns: int) -> None:
         words = self._words
-        words[Field.UNITS_RUN] += 1
+        words[Field.UNITS_RUN] += units
         words[Field.BUSY_NS] += busy_ns
+
+    def _record(self, start_ns: int, wall_ns: int, busy_ns: int, number: int, group: int) -> None:
         if self._units_file is not None:
             if wall_ns > _U32_MAX:
                 wall_ns, busy_ns = _U32_MAX, min(busy_ns, _U32_MAX)
-            self._buffer += _pack(start_ns, wall_ns, busy_ns, unit, max(group, 0))
+            self._buffer += _pack(start_ns, wall_ns, busy_ns, number, max(group, 0))
             if len(self._buffer) >= _BUFFER_BYTES:
                 self._write()
 
@@ -156,6 +172,10 @@ class Ledger:
         self._costs_ns[unit] = NEARLY_LONGEST * longest_ns
         return longest_ns
 
+    def _write_names(self) -> None:
+        if self._names_file is not None:
+            self._names_file.write_text(json.dumps({"groups": self._groups}), encoding="utf-8")
+
     def _write(self) -> None:
         if self._units_file is not None and self._buffer:
             self._units_file.write(self._buffer)
@@ -169,17 +189,17 @@ class Ledger:
 
     def _remember_costs(self) -> None:
         if self._group >= 0:
-            group = self._groups[self._group]
-            for name, cost_ns in zip(group["units"], self._costs_ns, strict=False):
-                self._known_costs_ns[_key(group, name)] = cost_ns
+            trials, names = self._declared[self._group]
+            for name, cost_ns in zip(names, self._costs_ns, strict=False):
+                self._known_costs_ns[_key(trials, name)] = cost_ns
 
 
 def _learned_ns(cost_ns: float, busy_ns: int, longest_ns: int) -> float:
     """What a unit is forecast to cost after it took `busy_ns`."""
     if not cost_ns or longest_ns:
-        return float(busy_ns)
-    return cost_ns + (busy_ns - cost_ns) * (0.5 if busy_ns > cost_ns else 0.05)
+        return max(LEAST_COST_NS, float(busy_ns))
+    return max(LEAST_COST_NS, cost_ns + (busy_ns - cost_ns) * (0.5 if busy_ns > cost_ns else 0.05))
 
 
-def _key(group: dict[str, Any], name: str) -> str:
-    return f"{group['trials']} {name}"
+def _key(trials: int, name: str) -> str:
+    return f"{trials} {name}"

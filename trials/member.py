@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from trials.fusion import Structure, structure
+from trials.fusion import FuseError, Structure, structure
 from trials.fusion.structure import Facts, canonical_names
+from trials.fusion.trace import FORWARD
 from trials.optim import optimizer_facts
+from trials.optim.several import Given, by_phase
 from trials.progress import new_schedulers
 from trials.study import Study
 
@@ -23,7 +25,7 @@ class Member:
         number: the trial's number in the study.
         params: its hyperparameters.
         model: its own module; its tensors are copied when it joins a group.
-        optimizer: its own optimizer, over `model`.
+        optimizer: its own optimizer, over `model`; or several by phase, see `Study.optimizer`.
         rng_state: where its stream of random numbers goes on (dropout), or None: at the start of seed `number`.
         schedulers: its own, over `optimizer`; copies go on in the group.
         structure: what of the model must be equal for trials to be fused.
@@ -35,14 +37,21 @@ class Member:
     number: int
     params: dict[str, Any]
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizer: Given
     rng_state: Tensor | None = None
     schedulers: Sequence[LRScheduler] = ()
     structure: Structure = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Trace the model once; several questions are asked about it later."""
-        object.__setattr__(self, "structure", structure(self.model))
+        phases = list(by_phase(self.optimizer))
+        for phase in phases:
+            if not callable(getattr(self.model, phase, None)):
+                raise FuseError(
+                    f"Study.optimizer returned one for '{phase}', which {type(self.model).__name__} lacks; allowed: "
+                    "names of methods of the model, each taking the inputs of a batch"
+                )
+        object.__setattr__(self, "structure", structure(self.model, phases))
 
 
 def build_member(study: Study, number: int, params: dict[str, Any]) -> Member:
@@ -68,4 +77,8 @@ def group_key(member: Member) -> Hashable:
 
 def facts_of(member: Member) -> Facts:
     """What must be equal for members to be fused."""
-    return {**member.structure.facts, **optimizer_facts(canonical_names(member.model), member.optimizer)}
+    names, facts = canonical_names(member.model), dict(member.structure.facts)
+    for phase, optimizer in by_phase(member.optimizer).items():
+        prefix = "" if phase == FORWARD else f"{phase}: "
+        facts.update({(prefix + place, name): v for (place, name), v in optimizer_facts(names, optimizer).items()})
+    return facts

@@ -91,7 +91,7 @@ class Progress:
         self.lost = state["lost"]
 
 
-def new_schedulers(study: Study, params: dict[str, Any], optimizer: torch.optim.Optimizer) -> list[LRScheduler]:
+def new_schedulers(study: Study, params: dict[str, Any], optimizer: Any) -> list[LRScheduler]:
     """What the study schedules for a trial, as a list."""
     given = study.scheduler(params, optimizer)
     if given is None:

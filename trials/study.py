@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -55,8 +55,15 @@ class Study(abc.ABC):
         """A fresh model; random numbers are seeded before the call."""
 
     @abc.abstractmethod
-    def optimizer(self, params: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
-        """An ordinary optimizer over parameters of `model`."""
+    def optimizer(
+        self, params: dict[str, Any], model: nn.Module
+    ) -> "torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]":
+        """An ordinary optimizer over parameters of `model`.
+
+        Or several, by names of methods of `model`, as for the two of a GAN. A training step then has a phase for each,
+        in this order: the method is called with the batch's inputs, in place of `forward`; `loss` is given what it
+        returns; all gradients are fresh; and this optimizer steps.
+        """
 
     @abc.abstractmethod
     def loss(self, outputs: Any, targets: Tensor) -> Tensor:
@@ -74,10 +81,9 @@ class Study(abc.ABC):
     def score(self, outputs: Any, targets: Tensor) -> Tensor:
         """The score of one model on one batch, a scalar tensor; a trial's score is the mean over all examples."""
 
-    def scheduler(
-        self, params: dict[str, Any], optimizer: torch.optim.Optimizer
-    ) -> "LRScheduler | Sequence[LRScheduler] | None":
-        """The trial's learning-rate scheduler or schedulers, over `optimizer`.
+    def scheduler(self, params: dict[str, Any], optimizer: Any) -> "LRScheduler | Sequence[LRScheduler] | None":
+        """The trial's learning-rate scheduler or schedulers, over `optimizer`, which is what the method of
+        that name has returned.
 
         They step as `scheduler_every` says, `ReduceLROnPlateau` after every epoch with the trial's score.
         """

@@ -76,6 +76,51 @@ def test_true_stage_waits_at_the_slots_of_its_schedule() -> None:
     assert 0.5 < found["measured"] / found["paced"] < 2.0
 
 
+def test_a_true_dualpipev_stage_waits_at_the_commits_of_its_schedule() -> None:
+    pytest.importorskip("deepspeed.runtime.pipe.dualpipev", reason="this release of DeepSpeed has no DualPipeV")
+    found = run("""
+        from deepspeed.runtime.pipe.dualpipev import DualPipeVEngine
+        shape = GhostShape(stages=4, stage=1, micro_batches=8, dualpipev=True)
+        with GhostStage(shape, hidden=384, micro_batch_size=256) as stage:
+            assert type(stage.engine) is DualPipeVEngine
+            stage.calibrate(steps=3)
+            for _ in range(6):
+                stage.train_batch()
+            timing, ends_ns = stage.timing, stage.wire.step_ends_ns
+            trace = replay(stage.programs, timing, steps=6)[1]
+            busy_ns = (1 - stage.measured_bubble_ratio()) * (ends_ns[-1] - ends_ns[0]) / 5
+            pace = busy_ns / (16 * (timing.forward_ns + timing.backward_ns) + timing.optimizer_ns)
+            paced = dataclasses.replace(timing, stage_ratios=(1.0, pace, 1.0, 1.0))
+            print(json.dumps({
+                "receives": [(w.step, w.slot, w.what, w.micro_batch) for w in stage.waits],
+                "expected": [(w.step, w.slot, w.what, w.micro_batch) for w in trace.waits],
+                "early": sum(w.end_ns < w.arrival_ns for w in stage.waits),
+                "measured": stage.measured_bubble_ratio(),
+                "paced": steady_bubble_ratio(stage.programs, paced, 1),
+            }))
+    """)
+    assert found["receives"] == found["expected"]
+    assert found["early"] == 0
+    assert 0.5 < found["measured"] / found["paced"] < 2.0
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_both_ends_of_a_dualpipev_pipeline_train_and_change_their_size(stage: int) -> None:
+    pytest.importorskip("deepspeed.runtime.pipe.dualpipev", reason="this release of DeepSpeed has no DualPipeV")
+    found = run(f"""
+        shape = GhostShape(stages=2, stage={stage}, micro_batches=4, dualpipev=True)
+        with GhostStage(shape, hidden=32, layers=2, micro_batch_size=8, forward_ms_hint=1.0) as stage:
+            losses = [stage.train_batch() for _ in range(3)]
+            timing = stage.timing
+            stage.resize(4, timing)
+            losses += [stage.train_batch() for _ in range(2)]
+            print(json.dumps((losses, len(stage.wire.step_ends_ns))))
+    """)
+    losses, steps = found
+    assert steps == 2 and len(losses) == 5
+    assert all(loss > 0 for loss in losses) == (stage == 0), "rank 0 holds the loss"
+
+
 def test_same_seed_gives_the_same_losses_and_close_leaves_nothing() -> None:
     found = run("""
         from deepspeed import comm

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.fake_driver import DEFAULT_STREAM, FakeDriver
 from ds_hooks import attach, stream_marks
+from ds_hooks import driver as driver_module
 from ds_hooks.driver import DriverError
 from ds_hooks.page import DeviceGate, Field, Marks, Page, Role, make_private_dir, page_path
 from ds_hooks.stream_marks import PolledMarks, StreamMarks, cuda_marks
@@ -162,9 +163,9 @@ def test_a_device_that_cannot_write_words_is_polled(
 def test_memory_that_the_device_sees_too_late_is_not_used(
     page: Page, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_marks, "PROBE_S", 0.02)
+    monkeypatch.setattr(driver_module, "PATIENCE_S", 0.02)
     driver.late_ns = 200 * MS
-    with pytest.raises(DriverError, match="does not see this memory"):
+    with pytest.raises(DriverError, match="do not see each other"):
         new_marks(StreamMarks, page, driver)
     driver.late_ns = 0
 
@@ -201,7 +202,7 @@ def test_hooks_on_a_device_tell_true_times_and_never_wait(
     page.plan_steps(1, 100)
     marks = handle._marks
     assert isinstance(marks, StreamMarks)
-    driver.wait_bits(DEFAULT_STREAM, marks._device_address + 8 * Field.PROBE, 4)
+    driver.wait_bits(DEFAULT_STREAM, marks._device_words.address(Field.PROBE), 4)
     for _ in range(10):
         engine.train_batch()
     assert driver.kernels == [], "the device stands still, and the host ran ahead of it"

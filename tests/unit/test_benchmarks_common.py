@@ -192,6 +192,7 @@ def test_a_harvest_that_comes_back_has_recovered() -> None:
             window.work *= 0.8
     harvests = recovery(found, 1, 2)
     assert harvests["preemptive"]["recovered"] and not harvests["oracle"]["recovered"]
+    assert recovery(found, 1, 2, resized=True)["oracle"]["recovered"], "less, but all that there is"
     assert harvests["oracle"]["before"] == pytest.approx(0.8) and harvests["oracle"]["after"] == pytest.approx(0.64)
 
 

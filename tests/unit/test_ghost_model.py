@@ -245,3 +245,77 @@ def test_cursor_goes_round_and_refuses_what_the_schedule_does_not_say() -> None:
 def test_shape_names_the_field_that_is_wrong(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"GhostShape\.{field} = "):
         GhostShape(**{"stages": 4, "stage": 1, "micro_batches": 4, field: value})
+
+
+def dualpipev_programs(stages: int, micro_batches: int) -> Programs:
+    if not hasattr(schedule, "DualPipeVSchedule"):
+        pytest.skip("this release of DeepSpeed has no DualPipeV")
+    schedules = [schedule.DualPipeVSchedule(micro_batches, stages, stage) for stage in range(stages)]
+    return [stage_program(one) for one in schedules]
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (4, 8), (4, 11), (8, 16)])
+def test_dualpipev_messages_have_two_ends_and_nothing_is_sent_before_its_commit(
+    stages: int, micro_batches: int
+) -> None:
+    programs = dualpipev_programs(stages, micro_batches)
+    ends: dict[str, list[tuple[str, int, int, int]]] = {"send": [], "recv": []}
+    for stage, (program, made) in enumerate(
+        zip(programs, (schedule.DualPipeVSchedule(micro_batches, stages, s) for s in range(stages)), strict=True)
+    ):
+        names = [type(instruction).__name__ for commands in made.steps() for instruction in commands]
+        for op in program:
+            if op.verb in ends and op.what != "loss":
+                assert names[op.slot] == "CommitP2P"
+                pair = (stage, op.peer) if op.verb == "send" else (op.peer, stage)
+                ends[op.verb].append((op.what, op.micro_batch, *pair))
+    assert sorted(ends["send"]) == sorted(ends["recv"]) and len(set(ends["send"])) == len(ends["send"])
+    # each of the 2P stages but the last hands each micro-batch on; the turn-around on the last rank is no message
+    assert len(ends["send"]) == 2 * micro_batches * (2 * stages - 2)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches", "stage"), [(2, 4, 0), (4, 8, 1), (4, 8, 3), (4, 12, 2)])
+def test_dualpipev_waits_are_those_of_the_dependencies(stages: int, micro_batches: int, stage: int) -> None:
+    """Against end times that are raised until every op of every stage stands after all that it depends on."""
+    programs = dualpipev_programs(stages, micro_batches)
+    timing = Timing(forward_ns=100, backward_ns=200, optimizer_ns=30, latency_ns=7, stage_ratios=(1.0,) * stages)
+    ends = [[0] * len(program) for program in programs]
+    sends = {
+        (at, op.what, op.micro_batch): (at, index)
+        for at, program in enumerate(programs)
+        for index, op in enumerate(program)
+        if op.verb in ("send", "sync")
+    }
+    changed = True
+    while changed:
+        changed = False
+        for at, program in enumerate(programs):
+            for index, op in enumerate(program):
+                before = ends[at][index - 1] if index else 0
+                if op.verb == "compute":
+                    before += round(timing.compute_ns(at, op.what))
+                elif op.verb == "recv":
+                    source, place = sends[op.peer, op.what, op.micro_batch]
+                    before = max(before, ends[source][place] + timing.latency_ns)
+                elif op.verb == "sync":
+                    others = [sends[other, "norm", 0] for other in range(stages) if other != at]
+                    before = max(before, *((ends[o][i - 1] if i else 0) + timing.latency_ns for o, i in others))
+                changed |= before != ends[at][index]
+                ends[at][index] = before
+    trace = replay(programs, timing)[stage]
+    expected = [ends[stage][index] for index, op in enumerate(programs[stage]) if op.verb in ("recv", "sync")]
+    assert [wait.end_ns for wait in trace.waits] == expected
+    assert trace.step_ends_ns == (ends[stage][-1],)
+
+
+def test_jitter_begins_at_its_step_and_spares_the_true_stage() -> None:
+    programs = programs_of(3, 3)
+    calm = Timing(forward_ns=1000, backward_ns=2000)
+    shaken = replace(calm, jitter=0.3, jitter_step=2, steady_stage=1)
+    quiet, loud = (replay(programs, timing, steps=4)[1] for timing in (calm, shaken))
+    assert quiet.step_ends_ns[:2] == loud.step_ends_ns[:2]
+    assert quiet.step_ends_ns[2:] != loud.step_ends_ns[2:]
+    steady = replace(calm, jitter=0.3, steady_stage=0)
+    alone = [programs_of(2, 1)[0][:1]]  # a stage that only computes
+    assert alone[0][0].verb == "compute"
+    assert replay(alone, steady, steps=3)[0].step_ends_ns == (1000, 2000, 3000)

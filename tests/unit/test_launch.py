@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -12,12 +13,14 @@ from launch.ds_squeeze import LaunchError, free_port, needs_port, redirect_to_ra
 from launch.leftovers import (
     RunInUseError,
     RunLock,
+    claim_directory,
+    close_directory,
     dead_build_locks,
     end_daemons,
     move_records_aside,
     remove_build_locks,
+    remove_dead_directories,
     remove_deepspeed_buffers,
-    remove_directory,
     running_daemons,
 )
 
@@ -218,5 +221,30 @@ def test_a_dead_or_foreign_process_is_no_daemon(tmp_path: Path) -> None:
     (tmp_path / "daemon2.pid").write_text(str(os.getpid()))  # a number that was used again
     assert running_daemons(tmp_path) == []
     end_daemons(lambda: running_daemons(tmp_path), 0.0)
-    remove_directory(tmp_path)
+    close_directory(tmp_path)
     assert not tmp_path.exists()
+
+
+def test_directories_of_killed_launchers_are_removed_and_no_others(tmp_path: Path) -> None:
+    for name in ("run-dead", "run-alive", "run-starting", "others"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "device0.page").touch()
+    os.close(claim_directory(tmp_path / "run-dead"))
+    os.close(claim_directory(tmp_path / "others"))
+    held = claim_directory(tmp_path / "run-alive")
+    assert remove_dead_directories(tmp_path) == [tmp_path / "run-dead"]
+    assert {path.name for path in tmp_path.iterdir()} == {"run-alive", "run-starting", "others"}
+    os.close(held)
+
+
+def test_the_clearing_up_is_not_ended_by_a_second_signal() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    cleared = []
+    with pytest.raises(SystemExit) as ended, ds_squeeze._ended_once():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            cleared.append(True)
+    assert (ended.value.code, cleared) == (128 + signal.SIGTERM, [True])
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,5 +1,6 @@
 """The side task's gate: what it lets start, how it sleeps, what it says about it. The clock and the sleep are given."""
 
+import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,7 +62,8 @@ def test_an_open_gate_lets_a_unit_start_without_a_sleep(world: World) -> None:
     gate.enter(0)
     world.work(1 * MS)
     gate.enter(1)
-    assert (world.sleeps, world.words[Field.UNITS_RUN], world.words[Field.BUSY_NS]) == (0, 1, 1 * MS)
+    gate.rest()
+    assert (world.sleeps, world.words[Field.UNITS_RUN], world.words[Field.BUSY_NS]) == (0, 2, 1 * MS)
 
 
 @pytest.mark.parametrize("shut", ["no bubble", "no permit", "permit over", "does not fit"])
@@ -83,7 +85,8 @@ def test_a_shut_gate_sleeps_until_it_is_signalled_and_may_run(world: World, shut
     gate.enter(0)
     assert world.sleeps == 2
     assert world.words[Field.SIDE_DOING] == 1
-    assert world.words[Field.UNITS_RUN] == 1, "what ended before the sleep is counted"
+    gate.rest()
+    assert world.words[Field.UNITS_RUN] == 2, "what ended before the sleep is counted, too"
 
 
 def test_a_unit_whose_bubble_ends_and_is_followed_while_it_asks_starts_in_neither(
@@ -283,3 +286,91 @@ def test_units_are_recorded_as_the_report_reads_them(world: World, tmp_path: Pat
         (start_ns + 2 * MS, 1 * MS, 1 * MS, HOST_UNIT, 0),
     ]
     assert names.read_text() == '{"groups": [{"trials": 3, "units": ["a"]}]}'
+
+
+def known(world: World, gate: PageGate, *costs_ns: int) -> None:
+    """Each unit has run once, by itself."""
+    world.open(1, 10**15)
+    for unit, cost_ns in enumerate(costs_ns):
+        gate.enter(unit)
+        world.work(cost_ns)
+        gate.rest()
+
+
+def test_short_units_in_a_row_share_a_record_and_each_still_asks(world: World, tmp_path: Path) -> None:
+    units, names = tmp_path / "units.bin", tmp_path / "units.json"
+    gate = PageGate(world.page, units, names)
+    gate.use(["a", "b", "c", "d"])
+    known(world, gate, 200 * US, 200 * US, 90 * US, 600 * US)
+    before = world.words[Field.UNITS_RUN]
+    start_ns = world.now_ns
+    for unit, cost_ns in enumerate((200 * US, 200 * US, 90 * US, 600 * US)):
+        gate.enter(unit)
+        world.work(cost_ns)
+    gate.close()
+    assert world.words[Field.UNITS_RUN] == before + 4
+    *_, row, long = UNIT.iter_unpack(units.read_bytes())
+    assert row == (start_ns, 490 * US, 490 * US, 4, 0), "no longer than the grain"
+    assert long == (start_ns + 490 * US, 600 * US, 600 * US, 3, 0), "a longer unit has its own"
+    assert names.read_text() == json.dumps({"groups": [{"trials": 0, "units": ["a", "b", "c", "d", "a … c"]}]})
+    gate = PageGate(world.page)
+    gate.use(["a"])
+    gate.use(["a"])
+    assert len(gate._groups) == 1
+
+
+@pytest.mark.parametrize("why", ["another bubble", "no bubble", "permit over", "does not fit"])
+def test_a_short_unit_joins_none_where_it_may_not_start(world: World, why: str) -> None:
+    gate = PageGate(world.page)
+    gate.use(["a", "b"])
+    known(world, gate, 100 * US, 100 * US)
+    gate.enter(0)
+    world.work(100 * US)
+    slept = why != "another bubble"
+    if slept:
+        world.while_asleep = [lambda: world.open(7, 10**15)]
+    if why == "no bubble":
+        world.close(1)
+    else:
+        world.open(
+            2 if why == "another bubble" else 1,
+            world.now_ns + {"permit over": -1, "does not fit": 99 * US}.get(why, MS),
+        )
+    gate.enter(1)
+    assert world.sleeps == slept
+    assert gate._start_ns == world.now_ns and not gate._row, "it has a record of its own"
+
+
+def test_what_a_row_takes_is_shared_out_among_its_forecasts(world: World) -> None:
+    gate = PageGate(world.page)
+    gate.use(["a", "b"])
+    known(world, gate, 100 * US, 300 * US)
+    gate.enter(0)
+    gate.enter(1)
+    world.work(2400 * US)  # six times as long
+    gate.rest()
+    assert gate._costs_ns[:2] == [pytest.approx(350 * US), pytest.approx(1050 * US)]
+    gate.enter(0)
+    world.work(100 * US)
+    gate.enter(1)  # together they are longer than a grain now
+    assert gate._start_ns == world.now_ns
+
+
+def test_a_unit_that_is_tried_in_vain_is_measured_by_itself(world: World) -> None:
+    gate = PageGate(world.page)
+    gate.use(["a", "b"])
+    known(world, gate, 12 * MS, 10 * US)
+    decline(world, gate, *[0.3] * 32)
+    gate.enter(1)
+    assert not gate._row
+
+
+def test_units_that_take_no_time_stay_known(world: World) -> None:
+    gate = PageGate(world.page)
+    gate.use(["a", "b"])
+    world.open(1, 20 * MS)
+    for _ in range(1000):
+        for unit in (0, 1):
+            gate.enter(unit)
+        gate.rest()
+    assert world.words[Field.UNITS_RUN] == 2000 and not world.sleeps

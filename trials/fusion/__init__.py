@@ -18,12 +18,14 @@ from trials.fusion import linear as _linear  # noqa: F401
 from trials.fusion import norm as _norm  # noqa: F401
 from trials.fusion import pairs as _pairs  # noqa: F401
 from trials.fusion import pool as _pool  # noqa: F401
+from trials.fusion import recurrent as _recurrent  # noqa: F401
 from trials.fusion import shape as _shape  # noqa: F401
 from trials.fusion import transformer as _transformer  # noqa: F401
 from trials.fusion.forward import Forward
 from trials.fusion.registry import FuseError, Layer, rule
 from trials.fusion.rows import Rows
 from trials.fusion.structure import Structure, leaves, rule_for, stack, structure
+from trials.fusion.trace import FORWARD
 from trials.pause import Units
 
 __all__ = ["FuseError", "Fused", "Layer", "Rows", "Structure", "assemble", "rule", "structure"]
@@ -36,21 +38,27 @@ class Fused:
     Attributes:
         rows: all their tensors.
         layers: path -> fused layer, or why there is none.
-        train: their forward in training mode.
+        phases: what is called in training mode, by default their forward alone.
         eval: their forward in evaluation mode.
     """
 
     rows: Rows
     layers: dict[str, Layer | Exception]
-    train: Forward
+    phases: dict[str, Forward]
     eval: Forward
+
+    @property
+    def train(self) -> Forward:
+        """Their forward in training mode, where that is the only phase."""
+        return self.phases[FORWARD]
 
     def bind(self) -> None:
         """Let layers and forwards take the tensors of `rows`; called after each change of them."""
         for layer in self.layers.values():
             if isinstance(layer, Layer):
                 layer.bind(self.rows)
-        self.train.bind(self.rows)
+        for phase in self.phases.values():
+            phase.bind(self.rows)
         self.eval.bind(self.rows)
 
 
@@ -69,10 +77,13 @@ def assemble(models: Sequence[nn.Module], common: Structure, generators: list[to
     model = models[0]
     rows = stack(models, common, generators)
     layers: dict[str, Layer | Exception] = {
-        path: rule_for(model.get_submodule(path), path) for path in leaves((common.train, common.eval))
+        path: rule_for(model.get_submodule(path), path) for path in leaves(common.graphs)
     }
-    train = Forward(model, common.train, layers, common.train_modes, units, common.untraced)
+    phases = {
+        name: Forward(model, graph, layers, common.train_modes, units, common.untraced, name)
+        for name, graph in common.phases.items()
+    }
     evaluate = Forward(model, common.eval, layers, common.eval_modes, units, common.untraced)
-    fused = Fused(rows, layers, train, evaluate)
+    fused = Fused(rows, layers, phases, evaluate)
     fused.bind()
     return fused

@@ -12,6 +12,7 @@ from trials.fusion.program import Program
 from trials.fusion.registry import Layer, label
 from trials.fusion.rows import Rows
 from trials.fusion.streams import saved
+from trials.fusion.trace import FORWARD
 from trials.fusion.trees import dims_of
 from trials.pause import Units
 
@@ -35,11 +36,15 @@ class Way(Protocol):
 class Whole:
     """The user's own `forward`, under one `vmap` or in a loop over the trials."""
 
-    def __init__(self, model: nn.Module, name: str, modes: dict[str, bool], units: Units, reason: str) -> None:
-        """Take a copy of one trial's `model`, called `name`; `reason` says why it has no graph."""
+    def __init__(
+        self, model: nn.Module, name: str, modes: dict[str, bool], units: Units, reason: str, method: str
+    ) -> None:
+        """Take a copy of one trial's `model`, called `name`; `reason` says why its `method` has no graph."""
         self._pause = Pause(units, f"{name} forward")
         self._mapped = Mapped(model, "", modes, self._pause)
         self._mapped.label = name  # `model` may be a graph's code
+        if method != FORWARD:
+            self._mapped.module.forward = getattr(self._mapped.module, method)
         self._inner = self._mapped.pause_inside(modes, units)
         self._name, self._reason = name, reason
 
@@ -76,6 +81,7 @@ class Forward:
         modes: dict[str, bool],
         units: Units,
         untraced: str,
+        method: str = FORWARD,
     ) -> None:
         """Prepare the best way.
 
@@ -86,22 +92,26 @@ class Forward:
             modes: path -> whether that module is in training mode.
             units: where the units are numbered.
             untraced: why there is no graph.
+            method: which of the model's methods it is.
         """
         self._units = units
         self._declared = False
         self._rows: Rows | None = None
-        name = label(model, "")
+        name = label(model, "") if method == FORWARD else f"{label(model, '')}.{method}"
         self._way: Way
         self._instead: Callable[[str], Way] | None = None
         if graph is None:
-            self._way = Whole(model, name, modes, units, untraced)
+            self._way = Whole(model, name, modes, units, untraced, method)
             return
         self._way = Program(graph, model, layers, modes, units)
         is_layer = any(node.op == "call_module" and not node.target for node in graph.nodes)
         # the graph, not the user's code, for it knows which tensors are each trial's own
         counted = any("counted" in node.meta for node in graph.nodes)
-        code = model if is_layer or counted else fx.GraphModule(model, graph)
-        self._instead = lambda reason: Whole(code, name, modes, units, reason)
+        if is_layer or counted:
+            self._instead = lambda reason: Whole(model, name, modes, units, reason, method)
+        else:
+            code = fx.GraphModule(model, graph)
+            self._instead = lambda reason: Whole(code, name, modes, units, reason, FORWARD)
 
     def bind(self, rows: Rows) -> None:
         """Take the tensors of `rows`; called after they were built or changed."""

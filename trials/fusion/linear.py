@@ -1,6 +1,7 @@
 """Fully connected layers, of one input and of two."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,10 +10,13 @@ from torch.nn import functional
 from trials.fusion.registry import JointLayer, Layer, rule
 from trials.fusion.rows import Rows
 
+_FEW_WEIGHTS = 1 << 12
+"""Below this, copying a gradient costs less than a derivative of our own."""
+
 
 @rule(nn.Linear)
 class FusedLinear(Layer):
-    """`nn.Linear` of K trials: one batched product, or one large product if the trials share the input."""
+    """`nn.Linear` of K trials: one batched product."""
 
     weight_KOI: Tensor
     bias_KO: Tensor | None
@@ -33,8 +37,7 @@ def own(x: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None) -> Tensor:
     if size == 1:
         return _one(x, weight_KOI, bias_KO)
     x_KNI = x if x.ndim == 3 else x.reshape(size, -1, x.shape[-1])
-    weight_KIO = weight_KOI.transpose(1, 2)
-    y_KNO = torch.bmm(x_KNI, weight_KIO) if bias_KO is None else torch.baddbmm(bias_KO.unsqueeze(1), x_KNI, weight_KIO)
+    y_KNO = _product(x_KNI, weight_KOI, bias_KO)
     return y_KNO if x.ndim == 3 else y_KNO.view(*x.shape[:-1], out)
 
 
@@ -44,10 +47,47 @@ def shared(x: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None) -> Tensor:
     if size == 1:
         return _one(x, weight_KOI, bias_KO).unsqueeze(0)
     x_NI = x if x.ndim == 2 else x.reshape(-1, width)
-    weight_IM = weight_KOI.reshape(size * out, width).t()  # M = K·O: one product, and no K copies of the input
-    y_NM = torch.mm(x_NI, weight_IM) if bias_KO is None else torch.addmm(bias_KO.reshape(-1), x_NI, weight_IM)
-    y_KNO = y_NM.view(-1, size, out).transpose(0, 1)
-    return y_KNO if x.ndim == 2 else y_KNO.reshape(size, *x.shape[:-1], out)
+    y_KNO = _product(x_NI.expand(size, *x_NI.shape), weight_KOI, bias_KO)  # a view: no K copies of the input
+    return y_KNO if x.ndim == 2 else y_KNO.view(size, *x.shape[:-1], out)
+
+
+def _product(x_KNI: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None) -> Tensor:
+    # autocast casts for PyTorch's own derivative alone
+    if weight_KOI.numel() < _FEW_WEIGHTS or torch.is_autocast_enabled(x_KNI.device.type):
+        return _multiplied(x_KNI, weight_KOI, bias_KO)
+    y_KNO: Tensor = _Product.apply(x_KNI, weight_KOI, bias_KO)
+    return y_KNO
+
+
+def _multiplied(x_KNI: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None) -> Tensor:
+    weight_KIO = weight_KOI.mT
+    return torch.bmm(x_KNI, weight_KIO) if bias_KO is None else torch.baddbmm(bias_KO.unsqueeze(1), x_KNI, weight_KIO)
+
+
+class _Product(torch.autograd.Function):
+    """A batched product with a derivative that needs no copies.
+
+    PyTorch's own gives the weight's gradient transposed, which is then copied into the weight's memory order, and goes
+    trial by trial where the output's gradient lies in an order that its kernel does not take, as after a loss.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_KNI: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None) -> Tensor:
+        """``y_KNO``."""
+        ctx.save_for_backward(x_KNI, weight_KOI)
+        return _multiplied(x_KNI, weight_KOI, bias_KO)
+
+    @staticmethod
+    def backward(ctx: Any, grad_KNO: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The gradients of the inputs."""
+        x_KNI, weight_KOI = ctx.saved_tensors
+        for_x, for_weight, for_bias = ctx.needs_input_grad
+        grad_KNO = grad_KNO.contiguous()
+        return (
+            torch.bmm(grad_KNO, weight_KOI) if for_x else None,
+            torch.bmm(grad_KNO.mT, x_KNI) if for_weight else None,
+            grad_KNO.sum(1) if for_bias else None,
+        )
 
 
 def _one(x: Tensor, weight_1OI: Tensor, bias_1O: Tensor | None) -> Tensor:

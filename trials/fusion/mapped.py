@@ -21,9 +21,9 @@ from trials.fusion.errors import FuseError, RefusedError
 from trials.fusion.registry import CALLS, FORWARDS, JointLayer, Layer, arrange, label
 from trials.fusion.rows import Rows
 from trials.fusion.steps import State, Step, fill
-from trials.fusion.streams import go_on, note, saved
+from trials.fusion.streams import drawing_from, go_on, note, saved
 from trials.fusion.structure import Unchanged, rule_for
-from trials.fusion.trees import apart, dims_of, hide_objects, stack
+from trials.fusion.trees import apart, dims_of, heads, hide_objects, stack
 from trials.pause import Units, ask_before_backward
 
 
@@ -47,7 +47,7 @@ class Pause:
     def before_backward(self, output: Any) -> None:
         """Have the gate asked before the backward of the layer that computed `output`."""
         if self._hook is not None:
-            for tensor in {id(tensor.grad_fn): tensor for tensor in apart(output)[0]}.values():
+            for tensor in heads(output):
                 ask_before_backward(tensor, self._hook)
 
 
@@ -277,18 +277,12 @@ class Mapped:
     @contextmanager
     def _drawing_from(self, generator: torch.Generator) -> Iterator[None]:
         """Let the global random numbers be those of one trial."""
-        others = torch.get_rng_state()
-        device = torch.cuda.get_rng_state(generator.device) if generator.device.type == "cuda" else None
         self._stream = generator
-        go_on(generator)
         try:
-            yield
+            with drawing_from(generator):
+                yield
         finally:
-            note(generator)
             self._stream = None
-            torch.set_rng_state(others)
-            if device is not None:
-                torch.cuda.set_rng_state(device, generator.device)
 
     def call(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """What the module's own code calls, by its rule if it has one."""

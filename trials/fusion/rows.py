@@ -37,6 +37,7 @@ class Rows:
         self.vectors = vectors
         self.aliases = aliases
         self.generators = generators
+        self._noted: dict[str, Tensor] = {}
 
     @property
     def size(self) -> int:
@@ -63,6 +64,19 @@ class Rows:
     def vector(self, path: str, name: str) -> list[float]:
         """The varying attribute `name` of the layer at `path`, a number per trial."""
         return self.vectors[path][name]
+
+    def note_buffers(self) -> None:
+        """Note what the buffers are, for `put_back`."""
+        if not self.buffers:
+            return
+        if any(_facts(self._noted.get(n)) != _facts(t) for n, t in self.buffers.items()):
+            self._noted = {n: torch.empty_like(t) for n, t in self.buffers.items()}
+        torch._foreach_copy_(list(self._noted.values()), list(self.buffers.values()))
+
+    def put_back(self, rows: Sequence[int]) -> None:
+        """Let the buffers of the trials in `rows` be what they were when they were noted."""
+        for name, tensor in self.buffers.items():
+            tensor[rows] = self._noted[name][rows]
 
     def take(self, rows: Sequence[int]) -> None:
         """Keep only `rows`, in that order."""
@@ -147,6 +161,10 @@ def stack_parameters(tensors_K: Sequence[Tensor]) -> nn.Parameter:
 
 def _parameter(data: Tensor, requires_grad: bool) -> nn.Parameter:
     return nn.Parameter(data, requires_grad=requires_grad)
+
+
+def _facts(tensor: Tensor | None) -> object:
+    return None if tensor is None else (tensor.shape, tensor.dtype, tensor.device)
 
 
 def _shape(tensor: Tensor | None) -> str:

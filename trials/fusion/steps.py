@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from trials.fusion.functional import ELEMENTWISE, JOINT, MOVED, aligned, cat
 from trials.fusion.registry import CALLS, CallRule, FuseError, JointLayer, Layer, arrange
 from trials.fusion.rows import Rows
-from trials.fusion.trees import apart
+from trials.fusion.trees import apart, heads
 from trials.pause import ask_before_backward
 
 
@@ -96,8 +96,7 @@ class LayerStep(Step):
             self.enter()
         y, per_trial = self.compute(state)
         if self.hook is not None:
-            head = y if isinstance(y, Tensor) else _trained(y)
-            if head is not None:
+            for head in heads(y):
                 ask_before_backward(head, self.hook)
         state.values[self.out] = y
         state.flags[self.out] = per_trial
@@ -271,11 +270,6 @@ def _inputs(inputs: Sequence[Any], refs: Sequence[list[int]], state: State) -> t
     """The values of `inputs`, and which of them have the leading axis K."""
     values = [fill(value, state.values.__getitem__) for value in inputs]
     return values, [any(state.flags[index] for index in found) for found in refs]
-
-
-def _trained(outputs: Sequence[Any]) -> Tensor | None:
-    """The first of several outputs that has a gradient; a layer's first one is what matters, such as attention's."""
-    return next((y for y in outputs if isinstance(y, Tensor) and y.grad_fn is not None), None)
 
 
 def _method(name: str) -> Callable[..., Any]:

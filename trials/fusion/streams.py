@@ -1,6 +1,7 @@
 """Random streams per trial for code that draws from PyTorch's own, and what a failed try has changed put back."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -33,3 +34,18 @@ def note(generator: torch.Generator) -> None:
     """Note in `generator` where PyTorch's own random numbers are."""
     cuda = generator.device.type == "cuda"
     generator.set_state(torch.cuda.get_rng_state(generator.device) if cuda else torch.get_rng_state())
+
+
+@contextmanager
+def drawing_from(generator: torch.Generator) -> Iterator[None]:
+    """Let PyTorch's own random numbers be those of `generator`."""
+    others = torch.get_rng_state()
+    device = torch.cuda.get_rng_state(generator.device) if generator.device.type == "cuda" else None
+    go_on(generator)
+    try:
+        yield
+    finally:
+        note(generator)
+        torch.set_rng_state(others)
+        if device is not None:
+            torch.cuda.set_rng_state(device, generator.device)

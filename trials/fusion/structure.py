@@ -12,7 +12,7 @@ from trials.fusion.describe import attributes, class_of, global_values, plain_te
 from trials.fusion.errors import RefusedError
 from trials.fusion.registry import FuseError, Layer, find, label, refuse, settings
 from trials.fusion.rows import Rows, Vectors, stack_parameters
-from trials.fusion.trace import describe, modes, trace
+from trials.fusion.trace import FORWARD, describe, modes, trace
 
 Facts = dict[tuple[str, str], Hashable]
 
@@ -23,7 +23,8 @@ class Structure:
 
     Attributes:
         facts: (place, property) -> value; equal for all trials of a group.
-        train: the graph of the forward in training mode; None if it cannot be traced.
+        phases: the methods that are called in training, by default `forward` alone -> the graph of each in training
+            mode; None if it cannot be traced.
         eval: the graph in evaluation mode; None if it cannot be traced.
         train_modes: path -> mode of that module while the model trains.
         eval_modes: the same while the model is evaluated.
@@ -31,15 +32,24 @@ class Structure:
     """
 
     facts: Facts
-    train: fx.Graph | None
+    phases: dict[str, fx.Graph | None]
     eval: fx.Graph | None
     train_modes: dict[str, bool]
     eval_modes: dict[str, bool]
     untraced: str
 
+    @property
+    def graphs(self) -> tuple[fx.Graph | None, ...]:
+        """All of them."""
+        return (*self.phases.values(), self.eval)
 
-def structure(model: nn.Module) -> Structure:
+
+def structure(model: nn.Module, phases: Sequence[str] = (FORWARD,)) -> Structure:
     """Look at one trial's model.
+
+    Args:
+        model: the user's.
+        phases: which of its methods are called in training.
 
     Raises:
         FuseError: no way to fuse it exists.
@@ -50,17 +60,20 @@ def structure(model: nn.Module) -> Structure:
     mode_tables = modes(model, training=True), modes(model, training=False)
     facts: Facts = {}
     untraced = ""
-    graphs: tuple[fx.Graph | None, fx.Graph | None] = None, None
+    graphs: tuple[fx.Graph | None, ...] = (None,) * (len(phases) + 1)
     unchanged = Unchanged(model)
     try:
-        graphs = trace(model, training=True), trace(model, training=False)
+        graphs = *(trace(model, True, phase) for phase in phases), trace(model, training=False)
     except RefusedError:
         raise
     except FuseError as error:
         untraced = str(error)
     unchanged.check()
     facts["model", "traced"] = not untraced
-    for graph, table, mode in zip(graphs, mode_tables, ("train", "eval"), strict=True):
+    facts["model", "phases"] = tuple(phases)
+    tables = *(mode_tables[0] for _ in phases), mode_tables[1]
+    names = *("train" if phase == FORWARD else f"train, {phase}" for phase in phases), "eval"
+    for graph, table, mode in zip(graphs, tables, names, strict=True):
         if graph is not None:
             facts.update({(f"{place} ({mode} mode)", "code"): text for place, text in describe(graph)})
         paths = leaves((graph,)) or list(table)
@@ -68,7 +81,8 @@ def structure(model: nn.Module) -> Structure:
     whole = attributes(model)
     for path in _layers(model, graphs):
         _module_facts(model.get_submodule(path), path, whole, facts, inside=not untraced)
-    return Structure({**facts, **tensors}, *graphs, *mode_tables, untraced)
+    named = dict(zip(phases, graphs, strict=False))
+    return Structure({**facts, **tensors}, named, graphs[-1], *mode_tables, untraced)
 
 
 def _layers(model: nn.Module, graphs: Sequence[fx.Graph | None]) -> list[str]:
@@ -163,7 +177,7 @@ def stack(models: Sequence[nn.Module], shape: Structure, generators: list[torch.
         name: torch.stack([table[name].detach() for table in buffers_K]) for name in buffers_K[0] if name not in aliases
     }
     vectors: Vectors = {}
-    for path in _layers(first, (shape.train, shape.eval)):
+    for path in _layers(first, shape.graphs):
         layer = rule_for(first.get_submodule(path), path)
         if isinstance(layer, Layer) and (names := layer.varying):
             modules = [model.get_submodule(path) for model in models]
@@ -252,7 +266,7 @@ def _aliases(table: dict[str, Tensor]) -> dict[str, str]:
 
 def _constants(model: nn.Module, shape: Structure) -> dict[str, Tensor]:
     """Plain tensors that the user's forward reads: neither parameters nor buffers, but a trial's own all the same."""
-    graphs = shape.train, shape.eval
+    graphs = shape.graphs
     found: dict[str, Tensor] = {}
     for path in _layers(model, graphs):
         if not isinstance(rule_for(model.get_submodule(path), path), Layer):

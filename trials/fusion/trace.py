@@ -16,6 +16,9 @@ from trials.fusion.errors import RefusedError
 from trials.fusion.functional import RANDOM, VIEWS
 from trials.fusion.registry import CALLS, FORWARDS, RULES, FuseError, label
 
+FORWARD = "forward"
+"""The method that is called unless a study names others."""
+
 _AUGMENTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 _OUT_OF_PLACE = {
     getattr(operator, f"i{name}"): getattr(operator, f"{name}_" if name in ("and", "or") else name)
@@ -107,8 +110,8 @@ class _Tracer(fx.Tracer):
         return super().create_args_for_root(FORWARDS.get(type(self.root), root_fn), is_module, concrete_args)
 
 
-def trace(model: nn.Module, training: bool) -> fx.Graph:
-    """The graph of `model` in one of its two modes.
+def trace(model: nn.Module, training: bool, method: str = FORWARD) -> fx.Graph:
+    """The graph of a method of `model` in one of its two modes.
 
     Raises:
         FuseError: it cannot be traced, takes several inputs, or does something that fusing would change.
@@ -119,11 +122,12 @@ def trace(model: nn.Module, training: bool) -> fx.Graph:
     before = model.training
     random_state = torch.get_rng_state()
     tracer = _Tracer()
+    tracer.traced_func_name = method
     tables = _tables(model)
     try:
         model.train(training)
         with _recorded_factories():
-            graph = tracer.trace(model, concrete_args=_defaults(model))
+            graph = tracer.trace(model, concrete_args=_defaults(model, method))
     except RefusedError:
         raise
     except Exception as error:
@@ -132,7 +136,7 @@ def trace(model: nn.Module, training: bool) -> fx.Graph:
         model.train(before)
         changed = _put_back(tables)
     if changed:
-        raise FuseError(f"model {name} cannot be traced: its forward assigns '{changed[0]}'")
+        raise FuseError(f"model {name} cannot be traced: its {method} assigns '{changed[0]}'")
     if not torch.equal(random_state, torch.get_rng_state()):
         torch.set_rng_state(random_state)
         raise FuseError(f"model {name} draws random numbers that do not depend on its input; allowed: nn.Dropout")
@@ -201,14 +205,14 @@ def _single(name: str) -> fx.Graph:
     return graph
 
 
-def _defaults(model: nn.Module) -> dict[str, Any]:
-    """Values for all inputs of `forward` but the first."""
-    inputs = list(inspect.signature(model.forward).parameters.values())
+def _defaults(model: nn.Module, method: str) -> dict[str, Any]:
+    """Values for all inputs of a method but the first."""
+    inputs = list(inspect.signature(getattr(model, method)).parameters.values())
     inputs = [i for i in inputs if i.kind not in (i.VAR_POSITIONAL, i.VAR_KEYWORD)]
     required = [i.name for i in inputs if i.default is inspect.Parameter.empty]
     if len(required) > 1:
         raise RefusedError(
-            f"forward takes {len(required)} inputs ({', '.join(required)}); allowed: one without default"
+            f"{method} takes {len(required)} inputs ({', '.join(required)}); allowed: one without default"
         )
     return {i.name: i.default for i in inputs[1:]}
 

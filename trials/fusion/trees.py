@@ -47,6 +47,12 @@ def _first(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0]
 
 
+def heads(output: Any) -> list[Tensor]:
+    """Of the tensors in a layer's output, those with a gradient: one for each node of the graph that they end in."""
+    tensors = [output] if isinstance(output, Tensor) else apart(output)[0]
+    return list({id(tensor.grad_fn): tensor for tensor in tensors if tensor.grad_fn is not None}.values())
+
+
 def hide_objects(value: Any, owner: str) -> Any:
     """`value` with everything `Hidden` that may belong to one trial alone."""
 

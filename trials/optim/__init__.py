@@ -1,5 +1,5 @@
 """The optimizers of K trials as one: a table of update rules, one file per family (`registry`, `sgd`, `adam`, ...),
-the parameters side by side (`block`), and, for all without a rule, K originals (`originals`).
+vectors over trials (`vector`, `block`), and, for all without a rule, K originals (`originals`).
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,10 @@ from trials.optim import adaptive as _adaptive  # noqa: F401
 from trials.optim import muon as _muon  # noqa: F401
 from trials.optim import sgd as _sgd  # noqa: F401
 from trials.optim.facts import Names, optimizer_facts, rule_of, stand_in
-from trials.optim.fused import FusedOptimizer, VectorOptimizer
+from trials.optim.fused import FusedOptimizer
 from trials.optim.gradients import Gradients
 from trials.optim.originals import Originals
+from trials.optim.vector import VectorOptimizer
 
 __all__ = ["FusedOptimizer", "Gradients", "fuse_optimizers", "optimizer_facts", "stand_in"]
 

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trials.optim.registry import Group, Numbers, Rule, decay, decayed, move, rule, scaled
+from trials.optim.registry import Group, Numbers, Rule, SinglePass, Tensors, decay, decayed, move, rule, scaled
 
 
 class Moments(Rule):
@@ -34,11 +34,10 @@ class Moments(Rule):
 
 
 @rule("Adam", "AdamW")
-class Adam(Moments):
+class Adam(Moments, SinglePass):
     """Kingma and Ba 2015, algorithm 1; decoupled decay: Loshchilov and Hutter 2019."""
 
     flags: ClassVar[tuple[str, ...]] = (*Moments.flags, "amsgrad")
-    single_pass: ClassVar[bool] = True
     shared: ClassVar[frozenset[str]] = frozenset(("beta1", "beta2", "eps"))
 
     def __init__(self, group: Group, kind: type[torch.optim.Optimizer]) -> None:
@@ -64,49 +63,18 @@ class Adam(Moments):
             square = s["max_exp_avg_sq"].copy_(torch.maximum(s["max_exp_avg_sq"], square, out=b))
         move(p, s["exp_avg"], square, c, out=b)
 
-    def update_row(
-        self, p: list[Tensor], g: list[Tensor], s: dict[str, list[Tensor]], h: Mapping[str, float], step: Tensor
-    ) -> None:
-        """See `Rule`; the kernel is that of ``fused=True``."""
-        self._kernel(p, g, s, h, step, h["lr"], h["weight_decay"], self.maximize)
-
-    def update_common(
-        self,
-        p: Tensor,
-        g: Tensor,
-        s: dict[str, Tensor],
-        c: dict[str, Tensor],
-        common: Mapping[str, float],
-        step: Tensor,
-        a: Tensor,
-        b: Tensor,
-    ) -> None:
-        """See `Rule`; the kernel moves zeros at a rate of 1, which is then each trial's own."""
-        g = decay(p, g, c, a)
-        self._kernel([b.zero_()], [g], {kind: [t] for kind, t in s.items()}, common, step, 1.0, 0.0, False)
-        p.addcmul_(b, c["rate"])
-
-    def _kernel(
-        self,
-        p: list[Tensor],
-        g: list[Tensor],
-        s: dict[str, list[Tensor]],
-        h: Mapping[str, float],
-        step: Tensor,
-        rate: float,
-        weight_decay: float,
-        maximize: bool,
-    ) -> None:
+    def kernel(self, p: Tensors, g: Tensors, s: dict[str, Tensors], h: Mapping[str, float], step: Tensor) -> None:
+        """See `SinglePass`; it is that of ``fused=True``."""
         largest = s.get("max_exp_avg_sq", [])
         (torch._fused_adamw_ if self.decoupled else torch._fused_adam_)(
             *(p, g, s["exp_avg"], s["exp_avg_sq"], largest, [step] * len(p)),
-            lr=rate,
+            lr=h["lr"],
             beta1=h["beta1"],
             beta2=h["beta2"],
-            weight_decay=weight_decay,
+            weight_decay=h["weight_decay"],
             eps=h["eps"],
             amsgrad=bool(largest),
-            maximize=maximize,
+            maximize=False,
         )
 
 

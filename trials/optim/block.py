@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trials.optim.gradients import Gradients
-from trials.optim.registry import Rule
+from trials.optim.registry import Rule, SinglePass, Tensors
 
 Piece = tuple[int, int]
 """Number i of n pieces into which a block is divided."""
@@ -21,16 +21,21 @@ ROW_COLUMNS = 8192
 """From how many weights per trial on K calls of a kernel for one trial beat kernels that all trials share."""
 
 
-class Block:
-    """Parameters of one param group and type, and the state of their updates, each kind one tensor ``[K, N]``.
+MANY_WEIGHTS = 1 << 17
+"""From how many weights of all trials on small parameters are updated where they are, not as one matrix."""
 
-    A rule that is not elementwise has blocks of a single parameter, and sees its own shape.
+
+class Block:
+    """Parameters of one param group and type, and the state of their updates.
+
+    For a few kernels to update all, they lie side by side as one matrix over trials. A kernel of a single pass takes
+    them one by one instead, as they are, and needs no copies. A rule that is not elementwise has blocks of a
+    single parameter, and sees its own shape.
 
     Attributes:
         names: the parameters.
-        state: kind -> ``[K, N]``.
         counts: the state's numbers, each ``[K]``.
-        columns: N; 0 where the rule is not elementwise.
+        columns: how many weights a trial has in it; 0 where the rule is not elementwise.
         by_row: whether it is updated trial by trial, by a kernel that passes over the memory once.
         waits: whether the parameters have no gradient in the step under way.
         vectors: the coefficients of the step under way, or, by row, nothing.
@@ -44,14 +49,17 @@ class Block:
         group: int,
         names: Sequence[str],
         parameters: Mapping[str, nn.Parameter],
-        state: dict[str, Tensor],
+        tables: Mapping[str, Mapping[str, Tensor]],
         counts: Counts,
+        alike: bool,
     ) -> None:
-        """Take `state` and `counts` as they are; `parameters` by name."""
+        """Take `counts` as they are, and copies of the state in `tables`; `parameters` by name.
+
+        With `alike`, the trials agree in all that a kernel of a single pass cannot have different.
+        """
         self.rule = rule
         self.group = group
         self.names = tuple(names)
-        self.state = state
         self.counts = counts
         self.waits = False
         self.vectors: dict[str, Tensor] = {}
@@ -61,20 +69,31 @@ class Block:
         self._views = [p.detach().view(_matrix(p)) for p in self._parameters] if rule.elementwise else []
         self._sizes = [view.shape[1] for view in self._views]
         self.columns = sum(self._sizes)
-        self._single_pass = rule.single_pass and self.like.device.type == "cpu"
-        self.by_row = self._single_pass and (len(self.like) == 1 or self.columns >= ROW_COLUMNS)
-        # one trial's tensors stay where they are
-        self._apart = self.by_row and len(self.like) == 1 and len(names) > 1
+        self._single_pass = rule if isinstance(rule, SinglePass) and self.like.device.type == "cpu" else None
+        self.by_row = self._single_pass is not None and (len(self.like) == 1 or self.columns >= ROW_COLUMNS)
+        self._alike = alike
+        self._apart = self._single_pass is not None and len(names) > 1 and (self.by_row or self._large)
+        state = {kind: [tables[name][kind] for name in names] for kind in rule.kinds}
         if self._apart:
-            self._row = [view[0] for view in self._views]
-            self._row_state = {kind: list(t[0].split(self._sizes)) for kind, t in state.items()}
-        elif self.by_row:
-            self._state_rows = {kind: t.unbind(0) for kind, t in state.items()}
+            self._pieces = {kind: [_flat(t).clone() for t in own] for kind, own in state.items()}
+        else:
+            self._state = {kind: _join(own, rule.elementwise) for kind, own in state.items()}
+        if self.by_row:
+            pieces = self._pieces if self._apart else {kind: [t] for kind, t in self._state.items()}
+            size = len(self.like)
+            self._p_K = [[view[row] for view in self._views] for row in range(size)]
+            self._s_K = [{kind: [t[row] for t in own] for kind, own in pieces.items()} for row in range(size)]
 
     @property
     def like(self) -> nn.Parameter:
         """A parameter, for type, device and number of axes."""
         return self._parameters[0]
+
+    @property
+    def _large(self) -> bool:
+        """Whether copies would cost more than calls, and the trials are equal enough to do without."""
+        same = self._alike and len(set(self.counts["step"].tolist())) == 1
+        return same and len(self.like) * self.columns >= MANY_WEIGHTS
 
     @property
     def torn(self) -> bool:
@@ -101,54 +120,71 @@ class Block:
             change: what is done to the gradients first.
             skip: rows that stay as they are.
         """
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
         if self.by_row:
-            self._step_rows(piece, scratch, change, skip)
+            self._step_rows(piece, gradients, change, skip)
             return
-        p, g, s, work = self._piece(piece, scratch)
-        if change is not None:
-            g = change.apply(g)
-        if self.rule.maximize:
-            g = g.neg()
-        kept = [(t, t[skip]) for t in (p, *s.values())] if skip else ()
-        # trials that stay as they are must not decide how the others are computed
-        steps = set(np.delete(self.counts["step"], skip).tolist()) if self._single_pass and piece[1] == 1 else set()
-        if len(steps) == 1 and self.common.keys() >= self.rule.shared:
-            step = torch.tensor(steps.pop(), dtype=torch.float32)
-            self.rule.update_common(p, g, s, self.vectors, self.common, step, *work)
-        else:
-            self.rule.update(p, g, s, self.vectors, *work)
-        for tensor, rows in kept:
-            tensor[skip] = rows
+        if self._apart:
+            sizes = [view.numel() for view in self._views]
+            a, b = (list(row[: sum(sizes)].split(sizes)) for row in scratch[:2])
+            work = (
+                [t.view_as(v) for t, v in zip(a, self._views, strict=True)],
+                [t.view_as(v) for t, v in zip(b, self._views, strict=True)],
+            )
+            self._update(self._views, [_flat(g) for g in gradients], self._pieces, work, piece, change, skip)
+            return
+        p, g, s, one, other = self._piece(piece, scratch, gradients)
+        self._update([p], [g], {kind: [t] for kind, t in s.items()}, ([one], [other]), piece, change, skip)
         if len(self._views) > 1:
             torch._foreach_copy_(self._views, p.split(self._sizes, 1))
 
-    def _step_rows(self, piece: Piece, scratch: Tensor, change: Gradients | None, skip: list[int]) -> None:
+    def _update(
+        self,
+        p: Tensors,
+        g: Tensors,
+        s: dict[str, Tensors],
+        work: tuple[Tensors, Tensors],
+        piece: Piece,
+        change: Gradients | None,
+        skip: list[int],
+    ) -> None:
+        """All trials at once."""
+        if change is not None:
+            g = [change.apply(own) for own in g]
+        if self.rule.maximize:
+            g = [own.neg() for own in g]
+        kept = [(t, t[skip]) for own in (p, *s.values()) for t in own] if skip else ()
+        # trials that stay as they are must not decide how the others are computed
+        steps = set(np.delete(self.counts["step"], skip).tolist()) if self._single_pass and piece[1] == 1 else set()
+        if self._single_pass is not None and len(steps) == 1 and self.common.keys() >= self._single_pass.shared:
+            step = torch.tensor(steps.pop(), dtype=torch.float32)
+            self._single_pass.update_common(p, g, s, self.vectors, self.common, step, work)
+        else:
+            for index, (own, gradient, *rest) in enumerate(zip(p, g, *work, strict=True)):
+                self.rule.update(own, gradient, {kind: t[index] for kind, t in s.items()}, self.vectors, *rest)
+        for tensor, rows in kept:
+            tensor[skip] = rows
+
+    def _step_rows(self, piece: Piece, gradients: Tensors, change: Gradients | None, skip: list[int]) -> None:
         """`step`, trial by trial. A piece is a range of all trials' weights, one trial after another."""
+        assert self._single_pass is not None  # the caller looked
         steps = {count: torch.tensor(count, dtype=torch.float32) for count in set(self.counts["step"].tolist())}
-        step_K = [steps[count] for count in self.counts["step"].tolist()]
-        if self._apart:
-            if not skip:
-                gradients = [p.grad for p in self._parameters if p.grad is not None]
-                g = [_flat(grad if change is None else change.apply(grad))[0] for grad in gradients]
-                self.rule.update_row(self._row, g, self._row_state, self.numbers_K[0], step_K[0])
-            return
+        g_K = list(zip(*(_flat(g).unbind(0) for g in gradients), strict=True))
         size, columns = len(self.like), self.columns
-        p_KN, g_KN, _, _ = self._piece((0, 1), scratch)
         start, end = (size * columns * i // piece[1] for i in (piece[0], piece[0] + 1))
-        p_K, g_K = p_KN.unbind(0), g_KN.unbind(0)
         for row in range(start // columns, -(-end // columns)):
             if row in skip:
                 continue
-            p_N, g_N, s_N = p_K[row], g_K[row], {kind: tensors[row] for kind, tensors in self._state_rows.items()}
+            p, g, s = self._p_K[row], list(g_K[row]), self._s_K[row]
             if change is not None:
-                g_N = change.of(slice(row, row + 1)).apply(g_N[None])[0]
+                g = [change.of(slice(row, row + 1)).apply(own[None])[0] for own in g]
+            if self.rule.maximize:
+                g = [own.neg() for own in g]
             first, last = max(start - row * columns, 0), min(end - row * columns, columns)
             if last - first < columns:
-                p_N, g_N = p_N[first:last], g_N[first:last]
-                s_N = {kind: t[first:last] for kind, t in s_N.items()}
-            self.rule.update_row([p_N], [g_N], {k: [t] for k, t in s_N.items()}, self.numbers_K[row], step_K[row])
-        if len(self._views) > 1:
-            torch._foreach_copy_(self._views, p_KN.split(self._sizes, 1))
+                p, g = [p[0][first:last]], [g[0][first:last]]
+                s = {kind: [t[0][first:last]] for kind, t in s.items()}
+            self._single_pass.kernel(p, g, s, self.numbers_K[row], steps[float(self.counts["step"][row])])
 
     def parts(self) -> "Iterator[Block]":
         """This block, or, where only some parameters have a gradient, two of them."""
@@ -156,45 +192,44 @@ class Block:
             yield self
             return
         present = [p.grad is not None for p in self._parameters]
+        tables, parameters = self.tables(), dict(zip(self.names, self._parameters, strict=True))
         for wanted in (True, False):
             names = [name for name, has in zip(self.names, present, strict=True) if has is wanted]
-            tables = self.tables()
-            state = {kind: join([tables[name][kind] for name in names], True) for kind in self.state}
             counts = {name: values.copy() for name, values in self.counts.items()}
-            parameters = dict(zip(self.names, self._parameters, strict=True))
-            yield Block(self.rule, self.group, names, parameters, state, counts)
+            yield Block(self.rule, self.group, names, parameters, tables, counts, self._alike)
 
     def tables(self) -> dict[str, dict[str, Tensor]]:
         """Views of the state by parameter and kind, each ``[K, *shape]``."""
         made: dict[str, dict[str, Tensor]] = {name: {} for name in self.names}
-        for kind, tensor in self.state.items():
-            pieces = tensor.split(self._sizes, 1) if self.rule.elementwise else (tensor,)
+        for kind in self.rule.kinds:
+            if self._apart:
+                pieces: Sequence[Tensor] = self._pieces[kind]
+            else:
+                tensor = self._state[kind]
+                pieces = tensor.split(self._sizes, 1) if self.rule.elementwise else (tensor,)
             for name, p, piece in zip(self.names, self._parameters, pieces, strict=True):
                 made[name][kind] = piece.reshape(p.shape)
         return made
 
-    def _piece(self, piece: Piece, scratch: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor], tuple[Tensor, Tensor]]:
-        """Parameters, gradients, state and scratch space of a piece of the columns."""
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
+    def _piece(
+        self, piece: Piece, scratch: Tensor, gradients: Tensors
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor, Tensor]:
+        """Parameters, gradients, state and two of scratch space, of a piece of the columns."""
         if not self.rule.elementwise:
-            return self.like.detach(), gradients[0], self.state, (scratch[0], scratch[0])
+            return self.like.detach(), gradients[0], self._state, scratch[0], scratch[0]
         start, end = (self.columns * i // piece[1] for i in (piece[0], piece[0] + 1))
         rows = len(self.like)
+        spare = scratch[:, : rows * (end - start)].view(4, rows, end - start)
         if len(gradients) > 1:
-            spare = scratch[:, : rows * self.columns].view(4, rows, self.columns)
             p = torch.cat(self._views, 1, out=spare[2])
-            g = torch.cat([_flat(g) for g in gradients], 1, out=spare[3])
-            return p, g, self.state, (spare[0], spare[1])
-        p, g, s = self._views[0], _flat(gradients[0]), self.state
-        if self.by_row:
-            return p, g, s, (scratch[0], scratch[0])
+            return p, torch.cat([_flat(g) for g in gradients], 1, out=spare[3]), self._state, spare[0], spare[1]
+        p, g, s = self._views[0], _flat(gradients[0]), self._state
         if end - start < p.shape[1]:
             p, g, s = p[:, start:end], g[:, start:end], {kind: t[:, start:end] for kind, t in s.items()}
-        spare = scratch[:, : rows * (end - start)].view(4, rows, end - start)
-        return p, g, s, (spare[0], spare[1])
+        return p, g, s, spare[0], spare[1]
 
 
-def join(tensors: Sequence[Tensor], elementwise: bool) -> Tensor:
+def _join(tensors: Sequence[Tensor], elementwise: bool) -> Tensor:
     """``[K, *shape]`` tensors side by side; a single one that is not elementwise keeps its shape."""
     flat = [_flat(t) if elementwise else t for t in tensors]
     return torch.cat(flat, 1) if len(flat) > 1 else flat[0].clone(memory_format=torch.contiguous_format)

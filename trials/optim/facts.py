@@ -37,8 +37,9 @@ def optimizer_facts(names: Names, optimizer: torch.optim.Optimizer) -> dict[tupl
         raise FuseError(f"optimizer {name} cannot be fused: fused gradients are dense; allowed: Adam")
     if _needs_closure(kind):
         raise FuseError(
-            f"optimizer {kind.__module__}.{name} cannot be fused: its step() evaluates the model anew; allowed: "
-            "optimizers whose step() can be called without a closure"
+            f"optimizer {kind.__module__}.{name} cannot be fused: its step() evaluates the model anew, as often as "
+            "each trial needs; allowed: one whose step() needs no closure, such as torch.optim.AdamW, "
+            "torch.optim.SGD with momentum, or torch.optim.Rprop for whole batches"
         )
     made = rule_of(optimizer)
     facts: dict[tuple[str, str], Hashable] = {("optimizer", "type"): f"{kind.__module__}.{name}"}

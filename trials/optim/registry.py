@@ -13,6 +13,8 @@ Group = dict[str, Any]
 Numbers = Mapping[str, NDArray[Any]]
 """A name -> one number per trial (``[K]``), or of several steps (``[steps, K]``)."""
 
+Tensors = list[Tensor]
+
 
 class Rule(abc.ABC):
     """The update of one param group.
@@ -32,12 +34,6 @@ class Rule(abc.ABC):
 
     elementwise: ClassVar[bool] = True
     """Whether parameters may be updated side by side or in pieces; else each comes in its own shape."""
-
-    single_pass: ClassVar[bool] = False
-    """Whether PyTorch has a kernel that passes over the memory once: `update_row` and `update_common` use it."""
-
-    shared: ClassVar[frozenset[str]] = frozenset()
-    """The numbers that must be equal for all trials for `update_common`."""
 
     def __init__(self, group: Group, kind: type[torch.optim.Optimizer]) -> None:
         """Read the flags of one trial's param group, of an optimizer of class `kind`."""
@@ -79,33 +75,45 @@ class Rule(abc.ABC):
             b: the same.
         """
 
-    def update_row(
-        self, p: list[Tensor], g: list[Tensor], s: dict[str, list[Tensor]], h: Mapping[str, float], step: Tensor
-    ) -> None:
-        """Update one trial's `p` and the state `s` in place, in a single pass over the memory.
+
+class SinglePass(Rule):
+    """A rule for which PyTorch has a kernel that passes over the memory once, for trials of the same numbers."""
+
+    shared: ClassVar[frozenset[str]]
+    """The numbers that must be equal for all trials for `update_common`; the rate need not."""
+
+    @abc.abstractmethod
+    def kernel(self, p: Tensors, g: Tensors, s: dict[str, Tensors], h: Mapping[str, float], step: Tensor) -> None:
+        """Update `p` and the state `s` in place; it descends, whatever `maximize` says.
 
         Args:
-            p: its parameters, or a piece of one; each contiguous.
-            g: their gradients, not negated for `maximize`.
+            p: parameters, or a piece of one; each contiguous.
+            g: their gradients.
             s: kind -> the state's tensors.
-            h: its numbers, as for `coefficients`.
+            h: the numbers, as for `coefficients`.
             step: how many steps, this one included; a scalar.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no kernel of a single pass")
 
     def update_common(
         self,
-        p: Tensor,
-        g: Tensor,
-        s: dict[str, Tensor],
+        p: Tensors,
+        g: Tensors,
+        s: dict[str, Tensors],
         c: dict[str, Tensor],
         common: Mapping[str, float],
         step: Tensor,
-        a: Tensor,
-        b: Tensor,
+        work: tuple[Tensors, Tensors],
     ) -> None:
-        """`update` of trials that agree in `shared` (values in `common`) and in `step`."""
-        raise NotImplementedError(f"{type(self).__name__} has no kernel of a single pass")
+        """`update` of trials that agree in `shared` (values in `common`) and in `step`; all tensors ``[K, n]``.
+
+        The kernel moves zeros at a rate of 1, which is then each trial's own: ``c["rate"]``.
+        """
+        g = [decay(own, gradient, c, a) for own, gradient, a in zip(p, g, work[0], strict=True)]
+        moved = list(work[1])
+        torch._foreach_zero_(moved)
+        self.kernel(moved, g, s, {**common, "lr": 1.0, "weight_decay": 0.0}, step)
+        for own, way in zip(p, moved, strict=True):
+            own.addcmul_(way, c["rate"])
 
 
 RULES: dict[type[torch.optim.Optimizer], type[Rule]] = {}
@@ -157,8 +165,8 @@ def move(p: Tensor, direction: Tensor, square: Tensor, c: dict[str, Tensor], out
 
 def numbers_of(groups: list[Group]) -> dict[str, NDArray[Any]]:
     """All numbers of K trials' same param group as vectors; those that a scheduler left in some of them are not one."""
-    made = {}
-    for name, value in groups[0].items():
+    made: dict[str, NDArray[Any]] = {}
+    for name, value in groups[0].items() if groups else ():
         if not all(name in group for group in groups):
             continue
         if name == "betas":

@@ -10,6 +10,7 @@ from torch.nn import functional
 from trials_helpers import OPTIMIZERS, Solo, ToyStudy, assert_fused_is_solo, members
 
 from trials import TrialGroup
+from trials.fusion import linear
 from trials.fusion.registry import FORWARDS, RULES
 from trials.fusion.steps import CallStep
 from trials.gate import OpenGate
@@ -41,6 +42,24 @@ def test_layer_on_the_shared_input(name: str) -> None:
     assert_fused_is_solo(lambda n: nn.Sequential(fresh(make(n)), nn.Linear(width, 3)), batches(*shape), steps=STEPS)
 
 
+LINEAR = [name for name in LAYERS if name.startswith("linear")]
+
+
+@pytest.mark.parametrize("frozen", ["", "weight", "bias"])
+@pytest.mark.parametrize("name", LINEAR)
+def test_product_with_a_derivative_of_our_own(name: str, frozen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, make = LAYERS[name]
+
+    def layer(n: int) -> nn.Module:
+        made = make(n)
+        for own, parameter in made.named_parameters():
+            parameter.requires_grad_(own != frozen)
+        return made
+
+    monkeypatch.setattr(linear, "_FEW_WEIGHTS", 0)
+    assert_fused_is_solo(lambda n: nn.Sequential(before(name), layer(n)), batches(*shape), steps=STEPS)
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_layer_with_each_optimizer(name: str, optimizer: str) -> None:
@@ -69,8 +88,7 @@ def test_single_precision(name: str) -> None:
 LEFT = {
     "made of others, or empty, and traced through": "Container Module ModuleDict ModuleList ParameterDict "
     "ParameterList Sequential",
-    "a loop over time, which is left to the loop over trials": "GRU GRUCell LSTM LSTMCell RNN RNNBase RNNCell "
-    "RNNCellBase",
+    "one step in time, of which users write loops: `vmap` does": "GRUCell LSTMCell RNNBase RNNCell RNNCellBase",
     "become another layer at their first input, before which they have no tensors": "LazyBatchNorm1d LazyBatchNorm2d "
     "LazyBatchNorm3d LazyConv1d LazyConv2d LazyConv3d LazyConvTranspose1d LazyConvTranspose2d LazyConvTranspose3d "
     "LazyInstanceNorm1d LazyInstanceNorm2d LazyInstanceNorm3d LazyLinear",
@@ -98,6 +116,7 @@ def test_every_rule_is_tested() -> None:
     elsewhere = {
         *(nn.Embedding, nn.Bilinear, nn.CosineSimilarity, nn.PairwiseDistance, nn.MultiheadAttention),
         *(nn.FractionalMaxPool2d, nn.FractionalMaxPool3d, nn.MaxUnpool1d, nn.MaxUnpool2d, nn.MaxUnpool3d),
+        *(nn.RNN, nn.LSTM, nn.GRU),
     }
     assert set(RULES) == {type(make(0)) for _, make in LAYERS.values()} | elsewhere
 

@@ -121,3 +121,30 @@ def test_optimizers_that_cannot_be_fused(name: str) -> None:
     models = [network(n) for n in range(2)]
     with pytest.raises(FuseError, match=message):
         trials.fuse_optimizers(make(models), trials.fuse(models))
+
+
+@pytest.mark.parametrize("many", [0, 1 << 17])
+def test_trials_that_stop_agreeing_and_agree_again(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trials.optim.block.MANY_WEIGHTS", many)
+    models = [nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double() for _ in range(3)]
+    alone = copy.deepcopy(models)
+    optimizers, own = ([torch.optim.AdamW(m.parameters(), lr=0.1) for m in each] for each in (models, alone))
+    fused = trials.fuse(models)
+    together = trials.fuse_optimizers(optimizers, fused)
+    x = torch.randn(5, 4, dtype=torch.float64)
+    for step in range(6):
+        for each in (optimizers, own):
+            each[1].param_groups[0]["betas"] = (0.5, 0.8) if step in (2, 3) else (0.9, 0.999)
+        together.zero_grad()
+        fused(x).square().flatten(1).mean(1).sum().backward()
+        together.step()
+        for model, optimizer in zip(alone, own, strict=True):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    for row, (model, optimizer) in enumerate(zip(alone, own, strict=True)):
+        for name, value in model.state_dict().items():
+            close(fused.extract(row).state_dict()[name], value, name)
+        for index, state in optimizer.state_dict()["state"].items():
+            for kind, value in state.items():
+                close(together.extract(row)["state"][index][kind], value, kind)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_fuse_ways import Branching, Last
+from test_fuse_ways import Branching, Looking
 from torch import Tensor, nn
 from torch.nn import functional
 from trials_helpers import Solo, ToyStudy, assert_fused_is_solo, assert_same_trial, members
@@ -43,12 +43,25 @@ class Noisy(nn.Module):
         return self.norm(self.layer(x))
 
 
+class Last(nn.Module):
+    """A recurrent layer, and what follows its last state."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.out = layer, nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, _ = self.layer(x)
+        return self.out(y[:, -1])
+
+
 MODELS: dict[str, Any] = {
     "layers": (lambda n: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Dropout(0.3), nn.Linear(5, 3)), (6, 4)),
     "convolution": (lambda n: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten()), (5, 2, 6, 6)),
     "three parts": (lambda n: Attention(3), (3, 6, 4)),
     "fewer parts than asked for": (lambda n: Attention(7), (3, 6, 4)),
-    "recurrent": (lambda n: Last(nn.LSTM(4, 5, batch_first=True)), (2, 3, 4)),
+    "recurrent": (lambda n: Last(nn.LSTM(4, 5, 2, batch_first=True, dropout=0.3)), (2, 3, 4)),
+    "looks at data": (lambda n: nn.Sequential(nn.Linear(6, 6), Looking()), (3, 6)),
     "branches": (lambda n: Branching(True), (4, 3)),
     "draws and counts": (lambda n: Noisy(), (6, 4)),
 }
@@ -61,7 +74,7 @@ def test_group_of_any_size_is_solo(name: str, size: int) -> None:
     assert_fused_is_solo(make, [torch.randn(shape), torch.randn(shape)], size=size)
 
 
-@pytest.mark.parametrize("name", ["layers", "recurrent"])
+@pytest.mark.parametrize("name", ["layers", "recurrent", "looks at data"])
 def test_one_that_is_left_goes_on(name: str) -> None:
     make, shape = MODELS[name]
     batches = [(torch.randn(shape).double(), torch.zeros(shape[0])) for _ in range(4)]

@@ -16,16 +16,20 @@ from trials import TrialGroup
 from trials.gate import OpenGate, StopRequested
 
 
-class Last(nn.Module):
-    """A recurrent layer, and what follows its last state."""
+class Looking(nn.Module):
+    """A layer that `vmap` cannot do: it looks at its data, and draws."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    __module__ = "torch.nn.elsewhere"  # so that a graph stops at it
+
+    def __init__(self) -> None:
         super().__init__()
-        self.layer, self.out = layer, nn.Linear(5, 3)
+        self.weight = nn.Parameter(torch.randn(6, 4))
+        self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        y, _ = self.layer(x)
-        return self.out(y[:, -1])
+        y = functional.dropout(x @ self.weight, 0.2, self.training)
+        self.seen = self.seen + 1
+        return y * (2 if y.sum().item() > 0 else 1)
 
 
 class Scaled(nn.Module):
@@ -73,13 +77,7 @@ class Untraceable(nn.Module):
 
 
 LAYERS: dict[str, tuple[Callable[[int], nn.Module], Sequence[int], str]] = {
-    "LSTM": (
-        lambda n: Last(nn.LSTM(4, 5, 2, batch_first=True, dropout=0.3)),
-        (3, 6, 4),
-        "loop over trials: .*lstm",
-    ),
-    "GRU": (lambda n: Last(nn.GRU(4, 5, batch_first=True)), (3, 6, 4), "loop over trials: .*gru"),
-    "RNN": (lambda n: Last(nn.RNN(4, 5, batch_first=True, bidirectional=False)), (3, 6, 4), "loop over trials"),
+    "looks at data": (lambda n: nn.Sequential(nn.Linear(6, 6), Looking()), (3, 6), "loop over trials: .*item"),
     "LSTM cell": (lambda n: Cell(), (3, 4), "vmap|loop"),
     "its own module": (lambda n: nn.Sequential(nn.Linear(6, 6), Scaled(n)), (3, 6), "rule FusedLinear"),
     "weight of a norm": (
@@ -149,6 +147,10 @@ def test_layers_of_several_inputs_in_an_untraceable_forward(batch: int) -> None:
     assert all(how.startswith("rule Fused") for _, how in layers)
 
 
+def looking(n: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 6), Looking(), nn.Dropout(0.2 * n), nn.Linear(4, 2))
+
+
 WAYS: dict[str, Callable[[int], nn.Module]] = {
     "vmap of a layer": lambda n: nn.Sequential(
         nn.Linear(6, 6),
@@ -156,20 +158,10 @@ WAYS: dict[str, Callable[[int], nn.Module]] = {
         nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)),
         nn.Unflatten(1, (2, 2)),
     ),
-    "loop over a layer": lambda n: Recurrent(n),
+    "loop over a layer": looking,
     "vmap of the whole": lambda n: Untraceable(n, False),
     "loop over the whole": lambda n: Untraceable(n, True),
 }
-
-
-class Recurrent(nn.Module):
-    def __init__(self, n: int) -> None:
-        super().__init__()
-        self.layer, self.drop, self.out = nn.GRU(6, 4, 2, dropout=0.2), nn.Dropout(0.2 * n), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y, h = self.layer(x.unsqueeze(1))
-        return self.out(self.drop(y.squeeze(1))) + h.mean()
 
 
 def study_of(name: str) -> ToyStudy:
@@ -255,9 +247,9 @@ def test_gate_is_asked_layer_by_layer() -> None:
     x = torch.randn(4, 3)
     assert entered(lambda n: Branching(False), x) == [*forward, "loss", *backward]
     assert entered(lambda n: Branching(True), x) == [*forward * 2, "loss", *backward * 2]
-    recurrent = ["layer.LSTM forward", "layer.LSTM forward", "out.Linear forward", "loss", "out.Linear backward"]
-    units = entered(lambda n: Last(nn.LSTM(4, 5, batch_first=True)), torch.randn(2, 3, 4))
-    assert units[:5] == recurrent and set(units[5:]) == {"layer.LSTM backward"} and len(units) >= 7
+    looked = ["0.Looking forward", "0.Looking forward", "1.Linear forward", "loss", "1.Linear backward"]
+    units = entered(lambda n: nn.Sequential(Looking(), nn.Linear(4, 2)), torch.randn(3, 6))
+    assert units == [*looked, "0.Looking backward", "0.Looking backward"]
 
 
 @pytest.mark.parametrize("to_number", [False, True])

@@ -15,10 +15,12 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.a, self.rnn = nn.Linear(4, 4), nn.LSTM(4, 3)
+        self.norm = nn.CrossMapLRN2d(3)
         self.scale = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))
 
     def forward(self, x):
         y, _ = self.rnn(self.a(x))
+        y = self.norm(y.unsqueeze(0))[0]
         return self.scale(y.flip(-1)).logcumsumexp(0)
 
 class Mine(Study):
@@ -44,12 +46,21 @@ def test_explain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert run(monkeypatch, "explain", str(path)) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == "a.Linear rule FusedLinear"
-    assert lines[1].startswith("rnn.LSTM loop over trials: RuntimeError: Batching rule not implemented for aten::lstm")
-    assert lines[2].startswith("node 'flip' vmap of the call")
-    assert lines[3].startswith("scale.ParametrizedLinear vmap: module 'scale' (torch.nn")
+    assert lines[1] == "rnn.LSTM rule FusedRecurrent"
+    assert lines[2].startswith(
+        "norm.CrossMapLRN2d loop over trials: RuntimeError: In order to use an autograd.Function"
+    )
+    assert lines[3].startswith("node 'flip' vmap of the call")
+    assert lines[4].startswith("scale.ParametrizedLinear vmap: module 'scale' (torch.nn")
     units = lines[lines.index("Units, in the order of a training step:") + 1 :]
-    forward = ["a.Linear forward", "rnn.LSTM forward", "scale.ParametrizedLinear forward", "loss"]
-    assert units[:4] == forward and units[-1] == "score" and "optimizer step" in units
+    forward = [
+        "a.Linear forward",
+        "rnn.LSTM forward",
+        "norm.CrossMapLRN2d forward",
+        "scale.ParametrizedLinear forward",
+        "loss",
+    ]
+    assert units[:5] == forward and units[-1] == "score" and "optimizer step" in units
 
 
 @pytest.mark.parametrize(

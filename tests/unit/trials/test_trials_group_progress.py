@@ -239,6 +239,55 @@ def test_a_lost_trial_is_frozen_and_harms_none(optimizer: str, settings: str, dt
             assert all(same_bits(value, optimizer_state["state"][index][kind]) for kind, value in state.items())
 
 
+class Statistics(nn.Module):
+    """Buffers of every sort: a norm's statistics, a counter, and one that is replaced in a forward without a graph."""
+
+    def __init__(self, traced: bool, kind: str) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 4), getattr(nn, kind)(4, track_running_stats=True)
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.traced = traced
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        y = self.norm(y if y.ndim == 2 else y.transpose(1, 2))
+        if not self.traced and self.training and len(x) > 1:
+            self.seen += 1
+            self.mean = 0.9 * self.mean + 0.1 * y.detach().flatten(1)[:, :4].mean(0)
+        return y.tanh()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+@pytest.mark.parametrize(("traced", "kind"), [(True, "BatchNorm1d"), (False, "BatchNorm1d"), (True, "InstanceNorm1d")])
+def test_buffers_of_a_lost_trial_stay_too(traced: bool, kind: str, value: float, optimizer: str) -> None:
+    shape = (5, 6) if kind == "BatchNorm1d" else (5, 3, 6)
+    stream = torch.Generator().manual_seed(0)
+    data = [(torch.randn(shape, generator=stream), torch.zeros(5)) for _ in range(4)]
+
+    def trained(poisoned: bool) -> tuple[TrialGroup, dict[str, Tensor]]:
+        own = [list(data) for _ in range(3)]
+        if poisoned:
+            own[1][2] = (torch.full(shape, value), torch.zeros(5))
+        study = RichStudy(lambda n: Statistics(traced, kind), optimizer, data, own=lambda n, epoch: own[n])
+        group = TrialGroup(study, members(study, range(3)), OpenGate())
+        before: dict[str, Tensor] = {}
+        for step, batch in enumerate(group.batches(0)):
+            before = group.extract(1)[0] if step == 2 else before
+            group.train_step(*batch)
+        return group, before
+
+    lost, before = trained(True)
+    whole, _ = trained(False)
+    assert lost.finite_K().tolist() == [True, False, True]
+    assert all(same_bits(before[name], tensor) for name, tensor in lost.extract(1)[0].items())
+    for row in (0, 2):
+        mine, theirs = lost.extract(row)[0], whole.extract(row)[0]
+        assert all(same_bits(mine[name], theirs[name]) for name in theirs)
+        assert not same_bits(mine["norm.running_mean"], before["norm.running_mean"])
+
+
 def same_bits(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor):
         return one.dtype == other.dtype and one.numpy().tobytes() == other.numpy().tobytes()

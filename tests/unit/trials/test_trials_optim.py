@@ -265,7 +265,7 @@ def test_gradients_that_come_and_go(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["sgd with momentum", "adamw", "nadam with decay", "rmsprop, centered", "adadelta"])
 def test_long_steps_are_divided(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trials.optim.fused.UNIT_ELEMENTS", 16 * 7)
+    monkeypatch.setattr("trials.optim.vector.UNIT_ELEMENTS", 16 * 7)
     group = assert_fused_is_solo(model, [batch()[0]], SETTINGS[name], steps=5)
     steps = [unit for unit in group._units.names if unit.startswith("optimizer step")]
     assert len(steps) == 8  # 4·5 weights in three, 5 biases, 5·3 weights in three, 3 biases
@@ -273,7 +273,9 @@ def test_long_steps_are_divided(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_optimizers_that_cannot_be_fused() -> None:
     refused = {
-        "LBFGS .*evaluates the model anew": lambda n, ps: torch.optim.LBFGS(ps),
+        r"LBFGS .*evaluates the model anew.*step\(\) needs no closure, such as torch\.optim\.AdamW": lambda n, ps: (
+            torch.optim.LBFGS(ps)
+        ),
         "SparseAdam cannot be fused: fused gradients are dense": lambda n, ps: torch.optim.SparseAdam([*ps]),
         "differentiable=True cannot be fused": lambda n, ps: torch.optim.Adam(ps, differentiable=True),
         r"parameter of shape \[3\] that is not the model's": lambda n, ps: torch.optim.SGD([*ps, nn.Parameter(x)]),
@@ -302,12 +304,13 @@ ALIKE: dict[str, Callable[[int, Iterable[Any]], torch.optim.Optimizer]] = {
 
 
 @pytest.mark.parametrize("elements", [1 << 18, 16 * 7])
-@pytest.mark.parametrize("columns", [1, 1 << 20])
+@pytest.mark.parametrize(("columns", "many"), [(1, 0), (1 << 20, 0), (1 << 20, 1 << 20)])
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("name", ALIKE)
 def test_kernels_of_a_single_pass(
-    name: str, size: int, columns: int, elements: int, monkeypatch: pytest.MonkeyPatch
+    name: str, size: int, columns: int, elements: int, many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trials.optim.block.ROW_COLUMNS", columns)
-    monkeypatch.setattr("trials.optim.fused.UNIT_ELEMENTS", elements)
+    monkeypatch.setattr("trials.optim.block.MANY_WEIGHTS", many)
+    monkeypatch.setattr("trials.optim.vector.UNIT_ELEMENTS", elements)
     assert_fused_is_solo(model, [batch()[0]], ALIKE[name], steps=5, size=size)

@@ -1,0 +1,235 @@
+"""A true stage on a device's stream, and peers that answer when the device really sends.
+
+The host issues a whole step ahead of the device, so no host call can tell when a message leaves. The device says so
+itself: in the order of its stream it counts on the word SENT how many of the stage's messages it has come to. A process
+of its own (`python -m benchmarks.ghost_stream`) plays the other stages by that, and counts on READY how many messages
+may pass. A receive is a wait for READY: by the stream itself, which takes no multiprocessor, or by a kernel that spins.
+"""
+
+import argparse
+import json
+import mmap
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, astuple
+from pathlib import Path
+from types import SimpleNamespace, TracebackType
+from typing import Any, ClassVar, Self
+
+from benchmarks.common import ROOT
+from benchmarks.device_kernels import Kernels
+from benchmarks.ghost_model import GhostModelError, PipelineModel, Timing
+from benchmarks.ghost_program import GhostShape, Op, stage_program
+from ds_hooks.driver import DeviceWords, Driver
+
+SENT, READY, END, PROBE = range(4)
+_WORDS_BYTES = 4096
+PEERS_NAP_S = {"cuda": 0.0, "cpu": 5e-5}
+"""A core of its own may poll; on two cores with everything else it must not."""
+
+
+def programs_of(shape: GhostShape) -> list[tuple[Op, ...]]:
+    """What every stage of the pipeline does in a step."""
+    from deepspeed.runtime.pipe.schedule import TrainSchedule
+
+    schedules = [TrainSchedule(shape.micro_batches, shape.stages, stage) for stage in range(shape.stages)]
+    return [stage_program(schedule, clipping=shape.clipping) for schedule in schedules]
+
+
+def map_words(path: Path) -> "memoryview[int]":
+    """The words that the true stage and its peers share."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    os.ftruncate(fd, _WORDS_BYTES)
+    words = memoryview(mmap.mmap(fd, _WORDS_BYTES)).cast("q")
+    os.close(fd)
+    return words
+
+
+class StreamStage:
+    """One stage, as an engine that hooks can attach to: DeepSpeed's schedule, with kernels of known length as compute.
+
+    A context manager, around the process of its peers.
+
+    Args:
+        shape: the pipeline, and the stage.
+        timing: how long compute takes, here and there.
+        driver: the device.
+        kernels: for it.
+        stream: tells the compute stream.
+        device: ``"cuda"`` or ``"cpu"`` (the fake driver).
+        spinning: whether receives are spinning kernels.
+        place: a directory in memory.
+    """
+
+    global_rank = 0
+    is_data_parallel, is_pipe_parallel = False, True
+    module = SimpleNamespace(tied_comms={})
+    _INSTRUCTION_MAP: ClassVar[dict[type, Any]] = {}
+
+    def __init__(
+        self,
+        shape: GhostShape,
+        timing: Timing,
+        *,
+        driver: Driver,
+        kernels: Kernels,
+        stream: int,
+        device: str,
+        spinning: bool,
+        place: Path,
+    ) -> None:
+        from deepspeed.runtime.pipe import schedule
+
+        self.shape, self._timing = shape, timing
+        self.device = SimpleNamespace(type="cuda")
+        self.grid = SimpleNamespace(world_size=shape.stages)
+        self.stage_id, self.num_stages, self.micro_batches = shape.stage, shape.stages, shape.micro_batches
+        self._driver, self._kernels, self._stream, self._spinning = driver, kernels, stream, spinning
+        self._schedule = schedule.TrainSchedule(shape.micro_batches, shape.stages, shape.stage)
+        programs = programs_of(shape)
+        program = programs[shape.stage]
+        self._ops: dict[int, list[Op]] = {}
+        for op in program:
+            self._ops.setdefault(op.slot, []).append(op)
+        self._loss_slot = program[-1].slot
+        kinds = {type(command) for commands in self._schedule.steps() for command in commands}
+        self._INSTRUCTION_MAP = {kind: StreamStage._run_next for kind in kinds}  # type: ignore[misc]
+        self._slot = 0
+        self._messages = 0
+        self._words = map_words(place / "ghost")
+        self._device_words = DeviceWords(driver, self._words, probe=PROBE)
+        told = {
+            "programs": [[astuple(op) for op in own] for own in programs],
+            "stage": shape.stage,
+            "timing": asdict(timing),
+            "words": str(place / "ghost"),
+            "nap_s": PEERS_NAP_S[device],
+        }
+        self._told = place / "ghost.json"
+        self._told.write_text(json.dumps(told), encoding="utf-8")
+
+    def __enter__(self) -> Self:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "DS_ACCELERATOR": "cpu"}
+        command = [sys.executable, "-m", "benchmarks.ghost_stream", str(self._told)]
+        self._peers = subprocess.Popen(command, env=environment, cwd=ROOT)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._words[READY] = 2**31 - 1  # whatever still waits gets through
+        self._words[END] = 1
+        try:
+            self._peers.wait(30)
+        except subprocess.TimeoutExpired:
+            self._peers.kill()
+            self._peers.wait()
+        self._device_words.release()
+
+    def is_last_stage(self) -> bool:
+        """As DeepSpeed's."""
+        return self.stage_id == self.num_stages - 1
+
+    def train_batch(self) -> float:
+        """Issue one step."""
+        self._exec_schedule(self._schedule)
+        return self._aggregate_total_loss()
+
+    def _exec_schedule(self, schedule: Any) -> None:
+        self._slot = 0
+        for commands in schedule.steps():
+            for command in commands:
+                self._INSTRUCTION_MAP[type(command)](self)
+
+    def _aggregate_total_loss(self) -> float:
+        self._slot = self._loss_slot
+        self._run_next()
+        return 0.0
+
+    def _run_next(self) -> None:
+        for op in self._ops.get(self._slot, ()):
+            if op.verb == "compute":
+                self._kernels.work(self._stream, round(self._timing.compute_ns(self.stage_id, op.what)))
+                continue
+            self._messages += 1
+            self._driver.write_word(self._stream, self._device_words.address(SENT), self._messages)
+            if op.verb != "send":
+                wait = self._kernels.receive if self._spinning else self._driver.wait_at_least
+                wait(self._stream, self._device_words.address(READY), self._messages)
+        self._slot += 1
+
+
+class Peers:
+    """All other stages, on this process's clock."""
+
+    def __init__(self, programs: Sequence[Sequence[Op]], stage: int, timing: Timing, words: "memoryview[int]") -> None:
+        self._messages = [op for op in programs[stage] if op.verb != "compute"]
+        self._programs, self._stage, self._timing, self._words = programs, stage, timing, words
+        self._model: PipelineModel | None = None
+        self._seen = 0
+        self._passed = 0
+        self._next_ns: int | None = None
+        self._blocked_at = -1
+
+    def play(self, nap_s: float) -> None:
+        """Answer until the true stage's process says that it is over, or has ended."""
+        parent = os.getppid()
+        words = self._words
+        while not words[END] and os.getppid() == parent:
+            sent = words[SENT]
+            now_ns = time.monotonic_ns()
+            while self._seen < sent:
+                self._see(now_ns)
+            self._let_pass(now_ns)
+            if nap_s:
+                time.sleep(nap_s)
+
+    def _op(self, number: int) -> tuple[int, Op]:
+        step, index = divmod(number, len(self._messages))
+        return step, self._messages[index]
+
+    def _see(self, now_ns: int) -> None:
+        """The true stage's device has come to its next message."""
+        if self._model is None:
+            self._model = PipelineModel(self._programs, self._timing, true_stage=self._stage, start_ns=now_ns)
+        step, op = self._op(self._seen)
+        self._seen += 1
+        if op.verb in ("send", "sync"):
+            self._model.sent(step, op, now_ns)
+
+    def _let_pass(self, now_ns: int) -> None:
+        """Count what may pass by now, also what the true stage has not come to yet."""
+        while self._model is not None:
+            step, op = self._op(self._passed)
+            if op.verb != "send":
+                if self._next_ns is None and self._blocked_at == self._seen:
+                    return  # not before the true stage has sent something
+                try:
+                    self._next_ns = self._next_ns or self._model.arrival_ns(step, op)
+                except GhostModelError:
+                    self._blocked_at = self._seen
+                    return
+                if self._next_ns > now_ns:
+                    return
+                self._next_ns = None
+            elif self._passed >= self._seen:
+                return
+            self._passed += 1
+            self._words[READY] = self._passed
+
+
+def main() -> None:
+    """Be the peers."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("told", type=Path)
+    told = json.loads(parser.parse_args().told.read_text(encoding="utf-8"))
+    timing = Timing(**{**told["timing"], "stage_ratios": tuple(told["timing"]["stage_ratios"])})
+    programs = [[Op(*op) for op in own] for own in told["programs"]]
+    Peers(programs, told["stage"], timing, map_words(Path(told["words"]))).play(told["nap_s"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""The parts of `gpu_suite` that need no pipeline: words, contexts, faults and memory."""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Self
+from unittest import mock
+
+from benchmarks.common import ROOT, ratio_with_ci95
+from benchmarks.device_kernels import CudaKernels, Kernels, open_device
+from benchmarks.fake_driver import FakeDriver
+from ds_hooks.driver import DeviceWords, Driver, comes
+from ds_hooks.page import DeviceGate, Field, Page, Role, make_private_dir, page_path
+
+UNIT_US = {"cuda": 500.0, "cpu": 3000.0}
+PATIENCE_S = 60.0
+_END_S = 20.0
+DEEP_QUEUE = 200
+ECHOES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A device, and a page for it."""
+
+    device: str
+    driver: Driver
+    kernels: Kernels
+    page: Page
+    place: Path
+    quick: bool
+
+    @classmethod
+    def open(cls, device: str, place: Path, *, quick: bool) -> Self:
+        """Take the device."""
+        driver, kernels = open_device(device)
+        page = Page.open(page_path(make_private_dir(place / "pages"), 0))
+        return cls(device, driver, kernels, page, place, quick)
+
+    def close(self) -> None:
+        """Give it back."""
+        self.page.close()
+        if isinstance(self.driver, FakeDriver):
+            self.driver.close()
+
+    def finish(self, stream: int) -> None:
+        """Wait until all that is queued in `stream` has ended."""
+        event = self.driver.create_event()
+        self.driver.record(event, stream)
+        end_s = time.monotonic() + PATIENCE_S
+        while not self.driver.is_done(event):
+            if time.monotonic() > end_s:
+                raise TimeoutError("the device does not come to an end")
+            time.sleep(1e-5)
+        self.driver.destroy_event(event)
+
+    @contextmanager
+    def side(self, way: str, page: Page | None = None) -> Iterator["Side"]:
+        """A second process on the device; see `gpu_side` for the ways."""
+        page = page or self.page
+        out = self.place / f"{way}.stamps"
+        command = [sys.executable, "-m", "benchmarks.gpu_side", way, "--device", self.device, "--page", str(page.path)]
+        command += ["--out", str(out), "--unit-us", str(UNIT_US[self.device])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
+        process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        side = Side(process, page, out)
+        try:
+            assert process.stdout is not None
+            if process.stdout.readline() != "ready\n":
+                raise RuntimeError(f"the side task ({way}) did not start")
+            yield side
+        finally:
+            side.end()
+
+
+@dataclass(slots=True)
+class Side:
+    """A second process on the device."""
+
+    process: "subprocess.Popen[str]"
+    page: Page
+    out: Path
+
+    def end(self) -> None:
+        """Let it through its gate, and end it."""
+        if self.process.poll() is None:
+            self.page.words[Field.DEVICE_GATE] = DeviceGate.FORCED
+            self.process.send_signal(signal.SIGCONT)
+            self.process.terminate()
+            try:
+                self.process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.page.words[Field.DEVICE_GATE] = DeviceGate.CLOSED
+
+    def stamps(self) -> list[tuple[int, int]]:
+        """(start, end) of its kernels, once it has ended."""
+        return [(start_ns, end_ns) for start_ns, end_ns in json.loads(self.out.read_text(encoding="utf-8"))]
+
+
+@contextmanager
+def mps_server(place: Path) -> Iterator[None]:
+    """Let this process, before it uses the device, and its children share the device by a server of our own.
+
+    Raises:
+        FileNotFoundError: CUDA's tools are not installed here.
+    """
+    directories = {f"CUDA_MPS_{kind}_DIRECTORY": str(place / f"mps-{kind.lower()}") for kind in ("PIPE", "LOG")}
+    for directory in directories.values():
+        Path(directory).mkdir()
+    with mock.patch.dict(os.environ, directories):
+        subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, check=False)
+
+
+def words_between_processes(bench: Bench) -> list[dict[str, Any]]:
+    """How long a word takes to the host and back, and from here to a side task at the gate, by kernels' own stamps."""
+    driver, words = bench.driver, bench.page.words
+    bench.page.claim(Role.MAIN)
+    shared = DeviceWords(driver, words, probe=Field.PROBE)
+    to_host_us, round_trip_us = [], []
+    count = ECHOES // 10 if bench.quick else ECHOES
+    seen = driver.create_event()
+    for number in range(1, count + 1):
+        begin_ns = time.perf_counter_ns()
+        shared.write(Field.DUE_PERMIT_NS, number)
+        while words[Field.DUE_PERMIT_NS] != number:
+            time.sleep(0)
+        to_host_us.append((time.perf_counter_ns() - begin_ns) / 1e3)
+        words[Field.PROBE] = 0
+        driver.wait_bits(shared.stream, shared.address(Field.PROBE), 1)
+        driver.record(seen, shared.stream)
+        begin_ns = time.perf_counter_ns()
+        words[Field.PROBE] = 1
+        while not driver.is_done(seen):
+            time.sleep(0)
+        round_trip_us.append((time.perf_counter_ns() - begin_ns) / 1e3)
+    across_us = _across(bench, shared, count)
+    shared.release()
+    words[Field.DUE_PERMIT_NS] = words[Field.DUE_EPOCH] = 0
+    return [{"scenario": "words", "to_host_us": to_host_us, "round_trip_us": round_trip_us, "across_us": across_us}]
+
+
+def _across(bench: Bench, shared: DeviceWords, count: int) -> list[float]:
+    """From the end of a kernel here to the start of the first one behind the gate there, in µs."""
+    kernels, words = bench.kernels, bench.page.words
+    first = len(kernels.stamps())
+    permit_ns = 2**31
+    with bench.side("gate") as side:
+        for epoch in range(1, count + 1):
+            shared.write(Field.DUE_PERMIT_NS, permit_ns)
+            shared.write(Field.DUE_EPOCH, epoch)
+            bench.finish(shared.stream)
+            os.kill(side.process.pid, signal.SIGUSR1)
+            time.sleep(2e-3)  # it arms itself
+            kernels.work(shared.stream, 200_000)
+            shared.write(Field.PERMIT_LENGTH_NS, permit_ns)
+            shared.write(Field.BUBBLE, epoch << 1 | 1)
+            shared.write(Field.DEVICE_GATE, DeviceGate.OPEN)
+            bench.finish(shared.stream)
+            time.sleep(2e-3)
+            shared.write(Field.DEVICE_GATE, DeviceGate.CLOSED)
+            shared.write(Field.BUBBLE, epoch << 1)
+            bench.finish(shared.stream)
+    own = kernels.stamps()[first:]
+    theirs = sorted(side.stamps())
+    latencies_us = []
+    for _, end_ns in own:
+        after = next((start_ns for start_ns, _ in theirs if start_ns >= end_ns), None)
+        if after is not None and after - end_ns < 50_000_000:
+            latencies_us.append((after - end_ns) / 1e3)
+    words[Field.BUBBLE] = 0
+    return latencies_us
+
+
+def context_costs(bench: Bench) -> list[dict[str, Any]]:
+    """The same kernels with and without another process on the device, in turn."""
+    return [_context_cost(bench, way) for way in ("idle", "waiting", "naive")]
+
+
+def _context_cost(bench: Bench, way: str) -> dict[str, Any]:
+    pairs = 3 if bench.quick else 8
+    alone_ns, beside_ns = [], []
+    bench.page.words[Field.PLAN_UNTIL_STEP] = 1  # the naive one computes
+    for _ in range(pairs):
+        alone_ns.append(_batch_ns(bench))
+        with bench.side(way):
+            beside_ns.append(_batch_ns(bench))
+    bench.page.words[Field.PLAN_UNTIL_STEP] = 0
+    slowdown, interval = ratio_with_ci95(list(zip(beside_ns, alone_ns, strict=True)))
+    runs = {"alone_ns": alone_ns, "beside_ns": beside_ns}
+    return {"scenario": f"context_{way}", "slowdown": slowdown, "slowdown_ci95": interval, **runs}
+
+
+def _batch_ns(bench: Bench) -> float:
+    """How long a batch of kernels takes, by their stamps: the middle one of five."""
+    kernels, stream = bench.kernels, bench.driver.create_stream()
+    times_ns = []
+    for _ in range(5):
+        first = len(kernels.stamps())
+        for _ in range(10 if bench.quick else 100):
+            kernels.work(stream, round(UNIT_US[bench.device] * 1e3))
+        bench.finish(stream)
+        own = kernels.stamps()[first:]
+        times_ns.append(own[-1][1] - own[0][0])
+    bench.driver.destroy_stream(stream)
+    return median(times_ns)
+
+
+def faults(bench: Bench) -> list[dict[str, Any]]:
+    """Does SIGSTOP reach what is queued? Does the device go on when a process is killed whose stream waits?"""
+    return [_sigstop(bench), _sigkill(bench)]
+
+
+def _sigstop(bench: Bench) -> dict[str, Any]:
+    """Our own queue, deep, while our process is stopped: a child continues us."""
+    stream = bench.driver.create_stream()
+    first = len(bench.kernels.stamps())
+    unit_ns = round(UNIT_US[bench.device] * 1e3)
+    for _ in range(DEEP_QUEUE):
+        bench.kernels.work(stream, unit_ns)
+    script = "import os, signal, time; time.sleep(0.2); os.kill(os.getppid(), signal.SIGCONT)"
+    with subprocess.Popen([sys.executable, "-c", script]):
+        before = len(bench.kernels.stamps()) - first
+        os.kill(os.getpid(), signal.SIGSTOP)
+    after = len(bench.kernels.stamps()) - first - before
+    bench.finish(stream)
+    return {"scenario": "sigstop", "queued": DEEP_QUEUE, "after": after}
+
+
+def _sigkill(bench: Bench) -> dict[str, Any]:
+    with bench.side("waiting") as side:
+        side.process.kill()
+        side.process.wait()
+    stream = bench.driver.create_stream()
+    bench.kernels.work(stream, 1_000_000)
+    event = bench.driver.create_event()
+    bench.driver.record(event, stream)
+    goes_on = comes(bench.driver, event)
+    with bench.side("idle"):  # and another process may take its place
+        pass
+    return {"scenario": "sigkill", "goes_on": goes_on}
+
+
+def memory(bench: Bench) -> list[dict[str, Any]]:
+    """What a context takes of the device's memory."""
+    if not isinstance(bench.kernels, CudaKernels):
+        return []
+    before = _free_bytes(bench.driver)
+    with bench.side("idle"):
+        after = _free_bytes(bench.driver)
+    return [{"scenario": "memory", "context_mib": (before - after) / 2**20}]
+
+
+def _free_bytes(driver: Any) -> int:
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    driver.call("cuMemGetInfo", ctypes.byref(free), ctypes.byref(total))
+    return free.value

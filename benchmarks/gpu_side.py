@@ -1,0 +1,137 @@
+"""The side task of `gpu_suite`: kernels of known length, in one of the ways in which a second process can use a device.
+
+    idle     it has a context, and that is all
+    waiting  its stream waits for a gate that nobody opens
+    naive    it always computes
+    host     layer by layer, when its host sees an open bubble in which the layer fits: a gate without the device's help
+    gate     ours: each layer waits on the device itself
+
+`python -m benchmarks.gpu_side WAY --page FILE --out FILE` prints a line when it is ready, and ends by SIGTERM.
+"""
+
+import argparse
+import json
+import signal
+from collections import deque
+from collections.abc import Callable
+from itertools import cycle
+from pathlib import Path
+
+from benchmarks.device_kernels import Kernels, open_device
+from ds_hooks.driver import DeviceWords, Driver
+from ds_hooks.page import DeviceGate, Field, Page, Role
+from trials.gate import STOP_SIGNAL, StopRequested, block_signals
+from trials.stream_gate import StreamGate, nap
+
+UNITS = 8
+
+
+class HostGate(StreamGate):
+    """What a gate can do that the device does not help: it looks, and queues when it has seen the bubble open."""
+
+    def _probe(self) -> None:
+        """Nothing waits on the device."""
+
+    def _is_due(self) -> bool:
+        return False
+
+
+class NoWaits:
+    """A driver whose streams wait for no word."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def wait_bits(self, stream: int, device_address: int, mask: int) -> None:
+        """Does nothing."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._driver, name)
+
+
+def main() -> None:
+    """Be the side task."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_side")
+    parser.add_argument("way", choices=WAYS)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--page", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="where the kernels' stamps go")
+    parser.add_argument("--unit-us", type=float, default=500.0)
+    options = parser.parse_args()
+    block_signals()
+    page = Page.open(options.page, create=False)
+    page.claim(Role.SIDE)
+    driver, kernels = open_device(options.device)
+    unit_ns = round(options.unit_us * 1e3)
+    try:
+        WAYS[options.way](page, driver, kernels, unit_ns)
+    except StopRequested:
+        pass
+    options.out.write_text(json.dumps(kernels.stamps()), encoding="utf-8")
+
+
+def _ready() -> None:
+    print("ready", flush=True)
+
+
+def _idle(page: Page, driver: Driver, kernels: Kernels, unit_ns: int) -> None:
+    _ready()
+    signal.sigwait({STOP_SIGNAL})
+
+
+def _waiting(page: Page, driver: Driver, kernels: Kernels, unit_ns: int) -> None:
+    words = DeviceWords(driver, page.words, probe=Field.SIDE_BYTES)
+    driver.wait_bits(words.stream, words.address(Field.DEVICE_GATE), DeviceGate.FORCED)
+    kernels.work(words.stream, unit_ns)
+    _ready()
+    signal.sigwait({STOP_SIGNAL})
+    words.release()
+
+
+def _naive(page: Page, driver: Driver, kernels: Kernels, unit_ns: int) -> None:
+    stream = driver.create_stream()
+    queued: deque[int] = deque()
+    free = [driver.create_event() for _ in range(3)]
+    _ready()
+    received = None
+    while received != STOP_SIGNAL:
+        if page.words[Field.PLAN_UNTIL_STEP] and free:  # it has its windows, too
+            kernels.work(stream, unit_ns)
+            queued.append(free.pop())
+            driver.record(queued[-1], stream)
+        while queued and driver.is_done(queued[0]):
+            free.append(queued.popleft())
+        received = nap(1e-4)
+
+
+def _host(page: Page, driver: Driver, kernels: Kernels, unit_ns: int) -> None:
+    stream = driver.create_stream()
+    _compute(HostGate(page, NoWaits(driver), stream), stream, kernels, unit_ns)  # type: ignore[arg-type]
+
+
+def _gate(page: Page, driver: Driver, kernels: Kernels, unit_ns: int) -> None:
+    stream = driver.create_stream()
+    _compute(StreamGate(page, driver, stream), stream, kernels, unit_ns)
+
+
+def _compute(gate: StreamGate, stream: int, kernels: Kernels, unit_ns: int) -> None:
+    gate.use([f"unit {unit}" for unit in range(UNITS)])
+    _ready()
+    try:
+        for unit in cycle(range(UNITS)):
+            gate.enter(unit)
+            kernels.work(stream, unit_ns)
+    finally:
+        gate.close()
+
+
+WAYS: dict[str, Callable[[Page, Driver, Kernels, int], None]] = {
+    "idle": _idle,
+    "waiting": _waiting,
+    "naive": _naive,
+    "host": _host,
+    "gate": _gate,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""The part of `gpu_suite` with a pipeline: a ghost stage with the real hooks, and side tasks of three kinds beside it.
+
+The benchmark is the daemon: it hears the hooks' messages, forecasts each slot, and plans the windows that are squeezed.
+Windows alternate; before each the device comes to its end, so that no step of one feels the other.
+"""
+
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from benchmarks.common import ratio_with_ci95
+from benchmarks.fake_driver import DEFAULT_STREAM, FakeDriver
+from benchmarks.ghost_model import Timing
+from benchmarks.ghost_program import GhostShape
+from benchmarks.ghost_stream import StreamStage, programs_of
+from benchmarks.gpu_parts import UNIT_US, Bench, Side
+from ds_hooks import attach, stream_marks, wire
+from ds_hooks.page import Page, Role, make_private_dir, page_path, socket_path
+from squeezer.forecast import SlotForecast
+from squeezer.intake import Intake
+
+WAYS = ("naive", "host", "gate")
+SHAPE = GhostShape(stages=4, stage=1, micro_batches=4, clipping=False)
+FORWARD_MS = {"cuda": 4.0, "cpu": 20.0}
+OBSERVE_STEPS = 8
+WINDOW_STEPS = 8
+WINDOWS, QUICK_WINDOWS = 10, 2
+"""Pairs of a window alone and one beside a side task."""
+MARGIN_NS = 300_000
+MIN_BUBBLE_NS = 1_500_000
+QUANTILE = 0.4
+_PATIENCE_S = 10.0
+
+
+def ghost_stage(bench: Bench) -> list[dict[str, Any]]:
+    """Every kind of side task with every kind of receive."""
+    return [_measure(bench, way, spinning) for spinning in (False, True) for way in WAYS]
+
+
+class Listener:
+    """Hears the hooks, forecasts, and plans."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self._intake = Intake(socket_path(page.path.parent, 0), lambda fault: print(fault, file=sys.stderr))
+        self._forecast = SlotForecast(QUANTILE)
+        self._begun: dict[int, tuple[int, int]] = {}
+        self._slots: set[int] = set()
+        self.steps: dict[int, tuple[int, int]] = {}
+        """Step -> (begin, end) in ns."""
+        self.bubble_ns: defaultdict[int, int] = defaultdict(int)
+        """Step -> all its bubbles."""
+        self._step_begin_ns = 0
+        self._over = False
+
+    def hear(self) -> None:
+        """Take what has been said."""
+        more = True
+        while more:
+            more = False
+            for part in self._intake.parts():
+                more = True
+                envelope = self._intake.decode(part)
+                if envelope is not None:
+                    self._take(envelope.t_ns, envelope.message)
+
+    def hear_the_end(self) -> None:
+        """Take all up to the goodbye."""
+        end_s = time.monotonic() + _PATIENCE_S
+        while not self._over and time.monotonic() < end_s:
+            self.hear()
+            time.sleep(1e-3)
+
+    def plan(self, *, squeezed: bool, slots: bool) -> None:
+        """For all steps that are issued from now on."""
+        for slot in sorted(self._slots):
+            length_ns = self._forecast.length_ns(slot) or 0
+            permit_ns = length_ns - MARGIN_NS if slots and length_ns >= MIN_BUBBLE_NS else 0
+            self._page.plan_slot(slot, permit_ns)
+        self._page.plan_steps(*((1, 2**31) if squeezed else (0, 0)))
+
+    def close(self) -> None:
+        """Give the socket back."""
+        self._intake.close()
+
+    def _take(self, t_ns: int, message: wire.Message) -> None:
+        match message:
+            case wire.StepStart():
+                self._step_begin_ns = t_ns
+            case wire.StepEnd():
+                self.steps[message.step] = (self._step_begin_ns, t_ns)
+            case wire.BubbleStart():
+                self._begun[message.epoch] = (message.slot, t_ns)
+            case wire.BubbleEnd() if message.epoch in self._begun:
+                slot, begin_ns = self._begun.pop(message.epoch)
+                self._slots.add(slot)
+                self._forecast.observe(slot, t_ns - begin_ns)
+                self.bubble_ns[message.step] += t_ns - begin_ns
+            case wire.Bye():
+                self._over = True
+
+
+@contextmanager
+def _compute_stream(bench: Bench) -> Iterator[int]:
+    """The stream on which the main job computes, as hooks will find it."""
+    driver = bench.driver
+    if not isinstance(driver, FakeDriver):
+        import torch
+
+        torch.cuda.init()
+        yield int(torch.cuda.current_stream().cuda_stream)
+        return
+    cuda = SimpleNamespace(
+        current_stream=lambda: SimpleNamespace(cuda_stream=DEFAULT_STREAM),
+        max_memory_reserved=lambda: 0,
+        mem_get_info=lambda: (0, 0),
+    )
+    with (
+        mock.patch.dict(sys.modules, {"torch": SimpleNamespace(cuda=cuda)}),
+        mock.patch.object(stream_marks, "CudaDriver", lambda: driver),
+    ):
+        yield DEFAULT_STREAM
+
+
+def _measure(bench: Bench, way: str, spinning: bool) -> dict[str, Any]:
+    forward_ns = int(FORWARD_MS[bench.device] * 1e6)
+    timing = Timing(forward_ns=forward_ns, backward_ns=2 * forward_ns, optimizer_ns=forward_ns // 2)
+    name = f"ghost_{way}_{'spinning' if spinning else 'waiting'}"
+    place = bench.place / name
+    place.mkdir()
+    windows = QUICK_WINDOWS if bench.quick else WINDOWS
+    first = len(bench.kernels.stamps())
+    programs_of(SHAPE)  # so that DeepSpeed is imported before a fake takes torch's place
+    with ExitStack() as stack:
+        page = Page.open(page_path(make_private_dir(place / "pages"), 0))
+        stack.callback(page.close)
+        page.claim(Role.DAEMON)
+        listener = Listener(page)
+        stack.callback(listener.close)
+        stream = stack.enter_context(_compute_stream(bench))
+        stage = StreamStage(
+            SHAPE,
+            timing,
+            driver=bench.driver,
+            kernels=bench.kernels,
+            stream=stream,
+            device=bench.device,
+            spinning=spinning,
+            place=place,
+        )
+        stack.enter_context(stage)
+        handle = attach(stage, directory=page.path.parent, local_rank=0)
+        stack.callback(handle.detach)
+        if not handle.enabled:
+            raise RuntimeError(f"the hooks are off: {handle.fault}")
+        with bench.side(way, page) as side:
+            step = _window(bench, stage, listener, stream, OBSERVE_STEPS)
+            bounds = []
+            for squeezed in (False, True) * windows:
+                listener.plan(squeezed=squeezed, slots=way != "naive")
+                bounds.append((step, step := step + _window(bench, stage, listener, stream, WINDOW_STEPS)))
+            listener.plan(squeezed=False, slots=False)
+        handle.detach()
+        listener.hear_the_end()
+    own = bench.kernels.stamps()[first:]
+    return {"scenario": name, **_figures(listener, bounds, own, side, bench)}
+
+
+def _window(bench: Bench, stage: StreamStage, listener: Listener, stream: int, steps: int) -> int:
+    for _ in range(steps):
+        stage.train_batch()
+        listener.hear()
+        time.sleep(0)
+    bench.finish(stream)
+    return steps
+
+
+def _figures(
+    listener: Listener, bounds: list[tuple[int, int]], own: list[tuple[int, int]], side: Side, bench: Bench
+) -> dict[str, Any]:
+    """What the windows gave, window by window: alone first, then beside the side task."""
+    theirs = sorted(side.stamps())
+    per_step = 2 * SHAPE.micro_batches + 1
+    pairs, bubble_ns, kernels, outside, resume_us = [], 0.0, 0, 0, []
+    for alone, beside in zip(bounds[::2], bounds[1::2], strict=True):
+        if not all(step in listener.steps for window in (alone, beside) for step in _inner(window)):
+            continue  # a message was lost
+        alone_ns, beside_ns = (
+            fmean(listener.steps[step][1] - listener.steps[step][0] for step in _inner(window))
+            for window in (alone, beside)
+        )
+        pairs.append((beside_ns, alone_ns))
+        bubble_ns += sum(listener.bubble_ns[step] for step in _inner(beside))
+        compute = own[beside[0] * per_step + per_step : beside[1] * per_step]
+        inside = [start_ns for start_ns, _ in theirs if compute[0][0] <= start_ns <= compute[-1][1]]
+        kernels += len(inside)
+        outside += sum(any(begin <= start_ns < end for begin, end in compute) for start_ns in inside)
+        for (_, end_ns), (begin_ns, _) in pairwise(compute):
+            started = next((s for s in inside if end_ns <= s < begin_ns), None)
+            if started is not None and begin_ns - end_ns >= MIN_BUBBLE_NS:
+                resume_us.append((started - end_ns) / 1e3)
+    slowdown, interval = ratio_with_ci95(pairs) if len(pairs) > 1 else (float("nan"), [float("nan")] * 2)
+    return {
+        "slowdown": slowdown,
+        "slowdown_ci95": interval,
+        "harvest": kernels * UNIT_US[bench.device] * 1e3 / bubble_ns if bubble_ns else 0.0,
+        "kernels": kernels,
+        "outside": outside,
+        "resume_us": resume_us,
+        "pairs_ns": pairs,
+    }
+
+
+def _inner(window: tuple[int, int]) -> range:
+    """The steps of a window, counted from 1, without the first one, which fills the pipeline anew."""
+    return range(window[0] + 2, window[1] + 1)

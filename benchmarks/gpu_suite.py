@@ -1,0 +1,161 @@
+"""All that must be known of a GPU before anyone squeezes on it, in some minutes and without a package registry.
+
+Each row of its table is a promise that holds or does not. `--device cpu` plays it on the fake driver, which shows that
+the suite works and says nothing of a device.
+
+    words     the words of a shared page between two processes on one device: do they pass, and how fast
+    context   what a second process costs the main job: idle, waiting at the gate, or computing
+    ghost     a ghost stage alone, and beside a side task: naive, behind the host's gate, behind the device's
+    faults    SIGSTOP with a deep queue; SIGKILL while a stream waits at the gate
+    memory    how much of the device a context takes
+    fusion    ResNet-18 of an eighth of its width, fused, against one of full width
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from benchmarks.common import write
+from benchmarks.gpu_fusion import fusion
+from benchmarks.gpu_parts import Bench, context_costs, faults, memory, mps_server, words_between_processes
+from benchmarks.gpu_stage import ghost_stage
+
+NAME = "gpu_suite"
+NO_ERROR, NONE, YES = "no error", "0", "True"
+TIMELESS = frozenset({NO_ERROR, NONE, YES})
+"""What is wanted of promises that have no time in them."""
+
+
+class Promise(NamedTuple):
+    """One line of the table."""
+
+    what: str
+    measured: str
+    wanted: str
+    holds: bool | None
+
+
+def main() -> int:
+    """Measure, print the table, write. Returns 1 if a promise is broken."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{NAME}", description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: the fake driver")
+    parser.add_argument("--quick", action="store_true", help="few windows")
+    parser.add_argument("--json", type=Path, metavar="DIR", help="write DIR/gpu_suite.json")
+    parser.add_argument("--mps", action="store_true", help="with an MPS server of our own; writes gpu_suite_mps.json")
+    parser.add_argument("--only", metavar="PART", choices=PARTS, help="this part alone")
+    options = parser.parse_args()
+    runs: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        place = stack.enter_context(tempfile.TemporaryDirectory(prefix="bsq-", dir="/dev/shm"))
+        if options.mps:
+            stack.enter_context(mps_server(Path(place)))
+        bench = Bench.open(options.device, Path(place), quick=options.quick)
+        for name, part in PARTS.items():
+            if options.only in (None, name):
+                print(f"{name} …", file=sys.stderr, flush=True)
+                try:
+                    found = part(bench)
+                except Exception as error:  # the other parts are still worth their time on a borrowed device
+                    found = [{"scenario": name, "error": f"{type(error).__name__}: {error}"}]
+                    print(f"{name}: {found[0]['error']}", file=sys.stderr)
+                runs += found
+        bench.close()
+    promises = list(_promises(runs, timed=options.device == "cuda"))
+    _print_table(bench.kernels.name, promises)
+    if options.json:
+        options.json.mkdir(parents=True, exist_ok=True)
+        options.json = options.json / f"{NAME}{'_mps' if options.mps else ''}.json"
+        summary = {"device": bench.kernels.name, "promises": [promise._asdict() for promise in promises]}
+        write(NAME, options, runs, summary)
+    return int(any(promise.holds is False for promise in promises))
+
+
+PARTS: dict[str, Callable[[Bench], list[dict[str, Any]]]] = {
+    "words": words_between_processes,
+    "context": context_costs,
+    "ghost": ghost_stage,
+    "faults": faults,
+    "memory": memory,
+    "fusion": fusion,
+}
+
+
+def _promises(runs: list[dict[str, Any]], *, timed: bool) -> Iterator[Promise]:
+    """What the runs say; without a device, whose times mean something, only what has no time in it holds or not."""
+    for promise in _all_promises(runs):
+        yield promise if timed or promise.wanted in TIMELESS else promise._replace(wanted="", holds=None)
+
+
+def _all_promises(runs: list[dict[str, Any]]) -> Iterator[Promise]:
+    for run in runs:
+        scenario = run["scenario"]
+        if "error" in run:
+            yield Promise(scenario, run["error"], NO_ERROR, False)
+        elif scenario == "words":
+            yield _at_most("a word, device to device of another process, p50", run["across_us"], 50, "µs")
+            yield Promise("a word, device to host, p50", f"{median(run['to_host_us']):.1f} µs", "", None)
+            yield Promise("a word, host to device and back, p50", f"{median(run['round_trip_us']):.1f} µs", "", None)
+        elif scenario.startswith("context_"):
+            wanted = 0.01 if scenario != "context_naive" else None
+            yield _slowdown(f"second process {scenario.removeprefix('context_')}: slowdown", run, wanted)
+        elif scenario.startswith("ghost_"):
+            ours = scenario.startswith("ghost_gate")
+            yield _slowdown(f"{scenario}: slowdown", run, 0.01 if ours else None)
+            harvest = f"{100 * run['harvest']:.0f}%"
+            yield Promise(
+                f"{scenario}: harvest", harvest, "≥ 60%" if ours else "", run["harvest"] >= 0.6 if ours else None
+            )
+            outside = f"{run['outside']} of {run['kernels']}"
+            yield Promise(
+                f"{scenario}: kernels that start outside a bubble",
+                outside,
+                "0" if ours else "",
+                run["outside"] == 0 if ours else None,
+            )
+            if ours:
+                yield _at_most(f"{scenario}: bubble start to first kernel, p50", run["resume_us"], 50, "µs")
+        elif scenario == "sigstop":
+            yield Promise(
+                "kernels that end while their process is stopped, of a deep queue",
+                f"{run['after']} of {run['queued']}",
+                "",
+                None,
+            )
+        elif scenario == "sigkill":
+            yield Promise("the device goes on after SIGKILL at the gate", str(run["goes_on"]), YES, run["goes_on"])
+        elif scenario == "fusion":
+            best = max(run["by_k"], key=lambda point: float(point["over_full_width"]))
+            speedup = best["over_full_width"]
+            what = f"ResNet-18 of width ÷8, {best['k']} fused, against one of full width"
+            yield Promise(what, f"{speedup:.1f}x", "≥ 16.6x", speedup >= 16.6)
+        elif scenario == "memory":
+            yield Promise("a context takes", f"{run['context_mib']:.0f} MiB", "", None)
+
+
+def _at_most(what: str, values: list[float], most: float, unit: str) -> Promise:
+    if not values:
+        return Promise(what, "nothing was measured", f"≤ {most} {unit}", False)
+    return Promise(what, f"{median(values):.1f} {unit}", f"≤ {most} {unit}", median(values) <= most)
+
+
+def _slowdown(what: str, run: dict[str, Any], most: float | None) -> Promise:
+    low, high = run["slowdown_ci95"]
+    measured = f"{100 * run['slowdown']:+.2f}% [{100 * low:+.2f}, {100 * high:+.2f}]"
+    return Promise(what, measured, "" if most is None else f"≤ {100 * most:g}%", None if most is None else low <= most)
+
+
+def _print_table(device: str, promises: list[Promise]) -> None:
+    width = max((len(promise.what) for promise in promises), default=0)
+    print(f"{device}\n")
+    for what, measured, wanted, holds in promises:
+        verdict = {True: "holds", False: "BROKEN", None: ""}[holds]
+        print(f"{what:<{width}}  {measured:<28}{wanted:<10}{verdict}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

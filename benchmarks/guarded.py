@@ -1,0 +1,153 @@
+"""Disturbed ghost stages with the guard on, as users have it: does the budget hold over any 50 steps?
+
+The daemon is the ordinary one with its defaults, but for a quarter of the steps left alone, for narrower intervals.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import unruly
+from benchmarks.common import ROOT, commit, environment, places
+from benchmarks.guarded_figures import guarded_steps, harvests, judge
+from benchmarks.processes import last_core, start
+from squeezer.guard import RECENT_STEPS
+from squeezer.trace import load_run
+
+CONFIG = """
+[squeeze]
+preemptive = {preemptive}
+squeezed_steps = 12
+alone_steps = 4
+[side]
+study = "{study}"
+[run]
+directory = "{run}"
+"""
+BUDGET = 0.01
+"""The default of `guard.slowdown_budget`."""
+RECOVERED = 0.9
+BEFORE_STEPS, DISTURBED_STEPS, AFTER_STEPS = 90, 110, 150
+"""A broken budget shuts the gate for 50 steps, and for 100 the second time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Guarded:
+    """Stage 1 of 4 in steps of about 170 ms, disturbed from `first_step` on."""
+
+    how: str
+    preemptive: bool = True
+
+    @property
+    def name(self) -> str:
+        """Of the scenario."""
+        return f"guarded_{self.how}"
+
+    @property
+    def first_step(self) -> int:
+        """Of the disturbance, counted from 1."""
+        return BEFORE_STEPS + 1
+
+    @property
+    def until_step(self) -> int:
+        """The first step after the disturbance, or after what is looked at of a lasting one."""
+        return self.first_step + DISTURBED_STEPS
+
+    @property
+    def is_unruly(self) -> bool:
+        """Whether it is the side task that goes astray."""
+        return self.how in ("loader", "costs")
+
+    def arguments(self) -> list[str]:
+        """For `ghost_job`."""
+        shape = ["--stages", "4", "--stage", "1", "--micro-batches", "4", "--micro-batch-size", "256"]
+        steps = self.until_step - 1 + AFTER_STEPS
+        more = {
+            "jitter": ["--jitter", "0.2", "--jitter-step", str(BEFORE_STEPS)],
+            "stall": ["--stall-step", str(BEFORE_STEPS)],
+            "resize": ["--resize-step", str(BEFORE_STEPS)],
+        }
+        return [*shape, *more.get(self.how, []), "--steps", str(steps)]
+
+
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        *(Guarded(how=how) for how in ("jitter", "stall", "resize", "loader")),
+        Guarded(how="costs", preemptive=False),  # preemptively no unit is too long
+    )
+}
+
+
+def measure(scenario: Guarded) -> dict[str, Any]:
+    """One run of a scenario; a minute or two."""
+    core = last_core()
+    with places() as (run, pages), ExitStack() as ends:
+        study = ROOT / "benchmarks" / ("unruly.py" if scenario.is_unruly else "endless_digits.py")
+        told = f"{scenario.how}:{scenario.first_step}:{scenario.until_step}"
+        env = {**environment(pages), unruly.ENVIRONMENT: told}
+        config, model = run.parent / "squeezer.toml", run.parent / "model.json"
+        preemptive = str(scenario.preemptive).lower()
+        config.write_text(CONFIG.format(preemptive=preemptive, study=study, run=run), encoding="utf-8")
+        command = [sys.executable, "-m", "benchmarks.ghost_job", *scenario.arguments(), "--core", core]
+        job = start([*command, "--wait-for-side", "--model", str(model)], env, ends)
+        daemon = ["taskset", "-c", core, sys.executable, "-m", "squeezer", "daemon", "--config", str(config)]
+        squeezer = start([*daemon, "--job-pid", str(job.pid)], env, ends)
+        if job.wait() != 0:
+            raise RuntimeError(f"the ghost job ended with status {job.returncode}")
+        squeezer.wait(120)
+        return _result(scenario, run, json.loads(model.read_text(encoding="utf-8")))
+
+
+def _result(scenario: Guarded, run: Path, modelled_ms: list[float]) -> dict[str, Any]:
+    (rank,) = load_run(run)
+    steps = guarded_steps(rank.records, modelled_ms)
+    dedicated = rank.records["end"][-1]["dedicated"]
+    if dedicated is None:
+        raise RuntimeError(f"{scenario.name}: the daemon could not measure the dedicated rate")
+    first = scenario.first_step
+    harvest = harvests(steps, first, scenario.until_step, dedicated["work_per_s"] / 1e3)
+    decisions = [{key: d[key] for key in ("step", "what", "cause", "figures")} for d in rank.records["guard"]]
+    judged = judge(steps, first, BUDGET)
+    result: dict[str, Any] = {
+        "scenario": scenario.name,
+        "commit": commit(),
+        "disturbed_step": first,
+        "until_step": scenario.until_step if scenario.is_unruly else None,
+        "budget": BUDGET,
+        "guarded": judged,
+        "harvest": harvest,
+        "recovered": _recovered(harvest, since="disturbed" if scenario.how == "resize" else "before"),
+        "decisions": decisions,
+        "steps": {
+            "squeezed": [s.squeezed for s in steps],
+            "ms": [round(s.ms, 3) for s in steps],
+            "modelled_ms": [round(s.modelled_ms, 3) for s in steps],
+        },
+    }
+    worst = judged["worst"]
+    low, high = worst["cost_ci95"]
+    print(
+        f"{scenario.name}: worst {RECENT_STEPS} steps {worst['cost']:+.2%} [{low:+.2%}, {high:+.2%}], "
+        f"held {judged['held']}; recovered {result['recovered']}",
+        file=sys.stderr,
+        flush=True,
+    )
+    return result
+
+
+def _recovered(harvest: Mapping[str, Mapping[str, float | None]], since: str) -> bool:
+    """Whether the last 60 steps harvest as much as the steps `since`, or nearly.
+
+    After a resize bubbles are half as long, and short ones give less however well they are known: there the question
+    is whether steps 11 and later are at the final level already.
+    """
+    parts = (harvest[part] for part in (since, "last_60"))
+    first, last = ((part["harvest"] or 0.0) * (part["squeezed_share"] or 0.0) for part in parts)
+    if since == "disturbed":
+        first, last = last, first
+    return last >= RECOVERED * first

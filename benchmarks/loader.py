@@ -1,0 +1,27 @@
+"""Loads ahead for `unruly`: for each byte that comes, a while of waiting for data and copying them, and a byte back."""
+
+import os
+import sys
+import time
+
+LOAD_BYTES = 8 << 20
+"""More than the caches hold, with its copy."""
+PARTS, WAIT_S, COPY_NS = 20, 0.008, 2_000_000
+"""A fifth of a core for a fifth of a second."""
+
+
+def main() -> None:
+    """Serve until the side task is gone."""
+    source, target = bytearray(LOAD_BYTES), bytearray(LOAD_BYTES)
+    while os.read(sys.stdin.fileno(), 1):
+        for _ in range(PARTS):
+            time.sleep(WAIT_S)
+            until_ns = time.thread_time_ns() + COPY_NS
+            while time.thread_time_ns() < until_ns:
+                target[:] = source
+                source, target = target, source
+        os.write(sys.stdout.fileno(), b".")
+
+
+if __name__ == "__main__":
+    main()

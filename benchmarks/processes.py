@@ -1,0 +1,26 @@
+"""How benchmarks start and end their processes."""
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+
+from benchmarks.common import ROOT
+
+
+def last_core() -> str:
+    """The core that a ghost stage and all that runs beside it share."""
+    return str(max(os.sched_getaffinity(0)))
+
+
+def start(command: Sequence[str], env: Mapping[str, str], ends: ExitStack) -> "subprocess.Popen[bytes]":
+    """Start a process that is ended with `ends`, if it has not ended by then."""
+    process = subprocess.Popen(command, env=dict(env), cwd=ROOT, stdout=subprocess.DEVNULL)
+
+    def end() -> None:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+
+    ends.callback(end)
+    return process

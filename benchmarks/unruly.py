@@ -1,0 +1,61 @@
+"""A side task that is more harmful than forecast for a while: as long as the main job's step is one of those that
+`BENCHMARK_UNRULY` names, "loader:120:240" or "costs:120:240".
+
+    loader  its batches are loaded ahead by a process beside it that takes a fifth of the core, in bubbles and out of
+            them, where no gate sees it. Shut out, the side task asks for no more, and it rests
+    costs   its batches are eight times as large, and so the units longer than their forecasts
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from benchmarks.endless_digits import EndlessDigits
+from ds_hooks.page import Field, Page, page_path, runtime_dir
+
+ENVIRONMENT = "BENCHMARK_UNRULY"
+TIMES_AS_LARGE = 8
+
+
+class UnrulyDigits(EndlessDigits):
+    """See above."""
+
+    def __init__(self) -> None:
+        """Read the data."""
+        super().__init__()
+        self._how, *steps = os.environ[ENVIRONMENT].split(":")
+        self._first, self._until = map(int, steps)
+        self._page: Page | None = None
+        self._loader: subprocess.Popen[bytes] | None = None
+        self._is_loading = False
+
+    def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """As the digits study's."""
+        for inputs, targets in super().batches(epoch):
+            unruly = self._is_unruly()
+            if self._how == "loader":
+                self._load_ahead(unruly)
+            elif unruly:
+                inputs, targets = inputs.repeat(TIMES_AS_LARGE, 1), targets.repeat(TIMES_AS_LARGE)
+            yield inputs, targets
+
+    def _is_unruly(self) -> bool:
+        if self._page is None:
+            self._page = Page.open(page_path(runtime_dir(), 0), create=False)
+        return self._first <= self._page.words[Field.STEP] < self._until
+
+    def _load_ahead(self, unruly: bool) -> None:
+        if self._loader is None:  # with the first batch, in the rehearsal: so it is not as nice as the side task
+            command = [sys.executable, "-m", "benchmarks.loader"]
+            self._loader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+            assert self._loader.stdout is not None
+            os.set_blocking(self._loader.stdout.fileno(), False)
+        assert self._loader.stdin is not None and self._loader.stdout is not None
+        if self._loader.stdout.read(1):
+            self._is_loading = False
+        if unruly and not self._is_loading:
+            self._loader.stdin.write(b".")
+            self._is_loading = True

@@ -1,0 +1,154 @@
+"""`squeezer doctor`: what this machine allows, which way is taken for each thing, and why."""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from importlib import metadata
+from pathlib import Path
+
+from ds_hooks.driver import CudaDriver, DeviceWords, Driver, DriverError
+from ds_hooks.page import Field, Page, PageError, make_private_dir, page_path, runtime_dir
+
+MPS_DIRECTORY = "/tmp/nvidia-mps"
+"""Where CUDA looks for the MPS daemon unless CUDA_MPS_PIPE_DIRECTORY names another place."""
+MEMORY_BACKED = frozenset({"tmpfs", "ramfs", "hugetlbfs"})
+PACKAGES = ("deepspeed", "torch", "optuna", "pyzmq")
+
+
+class Level(Enum):
+    """What a finding means for the user."""
+
+    OK = "ok"
+    NOTE = "note"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the doctor's report."""
+
+    level: Level
+    what: str
+    text: str
+
+
+def main_doctor(device: int) -> int:
+    """Print all findings. Returns 1 if one of them keeps squeezing from working, else 0."""
+    findings = list(examine(device, os.environ))
+    width = max(len(finding.what) for finding in findings)
+    for finding in findings:
+        print(f"{finding.level.value:<8}{finding.what:<{width + 2}}{finding.text}")
+    return int(any(finding.level is Level.PROBLEM for finding in findings))
+
+
+def examine(
+    device: int, environment: Mapping[str, str], driver_of: Callable[[int], Driver] = CudaDriver
+) -> Iterator[Finding]:
+    """Look at everything that the parts of this project will rely on.
+
+    Args:
+        device: CUDA's number of the device to probe; a context on it takes about half a GiB meanwhile.
+        environment: the variables that a job would see.
+        driver_of: makes the driver of a device.
+    """
+    for package in PACKAGES:
+        yield _package(package)
+    yield _signals()
+    directory = runtime_dir()
+    yield _directory(directory)
+    try:
+        driver = driver_of(device)
+    except DriverError as error:
+        yield Finding(Level.OK, "device", f"cpu: bubbles are told by the host's clock ({error})")
+        return
+    yield Finding(Level.OK, "device", f"cuda:{device}")
+    yield _words(driver)
+    yield _mps(environment)
+    yield from _variables(environment)
+
+
+def _package(name: str) -> Finding:
+    try:
+        return Finding(Level.OK, name, metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return Finding(Level.PROBLEM, name, "not installed here")
+
+
+def _signals() -> Finding:
+    import signal
+
+    if hasattr(signal, "pidfd_send_signal") and hasattr(signal, "sigtimedwait"):
+        return Finding(Level.OK, "signals", "by process descriptor, so that they never hit another process")
+    return Finding(Level.PROBLEM, "signals", "no process descriptors: needs Linux 5.3 and a Python built for it")
+
+
+def _directory(directory: Path) -> Finding:
+    what = "shared pages"
+    try:
+        make_private_dir(directory)
+    except (PageError, OSError) as error:
+        return Finding(Level.PROBLEM, what, str(error))
+    kind = _file_system(directory)
+    if kind in MEMORY_BACKED:
+        return Finding(Level.OK, what, f"{directory} ({kind})")
+    return Finding(
+        Level.NOTE,
+        what,
+        f"{directory} is on {kind}: a page there is written to disk now and then, and a CUDA device may refuse it; "
+        f"name a memory-backed directory with $SQUEEZER_DIR",
+    )
+
+
+def _file_system(path: Path) -> str:
+    """The kind of file system that holds `path`."""
+    best, kind = -1, "an unknown file system"
+    for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
+        _, mount, found, *_ = line.split()
+        if path.resolve().is_relative_to(mount) and len(mount) > best:
+            best, kind = len(mount), found
+    return kind
+
+
+def _words(driver: Driver) -> Finding:
+    """Whether the device can write the words of a page and wait for them."""
+    what = "bubble word"
+    with tempfile.TemporaryDirectory(prefix="doctor-", dir=runtime_dir()) as place:
+        page = Page.open(page_path(make_private_dir(Path(place) / "pages"), 0))
+        try:
+            words = DeviceWords(driver, page.words, probe=Field.PROBE)
+        except DriverError as error:
+            return Finding(
+                Level.NOTE, what, f"a thread of the main job polls events and writes it, a little late: {error}"
+            )
+        if words.release():
+            page.close()
+    return Finding(Level.OK, what, "the device itself writes it, and side tasks wait for it on the device")
+
+
+def _mps(environment: Mapping[str, str]) -> Finding:
+    directory = Path(environment.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_DIRECTORY)
+    if not (directory / "control").exists():
+        return Finding(
+            Level.OK, "MPS", f"no server at {directory}: the main job and its side task take turns on the device"
+        )
+    return Finding(
+        Level.NOTE,
+        "MPS",
+        f"a server at {directory}: processes overlap on the device, and a fatal fault of a side task ends the main "
+        f"job, too. Side tasks use it only with [device] mps = true",
+    )
+
+
+def _variables(environment: Mapping[str, str]) -> Iterator[Finding]:
+    if environment.get("CUDA_LAUNCH_BLOCKING") == "1":
+        yield Finding(
+            Level.NOTE, "CUDA_LAUNCH_BLOCKING", "1: the host waits for each kernel, so steps are slower than they need"
+        )
+    if environment.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+        yield Finding(
+            Level.NOTE,
+            "CUDA_DEVICE_MAX_CONNECTIONS",
+            "1: all streams of a process share one queue, so a stream that waits can hold up others",
+        )

@@ -1,0 +1,78 @@
+"""What the doctor finds on a machine without a device, and on a fake one."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.fake_driver import FakeDriver
+from ds_hooks.driver import Driver, DriverError
+from ds_hooks.page import ENVIRONMENT_DIR
+from squeezer.cli import main
+from squeezer.doctor import Finding, Level, examine
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(ENVIRONMENT_DIR, str(tmp_path / "pages"))
+    return tmp_path / "pages"
+
+
+@pytest.fixture
+def driver() -> Iterator[FakeDriver]:
+    with FakeDriver() as made:
+        yield made
+
+
+def findings(driver: FakeDriver, **environment: str) -> dict[str, Finding]:
+    return {finding.what: finding for finding in examine(0, environment, lambda _: driver)}
+
+
+def no_driver(device: int) -> Driver:
+    raise DriverError("no CUDA driver of version 12 or later")
+
+
+def test_without_a_device_the_cpu_is_the_device() -> None:
+    found = {finding.what: finding for finding in examine(0, {}, no_driver)}
+    assert found["device"].text.startswith("cpu:") and "bubble word" not in found
+    assert found["deepspeed"].level is found["signals"].level is Level.OK
+
+
+def test_a_device_that_writes_words(driver: FakeDriver, place: Path) -> None:
+    found = findings(driver, CUDA_MPS_PIPE_DIRECTORY=str(place))
+    assert found["bubble word"].level is Level.OK and "the device itself writes it" in found["bubble word"].text
+    assert found["MPS"].level is Level.OK and "take turns" in found["MPS"].text
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("call", ["register", "write_word", "wait_bits"])
+def test_a_device_that_cannot_write_words_says_why(call: str, driver: FakeDriver) -> None:
+    driver.fail(call, at=1)
+    finding = findings(driver)["bubble word"]
+    assert finding.level is Level.NOTE and f"{call}: refused on purpose" in finding.text
+
+
+def test_an_mps_server_is_named_with_its_risk(driver: FakeDriver, tmp_path: Path) -> None:
+    (tmp_path / "control").touch()
+    finding = findings(driver, CUDA_MPS_PIPE_DIRECTORY=str(tmp_path))["MPS"]
+    assert finding.level is Level.NOTE and "fatal fault" in finding.text
+
+
+def test_variables_that_change_how_streams_run_are_named(driver: FakeDriver) -> None:
+    found = findings(driver, CUDA_LAUNCH_BLOCKING="1", CUDA_DEVICE_MAX_CONNECTIONS="1")
+    assert {"CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS"} <= set(found)
+
+
+def test_a_directory_that_others_can_open_is_a_problem(place: Path) -> None:
+    place.mkdir(mode=0o755)
+    found = {finding.what: finding for finding in examine(0, {}, no_driver)}
+    assert found["shared pages"].level is Level.PROBLEM and "chmod 700" in found["shared pages"].text
+
+
+def test_the_command_prints_a_line_for_each(capsys: pytest.CaptureFixture[str], place: Path) -> None:
+    assert main(["doctor"]) == 0
+    printed = capsys.readouterr().out
+    assert "deepspeed" in printed and str(place) in printed
+    place.chmod(0o755)
+    assert main(["doctor"]) == 1
+    assert "problem" in capsys.readouterr().out

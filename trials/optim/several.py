@@ -1,0 +1,97 @@
+"""The optimizers of K trials that have one or several each, all handled as one."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from trials.fusion.errors import FuseError
+from trials.fusion.trace import FORWARD
+from trials.optim.fused import FusedOptimizer
+
+Given = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]
+"""A trial's optimizer, or several by the phase of training that each belongs to."""
+
+
+def by_phase(given: Given) -> dict[str, torch.optim.Optimizer]:
+    """A trial's optimizers by phase; a single one belongs to `forward`.
+
+    Raises:
+        FuseError: there is none.
+    """
+    if not isinstance(given, Mapping):
+        return {FORWARD: given}
+    if not given:
+        raise FuseError("Study.optimizer returned no optimizers; allowed: one, or a dictionary of at least one")
+    return dict(given)
+
+
+def as_given(found: Mapping[str, Any]) -> Any:
+    """What belongs to the optimizers, as the user knows it: by phase only where there are several."""
+    return found[FORWARD] if list(found) == [FORWARD] else dict(found)
+
+
+class Optimizers:
+    """Those of K trials, one `FusedOptimizer` per phase."""
+
+    def __init__(self, fused: Mapping[str, FusedOptimizer]) -> None:
+        """Of at least one phase."""
+        self._fused = dict(fused)
+
+    def __getitem__(self, phase: str) -> FusedOptimizer:
+        """That of a phase."""
+        return self._fused[phase]
+
+    def __iter__(self) -> Iterator[FusedOptimizer]:
+        """All, in the order of the phases."""
+        return iter(self._fused.values())
+
+    @property
+    def holders(self) -> list[dict[str, torch.optim.Optimizer]]:
+        """Per trial, what holds the hyperparameters of each phase."""
+        return [dict(zip(self._fused, own, strict=True)) for own in zip(*(o.holders for o in self), strict=True)]
+
+    def changed(self) -> None:
+        """Read the hyperparameters anew at the next step."""
+        for optimizer in self:
+            optimizer.changed()
+
+    def moved(self) -> None:
+        """Follow the parameters to another device."""
+        for optimizer in self:
+            optimizer.moved()
+
+    def set_lr(self, row: int, value: float, group: int | None) -> None:
+        """See `FusedOptimizer.set_lr`; in all phases."""
+        for optimizer in self:
+            optimizer.set_lr(row, value, group)
+
+    def take(self, rows: Sequence[int]) -> None:
+        """Keep only the trials in `rows`."""
+        for optimizer in self:
+            optimizer.take(rows)
+
+    def append(self, other: "Optimizers") -> None:
+        """Add the trials of `other`, which have the same phases."""
+        for phase, optimizer in self._fused.items():
+            optimizer.append(other[phase])
+
+    def extract(self, row: int) -> dict[str, Any]:
+        """The ordinary `state_dict` of one trial's optimizer, or of each of them by phase."""
+        found: dict[str, Any] = as_given({phase: optimizer.extract(row) for phase, optimizer in self._fused.items()})
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """All trials, by phase."""
+        return {phase: optimizer.state_dict() for phase, optimizer in self._fused.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace all trials.
+
+        Raises:
+            FuseError: `state` comes from trials of other phases.
+        """
+        if list(state) != list(self._fused):
+            raise FuseError(f"checkpoint of trials with optimizers for {list(state)}; here for {list(self._fused)}")
+        for phase, optimizer in self._fused.items():
+            optimizer.load_state_dict(state[phase])

@@ -1,0 +1,283 @@
+"""The optimizers of K trials by vectors: a few kernels for all."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trials.fusion.errors import FuseError
+from trials.fusion.rows import Rows
+from trials.optim.block import Block, Counts, Piece
+from trials.optim.facts import Names, rule_of
+from trials.optim.fused import FusedOptimizer, go_on
+from trials.optim.gradients import Gradients
+from trials.optim.registry import Rule, SinglePass, numbers_of
+
+UNIT_ELEMENTS = 1 << 18
+"""How many weights of all trials one unit updates: about half a millisecond of one core, and within its cache."""
+
+MOST_AHEAD = 64
+"""For how many steps at most coefficients are computed at once."""
+
+
+class VectorOptimizer(FusedOptimizer):
+    """A few kernels for all trials, every hyperparameter a vector over trials."""
+
+    def __init__(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        names_K: Sequence[Names],
+        rows: Rows,
+        holders: Sequence[torch.optim.Optimizer] | None = None,
+        widest: int = 1,
+    ) -> None:
+        """See `FusedOptimizer`; `widest` is the largest K to expect, for the size of units."""
+        super().__init__(optimizers, names_K, rows, holders)
+        first = optimizers[0]
+        made = rule_of(first)
+        if made is None:
+            raise FuseError(f"optimizer {type(first).__name__} has no rule for vectors")
+        self._numbers: list[dict[str, NDArray[Any]]] | None = None
+        self._foreseen: dict[Hashable, tuple[tuple[str, ...], Tensor, Counts]] = {}
+        self._ahead = 1
+        self._rules: list[Rule] = [made(group, type(first)) for group in first.param_groups]
+        self._plan(max(UNIT_ELEMENTS // max(widest, self.size), 1))
+        saved_K = [optimizer.state_dict()["state"] for optimizer in optimizers]
+        tables: dict[str, dict[str, Tensor]] = {}
+        counts: dict[str, Counts] = {}
+        for position, name in enumerate(self._order):
+            states = [saved.get(position, {}) for saved in saved_K]
+            tables[name], counts[name] = self._initial(self._rule(name), rows.parameters[name], states)
+        self._pack(tables, counts)
+
+    def changed(self) -> None:
+        """See `FusedOptimizer`."""
+        self._numbers = None
+
+    @torch.no_grad()
+    def step(
+        self, enter: Callable[[int], None] = go_on, gradients: Gradients | None = None, skip: Sequence[int] = ()
+    ) -> None:
+        """See `FusedOptimizer`."""
+        stay = list(skip)
+        ready = False
+        for unit, (entry, piece) in enumerate(self._work):
+            enter(unit)
+            if not ready:
+                self._begin(stay)
+                ready = True
+            for block in self._entries[entry]:
+                if not block.waits:
+                    block.step(piece, self._scratch[block.like.dtype], gradients, stay)
+
+    def moved(self) -> None:
+        """See `FusedOptimizer`."""
+        places = {name: p.device for name, p in self._rows.parameters.items()}
+        tables = {name: {kind: t.to(places[name]) for kind, t in own.items()} for name, own in self._tables().items()}
+        self._pack(tables, self._counts())
+
+    def take(self, rows: Sequence[int]) -> None:
+        """See `FusedOptimizer`."""
+        super().take(rows)
+        index = list(rows)
+        tables = {name: {kind: t[index] for kind, t in kinds.items()} for name, kinds in self._tables().items()}
+        counts = {name: {kind: c[index] for kind, c in own.items()} for name, own in self._counts().items()}
+        self._pack(tables, counts)
+
+    def append(self, other: FusedOptimizer) -> None:
+        """See `FusedOptimizer`."""
+        if not isinstance(other, VectorOptimizer):
+            raise FuseError("optimizers that are fused in different ways cannot be merged")
+        super().append(other)
+        more, counted = other._tables(), other._counts()
+        tables = {
+            name: {kind: torch.cat([t, more[name][kind].to(t.device)]) for kind, t in kinds.items()}
+            for name, kinds in self._tables().items()
+        }
+        counts = {
+            name: {kind: np.concatenate([c, counted[name][kind]]) for kind, c in own.items()}
+            for name, own in self._counts().items()
+        }
+        self._pack(tables, counts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `FusedOptimizer`."""
+        return {
+            "groups": [self._groups(row) for row in range(self.size)],
+            "state": {name: {kind: t.clone() for kind, t in kinds.items()} for name, kinds in self._tables().items()},
+            "counts": {name: {kind: c.tolist() for kind, c in own.items()} for name, own in self._counts().items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `FusedOptimizer`."""
+        if {n: set(kinds) for n, kinds in state["state"].items()} != {n: set(k) for n, k in self._tables().items()}:
+            raise FuseError("checkpoint of another optimizer: its state has other parameters or kinds")
+        self.load_groups(state["groups"])
+        tables = {
+            name: {kind: t.to(self._rows.parameters[name].device, copy=True) for kind, t in kinds.items()}
+            for name, kinds in state["state"].items()
+        }
+        counts = {name: {kind: np.array(c) for kind, c in own.items()} for name, own in state["counts"].items()}
+        self._pack(tables, counts)
+
+    def _state(self, row: int) -> dict[int, dict[str, Any]]:
+        tables, counts = self._tables(), self._counts()
+        made = {}
+        for position, name in enumerate(self._order):
+            group = self.groups_K[row][self._group_of[name]]
+            own = {kind: t[row].clone() for kind, t in tables[name].items()}
+            numbers = {kind: float(values[row]) for kind, values in counts[name].items()}
+            saved = self._rule(name).saved(group, numbers, own)
+            if saved:
+                made[position] = saved
+        return made
+
+    def _rule(self, name: str) -> Rule:
+        return self._rules[self._group_of[name]]
+
+    def _plan(self, most: int) -> None:
+        """Divide the parameters into entries of at most `most` weights per trial, and the step into units."""
+        self._group_of = {name: index for index, group in enumerate(self._members) for name in group}
+        self._plans: list[list[str]] = []
+        self._work: list[tuple[int, Piece]] = []
+        last: tuple[int, torch.dtype] | None = None
+        filled = 0
+        for name in self._order:
+            p = self._rows.parameters[name]
+            size, place = prod(p.shape[1:]), (self._group_of[name], p.dtype)
+            if place != last or filled + size > most or not self._rule(name).elementwise:
+                self._plans.append([])
+                last, filled = place, 0
+            self._plans[-1].append(name)
+            filled += size
+        for entry, names in enumerate(self._plans):
+            size = prod(self._rows.parameters[names[0]].shape[1:])
+            whole = len(names) > 1 or not self._rule(names[0]).elementwise
+            pieces = 1 if whole else max(-(-size // most), 1)
+            self._work += [(entry, (number, pieces)) for number in range(pieces)]
+        self.units = [f"optimizer step#{i + 1}" if i else "optimizer step" for i in range(len(self._work))]
+
+    def _initial(
+        self, rule: Rule, parameter: Tensor, states: Sequence[Mapping[str, Any]]
+    ) -> tuple[dict[str, Tensor], Counts]:
+        """One parameter's state for all trials, from their ordinary ones."""
+        tensors = {}
+        for kind in rule.kinds:
+            zeros = torch.zeros_like(parameter[0], requires_grad=False)
+            given = [state.get(kind) for state in states]
+            tensors[kind] = torch.stack([zeros if t is None else t.detach().to(zeros) for t in given])
+        numbers = [rule.start(state, parameter) for state in states]
+        return tensors, {name: np.array([own[name] for own in numbers]) for name in rule.counts}
+
+    def _pack(self, tables: Mapping[str, Mapping[str, Tensor]], counts: Mapping[str, Counts]) -> None:
+        """Make the blocks: in an entry, parameters whose counts are equal go together."""
+        parameters = self._rows.parameters
+        self._read()
+        self._alike = self._agree()
+        self._entries: list[list[Block]] = []
+        widths: dict[torch.dtype, int] = {}
+        for names in self._plans:
+            alike: dict[bytes, list[str]] = {}
+            for name in names:
+                alike.setdefault(b"".join(c.tobytes() for c in counts[name].values()), []).append(name)
+            blocks = []
+            rule = self._rule(names[0])
+            for own in alike.values():
+                group = self._group_of[own[0]]
+                blocks.append(Block(rule, group, own, parameters, tables, counts[own[0]], self._alike[group]))
+            self._entries.append(blocks)
+        for entry, (_, pieces) in self._work:
+            for block in self._entries[entry]:
+                width = -(-block.columns // pieces)
+                widths[block.like.dtype] = max(widths.get(block.like.dtype, 0), width)
+        device = next((p.device for p in parameters.values()), None)
+        self._scratch = {
+            dtype: torch.empty(4, self.size * width, dtype=dtype, device=device) for dtype, width in widths.items()
+        }
+
+    def _begin(self, skip: list[int]) -> None:
+        """Choose the coefficients of this step; parameters without a gradient do not count it."""
+        if self._numbers is None or self._live:
+            self._read()
+            if self._agree() != self._alike:
+                self._pack(self._tables(), self._counts())
+        for blocks in self._entries:
+            if any(block.torn for block in blocks):
+                blocks[:] = [part for block in blocks for part in block.parts()]
+            for block in blocks:
+                block.waits = block.like.grad is None
+                if not block.waits:
+                    self._advance(block, skip)
+
+    def _read(self) -> None:
+        """Take the hyperparameters as they are now."""
+        self._numbers = [numbers_of([g[i] for g in self.groups_K]) for i in range(len(self._rules))]
+        self._numbers_K = [_by_trial(numbers) for numbers in self._numbers]
+        self._common = [_common(one) for one in self._numbers_K]
+        self._foreseen.clear()
+        self._ahead = 1
+
+    def _agree(self) -> list[bool]:
+        """Of each param group, whether all trials have the same where a kernel of a single pass needs it."""
+        return [
+            isinstance(rule, SinglePass) and common.keys() >= rule.shared
+            for rule, common in zip(self._rules, self._common, strict=True)
+        ]
+
+    def _advance(self, block: Block, skip: list[int]) -> None:
+        if block.by_row:
+            block.numbers_K = self._numbers_K[block.group]
+            after = block.rule.count(self._numbers[block.group] if self._numbers else {}, block.counts)
+        else:
+            key = block.key
+            if key not in self._foreseen:
+                self._foresee(block)
+            names, table, after = self._foreseen[key]
+            block.vectors = dict(zip(names, table.unbind(0), strict=True))
+            block.common = self._common[block.group]
+        if skip:
+            after = {name: values.copy() for name, values in after.items()}
+            for name, values in after.items():
+                values[skip] = block.counts[name][skip]
+        block.counts = after
+
+    def _foresee(self, block: Block) -> None:
+        """Make the coefficients of several steps at once, the more the longer no hyperparameter has changed."""
+        rule, like = block.rule, block.like
+        numbers = self._numbers[block.group] if self._numbers else {}
+        path = [block.counts]
+        for _ in range(self._ahead):
+            path.append(rule.count(numbers, path[-1]))
+        after = {name: np.stack([counts[name] for counts in path[1:]]) for name in rule.counts}
+        made = rule.coefficients(numbers, after)
+        shape = after["step"].shape
+        table = np.stack([np.broadcast_to(values, shape) for values in made.values()], 1)
+        axes = [1] * (1 if rule.elementwise else like.ndim - 1)
+        tables = torch.from_numpy(table).to(like.device, like.dtype).view(*table.shape, *axes)
+        if len(self._foreseen) > 16 * MOST_AHEAD:
+            self._foreseen.clear()
+        for before, then, vectors in zip(path, path[1:], tables, strict=False):
+            self._foreseen[block.key_at(before)] = tuple(made), vectors, then
+        self._ahead = min(2 * self._ahead, MOST_AHEAD)
+
+    def _tables(self) -> dict[str, dict[str, Tensor]]:
+        """The state by parameter and kind, each ``[K, *shape]``."""
+        return {name: kinds for blocks in self._entries for b in blocks for name, kinds in b.tables().items()}
+
+    def _counts(self) -> dict[str, Counts]:
+        return {name: block.counts for blocks in self._entries for block in blocks for name in block.names}
+
+
+def _by_trial(numbers: Mapping[str, NDArray[Any]]) -> list[dict[str, float]]:
+    """One dictionary per trial."""
+    return [dict(zip(numbers, own, strict=True)) for own in zip(*(v.tolist() for v in numbers.values()), strict=True)]
+
+
+def _common(numbers_K: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Those that are equal for all trials."""
+    first = numbers_K[0] if numbers_K else {}
+    return {name: value for name, value in first.items() if all(own[name] == value for own in numbers_K)}
