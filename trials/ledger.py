@@ -136,6 +136,7 @@ class Ledger:
     def _learn(self, unit: int, busy_ns: int, longest_ns: int, group: int) -> None:
         """Forecast what `unit` costs by what it took; the arguments are those of `_account`."""
         if unit == HOST_UNIT:
+            self._costs_ns[unit] = HOST_WORK_NEEDS_NS  # even if it was in doubt
             return
         if group != self._group:
             trials, names = self._declared[group]

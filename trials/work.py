@@ -267,6 +267,12 @@ class Runner:
             self._in_use = group
 
     def _fail(self, numbers: list[int], error: Exception) -> None:
+        """End trials as failed.
+
+        Raises:
+            GateError: the device has failed, not they.
+        """
+        self._gate.rest()
         reason = f"{type(error).__name__}: {error}"
         print(f"[trials] trials {numbers} failed: {reason}", file=sys.stderr)
         for number in numbers:

@@ -14,7 +14,7 @@ import trials.stream_gate as gate_module
 from ds_hooks.driver import DriverError
 from ds_hooks.page import PAGE_BYTES, DeviceGate, Doing, Field, Page, page_path
 from squeezer.record import UNIT
-from trials.ledger import HOST_UNIT, NEARLY_LONGEST, UNKNOWN_COST_NEEDS_NS, Starved, StopRequested
+from trials.ledger import HOST_UNIT, HOST_WORK_NEEDS_NS, NEARLY_LONGEST, UNKNOWN_COST_NEEDS_NS, Starved, StopRequested
 from trials.stream_gate import GateError, StreamGate
 
 US, MS = 1_000, 1_000_000
@@ -399,6 +399,16 @@ def test_a_unit_longer_than_all_bubbles_is_tried_in_one_of_the_longest_and_named
     assert found == Starved(unit="unit 0", trials=16, needs_ns=11 * MS, longest_ns=found.longest_ns)
     assert 8 * MS * NEARLY_LONGEST < found.longest_ns <= 8 * MS
     assert [slot for slot, _ in world.overruns] == [3]
+
+
+def test_host_work_that_was_tried_in_a_long_bubble_needs_as_little_as_ever_then(world: World) -> None:
+    gate = world.gate()
+    gate._doubt(HOST_UNIT, deque([8 * MS] * 32))
+    world.due(1, 8 * MS)
+    gate.enter(HOST_UNIT)
+    world.open(1, 8 * MS)
+    gate.rest()
+    assert gate._costs_ns[HOST_UNIT] == HOST_WORK_NEEDS_NS
 
 
 def test_what_runs_on_after_its_bubble_is_told_with_its_slot(world: World) -> None:

@@ -20,6 +20,7 @@ from trials.clerk import Clerk, ClerkPlace, _answer
 from trials.cohort import Fit
 from trials.gate import OpenGate, Starved
 from trials.group import TrialGroup
+from trials.stream_gate import GateError
 from trials.work import Runner
 
 MS = 1_000_000
@@ -165,6 +166,31 @@ def test_a_group_is_split_down_to_one_trial() -> None:
 def test_what_a_split_does_not_shorten_is_split_no_further_and_told_once() -> None:
     _, told = run(False, Starving(range(1, 1000), lambda trials: 9))
     assert [(line["trials"], line["did"]) for line in starved(told)] == [(4, "split"), (2, "nothing")]
+
+
+def test_a_device_that_fails_is_no_trials_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Starving):
+        def rest(self) -> None:
+            if steps == 3:
+                raise GateError("the device's gate is shut for good")
+
+    step = TrialGroup.train_step
+    steps = 0
+
+    def fails(group: TrialGroup, *batch: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            raise RuntimeError("illegal memory access")
+        step(group, *batch)
+
+    monkeypatch.setattr(TrialGroup, "train_step", fails)
+    sent: list[dict[str, Any]] = []
+    send = Direct.send
+    monkeypatch.setattr(Direct, "send", lambda line, **request: sent.append(request) or send(line, **request))
+    with pytest.raises(GateError):
+        run(False, Broken(()))
+    assert [request for request in sent if "fail" in request] == []
 
 
 @pytest.mark.parametrize("fits", [3, 1])
