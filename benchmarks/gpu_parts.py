@@ -26,6 +26,18 @@ PATIENCE_S = 60.0
 _END_S = 20.0
 DEEP_QUEUE = 200
 ECHOES = 200
+CAP = 0.1
+_FILL_UP = """
+import sys, torch
+torch.cuda.set_per_process_memory_fraction(float(sys.argv[1]))
+held = []
+try:
+    while True:
+        held.append(torch.empty(1 << 26, dtype=torch.uint8, device="cuda"))
+except torch.OutOfMemoryError:
+    print(torch.cuda.max_memory_reserved() / torch.cuda.get_device_properties(0).total_memory)
+"""
+"""Allocates until it may not, and prints the share of the device that it holds then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,13 +268,15 @@ def _sigkill(bench: Bench) -> dict[str, Any]:
 
 
 def memory(bench: Bench) -> list[dict[str, Any]]:
-    """What a context takes of the device's memory."""
+    """What a context takes of the device's memory, and whether an allocator's cap holds."""
     if not isinstance(bench.kernels, CudaKernels):
         return []
     before = _free_bytes(bench.driver)
     with bench.side("idle"):
         after = _free_bytes(bench.driver)
-    return [{"scenario": "memory", "context_mib": (before - after) / 2**20}]
+    script = subprocess.run([sys.executable, "-c", _FILL_UP, str(CAP)], capture_output=True, text=True, check=True)
+    cap = {"cap": CAP, "held": float(script.stdout)}
+    return [{"scenario": "memory", "context_mib": (before - after) / 2**20, **cap}]
 
 
 def _free_bytes(driver: Any) -> int:

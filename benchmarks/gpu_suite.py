@@ -135,6 +135,8 @@ def _all_promises(runs: list[dict[str, Any]]) -> Iterator[Promise]:
             yield Promise(what, f"{speedup:.1f}x", "≥ 16.6x", speedup >= 16.6)
         elif scenario == "memory":
             yield Promise("a context takes", f"{run['context_mib']:.0f} MiB", "", None)
+            held = f"{100 * run['held']:.1f}%"
+            yield Promise("an allocator's cap holds", held, f"≤ {100 * run['cap']:g}%", run["held"] <= run["cap"])
 
 
 def _at_most(what: str, values: list[float], most: float, unit: str) -> Promise:
