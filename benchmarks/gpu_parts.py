@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -135,7 +135,9 @@ def mps_server(place: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, check=False)
+            # it may wait for its clients, and we are one
+            with suppress(subprocess.TimeoutExpired):
+                subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, check=False, timeout=_END_S)
 
 
 def words_between_processes(bench: Bench) -> list[dict[str, Any]]:
@@ -149,21 +151,27 @@ def words_between_processes(bench: Bench) -> list[dict[str, Any]]:
     for number in range(1, count + 1):
         begin_ns = time.perf_counter_ns()
         shared.write(Field.DUE_PERMIT_NS, number)
-        while words[Field.DUE_PERMIT_NS] != number:
-            time.sleep(0)
+        _until(lambda number=number: words[Field.DUE_PERMIT_NS] == number)  # type: ignore[misc]
         to_host_us.append((time.perf_counter_ns() - begin_ns) / 1e3)
         words[Field.PROBE] = 0
         driver.wait_bits(shared.stream, shared.address(Field.PROBE), 1)
         driver.record(seen, shared.stream)
         begin_ns = time.perf_counter_ns()
         words[Field.PROBE] = 1
-        while not driver.is_done(seen):
-            time.sleep(0)
+        _until(lambda: driver.is_done(seen))
         round_trip_us.append((time.perf_counter_ns() - begin_ns) / 1e3)
     across_us = _across(bench, shared, count)
     shared.release()
     words[Field.DUE_PERMIT_NS] = words[Field.DUE_EPOCH] = 0
     return [{"scenario": "words", "to_host_us": to_host_us, "round_trip_us": round_trip_us, "across_us": across_us}]
+
+
+def _until(true: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not true():
+        if time.monotonic() > end_s:
+            raise TimeoutError("the device and the host do not see each other's words")
+        time.sleep(0)
 
 
 def _across(bench: Bench, shared: DeviceWords, count: int) -> list[float]:
