@@ -14,6 +14,8 @@ from ds_hooks.driver import CudaDriver, Driver, address_of
 STAMPS = 1 << 18
 """How many kernels one process can note."""
 _THREADS = 256
+_BLOCKS_EACH = 8
+"""For each multiprocessor: as many threads as it can hold, so that nothing else finds room beside them."""
 _MULTIPROCESSORS = 16
 """cuDeviceGetAttribute's number of CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT."""
 _NAME_BYTES = 256
@@ -126,7 +128,7 @@ class FakeKernels:
 
 
 class CudaKernels:
-    """PTX, with one block of work for each multiprocessor. Calibrates itself at the start, on an idle device."""
+    """PTX, with enough blocks to fill every multiprocessor. Calibrates itself at the start, on an idle device."""
 
     def __init__(self, driver: CudaDriver) -> None:
         self._driver = driver
@@ -136,7 +138,7 @@ class CudaKernels:
         driver.call("cuDeviceGetName", name, ctypes.c_int(_NAME_BYTES), device)
         self.name = name.value.decode()
         driver.call("cuDeviceGetAttribute", ctypes.byref(count), ctypes.c_int(_MULTIPROCESSORS), device)
-        self._blocks = count.value
+        self._blocks = _BLOCKS_EACH * count.value
         module = ctypes.c_void_p()
         driver.call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(_PTX))
         self._work, self._receive = (self._function(module, name) for name in (b"work", b"receive"))

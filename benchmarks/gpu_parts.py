@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -26,6 +26,18 @@ PATIENCE_S = 60.0
 _END_S = 20.0
 DEEP_QUEUE = 200
 ECHOES = 200
+CAP = 0.1
+_FILL_UP = """
+import sys, torch
+torch.cuda.set_per_process_memory_fraction(float(sys.argv[1]))
+held = []
+try:
+    while True:
+        held.append(torch.empty(1 << 26, dtype=torch.uint8, device="cuda"))
+except torch.OutOfMemoryError:
+    print(torch.cuda.max_memory_reserved() / torch.cuda.get_device_properties(0).total_memory)
+"""
+"""Allocates until it may not, and prints the share of the device that it holds then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +135,9 @@ def mps_server(place: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, check=False)
+            # it may wait for its clients, and we are one
+            with suppress(subprocess.TimeoutExpired):
+                subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, check=False, timeout=_END_S)
 
 
 def words_between_processes(bench: Bench) -> list[dict[str, Any]]:
@@ -137,21 +151,27 @@ def words_between_processes(bench: Bench) -> list[dict[str, Any]]:
     for number in range(1, count + 1):
         begin_ns = time.perf_counter_ns()
         shared.write(Field.DUE_PERMIT_NS, number)
-        while words[Field.DUE_PERMIT_NS] != number:
-            time.sleep(0)
+        _until(lambda number=number: words[Field.DUE_PERMIT_NS] == number)  # type: ignore[misc]
         to_host_us.append((time.perf_counter_ns() - begin_ns) / 1e3)
         words[Field.PROBE] = 0
         driver.wait_bits(shared.stream, shared.address(Field.PROBE), 1)
         driver.record(seen, shared.stream)
         begin_ns = time.perf_counter_ns()
         words[Field.PROBE] = 1
-        while not driver.is_done(seen):
-            time.sleep(0)
+        _until(lambda: driver.is_done(seen))
         round_trip_us.append((time.perf_counter_ns() - begin_ns) / 1e3)
     across_us = _across(bench, shared, count)
     shared.release()
     words[Field.DUE_PERMIT_NS] = words[Field.DUE_EPOCH] = 0
     return [{"scenario": "words", "to_host_us": to_host_us, "round_trip_us": round_trip_us, "across_us": across_us}]
+
+
+def _until(true: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not true():
+        if time.monotonic() > end_s:
+            raise TimeoutError("the device and the host do not see each other's words")
+        time.sleep(0)
 
 
 def _across(bench: Bench, shared: DeviceWords, count: int) -> list[float]:
@@ -256,13 +276,15 @@ def _sigkill(bench: Bench) -> dict[str, Any]:
 
 
 def memory(bench: Bench) -> list[dict[str, Any]]:
-    """What a context takes of the device's memory."""
+    """What a context takes of the device's memory, and whether an allocator's cap holds."""
     if not isinstance(bench.kernels, CudaKernels):
         return []
     before = _free_bytes(bench.driver)
     with bench.side("idle"):
         after = _free_bytes(bench.driver)
-    return [{"scenario": "memory", "context_mib": (before - after) / 2**20}]
+    script = subprocess.run([sys.executable, "-c", _FILL_UP, str(CAP)], capture_output=True, text=True, check=True)
+    cap = {"cap": CAP, "held": float(script.stdout)}
+    return [{"scenario": "memory", "context_mib": (before - after) / 2**20, **cap}]
 
 
 def _free_bytes(driver: Any) -> int:

@@ -119,6 +119,8 @@ def _compute_stream(bench: Bench) -> Iterator[int]:
         return
     cuda = SimpleNamespace(
         current_stream=lambda: SimpleNamespace(cuda_stream=DEFAULT_STREAM),
+        current_device=lambda: 0,
+        get_device_properties=lambda device: SimpleNamespace(),
         max_memory_reserved=lambda: 0,
         mem_get_info=lambda: (0, 0),
     )

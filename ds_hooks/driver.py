@@ -6,6 +6,7 @@ queued and returns at once; nothing here ever waits for the device.
 
 import ctypes
 import functools
+import threading
 import time
 from typing import Any, Protocol
 
@@ -283,17 +284,25 @@ class DeviceWords:
         written, passed = driver.create_event(), driver.create_event()
         self.write(index, 1)
         driver.record(written, self.stream)
+        # in case another thread waits for the device, holding the driver's lock, so that we never come to the release
+        release = threading.Timer(PATIENCE_S, self._let_through, (index,))
+        release.daemon = True
+        release.start()
         try:
             driver.wait_bits(self.stream, self.address(index), 2)
             driver.record(passed, self.stream)
             seen = comes(driver, written) and words[index] == 1
             too_early = driver.is_done(passed)
         finally:
-            words[index] = 2  # also if the probe fails: the stream must get through
+            release.cancel()
+            self._let_through(index)  # also if the probe fails
         if not (comes(driver, passed) and seen) or too_early:
             raise DriverError("the device and the host do not see each other's words in time")
         driver.destroy_event(written)
         driver.destroy_event(passed)
+
+    def _let_through(self, index: int) -> None:
+        self._words[index] = 2
 
 
 def keep_mapped(words: "memoryview[int]") -> None:

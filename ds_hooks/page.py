@@ -71,6 +71,7 @@ class Field:
     SIDE_BYTES = 46
     # the main job's device; in an emergency the daemon
     DEVICE_GATE = 48
+    DEVICE_UUID = 49  # two words, the high one first; the main job's host writes them
     # the daemon: from here on a word per slot
     PERMIT_NS = 64
 

@@ -6,13 +6,14 @@ are done, which is looked at now and then, they tell how long the wait was.
 """
 
 import queue
+import struct
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
-from ds_hooks.driver import CudaDriver, DeviceWords, Driver, DriverError, comes, keep_mapped
+from ds_hooks.driver import PATIENCE_S, CudaDriver, DeviceWords, Driver, DriverError, comes, keep_mapped
 from ds_hooks.page import DeviceGate, Field, Marks, Page
 
 WORD_MAX = 2**32 - 1
@@ -84,6 +85,7 @@ class StreamMarks:
         end = self.stamp()
         if self._permit_ns:
             self._at(end, ((Field.DEVICE_GATE, DeviceGate.CLOSED), (Field.BUBBLE, self.epoch << 1)))
+            self._permit_ns = 0
         return end
 
     def begin_step(self) -> int:
@@ -151,6 +153,8 @@ class StreamMarks:
         Args:
             wait: for the device, a second at most.
         """
+        if self._permit_ns:
+            self.close()  # a fault came between the two: nobody else would shut the gate
         self._words[Field.MARKS] = Marks.HOST
         newest = self._newest
         if newest and not (comes(self._driver, newest) if wait else self._driver.is_done(newest)):
@@ -186,10 +190,14 @@ class PolledMarks(StreamMarks):
     def _take_hold(self) -> None:
         self._work: queue.SimpleQueue[tuple[int, tuple[tuple[int, int], ...]] | None] = queue.SimpleQueue()
         self._looked_at: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._own_words = memoryview(self._words)  # the page may be closed while the thread still needs it
+        self._fault: DriverError | None = None
         self._thread = threading.Thread(target=self._look, name="bubble marks", daemon=True)
         self._thread.start()
 
     def _due(self, values: tuple[tuple[int, int], ...]) -> None:
+        if self._fault is not None:
+            raise self._fault
         self._work.put((0, values))
 
     def _at(self, event: int, values: tuple[tuple[int, int], ...]) -> None:
@@ -203,12 +211,20 @@ class PolledMarks(StreamMarks):
 
     def _let_go(self) -> bool:
         self._work.put(None)
-        self._thread.join()
-        return True
+        self._thread.join(PATIENCE_S)
+        return not self._thread.is_alive()
 
     def _look(self) -> None:
-        self._driver.adopt_thread()
-        words = self._words
+        words = self._own_words
+        try:
+            self._driver.adopt_thread()
+            self._serve(words)
+        except DriverError as error:
+            self._fault = error
+            words[Field.DEVICE_GATE] = DeviceGate.CLOSED
+            words[Field.BUBBLE] &= ~1
+
+    def _serve(self, words: "memoryview[int]") -> None:
         while (work := self._work.get()) is not None:
             event, values = work
             while event and not self._driver.is_done(event):
@@ -219,6 +235,11 @@ class PolledMarks(StreamMarks):
                 self._looked_at.put(event)
 
 
+def write_uuid(words: "memoryview[int]", uuid: int) -> None:
+    """Tell which device it is, by the 128 bits of its name; 0: unknown."""
+    words[Field.DEVICE_UUID], words[Field.DEVICE_UUID + 1] = struct.unpack(">qq", uuid.to_bytes(16, "big"))
+
+
 def cuda_marks(page: Page, clock_ns: Callable[[], int]) -> StreamMarks:
     """The best marks that this process's CUDA device and the page's memory allow.
 
@@ -227,6 +248,8 @@ def cuda_marks(page: Page, clock_ns: Callable[[], int]) -> StreamMarks:
     """
     cuda = sys.modules["torch"].cuda
     driver = CudaDriver()
+    uuid = getattr(cuda.get_device_properties(cuda.current_device()), "uuid", None)
+    write_uuid(page.words, 0 if uuid is None else int(str(uuid).replace("-", ""), 16))
 
     def compute_stream() -> int:
         return int(cuda.current_stream().cuda_stream)

@@ -85,7 +85,8 @@ class Bookkeeper:
         length_ns: int = t_ns - bubble["start_ns"]
         self.bubble_ns += length_ns
         squeezed = self._step[2] if self._step is not None else False
-        side_ns = max(0, message.side_cpu_ns - self._side_cpu_ns)
+        told = message.side_cpu_ns >= 0
+        side_ns = max(0, message.side_cpu_ns - self._side_cpu_ns) if told else None
         stopped = bool(message.stopped)
         self._ended_bubble = {**bubble, "end_ns": t_ns, "squeezed": squeezed, "side_ns": side_ns, "stopped": stopped}
         self._side_cpu_ns = message.side_cpu_ns

@@ -51,6 +51,8 @@ from squeezer.supervisor import SidePlace, Supervisor, wait_or_kill
 
 SIDE_END_TIMEOUT_S = 15.0
 RECORDS_AT_ONCE = 256
+POLLED_LATE_NS = 1_000_000
+"""By how much margins are wider where a thread of the main job must find time to see that a bubble is over."""
 ENDED_FIRST = "the main job or its daemon ended before the trial did"
 
 
@@ -212,7 +214,8 @@ class Daemon:
         if self._config.side is not None:  # what it does can wait as long as what the side task does
             os.setpriority(os.PRIO_PROCESS, 0, max(self._config.side.nice, os.nice(0)))
         self._books.job_attached(t_ns, message)
-        self._feed(JobAttached())
+        polled = self._page.words[Field.MARKS] == Marks.POLLED
+        self._feed(JobAttached(POLLED_LATE_NS if polled else 0))
         if self._books.job == 0 and self._job_pid is None:
             self._start_side()  # not before: only now are the rank's cores known
 

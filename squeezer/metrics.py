@@ -178,6 +178,8 @@ class SlotFigures:
     wait: str
     count: int
     ms_p50: float
+    ms_min: float
+    """The shortest: what the wait takes when its peer is ready, so transfer. The rest of a length is idle time."""
     forecast_ms_p50: float | None
     forecast_error_p50: float | None
     forecast_error_p90: float | None
@@ -210,6 +212,7 @@ def _slot_figures(slot: int, bubbles: Sequence[Mapping[str, Any]]) -> SlotFigure
         wait=bubbles[0]["wait"],
         count=len(bubbles),
         ms_p50=float(np.median(lengths)) / 1e6,
+        ms_min=float(lengths.min()) / 1e6,
         forecast_ms_p50=float(np.median(forecasts[:, 0])) / 1e6 if any_known else None,
         forecast_error_p50=float(np.median(errors)) if any_known else None,
         forecast_error_p90=float(np.percentile(np.abs(errors), 90)) if any_known else None,

@@ -45,7 +45,9 @@ class Side(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JobAttached:
-    """Hooks said hello."""
+    """Hooks said hello. They open and close a bubble up to `late_ns` after its true bounds."""
+
+    late_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,7 @@ class GateMachine:
         """Of the step that began last: squeezed, left alone, or neither (the side task starts, or the guard has the
         gate shut)."""
         self._step_number = 0
+        self._late_ns = 0
         self.state = State.ABSENT
         self.side = Side.NONE
         self._story: deque[tuple[State, Event, State, list[Action]]] = deque(maxlen=STORY_LENGTH)
@@ -242,7 +245,9 @@ class GateMachine:
 
     # What happens at each entry of the table.
 
-    def _attach(self, _event: Event) -> list[Action]:
+    def _attach(self, event: Event) -> list[Action]:
+        assert isinstance(event, JobAttached)
+        self._late_ns = event.late_ns
         self.forecast.forget()
         self._permits_ns.clear()
         self._tell_slot = -1
@@ -302,7 +307,9 @@ class GateMachine:
         policy = self.policy
         if wait not in policy.kinds or forecast_ns < policy.min_bubble_ns:
             return 0
-        return PREEMPTIVE_PERMIT_NS if policy.preemptive else max(0, forecast_ns - self.guard.margin_ns(slot))
+        if policy.preemptive:
+            return PREEMPTIVE_PERMIT_NS
+        return max(0, forecast_ns - self.guard.margin_ns(slot) - self._late_ns)
 
     def _side_changed(self, event: Event) -> list[Action]:
         assert isinstance(event, SideChanged)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from squeezer.metrics import StepTime, mean_over_ranks
 from squeezer.record import RECORD_VERSION, events_path, read_events, units_path
-from squeezer.units import UNIT_DTYPE, cut_at_stops, stopped_intervals
+from squeezer.units import UNIT_DTYPE, attribute, cut_at_stops, stopped_intervals
 
 KINDS = ("run", "job", "step", "bubble", "instructions", "action", "guard", "side", "fault", "end")
 # CLOCK_MONOTONIC counts from each machine's boot. Ranks that differ by less than this share a machine: there the
@@ -97,6 +97,7 @@ def _load_rank(run: Path, number: int) -> RankRun:
     except (FileNotFoundError, json.JSONDecodeError):  # killed before or while it wrote them
         groups = []
     ran = cut_at_stops(array[np.argsort(array["start_ns"])], stopped_intervals(records["bubble"]))
+    attribute(records["bubble"], ran, [side for side in records["side"] if side["event"] == "overran"])
     return RankRun(rank=number, records=records, units=ran, groups=groups)
 
 

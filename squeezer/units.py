@@ -1,5 +1,6 @@
 """The side task's units as arrays, cut where the device had stopped the process: it did nothing meanwhile."""
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,42 @@ def stopped_intervals(bubbles: Iterable[Mapping[str, Any]]) -> list[tuple[int, i
         if bubble["stopped"]:
             stop_ns = bubble["end_ns"]
     return intervals
+
+
+def attribute(bubbles: Sequence[dict[str, Any]], units: NDArray[Any], overruns: Iterable[Mapping[str, Any]]) -> None:
+    """Fill in what the main job could not know of its bubbles, where units run by a device's time.
+
+    `side_ns` is what units took within the bubble. `overrun_ns` is what the side task has told of it, or else 0.
+
+    Args:
+        bubbles: the "bubble" records of one rank in order; those with `side_ns` already stay as they are.
+        units: `UNIT_DTYPE`, by start.
+        overruns: the "side" records with the event "overran".
+    """
+    unknown = [bubble for bubble in bubbles if bubble["side_ns"] is None]
+    if not unknown:
+        return
+    begin_ns = units["start_ns"].astype(np.int64)
+    busy_ns = np.append(0, np.cumsum(units["cpu_ns"], dtype=np.int64))
+    end_ns = begin_ns + units["cpu_ns"]
+
+    def until(t_ns: int) -> int:
+        """What units took until then; of the one that runs, its part."""
+        done = int(np.searchsorted(end_ns, t_ns, "right"))
+        part = max(0, t_ns - int(begin_ns[done])) if done < len(units) else 0
+        return int(busy_ns[done]) + part
+
+    opened: dict[int, list[dict[str, Any]]] = {}
+    for bubble in unknown:
+        bubble["side_ns"] = until(bubble["end_ns"]) - until(bubble["start_ns"])
+        if bubble["permit_until_ns"] is not None:
+            bubble["overrun_ns"] = 0
+            opened.setdefault(bubble["slot"], []).append(bubble)
+    for told in overruns:
+        own = opened.get(told["slot"], [])
+        index = bisect_right(own, told["t_ns"], key=lambda bubble: bubble["start_ns"])
+        if index:
+            own[index - 1]["overrun_ns"] += told["overrun_ns"]
 
 
 def cut_at_stops(units: NDArray[Any], stops: Sequence[tuple[int, int]]) -> NDArray[Any]:

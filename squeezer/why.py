@@ -113,11 +113,12 @@ def _slots(rank: RankRun) -> Iterator[str]:
         return
     squeeze = rank.records["run"][-1]["config"]["squeeze"]
     yield "  bubbles of squeezed steps, by slot"
-    yield f"  {'slot':>6} {'wait':<18}{'ms p50':>8} {'error p50':>10} {'error p90':>10} {'opened':>7} {'fill':>6}"
+    errors = f"{'error p50':>10} {'error p90':>10}"
+    yield f"  {'slot':>6} {'wait':<18}{'ms p50':>8} {'min':>7} {errors} {'opened':>7} {'fill':>6}"
     for slot in slots:
-        errors = [_percent(error) for error in (slot.forecast_error_p50, slot.forecast_error_p90)]
+        errors = f"{_percent(slot.forecast_error_p50):>10} {_percent(slot.forecast_error_p90):>10}"
         wait = slot.wait.lower().replace("_", " ")
-        row = f"  {slot.slot:>6} {wait:<18}{slot.ms_p50:>8.2f} {errors[0]:>10} {errors[1]:>10}"
+        row = f"  {slot.slot:>6} {wait:<18}{slot.ms_p50:>8.2f} {slot.ms_min:>7.2f} {errors}"
         yield f"{row} {slot.opened:>7.0%} {slot.fill:>6.0%}{_why_shut(slot, squeeze)}"
 
 

@@ -20,6 +20,14 @@ from tests.hooked_engine import Daemon, Engine
 
 MS = 1_000_000
 PATIENCE_S = 30.0
+UUID = "89f4a2c1-0000-1111-2222-f33344445555"
+FAKE_CUDA = SimpleNamespace(
+    current_stream=lambda: SimpleNamespace(cuda_stream=DEFAULT_STREAM),
+    current_device=lambda: 0,
+    get_device_properties=lambda device: SimpleNamespace(uuid=UUID),
+    max_memory_reserved=lambda: 7 << 30,
+    mem_get_info=lambda: (9 << 30, 80 << 30),
+)
 
 
 @pytest.fixture
@@ -150,8 +158,7 @@ def test_the_page_stays_as_long_as_the_device_may_write_to_it(
 def test_a_device_that_cannot_write_words_is_polled(
     call: str, page: Page, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cuda = SimpleNamespace(current_stream=lambda: SimpleNamespace(cuda_stream=DEFAULT_STREAM))
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=FAKE_CUDA))
     monkeypatch.setattr(stream_marks, "CudaDriver", lambda: driver)
     driver.fail(call, at=1)
     marks = cuda_marks(page, time.monotonic_ns)
@@ -186,12 +193,7 @@ class DeviceEngine(Engine):
 def test_hooks_on_a_device_tell_true_times_and_never_wait(
     tmp_path: Path, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cuda = SimpleNamespace(
-        current_stream=lambda: SimpleNamespace(cuda_stream=DEFAULT_STREAM),
-        max_memory_reserved=lambda: 7 << 30,
-        mem_get_info=lambda: (9 << 30, 80 << 30),
-    )
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=FAKE_CUDA))
     monkeypatch.setattr(stream_marks, "CudaDriver", lambda: driver)
     daemon = Daemon(tmp_path / "hooks")
     engine = DeviceEngine(page_path(tmp_path / "hooks", 0), driver)
@@ -212,6 +214,8 @@ def test_hooks_on_a_device_tell_true_times_and_never_wait(
         engine.train_batch()
     handle.detach()
     assert (page.words[Field.MAIN_PEAK_BYTES], page.words[Field.FREE_BYTES]) == (7 << 30, 9 << 30)
+    high, low = page.words[Field.DEVICE_UUID], page.words[Field.DEVICE_UUID + 1]
+    assert f"{high % 2**64:016x}{low % 2**64:016x}" == UUID.replace("-", "")
     told = daemon.hear_all()
     starts = {(m.step, m.slot): m for m in told if isinstance(m, BubbleStart)}
     ends = {(m.step, m.slot): m for m in told if isinstance(m, BubbleEnd)}
@@ -220,3 +224,25 @@ def test_hooks_on_a_device_tell_true_times_and_never_wait(
     assert {type(m) for m in told} >= {StepStart, StepEnd, BubbleStart, BubbleEnd}
     assert {m.side_cpu_ns for m in starts.values()} == {-1}
     daemon.close()
+
+
+def test_a_fault_between_begin_and_end_of_a_wait_leaves_the_gate_shut(
+    marks: StreamMarks, driver: FakeDriver, page: Page
+) -> None:
+    marks.open(1, 3, 5 * MS)
+    until(page.is_open)
+    marks.leave(wait=False)
+    until(lambda: not page.is_open())
+    assert page.words[Field.DEVICE_GATE] == DeviceGate.CLOSED
+
+
+def test_a_thread_that_the_device_refuses_shuts_the_gate_and_says_so(page: Page, driver: FakeDriver) -> None:
+    marks = new_marks(PolledMarks, page, driver)
+    marks.open(1, 3, 5 * MS)
+    until(page.is_open)
+    driver.fail("is_done", at=1)
+    marks.close()
+    until(lambda: not page.is_open())
+    with pytest.raises(DriverError, match="refused on purpose"):
+        marks.open(1, 4, 5 * MS)
+    marks.leave(wait=True)

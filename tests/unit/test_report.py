@@ -137,7 +137,14 @@ def test_every_figure_of_one_rank(tmp_path: Path) -> None:
     assert not (tmp_path / "study.db").exists()  # looking creates none
     about = {"stage": 0, "stages": 2, "ended": True}
     guard = {"decisions": 2, "checks": 1, "shut": 1}
-    slot = {"wait": "RECV_GRAD", "count": 6, "ms_p50": 10, "forecast_ms_p50": 5, "forecast_error_p50": 0.5}
+    slot = {
+        "wait": "RECV_GRAD",
+        "count": 6,
+        "ms_p50": 10,
+        "ms_min": 10,
+        "forecast_ms_p50": 5,
+        "forecast_error_p50": 0.5,
+    }
     slot |= {"forecast_error_p90": 0.5, "in_range": 1.0, "opened": 1.0}
     bubbles = {**report["bubbles"], "slots": [{"slot": 0, **slot, "fill": 0.6}, {"slot": 1, **slot, "fill": 0.0}]}
     same = {key: report[key] for key in ("main", "side", "faults")}

@@ -79,6 +79,14 @@ def test_a_slots_permit_is_its_forecast_less_the_margin_and_follows_it(machine: 
     assert ended(machine, 5) == [PlanSlot(4, 4 * MS)], "a low quantile"
 
 
+def test_a_permit_is_shorter_where_bubbles_are_opened_and_closed_late(machine: GateMachine) -> None:
+    machine.handle(JobAttached(2 * MS))
+    machine.handle(SideChanged(Side.READY))
+    assert ended(machine, 10, 10)[0] == PlanSlot(4, 7 * MS)
+    attached(machine)
+    assert ended(machine, 10, 10)[0] == PlanSlot(4, 9 * MS), "another job, another device"
+
+
 def test_a_preemptive_permit_lasts_to_the_bubbles_true_end() -> None:
     machine = GateMachine(policy(preemptive=True))
     attached(machine)
