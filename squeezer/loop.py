@@ -189,10 +189,9 @@ class Daemon:
         self._opened_slot = message.slot if message.permit_ns else None
 
     def _limit_memory(self) -> None:
-        words = self._page.words
-        free, main_peak = words[Field.FREE_BYTES], words[Field.MAIN_PEAK_BYTES]
-        reserve = int(self._config.device.reserve_mb * 2**20)
-        words[Field.SIDE_LIMIT_BYTES] = side_limit_bytes(free, words[Field.SIDE_BYTES], main_peak, reserve)
+        words, reserve = self._page.words, int(self._config.device.reserve_mb * 2**20)
+        known = (words[field] for field in (Field.FREE_BYTES, Field.SIDE_BYTES, Field.MAIN_PEAK_BYTES))
+        words[Field.SIDE_LIMIT_BYTES] = side_limit_bytes(*known, reserve)
 
     def _hello(self, t_ns: int, message: wire.Hello) -> None:
         attached = self._machine.state is not State.ABSENT

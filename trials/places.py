@@ -90,7 +90,9 @@ class CudaPlace:
         _sleep_while_waiting()
         self._device = torch.device("cuda", 0)
         torch.cuda.set_device(self._device)
-        total = torch.cuda.get_device_properties(self._device).total_memory
+        properties = torch.cuda.get_device_properties(self._device)
+        total = properties.total_memory
+        self._uuid = _number_of(getattr(properties, "uuid", None))
         self._limit = int(memory_fraction * total) - CONTEXT_BYTES
         if self._limit <= 0:
             raise PlaceError(
@@ -123,7 +125,8 @@ class CudaPlace:
             driver = CudaDriver()
         except DriverError as error:
             raise PlaceError(f"the device cannot wait for bubbles: {error}") from None
-        return StreamGate(page, driver, self._stream.cuda_stream, units, names, on_overrun=on_overrun)
+        stream = self._stream.cuda_stream
+        return StreamGate(page, driver, stream, units, names, device_uuid=self._uuid, on_overrun=on_overrun)
 
     def rehearse(self, study: Study, gate: AnyGate) -> int:
         """Some steps of one trial, and of two, in bubbles like any; what they take of the memory tells what fits."""
@@ -150,6 +153,11 @@ def make_place(kind: str, memory_fraction: float) -> Place:
         PlaceError: it cannot be used.
     """
     return CudaPlace(memory_fraction) if kind == "cuda" else CorePlace()
+
+
+def _number_of(uuid: object) -> int:
+    """The 128 bits of what PyTorch gives as a device's name; 0: none."""
+    return 0 if uuid is None else int(str(uuid).replace("-", ""), 16)
 
 
 def _pinned(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:

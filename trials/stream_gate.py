@@ -101,6 +101,7 @@ class StreamGate(Ledger):
         stream: where the side task's work is queued.
         units_file: see `Ledger`.
         names_file: see `Ledger`.
+        device_uuid: the 128 bits of the device's name, to find out that the main job's is another; 0: unknown.
         on_overrun: told (slot, ns) of a unit that ran on after its bubble.
         clock_ns: the host's clock.
         nap: sleeps for some seconds, or until a signal comes, which it returns.
@@ -118,12 +119,13 @@ class StreamGate(Ledger):
         units_file: Path | None = None,
         names_file: Path | None = None,
         *,
+        device_uuid: int = 0,
         on_overrun: Callable[[int, int], None] = lambda slot, overrun_ns: None,
         clock_ns: Callable[[], int] = monotonic_ns,
         nap: Callable[[float], int | None] = nap,
     ) -> None:
         super().__init__(page, units_file, names_file)
-        self._driver, self._stream = driver, stream
+        self._driver, self._stream, self._uuid = driver, stream, device_uuid
         self._on_overrun, self._clock_ns, self._nap = on_overrun, clock_ns, nap
         self._parent_pid = os.getppid()
         self._fault: str | None = None
@@ -156,6 +158,7 @@ class StreamGate(Ledger):
             self._adopt_thread()
             self._end_unit()
             longest_ns = self._await_room(unit)
+            self._check_device()
             start, end = self._free.popleft()
             self._driver.wait_bits(self._stream, self._word(Field.DEVICE_GATE), DeviceGate.OPEN | DeviceGate.FORCED)
             self._driver.record(start, self._stream)
@@ -325,6 +328,13 @@ class StreamGate(Ledger):
 
     def _word(self, field: int) -> int:
         return self._device_address + 8 * field
+
+    def _check_device(self) -> None:
+        """By now a main job has planned a bubble, so it has told where it is."""
+        high, low = self._words[Field.DEVICE_UUID], self._words[Field.DEVICE_UUID + 1]
+        there = (high % 2**64) << 64 | low % 2**64
+        if self._uuid and there and there != self._uuid:
+            raise DriverError(f"the main job's device is {there:032x}, the side task's is {self._uuid:032x}")
 
     def _adopt_thread(self) -> None:
         """A backward pass runs in a thread of its own, which must know the device."""

@@ -13,6 +13,7 @@ import pytest
 import trials.stream_gate as gate_module
 from ds_hooks.driver import DriverError
 from ds_hooks.page import PAGE_BYTES, DeviceGate, Doing, Field, Page, page_path
+from ds_hooks.stream_marks import write_uuid
 from squeezer.record import UNIT
 from trials.ledger import HOST_UNIT, HOST_WORK_NEEDS_NS, NEARLY_LONGEST, UNKNOWN_COST_NEEDS_NS, Starved, StopRequested
 from trials.stream_gate import GateError, StreamGate
@@ -42,12 +43,13 @@ class World:
         self._work: deque[tuple[str, int, int]] = deque()
         self._busy_until_ns = 0
 
-    def gate(self, *files: Path) -> StreamGate:
+    def gate(self, *files: Path, device_uuid: int = 0) -> StreamGate:
         return StreamGate(
             self.page,
             self,
             STREAM,
             *files,
+            device_uuid=device_uuid,
             on_overrun=lambda slot, ns: self.overruns.append((slot, ns)),
             clock_ns=lambda: self.now_ns,
             nap=self._nap,
@@ -499,6 +501,23 @@ def test_a_device_that_never_sees_the_page_is_found_out(world: World, monkeypatc
     monkeypatch.setattr(world, "register", lambda *_: ctypes.addressof(elsewhere) + OFFSET)
     with pytest.raises(GateError, match="does not wait"):
         world.gate()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "same"),
+    [(0, 5, True), (5, 0, True), (2**127 + 2**63 + 1, 2**127 + 2**63 + 1, True), (2**127 + 5, 5, False), (4, 5, False)],
+)
+def test_a_side_task_on_another_device_than_the_main_job_never_runs(
+    world: World, theirs: int, ours: int, same: bool
+) -> None:
+    write_uuid(world.words, theirs)
+    gate = world.gate(device_uuid=ours)
+    world.due(1, 10**9)
+    if same:
+        gate.enter(HOST_UNIT)
+    else:
+        with pytest.raises(GateError, match="the main job's device is"):
+            gate.enter(HOST_UNIT)
 
 
 def test_another_thread_is_made_known_to_the_device_once(world: World) -> None:

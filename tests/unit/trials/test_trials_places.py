@@ -25,7 +25,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
     note("is_available", True)
     note("set_device")
-    note("get_device_properties", SimpleNamespace(total_memory=TOTAL))
+    note("get_device_properties", SimpleNamespace(total_memory=TOTAL, uuid="89f4a2c1-0000-1111-2222-f33344445555"))
     note("set_per_process_memory_fraction")
     note("Stream", SimpleNamespace(cuda_stream=77))
     note("set_stream")
@@ -55,6 +55,11 @@ def test_the_allocators_share_leaves_room_for_the_context(cuda: list[tuple[Any, 
     make_place("cuda", 0.25)
     (share,) = [args[0] for name, *args in cuda if name == "set_per_process_memory_fraction"]
     assert share * TOTAL + CONTEXT_BYTES == pytest.approx(0.25 * TOTAL)
+
+
+def test_the_devices_name_is_a_number(cuda: list[tuple[Any, ...]]) -> None:
+    assert CudaPlace(0.25)._uuid == 0x89F4A2C1000011112222F33344445555
+    assert places._number_of(None) == 0
 
 
 def test_a_share_that_holds_no_context_is_refused(cuda: list[tuple[Any, ...]]) -> None:
