@@ -190,8 +190,8 @@ class Daemon:
 
     def _limit_memory(self) -> None:
         words, reserve = self._page.words, int(self._config.device.reserve_mb * 2**20)
-        known = (words[field] for field in (Field.FREE_BYTES, Field.SIDE_BYTES, Field.MAIN_PEAK_BYTES))
-        words[Field.SIDE_LIMIT_BYTES] = side_limit_bytes(*known, reserve)
+        free, side, main_peak = (words[field] for field in (Field.FREE_BYTES, Field.SIDE_BYTES, Field.MAIN_PEAK_BYTES))
+        words[Field.SIDE_LIMIT_BYTES] = side_limit_bytes(free, side, main_peak, reserve)
 
     def _hello(self, t_ns: int, message: wire.Hello) -> None:
         attached = self._machine.state is not State.ABSENT
