@@ -287,7 +287,7 @@ class TrialGroup:
 
     def ways(self) -> list[tuple[str, str]]:
         """Each layer's name, and how its training forward is computed for all trials; known after the first step."""
-        return [pair for phase in self._fused.phases.values() for pair in phase.ways()]
+        return list(dict.fromkeys(pair for phase in self._fused.phases.values() for pair in phase.ways()))
 
     def use_units(self) -> None:
         """Tell the gate this group's units again, after another group has used the gate."""
