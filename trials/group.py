@@ -1,35 +1,24 @@
 """A trial group: K trials of one structure, trained as one model, whose rows can be taken out, added and saved."""
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from trials.feed import batches_of
 from trials.fusion import Fused, FuseError, Structure, assemble
 from trials.fusion.rows import Rows, generator
 from trials.fusion.scalar import Scalar
-from trials.fusion.structure import Facts, canonical_names, difference, stack
+from trials.fusion.structure import Facts, difference, stack
 from trials.gate import Gate
-from trials.member import Member, build_member, facts_of
+from trials.member import Member, build_member, facts_of, fuse_optimizers_of, restored
 from trials.memory import keep_freed_memory
-from trials.optim import fuse_optimizers, stand_in
-from trials.optim.facts import plain_groups
-from trials.optim.several import Optimizers, as_given, by_phase
+from trials.optim.several import Optimizers, by_phase
 from trials.pause import Units
 from trials.phase import Phase
-from trials.progress import (
-    Control,
-    Progress,
-    new_progress,
-    new_schedulers,
-    step_on_scores,
-    step_schedulers,
-    wait_for_score,
-)
+from trials.progress import Control, step_on_scores, step_schedulers, wait_for_score
 from trials.study import Study
 
 
@@ -69,7 +58,7 @@ class TrialGroup:
         self._units = Units(gate)
         models = [member.model for member in members]
         self._fused: Fused = assemble(models, shape, self._generators(members), self._units)
-        self._optimizers, self._progress = self._fuse_optimizers(members, self._fused.rows)
+        self._optimizers, self._progress = fuse_optimizers_of(self._study, members, self._fused.rows)
         phases = by_phase(members[0].optimizer)
         self._phases = [Phase(name, self._fused, self._optimizers[name], self._units) for name in phases]
         self._control = Control(self._progress, self._device)
@@ -93,24 +82,8 @@ class TrialGroup:
         Raises:
             FuseError: the trials' own batches differ in number or shape.
         """
-        own = [
-            self._study.trial_batches(params, number, epoch)
-            for group in (self, *others)
-            for params, number in zip(group.params, group.numbers, strict=True)
-        ]
-        if own[0] is None:
-            for inputs_B, targets_B in self._study.batches(epoch):
-                yield inputs_B, targets_B, False
-            return
-        for pairs in zip_longest(*[() if each is None else each for each in own]):
-            if None in pairs:
-                raise FuseError("Study.trial_batches gave some trials more batches than others; allowed: equally many")
-            if len({(x.shape, y.shape) for x, y in pairs}) > 1:
-                raise FuseError(
-                    "Study.trial_batches gave batches of different shapes; allowed: equal ones for all trials"
-                )
-            inputs, targets = zip(*pairs, strict=True)
-            yield torch.stack(inputs), torch.stack(targets), True
+        trials = [pair for group in (self, *others) for pair in zip(group.params, group.numbers, strict=True)]
+        return batches_of(self._study, trials, epoch)
 
     def train_step(self, inputs: Tensor, targets: Tensor, per_trial: bool = False) -> None:
         """One step of all trials on one batch: forward, loss, backward and optimizer, each unit through the gate.
@@ -208,7 +181,7 @@ class TrialGroup:
         for member in members:
             self._check(_placeless(facts_of(member)), _placeless(self._facts), member.number)
         rows = stack([member.model for member in members], self._structure, self._generators(members))
-        optimizers, progress = self._fuse_optimizers(members, rows)
+        optimizers, progress = fuse_optimizers_of(self._study, members, rows)
         rows.to(self._device)
         optimizers.moved()
         self._append(rows, optimizers)
@@ -299,7 +272,9 @@ class TrialGroup:
         self.numbers = list(state["numbers"])
         self.params = [dict(params) for params in state["params"]]
         self.epochs_done = list(state["epochs_done"])
-        self._progress = [self._restored(*each) for each in zip(self.params, self._optimizers.holders, strict=True)]
+        self._progress = [
+            restored(self._study, *each) for each in zip(self.params, self._optimizers.holders, strict=True)
+        ]
         for trial, saved in zip(self._progress, state["progress"], strict=True):
             trial.load_state_dict(saved)
         self._losses_K = state["losses"].to(self._device)
@@ -312,7 +287,7 @@ class TrialGroup:
 
     def ways(self) -> list[tuple[str, str]]:
         """Each layer's name, and how its training forward is computed for all trials; known after the first step."""
-        return [pair for phase in self._fused.phases.values() for pair in phase.ways()]
+        return list(dict.fromkeys(pair for phase in self._fused.phases.values() for pair in phase.ways()))
 
     def use_units(self) -> None:
         """Tell the gate this group's units again, after another group has used the gate."""
@@ -355,34 +330,6 @@ class TrialGroup:
     def _generators(self, members: Sequence[Member]) -> list[torch.Generator]:
         seeds = [self._study.seed(member.params, member.number) for member in members]
         return [generator(self._device, seed, m.rng_state) for seed, m in zip(seeds, members, strict=True)]
-
-    def _fuse_optimizers(self, members: Sequence[Member], rows: Rows) -> tuple[Optimizers, list[Progress]]:
-        """Their state is copied, and so are their schedulers, which act on the copies."""
-        given_K = [by_phase(member.optimizer) for member in members]
-        holders_K = [{phase: stand_in(own) for phase, own in given.items()} for given in given_K]
-        names_K = [canonical_names(member.model) for member in members]
-        widest = max(self._study.fused, len(members))
-        progress = []
-        for member, given, holders in zip(members, given_K, holders_K, strict=True):
-            stead = {id(own): holders[phase] for phase, own in given.items()}
-            schedulers = copy.deepcopy(list(member.schedulers), stead)
-            progress.append(new_progress(self._study, member.params, schedulers))
-        fused = {
-            phase: fuse_optimizers(
-                *([given[phase] for given in given_K], rows, names_K),
-                *([holders[phase] for holders in holders_K], widest),
-            )
-            for phase in given_K[0]
-        }
-        return Optimizers(fused), progress
-
-    def _restored(self, params: dict[str, Any], holders: dict[str, torch.optim.Optimizer]) -> Progress:
-        """A trial's, with fresh schedulers; making them must not touch the rates that `holders` were loaded with."""
-        before = {phase: plain_groups(holder.param_groups) for phase, holder in holders.items()}
-        made = new_progress(self._study, params, new_schedulers(self._study, params, as_given(holders)))
-        for phase, groups in before.items():
-            holders[phase].param_groups = groups
-        return made
 
     def _number_units(self) -> None:
         """In the order of a step, and the score last."""

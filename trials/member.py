@@ -1,5 +1,6 @@
 """A member: one trial before it is fused with others."""
 
+import copy
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,11 +10,13 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from trials.fusion import FuseError, Structure, structure
+from trials.fusion.rows import Rows
 from trials.fusion.structure import Facts, canonical_names
 from trials.fusion.trace import FORWARD
-from trials.optim import optimizer_facts
-from trials.optim.several import Given, by_phase
-from trials.progress import new_schedulers
+from trials.optim import fuse_optimizers, optimizer_facts, stand_in
+from trials.optim.facts import plain_groups
+from trials.optim.several import Given, Optimizers, as_given, by_phase
+from trials.progress import Progress, new_progress, new_schedulers
 from trials.study import Study
 
 
@@ -82,3 +85,34 @@ def facts_of(member: Member) -> Facts:
         prefix = "" if phase == FORWARD else f"{phase}: "
         facts.update({(prefix + place, name): v for (place, name), v in optimizer_facts(names, optimizer).items()})
     return facts
+
+
+def fuse_optimizers_of(study: Study, members: Sequence[Member], rows: Rows) -> tuple[Optimizers, list[Progress]]:
+    """The optimizers of `members`, whose tensors are `rows`: their state is copied, and so are their schedulers, which
+    act on the copies.
+    """
+    given_K = [by_phase(member.optimizer) for member in members]
+    holders_K = [{phase: stand_in(own) for phase, own in given.items()} for given in given_K]
+    names_K = [canonical_names(member.model) for member in members]
+    widest = max(study.fused, len(members))
+    progress = []
+    for member, given, holders in zip(members, given_K, holders_K, strict=True):
+        stead = {id(own): holders[phase] for phase, own in given.items()}
+        progress.append(new_progress(study, member.params, copy.deepcopy(list(member.schedulers), stead)))
+    fused = {
+        phase: fuse_optimizers(
+            *([given[phase] for given in given_K], rows, names_K),
+            *([holders[phase] for holders in holders_K], widest),
+        )
+        for phase in given_K[0]
+    }
+    return Optimizers(fused), progress
+
+
+def restored(study: Study, params: dict[str, Any], holders: dict[str, torch.optim.Optimizer]) -> Progress:
+    """A trial's, with fresh schedulers; making them must not touch the rates that `holders` were loaded with."""
+    before = {phase: plain_groups(holder.param_groups) for phase, holder in holders.items()}
+    made = new_progress(study, params, new_schedulers(study, params, as_given(holders)))
+    for phase, groups in before.items():
+        holders[phase].param_groups = groups
+    return made

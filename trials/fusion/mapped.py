@@ -13,42 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from trials.fusion.describe import plain_tensors
-from trials.fusion.errors import FuseError, RefusedError
-from trials.fusion.registry import CALLS, FORWARDS, JointLayer, Layer, arrange, label
+from trials.fusion.errors import RefusedError
+from trials.fusion.inner import Below, Call, Calls, Inner, Pause
+from trials.fusion.registry import CALLS, FORWARDS, Layer, label
 from trials.fusion.rows import Rows
 from trials.fusion.steps import State, Step, fill
 from trials.fusion.streams import drawing_from, go_on, note, saved
 from trials.fusion.structure import Unchanged, rule_for
-from trials.fusion.trees import apart, dims_of, heads, hide_objects, stack
-from trials.pause import Units, ask_before_backward
-
-
-class Pause:
-    """A layer's two units: its forward is entered by a call, its backward by a hook on the forward's output."""
-
-    def __init__(self, units: Units, name: str) -> None:
-        """`name` is that of the forward's unit."""
-        self.name, self._units = name, units
-        self._forward = units.number(name)
-        self._hook: Callable[[Any], None] | None = None
-
-    def declare_backward(self) -> None:
-        """Number the backward, and have the gate asked for it."""
-        self._hook = self._units.backward_hook(self._units.number(self.name.replace(" forward", " backward")))
-
-    def enter(self) -> None:
-        """Ask for the forward."""
-        self._units.enter(self._forward)
-
-    def before_backward(self, output: Any) -> None:
-        """Have the gate asked before the backward of the layer that computed `output`."""
-        if self._hook is not None:
-            for tensor in heads(output):
-                ask_before_backward(tensor, self._hook)
+from trials.fusion.trees import apart, dims_of, hide_objects, stack
+from trials.pause import Units
 
 
 class Mapped:
@@ -84,7 +60,7 @@ class Mapped:
             for plain, tensor in plain_tensors(inner).items():  # each trial has its own of these too
                 delattr(inner, plain)
                 inner.register_buffer(plain, tensor, persistent=False)
-        self._inner: dict[str, _Inner] = {}
+        self._inner: dict[str, Inner] = {}
         self._row: Tensor | None = None
         self._stream: torch.Generator | None = None
         self._seen = False
@@ -104,7 +80,7 @@ class Mapped:
                 continue
             pause = Pause(units, f"{label(module, path)} forward")
             mapped = None if isinstance(rule, Layer) else Mapped(module, path, modes, pause)
-            self._inner[path] = _Inner(rule, mapped, module.training, pause)
+            self._inner[path] = Inner(rule, mapped, module.training, pause)
         for path, inner in self._inner.items():
             module = self.module.get_submodule(path)
             module.forward = self._leaving(module.forward, inner)
@@ -198,7 +174,7 @@ class Mapped:
         def one(row: Tensor, parameters: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
             self._row = row
             tensors = {**parameters, **buffers}
-            with _Calls(self):
+            with Calls(self):
                 output = functional_call(self.module, tensors, args, kwargs)
             outputs, rebuild = apart(hide_objects(output, f"module '{self.label}'"))
             together[:] = [rebuild]
@@ -290,16 +266,16 @@ class Mapped:
             return function(*args, **kwargs)
         if CALLS[function][0].bind(*args, **kwargs).arguments.get("inplace"):  # no rule changes its input
             return function(*args, **kwargs)
-        return self._below(_Call(function, self._rows.generators), args, kwargs)
+        return self._below(Call(function, self._rows.generators), args, kwargs)
 
-    def _below(self, inner: "_Inner | _Call", args: Any, kwargs: Any) -> Any:
+    def _below(self, inner: Inner | Call, args: Any, kwargs: Any) -> Any:
         row, self._row = self._row, None  # what `inner` calls is outside the `vmap`
         try:
-            return _Below.apply(inner, row, args, kwargs)
+            return Below.apply(inner, row, args, kwargs)
         finally:
             self._row = row
 
-    def _leaving(self, forward: Callable[..., Any], inner: "_Inner") -> Callable[..., Any]:
+    def _leaving(self, forward: Callable[..., Any], inner: Inner) -> Callable[..., Any]:
         """What takes the place of an inner layer's `forward`."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -315,96 +291,6 @@ class Mapped:
             return output
 
         return call
-
-
-class _Below(torch.autograd.Function):
-    """Computes an inner layer with the trials' tensors as they are, outside the `vmap` that calls it."""
-
-    @staticmethod
-    def forward(*_: Any) -> Any:
-        """Never called, for the row's number always comes from the `vmap`."""
-        raise RuntimeError("a layer was called outside its vmap")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Asked for by `vmap`; autograd records what the static method below does."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, inner: "_Inner | _Call", row: Tensor, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Compute it."""
-        leaves, spec = tree_flatten((args, kwargs))
-        found = tree_flatten((in_dims[2], in_dims[3]))[0]
-        own = [leaf.movedim(dim, 0) if dim else leaf for leaf, dim in zip(leaves, found, strict=True)]
-        dims = tree_unflatten([None if dim is None else 0 for dim in found], spec)
-        own_args, own_kwargs = tree_unflatten(own, spec)
-        return inner.run(own_args, own_kwargs, dims)
-
-
-class _Inner:
-    """A layer inside a whole model."""
-
-    def __init__(self, rule: Layer | FuseError, mapped: Mapped | None, training: bool, pause: Pause) -> None:
-        """Computed by `rule`, or, if that is an error, as `mapped`."""
-        self.rule, self.mapped, self.training, self.pause = rule, mapped, training, pause
-
-    def bind(self, rows: Rows) -> None:
-        """See `Layer.bind`."""
-        if isinstance(self.rule, Layer):
-            self.rule.bind(rows)
-        if self.mapped is not None:
-            self.mapped.bind(rows)
-
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> tuple[Any, Any]:
-        """The output, and its `vmap` dimensions."""
-        if not isinstance(self.rule, Layer) or self.mapped is not None:
-            assert self.mapped is not None  # there is one wherever there is no rule
-            output = self.mapped.run(args, kwargs, dims)
-            return output, dims_of(output, per_trial=True)
-        if isinstance(self.rule, JointLayer):
-            inputs, found = self.rule.arrange(args, kwargs), self.rule.arrange(*dims)
-            flags = _owned(inputs, found)
-            self.pause.enter()
-            output, per_trial = self.rule.run_joint(inputs, flags, self.training)
-        else:
-            inputs, found = (*args, *kwargs.values()), (*dims[0], *dims[1].values())
-            if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
-                raise FuseError(f"module '{self.rule.label}' is called with {len(inputs)} inputs; allowed: one tensor")
-            self.pause.enter()
-            output, per_trial = self.rule.run(inputs[0], found[0] == 0, self.training)
-        self.pause.before_backward(output)
-        return output, dims_of(output, per_trial)
-
-    def way(self) -> str:
-        """How it is computed."""
-        return f"rule {type(self.rule).__name__}" if self.mapped is None else self.mapped.way(str(self.rule))
-
-
-class _Call:
-    """A function with a rule that the code of a module calls."""
-
-    def __init__(self, function: Callable[..., Any], generators: list[torch.Generator]) -> None:
-        """With a stream per trial."""
-        self._function, self._generators = function, generators
-
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> tuple[Any, Any]:
-        """See `_Inner`."""
-        signature, call = CALLS[self._function]
-        inputs, found = (arrange(self._function.__name__, signature, *given) for given in ((args, kwargs), dims))
-        output, per_trial = call(inputs, _owned(inputs, found), self._generators)
-        return output, dims_of(output, per_trial)
-
-
-class _Calls(TorchFunctionMode):
-    """Hands a module's calls of functions to it."""
-
-    def __init__(self, mapped: Mapped) -> None:
-        """While `mapped` is run."""
-        super().__init__()
-        self._mapped = mapped
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See `TorchFunctionMode`."""
-        return self._mapped.call(func, args, kwargs or {})
 
 
 class MappedStep(Step):
@@ -431,8 +317,3 @@ class MappedStep(Step):
 def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """All that are in a call's inputs."""
     return [args[0]] if len(args) == 1 and isinstance(args[0], Tensor) and not kwargs else apart((args, kwargs))[0]
-
-
-def _owned(inputs: Sequence[Any], dims: Sequence[Any]) -> list[bool]:
-    """Which of `inputs` have the axis K, by their trees of `vmap` dimensions."""
-    return [bool(apart(value)[0]) and 0 in tree_flatten(dim)[0] for value, dim in zip(inputs, dims, strict=True)]

@@ -96,7 +96,7 @@ class LayerStep(Step):
             self.enter()
         y, per_trial = self.compute(state)
         if self.hook is not None:
-            for head in heads(y):
+            for head in (y,) if isinstance(y, Tensor) else heads(y):
                 ask_before_backward(head, self.hook)
         state.values[self.out] = y
         state.flags[self.out] = per_trial

@@ -78,7 +78,13 @@ class Block:
             self._pieces = {kind: [_flat(t).clone() for t in own] for kind, own in state.items()}
         else:
             self._state = {kind: _join(own, rule.elementwise) for kind, own in state.items()}
-        if self.by_row:
+        # one trial's are taken as they are
+        self._alone = self._apart and len(self.like) == 1
+        if self._alone:
+            like = [p.detach() for p in self._parameters]
+            self._p_K = [like]
+            self._s_K = [{k: [t.view_as(p) for t, p in zip(own, like, strict=True)] for k, own in self._pieces.items()}]
+        elif self.by_row:
             pieces = self._pieces if self._apart else {kind: [t] for kind, t in self._state.items()}
             size = len(self.like)
             self._p_K = [[view[row] for view in self._views] for row in range(size)]
@@ -169,6 +175,13 @@ class Block:
         """`step`, trial by trial. A piece is a range of all trials' weights, one trial after another."""
         assert self._single_pass is not None  # the caller looked
         steps = {count: torch.tensor(count, dtype=torch.float32) for count in set(self.counts["step"].tolist())}
+        if self._alone:
+            g = gradients if change is None else [change.apply(own) for own in gradients]
+            g = [own.neg() if self.rule.maximize else own.contiguous() for own in g]
+            if not skip:
+                (step,) = steps.values()
+                self._single_pass.kernel(self._p_K[0], g, self._s_K[0], self.numbers_K[0], step)
+            return
         g_K = list(zip(*(_flat(g).unbind(0) for g in gradients), strict=True))
         size, columns = len(self.like), self.columns
         start, end = (size * columns * i // piece[1] for i in (piece[0], piece[0] + 1))

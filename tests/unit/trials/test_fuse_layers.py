@@ -67,13 +67,15 @@ def test_layer_with_each_optimizer(name: str, optimizer: str) -> None:
     assert_fused_is_solo(lambda n: nn.Sequential(before(name), fresh(make(n))), batches(*shape), optimizer, STEPS)
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("name", LAYERS)
 def test_single_precision(name: str) -> None:
     shape, make = LAYERS[name]
     data = [(x, torch.zeros(len(x))) for x in batches(*shape)]
-    study = ToyStudy(lambda n: nn.Sequential(before(name), fresh(make(n))), "adamw", data)
-    group = TrialGroup(study, members(study, range(3)), OpenGate())
-    solos = [Solo(study, number) for number in range(3)]
+    # behind a norm some gradients cancel: AdamW would make steps of what rounding leaves of them
+    optimizer = "sgd" if "norm" in name else "adamw"
+    study = ToyStudy(lambda n: nn.Sequential(before(name), fresh(make(n))), optimizer, data)
+    group = TrialGroup(study, members(study, range(2)), OpenGate())
+    solos = [Solo(study, number) for number in range(2)]
     for step in range(STEPS):
         group.train_step(*data[step % 2])
         for solo in solos:

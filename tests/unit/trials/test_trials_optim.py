@@ -80,6 +80,15 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3)), torch.zeros(6)
 
 
+def test_every_optimizer_of_torch_is_tested() -> None:
+    p = [nn.Parameter(torch.zeros(2, 2))]
+    tested = {type(make(1, p)).__name__ for make in SETTINGS.values()}
+    elsewhere = {"Optimizer", "Muon"}
+    refused = {"LBFGS", "SparseAdam"}
+    public = {name for name, kind in vars(torch.optim).items() if isinstance(kind, type) and name[0].isupper()}
+    assert public - elsewhere - refused <= tested
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_equals_torch(name: str) -> None:
     inputs = [torch.randn(6, 4, generator=torch.Generator().manual_seed(step)) for step in range(7)]

@@ -1,0 +1,136 @@
+"""The layers inside a forward that is run as a whole: each leaves the `vmap` around it, and is a unit of its own."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from trials.fusion.registry import CALLS, FuseError, JointLayer, Layer, arrange
+from trials.fusion.rows import Rows
+from trials.fusion.trees import apart, dims_of, heads
+from trials.pause import Units, ask_before_backward
+
+if TYPE_CHECKING:
+    from trials.fusion.mapped import Mapped
+
+
+class Pause:
+    """A layer's two units: its forward is entered by a call, its backward by a hook on the forward's output."""
+
+    def __init__(self, units: Units, name: str) -> None:
+        """`name` is that of the forward's unit."""
+        self.name, self._units = name, units
+        self._forward = units.number(name)
+        self._hook: Callable[[Any], None] | None = None
+
+    def declare_backward(self) -> None:
+        """Number the backward, and have the gate asked for it."""
+        self._hook = self._units.backward_hook(self._units.number(self.name.replace(" forward", " backward")))
+
+    def enter(self) -> None:
+        """Ask for the forward."""
+        self._units.enter(self._forward)
+
+    def before_backward(self, output: Any) -> None:
+        """Have the gate asked before the backward of the layer that computed `output`."""
+        if self._hook is not None:
+            for tensor in heads(output):
+                ask_before_backward(tensor, self._hook)
+
+
+class Below(torch.autograd.Function):
+    """Computes an inner layer with the trials' tensors as they are, outside the `vmap` that calls it."""
+
+    @staticmethod
+    def forward(*_: Any) -> Any:
+        """Never called, for the row's number always comes from the `vmap`."""
+        raise RuntimeError("a layer was called outside its vmap")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Asked for by `vmap`; autograd records what the static method below does."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, inner: "Inner | Call", row: Tensor, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Compute it."""
+        leaves, spec = tree_flatten((args, kwargs))
+        found = tree_flatten((in_dims[2], in_dims[3]))[0]
+        own = [leaf.movedim(dim, 0) if dim else leaf for leaf, dim in zip(leaves, found, strict=True)]
+        dims = tree_unflatten([None if dim is None else 0 for dim in found], spec)
+        own_args, own_kwargs = tree_unflatten(own, spec)
+        return inner.run(own_args, own_kwargs, dims)
+
+
+class Inner:
+    """A layer inside a whole model."""
+
+    def __init__(self, rule: Layer | FuseError, mapped: "Mapped | None", training: bool, pause: Pause) -> None:
+        """Computed by `rule`, or, if that is an error, as `mapped`."""
+        self.rule, self.mapped, self.training, self.pause = rule, mapped, training, pause
+
+    def bind(self, rows: Rows) -> None:
+        """See `Layer.bind`."""
+        if isinstance(self.rule, Layer):
+            self.rule.bind(rows)
+        if self.mapped is not None:
+            self.mapped.bind(rows)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> tuple[Any, Any]:
+        """The output, and its `vmap` dimensions."""
+        if not isinstance(self.rule, Layer) or self.mapped is not None:
+            assert self.mapped is not None  # there is one wherever there is no rule
+            output = self.mapped.run(args, kwargs, dims)
+            return output, dims_of(output, per_trial=True)
+        if isinstance(self.rule, JointLayer):
+            inputs, found = self.rule.arrange(args, kwargs), self.rule.arrange(*dims)
+            flags = _owned(inputs, found)
+            self.pause.enter()
+            output, per_trial = self.rule.run_joint(inputs, flags, self.training)
+        else:
+            inputs, found = (*args, *kwargs.values()), (*dims[0], *dims[1].values())
+            if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
+                raise FuseError(f"module '{self.rule.label}' is called with {len(inputs)} inputs; allowed: one tensor")
+            self.pause.enter()
+            output, per_trial = self.rule.run(inputs[0], found[0] == 0, self.training)
+        self.pause.before_backward(output)
+        return output, dims_of(output, per_trial)
+
+    def way(self) -> str:
+        """How it is computed."""
+        return f"rule {type(self.rule).__name__}" if self.mapped is None else self.mapped.way(str(self.rule))
+
+
+class Call:
+    """A function with a rule that the code of a module calls."""
+
+    def __init__(self, function: Callable[..., Any], generators: list[torch.Generator]) -> None:
+        """With a stream per trial."""
+        self._function, self._generators = function, generators
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> tuple[Any, Any]:
+        """See `Inner`."""
+        signature, call = CALLS[self._function]
+        inputs, found = (arrange(self._function.__name__, signature, *given) for given in ((args, kwargs), dims))
+        output, per_trial = call(inputs, _owned(inputs, found), self._generators)
+        return output, dims_of(output, per_trial)
+
+
+class Calls(TorchFunctionMode):
+    """Hands a module's calls of functions to it."""
+
+    def __init__(self, mapped: "Mapped") -> None:
+        """While `mapped` is run."""
+        super().__init__()
+        self._mapped = mapped
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See `TorchFunctionMode`."""
+        return self._mapped.call(func, args, kwargs or {})
+
+
+def _owned(inputs: Sequence[Any], dims: Sequence[Any]) -> list[bool]:
+    """Which of `inputs` have the axis K, by their trees of `vmap` dimensions."""
+    return [bool(apart(value)[0]) and 0 in tree_flatten(dim)[0] for value, dim in zip(inputs, dims, strict=True)]
