@@ -6,8 +6,8 @@ import time
 
 LOAD_BYTES = 8 << 20
 """More than the caches hold, with its copy."""
-PARTS, WAIT_S, COPY_NS = 20, 0.008, 2_000_000
-"""A fifth of a core for a fifth of a second."""
+PARTS, WAIT_S, COPY_NS = 16, 0.008, 4_000_000
+"""A third of a core for a fifth of a second."""
 
 
 def main() -> None:

@@ -107,11 +107,11 @@ class _MainJob:
         return Window(fmean(between_ms), (self._words[Field.WORK] - work) / BUBBLES)
 
     def dedicated_per_ms(self) -> float:
-        """What the side task does in one long bubble, per ms."""
+        """What the side task does in a long bubble, per ms of its CPU time."""
         self._bubble(DEDICATED_S * 200, squeezed=True)
-        work = self._words[Field.WORK]
+        work, cpu_ns = self._words[Field.WORK], self._marks.side_cpu_ns()
         self._bubble(DEDICATED_S * 1e3, squeezed=True)
-        return (self._words[Field.WORK] - work) / (DEDICATED_S * 1e3)
+        return (self._words[Field.WORK] - work) / (self._marks.side_cpu_ns() - cpu_ns) * 1e6
 
     def _bubble(self, length_ms: float, *, squeezed: bool) -> int:
         self._step += 1

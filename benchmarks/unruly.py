@@ -1,7 +1,7 @@
 """A side task that is more harmful than forecast for a while: as long as the main job's step is one of those that
 `BENCHMARK_UNRULY` names, "loader:120:240" or "costs:120:240".
 
-    loader  its batches are loaded ahead by a process beside it that takes a fifth of the core, in bubbles and out of
+    loader  its batches are loaded ahead by a process beside it that takes a third of the core, in bubbles and out of
             them, where no gate sees it. Shut out, the side task asks for no more, and it rests
     costs   its batches are eight times as large, and so the units longer than their forecasts
 """

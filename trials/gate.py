@@ -96,7 +96,7 @@ class PageGate(Ledger):
         self._running: int | None = None
         self._row: list[int] = []  # units that joined the running one
         self._room_ns = 0.0
-        self._ended: list[tuple[int, tuple[int, ...], float, int, int, int, int]] = []
+        self._ended: list[tuple[int, tuple[int, ...], int, int, int, int]] = []
         self._rows: dict[tuple[int, int, int], int] = {}  # (group, first, last unit) to its number
         self._bubble = 0
         self._start_ns = 0
@@ -178,8 +178,8 @@ class PageGate(Ledger):
         unit = self._running
         assert unit is not None
         cpu_ns = now_cpu_ns - self._start_cpu_ns
-        row, forecast_ns = tuple(self._row), GRAIN_NS - self._room_ns
-        self._ended.append((unit, row, forecast_ns, self._start_ns, now_ns - self._start_ns, cpu_ns, self._longest_ns))
+        row = tuple(self._row)
+        self._ended.append((unit, row, self._start_ns, now_ns - self._start_ns, cpu_ns, self._longest_ns))
         self._row.clear()
         self._longest_ns = 0
         if not self._costs_ns[unit] or len(self._ended) == _ACCOUNT_AT_ONCE:
@@ -190,24 +190,27 @@ class PageGate(Ledger):
         if not self._ended:
             return
         units, busy_ns, group = 0, 0, self._group
-        for unit, row, forecast_ns, start_ns, wall_ns, cpu_ns, longest_ns in self._ended:
+        for unit, row, start_ns, wall_ns, cpu_ns, longest_ns in self._ended:
             units += 1 + len(row)
             busy_ns += cpu_ns
             number = unit
             if row:
-                number = self._learn_row((unit, *row), cpu_ns / forecast_ns)
+                number = self._learn_row((unit, *row), cpu_ns)
             else:
                 self._learn(unit, cpu_ns, longest_ns, group)
             self._record(start_ns, wall_ns, cpu_ns, number, group)
         self._ended.clear()
         self._count(units, busy_ns)
 
-    def _learn_row(self, row: tuple[int, ...], ratio: float) -> int:
-        """Share out what a row of units took, as a share of its forecast; the number under which it is recorded."""
+    def _learn_row(self, row: tuple[int, ...], cpu_ns: int) -> int:
+        """Share out what a row of units took; the number under which it is recorded."""
+        costs_ns = self._costs_ns
+        # of the present forecasts: an earlier row of the same units may have changed them since this one ran
+        ratio = cpu_ns / sum([costs_ns[unit] for unit in row])
         if not AS_FORECAST[0] < ratio < AS_FORECAST[1]:
             factor = 1 + (ratio - 1) * (0.5 if ratio > 1 else 0.05)
             for unit in row:
-                self._costs_ns[unit] = max(LEAST_COST_NS, self._costs_ns[unit] * factor)
+                costs_ns[unit] = max(LEAST_COST_NS, costs_ns[unit] * factor)
         ends = (self._group, row[0], row[-1])
         number = self._rows.get(ends)
         if number is None:

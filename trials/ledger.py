@@ -27,8 +27,8 @@ UNKNOWN_COST_NEEDS_NS = 1_000_000
 HOST_WORK_NEEDS_NS = 200_000
 """Host work starts only if at least this much of the permit is left."""
 
-LEAST_COST_NS = 1.0
-"""What is known is never 0, which stands for what is not."""
+LEAST_COST_NS = 1_000.0
+"""No unit is forecast to take less: it would be as good as unknown."""
 
 DECLINED_BEFORE_DOUBT = 32
 """More than a step has bubbles, so what fits the longest one waits for it."""

@@ -374,3 +374,19 @@ def test_units_that_take_no_time_stay_known(world: World) -> None:
             gate.enter(unit)
         gate.rest()
     assert world.words[Field.UNITS_RUN] == 2000 and not world.sleeps
+
+
+@pytest.mark.parametrize("took_us", [0, 5, 200, 2000])
+def test_many_rows_of_the_same_units_before_a_rest_teach_no_more_than_one_after_another(
+    world: World, took_us: int
+) -> None:
+    gate = PageGate(world.page)
+    gate.use(["a", "b"])
+    known(world, gate, 200 * US, 200 * US)
+    for _ in range(1000):  # as in an evaluation of many batches
+        for unit in range(2):
+            gate.enter(unit)
+            world.work(took_us * US)
+    gate.rest()
+    for cost_ns in gate._costs_ns[:2]:
+        assert max(gate_module.LEAST_COST_NS, 0.9 * took_us * US) <= cost_ns <= max(200, 1.1 * took_us) * US
