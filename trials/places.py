@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ds_hooks.driver import CudaDriver, DriverError
-from ds_hooks.page import Page
+from ds_hooks.page import Field, Page
 from trials.capacity import most_trials
 from trials.device_memory import CudaMeter, Lodger, tensors_on
 from trials.gate import PageGate
@@ -42,7 +42,7 @@ class Place(Protocol):
     ) -> AnyGate:
         """The gate of this place; see `Ledger` for the files."""
 
-    def rehearse(self, study: Study, gate: AnyGate) -> int:
+    def rehearse(self, study: Study, page: Page, gate: AnyGate) -> int:
         """Train throw-away trials: what is imported, compiled or wrong shows. Returns how many trials fit at most."""
 
     def lodger(self, page: Page, gate: AnyGate, tell: Callable[..., None]) -> Lodger | None:
@@ -61,7 +61,7 @@ class CorePlace:
         """The main job itself knows what ran over."""
         return PageGate(page, units, names)
 
-    def rehearse(self, study: Study, gate: AnyGate) -> int:
+    def rehearse(self, study: Study, page: Page, gate: AnyGate) -> int:
         """Without the gate: the main job stops this process at every bubble's end."""
         rehearse(study)
         return study.fused
@@ -128,7 +128,7 @@ class CudaPlace:
         stream = self._stream.cuda_stream
         return StreamGate(page, driver, stream, units, names, device_uuid=self._uuid, on_overrun=on_overrun)
 
-    def rehearse(self, study: Study, gate: AnyGate) -> int:
+    def rehearse(self, study: Study, page: Page, gate: AnyGate) -> int:
         """Some steps of one trial, and of two, in bubbles like any; what they take of the memory tells what fits."""
         peaks = []
         for trials in (1, 2):
@@ -139,7 +139,8 @@ class CudaPlace:
                 return trials - 1
             peaks.append(torch.cuda.max_memory_allocated(self._device))
         one, two = peaks
-        return most_trials(one, two, self._limit)
+        told = page.words[Field.SIDE_LIMIT_BYTES]  # by now a main job is there
+        return most_trials(one, two, min(self._limit, told) if told else self._limit)
 
     def lodger(self, page: Page, gate: AnyGate, tell: Callable[..., None]) -> Lodger | None:
         """See `Lodger`."""

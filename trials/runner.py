@@ -127,7 +127,7 @@ def _train(
     from trials.places import PlaceError
     from trials.work import Runner
 
-    most = place.rehearse(study, gate)
+    most = place.rehearse(study, page, gate)
     if not most:
         raise PlaceError("not even one trial fits into the side task's share of the device's memory")
     # not before: until the job's first step there is nobody to be nice to

@@ -46,7 +46,7 @@ class StreamPlace(CorePlace):
         made.fake = self.driver
         return made
 
-    def rehearse(self, study: Study, gate: AnyGate) -> int:
+    def rehearse(self, study: Study, page: Page, gate: AnyGate) -> int:
         try_out(study, gate, 2)
         return study.fused
 

@@ -10,9 +10,11 @@ from trials_helpers import OPTIMIZERS
 from trials_solo import RichStudy
 
 import trials.places as places
+from ds_hooks.page import Field
 from trials.places import CONTEXT_BYTES, CorePlace, CudaPlace, PlaceError, make_place
 
-TOTAL = 80 << 30
+GB = 1 << 30
+TOTAL = 80 * GB
 
 
 @pytest.fixture
@@ -78,17 +80,34 @@ def test_cores_need_nothing() -> None:
     assert isinstance(make_place("cpu", 0.5), CorePlace)
 
 
-@pytest.mark.parametrize(("fails_at", "most"), [(1, 0), (2, 1), (3, int(0.9 * (20 * 1024 - 600) - 1024) // 64 + 1)])
-def test_what_one_and_two_trials_take_tells_how_many_fit(
-    cuda: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, fails_at: int, most: int
+SLOPE = 64 << 20  # two trials take no more than one: a sixteenth of that is taken as each one's
+
+
+@pytest.mark.parametrize(
+    ("fails_at", "told", "most"),
+    [
+        (1, 0, 0),
+        (2, 0, 1),
+        (3, 0, 1 + int(0.9 * (20 * GB - CONTEXT_BYTES) - GB) // SLOPE),
+        (3, 2 * GB, 1 + int(0.9 * 2 * GB - GB) // SLOPE),
+        (3, 40 * GB, 1 + int(0.9 * (20 * GB - CONTEXT_BYTES) - GB) // SLOPE),
+        (3, GB, 0),
+    ],
+)
+def test_what_one_and_two_trials_take_tells_how_many_fit_into_the_share_and_beside_the_main_job(
+    cuda: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, fails_at: int, told: int, most: int
 ) -> None:
+    words = [0] * 64
+
     def try_out(study: Any, gate: Any, trials: int) -> None:
+        words[Field.SIDE_LIMIT_BYTES] = told
         if trials == fails_at:
             raise torch.OutOfMemoryError
 
     monkeypatch.setattr(places, "try_out", try_out)
     nothing: Any = None
-    assert CudaPlace(0.25).rehearse(nothing, nothing) == most
+    page: Any = SimpleNamespace(words=words)
+    assert CudaPlace(0.25).rehearse(nothing, page, nothing) == most
 
 
 def test_a_study_need_not_know_the_device(cuda: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
