@@ -176,11 +176,6 @@ class FakeDriver:
         self._called("write_word")
         self._queue_word(stream, device_address, lambda word: self._write(word, value))
 
-    def wait_bits(self, stream: int, device_address: int, mask: int) -> None:
-        """See `Driver`."""
-        self._called("wait_bits")
-        self._queue_word(stream, device_address, lambda word: self._until(lambda: bool(word.value & mask)))
-
     def wait_at_least(self, stream: int, device_address: int, value: int) -> None:
         """See `Driver`."""
         self._called("wait_at_least")

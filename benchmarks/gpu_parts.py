@@ -154,7 +154,7 @@ def words_between_processes(bench: Bench) -> list[dict[str, Any]]:
         _until(lambda number=number: words[Field.DUE_PERMIT_NS] == number)  # type: ignore[misc]
         to_host_us.append((time.perf_counter_ns() - begin_ns) / 1e3)
         words[Field.PROBE] = 0
-        driver.wait_bits(shared.stream, shared.address(Field.PROBE), 1)
+        driver.wait_at_least(shared.stream, shared.address(Field.PROBE), 1)
         driver.record(seen, shared.stream)
         begin_ns = time.perf_counter_ns()
         words[Field.PROBE] = 1
@@ -189,7 +189,7 @@ def _across(bench: Bench, shared: DeviceWords, count: int) -> list[float]:
             kernels.work(shared.stream, 200_000)
             shared.write(Field.PERMIT_LENGTH_NS, permit_ns)
             shared.write(Field.BUBBLE, epoch << 1 | 1)
-            shared.write(Field.DEVICE_GATE, DeviceGate.OPEN)
+            shared.write(Field.DEVICE_GATE, DeviceGate.open_for(permit_ns))
             bench.finish(shared.stream)
             time.sleep(2e-3)
             shared.write(Field.DEVICE_GATE, DeviceGate.CLOSED)

@@ -42,7 +42,7 @@ class NoWaits:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
-    def wait_bits(self, stream: int, device_address: int, mask: int) -> None:
+    def wait_at_least(self, stream: int, device_address: int, value: int) -> None:
         """Does nothing."""
 
     def __getattr__(self, name: str) -> object:
@@ -81,7 +81,7 @@ def _idle(page: Page, driver: Driver, kernels: Kernels, unit_ns: int) -> None:
 
 def _waiting(page: Page, driver: Driver, kernels: Kernels, unit_ns: int) -> None:
     words = DeviceWords(driver, page.words, probe=Field.SIDE_BYTES)
-    driver.wait_bits(words.stream, words.address(Field.DEVICE_GATE), DeviceGate.FORCED)
+    driver.wait_at_least(words.stream, words.address(Field.DEVICE_GATE), DeviceGate.FORCED)
     kernels.work(words.stream, unit_ns)
     _ready()
     signal.sigwait({STOP_SIGNAL})

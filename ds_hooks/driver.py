@@ -14,7 +14,6 @@ NON_BLOCKING = 1
 """A stream that does not wait for the legacy default stream, nor that for it."""
 _PORTABLE_AND_MAPPED = 1 | 2
 _WAIT_AT_LEAST = 0
-_WAIT_FOR_ANY_BIT = 2
 _EVENT_WITHOUT_TIME = 2
 _NOT_READY = 600
 PATIENCE_S = 1.0
@@ -74,11 +73,8 @@ class Driver(Protocol):
     def write_word(self, stream: int, device_address: int, value: int) -> None:
         """Queue: write the 32-bit `value`. What was queued before is visible first."""
 
-    def wait_bits(self, stream: int, device_address: int, mask: int) -> None:
-        """Queue: wait until the 32-bit word has any bit of `mask`."""
-
     def wait_at_least(self, stream: int, device_address: int, value: int) -> None:
-        """Queue: wait until the 32-bit word is `value` or more."""
+        """Queue: wait until the 32-bit word, with a sign, is `value` or more."""
 
 
 class CudaDriver:
@@ -167,10 +163,6 @@ class CudaDriver:
     def write_word(self, stream: int, device_address: int, value: int) -> None:
         """See `Driver`."""
         self._queue_word("cuStreamWriteValue32", stream, device_address, value, 0)
-
-    def wait_bits(self, stream: int, device_address: int, mask: int) -> None:
-        """See `Driver`."""
-        self._queue_word("cuStreamWaitValue32", stream, device_address, mask, _WAIT_FOR_ANY_BIT)
 
     def wait_at_least(self, stream: int, device_address: int, value: int) -> None:
         """See `Driver`."""
@@ -289,7 +281,7 @@ class DeviceWords:
         release.daemon = True
         release.start()
         try:
-            driver.wait_bits(self.stream, self.address(index), 2)
+            driver.wait_at_least(self.stream, self.address(index), 2)
             driver.record(passed, self.stream)
             seen = comes(driver, written) and words[index] == 1
             too_early = driver.is_done(passed)

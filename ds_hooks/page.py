@@ -91,12 +91,17 @@ class Doing:
 
 
 class DeviceGate:
-    """Bits of `DEVICE_GATE`, for which each unit of a side task's stream waits on the device itself."""
+    """What `DEVICE_GATE` says: for how many µs the bubble that is open may be used. Units of a side task's stream wait
+    on the device itself until it is enough for them."""
 
     CLOSED = 0
-    OPEN = 1
-    FORCED = 2
-    """Whoever waits must get through, since the process ends or is saved."""
+    FORCED = 2**31 - 1
+    """Whoever waits must get through, since the process ends or is saved. A device compares with a sign."""
+
+    @staticmethod
+    def open_for(permit_ns: int) -> int:
+        """The value for a bubble with this permit."""
+        return max(1, min(permit_ns // 1000, DeviceGate.FORCED - 1))
 
 
 class Marks:

@@ -75,7 +75,7 @@ class StreamMarks:
                     (Field.SLOT, slot),
                     (Field.PERMIT_LENGTH_NS, permit_ns),
                     (Field.BUBBLE, self.epoch << 1 | 1),
-                    (Field.DEVICE_GATE, DeviceGate.OPEN),
+                    (Field.DEVICE_GATE, DeviceGate.open_for(permit_ns)),
                 ),
             )
         return begin

@@ -66,6 +66,7 @@ class _Queued:
         start: the event behind the wait: the unit runs.
         end: the event behind its work.
         whole: whether all of its work is queued, and `end` behind it.
+        missed: how many bubbles have begun while it waited at the head of the queue.
     """
 
     unit: int
@@ -74,6 +75,7 @@ class _Queued:
     start: int
     end: int
     whole: bool = False
+    missed: int = 0
 
 
 def nap(seconds: float) -> int | None:
@@ -160,7 +162,9 @@ class StreamGate(Ledger):
             longest_ns = self._await_room(unit)
             self._check_device()
             start, end = self._free.popleft()
-            self._driver.wait_bits(self._stream, self._word(Field.DEVICE_GATE), DeviceGate.OPEN | DeviceGate.FORCED)
+            # not in a bubble that is planned for less than half of it, should it miss the one that it is meant for
+            least = DeviceGate.open_for(int(self._cost_ns(unit) / 2))
+            self._driver.wait_at_least(self._stream, self._word(Field.DEVICE_GATE), least)
             self._driver.record(start, self._stream)
             self._queued.append(_Queued(unit, self._group, longest_ns, start, end))
         self._words[Field.SIDE_DOING] = Doing.HOST if unit == HOST_UNIT else Doing.UNIT
@@ -247,9 +251,18 @@ class StreamGate(Ledger):
                 self._closings.append((looked_ns, self._slot))
             if bubble & 1:
                 self._begin_ns, self._slot = self._looked_ns, words[Field.SLOT]
+                self._count_missed()
             self._bubble = bubble
             self._stirred_ns = looked_ns
         self._looked_ns = looked_ns
+
+    def _count_missed(self) -> None:
+        """Bubbles may have become so short that what waits on the device for one fits none any more."""
+        if not self._queued or self._driver.is_done(self._queued[0].start):
+            return
+        self._queued[0].missed += 1
+        if self._queued[0].missed > DECLINED_BEFORE_DOUBT:
+            raise DriverError("what waits for a bubble is too long for all that have come since")
 
     def _is_due(self) -> bool:
         return self._words[Field.DUE_EPOCH] > self._bubble >> 1
@@ -257,7 +270,7 @@ class StreamGate(Ledger):
     def _left_ns(self) -> int:
         """How long what is queued now may run in this bubble, or else in the one that is due."""
         words = self._words
-        if words[Field.DEVICE_GATE] & DeviceGate.FORCED:
+        if words[Field.DEVICE_GATE] == DeviceGate.FORCED:
             return 0  # what was queued gets through; the process ends, or is saved
         if self._bubble & 1:
             left_ns = self._begin_ns + words[Field.PERMIT_LENGTH_NS] - self._clock_ns()
@@ -360,7 +373,7 @@ class StreamGate(Ledger):
         begun, passed = self._free[0]
         words[Field.SIDE_BYTES] = 0
         driver.record(begun, self._stream)
-        driver.wait_bits(self._stream, self._word(Field.SIDE_BYTES), 1)
+        driver.wait_at_least(self._stream, self._word(Field.SIDE_BYTES), 1)
         driver.record(passed, self._stream)
         try:
             came = self._comes(begun)

@@ -45,7 +45,7 @@ class CudaDevice:
     ) -> None:
         self._words, self._config = words, config
         self._visible = visible_device(environment, local_rank)
-        if words[Field.DEVICE_GATE] & DeviceGate.FORCED:  # left by a daemon that was killed
+        if words[Field.DEVICE_GATE] == DeviceGate.FORCED:  # left by a daemon that was killed
             words[Field.DEVICE_GATE] = DeviceGate.CLOSED
 
     def join(self, main_pid: int) -> None:

@@ -45,7 +45,7 @@ def test_a_device_that_writes_words(driver: FakeDriver, place: Path) -> None:
     assert list(place.iterdir()) == []
 
 
-@pytest.mark.parametrize("call", ["register", "write_word", "wait_bits"])
+@pytest.mark.parametrize("call", ["register", "write_word", "wait_at_least"])
 def test_a_device_that_cannot_write_words_says_why(call: str, driver: FakeDriver) -> None:
     driver.fail(call, at=1)
     finding = findings(driver)["bubble word"]

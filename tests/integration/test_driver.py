@@ -71,27 +71,13 @@ def until(true: Callable[[], object]) -> None:
 def test_a_word_is_written_in_the_order_of_its_stream(
     driver: Driver, kernels: Kernels, shared: DeviceWords, words: "memoryview[int]"
 ) -> None:
-    driver.wait_bits(shared.stream, shared.address(FIRST), 1)
+    driver.wait_at_least(shared.stream, shared.address(FIRST), 1)
     shared.write(SECOND, 7)
     written = recorded(driver, shared.stream)
     assert not driver.is_done(written) and words[SECOND] == 0
     words[FIRST] = 1
     until(lambda: driver.is_done(written))
     assert words[SECOND] == 7
-
-
-@pytest.mark.parametrize(("value", "passes"), [(1, False), (2, True), (3, True), (4, False)])
-def test_a_wait_for_bits_passes_with_any_of_them(
-    value: int, passes: bool, driver: Driver, shared: DeviceWords, words: "memoryview[int]"
-) -> None:
-    words[FIRST] = value
-    driver.wait_bits(shared.stream, shared.address(FIRST), 2)
-    event = recorded(driver, shared.stream)
-    if passes:
-        until(lambda: driver.is_done(event))
-        return
-    time.sleep(0.02)
-    assert not driver.is_done(event)
 
 
 def test_a_wait_for_a_count_passes_at_it_and_after_it(
@@ -111,11 +97,11 @@ def test_one_stream_waits_for_an_event_of_another_as_it_was_recorded_last(
 ) -> None:
     other = driver.create_stream()
     event = driver.create_event()
-    driver.wait_bits(shared.stream, shared.address(FIRST), 1)
+    driver.wait_at_least(shared.stream, shared.address(FIRST), 1)
     driver.record(event, shared.stream)
     driver.wait_event(other, event)
     after = recorded(driver, other)
-    driver.wait_bits(shared.stream, shared.address(SECOND), 1)
+    driver.wait_at_least(shared.stream, shared.address(SECOND), 1)
     driver.record(event, shared.stream)  # a later place: who waits already does not wait for it
     words[FIRST] = 1
     until(lambda: driver.is_done(after))
@@ -137,7 +123,7 @@ def test_events_tell_the_time_of_the_device(driver: Driver, kernels: Kernels) ->
 
 
 def test_streams_run_beside_each_other(driver: Driver, shared: DeviceWords) -> None:
-    driver.wait_bits(shared.stream, shared.address(FIRST), 1)
+    driver.wait_at_least(shared.stream, shared.address(FIRST), 1)
     waiting = recorded(driver, shared.stream)
     other = driver.create_stream()
     assert comes(driver, recorded(driver, other)) and not driver.is_done(waiting)
@@ -164,7 +150,7 @@ def test_words_that_the_device_still_needs_are_not_given_back(
 ) -> None:
     monkeypatch.setattr("ds_hooks.driver.PATIENCE_S", 0.05)
     shared = DeviceWords(driver, words, probe=PROBE)
-    driver.wait_bits(shared.stream, shared.address(FIRST), 1)
+    driver.wait_at_least(shared.stream, shared.address(FIRST), 1)
     assert not shared.release()
     words[FIRST] = 1
     monkeypatch.undo()

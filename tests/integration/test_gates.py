@@ -132,11 +132,12 @@ class MainJob:
         words[Field.PERMIT_UNTIL_NS] = time.monotonic_ns() + permit_ms * MS
         self.bubbles.append((time.monotonic_ns(), 0))
         words[Field.BUBBLE] = self._epoch << 1 | 1
-        words[Field.DEVICE_GATE] |= DeviceGate.OPEN
+        words[Field.DEVICE_GATE] = max(words[Field.DEVICE_GATE], DeviceGate.open_for(permit_ms * MS))
         signal.pthread_kill(self._side, signal.SIGUSR1)
 
     def close(self) -> None:
-        self._words[Field.DEVICE_GATE] &= ~DeviceGate.OPEN
+        if self._words[Field.DEVICE_GATE] != DeviceGate.FORCED:
+            self._words[Field.DEVICE_GATE] = DeviceGate.CLOSED
         self._words[Field.BUBBLE] = self._epoch << 1
         self.bubbles[-1] = self.bubbles[-1][0], time.monotonic_ns()
 

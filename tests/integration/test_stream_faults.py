@@ -88,7 +88,7 @@ def test_a_side_task_runs_in_bubbles_that_only_the_device_knows_and_ends_althoug
     ended_ns = time.monotonic_ns()
     assert daemon.kill(signal.SIGTERM) == 0
     assert place.side("exited")[0]["status"] == 0, daemon.said()
-    assert not place.word(Field.DEVICE_GATE) & DeviceGate.FORCED
+    assert place.word(Field.DEVICE_GATE) != DeviceGate.FORCED
     job.beats(2)
     assert job.finish() == 0 and "[ds_hooks]" not in job.said(), job.said()
 

@@ -55,7 +55,7 @@ def test_mps_is_joined_only_if_asked_for() -> None:
 def test_a_main_job_that_died_in_a_bubble_leaves_a_shut_gate(tmp_path: Path) -> None:
     page = Page.open(page_path(tmp_path / "pages", 0))
     words = page.words
-    words[Field.BUBBLE], words[Field.DUE_EPOCH], words[Field.DEVICE_GATE] = 9 << 1 | 1, 10, DeviceGate.OPEN
+    words[Field.BUBBLE], words[Field.DUE_EPOCH], words[Field.DEVICE_GATE] = 9 << 1 | 1, 10, 5000
     CudaDevice(words, DeviceTable(), 0).main_ended()
     assert (words[Field.BUBBLE], words[Field.DEVICE_GATE]) == (9 << 1, DeviceGate.CLOSED)
     assert not words[Field.DUE_EPOCH] > words[Field.BUBBLE] >> 1
@@ -64,7 +64,7 @@ def test_a_main_job_that_died_in_a_bubble_leaves_a_shut_gate(tmp_path: Path) -> 
 
 def test_what_a_killed_daemon_has_forced_open_is_shut_by_the_next(tmp_path: Path) -> None:
     page = Page.open(page_path(tmp_path / "pages", 0))
-    for left, then in ((DeviceGate.FORCED, DeviceGate.CLOSED), (DeviceGate.OPEN, DeviceGate.OPEN)):
+    for left, then in ((DeviceGate.FORCED, DeviceGate.CLOSED), (5000, 5000)):
         page.words[Field.DEVICE_GATE] = left
         CudaDevice(page.words, DeviceTable(), 0)
         assert page.words[Field.DEVICE_GATE] == then

@@ -21,7 +21,7 @@ from trials.stream_gate import GateError, StreamGate
 US, MS = 1_000, 1_000_000
 STREAM = 7
 OFFSET = 1 << 44
-GATE_CALLS = ("register", "create_event", "record", "wait_bits", "is_done", "elapsed_ns", "unregister")
+GATE_CALLS = ("register", "create_event", "record", "wait_at_least", "is_done", "elapsed_ns", "unregister")
 
 
 class World:
@@ -65,10 +65,11 @@ class World:
         self.words[Field.SLOT] = slot
         self.words[Field.PERMIT_LENGTH_NS] = permit_ns
         self.words[Field.BUBBLE] = epoch << 1 | 1
-        self.words[Field.DEVICE_GATE] |= DeviceGate.OPEN
+        self.words[Field.DEVICE_GATE] = max(self.words[Field.DEVICE_GATE], DeviceGate.open_for(permit_ns))
 
     def close(self, epoch: int) -> None:
-        self.words[Field.DEVICE_GATE] &= ~DeviceGate.OPEN
+        if self.words[Field.DEVICE_GATE] != DeviceGate.FORCED:
+            self.words[Field.DEVICE_GATE] = DeviceGate.CLOSED
         self.words[Field.BUBBLE] = epoch << 1
 
     def at(self, ns: int, *acts: Callable[[], None]) -> None:
@@ -112,11 +113,11 @@ class World:
 
     def _serve(self) -> None:
         while self._work:
-            kind, value, mask = self._work[0]
+            kind, value, least = self._work[0]
             if kind == "record":
                 self._done_ns[value] = self.now_ns
             elif kind == "wait":
-                if not ctypes.c_uint32.from_address(value).value & mask:
+                if ctypes.c_int32.from_address(value).value < least:
                     return
             elif not self._busy_until_ns:
                 self.kernels.append((kind, self.now_ns, self.now_ns + value))
@@ -172,10 +173,10 @@ class World:
         assert not self._work, "the device still needs the page"
         self.registered -= 1
 
-    def wait_bits(self, stream: int, device_address: int, mask: int) -> None:
-        self._called("wait_bits")
+    def wait_at_least(self, stream: int, device_address: int, value: int) -> None:
+        self._called("wait_at_least")
         assert stream == STREAM
-        self._work.append(("wait", device_address - OFFSET, mask))
+        self._work.append(("wait", device_address - OFFSET, value))
 
     def create_stream(self) -> int: ...  # type: ignore[empty-body]
     def destroy_stream(self, stream: int) -> None: ...
@@ -441,6 +442,36 @@ def test_a_forced_gate_lets_through_what_is_queued_and_nothing_more(world: World
     assert world.registered == 0
 
 
+def test_what_missed_its_bubble_starts_in_none_that_is_much_too_short(world: World) -> None:
+    gate = world.gate()
+    learn(world, gate, 4 * MS)
+    world.due(1, 9 * MS)
+    world.run(gate, 0, 4 * MS, "first")
+    world.run(gate, 0, 4 * MS, "second")
+    world.bubble(1, 1 * MS, 2 * MS, 9 * MS)  # the first one runs on
+    world.bubble(2, 20 * MS, 1 * MS, 1 * MS)
+    world.bubble(3, 40 * MS, 9 * MS, 9 * MS)
+    world.bubble(4, 60 * MS, 9 * MS, 9 * MS)
+    begin_ns = world.now_ns
+    world.run(gate, 0, 1 * MS, "third")
+    world.pass_time(80 * MS)
+    starts_ms = {name: (start - begin_ns) / MS for name, start, _ in world.kernels}
+    assert starts_ms["second"] >= 40, "not in the one that begins at 20"
+
+
+def test_a_unit_that_no_bubble_lets_start_any_more_shuts_the_gate_for_good(world: World) -> None:
+    gate = world.gate()
+    learn(world, gate, 4 * MS)
+    world.due(1, 9 * MS)
+    for name in ("too long now", "behind it"):
+        world.run(gate, 0, 4 * MS, name)
+    for epoch in range(1, 50):
+        world.bubble(epoch, epoch * 10 * MS, 2 * MS, 1 * MS)
+    with pytest.raises(GateError, match="too long for all that have come since"):
+        world.run(gate, 0, 4 * MS, "never")
+    assert not world.kernels
+
+
 def test_it_lets_go_of_the_page_when_the_device_has(world: World) -> None:
     gate = world.gate()
     learn(world, gate, 1 * MS)
@@ -491,7 +522,7 @@ def test_a_refused_call_shuts_the_gate_for_good(world: World, call: str, after: 
 
 
 def test_a_device_that_does_not_wait_is_found_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world, "wait_bits", lambda *_: None)
+    monkeypatch.setattr(world, "wait_at_least", lambda *_: None)
     with pytest.raises(GateError, match="does not wait"):
         world.gate()
 
