@@ -20,6 +20,10 @@ _FOLDER_OF_FILE = "folder_of_file"
 _NOT_A_MISTAKE_OF_ITS_OWN = "default_factory_not_called"
 
 
+MOST_WITHOUT_STOPS = 0.05
+"""The forecast quantile on a device that cannot halt what runs: bubbles that are shorter than forecast cost the job."""
+
+
 class ConfigError(Exception):
     """A configuration that cannot be used; the text names file, key, value, and what is allowed."""
 
@@ -164,7 +168,9 @@ class Config(_Table):
 
     def without_stops(self) -> "Config":
         """The same for a device that cannot halt a side task in the middle of its work."""
-        return self.model_copy(update={"squeeze": self.squeeze.model_copy(update={"preemptive": False})})
+        squeeze = self.squeeze
+        changed = {"preemptive": False, "forecast_quantile": min(squeeze.forecast_quantile, MOST_WITHOUT_STOPS)}
+        return self.model_copy(update={"squeeze": squeeze.model_copy(update=changed)})
 
     def storage_url(self, run: Path) -> str:
         """Where Optuna keeps the study of the run in `run`."""

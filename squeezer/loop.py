@@ -95,6 +95,7 @@ class Daemon:
         self._side_has_worked = False
         self._side_was_ready = False
         self._left_trials = False
+        self._free_bytes = -1
         self._opened_slot: int | None = None
         self._overruns_ns: Counter[int] = Counter()
         self._named_units: set[tuple[str, str]] = set()
@@ -191,6 +192,9 @@ class Daemon:
     def _limit_memory(self) -> None:
         words, reserve = self._page.words, int(self._config.device.reserve_mb * 2**20)
         free, side, main_peak = (words[field] for field in (Field.FREE_BYTES, Field.SIDE_BYTES, Field.MAIN_PEAK_BYTES))
+        if free == self._free_bytes:
+            return  # what the side task has taken since then is not free any more
+        self._free_bytes = free
         words[Field.SIDE_LIMIT_BYTES] = side_limit_bytes(free, side, main_peak, reserve)
 
     def _hello(self, t_ns: int, message: wire.Hello) -> None:
@@ -293,6 +297,7 @@ class Daemon:
         status = supervisor.reap()
         self._left_trials = self._side_was_ready and status != 0
         self._page.words[Field.SIDE_DOING] = Doing.ASLEEP
+        self._page.words[Field.SIDE_BYTES] = 0
         self._feed(SideChanged(Side.NONE))
         again = supervisor.may_restart(status)
         self._recorder.add("side", t_ns=time.monotonic_ns(), event="exited", status=status, restarted=again)

@@ -44,6 +44,13 @@ class Gate(Protocol):
             StopRequested: the side task must end.
         """
 
+    def settle(self) -> None:
+        """Return when what was entered has ended: the host is about to ask the device for a number.
+
+        Raises:
+            StopRequested: the side task must end.
+        """
+
     def rest(self) -> None:
         """The unit that ran until now has ended and no device work follows before the next `enter`."""
 
@@ -65,6 +72,9 @@ class OpenGate:
         """Accept any units."""
 
     def enter(self, unit: int) -> None:
+        """Return at once."""
+
+    def settle(self) -> None:
         """Return at once."""
 
     def rest(self) -> None:
@@ -135,6 +145,9 @@ class PageGate(Ledger):
         # what is host work, unknown, or was declined too often is measured by itself
         own_ns = self._costs_ns[unit]
         self._room_ns = GRAIN_NS - own_ns if unit != HOST_UNIT and own_ns and not self._longest_ns else 0.0
+
+    def settle(self) -> None:
+        """Return at once: what ran has ended when the host goes on."""
 
     def rest(self) -> None:
         """See `Gate.rest`."""

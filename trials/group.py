@@ -13,6 +13,7 @@ from trials.fusion.rows import Rows, generator
 from trials.fusion.scalar import Scalar
 from trials.fusion.structure import Facts, difference, stack
 from trials.gate import Gate
+from trials.ledger import HOST_UNIT
 from trials.member import Member, build_member, facts_of, fuse_optimizers_of, restored
 from trials.memory import keep_freed_memory
 from trials.optim.several import Optimizers, by_phase
@@ -147,10 +148,13 @@ class TrialGroup:
                 self._units.enter(self._score_unit)
                 scores_K = self._per_trial("score", outputs, targets_B)
             total_K += scores_K.double() * len(inputs_B)
+            self._gate.enter(HOST_UNIT)  # the loader's time is not the score's
             count += len(inputs_B)
         if not count:
             raise FuseError("Study.validation gave no batches; at least one is needed for a score")
-        scores = (total_K / count).tolist()
+        mean_K = total_K / count
+        self._units.settle()
+        scores = mean_K.tolist()
         self._units.rest()
         return scores
 

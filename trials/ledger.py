@@ -118,7 +118,9 @@ class Ledger:
         """Count finished work on the page, where the daemon reads it."""
         self._words[Field.WORK] += trial_samples
 
-    def _account(self, unit: int, start_ns: int, wall_ns: int, busy_ns: int, longest_ns: int, group: int) -> None:
+    def _account(
+        self, unit: int, start_ns: int, wall_ns: int, busy_ns: int, longest_ns: int, group: int, *, learn: bool = True
+    ) -> None:
         """Note that `unit` ran, and what it took of the device.
 
         Args:
@@ -128,10 +130,19 @@ class Ledger:
             busy_ns: what it took of the device.
             longest_ns: the longest of the bubbles in which it had been declined, if it ran to find out; else 0.
             group: the index of the units in use when it was asked for.
+            learn: whether it says what the unit will take.
         """
-        self._learn(unit, busy_ns, longest_ns, group)
+        if learn:
+            self._learn(unit, busy_ns, longest_ns, group)
         self._count(1, busy_ns)
         self._record(start_ns, wall_ns, busy_ns, unit, group)
+
+    def _is_known(self, group: int, unit: int) -> bool:
+        """Whether there is a forecast for a unit of these units."""
+        if group == self._group or unit == HOST_UNIT:
+            return bool(self._costs_ns[unit])
+        trials, names = self._declared[group]
+        return bool(self._known_costs_ns.get(_key(trials, names[unit])))
 
     def _learn(self, unit: int, busy_ns: int, longest_ns: int, group: int) -> None:
         """Forecast what `unit` costs by what it took; the arguments are those of `_account`."""

@@ -22,7 +22,7 @@ class Units:
         """Start without units; `declare` tells the gate once all are known."""
         self._gate = gate
         self.names: list[str] = []
-        self.enter = gate.enter
+        self.enter, self.settle = gate.enter, gate.settle
 
     def number(self, name: str) -> int:
         """The number of the unit called `name`, which is new or was given before."""

@@ -69,6 +69,7 @@ class Phase:
         total = control.total(losses_K)
         total.backward()
         losses_K = losses_K.detach()
+        self._units.settle()
         control.watch(losses_K, total.item())
         if control.lost:
             rows.put_back(control.lost)

@@ -16,6 +16,7 @@ from time import monotonic_ns
 
 from ds_hooks.driver import Driver, DriverError, address_of
 from ds_hooks.page import PAGE_BYTES, DeviceGate, Doing, Field, Page
+from trials.each_op import EachOperation
 from trials.ledger import (
     DECLINED_BEFORE_DOUBT,
     GATE_SIGNALS,
@@ -132,6 +133,10 @@ class StreamGate(Ledger):
         self._parent_pid = os.getppid()
         self._fault: str | None = None
         self._gone: bool | None = None
+        self._each: EachOperation | None = None
+        self._each_thread = 0
+        self._holds_each = False
+        self._has_run: set[tuple[int, int]] = set()
         self._threads = {threading.get_ident()}
         self._queued: deque[_Queued] = deque()
         self._free: deque[tuple[int, int]] = deque()
@@ -167,7 +172,26 @@ class StreamGate(Ledger):
             self._driver.wait_at_least(self._stream, self._word(Field.DEVICE_GATE), least)
             self._driver.record(start, self._stream)
             self._queued.append(_Queued(unit, self._group, longest_ns, start, end))
+        self._hold_each(unit == HOST_UNIT)
         self._words[Field.SIDE_DOING] = Doing.HOST if unit == HOST_UNIT else Doing.UNIT
+
+    def settle(self) -> None:
+        """See `Gate.settle`. Who lets the host wait in the driver does not see meanwhile when bubbles begin and end.
+
+        Raises:
+            StopRequested: the side task must end.
+            GateError: the device has refused a call, now or before.
+        """
+        with self._shut_on_error():
+            self._adopt_thread()
+            self._end_unit()
+            self._hold_each(False)
+            looks = 0
+            self._read()
+            while self._queued:
+                self._sleep(looks)
+                looks += 1
+                self._read()
 
     def rest(self) -> None:
         """See `Gate.rest`. What is queued goes on.
@@ -178,6 +202,7 @@ class StreamGate(Ledger):
         with self._shut_on_error():
             self._adopt_thread()
             self._end_unit()
+            self._hold_each(False)
             self._read()
             self._say()
 
@@ -187,6 +212,7 @@ class StreamGate(Ledger):
         Returns:
             Whether the device needs the page no more; else it must stay mapped. A second call says the same.
         """
+        self._hold_each(False)
         if self._gone is not None:
             return self._gone
         done = False
@@ -203,6 +229,23 @@ class StreamGate(Ledger):
         self._words[Field.SIDE_DOING] = Doing.ASLEEP
         self._close_file()
         return done
+
+    def _hold_each(self, wanted: bool) -> None:
+        """Whether each operation waits for a bubble, or only the first one of a unit."""
+        self._holds_each = wanted
+        if wanted and self._each is None:
+            self._each = EachOperation(self._hold)
+            self._each.__enter__()
+            self._each_thread = threading.get_ident()
+        elif not wanted and self._each is not None and threading.get_ident() == self._each_thread:
+            self._each.__exit__(None, None, None)
+            self._each = None
+
+    def _hold(self) -> None:
+        if not self._holds_each:
+            return  # a backward pass has begun in a thread of its own
+        with self._shut_on_error():
+            self._driver.wait_at_least(self._stream, self._word(Field.DEVICE_GATE), DeviceGate.open_for(0))
 
     # What is queued
 
@@ -234,7 +277,10 @@ class StreamGate(Ledger):
             if start_ns < closed_ns < start_ns + wall_ns:
                 self._on_overrun(slot, start_ns + wall_ns - closed_ns)
                 break
-        self._account(ended.unit, start_ns, wall_ns, busy_ns, ended.longest_ns, ended.group)
+        # the first time it also takes what is loaded and allocated
+        new = (ended.group, ended.unit) not in self._has_run and not self._is_known(ended.group, ended.unit)
+        self._has_run.add((ended.group, ended.unit))
+        self._account(ended.unit, start_ns, wall_ns, busy_ns, ended.longest_ns, ended.group, learn=not new)
 
     def _is_running(self) -> bool:
         """Whether the device works for us, or may at once, as far as the last look told."""
@@ -362,7 +408,7 @@ class StreamGate(Ledger):
             try:
                 yield
             except DriverError as error:
-                self._fault = str(error)
+                self._fault, self._holds_each = str(error), False
             else:
                 return
         raise GateError(f"the device's gate is shut for good, and nothing more runs: {self._fault}")

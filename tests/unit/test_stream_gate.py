@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import trials.stream_gate as gate_module
 from ds_hooks.driver import DriverError
@@ -42,9 +43,10 @@ class World:
         self._done_ns: dict[int, int | None] = {}
         self._work: deque[tuple[str, int, int]] = deque()
         self._busy_until_ns = 0
+        self.gates: list[StreamGate] = []
 
     def gate(self, *files: Path, device_uuid: int = 0) -> StreamGate:
-        return StreamGate(
+        made = StreamGate(
             self.page,
             self,
             STREAM,
@@ -54,6 +56,8 @@ class World:
             clock_ns=lambda: self.now_ns,
             nap=self._nap,
         )
+        self.gates.append(made)
+        return made
 
     # The main job
 
@@ -188,7 +192,10 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     page = Page.open(page_path(tmp_path / "pages", 0))
-    yield World(page)
+    made = World(page)
+    yield made
+    for gate in made.gates:
+        gate._hold_each(False)
     page.close()
 
 
@@ -356,6 +363,7 @@ def test_costs_are_the_devices_rise_fast_fall_slowly_and_belong_to_the_units_tha
     gate = world.gate()
     gate.trials = 8
     gate.use(["a", "b"])
+    gate._has_run |= {(0, 0), (0, 1), (1, 0)}
     world.due(1, 10**9)
     gate.rest()
     world.open(1, 10**9)
@@ -376,6 +384,44 @@ def test_costs_are_the_devices_rise_fast_fall_slowly_and_belong_to_the_units_tha
     gate.use(["b", "a"])
     assert gate._costs_ns[:2] == [pytest.approx(700 * US, rel=0.01), pytest.approx(1950 * US, rel=0.01)]
     assert world.words[Field.BUSY_NS] == 6 * MS
+
+
+def test_the_first_time_says_nothing_of_what_a_unit_takes(world: World) -> None:
+    gate = world.gate()
+    gate.use(["a"])
+    world.due(1, 10**9)
+    world.open(1, 10**9)
+    known_ns = []
+    for busy_ns in (300 * MS, 1 * MS):
+        world.run(gate, 0, busy_ns)
+        gate.settle()
+        known_ns.append(gate._costs_ns[0])
+    assert known_ns == [0.0, pytest.approx(1 * MS, rel=0.01)]
+
+
+def test_settling_waits_for_what_runs_and_sees_meanwhile_that_the_bubble_ends(world: World) -> None:
+    gate = world.gate()
+    learn(world, gate, 5 * MS)
+    world.bubble(1, 1 * MS, 6 * MS)
+    world.run(gate, 0, 9 * MS)
+    gate.settle()
+    assert not gate._queued and world.overruns and world.overruns[0][1] == pytest.approx(3 * MS, rel=0.1)
+
+
+def test_each_operation_of_host_work_waits_for_a_bubble(world: World) -> None:
+    gate = world.gate()
+    learn(world, gate, 1 * MS)
+    world.due(1, 9 * MS)
+    gate.enter(HOST_UNIT)
+    before = len(world._work)
+    torch.ones(2).add_(1)
+    held = [work for work in list(world._work)[before:] if work[0] == "wait"]
+    assert len(held) == 2 and {least for _, _, least in held} == {1}
+    gate.enter(0)
+    after = len(world._work)
+    torch.ones(2).add_(1)
+    assert len(world._work) == after, "a unit's own operations do not"
+    gate.rest()
 
 
 def test_a_unit_longer_than_all_bubbles_is_tried_in_one_of_the_longest_and_named(world: World) -> None:

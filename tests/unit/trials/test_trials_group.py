@@ -99,7 +99,7 @@ def test_gate_is_asked_for_every_unit_in_order() -> None:
         assert gate.entered == [*UNITS, "rest"]
     gate.entered.clear()
     group.evaluate()
-    assert gate.entered == [*[*UNITS[:8], "score"] * 3, "rest"]
+    assert gate.entered == [*[*UNITS[:8], "score", "host"] * 3, "rest"]
 
 
 def test_backward_of_branches_is_the_forward_reversed() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from trials import Member, Study, TrialGroup, build_member
 from trials.gate import OpenGate
+from trials.ledger import HOST_UNIT
 
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 
@@ -74,7 +75,7 @@ class RecordingGate(OpenGate):
         self.names = list(units)
 
     def enter(self, unit: int) -> None:
-        self.entered.append(self.names[unit])
+        self.entered.append("host" if unit == HOST_UNIT else self.names[unit])
 
     def rest(self) -> None:
         self.entered.append("rest")
