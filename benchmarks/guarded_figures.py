@@ -15,7 +15,7 @@ from squeezer.guard import RECENT_STEPS
 from squeezer.metrics import t_quantile_975
 
 LEFT_OUT_STEPS = 10
-LEAST_STEPS = 4
+LEAST_STEPS, FEW_STEPS = 4, 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +102,9 @@ def interval_cost(steps: Sequence[GuardedStep]) -> dict[str, Any] | None:
 def _welch(squeezed: Sequence[float], without: Sequence[float]) -> tuple[float, float]:
     """(relative difference of the means, half of its 95% interval)."""
     ratio = fmean(squeezed) / fmean(without)
-    parts = [variance(each) / len(each) / fmean(each) ** 2 for each in (squeezed, without)]
+    own, other = (variance(each) / fmean(each) ** 2 for each in (squeezed, without))
+    # a few steps in a row tell their own noise badly: it is no less than that of the others
+    parts = [max(own, other if len(squeezed) < FEW_STEPS else 0.0) / len(squeezed), other / len(without)]
     if not sum(parts):
         return ratio - 1, 0.0
     counts = (len(squeezed), len(without))

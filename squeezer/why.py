@@ -83,6 +83,8 @@ def sentence(decision: Mapping[str, Any]) -> str:
             return f"a few steps are left alone, as a check: {cause} ({shares})"
         case "shut":
             return f"the gate is shut for {figures['for_steps']} steps: {cause} ({shares})"
+        case "go_on" if decision["cause"] == "shorter":
+            return f"squeezing goes on, with the steps just left alone as its baseline ({shares})"
         case "go_on" if "slowdown" in figures:
             return f"squeezing goes on: steps left alone are as long ({shares}), so it was not the side task"
         case "go_on":

@@ -1,6 +1,7 @@
 """Whether a budget held, from runs whose true cost is known."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,6 +78,16 @@ def test_the_interval_of_a_cost_holds_the_truth_in_95_of_100() -> None:
         return bool(low <= 0.015 <= high)
 
     assert 0.92 < sum(one() for _ in range(1000)) / 1000 < 0.98
+
+
+def test_a_few_squeezed_steps_that_happen_to_be_equal_are_not_thereby_sure() -> None:
+    steps = run_of(0.0, deviation=0.03)[:60]
+    equal = [replace(s, ms=s.modelled_ms * 1.03) if s.squeezed else s for s in steps]
+    few = [s for s in equal if not s.squeezed] + [s for s in equal if s.squeezed and not s.carries_over][:3]
+    cost = interval_cost(few)
+    assert cost is not None
+    low, high = cost["cost_ci95"]
+    assert (high - low) / cost["squeezed_share"] > 2 * 0.03
 
 
 def test_harvest_is_told_before_and_after() -> None:

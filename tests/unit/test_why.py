@@ -7,6 +7,7 @@ import pytest
 from test_report import MadeUpRank
 
 from squeezer.cli import main
+from squeezer.why import sentence
 
 MS = 1_000_000
 CONFIG = {
@@ -61,6 +62,19 @@ def test_every_decision_is_told_with_its_cause(tmp_path: Path, capsys: pytest.Ca
         "0.1 s: ready",
     ):
         assert words in said, said
+
+
+@pytest.mark.parametrize(
+    ("what", "cause", "said"),
+    [
+        ("check", "sudden", "as a check: squeezed steps are suddenly much longer than the alone steps before them"),
+        ("check", "shorter", "as a check: steps are suddenly much shorter, so the alone steps before them are no base"),
+        ("go_on", "shorter", "squeezing goes on, with the steps just left alone as its baseline (slowdown 1.00%)"),
+        ("go_on", "sudden", "squeezing goes on: steps left alone are as long (slowdown 1.00%), so it was not the side"),
+    ],
+)
+def test_what_is_sudden_is_told(what: str, cause: str, said: str) -> None:
+    assert said in sentence({"what": what, "cause": cause, "figures": {"slowdown": 0.01}})
 
 
 def test_a_slot_that_stays_shut_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
