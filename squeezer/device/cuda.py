@@ -7,7 +7,9 @@ before the gate has been forced open.
 import os
 import select
 import signal
+import struct
 from collections.abc import Mapping
+from uuid import UUID
 
 from ds_hooks.page import DeviceGate, Field
 from squeezer.config import DeviceTable
@@ -66,7 +68,7 @@ class CudaDevice:
             "OMP_NUM_THREADS": count,
             "MKL_NUM_THREADS": count,
             "OMP_WAIT_POLICY": "PASSIVE",
-            "CUDA_VISIBLE_DEVICES": self._visible,
+            "CUDA_VISIBLE_DEVICES": named_device(self._words) or self._visible,
             "CUDA_MODULE_LOADING": "LAZY",
         }
         if not self._config.mps:
@@ -104,6 +106,12 @@ class CudaDevice:
             if select.select([side.pidfd], [], [], FORCE_EVERY_S)[0]:
                 return True
         return False
+
+
+def named_device(words: "memoryview[int]") -> str:
+    """The device that the main job's hooks have named on the page; nothing if they have not."""
+    uuid = struct.pack(">qq", words[Field.DEVICE_UUID], words[Field.DEVICE_UUID + 1])
+    return f"GPU-{UUID(bytes=uuid)}" if any(uuid) else ""
 
 
 def visible_device(environment: Mapping[str, str], local_rank: int) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ds_hooks.page import DeviceGate, Field, Page, page_path
+from ds_hooks.stream_marks import write_uuid
 from squeezer.config import DeviceTable
 from squeezer.device import DEVICES, CudaDevice, kind_of
 from squeezer.device.cuda import visible_device
@@ -40,6 +41,17 @@ def test_the_kind_is_the_users_or_what_deepspeed_will_choose(
 )
 def test_a_side_task_sees_its_ranks_device_alone(visible: str | None, local_rank: int, device: str) -> None:
     assert visible_device({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}, local_rank) == device
+
+
+def test_a_device_that_the_hooks_have_named_goes_before_what_the_environment_says(tmp_path: Path) -> None:
+    page = Page.open(page_path(tmp_path / "pages", 0))
+    write_uuid(page.words, 0x89F4A2C1_0000_1111_2222_F33344445555)
+    seen = CudaDevice(page.words, DeviceTable(), 0, {"CUDA_VISIBLE_DEVICES": "0,1"}).environment(1)
+    assert seen["CUDA_VISIBLE_DEVICES"] == "GPU-89f4a2c1-0000-1111-2222-f33344445555"
+    write_uuid(page.words, 0)
+    seen = CudaDevice(page.words, DeviceTable(), 1, {"CUDA_VISIBLE_DEVICES": "0,1"}).environment(1)
+    assert seen["CUDA_VISIBLE_DEVICES"] == "1"
+    page.close()
 
 
 def test_mps_is_joined_only_if_asked_for() -> None:
