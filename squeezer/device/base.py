@@ -1,5 +1,6 @@
 """What the daemon needs from a kind of device; the rest of it never learns which kind that is."""
 
+import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,6 +49,14 @@ class Device(Protocol):
 
     def main_ended(self) -> None:
         """The main job's process is gone, maybe in the middle of a bubble: shut the gate in its place."""
+
+
+def run_where(pid: int) -> None:
+    """Take the affinity of process `pid`; one that is gone by now changes nothing."""
+    try:
+        os.sched_setaffinity(0, os.sched_getaffinity(pid))
+    except ProcessLookupError:
+        return
 
 
 def send(side: SideProcess, signals: Sequence[signal.Signals]) -> None:

@@ -1,12 +1,11 @@
 """CPU cores: the side task shares the rank's cores, and SIGSTOP halts it within microseconds."""
 
-import os
 import select
 import signal
 
 from ds_hooks.page import Field
 from squeezer.config import DeviceTable
-from squeezer.device.base import END_SIGNAL, SideProcess, send
+from squeezer.device.base import END_SIGNAL, SideProcess, run_where, send
 
 
 class CpuDevice:
@@ -20,11 +19,8 @@ class CpuDevice:
         self._words = words
 
     def join(self, main_pid: int) -> None:
-        """Take the affinity of `main_pid`; a process that is gone by now changes nothing."""
-        try:
-            os.sched_setaffinity(0, os.sched_getaffinity(main_pid))
-        except ProcessLookupError:
-            return
+        """See `Device`."""
+        run_where(main_pid)
 
     def arguments(self) -> list[str]:
         """It runs where it is started."""

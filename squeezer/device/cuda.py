@@ -13,7 +13,7 @@ from uuid import UUID
 
 from ds_hooks.page import DeviceGate, Field
 from squeezer.config import DeviceTable
-from squeezer.device.base import END_SIGNAL, SideProcess, send
+from squeezer.device.base import END_SIGNAL, SideProcess, run_where, send
 
 FORCE_EVERY_S = 0.005
 """The main job's device may shut the gate again at any bubble's end."""
@@ -51,11 +51,8 @@ class CudaDevice:
             words[Field.DEVICE_GATE] = DeviceGate.CLOSED
 
     def join(self, main_pid: int) -> None:
-        """Take the affinity of `main_pid`, which is near the device; a process that is gone by now changes nothing."""
-        try:
-            os.sched_setaffinity(0, os.sched_getaffinity(main_pid))
-        except ProcessLookupError:
-            return
+        """See `Device`; it is near the device."""
+        run_where(main_pid)
 
     def arguments(self) -> list[str]:
         """The only device that it sees."""

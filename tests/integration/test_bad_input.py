@@ -24,12 +24,6 @@ UNSQUEEZED = "switched off, the training goes on without squeezing"
 AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    with new_place(tmp_path) as made:
-        yield made
-
-
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with new_place(tmp_path_factory.mktemp("shared")) as made:

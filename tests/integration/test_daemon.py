@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import optuna
@@ -14,26 +13,12 @@ from optuna.trial import FrozenTrial, TrialState
 from ds_hooks.page import Field
 from squeezer.report import build_report, render
 from squeezer.state import AHEAD_STEPS
-from tests.integration.place import STUDIES, Job, Place, children, cpu_ticks, is_alive, new_place, stat, wait_for
+from tests.integration.place import STUDIES, Job, Place, children, cpu_ticks, is_alive, stat, wait_for
 from trials import TrialGroup, build_member
 from trials.gate import OpenGate
 from trials.study import load_study
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    with new_place(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def hold(tmp_path: Path) -> Path:
-    """While this file is there, no trial of `studies/tiny.py` gets past its second epoch."""
-    path = tmp_path / "hold"
-    path.touch()
-    return path
 
 
 def trials(place: Place, study: str = "tiny") -> list[FrozenTrial]:

@@ -4,32 +4,17 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from ds_hooks.page import DeviceGate, Field, Marks
-from tests.integration.place import STUDIES, Child, Job, Place, children, is_alive, new_place, wait_for
+from tests.integration.place import STUDIES, Child, Job, Place, children, is_alive, wait_for
 
 pytestmark = pytest.mark.integration
 
 MS = 1_000_000
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    with new_place(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def hold(tmp_path: Path) -> Path:
-    """While this file is there, no trial of `studies/tiny.py` gets past its second epoch."""
-    path = tmp_path / "hold"
-    path.touch()
-    return path
 
 
 def start_job(place: Place) -> Job:
