@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic_ns
+from typing import TYPE_CHECKING
 
 from ds_hooks.driver import Driver, DriverError, address_of
 from ds_hooks.page import PAGE_BYTES, DeviceGate, Doing, Field, Page
-from trials.each_op import EachOperation
 from trials.ledger import (
     DECLINED_BEFORE_DOUBT,
     GATE_SIGNALS,
@@ -27,6 +27,9 @@ from trials.ledger import (
     Ledger,
     StopRequested,
 )
+
+if TYPE_CHECKING:
+    from trials.each_op import EachOperation
 
 IN_FLIGHT = 2
 """Units that are queued at most: the one that runs and the next. What is queued cannot be called back."""
@@ -234,6 +237,10 @@ class StreamGate(Ledger):
         """Whether each operation waits for a bubble, or only the first one of a unit."""
         self._holds_each = wanted
         if wanted and self._each is None:
+            from trials.each_op import (
+                EachOperation,  # imports torch, and so starts threads: not before signals are blocked
+            )
+
             self._each = EachOperation(self._hold)
             self._each.__enter__()
             self._each_thread = threading.get_ident()

@@ -31,6 +31,12 @@ def test_the_hooks_load_nothing_that_the_main_job_did_not(module: str) -> None:
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
+def test_a_side_task_starts_no_thread_before_it_has_blocked_its_signals() -> None:
+    code = "import os, sys, trials.runner; print(len(os.listdir('/proc/self/task')), 'torch' in sys.modules)"
+    done = run_python("-c", code)
+    assert (done.stdout, done.stderr) == ("1 False\n", "")
+
+
 def test_the_page_and_the_protocol_need_the_standard_library_only() -> None:
     code = (
         "import sys; before = set(sys.modules); sys.modules['ds_hooks'] = type(sys)('ds_hooks');"
