@@ -30,10 +30,8 @@ class HostGate(StreamGate):
     """What a gate can do that the device does not help: it looks, and queues when it has seen the bubble open."""
 
     def _probe(self) -> None:
-        """Nothing waits on the device."""
-
-    def _is_due(self) -> bool:
-        return False
+        """Nothing waits on the device, so nothing may be queued ahead."""
+        self._watch.ahead = False
 
 
 class NoWaits:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ds_hooks.driver import Driver, DriverError, address_of
 from ds_hooks.page import PAGE_BYTES, DeviceGate, Doing, Field, Page
+from trials.bubble_watch import BubbleWatch
 from trials.ledger import (
     DECLINED_BEFORE_DOUBT,
     GATE_SIGNALS,
@@ -44,8 +45,6 @@ _DUE_NAP_S = 1e-4
 _EVENT_PAIRS = IN_FLIGHT + 1
 """One more than is queued, since times are told from the last event that was read."""
 _OFFSETS_KEPT = 64
-_CLOSINGS_KEPT = 8
-_LONGEST_PERMIT_NS = 2**32
 _AWAKE_NS = 20_000_000
 """For so long after the last sign of the main job its device may be about to tell of another bubble."""
 _PATIENCE = 1000
@@ -143,11 +142,7 @@ class StreamGate(Ledger):
         self._threads = {threading.get_ident()}
         self._queued: deque[_Queued] = deque()
         self._free: deque[tuple[int, int]] = deque()
-        self._bubble = self._words[Field.BUBBLE]  # as it was last seen
-        self._slot = 0
-        self._looked_ns = self._stirred_ns = clock_ns()
-        self._begin_ns = self._looked_ns - _LONGEST_PERMIT_NS  # nobody knows how old it is
-        self._closings: deque[tuple[int, int]] = deque(maxlen=_CLOSINGS_KEPT)  # (when, slot)
+        self._watch = BubbleWatch(self._words, clock_ns)
         self._last: int | None = None  # the event by which times are told, and its time by a clock of the device
         self._last_ns = 0
         self._offsets_ns: deque[int] = deque(maxlen=_OFFSETS_KEPT)
@@ -264,7 +259,8 @@ class StreamGate(Ledger):
 
     def _read(self) -> None:
         """Look at the words, and take what has ended off the queue."""
-        self._look()
+        if self._watch.look():
+            self._count_missed()
         while self._queued and self._queued[0].whole and self._driver.is_done(self._queued[0].end):
             self._take(self._queued.popleft())
 
@@ -280,7 +276,7 @@ class StreamGate(Ledger):
         self._offsets_ns.append(now_ns - self._last_ns)
         start_ns += min(self._offsets_ns)
         busy_ns = 0 if ended.unit == HOST_UNIT else wall_ns  # until the next unit asks, so mostly of the host
-        for closed_ns, slot in self._closings if busy_ns else ():
+        for closed_ns, slot in self._watch.closings if busy_ns else ():
             if start_ns < closed_ns < start_ns + wall_ns:
                 self._on_overrun(slot, start_ns + wall_ns - closed_ns)
                 break
@@ -293,22 +289,6 @@ class StreamGate(Ledger):
         """Whether the device works for us, or may at once, as far as the last look told."""
         return bool(self._queued) and self._driver.is_done(self._queued[0].start)
 
-    # The page's words
-
-    def _look(self) -> None:
-        """See whether a bubble is open, and since when at most."""
-        words, looked_ns = self._words, self._clock_ns()
-        bubble = words[Field.BUBBLE]
-        if bubble != self._bubble:
-            if self._bubble & 1:
-                self._closings.append((looked_ns, self._slot))
-            if bubble & 1:
-                self._begin_ns, self._slot = self._looked_ns, words[Field.SLOT]
-                self._count_missed()
-            self._bubble = bubble
-            self._stirred_ns = looked_ns
-        self._looked_ns = looked_ns
-
     def _count_missed(self) -> None:
         """Bubbles may have become so short that what waits on the device for one fits none any more."""
         if not self._queued or self._driver.is_done(self._queued[0].start):
@@ -316,19 +296,6 @@ class StreamGate(Ledger):
         self._queued[0].missed += 1
         if self._queued[0].missed > DECLINED_BEFORE_DOUBT:
             raise DriverError("what waits for a bubble is too long for all that have come since")
-
-    def _is_due(self) -> bool:
-        return self._words[Field.DUE_EPOCH] > self._bubble >> 1
-
-    def _left_ns(self) -> int:
-        """How long what is queued now may run in this bubble, or else in the one that is due."""
-        words = self._words
-        if words[Field.DEVICE_GATE] == DeviceGate.FORCED:
-            return 0  # what was queued gets through; the process ends, or is saved
-        if self._bubble & 1:
-            left_ns = self._begin_ns + words[Field.PERMIT_LENGTH_NS] - self._clock_ns()
-            return left_ns if words[Field.BUBBLE] == self._bubble else 0
-        return words[Field.DUE_PERMIT_NS] if self._is_due() else 0
 
     def _cost_ns(self, unit: int) -> float:
         return self._costs_ns[unit] or UNKNOWN_COST_NEEDS_NS
@@ -344,12 +311,12 @@ class StreamGate(Ledger):
         while True:
             self._read()
             if len(self._queued) < IN_FLIGHT:
-                left_ns = self._left_ns()
+                left_ns = self._watch.left_ns()
                 needed_ns = sum(self._cost_ns(queued.unit) for queued in self._queued) + self._cost_ns(unit)
                 if needed_ns <= left_ns:
                     return longest_ns
-                if self._bubble & 1 and declined != self._bubble:
-                    declined = self._bubble
+                if self._watch.is_open and declined != self._watch.bubble:
+                    declined = self._watch.bubble
                     self._words[Field.UNITS_DECLINED] += 1
                     if left_ns > 0:
                         left_of_each_ns.append(left_ns)
@@ -360,18 +327,18 @@ class StreamGate(Ledger):
     def _sleep(self, looks: int) -> None:
         """Until something may have changed, or a signal comes."""
         running = self._say()
-        waited_ns = self._looked_ns - self._stirred_ns
+        quiet_ns = self._watch.quiet_ns
         if running:
             seconds = 0.0 if looks < _LOOKS_AT_ONCE else _RUNNING_NAP_S
-        elif self._bubble & 1 or self._is_due() or waited_ns < _AWAKE_NS:
-            seconds = min(max(_DUE_NAP_S, waited_ns / 1e9 / _PATIENCE), LOOK_AGAIN_S)
+        elif self._watch.is_open or self._watch.is_due or quiet_ns < _AWAKE_NS:
+            seconds = min(max(_DUE_NAP_S, quiet_ns / 1e9 / _PATIENCE), LOOK_AGAIN_S)
         else:
             seconds = LOOK_AGAIN_S
         received = self._nap(seconds)
         if received == STOP_SIGNAL or os.getppid() != self._parent_pid:
             raise StopRequested
         if received is not None:
-            self._stirred_ns = self._clock_ns()  # a bubble was planned just now
+            self._watch.stir()  # a bubble was planned just now
 
     def _say(self) -> bool:
         """Tell the main job whether we sleep. What waits on the device for a bubble does: it needs no waking."""

@@ -1,192 +1,21 @@
 """The gate of a device with streams: what it queues when, and what it says. Device, clock and sleep are made up."""
 
 import ctypes
-import itertools
 import signal
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 import trials.stream_gate as gate_module
-from ds_hooks.driver import DriverError
 from ds_hooks.page import PAGE_BYTES, DeviceGate, Doing, Field, Page, page_path
 from ds_hooks.stream_marks import write_uuid
-from squeezer.record import UNIT
-from trials.ledger import HOST_UNIT, HOST_WORK_NEEDS_NS, NEARLY_LONGEST, UNKNOWN_COST_NEEDS_NS, Starved, StopRequested
-from trials.stream_gate import GateError, StreamGate
+from tests.stream_world import MS, OFFSET, US, World, learn
+from trials.ledger import HOST_UNIT, UNKNOWN_COST_NEEDS_NS, StopRequested
+from trials.stream_gate import GateError
 
-US, MS = 1_000, 1_000_000
-STREAM = 7
-OFFSET = 1 << 44
 GATE_CALLS = ("register", "create_event", "record", "wait_at_least", "is_done", "elapsed_ns", "unregister")
-
-
-class World:
-    """A page, a device with one stream, and a main job; time passes only where the test or the gate lets it."""
-
-    def __init__(self, page: Page) -> None:
-        self.page, self.words = page, page.words
-        self.now_ns = 10 * MS
-        self.naps: list[float] = []
-        self.signals: deque[int] = deque()
-        self.kernels: list[tuple[str, int, int]] = []
-        self.overruns: list[tuple[int, int]] = []
-        self.later: list[tuple[int, Callable[[], None]]] = []
-        self.registered = 0
-        self.adopted = 0
-        self.fails: dict[str, int] = {}
-        self._handles = itertools.count(1)
-        self._done_ns: dict[int, int | None] = {}
-        self._work: deque[tuple[str, int, int]] = deque()
-        self._busy_until_ns = 0
-        self.gates: list[StreamGate] = []
-
-    def gate(self, *files: Path, device_uuid: int = 0) -> StreamGate:
-        made = StreamGate(
-            self.page,
-            self,
-            STREAM,
-            *files,
-            device_uuid=device_uuid,
-            on_overrun=lambda slot, ns: self.overruns.append((slot, ns)),
-            clock_ns=lambda: self.now_ns,
-            nap=self._nap,
-        )
-        self.gates.append(made)
-        return made
-
-    # The main job
-
-    def due(self, epoch: int, permit_ns: int) -> None:
-        self.words[Field.DUE_PERMIT_NS] = permit_ns
-        self.words[Field.DUE_EPOCH] = epoch
-
-    def open(self, epoch: int, permit_ns: int, slot: int = 3) -> None:
-        self.words[Field.SLOT] = slot
-        self.words[Field.PERMIT_LENGTH_NS] = permit_ns
-        self.words[Field.BUBBLE] = epoch << 1 | 1
-        self.words[Field.DEVICE_GATE] = max(self.words[Field.DEVICE_GATE], DeviceGate.open_for(permit_ns))
-
-    def close(self, epoch: int) -> None:
-        if self.words[Field.DEVICE_GATE] != DeviceGate.FORCED:
-            self.words[Field.DEVICE_GATE] = DeviceGate.CLOSED
-        self.words[Field.BUBBLE] = epoch << 1
-
-    def at(self, ns: int, *acts: Callable[[], None]) -> None:
-        """Let something happen so long from now."""
-        self.later += [(self.now_ns + ns, act) for act in acts]
-        self.later.sort(key=lambda entry: entry[0])
-
-    def bubble(self, epoch: int, from_ns: int, length_ns: int, permit_ns: int = 0) -> None:
-        """A planned bubble that begins so long from now; it is due at once."""
-        permit_ns = permit_ns or length_ns
-        self.due(epoch, permit_ns)
-        self.at(from_ns, lambda: self.open(epoch, permit_ns))
-        self.at(from_ns + length_ns, lambda: self.close(epoch))
-
-    # The side task
-
-    def run(self, gate: StreamGate, unit: int, busy_ns: int, name: str = "") -> None:
-        """Ask, and queue a kernel."""
-        gate.enter(unit)
-        self._work.append((name or str(unit), busy_ns, 0))
-
-    def pass_time(self, ns: int) -> None:
-        end_ns = self.now_ns + ns
-        while True:
-            self._serve()
-            times = [at for at, _ in self.later[:1]] + ([self._busy_until_ns] if self._busy_until_ns else [])
-            if not times or min(times) > end_ns:
-                break
-            self.now_ns = max(self.now_ns, min(times))
-            while self.later and self.later[0][0] <= self.now_ns:
-                self.later.pop(0)[1]()
-        self.now_ns = end_ns
-
-    def _nap(self, seconds: float) -> int | None:
-        self.naps.append(seconds)
-        assert len(self.naps) < 100_000, "it waits for ever"
-        end_ns = self.now_ns + max(round(seconds * 1e9), US)
-        while not self.signals and self.now_ns < end_ns:
-            self.pass_time(min([end_ns, *(at for at, _ in self.later[:1])]) - self.now_ns)
-        return self.signals.popleft() if self.signals else None
-
-    def _serve(self) -> None:
-        while self._work:
-            kind, value, least = self._work[0]
-            if kind == "record":
-                self._done_ns[value] = self.now_ns
-            elif kind == "wait":
-                if ctypes.c_int32.from_address(value).value < least:
-                    return
-            elif not self._busy_until_ns:
-                self.kernels.append((kind, self.now_ns, self.now_ns + value))
-                self._busy_until_ns = self.now_ns + value
-                return
-            elif self._busy_until_ns > self.now_ns:
-                return
-            else:
-                self._busy_until_ns = 0
-            self._work.popleft()
-
-    # The driver
-
-    def _called(self, name: str) -> None:
-        if name in self.fails:
-            self.fails[name] -= 1
-            if self.fails[name] < 0:
-                raise DriverError(f"{name}: no more")
-
-    def adopt_thread(self) -> None:
-        self.adopted += 1
-
-    def create_event(self) -> int:
-        self._called("create_event")
-        return next(self._handles)
-
-    def record(self, event: int, stream: int) -> None:
-        self._called("record")
-        assert stream == STREAM
-        self._done_ns[event] = None
-        self._work.append(("record", event, 0))
-        self._serve()
-
-    def is_done(self, event: int) -> bool:
-        self._called("is_done")
-        self._serve()
-        return self._done_ns[event] is not None
-
-    def elapsed_ns(self, start: int, end: int) -> int:
-        self._called("elapsed_ns")
-        start_ns, end_ns = self._done_ns[start], self._done_ns[end]
-        assert start_ns is not None and end_ns is not None
-        return end_ns - start_ns
-
-    def register(self, address: int, size: int) -> int:
-        self._called("register")
-        assert size == PAGE_BYTES
-        self.registered += 1
-        return address + OFFSET
-
-    def unregister(self, address: int) -> None:
-        self._called("unregister")
-        assert not self._work, "the device still needs the page"
-        self.registered -= 1
-
-    def wait_at_least(self, stream: int, device_address: int, value: int) -> None:
-        self._called("wait_at_least")
-        assert stream == STREAM
-        self._work.append(("wait", device_address - OFFSET, value))
-
-    def create_stream(self) -> int: ...  # type: ignore[empty-body]
-    def destroy_stream(self, stream: int) -> None: ...
-    def destroy_event(self, event: int) -> None: ...
-    def wait_event(self, stream: int, event: int) -> None: ...
-    def write_word(self, stream: int, device_address: int, value: int) -> None: ...
 
 
 @pytest.fixture
@@ -197,13 +26,6 @@ def world(tmp_path: Path) -> Iterator[World]:
     for gate in made.gates:
         gate._hold_each(False)
     page.close()
-
-
-def learn(world: World, gate: StreamGate, *costs_ns: int) -> None:
-    """Let unit k be known to take costs_ns[k]."""
-    gate.use([f"unit {k}" for k in range(len(costs_ns))])
-    for unit, cost_ns in enumerate(costs_ns):
-        gate._costs_ns[unit] = float(cost_ns)
 
 
 def test_a_unit_that_is_queued_ahead_starts_when_the_device_says_so(world: World) -> None:
@@ -359,107 +181,6 @@ def test_what_waits_on_the_device_is_asleep(world: World) -> None:
     assert world.words[Field.SIDE_DOING] == Doing.UNIT
 
 
-def test_costs_are_the_devices_rise_fast_fall_slowly_and_belong_to_the_units_that_were_asked_for(world: World) -> None:
-    gate = world.gate()
-    gate.trials = 8
-    gate.use(["a", "b"])
-    gate._has_run |= {(0, 0), (0, 1), (1, 0)}
-    world.due(1, 10**9)
-    gate.rest()
-    world.open(1, 10**9)
-    for busy_ns in (1000 * US, 3000 * US, 1000 * US):
-        world.run(gate, 0, busy_ns)
-        gate.rest()
-        world.pass_time(5 * MS)
-    world.run(gate, 1, 700 * US)
-    assert gate._costs_ns[0] == pytest.approx(1950 * US, rel=0.01)  # 1000 -> 2000 -> 1950
-    gate.trials = 4
-    gate.use(["c"])  # while b still runs
-    world.run(gate, 0, 300 * US)
-    gate.rest()
-    world.pass_time(5 * MS)
-    gate.rest()
-    assert gate._costs_ns[0] == pytest.approx(300 * US, rel=0.01)
-    gate.trials = 8
-    gate.use(["b", "a"])
-    assert gate._costs_ns[:2] == [pytest.approx(700 * US, rel=0.01), pytest.approx(1950 * US, rel=0.01)]
-    assert world.words[Field.BUSY_NS] == 6 * MS
-
-
-def test_the_first_time_says_nothing_of_what_a_unit_takes(world: World) -> None:
-    gate = world.gate()
-    gate.use(["a"])
-    world.due(1, 10**9)
-    world.open(1, 10**9)
-    known_ns = []
-    for busy_ns in (300 * MS, 1 * MS):
-        world.run(gate, 0, busy_ns)
-        gate.settle()
-        known_ns.append(gate._costs_ns[0])
-    assert known_ns == [0.0, pytest.approx(1 * MS, rel=0.01)]
-
-
-def test_settling_waits_for_what_runs_and_sees_meanwhile_that_the_bubble_ends(world: World) -> None:
-    gate = world.gate()
-    learn(world, gate, 5 * MS)
-    world.bubble(1, 1 * MS, 6 * MS)
-    world.run(gate, 0, 9 * MS)
-    gate.settle()
-    assert not gate._queued and world.overruns and world.overruns[0][1] == pytest.approx(3 * MS, rel=0.1)
-
-
-def test_each_operation_of_host_work_waits_for_a_bubble(world: World) -> None:
-    gate = world.gate()
-    learn(world, gate, 1 * MS)
-    world.due(1, 9 * MS)
-    gate.enter(HOST_UNIT)
-    before = len(world._work)
-    torch.ones(2).add_(1)
-    held = [work for work in list(world._work)[before:] if work[0] == "wait"]
-    assert len(held) == 2 and {least for _, _, least in held} == {1}
-    gate.enter(0)
-    after = len(world._work)
-    torch.ones(2).add_(1)
-    assert len(world._work) == after, "a unit's own operations do not"
-    gate.rest()
-
-
-def test_a_unit_longer_than_all_bubbles_is_tried_in_one_of_the_longest_and_named(world: World) -> None:
-    gate = world.gate()
-    gate.trials = 16
-    learn(world, gate, 12 * MS)
-    lengths_ms = [3, 8, 3, 5] * 8 + [7, 8, 8]
-
-    def next_bubble(epoch: int) -> None:
-        length_ns = lengths_ms[epoch] * MS
-        world.bubble(epoch + 1, 1 * MS, length_ns)
-        if epoch + 1 < len(lengths_ms):
-            world.at(length_ns + 3 * MS, lambda: next_bubble(epoch + 1))
-
-    next_bubble(0)
-    world.run(gate, 0, 11 * MS)
-    assert world.words[Field.UNITS_DECLINED] in (32, 33)
-    gate.rest()
-    assert gate.take_starved() == [], "not before it has run"
-    for _ in range(200):
-        world.pass_time(100 * US)
-        gate.rest()
-    (found,) = gate.take_starved()
-    assert found == Starved(unit="unit 0", trials=16, needs_ns=11 * MS, longest_ns=found.longest_ns)
-    assert 8 * MS * NEARLY_LONGEST < found.longest_ns <= 8 * MS
-    assert [slot for slot, _ in world.overruns] == [3]
-
-
-def test_host_work_that_was_tried_in_a_long_bubble_needs_as_little_as_ever_then(world: World) -> None:
-    gate = world.gate()
-    gate._doubt(HOST_UNIT, deque([8 * MS] * 32))
-    world.due(1, 8 * MS)
-    gate.enter(HOST_UNIT)
-    world.open(1, 8 * MS)
-    gate.rest()
-    assert gate._costs_ns[HOST_UNIT] == HOST_WORK_NEEDS_NS
-
-
 def test_what_runs_on_after_its_bubble_is_told_with_its_slot(world: World) -> None:
     gate = world.gate()
     learn(world, gate, 1 * MS, 1 * MS)
@@ -611,20 +332,3 @@ def test_another_thread_is_made_known_to_the_device_once(world: World) -> None:
     thread.start()
     thread.join()
     assert world.adopted == 1
-
-
-def test_units_are_recorded_as_the_report_reads_them(world: World, tmp_path: Path) -> None:
-    units = tmp_path / "units.bin"
-    gate = world.gate(units, tmp_path / "units.json")
-    gate.use(["a"])
-    begin_ns = world.now_ns + 2 * MS
-    world.bubble(1, 2 * MS, 50 * MS)
-    world.run(gate, 0, 3 * MS)
-    world.run(gate, 0, 1 * MS)
-    gate.enter(HOST_UNIT)
-    assert gate.close()
-    first, second, host = UNIT.iter_unpack(units.read_bytes())
-    assert first[1:] == (3 * MS, 3 * MS, 0, 0) and second[1:] == (1 * MS, 1 * MS, 0, 0)
-    assert host[2:] == (0, HOST_UNIT, 0), "host work is not the device's"
-    assert begin_ns <= first[0] < begin_ns + 60 * US
-    assert second[0] == first[0] + 3 * MS
