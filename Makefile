@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # That operation is this environment's own: two environments that share one compile it over and over.
 export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 
-.PHONY: install demo test lint bench clean
+.PHONY: install demo test test-slow lint bench clean
 .DELETE_ON_ERROR:
 
 install: $(VENV)/.installed
@@ -30,7 +30,10 @@ demo: install
 	$(BIN)/ds_squeeze --squeezer examples/demo.toml --num_accelerators 2 examples/pretrain.py
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: install
+	$(BIN)/python -m pytest -m slow
 
 lint: install
 	$(BIN)/lint-imports

@@ -17,6 +17,8 @@ STEPS = 6
 PATIENCE_S = 60.0
 TIMING = Timing(forward_ns=10 * MS, backward_ns=20 * MS, optimizer_ns=5 * MS)
 
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
 
 @pytest.fixture
 def driver() -> Iterator[FakeDriver]:

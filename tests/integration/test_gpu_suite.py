@@ -8,6 +8,8 @@ import pytest
 from benchmarks import gpu_stage
 from benchmarks.gpu_parts import Bench, faults, words_between_processes
 
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:

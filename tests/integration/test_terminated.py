@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.jobs import ROOT, STARTING_S, ds_squeeze, environment, pretrain, short_directory
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 def test_a_terminated_launcher_leaves_nothing_though_its_daemons_starve_and_it_is_told_twice(tmp_path: Path) -> None:

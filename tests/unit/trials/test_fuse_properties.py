@@ -76,7 +76,7 @@ class Net(nn.Module):
         return self.last(values[-1] + values[1])
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(
         st.tuples(st.sampled_from([*LAYERS, *CODE]), st.integers(0, 7), st.integers(0, 7)), min_size=2, max_size=6
