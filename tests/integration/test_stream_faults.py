@@ -12,7 +12,7 @@ import pytest
 from ds_hooks.page import DeviceGate, Field, Marks
 from tests.integration.place import STUDIES, Child, Job, Place, children, is_alive, wait_for
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 MS = 1_000_000
 

@@ -66,7 +66,7 @@ OPERATIONS = st.tuples(st.sampled_from(["drop", "add", "merge", "split", "save",
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "nadam", "rprop"])
 @settings(
-    max_examples=12,
+    max_examples=8,
     phases=[Phase.explicit, Phase.generate],
     deadline=None,
     derandomize=True,
