@@ -198,6 +198,7 @@ def test_a_signal_to_the_daemon_and_all_its_processes_ends_them_cleanly(
     ended_well(job)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preemptive", [True, False])
 def test_a_unit_longer_than_the_bubbles_is_stopped_and_goes_on_in_the_next(place: Place, preemptive: bool) -> None:
     daemon = place.daemon(place.config("stubborn.py", preemptive=preemptive))

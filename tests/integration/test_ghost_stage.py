@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("deepspeed")
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 PROLOGUE = """

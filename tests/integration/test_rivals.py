@@ -13,7 +13,7 @@ from benchmarks.windows import NAIVE, RIVALS, SCHED_IDLE, STEP_GRAIN, Windows
 from ds_hooks.page import Field, Page, page_path
 from tests.integration.place import stat
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 WINDOWS = Windows(
     observe=1, warm_up=0, cycle=((NAIVE, 1), ("alone", 1), (SCHED_IDLE, 1), (STEP_GRAIN, 1), ("preemptive", 1))

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import unruly
 from ds_hooks.page import Field, Page, page_path
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 def test_batches_are_large_in_the_unruly_steps_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
