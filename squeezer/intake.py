@@ -1,6 +1,8 @@
-"""What the daemon hears: the socket on which the hooks' messages arrive, and what is wrong with them."""
+"""What the daemon hears: the socket on which the hooks' messages arrive, what is wrong with them, and signals."""
 
 import os
+import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -105,3 +107,14 @@ class Intake:
             self.lost += lost
             self._fault(f"{lost} messages lost before number {seq}")
         self._seq = seq
+
+
+def wakeup_on_signals() -> socket.socket:
+    """A socket that becomes readable when SIGTERM or SIGINT arrives."""
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.detach())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    return reader

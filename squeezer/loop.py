@@ -5,8 +5,6 @@ What it decides is in `state`; here messages become events, actions become page 
 
 import os
 import select
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +18,7 @@ from ds_hooks.page import Doing, Field, Marks, Page, Role, make_private_dir, pag
 from squeezer.bookkeeper import Bookkeeper
 from squeezer.config import Config
 from squeezer.device import DEVICES, kind_of
-from squeezer.intake import Intake
+from squeezer.intake import Intake, wakeup_on_signals
 from squeezer.plan import side_limit_bytes
 from squeezer.progress import Progress
 from squeezer.record import RECORD_VERSION, Recorder, events_path
@@ -106,7 +104,7 @@ class Daemon:
 
     def run(self) -> None:
         """Serve until a signal asks to end, or the rank that we belong to is gone."""
-        wakeup = _wakeup_on_signals()
+        wakeup = wakeup_on_signals()
         self._watched[wakeup.fileno()] = self._end
         self._recorder.add(
             "run",
@@ -391,14 +389,3 @@ class Daemon:
             directory.rmdir()
         except OSError:
             pass  # others still use it
-
-
-def _wakeup_on_signals() -> socket.socket:
-    """A socket that becomes readable when SIGTERM or SIGINT arrives."""
-    reader, writer = socket.socketpair()
-    reader.setblocking(False)
-    writer.setblocking(False)
-    signal.set_wakeup_fd(writer.detach())
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
-    return reader

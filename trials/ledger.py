@@ -51,6 +51,13 @@ class StopRequested(BaseException):
     """
 
 
+class GateError(BaseException):
+    """The device refused a call, so the gate is shut for good; the message names the call and the reason.
+
+    Not an `Exception`: no study can go on without its gate.
+    """
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Starved:
     """A unit that is longer than all bubbles were while it waited; found by trying it.

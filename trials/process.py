@@ -4,6 +4,8 @@ import ctypes
 import os
 import signal
 
+from trials.ledger import GATE_SIGNALS
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
 _SLACK_NS = 1000
@@ -25,3 +27,9 @@ def run_when_idle() -> None:
     Only a privileged process may take that back.
     """
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def nap(seconds: float) -> int | None:
+    """Sleep in the kernel until one of the gate's signals comes, and return it, or None after `seconds`."""
+    received = signal.sigtimedwait(GATE_SIGNALS, seconds)
+    return None if received is None else received.si_signo

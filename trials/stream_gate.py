@@ -5,7 +5,6 @@ the main job's device opens and closes. The host only decides whether the unit i
 """
 
 import os
-import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,14 +19,15 @@ from ds_hooks.page import PAGE_BYTES, DeviceGate, Doing, Field, Page
 from trials.bubble_watch import BubbleWatch
 from trials.ledger import (
     DECLINED_BEFORE_DOUBT,
-    GATE_SIGNALS,
     HOST_UNIT,
     LOOK_AGAIN_S,
     STOP_SIGNAL,
     UNKNOWN_COST_NEEDS_NS,
+    GateError,
     Ledger,
     StopRequested,
 )
+from trials.process import nap
 
 if TYPE_CHECKING:
     from trials.each_op import EachOperation
@@ -51,13 +51,6 @@ _PATIENCE = 1000
 """Who has waited this many times as long as a nap sleeps longer, and so loses a thousandth."""
 
 
-class GateError(BaseException):
-    """The device refused a call, so the gate is shut for good; the message names the call and the reason.
-
-    Not an `Exception`: no study can go on without its gate.
-    """
-
-
 @dataclass(slots=True)
 class _Queued:
     """A unit that the device has been given.
@@ -79,12 +72,6 @@ class _Queued:
     end: int
     whole: bool = False
     missed: int = 0
-
-
-def nap(seconds: float) -> int | None:
-    """Sleep in the kernel until one of the gate's signals comes, and return it, or None after `seconds`."""
-    received = signal.sigtimedwait(GATE_SIGNALS, seconds)
-    return None if received is None else received.si_signo
 
 
 class StreamGate(Ledger):
@@ -213,7 +200,6 @@ class StreamGate(Ledger):
         self._hold_each(False)
         if self._gone is not None:
             return self._gone
-        done = False
         try:
             with self._shut_on_error():
                 self._adopt_thread()
