@@ -141,13 +141,14 @@ def _result(scenario: Guarded, run: Path, modelled_ms: list[float]) -> dict[str,
 
 
 def _recovered(harvest: Mapping[str, Mapping[str, float | None]], since: str) -> bool:
-    """Whether the last 60 steps harvest as much as the steps `since`, or nearly.
+    """Whether in the last 60 steps as much of the bubbles is filled as in the steps `since`, or nearly.
 
-    After a resize bubbles are half as long, and short ones give less however well they are known: there the question
-    is whether steps 11 and later are at the final level already.
+    Not by the harvest: the machine's own speed drifts within a run by more than that. After a resize bubbles are half
+    as long, and of short ones less can be filled however well they are known: there the question is whether steps 11
+    and later are at the final level already.
     """
     parts = (harvest[part] for part in (since, "last_60"))
-    first, last = ((part["harvest"] or 0.0) * (part["squeezed_share"] or 0.0) for part in parts)
+    first, last = ((part["fill"] or 0.0) * (part["squeezed_share"] or 0.0) for part in parts)
     if since == "disturbed":
         first, last = last, first
     return last >= RECOVERED * first

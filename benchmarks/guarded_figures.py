@@ -5,6 +5,7 @@ batch size does to it is no noise. What remains is the machine's, and the side t
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -30,6 +31,7 @@ class GuardedStep:
         modelled_ms: what the model says of it.
         work: trial-samples done in it.
         bubble_ms: all its bubbles.
+        side_ms: the side task's CPU time in them.
         overrun_ms: the side task's CPU time after bubbles' ends.
     """
 
@@ -40,6 +42,7 @@ class GuardedStep:
     modelled_ms: float
     work: int
     bubble_ms: float
+    side_ms: float
     overrun_ms: float
 
     @property
@@ -52,13 +55,13 @@ def guarded_steps(
     records: Mapping[str, Sequence[Mapping[str, Any]]], modelled_ms: Sequence[float]
 ) -> list[GuardedStep]:
     """All steps of one rank's records."""
-    bubble_ms: dict[int, float] = {}
-    overrun_ms: dict[int, float] = {}
+    bubble_ms, side_ms, overrun_ms = (defaultdict[int, float](float) for _ in range(3))
     for bubble in records["bubble"]:
         step = bubble["step"]
-        bubble_ms[step] = bubble_ms.get(step, 0.0) + (bubble["end_ns"] - bubble["start_ns"]) / 1e6
+        bubble_ms[step] += (bubble["end_ns"] - bubble["start_ns"]) / 1e6
+        side_ms[step] += bubble["side_ns"] / 1e6
         if bubble["permit_until_ns"] is not None:
-            overrun_ms[step] = overrun_ms.get(step, 0.0) + (bubble["overrun_ns"] or 0) / 1e6
+            overrun_ms[step] += (bubble["overrun_ns"] or 0) / 1e6
     found = []
     work = 0
     for squeezed, window in groupby(records["step"], key=lambda record: record["squeezed"]):
@@ -72,8 +75,9 @@ def guarded_steps(
                     ms=(record["end_ns"] - record["start_ns"]) / 1e6,
                     modelled_ms=modelled_ms[record["step"] - 1],
                     work=record["work"] - work,
-                    bubble_ms=bubble_ms.get(record["step"], 0.0),
-                    overrun_ms=overrun_ms.get(record["step"], 0.0),
+                    bubble_ms=bubble_ms[record["step"]],
+                    side_ms=side_ms[record["step"]],
+                    overrun_ms=overrun_ms[record["step"]],
                 )
             )
             work = record["work"]
@@ -135,7 +139,7 @@ def judge(steps: Sequence[GuardedStep], disturbed_step: int, budget: float) -> d
 
 
 def harvests(steps: Sequence[GuardedStep], disturbed_step: int, until_step: int, per_ms: float) -> dict[str, Any]:
-    """Harvest of squeezed steps, and the share of steps that were squeezed, before the disturbance and later.
+    """Harvest and fill of squeezed steps, and the share of steps that were squeezed, before the disturbance and later.
 
     Args:
         steps: all.
@@ -159,4 +163,5 @@ def _harvest(steps: Sequence[GuardedStep], per_ms: float) -> dict[str, float | N
     return {
         "squeezed_share": sum(bool(s.squeezed) for s in steps) / len(steps),
         "harvest": sum(s.work for s in own) / (per_ms * bubble_ms) if bubble_ms else None,
+        "fill": sum(s.side_ms for s in own) / bubble_ms if bubble_ms else None,
     }

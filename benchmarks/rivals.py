@@ -7,7 +7,8 @@
 
 They are started before the run, and run only in the windows that are theirs; otherwise they are stopped. So all
 baselines share one run. `step_grain` has our forecasts and our niceness: what differs is the gate alone. In the first
-step of each window alone the main job is stopped for a moment, and the naive one tells what a device of its own does.
+step of each window that is not ours the main job is stopped for a moment, and the naive one tells what a device of its
+own does.
 
 `python -m benchmarks.rivals --study FILE --pages DIR --rank N --logs DIR` is what `Rivals` starts for each rank.
 """
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.common import ROOT
 from benchmarks.windowed_daemon import FORECASTS
-from benchmarks.windows import ALONE, NAIVE, RIVALS, SCHED_IDLE, STEP_GRAIN, Windows
+from benchmarks.windows import GATED, NAIVE, RIVALS, SCHED_IDLE, STEP_GRAIN, Windows
 from ds_hooks.page import Field, Page, PageError
 
 if TYPE_CHECKING:
@@ -40,10 +41,10 @@ LOOK_EVERY_S = 0.02
 POLL_S = 0.01
 FITS = 1.2
 PROFILED_STEPS = 20
-SETTLE_S, SLICE_S = 0.2, 0.5
+SETTLE_S, SLICE_S = 0.1, 0.25
 """Of the dedicated rate: left out at first, for cold caches; and measured then."""
 STEP = struct.Struct("<qqq")
-"""end_ns, trial-samples, CPU time in ns: one record per training step."""
+"""end_ns, trial-samples, CPU time in ns since the record before: one per training step, its batch's loading with it."""
 
 
 def log_path(logs: Path, rank: int, name: str) -> Path:
@@ -110,7 +111,7 @@ class Rivals(threading.Thread):
             place = self._windows.place(words[Field.STEP])
             self._let_run(place.mode)
             # the first step of a window counts for nothing: it may take as long as it likes
-            if place.mode == ALONE and place.cycle >= 0 and place.at == 0 and place[:2] not in measured:
+            if place.mode not in GATED and place.cycle >= 0 and place.at == 0 and place[:2] not in measured:
                 measured.add(place[:2])
                 self._measure_dedicated(pages, place.cycle)
         for page in pages:
@@ -229,7 +230,7 @@ def _train(
 ) -> None:
     """Train for ever; stopped once a few steps have told how long one takes."""
     costs_ns: deque[int] = deque(maxlen=64)
-    done = 0
+    done, recorded_ns = 0, time.thread_time_ns()
     with log.open("wb", buffering=0) as file:
         for epoch in count():
             for inputs, targets, per_trial in group.batches(epoch % study.epochs):
@@ -237,8 +238,10 @@ def _train(
                     before_step(median(costs_ns))
                 start_ns = time.thread_time_ns()
                 group.train_step(inputs, targets, per_trial)
-                costs_ns.append(time.thread_time_ns() - start_ns)
-                file.write(STEP.pack(time.monotonic_ns(), group.size * len(targets), costs_ns[-1]))
+                end_ns = time.thread_time_ns()
+                costs_ns.append(end_ns - start_ns)
+                file.write(STEP.pack(time.monotonic_ns(), group.size * len(targets), end_ns - recorded_ns))
+                recorded_ns = end_ns
                 done += 1
                 if done == PROFILED_STEPS:
                     when_ready()  # not before: it would take ever so long while everybody starts

@@ -60,12 +60,14 @@ def table(content: Mapping[str, Any]) -> str:
     if disturbed:
         lines += [
             "",
-            "Disturbed scenarios: the 50 steps after the first 10. Harvest before, in those 10, and after:",
+            "Disturbed scenarios: the 50 steps after the first 10. Fill before, in those 10, and after:",
             "",
         ]
         for run in disturbed:
             for mode, of in run["disturbance"]["harvest"].items():
-                parts = ", ".join(f"{100 * of[part]:.0f}%" for part in ("before", "in_the_first_cycle", "after"))
+                parts = ", ".join(
+                    f"{100 * of['fill'][part]:.0f}%" for part in ("before", "in_the_first_cycle", "after")
+                )
                 lines.append(f"- {run['scenario']}, {mode}: {parts}")
     guards = [run for run in content["runs"] if "guarded" in run]
     if guards:
@@ -77,8 +79,8 @@ def _guarded_table(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What squeezing cost with the guard on, in the worst 50 steps in a row, and how it went on."""
     yield (
         f"With the guard on: what squeezing cost the main job in the worst 50 steps in a row after the first 10 of the "
-        f"disturbance, in percent, with its 95% interval; the budget is {100 * runs[0]['budget']:g}%. Harvest of "
-        f"squeezed steps / share of steps that were squeezed, in percent."
+        f"disturbance, in percent, with its 95% interval; the budget is {100 * runs[0]['budget']:g}%. Harvest / "
+        f"fill of squeezed steps / share of steps that were squeezed, in percent."
     )
     yield ""
     yield "| scenario | worst cost | over all | worst overrun | held | before | disturbed | last 60 | the guard |"
@@ -103,8 +105,8 @@ def _cost(found: Mapping[str, Any]) -> str:
 def _part(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return "n/a"
-    harvest = "n/a" if found["harvest"] is None else f"{100 * found['harvest']:.0f}"
-    return f"{harvest} / {100 * found['squeezed_share']:.0f}"
+    shares = (found[key] for key in ("harvest", "fill", "squeezed_share"))
+    return " / ".join("n/a" if share is None else f"{100 * share:.0f}" for share in shares)
 
 
 def _cell(figures: Mapping[str, Any] | None) -> str:

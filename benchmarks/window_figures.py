@@ -45,7 +45,7 @@ class Window:
     """And in all the time of these steps."""
     bubble_ms: float = 0.0
     busy_ms: float = 0.0
-    """CPU time of the gated side task in these bubbles."""
+    """CPU time of the gated side task in these bubbles, or of a rival in these steps."""
 
     def raw(self) -> dict[str, Any]:
         """For the JSON."""
@@ -64,7 +64,7 @@ def collect(windows: Windows, ranks: Sequence[RankLog]) -> list[Window]:
             bubble_ns[bubble["step"]] += bubble["end_ns"] - bubble["start_ns"]
             busy_ns[bubble["step"]] += bubble["side_ns"]
         ends = {name: np.array([step[0] for step in log]) for name, log in rank.rivals.items()}
-        sums = {name: np.cumsum([0, *(step[1] for step in log)]) for name, log in rank.rivals.items()}
+        sums = {name: np.cumsum([(0, 0), *(step[1:] for step in log)], axis=0) for name, log in rank.rivals.items()}
         mean_per_s = fmean(rank.work_per_s.values())
         for number, step in sorted(steps.items()):
             place = windows.place(number)
@@ -81,7 +81,9 @@ def collect(windows: Windows, ranks: Sequence[RankLog]) -> list[Window]:
                 window.busy_ms += busy_ns[number] / 1e6
             elif place.mode in rank.rivals:
                 begin, end = np.searchsorted(ends[place.mode], (steps[number - 1]["end_ns"], step["end_ns"]))
-                window.work += float(sums[place.mode][end] - sums[place.mode][begin])
+                work, cpu_ns = sums[place.mode][end] - sums[place.mode][begin]
+                window.work += float(work)
+                window.busy_ms += float(cpu_ns) / 1e6
     for number, durations_ms in sorted(step_ms.items()):
         place = windows.place(number)
         found[place.cycle, place.window].step_ms.append(fmean(durations_ms))
@@ -165,14 +167,16 @@ def _percentile(sample: Sequence[float], percent: float) -> float | None:
 
 
 def recovery(found: Sequence[Window], first_cycle: int, cycles: int, *, resized: bool = False) -> dict[str, Any]:
-    """Harvest of both modes of ours before, in, and after the cycle that begins with a disturbance.
+    """Harvest and fill of our modes before, in, and after the cycle that begins with a disturbance.
+
+    Told by the fill whether it recovered: the machine's own speed drifts by more than what is asked here.
 
     Args:
         found: all windows.
         first_cycle: it begins with the disturbance.
         cycles: as many after it count.
-        resized: bubbles are half as long since then, and short ones give less however well they are known. So what the
-            first cycle gives is compared with what there is to be had, which is what the others give.
+        resized: bubbles are half as long since then, and of short ones less can be filled however well they are known.
+            So the first cycle is compared with what there is to be had, which is what the others fill.
     """
     parts = {
         "before": [w for w in found if w.cycle < first_cycle],
@@ -184,14 +188,22 @@ def recovery(found: Sequence[Window], first_cycle: int, cycles: int, *, resized:
         chosen = {name: [w for w in part if w.mode == mode] for name, part in parts.items()}
         if not all(chosen.values()):
             continue
-        harvests = {name: sum(w.work for w in part) / sum(w.capacity for w in part) for name, part in chosen.items()}
+        harvests, fills = (
+            {name: _quotient(part, over, under) for name, part in chosen.items()}
+            for over, under in (("work", "capacity"), ("busy_ms", "bubble_ms"))
+        )
         reached, reachable = ("in_the_first_cycle", "after") if resized else ("after", "before")
-        result[mode] = {**harvests, "recovered": harvests[reached] >= RECOVERED * harvests[reachable]}
+        recovered = fills[reached] >= RECOVERED * fills[reachable]
+        result[mode] = {"harvest": harvests, "fill": fills, "recovered": recovered}
     return result
 
 
+def _quotient(windows: Sequence[Window], over: str, under: str) -> float:
+    return sum(getattr(w, over) for w in windows) / sum(getattr(w, under) for w in windows)
+
+
 RECOVERED = 0.9
-"""Harvest has recovered when it is at least this share of what it was, or can be."""
+"""Fill has recovered when it is at least this share of what it was, or can be."""
 
 
 def normalized_steps(runs: Iterable[Mapping[str, Any]], mode: str) -> list[float]:

@@ -62,7 +62,8 @@ asks; but most of what asking costs is to read the thread's clock, and to accoun
 AS_FORECAST = (0.9, 1.02)
 """A row that takes this share of its forecast teaches next to nothing."""
 
-_ACCOUNT_AT_ONCE = 256
+ACCOUNT_EVERY_NS = 20_000_000
+"""What units took is learned and recorded for so much of it at once: each time, that code is cold and slow."""
 
 
 class OpenGate:
@@ -107,6 +108,7 @@ class PageGate(Ledger):
         self._row: list[int] = []  # units that joined the running one
         self._room_ns = 0.0
         self._ended: list[tuple[int, tuple[int, ...], int, int, int, int]] = []
+        self._ended_ns = 0
         self._rows: dict[tuple[int, int, int], int] = {}  # (group, first, last unit) to its number
         self._bubble = 0
         self._start_ns = 0
@@ -156,16 +158,11 @@ class PageGate(Ledger):
             self._running = None
         self._room_ns = 0.0
         self._words[Field.SIDE_DOING] = Doing.ASLEEP
-        self._settle()
-
-    def take_starved(self) -> list[Starved]:
-        """See `Ledger.take_starved`."""
-        self._settle()
-        return super().take_starved()
 
     def close(self) -> bool:
         """Write what is buffered. Returns whether the page may be unmapped: it may."""
         self.rest()
+        self._settle()
         self._close_file()
         return True
 
@@ -194,12 +191,14 @@ class PageGate(Ledger):
         row = tuple(self._row)
         self._ended.append((unit, row, self._start_ns, now_ns - self._start_ns, cpu_ns, self._longest_ns))
         self._row.clear()
+        self._ended_ns += cpu_ns
+        # what was unknown or in doubt may be asked for again at once
+        if not self._costs_ns[unit] or self._longest_ns or self._ended_ns >= ACCOUNT_EVERY_NS:
+            self._settle()
         self._longest_ns = 0
-        if not self._costs_ns[unit] or len(self._ended) == _ACCOUNT_AT_ONCE:
-            self._settle()  # it may be asked for again before the step is over
 
     def _settle(self) -> None:
-        """Learn from what has ended, and record it: once a step, for code is slow when it is cold."""
+        """Learn from what has ended, and record it."""
         if not self._ended:
             return
         units, busy_ns, group = 0, 0, self._group
@@ -213,6 +212,7 @@ class PageGate(Ledger):
                 self._learn(unit, cpu_ns, longest_ns, group)
             self._record(start_ns, wall_ns, cpu_ns, number, group)
         self._ended.clear()
+        self._ended_ns = 0
         self._count(units, busy_ns)
 
     def _learn_row(self, row: tuple[int, ...], cpu_ns: int) -> int:
@@ -222,7 +222,7 @@ class PageGate(Ledger):
         ratio = cpu_ns / sum([costs_ns[unit] for unit in row])
         if not AS_FORECAST[0] < ratio < AS_FORECAST[1]:
             factor = 1 + (ratio - 1) * (0.5 if ratio > 1 else 0.05)
-            for unit in row:
+            for unit in set(row):
                 costs_ns[unit] = max(LEAST_COST_NS, costs_ns[unit] * factor)
         ends = (self._group, row[0], row[-1])
         number = self._rows.get(ends)

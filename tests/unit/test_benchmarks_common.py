@@ -179,21 +179,27 @@ def test_each_mode_is_told_by_its_own_steps_work_and_bubbles() -> None:
     assert preemptive["fill"] == pytest.approx(0.5)
     assert oracle["harvest"] == pytest.approx(40 / 50)
     assert naive["harvest"] == pytest.approx(60 / 75) and naive["fill"] is None
+    assert all(w.busy_ms == pytest.approx(2e-6) for w in found if w.mode == "naive"), "of both ranks"
     assert naive["slowdown"] == pytest.approx(0.5)
     assert naive["net_gain"] == pytest.approx(60 / 150 + 100 / 150 - 1)
     assert preemptive["p99_step_slowdown"] == pytest.approx(0.01)
 
 
-def test_a_harvest_that_comes_back_has_recovered() -> None:
+def test_a_fill_that_comes_back_has_recovered() -> None:
     step_ms = dict.fromkeys(("alone", "preemptive", "oracle", "naive"), 100.0)
     found = collect(WINDOWS, [rank_log(step_ms, {"preemptive": 30, "oracle": 40, "naive": 60}, cycles=4)])
     for window in found:
         if window.mode == "oracle" and window.cycle >= 1:
             window.work *= 0.8
-    harvests = recovery(found, 1, 2)
-    assert harvests["preemptive"]["recovered"] and not harvests["oracle"]["recovered"]
+            window.busy_ms *= 0.8
+        elif window.cycle >= 1:
+            window.work *= 0.7  # a slower machine
+    told = recovery(found, 1, 2)
+    assert told["preemptive"]["recovered"] and not told["oracle"]["recovered"]
     assert recovery(found, 1, 2, resized=True)["oracle"]["recovered"], "less, but all that there is"
-    assert harvests["oracle"]["before"] == pytest.approx(0.8) and harvests["oracle"]["after"] == pytest.approx(0.64)
+    assert told["oracle"]["harvest"]["before"] == pytest.approx(0.8)
+    assert told["oracle"]["harvest"]["after"] == pytest.approx(0.64)
+    assert told["oracle"]["fill"]["after"] == pytest.approx(0.8 * told["oracle"]["fill"]["before"])
 
 
 def test_table_and_picture_show_every_scenario_and_mode() -> None:

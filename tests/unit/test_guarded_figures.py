@@ -22,7 +22,8 @@ def run_of(slowdown: float, *, until: int = 10_000, steps: int = 300, deviation:
         modelled_ms = 200.0 if step > 100 and step % 2 else 100.0
         slow = slowdown if squeezed and 100 < step < until else 0.0
         ms = modelled_ms * (1 + slow) * noise.gauss(1, deviation)
-        times = {"ms": ms, "modelled_ms": modelled_ms, "bubble_ms": 40.0, "overrun_ms": 0.1 * squeezed}
+        times = {"ms": ms, "modelled_ms": modelled_ms, "bubble_ms": 40.0}
+        times |= {"side_ms": 30.0 * squeezed, "overrun_ms": 0.1 * squeezed}
         made.append(GuardedStep(step=step, squeezed=squeezed, carries_over=at in (0, 12), work=80 * squeezed, **times))
     return made
 
@@ -68,6 +69,7 @@ def test_the_interval_of_a_cost_holds_the_truth_in_95_of_100() -> None:
                 modelled_ms=100.0,
                 work=0,
                 bubble_ms=0.0,
+                side_ms=0.0,
                 overrun_ms=0.0,
             )
             for step in range(48)
@@ -94,6 +96,7 @@ def test_harvest_is_told_before_and_after() -> None:
     found = harvests(run_of(0.0), 101, 200, 4.0)
     assert set(found) == {"before", "first_10", "disturbed", "last_60"}
     assert found["last_60"]["harvest"] == pytest.approx(80 / (4.0 * 40.0))
+    assert found["last_60"]["fill"] == pytest.approx(30 / 40)
     assert found["before"]["squeezed_share"] == pytest.approx(0.75, abs=0.05)
 
 
@@ -102,6 +105,7 @@ def test_steps_are_read_from_the_records() -> None:
         return {"step": number, "squeezed": squeezed, "start_ns": 0, "end_ns": 100_000_000, "work": work}
 
     bubble = {"step": 2, "start_ns": 0, "end_ns": 30_000_000, "permit_until_ns": 1, "overrun_ns": 200_000}
+    bubble["side_ns"] = 20_000_000
     labels = [True, True, True, False, False, None]
     records = {
         "step": [step(number, label, 10 * number) for number, label in enumerate(labels, start=1)],
@@ -109,7 +113,7 @@ def test_steps_are_read_from_the_records() -> None:
     }
     steps = guarded_steps(records, [100.0] * 6)
     assert [s.carries_over for s in steps] == [True, False, False, False, False, False], "a window of two has no first"
-    assert (steps[1].work, steps[1].bubble_ms, steps[1].overrun_ms) == (10, 90.0, 0.2)
+    assert (steps[1].work, steps[1].bubble_ms, steps[1].side_ms, steps[1].overrun_ms) == (10, 90.0, 60.0, 0.2)
     assert steps[1].ratio == 1.0
 
 

@@ -28,6 +28,7 @@ class World:
         monkeypatch.setattr(gate_module, "monotonic_ns", lambda: self.now_ns)
         monkeypatch.setattr(gate_module, "thread_time_ns", lambda: self.cpu_ns)
         monkeypatch.setattr(gate_module.signal, "sigtimedwait", self._sleep)
+        monkeypatch.setattr(gate_module, "ACCOUNT_EVERY_NS", 0)
 
     def open(self, epoch: int, until_ns: int) -> int:
         self.words[Field.PERMIT_UNTIL_NS] = until_ns
@@ -295,6 +296,31 @@ def known(world: World, gate: PageGate, *costs_ns: int) -> None:
         gate.enter(unit)
         world.work(cost_ns)
         gate.rest()
+
+
+def test_known_units_are_accounted_for_many_at_once_and_new_ones_right_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_module, "ACCOUNT_EVERY_NS", 20 * MS)
+    gate = PageGate(world.page)
+    gate.use(["a", "b"])
+    known(world, gate, 2 * MS, 4 * MS)
+    world.open(2, 10**15)
+    ran, busy_ns = world.words[Field.UNITS_RUN], world.words[Field.BUSY_NS]
+    assert (ran, busy_ns) == (2, 6 * MS)
+    for _ in range(9):
+        gate.enter(0)
+        world.work(2 * MS)
+        gate.rest()
+    assert world.words[Field.UNITS_RUN] == ran
+    gate.enter(0)
+    world.work(2 * MS)
+    gate.rest()
+    assert (world.words[Field.UNITS_RUN], world.words[Field.BUSY_NS]) == (ran + 10, busy_ns + 20 * MS)
+    gate.enter(1)
+    world.work(1 * MS)
+    gate.close()
+    assert world.words[Field.UNITS_RUN] == ran + 11, "and what is left at the end"
 
 
 def test_short_units_in_a_row_share_a_record_and_each_still_asks(world: World, tmp_path: Path) -> None:
