@@ -6,6 +6,7 @@ DeepSpeed starts this same file once per rank, where it is `launch/rank.py` but 
 import os
 import sys
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 if __name__ == "__main__" and sys.path[0] == str(Path(__file__).resolve().parent):
@@ -14,9 +15,9 @@ if __name__ == "__main__" and sys.path[0] == str(Path(__file__).resolve().parent
 from launch import ds_squeeze, rank
 
 
-def daemon_command(python: str, config: str, run: str, local_rank: int, job_pid: int) -> list[str]:
+def daemon_command(*arguments: Any) -> list[str]:
     """As `rank.daemon_command`, with the benchmark's daemon."""
-    command = _original(python, config, run, local_rank, job_pid)
+    command = _original(*arguments)
     at = command.index("squeezer")
     return [*command[:at], "benchmarks.windowed_daemon", *command[at:]]
 

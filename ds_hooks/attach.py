@@ -269,7 +269,7 @@ class Handle:
             self._say(self._base_ns, Instructions(self._step, self._base_ns, part))
         dropped = self._publisher.dropped
         self._page.words[Field.DROPPED] = dropped
-        self._say(self._marks.stamp(), StepEnd(self._step, dropped))
+        self._say(self._marks.stamp(), StepEnd(self._step, dropped, self._page.words[Field.WORK]))
         self._marks.end_step(self._step)
 
     def _begin_schedule(self, schedule: Any) -> None:

@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import ClassVar
 
 MAGIC = b"BSQZ"
-VERSION = 2
+VERSION = 3
 INSTRUCTIONS_PER_MESSAGE = 32
 
 _HEADER = struct.Struct("<4sBBHQq")
@@ -78,12 +78,13 @@ class StepStart:
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
-    """A `train_batch` has ended."""
+    """A `train_batch` has ended. `work` is what side tasks had done by then, in trial-samples."""
 
     KIND: ClassVar[int] = 3
-    LAYOUT: ClassVar[struct.Struct] = struct.Struct("<qQ")
+    LAYOUT: ClassVar[struct.Struct] = struct.Struct("<qQq")
     step: int
     dropped: int
+    work: int
 
 
 @dataclass(frozen=True, slots=True)

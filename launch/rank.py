@@ -69,10 +69,10 @@ def core_share(cores: Sequence[int], local_rank: int, local_size: int) -> list[i
     return list(cores[begin:end])
 
 
-def daemon_command(python: str, config: str, run: str, local_rank: int, job_pid: int) -> list[str]:
+def daemon_command(python: str, config: str, run: str, local_rank: int, job_pid: int, pid_file: Path) -> list[str]:
     """How this device's daemon is started, to end with process `job_pid`."""
     daemon = [python, "-m", "squeezer", "daemon", "--config", config, "--run", run]
-    return [*daemon, "--local-rank", str(local_rank), "--job-pid", str(job_pid)]
+    return [*daemon, "--local-rank", str(local_rank), "--job-pid", str(job_pid), "--pid-file", str(pid_file)]
 
 
 def training_command(python: str, script: Sequence[str], local_rank_option: str | None) -> list[str]:
@@ -98,9 +98,10 @@ def _start_daemon(local_rank: int) -> None:
     for folder in (directory.parent, directory):
         if not folder.exists():  # on a node other than the launcher's
             make_private_dir(folder)
-    command = daemon_command(sys.executable, os.environ[CONFIG], os.environ[RUN], local_rank, os.getpid())
+    pid_file = daemon_pid_path(directory, local_rank)
+    command = daemon_command(sys.executable, os.environ[CONFIG], os.environ[RUN], local_rank, os.getpid(), pid_file)
     daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    daemon_pid_path(directory, local_rank).write_text(str(daemon.pid), encoding="ascii")
+    pid_file.write_text(str(daemon.pid), encoding="ascii")
 
 
 def main() -> None:

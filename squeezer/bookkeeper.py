@@ -43,8 +43,8 @@ class Bookkeeper:
         """A step begins; `squeezed` is None if the side task only starts in its bubbles."""
         self._step = (message.step, t_ns, squeezed)
 
-    def step_ended(self, t_ns: int, message: wire.StepEnd, work: int) -> int | None:
-        """A step has ended, and the side task has trained `work` trial-samples so far.
+    def step_ended(self, t_ns: int, message: wire.StepEnd) -> int | None:
+        """A step has ended.
 
         Returns:
             How long it took in ns, or None if its start was lost.
@@ -54,7 +54,7 @@ class Bookkeeper:
             return None
         step, start_ns, squeezed = self._step
         times = {"start_ns": start_ns, "end_ns": t_ns}
-        self._recorder.add("step", job=self.job, step=step, **times, squeezed=squeezed, work=work)
+        self._recorder.add("step", job=self.job, step=step, **times, squeezed=squeezed, work=message.work)
         return t_ns - start_ns
 
     def bubble_started(self, t_ns: int, message: wire.BubbleStart, forecast: Forecast | None) -> tuple[int, int] | None:

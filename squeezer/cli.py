@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ds_hooks.page import PageError
@@ -24,6 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     daemon.add_argument("--run", type=Path, metavar="DIR", help="where records go; default: the file's run.directory")
     daemon.add_argument("--local-rank", type=int, default=0, metavar="N", help="the device's number on this machine")
     daemon.add_argument("--job-pid", type=int, metavar="PID", help="serve only this rank, and end with it")
+    daemon.add_argument(
+        "--pid-file", type=Path, metavar="FILE", help="what names this process to others: removed at its end"
+    )
     report = commands.add_parser("report", help="print what a run gave and what it cost")
     report.add_argument("run", type=Path, metavar="RUN", help="the directory of a run")
     report.add_argument("--json", action="store_true", help="as JSON")
@@ -35,7 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     try:
         if parsed.command == "daemon":
-            return _daemon(parsed)
+            with ExitStack() as ends:
+                if parsed.pid_file is not None:
+                    ends.callback(_remove, parsed.pid_file)
+                return _daemon(parsed)
         if parsed.command == "doctor":
             return main_doctor(parsed.device)
         return _tell(parsed)
@@ -60,6 +67,13 @@ def _daemon(parsed: argparse.Namespace) -> int:
         print(f"[squeezer] process {os.getpid()} serves device {parsed.local_rank}; records go to {run}", flush=True)
     daemon.run()
     return 0
+
+
+def _remove(pid_file: Path) -> None:
+    """With its directory, if nobody else uses that."""
+    pid_file.unlink(missing_ok=True)
+    with suppress(OSError):
+        pid_file.parent.rmdir()
 
 
 def _tell(parsed: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from importlib import metadata
@@ -57,7 +58,15 @@ def examine(
         yield _package(package)
     yield _signals()
     directory = runtime_dir()
+    was_there = directory.exists()
     yield _directory(directory)
+    yield from _device(device, environment, driver_of)
+    if not was_there:
+        with suppress(OSError):  # it could not be made, or a job has come meanwhile
+            directory.rmdir()
+
+
+def _device(device: int, environment: Mapping[str, str], driver_of: Callable[[int], Driver]) -> Iterator[Finding]:
     try:
         driver = driver_of(device)
     except DriverError as error:

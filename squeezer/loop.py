@@ -168,7 +168,7 @@ class Daemon:
                 books.step_started(t_ns, message, squeezed=machine.squeezed)
                 self._show_progress(message.step)
             case wire.StepEnd():
-                duration_ns = books.step_ended(t_ns, message, self._page.words[Field.WORK])
+                duration_ns = books.step_ended(t_ns, message)
                 if duration_ns is not None:
                     self._feed(StepEnded(message.step, duration_ns))
                 self._limit_memory()

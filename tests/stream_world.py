@@ -49,6 +49,13 @@ class World:
         self.gates.append(made)
         return made
 
+    def leave(self) -> None:
+        """Nobody asks the gates any more."""
+        for gate in self.gates:
+            gate._hold_each(False)
+            gate._parent.close()
+        self.page.close()
+
     # The main job
 
     def due(self, epoch: int, permit_ns: int) -> None:

@@ -14,7 +14,7 @@ from ds_hooks.page import Field, Page
 from trials.capacity import most_trials
 from trials.device_memory import CudaMeter, Lodger, tensors_on
 from trials.gate import PageGate
-from trials.process import wake_promptly
+from trials.process import die_with_parent, wake_promptly
 from trials.stream_gate import StreamGate
 from trials.study import Study
 from trials.ungated import rehearse, try_out
@@ -126,7 +126,9 @@ class CudaPlace:
         except DriverError as error:
             raise PlaceError(f"the device cannot wait for bubbles: {error}") from None
         stream = self._stream.cuda_stream
-        return StreamGate(page, driver, stream, units, names, device_uuid=self._uuid, on_overrun=on_overrun)
+        gate = StreamGate(page, driver, stream, units, names, device_uuid=self._uuid, on_overrun=on_overrun)
+        die_with_parent(False)  # the stream may wait then: the gate sees to it that this process ends
+        return gate
 
     def rehearse(self, study: Study, page: Page, gate: AnyGate) -> int:
         """Some steps of one trial, and of two, in bubbles like any; what they take of the memory tells what fits."""

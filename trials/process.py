@@ -11,9 +11,9 @@ _PR_SET_TIMERSLACK = 29
 _SLACK_NS = 1000
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, even if it is stopped then. Linux only."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(wanted: bool = True) -> None:
+    """Have the kernel kill this process when its parent ends, even if it is stopped then; or not. Linux only."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if wanted else 0)
 
 
 def wake_promptly() -> None:

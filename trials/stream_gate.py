@@ -27,6 +27,7 @@ from trials.ledger import (
     Ledger,
     StopRequested,
 )
+from trials.parent_watch import ParentWatch
 from trials.process import nap
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class StreamGate(Ledger):
 
     All that the side task runs must be queued on `stream`, by one thread at a time. The signals must be blocked before
     any thread starts (`block_signals`). Whoever ends a side task must force the gate open first, since the stream may
-    wait; until it does, what is queued stays queued, and nothing more is.
+    wait; until it does, what is queued stays queued, and nothing more is. If the parent ends, the gate forces itself.
 
     Args:
         page: the device's page; the caller has claimed the side task's role.
@@ -138,6 +139,7 @@ class StreamGate(Ledger):
             self._device_address = driver.register(self._address, PAGE_BYTES)
             self._free.extend((driver.create_event(), driver.create_event()) for _ in range(_EVENT_PAIRS))
             self._probe()
+        self._parent = ParentWatch(self._words, self._parent_pid)
 
     def enter(self, unit: int) -> None:
         """See `Gate.enter`.
@@ -204,11 +206,12 @@ class StreamGate(Ledger):
             with self._shut_on_error():
                 self._adopt_thread()
                 self._end_unit()
-                done = self._drained()
-                if done:
-                    self._driver.unregister(self._address)
+                self._drain()
+                self._driver.unregister(self._address)
+            done = True
         except GateError:
             done = False
+        self._parent.close()
         self._gone = done
         self._words[Field.SIDE_DOING] = Doing.ASLEEP
         self._close_file()
@@ -332,16 +335,13 @@ class StreamGate(Ledger):
         self._words[Field.SIDE_DOING] = Doing.UNIT if running else Doing.ASLEEP
         return running
 
-    def _drained(self) -> bool:
-        """Wait until nothing is queued. False: nobody is left who could open the gate."""
-        while True:
-            self._read()
-            if not self._queued:
-                return True
-            if os.getppid() != self._parent_pid:
-                return False
+    def _drain(self) -> None:
+        """Wait until nothing is queued: whoever told us to end has forced the gate, or it forces itself."""
+        self._read()
+        while self._queued:
             self._say()
-            self._nap(_DUE_NAP_S)  # if it is told to end meanwhile, the gate has been forced
+            self._nap(_DUE_NAP_S)
+            self._read()
 
     # The device
 

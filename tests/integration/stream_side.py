@@ -15,6 +15,7 @@ from ds_hooks.page import Page
 from trials import runner
 from trials.ledger import HOST_UNIT
 from trials.places import AnyGate, CorePlace
+from trials.process import die_with_parent
 from trials.stream_gate import StreamGate
 from trials.study import Study
 from trials.ungated import try_out
@@ -44,6 +45,7 @@ class StreamPlace(CorePlace):
     ) -> AnyGate:
         made = BusyGate(page, self.driver, self.driver.create_stream(), units, names, on_overrun=on_overrun)
         made.fake = self.driver
+        die_with_parent(False)  # as CudaPlace
         return made
 
     def rehearse(self, study: Study, page: Page, gate: AnyGate) -> int:

@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from ds_hooks.page import Field
 from squeezer.report import build_report, render
 from squeezer.state import AHEAD_STEPS
-from tests.integration.place import STUDIES, Job, Place, children, cpu_ticks, is_alive, stat, wait_for
+from tests.integration.place import STUDIES, Child, Job, Place, children, cpu_ticks, is_alive, stat, wait_for
 from trials import TrialGroup, build_member
 from trials.gate import OpenGate
 from trials.study import load_study
@@ -183,6 +183,23 @@ def test_a_side_task_that_dies_too_often_is_given_up_and_its_trials_fail(place: 
     assert daemon.kill(signal.SIGTERM) == 0
     assert place.side("given_up")[0]["status"] == -9
     assert reasons(place) == {"the side task ended with status -9 and was given up"}
+
+
+def test_at_its_end_a_daemon_removes_what_names_it_to_others(place: Place, hold: Path) -> None:
+    named = place.files / "run-1" / "daemon0.pid"
+    named.parent.mkdir()
+    options = ("-m", "squeezer", "daemon", "--config", str(place.config()), "--pid-file", str(named))
+    daemon: Child = place.start(Child, *options)
+    wait_for(lambda: "serves device" in daemon.said() or not is_alive(daemon.pid), "the daemon")
+    named.touch()
+    assert daemon.kill(signal.SIGTERM) == 0, daemon.said()
+    assert not named.parent.exists()
+    named.parent.mkdir()
+    named.touch()
+    Path(options[4]).write_text("[squeeze]\npreemptive = 3")
+    status, said = place.run_to_end(*options)
+    assert status == 2 and "preemptive" in said
+    assert not named.parent.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

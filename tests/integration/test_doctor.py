@@ -32,17 +32,18 @@ def no_driver(device: int) -> Driver:
     raise DriverError("no CUDA driver of version 12 or later")
 
 
-def test_without_a_device_the_cpu_is_the_device() -> None:
+def test_without_a_device_the_cpu_is_the_device(place: Path) -> None:
     found = {finding.what: finding for finding in examine(0, {}, no_driver)}
     assert found["device"].text.startswith("cpu:") and "bubble word" not in found
     assert found["deepspeed"].level is found["signals"].level is Level.OK
+    assert not place.exists(), "nothing is left behind"
 
 
 def test_a_device_that_writes_words(driver: FakeDriver, place: Path) -> None:
     found = findings(driver, CUDA_MPS_PIPE_DIRECTORY=str(place))
     assert found["bubble word"].level is Level.OK and "the device itself writes it" in found["bubble word"].text
     assert found["MPS"].level is Level.OK and "take turns" in found["MPS"].text
-    assert list(place.iterdir()) == []
+    assert not place.exists()
 
 
 @pytest.mark.parametrize("call", ["register", "write_word", "wait_at_least"])
@@ -73,6 +74,7 @@ def test_the_command_prints_a_line_for_each(capsys: pytest.CaptureFixture[str], 
     assert main(["doctor"]) == 0
     printed = capsys.readouterr().out
     assert "deepspeed" in printed and str(place) in printed
+    place.mkdir()
     place.chmod(0o755)
     assert main(["doctor"]) == 1
     assert "problem" in capsys.readouterr().out

@@ -166,6 +166,21 @@ def test_what_the_daemon_hears_of_a_step(handle: Handle, engine: Engine, daemon:
     assert all(0 <= begin_ns <= end_ns for _, _, begin_ns, end_ns in instructions.items)
 
 
+def test_a_steps_end_tells_the_work_of_that_moment_however_late_it_is_heard(
+    handle: Handle, engine: Engine, daemon: Daemon
+) -> None:
+    connect(engine, daemon)
+    done = []
+    for work in (100, 250):
+        handle._page.words[Field.WORK] = work
+        engine.train_batch()
+        done.append(work)
+    handle._page.words[Field.WORK] = 900
+    handle.detach()
+    ends = [message for message in daemon.hear_all() if isinstance(message, StepEnd)]
+    assert [end.work for end in ends[-2:]] == done
+
+
 def test_an_evaluation_is_left_alone(handle: Handle, engine: Engine, daemon: Daemon) -> None:
     engine.eval_batch()
     assert [is_open for _, is_open in engine.seen] == [False, False, False]

@@ -138,9 +138,9 @@ def test_without_a_local_rank_none_is_invented() -> None:
 
 
 def test_the_daemon_belongs_to_one_device_and_to_the_job() -> None:
-    command = rank.daemon_command("python", "/s.toml", "/runs/a", 3, 4711)
+    command = rank.daemon_command("python", "/s.toml", "/runs/a", 3, 4711, Path("/pages/a/daemon3.pid"))
     tail = ["daemon", "--config", "/s.toml", "--run", "/runs/a", "--local-rank", "3", "--job-pid", "4711"]
-    assert command == ["python", "-m", "squeezer", *tail]
+    assert command == ["python", "-m", "squeezer", *tail, "--pid-file", "/pages/a/daemon3.pid"]
 
 
 def test_the_first_name_that_is_set_counts() -> None:

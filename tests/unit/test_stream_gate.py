@@ -20,12 +20,9 @@ GATE_CALLS = ("register", "create_event", "record", "wait_at_least", "is_done", 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    page = Page.open(page_path(tmp_path / "pages", 0))
-    made = World(page)
+    made = World(Page.open(page_path(tmp_path / "pages", 0)))
     yield made
-    for gate in made.gates:
-        gate._hold_each(False)
-    page.close()
+    made.leave()
 
 
 def test_a_unit_that_is_queued_ahead_starts_when_the_device_says_so(world: World) -> None:
@@ -248,14 +245,19 @@ def test_it_lets_go_of_the_page_when_the_device_has(world: World) -> None:
     assert (world.registered, len(world.kernels), world.words[Field.UNITS_RUN]) == (0, 1, 1)
 
 
-def test_an_orphan_leaves_the_page_to_the_device(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_waits_at_the_end_is_waited_for(world: World) -> None:
     gate = world.gate()
     learn(world, gate, 1 * MS)
     world.due(1, 9 * MS)
     world.run(gate, 0, 1 * MS)
-    monkeypatch.setattr(gate_module.os, "getppid", lambda: 1)
-    assert not gate.close()
-    assert world.registered == 1
+    forced_ns = world.now_ns + 30 * MS
+
+    def force() -> None:
+        world.words[Field.DEVICE_GATE] = DeviceGate.FORCED
+
+    world.at(30 * MS, force)
+    assert gate.close()
+    assert (world.now_ns > forced_ns, world.registered, len(world.kernels)) == (True, 0, 1)
 
 
 @pytest.mark.parametrize("call", GATE_CALLS)

@@ -15,12 +15,9 @@ from trials.ledger import HOST_UNIT, HOST_WORK_NEEDS_NS, NEARLY_LONGEST, Starved
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    page = Page.open(page_path(tmp_path / "pages", 0))
-    made = World(page)
+    made = World(Page.open(page_path(tmp_path / "pages", 0)))
     yield made
-    for gate in made.gates:
-        gate._hold_each(False)
-    page.close()
+    made.leave()
 
 
 def test_costs_are_the_devices_rise_fast_fall_slowly_and_belong_to_the_units_that_were_asked_for(world: World) -> None:
