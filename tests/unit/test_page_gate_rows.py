@@ -1,0 +1,149 @@
+"""When the gate accounts for units: short ones in rows, known ones many at once. The clock and the sleep are given."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import trials.gate as gate_module
+from ds_hooks.page import Field, Page, page_path
+from squeezer.record import UNIT
+from tests.page_world import MS, US, World, decline
+from trials.gate import PageGate
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    page = Page.open(page_path(tmp_path / "pages", 0))
+    yield World(page, monkeypatch)
+    page.close()
+
+
+def known(world: World, gate: PageGate, *costs_ns: int) -> None:
+    """Each unit has run once, by itself."""
+    world.open(1, 10**15)
+    for unit, cost_ns in enumerate(costs_ns):
+        gate.enter(unit)
+        world.work(cost_ns)
+        gate.rest()
+
+
+def test_known_units_are_accounted_for_many_at_once_and_new_ones_right_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_module, "ACCOUNT_EVERY_NS", 20 * MS)
+    gate = PageGate(world.page)
+    gate.use(["a", "b"])
+    known(world, gate, 2 * MS, 4 * MS)
+    world.open(2, 10**15)
+    ran, busy_ns = world.words[Field.UNITS_RUN], world.words[Field.BUSY_NS]
+    assert (ran, busy_ns) == (2, 6 * MS)
+    for _ in range(9):
+        gate.enter(0)
+        world.work(2 * MS)
+        gate.rest()
+    assert world.words[Field.UNITS_RUN] == ran
+    gate.enter(0)
+    world.work(2 * MS)
+    gate.rest()
+    assert (world.words[Field.UNITS_RUN], world.words[Field.BUSY_NS]) == (ran + 10, busy_ns + 20 * MS)
+    gate.enter(1)
+    world.work(1 * MS)
+    gate.close()
+    assert world.words[Field.UNITS_RUN] == ran + 11, "and what is left at the end"
+
+
+def test_short_units_in_a_row_share_a_record_and_each_still_asks(world: World, tmp_path: Path) -> None:
+    units, names = tmp_path / "units.bin", tmp_path / "units.json"
+    gate = PageGate(world.page, units, names)
+    gate.use(["a", "b", "c", "d"])
+    known(world, gate, 200 * US, 200 * US, 90 * US, 600 * US)
+    before = world.words[Field.UNITS_RUN]
+    start_ns = world.now_ns
+    for unit, cost_ns in enumerate((200 * US, 200 * US, 90 * US, 600 * US)):
+        gate.enter(unit)
+        world.work(cost_ns)
+    gate.close()
+    assert world.words[Field.UNITS_RUN] == before + 4
+    *_, row, long = UNIT.iter_unpack(units.read_bytes())
+    assert row == (start_ns, 490 * US, 490 * US, 4, 0), "no longer than the grain"
+    assert long == (start_ns + 490 * US, 600 * US, 600 * US, 3, 0), "a longer unit has its own"
+    assert names.read_text() == json.dumps({"groups": [{"trials": 0, "units": ["a", "b", "c", "d", "a … c"]}]})
+    gate = PageGate(world.page)
+    gate.use(["a"])
+    gate.use(["a"])
+    assert len(gate._groups) == 1
+
+
+@pytest.mark.parametrize("why", ["another bubble", "no bubble", "permit over", "does not fit"])
+def test_a_short_unit_joins_none_where_it_may_not_start(world: World, why: str) -> None:
+    gate = PageGate(world.page)
+    gate.use(["a", "b"])
+    known(world, gate, 100 * US, 100 * US)
+    gate.enter(0)
+    world.work(100 * US)
+    slept = why != "another bubble"
+    if slept:
+        world.while_asleep = [lambda: world.open(7, 10**15)]
+    if why == "no bubble":
+        world.close(1)
+    else:
+        world.open(
+            2 if why == "another bubble" else 1,
+            world.now_ns + {"permit over": -1, "does not fit": 99 * US}.get(why, MS),
+        )
+    gate.enter(1)
+    assert world.sleeps == slept
+    assert gate._start_ns == world.now_ns and not gate._row, "it has a record of its own"
+
+
+def test_what_a_row_takes_is_shared_out_among_its_forecasts(world: World) -> None:
+    gate = PageGate(world.page)
+    gate.use(["a", "b"])
+    known(world, gate, 100 * US, 300 * US)
+    gate.enter(0)
+    gate.enter(1)
+    world.work(2400 * US)  # six times as long
+    gate.rest()
+    assert gate._costs_ns[:2] == [pytest.approx(350 * US), pytest.approx(1050 * US)]
+    gate.enter(0)
+    world.work(100 * US)
+    gate.enter(1)  # together they are longer than a grain now
+    assert gate._start_ns == world.now_ns
+
+
+def test_a_unit_that_is_tried_in_vain_is_measured_by_itself(world: World) -> None:
+    gate = PageGate(world.page)
+    gate.use(["a", "b"])
+    known(world, gate, 12 * MS, 10 * US)
+    decline(world, gate, *[0.3] * 32)
+    gate.enter(1)
+    assert not gate._row
+
+
+def test_units_that_take_no_time_stay_known(world: World) -> None:
+    gate = PageGate(world.page)
+    gate.use(["a", "b"])
+    world.open(1, 20 * MS)
+    for _ in range(1000):
+        for unit in (0, 1):
+            gate.enter(unit)
+        gate.rest()
+    assert world.words[Field.UNITS_RUN] == 2000 and not world.sleeps
+
+
+@pytest.mark.parametrize("took_us", [0, 5, 200, 2000])
+def test_many_rows_of_the_same_units_before_a_rest_teach_no_more_than_one_after_another(
+    world: World, took_us: int
+) -> None:
+    gate = PageGate(world.page)
+    gate.use(["a", "b"])
+    known(world, gate, 200 * US, 200 * US)
+    for _ in range(1000):  # as in an evaluation of many batches
+        for unit in range(2):
+            gate.enter(unit)
+            world.work(took_us * US)
+    gate.rest()
+    for cost_ns in gate._costs_ns[:2]:
+        assert max(gate_module.LEAST_COST_NS, 0.9 * took_us * US) <= cost_ns <= max(200, 1.1 * took_us) * US
