@@ -12,6 +12,7 @@ import squeezer.loop
 from benchmarks.windows import GATED, PREEMPTIVE, Windows
 from ds_hooks.page import Field
 from squeezer.cli import main
+from squeezer.config import pays_from_ms
 from squeezer.loop import Daemon
 from squeezer.state import Action, BubbleEnded, Event, GateMachine, PlanSlot, Policy, StepStarted
 
@@ -42,7 +43,8 @@ class WindowedMachine(GateMachine):
         """See `GateMachine.handle`."""
         if isinstance(event, StepStarted) and not self.policy.squeezes(event.step):
             preemptive = self._windows.next_gated(event.step) == PREEMPTIVE
-            self.policy = replace(self.policy, preemptive=preemptive)
+            shortest_ns = int(pays_from_ms(preemptive) * 1e6)
+            self.policy = replace(self.policy, preemptive=preemptive, min_bubble_ns=shortest_ns)
         actions = super().handle(event)
         if isinstance(event, BubbleEnded):
             forecast_ns = self.forecast.length_ns(event.slot)

@@ -5,15 +5,16 @@ CLOCK_MONOTONIC in nanoseconds, which processes of one machine share. `docs/prot
 """
 
 import struct
-from dataclasses import astuple, dataclass
 from enum import IntEnum
-from typing import ClassVar
+from typing import NamedTuple
 
 MAGIC = b"BSQZ"
 VERSION = 3
 INSTRUCTIONS_PER_MESSAGE = 32
 
-_HEADER = struct.Struct("<4sBBHQq")
+_HEADER_LAYOUT = "<4sBBHQq"
+_HEADER = struct.Struct(_HEADER_LAYOUT)
+_HEADER_FIELDS = 6
 
 
 class ProtocolError(Exception):
@@ -53,12 +54,9 @@ class InstructionKind(IntEnum):
     OPTIMIZER_STEP = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(NamedTuple):
     """A main job has attached its hooks."""
 
-    KIND: ClassVar[int] = 1
-    LAYOUT: ClassVar[struct.Struct] = struct.Struct("<qiiiii")
     pid: int
     rank: int
     world_size: int
@@ -67,28 +65,21 @@ class Hello:
     micro_batches: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepStart:
+class StepStart(NamedTuple):
     """A `train_batch` begins."""
 
-    KIND: ClassVar[int] = 2
-    LAYOUT: ClassVar[struct.Struct] = struct.Struct("<q")
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepEnd:
+class StepEnd(NamedTuple):
     """A `train_batch` has ended. `work` is what side tasks had done by then, in trial-samples."""
 
-    KIND: ClassVar[int] = 3
-    LAYOUT: ClassVar[struct.Struct] = struct.Struct("<qQq")
     step: int
     dropped: int
     work: int
 
 
-@dataclass(frozen=True, slots=True)
-class BubbleStart:
+class BubbleStart(NamedTuple):
     """The stage's device waits from now on. `slot` is the waiting instruction's index in the step.
 
     `side_cpu_ns` is the CPU time that the side task's process has used so far, so that what it uses between a bubble's
@@ -96,8 +87,6 @@ class BubbleStart:
     in this bubble; 0: not at all.
     """
 
-    KIND: ClassVar[int] = 4
-    LAYOUT: ClassVar[struct.Struct] = struct.Struct("<qqiiqq")
     step: int
     epoch: int
     slot: int
@@ -106,15 +95,12 @@ class BubbleStart:
     permit_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class BubbleEnd:
+class BubbleEnd(NamedTuple):
     """The wait is over: main-job compute goes on. Fields as in `BubbleStart`.
 
     `stopped` is 1 if the side task did not sleep by then, and was stopped.
     """
 
-    KIND: ClassVar[int] = 5
-    LAYOUT: ClassVar[struct.Struct] = struct.Struct("<qqiiqi")
     step: int
     epoch: int
     slot: int
@@ -123,37 +109,40 @@ class BubbleEnd:
     stopped: int
 
 
-@dataclass(frozen=True, slots=True)
-class Instructions:
+class Instructions(NamedTuple):
     """When up to 32 instructions of one step ran, for traces. Times are relative to `base_ns`."""
 
-    KIND: ClassVar[int] = 6
-    LAYOUT: ClassVar[struct.Struct] = struct.Struct("<qqi" + "BxHqq" * INSTRUCTIONS_PER_MESSAGE)
     step: int
     base_ns: int
     items: tuple[tuple[int, int, int, int], ...]
     """(InstructionKind, slot, begin in ns after base, end in ns after base) each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bye:
+class Bye(NamedTuple):
     """The hooks are detached, or have switched themselves off (`fault` = 1)."""
 
-    KIND: ClassVar[int] = 7
-    LAYOUT: ClassVar[struct.Struct] = struct.Struct("<ii")
     rank: int
     fault: int
 
 
 Message = Hello | StepStart | StepEnd | BubbleStart | BubbleEnd | Instructions | Bye
-_KINDS: dict[int, type[Message]] = {
-    m.KIND: m for m in (Hello, StepStart, StepEnd, BubbleStart, BubbleEnd, Instructions, Bye)
+_KINDS: dict[int, tuple[type[Message], struct.Struct]] = {
+    kind: (message, struct.Struct(_HEADER_LAYOUT + body))
+    for kind, message, body in (
+        (1, Hello, "qiiiii"),
+        (2, StepStart, "q"),
+        (3, StepEnd, "qQq"),
+        (4, BubbleStart, "qqiiqq"),
+        (5, BubbleEnd, "qqiiqi"),
+        (6, Instructions, "qqi" + "BxHqq" * INSTRUCTIONS_PER_MESSAGE),
+        (7, Bye, "ii"),
+    )
 }
+_LAYOUTS = {message: (kind, layout) for kind, (message, layout) in _KINDS.items()}
 _EMPTY_ITEM = (0, 0, 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(NamedTuple):
     """A message with its place in the sender's stream."""
 
     seq: int
@@ -169,12 +158,12 @@ def encode(seq: int, t_ns: int, message: Message) -> bytes:
         t_ns: when it happened, CLOCK_MONOTONIC nanoseconds.
         message: at most 32 items if it is `Instructions`.
     """
-    header = _HEADER.pack(MAGIC, VERSION, message.KIND, 0, seq, t_ns)
+    kind, layout = _LAYOUTS[type(message)]
     if isinstance(message, Instructions):
         padding = INSTRUCTIONS_PER_MESSAGE - len(message.items)
         flat = [value for item in (*message.items, *(_EMPTY_ITEM,) * padding) for value in item]
-        return header + message.LAYOUT.pack(message.step, message.base_ns, len(message.items), *flat)
-    return header + message.LAYOUT.pack(*astuple(message))
+        return layout.pack(MAGIC, VERSION, kind, 0, seq, t_ns, message.step, message.base_ns, len(message.items), *flat)
+    return layout.pack(MAGIC, VERSION, kind, 0, seq, t_ns, *message)
 
 
 def decode(data: bytes) -> Envelope:
@@ -191,14 +180,12 @@ def decode(data: bytes) -> Envelope:
         raise ProtocolError(f"message begins with {magic!r}, not {MAGIC!r}")
     if version != VERSION:
         raise ProtocolError(f"message of protocol version {version}; this side speaks version {VERSION}")
-    message = _KINDS.get(kind)
+    message, layout = _KINDS.get(kind, (None, _HEADER))
     if message is None:
         raise ProtocolError(f"message of unknown kind {kind}; known are {sorted(_KINDS)}")
-    if len(data) != _HEADER.size + message.LAYOUT.size:
-        raise ProtocolError(
-            f"{message.__name__} of {len(data)} bytes; version {VERSION} has {_HEADER.size + message.LAYOUT.size}"
-        )
-    fields = message.LAYOUT.unpack_from(data, _HEADER.size)
+    if len(data) != layout.size:
+        raise ProtocolError(f"{message.__name__} of {len(data)} bytes; version {VERSION} has {layout.size}")
+    fields = layout.unpack(data)[_HEADER_FIELDS:]
     if message is Instructions:
         step, base_ns, count, *flat = fields
         if not 0 <= count <= INSTRUCTIONS_PER_MESSAGE:

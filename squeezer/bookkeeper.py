@@ -1,6 +1,5 @@
 """Turns the main job's messages into the records of its steps and bubbles."""
 
-from dataclasses import asdict
 from typing import Any
 
 from ds_hooks import wire
@@ -32,7 +31,7 @@ class Bookkeeper:
         """A job begins."""
         self.job += 1
         self._step = None
-        self._recorder.add("job", job=self.job, t_ns=t_ns, **asdict(message))
+        self._recorder.add("job", job=self.job, t_ns=t_ns, **message._asdict())
 
     def job_lost(self) -> None:
         """The job is over: no next bubble will tell what its last one overran."""

@@ -39,6 +39,11 @@ class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
 
 
+def pays_from_ms(preemptive: bool) -> float:
+    """The shortest bubbles that are worth opening, by `benchmarks.shortest_bubble`."""
+    return 1.0 if preemptive else 3.0
+
+
 class SqueezeTable(_Table):
     """When bubbles are opened, and for how long."""
 
@@ -50,10 +55,10 @@ class SqueezeTable(_Table):
     """The first steps of a job only observe."""
     margin_ms: _NotNegative = 0.3
     """Without `preemptive`: the permit ends this long before the forecast end of the bubble."""
-    min_bubble_ms: _Positive = 3.0
-    """Bubbles that are forecast to be shorter are not opened."""
     preemptive: bool = Field(default=True, description="true or false")
     """Permits last to the bubble's true end, where the side task is stopped in the middle of its work."""
+    min_bubble_ms: _Positive = Field(default_factory=lambda before: pays_from_ms(before.get("preemptive", True)))
+    """Bubbles that are forecast to be shorter are not opened."""
     forecast_quantile: Annotated[float, Field(ge=0, le=0.5, description="a number from 0 to 0.5")] = 0.4
     """Which quantile of a slot's earlier lengths is its forecast."""
     kinds: Annotated[
@@ -170,6 +175,8 @@ class Config(_Table):
         """The same for a device that cannot halt a side task in the middle of its work."""
         squeeze = self.squeeze
         changed = {"preemptive": False, "forecast_quantile": min(squeeze.forecast_quantile, MOST_WITHOUT_STOPS)}
+        if "min_bubble_ms" not in squeeze.model_fields_set:
+            changed["min_bubble_ms"] = pays_from_ms(preemptive=False)
         return self.model_copy(update={"squeeze": squeeze.model_copy(update=changed)})
 
     def storage_url(self, run: Path) -> str:

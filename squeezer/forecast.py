@@ -4,9 +4,10 @@ A quantile of the last lengths, of which the latest count most. A low one: a bub
 an overrun, one that ends after it only wastes its tail.
 """
 
+from bisect import bisect_left
 from collections import deque
-from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 HISTORY = 32
 HALF_LIFE = 8
@@ -22,8 +23,7 @@ _WEIGHTS = [0.5 ** (age / HALF_LIFE) for age in range(HISTORY)]
 _TOTAL_WEIGHTS = [0.0, *accumulate(_WEIGHTS)]
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(NamedTuple):
     """What is expected of the next bubble of a slot.
 
     Attributes:
@@ -46,7 +46,6 @@ class SlotForecast:
 
     def __init__(self, quantile: float) -> None:
         self._quantile = quantile
-        self._order = sorted(range(3), key=(LOW, quantile, HIGH).__getitem__)
         self._lengths_ns: dict[int, deque[int]] = {}
         self._forecasts: dict[int, Forecast] = {}
 
@@ -76,16 +75,10 @@ class SlotForecast:
 
     def _forecast(self, lengths_ns: deque[int]) -> Forecast:
         ordered = sorted(zip(reversed(lengths_ns), _WEIGHTS, strict=False))
-        total = _TOTAL_WEIGHTS[len(ordered)]
-        found: list[int] = []
-        wanted = (LOW * total, self._quantile * total, HIGH * total)
-        below = 0.0
-        for length_ns, weight in ordered:  # all three in one pass: it is the daemon's time in a bubble
-            below += weight
-            while len(found) < 3 and below >= wanted[self._order[len(found)]]:
-                found.append(length_ns)
-        found += [ordered[-1][0]] * (3 - len(found))
-        low, asked, high = (found[self._order.index(at)] for at in range(3))
+        below = list(accumulate([weight for _, weight in ordered]))  # no loop: it is the daemon's time in a bubble
+        total, last = _TOTAL_WEIGHTS[len(ordered)], len(ordered) - 1
+        at = [min(bisect_left(below, share * total), last) for share in (LOW, self._quantile, HIGH)]
+        low, asked, high = (ordered[i][0] for i in at)
         return Forecast(asked, low, high)
 
 

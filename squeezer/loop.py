@@ -3,6 +3,7 @@
 What it decides is in `state`; here messages become events, actions become page words and signals, and both are noted.
 """
 
+import gc
 import os
 import select
 import subprocess
@@ -104,6 +105,7 @@ class Daemon:
 
     def run(self) -> None:
         """Serve until a signal asks to end, or the rank that we belong to is gone."""
+        gc.freeze()  # a collection in a bubble looks at what came since then
         wakeup = wakeup_on_signals()
         self._watched[wakeup.fileno()] = self._end
         self._recorder.add(

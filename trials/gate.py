@@ -59,6 +59,9 @@ GRAIN_NS = 1_000_000
 """Units in a row that are forecast to take no longer than this together are measured and recorded as one. Each still
 asks; but most of what asking costs is to read the thread's clock, and to account for what it says."""
 
+PREEMPTIVE_GRAIN_NS = 5_000_000
+"""The same where a unit may be stopped in its middle, so that no forecast needs to be exact."""
+
 AS_FORECAST = (0.9, 1.02)
 """A row that takes this share of its forecast teaches next to nothing."""
 
@@ -146,7 +149,10 @@ class PageGate(Ledger):
         self._start_ns, self._start_cpu_ns = start_ns, cpu_ns
         # what is host work, unknown, or was declined too often is measured by itself
         own_ns = self._costs_ns[unit]
-        self._room_ns = GRAIN_NS - own_ns if unit != HOST_UNIT and own_ns and not self._longest_ns else 0.0
+        if unit == HOST_UNIT or not own_ns or self._longest_ns:
+            self._room_ns = 0.0
+        else:
+            self._room_ns = (PREEMPTIVE_GRAIN_NS if words[Field.PREEMPTIVE] else GRAIN_NS) - own_ns
 
     def settle(self) -> None:
         """Return at once: what ran has ended when the host goes on."""

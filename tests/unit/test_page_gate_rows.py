@@ -76,6 +76,22 @@ def test_short_units_in_a_row_share_a_record_and_each_still_asks(world: World, t
     assert len(gate._groups) == 1
 
 
+def test_rows_are_longer_where_a_unit_may_be_stopped(world: World, tmp_path: Path) -> None:
+    world.words[Field.PREEMPTIVE] = 1
+    units = tmp_path / "units.bin"
+    gate = PageGate(world.page, units)
+    gate.use(["a", "b", "c"])
+    known(world, gate, 2 * MS, 3 * MS, 1 * MS)
+    start_ns = world.now_ns
+    for unit, cost_ns in enumerate((2 * MS, 3 * MS, 1 * MS)):
+        gate.enter(unit)
+        world.work(cost_ns)
+    gate.close()
+    *_, row, last = UNIT.iter_unpack(units.read_bytes())
+    assert row == (start_ns, 5 * MS, 5 * MS, 3, 0)
+    assert last == (start_ns + 5 * MS, 1 * MS, 1 * MS, 2, 0)
+
+
 @pytest.mark.parametrize("why", ["another bubble", "no bubble", "permit over", "does not fit"])
 def test_a_short_unit_joins_none_where_it_may_not_start(world: World, why: str) -> None:
     gate = PageGate(world.page)
