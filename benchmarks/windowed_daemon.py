@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from unittest import mock
 
 import squeezer.loop
-from benchmarks.windows import GATED, PREEMPTIVE, Windows
+from benchmarks.windows import GATED, ORACLE, PREEMPTIVE, Windows
 from ds_hooks.page import Field
 from squeezer.cli import main
 from squeezer.config import pays_from_ms
@@ -37,15 +37,22 @@ class WindowedMachine(GateMachine):
     def __init__(self, policy: Policy) -> None:
         own = {field.name: getattr(policy, field.name) for field in fields(policy)}
         self._windows = Windows.of_environment()
+        self._gated = PREEMPTIVE
         super().__init__(WindowedPolicy(**own, windows=self._windows))
 
     def handle(self, event: Event) -> list[Action]:
         """See `GateMachine.handle`."""
         if isinstance(event, StepStarted) and not self.policy.squeezes(event.step):
-            preemptive = self._windows.next_gated(event.step) == PREEMPTIVE
+            gated = self._windows.next_gated(event.step)
+            if gated != self._gated:
+                self._gated = gated
+                self._plans = dict.fromkeys(self._plans)  # all are planned anew
+            preemptive = gated == PREEMPTIVE
             shortest_ns = int(pays_from_ms(preemptive) * 1e6)
             self.policy = replace(self.policy, preemptive=preemptive, min_bubble_ns=shortest_ns)
         actions = super().handle(event)
+        if self._gated == ORACLE:  # who knows the end never goes on beyond it
+            actions = [replace(each, renewals=()) if isinstance(each, PlanSlot) else each for each in actions]
         if isinstance(event, BubbleEnded):
             forecast_ns = self.forecast.length_ns(event.slot)
             if forecast_ns is not None:

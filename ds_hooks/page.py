@@ -15,12 +15,13 @@ import os
 import stat
 import struct
 import tempfile
+from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
 
 PAGE_MAGIC = 0x315A515342  # "BSQZ1"
-PAGE_VERSION = 1
-PAGE_BYTES = 32768
+PAGE_VERSION = 2
+PAGE_BYTES = 163840
 ENVIRONMENT_DIR = "SQUEEZER_DIR"
 
 
@@ -74,10 +75,14 @@ class Field:
     DEVICE_UUID = 49  # two words, the high one first; the main job's host writes them
     # the daemon: from here on a word per slot
     PERMIT_NS = 64
+    # and behind them some words per slot
+    RENEWALS = 4096
 
 
-PLANNED_SLOTS = PAGE_BYTES // 8 - Field.PERMIT_NS
+PLANNED_SLOTS = Field.RENEWALS - Field.PERMIT_NS
 """Bubbles of later slots are never opened."""
+RENEWALS_PER_SLOT = 4
+_LONGEST_US = 2**31 - 1
 
 
 class Doing:
@@ -243,10 +248,21 @@ class Page:
         words[Field.PLAN_FROM_STEP] = from_step
         words[Field.PLAN_UNTIL_STEP] = until_step
 
-    def plan_slot(self, slot: int, permit_ns: int) -> None:
-        """Let the side task run so long in the bubbles of `slot`. For the daemon alone."""
-        if slot < PLANNED_SLOTS:
-            self.words[Field.PERMIT_NS + slot] = permit_ns
+    def plan_slot(self, slot: int, permit_ns: int, renewals: Sequence[tuple[int, int]] = ()) -> None:
+        """Let the side task run so long in the bubbles of `slot`. For the daemon alone.
+
+        Args:
+            slot: its number.
+            permit_ns: from the bubble's start on.
+            renewals: (from, until) in ns after the bubble's start: when it may run again, if the bubble lasts so long.
+        """
+        if slot >= PLANNED_SLOTS:
+            return
+        self.words[Field.PERMIT_NS + slot] = permit_ns
+        first = Field.RENEWALS + RENEWALS_PER_SLOT * slot
+        for at in range(RENEWALS_PER_SLOT):
+            from_us, until_us = (min(ns // 1000, _LONGEST_US) for ns in renewals[at]) if at < len(renewals) else (0, 0)
+            self.words[first + at] = from_us << 32 | until_us  # in one word, so that nobody sees half of it
 
     def forget_plan(self) -> None:
         """No bubble is opened any more. For the daemon alone."""
@@ -265,6 +281,29 @@ class Page:
             self.path.unlink(missing_ok=True)
         os.close(self._fd)
         self._fd = -1
+
+
+def find_renewal(words: "memoryview[int]", slot: int, elapsed_ns: int, needs_ns: float) -> tuple[int, int] | None:
+    """The first renewal of a bubble's permit in which something that takes `needs_ns` fits from now on.
+
+    Args:
+        words: of the page.
+        slot: of the bubble.
+        elapsed_ns: for how long it has been open.
+        needs_ns: how long what is to run takes.
+
+    Returns:
+        (from, until) in ns after the bubble's start; `from` may be still to come. None: there is none.
+    """
+    if slot >= PLANNED_SLOTS:
+        return None
+    first = Field.RENEWALS + RENEWALS_PER_SLOT * slot
+    for at in range(first, first + RENEWALS_PER_SLOT):
+        word = words[at]
+        from_ns, until_ns = (word >> 32) * 1000, (word & 0xFFFFFFFF) * 1000
+        if max(elapsed_ns, from_ns) + needs_ns <= until_ns:
+            return from_ns, until_ns
+    return None
 
 
 def _publish_new(path: Path) -> int | None:

@@ -58,7 +58,7 @@ class SqueezeTable(_Table):
     preemptive: bool = Field(default=True, description="true or false")
     """Permits last to the bubble's true end, where the side task is stopped in the middle of its work."""
     min_bubble_ms: _Positive = Field(default_factory=lambda before: pays_from_ms(before.get("preemptive", True)))
-    """Bubbles that are forecast to be shorter are not opened."""
+    """Slots whose bubbles are shorter on average are not opened."""
     forecast_quantile: Annotated[float, Field(ge=0, le=0.5, description="a number from 0 to 0.5")] = 0.4
     """Which quantile of a slot's earlier lengths is its forecast."""
     kinds: Annotated[

@@ -18,6 +18,7 @@ SHIFT_AFTER = 3
 SHIFT_BY = 1.1
 """And by this factor at least, or chance would be taken for a shift."""
 LOW, HIGH = 0.1, 0.9
+NEXT_FORECASTS = 4
 
 _WEIGHTS = [0.5 ** (age / HALF_LIFE) for age in range(HISTORY)]
 _TOTAL_WEIGHTS = [0.0, *accumulate(_WEIGHTS)]
@@ -30,11 +31,16 @@ class Forecast(NamedTuple):
         length_ns: the quantile that was asked for.
         low_ns: nine bubbles of ten were longer, lately.
         high_ns: and nine of ten shorter; the distance tells how sure the forecast is.
+        mean_ns: their mean length.
+        next_ns: what is expected of a bubble that outlives `length_ns`: the same quantile of those that did; then of
+            those that outlived that; and so on.
     """
 
     length_ns: int
     low_ns: int
     high_ns: int
+    mean_ns: int
+    next_ns: tuple[int, ...]
 
 
 class SlotForecast:
@@ -45,7 +51,8 @@ class SlotForecast:
     """
 
     def __init__(self, quantile: float) -> None:
-        self._quantile = quantile
+        later = (1 - (1 - quantile) ** times for times in range(2, 2 + NEXT_FORECASTS))
+        self._shares = (quantile, LOW, HIGH, *later)
         self._lengths_ns: dict[int, deque[int]] = {}
         self._forecasts: dict[int, Forecast] = {}
 
@@ -77,9 +84,9 @@ class SlotForecast:
         ordered = sorted(zip(reversed(lengths_ns), _WEIGHTS, strict=False))
         below = list(accumulate([weight for _, weight in ordered]))  # no loop: it is the daemon's time in a bubble
         total, last = _TOTAL_WEIGHTS[len(ordered)], len(ordered) - 1
-        at = [min(bisect_left(below, share * total), last) for share in (LOW, self._quantile, HIGH)]
-        low, asked, high = (ordered[i][0] for i in at)
-        return Forecast(asked, low, high)
+        asked, low, high, *later = [ordered[min(bisect_left(below, share * total), last)][0] for share in self._shares]
+        mean = sum([length_ns * weight for length_ns, weight in ordered]) / total
+        return Forecast(asked, low, high, round(mean), tuple(later))
 
 
 def _has_shifted(lengths_ns: deque[int]) -> bool:

@@ -337,7 +337,7 @@ class Daemon:
             case ForgetPlan():
                 page.forget_plan()
             case PlanSlot():
-                page.plan_slot(action.slot, action.permit_ns)
+                page.plan_slot(action.slot, action.permit_ns, action.renewals)
             case PlanSteps():
                 page.plan_steps(action.from_step, action.until_step)
             case TellAt():

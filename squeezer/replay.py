@@ -72,6 +72,8 @@ def _plain(value: Any) -> Any:
         return value.name
     if is_dataclass(value):
         return [type(value).__name__, *(_plain(getattr(value, each.name)) for each in fields(value))]
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
     return value
 
 

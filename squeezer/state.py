@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 
-from squeezer.forecast import SlotForecast
+from squeezer.forecast import Forecast, SlotForecast
 from squeezer.guard import Decision, Guard
 
 STORY_LENGTH = 64
@@ -20,6 +21,8 @@ AHEAD_STEPS = 3
 """A plan holds for the step that was heard of and so many more: if the daemon falls silent, so does the squeezing."""
 PREEMPTIVE_PERMIT_NS = 60_000_000_000
 """Longer than any bubble; an end must be, in case the main job hangs in one."""
+SHORTEST_RENEWAL_NS = 500_000
+"""For less, waking up again costs as much as it gives."""
 TELL_ELSEWHERE = 1.25
 """The daemon wakes in the longest bubble; another slot's must be longer by this factor to take its place."""
 
@@ -106,10 +109,14 @@ class ForgetPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlanSlot:
-    """Let the side task run for `permit_ns` from the start of each bubble of `slot`; 0: not at all."""
+    """Let the side task run for `permit_ns` from the start of each bubble of `slot`; 0: not at all.
+
+    If the bubble lasts so long, it may run again in each of the `renewals`: (from, until) in ns after its start.
+    """
 
     slot: int
     permit_ns: int
+    renewals: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +210,7 @@ class GateMachine:
         self.side = Side.NONE
         self._story: deque[tuple[State, Event, State, list[Action]]] = deque(maxlen=STORY_LENGTH)
         self.steps = NO_STEPS
-        self._permits_ns: dict[int, int] = {}
+        self._plans: dict[int, PlanSlot | None] = {}
         self._tell_slot = -1
 
     def handle(self, event: Event) -> list[Action]:
@@ -249,7 +256,7 @@ class GateMachine:
         assert isinstance(event, JobAttached)
         self._late_ns = event.late_ns
         self.forecast.forget()
-        self._permits_ns.clear()
+        self._plans.clear()
         self._tell_slot = -1
         self.guard.forget()
         self.squeezed = False
@@ -289,27 +296,35 @@ class GateMachine:
     def _learn(self, event: Event) -> list[Action]:
         assert isinstance(event, BubbleEnded)
         self.forecast.observe(event.slot, event.length_ns)
-        forecast_ns = self.forecast.length_ns(event.slot)
-        if forecast_ns is None:
+        forecast = self.forecast.of(event.slot)
+        if forecast is None:
             return []
         actions: list[Action] = []
-        permit_ns = self._permit_ns(event.slot, event.wait, forecast_ns)
-        if permit_ns != self._permits_ns.get(event.slot, 0):
-            self._permits_ns[event.slot] = permit_ns
-            actions.append(PlanSlot(event.slot, permit_ns))
+        plan = self._plan_of(event.slot, event.wait, forecast)
+        if plan != self._plans.get(event.slot, PlanSlot(event.slot, 0)):
+            self._plans[event.slot] = plan
+            actions.append(plan)
         told_ns = self.forecast.length_ns(self._tell_slot) or 0
-        if event.slot != self._tell_slot and forecast_ns > told_ns * TELL_ELSEWHERE:
+        if event.slot != self._tell_slot and forecast.length_ns > told_ns * TELL_ELSEWHERE:
             self._tell_slot = event.slot
             actions.append(TellAt(event.slot))
         return actions
 
-    def _permit_ns(self, slot: int, wait: str, forecast_ns: int) -> int:
+    def _plan_of(self, slot: int, wait: str, forecast: Forecast) -> PlanSlot:
+        """By the mean, not the forecast: where most bubbles are short, the others may be worth most of the slot."""
         policy = self.policy
-        if wait not in policy.kinds or forecast_ns < policy.min_bubble_ns:
-            return 0
+        if wait not in policy.kinds or forecast.mean_ns < policy.min_bubble_ns:
+            return PlanSlot(slot, 0)
         if policy.preemptive:
-            return PREEMPTIVE_PERMIT_NS
-        return max(0, forecast_ns - self.guard.margin_ns(slot) - self._late_ns)
+            return PlanSlot(slot, PREEMPTIVE_PERMIT_NS)
+        early_ns = self.guard.margin_ns(slot) + self._late_ns
+        permit_ns = max(0, forecast.length_ns - early_ns)
+        renewals = tuple(
+            (outlived_ns, next_ns - early_ns)
+            for outlived_ns, next_ns in pairwise((forecast.length_ns, *forecast.next_ns))
+            if next_ns - early_ns - outlived_ns >= SHORTEST_RENEWAL_NS
+        )
+        return PlanSlot(slot, permit_ns or int(bool(renewals)), renewals)
 
     def _side_changed(self, event: Event) -> list[Action]:
         assert isinstance(event, SideChanged)

@@ -132,7 +132,7 @@ def _why_shut(slot: SlotFigures, squeeze: Mapping[str, Any]) -> str:
     if slot.forecast_ms_p50 is None:
         return "  no forecast yet"
     if slot.forecast_ms_p50 < squeeze["min_bubble_ms"]:
-        return f"  forecast {slot.forecast_ms_p50:.1f} ms, less than min_bubble_ms = {squeeze['min_bubble_ms']:g}"
+        return f"  on average shorter than min_bubble_ms = {squeeze['min_bubble_ms']:g}"
     return "  planned too late, or its forecast less the margin is nothing"
 
 

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 
-from ds_hooks.page import DeviceGate, Field
+from ds_hooks.page import DeviceGate, Field, find_renewal
 
 _CLOSINGS_KEPT = 8
 _LONGEST_PERMIT_NS = 2**32
@@ -61,12 +61,25 @@ class BubbleWatch:
         """Whether the next bubble is known, and has not begun."""
         return self.ahead and self._words[Field.DUE_EPOCH] > self.bubble >> 1
 
-    def left_ns(self) -> int:
-        """How long what is queued now may run in this bubble, or else in the one that is due."""
+    def planned_ns(self) -> int:
+        """What the open bubble was planned for, renewals aside, or else the one that is due."""
+        return self._words[Field.PERMIT_LENGTH_NS if self.is_open else Field.DUE_PERMIT_NS]
+
+    def left_ns(self, needs_ns: float) -> int:
+        """How long what is queued now may run in this bubble, or else in the one that is due.
+
+        Args:
+            needs_ns: how long it takes: if the permit is over, a renewal that is long enough counts.
+        """
         words = self._words
         if words[Field.DEVICE_GATE] == DeviceGate.FORCED:
             return 0  # what was queued gets through; the process ends, or is saved
         if self.is_open:
-            left_ns = self._begin_ns + words[Field.PERMIT_LENGTH_NS] - self._clock_ns()
+            elapsed_ns, permit_ns = self._clock_ns() - self._begin_ns, words[Field.PERMIT_LENGTH_NS]
+            left_ns = permit_ns - elapsed_ns
+            if permit_ns and left_ns < needs_ns:
+                from_ns, until_ns = find_renewal(words, self._slot, elapsed_ns, needs_ns) or (elapsed_ns, 0)
+                if from_ns <= elapsed_ns:
+                    left_ns = max(left_ns, until_ns - elapsed_ns)
             return left_ns if words[Field.BUBBLE] == self.bubble else 0
         return words[Field.DUE_PERMIT_NS] if self.is_due else 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic_ns, thread_time_ns
 from typing import Protocol
 
-from ds_hooks.page import Doing, Field, Page
+from ds_hooks.page import Doing, Field, Page, find_renewal
 from trials.ledger import (
     DECLINED_BEFORE_DOUBT,
     GATE_SIGNALS,
@@ -91,9 +91,10 @@ class PageGate(Ledger):
     Open costs a few memory reads. Closed, the process sleeps in the kernel until a signal comes: it never polls. The
     signals must be blocked before any thread starts (`block_signals`), so none is lost between the look and the sleep.
 
-    A unit starts only if it is forecast to end within the permit. Its forecast follows its thread CPU time, rising fast
-    and falling slowly, so it settles near the 0.9 expectile of what it costs. One that waits in vain for many bubbles
-    is tried in one of the longest; if it proves to be longer, `take_starved` names it.
+    A unit starts only if it is forecast to end within the permit, or, if the bubble outlives that, within a renewal.
+    Its forecast follows its thread CPU time, rising fast and falling slowly, so it settles near the 0.9 expectile of
+    what it costs. One that waits in vain for many bubbles is tried in one of the longest; if it proves to be longer,
+    `take_starved` names it.
 
     Short units in a row share a record, under a name such as "0.Linear forward … 2.ReLU forward". What they took
     together is shared out among their forecasts.
@@ -114,6 +115,7 @@ class PageGate(Ledger):
         self._ended_ns = 0
         self._rows: dict[tuple[int, int, int], int] = {}  # (group, first, last unit) to its number
         self._bubble = 0
+        self._until_ns = 0  # the end of the permit, or of the renewal, in which the running unit began
         self._start_ns = 0
         self._start_cpu_ns = 0
         self._longest_ns = 0  # of the bubbles in which the running unit was declined, if they were too many
@@ -131,7 +133,7 @@ class PageGate(Ledger):
         if (
             0.0 < cost_ns <= self._room_ns
             and unit != HOST_UNIT
-            and monotonic_ns() + cost_ns <= words[Field.PERMIT_UNTIL_NS]
+            and monotonic_ns() + cost_ns <= self._until_ns
             and words[Field.BUBBLE] == self._bubble
         ):
             self._room_ns -= cost_ns
@@ -183,12 +185,27 @@ class PageGate(Ledger):
         now_ns = monotonic_ns()
         if not bubble & 1:
             return 0
-        cost_ns = self._costs_ns[unit] or UNKNOWN_COST_NEEDS_NS
-        fits = now_ns + cost_ns <= words[Field.PERMIT_UNTIL_NS]
-        if not fits or words[Field.BUBBLE] != bubble:
+        until_ns = words[Field.PERMIT_UNTIL_NS]
+        if now_ns + self._needs_ns(unit) > until_ns:
+            from_ns, until_ns = self._renewal(unit, now_ns)
+            if not from_ns or from_ns > now_ns:
+                return 0
+        if words[Field.BUBBLE] != bubble:
             return 0
-        self._bubble = bubble
+        self._bubble, self._until_ns = bubble, until_ns
         return now_ns
+
+    def _needs_ns(self, unit: int) -> float:
+        return self._costs_ns[unit] or UNKNOWN_COST_NEEDS_NS
+
+    def _renewal(self, unit: int, now_ns: int) -> tuple[int, int]:
+        """The times (from, until) of the open bubble's next renewal into which `unit` fits; (0, 0): there is none."""
+        words = self._words
+        begin_ns = words[Field.BUBBLE_START_NS]
+        found = None
+        if words[Field.BUBBLE] & 1 and words[Field.PERMIT_UNTIL_NS]:
+            found = find_renewal(words, words[Field.SLOT], now_ns - begin_ns, self._needs_ns(unit))
+        return (0, 0) if found is None else (begin_ns + found[0], begin_ns + found[1])
 
     def _end_running(self, now_ns: int, now_cpu_ns: int) -> None:
         unit = self._running
@@ -252,7 +269,10 @@ class PageGate(Ledger):
             received = None
             # a bubble that began before we said that we sleep found nobody to wake: look once more
             if not self._start_of(unit):
-                received = signal.sigtimedwait(GATE_SIGNALS, LOOK_AGAIN_S)
+                now_ns = monotonic_ns()
+                from_ns, _ = self._renewal(unit, now_ns)
+                wait_s = max(from_ns - now_ns, 0) / 1e9 if from_ns else LOOK_AGAIN_S
+                received = signal.sigtimedwait(GATE_SIGNALS, min(wait_s, LOOK_AGAIN_S))
             if (received is not None and received.si_signo == STOP_SIGNAL) or os.getppid() != self._parent_pid:
                 self._running = None
                 raise StopRequested

@@ -155,7 +155,7 @@ class StreamGate(Ledger):
             self._check_device()
             start, end = self._free.popleft()
             # not in a bubble that is planned for less than half of it, should it miss the one that it is meant for
-            least = DeviceGate.open_for(int(self._cost_ns(unit) / 2))
+            least = DeviceGate.open_for(min(int(self._cost_ns(unit) / 2), self._watch.planned_ns()))
             self._driver.wait_at_least(self._stream, self._word(Field.DEVICE_GATE), least)
             self._driver.record(start, self._stream)
             self._queued.append(_Queued(unit, self._group, longest_ns, start, end))
@@ -300,8 +300,8 @@ class StreamGate(Ledger):
         while True:
             self._read()
             if len(self._queued) < IN_FLIGHT:
-                left_ns = self._watch.left_ns()
                 needed_ns = sum(self._cost_ns(queued.unit) for queued in self._queued) + self._cost_ns(unit)
+                left_ns = self._watch.left_ns(needed_ns)
                 if needed_ns <= left_ns:
                     return longest_ns
                 if self._watch.is_open and declined != self._watch.bubble:

@@ -129,7 +129,8 @@ class MainJob:
         self._epoch += 1
         words[Field.DUE_PERMIT_NS] = words[Field.PERMIT_LENGTH_NS] = permit_ms * MS
         words[Field.DUE_EPOCH] = self._epoch
-        words[Field.PERMIT_UNTIL_NS] = time.monotonic_ns() + permit_ms * MS
+        words[Field.BUBBLE_START_NS] = time.monotonic_ns()
+        words[Field.PERMIT_UNTIL_NS] = words[Field.BUBBLE_START_NS] + permit_ms * MS
         self.bubbles.append((time.monotonic_ns(), 0))
         words[Field.BUBBLE] = self._epoch << 1 | 1
         words[Field.DEVICE_GATE] = max(words[Field.DEVICE_GATE], DeviceGate.open_for(permit_ms * MS))
@@ -244,6 +245,25 @@ def test_a_unit_that_does_not_fit_waits_for_a_bubble_that_is_long_enough(kind: K
     main.join()
     assert len(kind.spans()) == 3
     assert kind.spans()[2][0] >= main.bubbles[4][0]
+
+
+def test_a_bubble_that_outlives_its_permit_is_used_again(kind: Kind, main: MainJob, page: Page) -> None:
+    kind.gate.use(["a"])
+    main.play((10, 300, 300))
+    for _ in range(2):
+        kind.gate.enter(0)
+        kind.work(8)
+    kind.gate.rest()
+    main.join()
+    kind.gate.rest()
+    page.plan_slot(0, 1 * MS, ((60 * MS, 5000 * MS),))
+    main.play((10, 1, 30), (40, 1, 600))
+    kind.gate.enter(0)
+    kind.work(8)
+    main.join()
+    assert len(kind.spans()) == 3
+    began_ns = kind.spans()[2][0] - main.bubbles[2][0]
+    assert 59 * MS <= began_ns < 600 * MS, "not in the bubble that was over by then"
 
 
 def test_the_end_is_asked_for_while_it_waits(kind: Kind, main: MainJob) -> None:

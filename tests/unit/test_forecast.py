@@ -25,7 +25,7 @@ def test_little_is_known_at_first() -> None:
     forecast.observe(3, 10 * MS)
     assert forecast.of(3) is None
     forecast.observe(3, 10 * MS)
-    assert forecast.of(3) == Forecast(10 * MS, 10 * MS, 10 * MS)
+    assert forecast.of(3) == Forecast(10 * MS, 10 * MS, 10 * MS, 10 * MS, (10 * MS,) * 4)
     assert forecast.of(4) is None, "another slot"
     forecast.forget()
     assert forecast.of(3) is None
@@ -45,6 +45,21 @@ def test_as_many_bubbles_are_shorter_as_the_quantile_says(quantile: float) -> No
         forecast.observe(3, length_ns)
     assert shorter / 3900 == pytest.approx(quantile, abs=0.06)
     assert in_range / 3900 == pytest.approx(0.8, abs=0.08), "how sure it says it is"
+
+
+def test_what_outlives_its_forecast_is_forecast_anew_by_those_that_did() -> None:
+    found = after([1, 30] * 16, quantile=0.4)
+    assert (found.length_ns, found.next_ns) == (1 * MS, (30 * MS,) * 4)
+    assert 15 * MS < found.mean_ns < 16.5 * MS, "the latest count most"
+    noise = random.Random(2)
+    found = after((noise.uniform(10, 20) for _ in range(64)), quantile=0.5)
+    for times, next_ns in enumerate(found.next_ns, start=2):  # half of what is left, again and again
+        assert next_ns / MS == pytest.approx(20 - 10 * 0.5**times, abs=1.6)
+
+
+def test_the_mean_is_of_the_same_lengths_and_weights() -> None:
+    assert after([10, 10, 10]).mean_ns == 10 * MS
+    assert after([10, 20]).mean_ns / MS == pytest.approx((10 * 0.5 ** (1 / 8) + 20) / (1 + 0.5 ** (1 / 8)))
 
 
 def test_noise_makes_it_less_sure() -> None:

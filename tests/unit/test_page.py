@@ -10,11 +10,14 @@ import pytest
 from ds_hooks.page import (
     PAGE_BYTES,
     PAGE_MAGIC,
+    PAGE_VERSION,
     PLANNED_SLOTS,
+    RENEWALS_PER_SLOT,
     Field,
     Page,
     PageError,
     Role,
+    find_renewal,
     make_private_dir,
     page_path,
     runtime_dir,
@@ -81,6 +84,30 @@ class Words:
         self.held.append(set(range(self.values[Field.PLAN_FROM_STEP], self.values[Field.PLAN_UNTIL_STEP])))
 
 
+def test_a_renewal_is_found_by_what_is_left_of_it(directory: Path) -> None:
+    page = Page.open(page_path(directory, 0))
+    page.plan_slot(5, 2_000_000, ((3_000_000, 4_000_000), (6_000_000, 2**70)))
+    first, last = (3_000_000, 4_000_000), (6_000_000, (2**31 - 1) * 1000)
+    for elapsed_ms, needs_ms, found in (
+        (0, 0.9, first),
+        (3.0, 1, first),
+        (3.2, 0.8, first),
+        (3.2, 0.9, last),
+        (0, 1.1, last),
+        (60_000, 1000, last),
+    ):
+        assert find_renewal(page.words, 5, int(elapsed_ms * 1e6), needs_ms * 1e6) == found
+    assert find_renewal(page.words, 5, 0, 2**60) is None, "nothing is so long"
+    assert find_renewal(page.words, 4, 0, 1) is find_renewal(page.words, 6, 0, 1) is None, "of other slots"
+    assert find_renewal(page.words, PLANNED_SLOTS, 0, 1) is None
+    page.plan_slot(5, 2_000_000)
+    assert find_renewal(page.words, 5, 0, 1) is None
+    page.plan_slot(PLANNED_SLOTS - 1, 1, ((1000, 2000),) * RENEWALS_PER_SLOT)
+    page.plan_slot(PLANNED_SLOTS, 1, ((1000, 2000),))
+    assert find_renewal(page.words, PLANNED_SLOTS - 1, 0, 1000) == (1000, 2000)
+    page.close()
+
+
 @pytest.mark.parametrize("before", [(0, 0), (4, 8), (20, 24)])
 @pytest.mark.parametrize("after", [(0, 0), (4, 8), (5, 9), (20, 24)])
 def test_no_step_is_planned_while_a_plan_changes_that_neither_has(
@@ -107,13 +134,13 @@ def test_a_page_that_nobody_holds_is_stale_and_replaced_whatever_its_version(dir
     path = page_path(directory, 0)
     write_page(path, version=99)
     page = Page.open(path)
-    assert page.words[Field.VERSION] == 1
+    assert page.words[Field.VERSION] == PAGE_VERSION
     page.close()
 
 
 @pytest.mark.parametrize(
     ("version", "magic", "says"),
-    [(99, PAGE_MAGIC, "version 99 and is in use; this side speaks version 1"), (1, 1234, "not a page of this project")],
+    [(99, PAGE_MAGIC, "version 99 and is in use; this side speaks version 2"), (1, 1234, "not a page of this project")],
 )
 def test_a_page_in_use_of_another_kind_is_refused(directory: Path, version: int, magic: int, says: str) -> None:
     import fcntl

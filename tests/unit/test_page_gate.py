@@ -55,6 +55,64 @@ def test_a_shut_gate_sleeps_until_it_is_signalled_and_may_run(world: World, shut
     assert world.words[Field.UNITS_RUN] == 2, "what ended before the sleep is counted, too"
 
 
+def in_slot(world: World, slot: int, permit_ns: int, *renewals: tuple[int, int]) -> None:
+    """The next bubble that opens now is of this slot."""
+    world.page.plan_slot(slot, permit_ns, renewals)
+    world.words[Field.SLOT], world.words[Field.BUBBLE_START_NS] = slot, world.now_ns
+
+
+def test_a_bubble_that_outlives_its_permit_is_used_again_and_it_wakes_by_itself(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = PageGate(world.page)
+    gate.use(["a"])
+    world.open(1, 20 * MS)
+    gate.enter(0)
+    world.work(2 * MS)
+    in_slot(world, 6, 3 * MS, (4 * MS, 5 * MS), (7 * MS, 12 * MS))
+    start_ns = world.now_ns
+    world.open(2, start_ns + 3 * MS)
+    gate.enter(0)
+    world.work(2 * MS)
+    naps_s = []
+
+    def nap(_signals: object, timeout_s: float) -> None:
+        naps_s.append(timeout_s)
+        world.now_ns += round(timeout_s * 1e9)
+
+    monkeypatch.setattr(gate_module.signal, "sigtimedwait", nap)
+    gate.enter(0)
+    assert world.now_ns == start_ns + 7 * MS, "it is too long for the first renewal"
+    world.work(2 * MS)
+    gate.enter(0)
+    assert world.now_ns == start_ns + 9 * MS, "and fits into the second again"
+    gate.rest()
+    assert naps_s == [pytest.approx(5e-3)]
+    assert world.words[Field.UNITS_DECLINED] == 0, "nothing was in vain"
+
+
+@pytest.mark.parametrize("why", ["bubble over", "not opened", "another slot", "renewals over"])
+def test_where_no_renewal_is_to_come_it_sleeps_on(world: World, why: str) -> None:
+    gate = PageGate(world.page)
+    gate.use(["a"])
+    world.open(1, 20 * MS)
+    gate.enter(0)
+    world.work(2 * MS)
+    in_slot(world, 6, 3 * MS, (4 * MS, 12 * MS))
+    if why == "another slot":
+        world.words[Field.SLOT] = 5
+    world.open(2, 0 if why == "not opened" else world.now_ns + 1)
+    if why == "bubble over":
+        world.close(2)
+    elif why == "renewals over":
+        world.now_ns += 11 * MS
+    else:
+        world.now_ns += 5 * MS
+    world.while_asleep = [lambda: None, lambda: world.open(3, world.now_ns + 5 * MS)]
+    gate.enter(0)
+    assert world.sleeps == 2
+
+
 def test_a_unit_whose_bubble_ends_and_is_followed_while_it_asks_starts_in_neither(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,18 +97,16 @@ def test_a_short_unit_joins_none_where_it_may_not_start(world: World, why: str) 
     gate = PageGate(world.page)
     gate.use(["a", "b"])
     known(world, gate, 100 * US, 100 * US)
+    world.open(2, world.now_ns + {"permit over": 150 * US, "does not fit": 199 * US}.get(why, MS))
     gate.enter(0)
-    world.work(100 * US)
+    world.work(160 * US if why == "permit over" else 100 * US)
     slept = why != "another bubble"
     if slept:
         world.while_asleep = [lambda: world.open(7, 10**15)]
     if why == "no bubble":
-        world.close(1)
-    else:
-        world.open(
-            2 if why == "another bubble" else 1,
-            world.now_ns + {"permit over": -1, "does not fit": 99 * US}.get(why, MS),
-        )
+        world.close(2)
+    elif why == "another bubble":
+        world.open(3, world.now_ns + MS)
     gate.enter(1)
     assert world.sleeps == slept
     assert gate._start_ns == world.now_ns and not gate._row, "it has a record of its own"

@@ -39,14 +39,14 @@ from squeezer.state import (
 MS = 1_000_000
 
 
-def policy(*, preemptive: bool = False, alone_steps: int = 5) -> Policy:
+def policy(*, preemptive: bool = False, alone_steps: int = 5, quantile: float = 0.1) -> Policy:
     return Policy(
         squeezed_steps=20,
         alone_steps=alone_steps,
         observe_steps=2,
         margin_ns=1 * MS,
         min_bubble_ns=2 * MS,
-        forecast_quantile=0.1,
+        forecast_quantile=quantile,
         preemptive=preemptive,
         kinds=frozenset({"RECV_GRAD"}),
         slowdown_budget=0.01,
@@ -76,7 +76,24 @@ def test_a_slots_permit_is_its_forecast_less_the_margin_and_follows_it(machine: 
     assert ended(machine, 10) == [], "once is not known"
     assert ended(machine, 10) == [PlanSlot(4, 9 * MS), TellAt(4)]
     assert ended(machine, 10) == []
-    assert ended(machine, 5) == [PlanSlot(4, 4 * MS)], "a low quantile"
+    assert ended(machine, 5) == [PlanSlot(4, 4 * MS, ((5 * MS, 9 * MS),))], "a low quantile"
+
+
+def test_a_bubble_that_outlives_its_forecast_is_used_again() -> None:
+    machine = GateMachine(policy(quantile=0.4))
+    attached(machine)
+    assert ended(machine, *[20, 5] * 4)[-1] == PlanSlot(4, 4 * MS, ((5 * MS, 19 * MS),))
+    machine.handle(JobAttached(2 * MS))
+    assert ended(machine, *[20, 5] * 4)[-1] == PlanSlot(4, 2 * MS, ((5 * MS, 17 * MS),)), "opened and closed late"
+    assert ended(machine, *[20.4, 20] * 4, slot=5)[-1] == PlanSlot(5, 17 * MS), "too little for a renewal"
+
+
+def test_a_slot_is_opened_for_its_longer_bubbles_too() -> None:
+    machine = GateMachine(policy(quantile=0.4))
+    attached(machine)
+    plan = ended(machine, *[20, 0.5] * 4)[-1]
+    assert plan == PlanSlot(4, 1, ((MS // 2, 19 * MS),)), "its permit is as good as nothing"
+    assert ended(machine, *[0.5, 2.4] * 4, slot=5) == [], "by its mean it is too short"
 
 
 def test_a_permit_is_shorter_where_bubbles_are_opened_and_closed_late(machine: GateMachine) -> None:
@@ -103,7 +120,7 @@ def test_what_is_not_worth_opening_stays_shut(machine: GateMachine, length_ms: f
 def test_a_bubble_that_becomes_too_short_is_shut(machine: GateMachine) -> None:
     attached(machine)
     ended(machine, 10, 10)
-    assert ended(machine, 1) == [PlanSlot(4, 0)]
+    assert ended(machine, *[1] * 8)[-1] == PlanSlot(4, 0)
 
 
 def test_the_plan_holds_for_the_steps_ahead_that_are_to_be_squeezed(machine: GateMachine) -> None:

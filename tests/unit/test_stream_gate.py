@@ -65,6 +65,25 @@ def test_a_unit_that_does_not_fit_is_not_queued_and_starts_in_the_next_bubble(wo
     assert world.words[Field.UNITS_DECLINED] == 1
 
 
+@pytest.mark.parametrize(("lasts_ms", "starts_ms"), [(20, 8), (7, 60)])
+def test_a_bubble_that_outlives_its_permit_is_used_again(world: World, lasts_ms: int, starts_ms: int) -> None:
+    gate = world.gate()
+    gate.use(["a", "b"])
+    permit_ns = 1500 * US
+    world.page.plan_slot(3, permit_ns, ((4 * MS, 4500 * US), (8 * MS, 15 * MS)))
+    start_ns = world.now_ns
+    world.bubble(1, 0, lasts_ms * MS, permit_ns=permit_ns)
+    world.at(lasts_ms * MS, lambda: world.bubble(2, (60 - lasts_ms) * MS, 20 * MS))
+    world.run(gate, 0, 2 * MS)
+    world.pass_time(10 * US)
+    world.run(gate, 1, 2 * MS)
+    gate.rest()
+    world.pass_time(100 * MS)
+    (_, first_ns, _), (_, second_ns, _) = world.kernels
+    assert first_ns - start_ns < MS
+    assert starts_ms * MS <= second_ns - start_ns < (starts_ms + 2) * MS
+
+
 def test_what_is_queued_counts_before_what_asks(world: World) -> None:
     gate = world.gate()
     learn(world, gate, 4 * MS, 3 * MS)

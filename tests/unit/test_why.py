@@ -82,7 +82,7 @@ def test_a_slot_that_stays_shut_says_why(tmp_path: Path, capsys: pytest.CaptureF
     rank = made_up(tmp_path, squeeze=squeeze)
     rank.step(True, 100.0, bubbles=[(20, 10)], opened=False)
     rank.write()
-    assert "forecast 5.0 ms, less than min_bubble_ms = 7" in why(tmp_path, capsys)
+    assert "on average shorter than min_bubble_ms = 7" in why(tmp_path, capsys)
 
 
 def test_without_a_side_task_or_a_guard_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
