@@ -188,7 +188,7 @@ def main() -> None:
     runs = kept_runs(options)
     for name in names if options.only is None else [options.only]:
         if name == REAL:
-            runs.append(_real(cycles=2 if options.quick else 6))
+            runs.append(_real(cycles=2 if options.quick else 16))
         elif name in guarded.SCENARIOS:
             runs.append(guarded.measure(guarded.SCENARIOS[name]))
         else:

@@ -45,9 +45,11 @@ def test_each_rival_runs_in_its_windows_alone(tmp_path: Path) -> None:
 
         grown(1, 0.5)
         for step, alone in ((2, NAIVE), (4, SCHED_IDLE)):
+            grown(step, 1.5)  # of which the first is for the dedicated rate
             steps = grown(step, 1.5)
             assert [name for name in RIVALS if steps[name] > 1] == [alone], (step, steps)
-            grown(3, 1.5)  # of which the first is for the dedicated rate
+            grown(3, 1.5)
+        grown(5, 1.5)
         assert not any(grown(3, 0.5).values()), "a window without a rival"
 
         slot = Field.PERMIT_NS + FORECASTS
