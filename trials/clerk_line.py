@@ -8,6 +8,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TextIO
 
+LOOK_AGAIN_S = 0.2
+
 
 class ClerkLine:
     """The training process's end of the line to the clerk, a forked process; reading never blocks for long.
@@ -60,13 +62,24 @@ class ClerkLine:
                 raise RuntimeError(f"the clerk: {answer['error']}")
         return found
 
-    def close(self, reason: str, timeout_s: float = 10.0) -> bool:
-        """Let the clerk end what still runs as failed for `reason`, and leave. False: it could not."""
+    def close(self, reason: str, timeout_s: float = 10.0, *, is_urgent: Callable[[], bool] = lambda: True) -> bool:
+        """Let the clerk do what it was asked, end what still runs as failed for `reason`, and leave.
+
+        Args:
+            reason: why trials fail that have not ended.
+            timeout_s: how long it may take once it is urgent.
+            is_urgent: until then there is all the time that it needs; beside a busy main job that is long.
+
+        Returns:
+            Whether it did.
+        """
         try:
             self.send(stop=reason)
         except BrokenPipeError:
             pass
         os.close(self._send_fd)
+        while not is_urgent() and not select.select([self._pidfd], [], [], LOOK_AGAIN_S)[0]:
+            pass
         if not select.select([self._pidfd], [], [], timeout_s)[0]:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         _, status = os.waitpid(self._pid, 0)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ds_hooks.page import Doing, Field, Page, Role
 from trials.clerk_line import ClerkLine
 from trials.gate import block_signals
-from trials.ledger import StopRequested
+from trials.ledger import STOP_SIGNAL, StopRequested
 from trials.process import die_with_parent
 from trials.stream_gate import GateError
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trials.places import AnyGate, Place
     from trials.study import Study
 
+FINISHED = "the side task ended"
 USER_ERROR_STATUS = 2
 """Exit status for what a restart cannot mend, such as a study that does not import."""
 
@@ -93,7 +94,7 @@ def _serve(study: "Study", arguments: argparse.Namespace, tell: "Callable[..., N
     page.claim(Role.SIDE)
     page.words[Field.SIDE_DOING] = Doing.HOST
     gate: AnyGate | None = None
-    reason = "the side task ended"
+    reason = FINISHED
     try:
         place = make_place(arguments.device, arguments.memory_fraction)
         place.adopt(study)
@@ -109,9 +110,12 @@ def _serve(study: "Study", arguments: argparse.Namespace, tell: "Callable[..., N
         raise
     finally:
         may_unmap = gate is not None and gate.close()
-        closed = clerk.close(reason)
+        # scores of a study that is done must reach it, however little time the clerk gets
+        closed = clerk.close(reason, is_urgent=lambda: reason != FINISHED or STOP_SIGNAL in signal.sigpending())
         if may_unmap:  # else the device may still use it: it goes with this process
             page.close()
+    if not closed:
+        tell(event="error", message="its clerk could not write all that it was told; the next one goes on from there")
     return 0 if closed else 1
 
 

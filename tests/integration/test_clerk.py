@@ -1,9 +1,11 @@
 """The clerk as a process: when it takes no more than idle time, and what it does in any case."""
 
 import os
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -67,3 +69,22 @@ def test_clerks_that_begin_at_once_make_one_study_and_no_trial_twice(tmp_path: P
     found = [answer(line)[0]["trials"] for line in lines]
     assert sorted(trial["number"] for (trial,) in found) == [0, 1, 2, 3]  # type: ignore[misc]
     assert all(line.close("the test is over") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("urgent_after_s", "takes_s", "closed"), [(None, 0.5, True), (0.0, 30, False), (0.4, 30, False)]
+)
+def test_a_clerk_has_all_the_time_that_it_needs_until_it_is_urgent(
+    urgent_after_s: float | None, takes_s: float, closed: bool
+) -> None:
+    def slowly(requests: TextIO, answers: TextIO) -> None:
+        assert requests.readline() == '{"stop": "why"}\n'
+        time.sleep(takes_s)
+
+    line, start_s = ClerkLine(slowly), time.monotonic()
+
+    def is_urgent() -> bool:
+        return urgent_after_s is not None and time.monotonic() > start_s + urgent_after_s
+
+    assert line.close("why", timeout_s=0.1, is_urgent=is_urgent) is closed
+    assert children(os.getpid()) == []
