@@ -172,6 +172,7 @@ def test_a_killed_side_task_is_restarted_and_finishes_the_same_trials(place: Pla
     assert daemon.kill(signal.SIGTERM) == 0
 
 
+@pytest.mark.slow
 def test_a_side_task_that_dies_too_often_is_given_up_and_its_trials_fail(place: Place, hold: Path) -> None:
     daemon = place.daemon(place.config("tiny.py", max_restarts=0), TINY_HOLD=str(hold))
     job = place.job()
@@ -252,6 +253,7 @@ def test_a_side_task_that_overruns_breaks_the_budget_and_is_shut_out_for_a_while
     assert {step["squeezed"] for step in place.events("step") if first <= step["step"] <= last} == {None}
 
 
+@pytest.mark.slow
 def test_a_group_whose_units_fit_no_bubble_is_split_until_they_do(place: Place) -> None:
     daemon = place.daemon(place.config("wide.py", preemptive=False))
     job = place.job("--bubble-ms", "45")  # 56 ms for four trials, 28 for two

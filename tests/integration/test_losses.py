@@ -66,6 +66,7 @@ def squeezed(tmp_path: Path, directory: Path, killer: KillInBubble | None = None
     return ended
 
 
+@pytest.mark.slow
 def test_with_hooks_and_without_a_daemon(alone: list[str], tmp_path: Path, directory: Path) -> None:
     losses = tmp_path / "losses"
     ended = run(deepspeed("--module", "ds_hooks", *pretrain(losses, STEPS)), directory, losses)
