@@ -115,7 +115,7 @@ def _serve(study: "Study", arguments: argparse.Namespace, tell: "Callable[..., N
         if may_unmap:  # else the device may still use it: it goes with this process
             page.close()
     if not closed:
-        tell(event="error", message="its clerk could not write all that it was told; the next one goes on from there")
+        tell(event="error", message="its clerk could not write all that it was told in time")
     return 0 if closed else 1
 
 
