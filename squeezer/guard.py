@@ -4,8 +4,9 @@ What tells that squeezing costs too much: the *overrun* is the side task's own C
 nobody else's doing. The *mean* compares the last squeezed steps with the alone steps before them; *sudden* is a few
 squeezed steps in a row that are much longer; the *tail* counts squeezed steps that are longer than nearly every alone
 step. The mean, and what is sudden, also see what the main job or the machine does by itself; so before they count, a
-few steps are left alone, as a check: if those are as slow, it was not us. The *windows* compare every squeezed window
-with the alone windows on both sides of it: slow, but a small slowdown shows.
+few steps are left alone, as a check. If those are as slow, it was not us, or the machine is slow as well: a comparison
+in short windows tells. The *windows* compare every squeezed window with the alone windows on both sides of it: slow,
+but a small slowdown shows.
 
 Whatever breaks the budget shuts the gate for a number of steps, twice as many each time, and then it is tried again.
 """
@@ -18,6 +19,7 @@ from enum import Enum
 from statistics import fmean, quantiles
 from typing import Any
 
+from squeezer.comparison import Comparison, WindowPairs, relative_variance
 from squeezer.sudden import Sudden
 
 RECENT_STEPS = 50
@@ -32,7 +34,6 @@ TAIL_STEPS = 100
 TAIL_QUANTILE = 0.95
 TAIL_MOST = 0.2
 """Of squeezed steps, at most this share may be longer than 95 of 100 alone steps: by chance it is not reached."""
-LEAST_WINDOWS, MOST_WINDOWS = 8, 64
 SURE = 3.0
 """In standard errors: above the budget by so much is no chance."""
 LONGEST_DOUBLINGS = 5
@@ -51,6 +52,7 @@ class Breaker(Enum):
 
     CLOSED = "squeezing"
     CHECKING = "a few steps are left alone: are they as slow?"
+    COMPARING = "they were: short windows, squeezed and alone in turn, tell whether squeezing is slow too"
     OPEN = "the budget was broken: no squeezing for a while"
 
 
@@ -60,7 +62,7 @@ class Decision:
 
     Attributes:
         step: the main job's step after which it was decided.
-        what: `check`, `shut`, `go_on` (after a check or a time shut), `widen` or `narrow` (a slot's margin).
+        what: `check`, `compare`, `shut`, `go_on` (after any of these), `widen` or `narrow` (a slot's margin).
         cause: `overrun`, `mean`, `sudden`, `shorter` (a check: the baseline is stale), `tail`, `windows`, or `""`.
         figures: what it was decided by, named with units.
     """
@@ -112,9 +114,9 @@ class Guard:
         self._durations_ns: deque[float] = deque(maxlen=RECENT_STEPS)
         self._checked_ns: list[float] = []
         self._suspect_ns: list[float] = []
-        self._window_ns: list[float] = []
-        self._alone_before_ns = self._window_squeezed_ns = 0.0
-        self._window_logs: deque[float] = deque(maxlen=MOST_WINDOWS)
+        self._suspected = 0.0
+        self._comparison: Comparison | None = None
+        self._windows = WindowPairs(self._budget)
         self._step_overrun_ns = 0
         self._margins: dict[int, _Margin] = {}
         self._sudden.forget()
@@ -122,7 +124,8 @@ class Guard:
     @property
     def allows(self) -> bool:
         """Whether the gate may open."""
-        return self.breaker is Breaker.CLOSED
+        compares = self._comparison is not None and self._comparison.wants_squeezed
+        return self.breaker is Breaker.CLOSED or (self.breaker is Breaker.COMPARING and compares)
 
     def margin_ns(self, slot: int) -> int:
         """How long before the forecast end of a bubble of `slot` its permit must end."""
@@ -171,20 +174,22 @@ class Guard:
         overrun_ns, self._step_overrun_ns = self._step_overrun_ns, 0
         self._steps += 1
         carries_over, self._label = squeezed is not self._label, squeezed
-        if self.breaker is Breaker.CHECKING:
-            return self._check(step, duration_ns)
-        if self.breaker is Breaker.OPEN:
-            return self._wait(step, duration_ns)
-        if squeezed is None:
-            self._forget_windows()
-        if self._steps <= WARM_UP_STEPS or squeezed is None:
-            return []
         if squeezed:
             self._durations_ns.append(duration_ns)
             self._overruns_ns.append(overrun_ns)
+        if self.breaker is Breaker.CHECKING:
+            return self._check(step, duration_ns)
+        if self.breaker is Breaker.COMPARING:
+            return self._compare(step, duration_ns, squeezed=bool(squeezed))
+        if self.breaker is Breaker.OPEN:
+            return self._wait(step, duration_ns)
+        if squeezed is None:
+            self._windows.divide()
+        if self._steps <= WARM_UP_STEPS or squeezed is None:
+            return []
         if carries_over:
             return self._end_window(step, ended_alone=squeezed)
-        self._window_ns.append(duration_ns)
+        self._windows.add(duration_ns)
         if not squeezed:
             self._left_alone(duration_ns)
             return []
@@ -205,15 +210,14 @@ class Guard:
         if self._good_steps > self._retry_steps << self._doublings:
             self._good_steps = 0
             self._doublings = max(0, self._doublings - 1)
-        share = sum(self._overruns_ns) / sum(self._durations_ns)
-        if len(self._durations_ns) >= LEAST_STEPS and share > self._budget:
-            return [self._shut(step, "overrun", {"overrun_share": share, "steps": len(self._durations_ns)})]
+        overruns = self._overrun_figures()
+        if overruns is not None:
+            return [self._shut(step, "overrun", overruns)]
         excess = excess_over(self._squeezed_ns, self._alone_ns, self._budget)
         if len(self._squeezed_ns) >= LEAST_STEPS and excess is not None and excess > SURE:
             return [self._begin_check(step, "mean", list(self._squeezed_ns)[-2 * CHECK_STEPS :])]
         if len(self._alone_ns) >= LEAST_STEPS and math.isfinite(self._budget):
-            on_trial = self._doublings > 0 and self._good_steps < RECENT_STEPS
-            found = self._sudden.squeezed(self._squeezed_ns[-1], self._alone_ns, on_trial=on_trial)
+            found = self._sudden.squeezed(self._squeezed_ns[-1], self._alone_ns)
             if found:
                 cause = "sudden" if found == "longer" else "shorter"
                 return [self._begin_check(step, cause, list(self._squeezed_ns)[-max(2, self._sudden.run) :])]
@@ -222,23 +226,21 @@ class Guard:
             return [self._shut(step, "tail", {"share_beyond_p95": beyond})]
         return []
 
+    def _overrun_figures(self) -> dict[str, Any] | None:
+        """Of the last squeezed steps, if they overran their bubbles by more than the budget."""
+        if len(self._durations_ns) < LEAST_STEPS:
+            return None
+        share = sum(self._overruns_ns) / sum(self._durations_ns)
+        return {"overrun_share": share, "steps": len(self._durations_ns)} if share > self._budget else None
+
     def _end_window(self, step: int, *, ended_alone: bool) -> list[Decision]:
-        mean_ns = fmean(self._window_ns) if self._window_ns else 0.0
-        self._window_ns = []
-        if not ended_alone:
-            self._window_squeezed_ns = mean_ns
-            return []
-        before_ns, self._alone_before_ns = self._alone_before_ns, mean_ns
-        if not (before_ns and mean_ns and self._window_squeezed_ns):
-            return []
-        self._window_logs.append(math.log(self._window_squeezed_ns * 2 / (before_ns + mean_ns)))
-        logs = self._window_logs
-        if len(logs) < LEAST_WINDOWS or not math.isfinite(self._budget):
-            return []
-        mean, error = fmean(logs), math.sqrt(_variance(logs) / len(logs))
-        if mean - SURE * error <= math.log1p(self._budget):
-            return []
-        return [self._shut(step, "windows", {"slowdown": math.expm1(mean), "windows": len(logs)})]
+        match self._windows.end(squeezed=not ended_alone):
+            case "sure", figures:
+                return [self._shut(step, "windows", figures)]
+            case "suspect", figures:
+                self._suspected = figures["slowdown"]
+                return [self._begin_comparison(step, "windows", self._alone_ns, figures)]
+        return []
 
     def _share_beyond(self) -> float | None:
         """The share of squeezed steps that are longer than 95 of 100 alone ones, by more than the budget."""
@@ -252,9 +254,8 @@ class Guard:
         self._cause = cause
         self._checked_ns = []
         self._suspect_ns = suspect_ns
-        return Decision(
-            step=step, what="check", cause=cause, figures={"slowdown": _slowdown(suspect_ns, self._alone_ns)}
-        )
+        self._suspected = _slowdown(suspect_ns, self._alone_ns)
+        return Decision(step=step, what="check", cause=cause, figures={"slowdown": self._suspected})
 
     def _check(self, step: int, duration_ns: float) -> list[Decision]:
         self._checked_ns.append(duration_ns)
@@ -266,16 +267,44 @@ class Guard:
         # of a mean over many steps it is known already that they are slow, and asked is only who did it
         if excess is not None and excess > (1.0 if self._cause == "mean" else SURE):
             return [self._shut(step, self._cause, figures)]
+        if self._cause == "shorter":
+            return [self._acquit(step, alone_ns, figures)]
+        return [self._begin_comparison(step, self._cause, alone_ns, figures)]
+
+    def _begin_comparison(self, step: int, cause: str, alone_ns: Sequence[float], figures: dict[str, Any]) -> Decision:
+        self.breaker = Breaker.COMPARING
+        self._cause = cause
+        self._durations_ns.clear()
+        self._overruns_ns.clear()
+        self._comparison = Comparison(self._suspected, self._budget, list(alone_ns))
+        return Decision(step=step, what="compare", cause=cause, figures=figures)
+
+    def _compare(self, step: int, duration_ns: float, *, squeezed: bool) -> list[Decision]:
+        overruns = self._overrun_figures()
+        if overruns is not None:
+            return [self._shut(step, "overrun", overruns)]
+        comparison = self._comparison
+        assert comparison is not None
+        guilty = comparison.step_ended(duration_ns, squeezed=squeezed)
+        if guilty is None:
+            return []
+        if guilty:
+            return [self._shut(step, self._cause, comparison.figures)]
+        return [self._acquit(step, comparison.alone_ns, comparison.figures)]
+
+    def _acquit(self, step: int, alone_ns: Sequence[float], figures: dict[str, Any]) -> Decision:
         self._go_on()
         for each_ns in alone_ns:
             self._left_alone(each_ns)
-        return [Decision(step=step, what="go_on", cause=self._cause, figures=figures)]
+        return Decision(step=step, what="go_on", cause=self._cause, figures=figures)
 
     def _shut(self, step: int, cause: str, figures: dict[str, Any]) -> Decision:
         steps = self._retry_steps << self._doublings
         self._doublings = min(self._doublings + 1, LONGEST_DOUBLINGS)
         self.breaker = Breaker.OPEN
+        self._comparison = None
         self._cause = cause
+        self._suspected = figures.get("slowdown", 0.0)
         self._shut_until = step + steps
         self._checked_ns = []
         return Decision(step=step, what="shut", cause=cause, figures={**figures, "for_steps": steps})
@@ -285,28 +314,20 @@ class Guard:
         if step < self._shut_until:
             return []
         alone_ns = self._checked_ns[1:]
-        self._go_on()
-        for each_ns in alone_ns[-RECENT_STEPS:]:
-            self._left_alone(each_ns)
-        return [Decision(step=step, what="go_on", cause=self._cause, figures={"alone_ms": fmean(alone_ns) / 1e6})]
+        return [self._begin_comparison(step, self._cause, alone_ns, {"alone_ms": fmean(alone_ns) / 1e6})]
 
     def _go_on(self) -> None:
         """Squeeze again, and judge by what comes from now on."""
         self.breaker = Breaker.CLOSED
+        self._comparison = None
         self._good_steps = 0
         self._baseline_ns = 0.0
         for past in (self._alone_ns, self._squeezed_ns, self._squeezed_ratios, self._alone_ratios):
             past.clear()
         self._overruns_ns.clear()
         self._durations_ns.clear()
-        self._window_logs.clear()
         self._sudden.forget()
-        self._forget_windows()
-
-    def _forget_windows(self) -> None:
-        """What comes next is not beside what came before."""
-        self._window_ns = []
-        self._alone_before_ns = self._window_squeezed_ns = 0.0
+        self._windows.forget()
 
     def _overruns_most(self, margin: _Margin) -> bool:
         """Whether a step's bubbles together overrun by more than half of the budget, and this slot's the most."""
@@ -325,8 +346,8 @@ def excess_over(squeezed_ns: Sequence[float], alone_ns: Sequence[float], budget:
     if len(squeezed_ns) < 2 or len(alone_ns) < LEAST_STEPS or not math.isfinite(budget):
         return None
     allowed_ns = fmean(alone_ns) * (1 + budget)
-    alone = _variance(alone_ns) * (1 + budget) ** 2
-    squeezed = _variance(squeezed_ns) if len(squeezed_ns) >= LEAST_STEPS else alone
+    alone = relative_variance(alone_ns) * allowed_ns**2
+    squeezed = relative_variance(squeezed_ns) * fmean(squeezed_ns) ** 2 if len(squeezed_ns) >= LEAST_STEPS else alone
     squared = squeezed / len(squeezed_ns) + alone / len(alone_ns)
     excess_ns = fmean(squeezed_ns) - allowed_ns
     return excess_ns / math.sqrt(squared) if squared else math.copysign(math.inf, excess_ns) if excess_ns else 0.0
@@ -334,9 +355,3 @@ def excess_over(squeezed_ns: Sequence[float], alone_ns: Sequence[float], budget:
 
 def _slowdown(squeezed_ns: Sequence[float], alone_ns: Sequence[float]) -> float:
     return fmean(squeezed_ns) / fmean(alone_ns) - 1
-
-
-def _variance(sample: Sequence[float]) -> float:
-    """Of floats; that of `statistics` is exact, and takes 50 times as long."""
-    mean = fmean(sample)
-    return sum([(each - mean) ** 2 for each in sample]) / (len(sample) - 1)

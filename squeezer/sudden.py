@@ -11,7 +11,7 @@ STRAYS_MOST = 4.0
 """In standard deviations: what one step adds, at most."""
 SLACK = 1.0
 """And what every step takes away."""
-LIMIT, LIMIT_ON_TRIAL = 8.0, 4.0
+LIMIT = 8.0
 LEAST_DEVIATION = 0.02
 """As a share of a step: so much a machine drifts by itself for some steps."""
 SHORTER = 0.1
@@ -33,13 +33,12 @@ class Sudden:
         self.run = 0
         """How many steps the sum for longer ones has been above 0."""
 
-    def squeezed(self, duration_ns: float, alone_ns: Sequence[float], *, on_trial: bool) -> str:
+    def squeezed(self, duration_ns: float, alone_ns: Sequence[float]) -> str:
         """A squeezed step has ended; `longer`, `shorter` or nothing, against the steps alone before it.
 
         Args:
             duration_ns: how long it took.
             alone_ns: the latest steps alone.
-            on_trial: squeezing broke the budget before, and is tried again: half as much is believed.
         """
         level_ns = median(alone_ns)
         deviation = _DEVIATION_OF_MAD * median(abs(each - level_ns) for each in alone_ns) / level_ns
@@ -49,7 +48,7 @@ class Sudden:
         self._longer = _sum(self._longer, (ratio - self._budget) / deviation)
         self._shorter = _sum(self._shorter, (-SHORTER - ratio) / deviation)
         self.run = self.run + 1 if self._longer else 0
-        if self._longer > (LIMIT_ON_TRIAL if on_trial else LIMIT):
+        if self._longer > LIMIT:
             return "longer"
         return "shorter" if self._shorter > LIMIT else ""
 

@@ -58,7 +58,11 @@ def _steps(rank: RankRun) -> Iterator[str]:
 
 def _is_guarded(rank: RankRun, step: int) -> bool:
     """Whether the last decision about the gate before `step` was to shut it."""
-    gate = [d["what"] for d in rank.records["guard"] if d["step"] < step and d["what"] in ("check", "shut", "go_on")]
+    gate = [
+        d["what"]
+        for d in rank.records["guard"]
+        if d["step"] < step and d["what"] in ("check", "compare", "shut", "go_on")
+    ]
     return bool(gate) and gate[-1] != "go_on"
 
 
@@ -81,14 +85,18 @@ def sentence(decision: Mapping[str, Any]) -> str:
     match decision["what"]:
         case "check":
             return f"a few steps are left alone, as a check: {cause} ({shares})"
+        case "compare" if "alone_ms" in figures:
+            return "squeezing is tried again, in short windows"
+        case "compare" if decision["cause"] == "windows":
+            return f"short windows, squeezed and alone in turn, are to tell: {cause} ({shares})"
+        case "compare":
+            return f"steps left alone are as long ({shares}): short windows, squeezed and alone in turn, are to tell"
         case "shut":
             return f"the gate is shut for {figures['for_steps']} steps: {cause} ({shares})"
         case "go_on" if decision["cause"] == "shorter":
             return f"squeezing goes on, with the steps just left alone as its baseline ({shares})"
-        case "go_on" if "slowdown" in figures:
-            return f"squeezing goes on: steps left alone are as long ({shares}), so it was not the side task"
         case "go_on":
-            return "squeezing is tried again"
+            return f"squeezing goes on: in {figures['windows']} short windows it did not make steps longer ({shares})"
     wider = "ends earlier" if decision["what"] == "widen" else "may end later again"
     return (
         f"in slot {figures['slot']} the permit {wider}: {figures['margin_ms']:.1f} ms before the forecast end "

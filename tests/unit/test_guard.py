@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 
@@ -43,6 +44,21 @@ def noisy(slowdown: float, deviation: float = 0.02, alone_ms: float = 200.0, see
     return lambda step, squeezed: alone_ms * (1 + slowdown * squeezed) * noise.gauss(1, deviation)
 
 
+def bursts(calm: Steps, seed: int, every_steps: int = 60) -> Steps:
+    """The machine is slower, by 8 to 35%, for 2 to 30 steps now and then, squeezed or not."""
+    chance = random.Random(seed)
+    left, slower = 0, 0.0
+
+    def length_ms(step: int, squeezed: bool) -> float:
+        nonlocal left, slower
+        if not left and chance.random() < 1 / every_steps:
+            left, slower = chance.randint(2, 30), chance.uniform(0.08, 0.35)
+        left = max(0, left - 1)
+        return calm(step, squeezed) * (1 + (slower if left else 0.0))
+
+    return length_ms
+
+
 def share(squeezed: list[bool]) -> float:
     return sum(squeezed) / len(squeezed)
 
@@ -50,7 +66,7 @@ def share(squeezed: list[bool]) -> float:
 @pytest.mark.parametrize("deviation", [0.005, 0.05, 0.15])
 def test_a_job_that_is_not_slowed_is_squeezed_on(deviation: float) -> None:
     job = Job()
-    assert "shut" not in job.run(5000, noisy(0.0, deviation))
+    assert job.run(5000, noisy(0.0, deviation)).count("shut") <= 1, "by chance, with the noisiest"
     assert share(job.squeezed) > 0.75, "80% is all that there is"
 
 
@@ -61,6 +77,42 @@ def test_a_slowed_job_is_left_alone_soon_and_mostly(slowdown: float, deviation: 
     assert "shut" in first, "within a few windows"
     job.run(4000, noisy(slowdown, deviation, seed=1))
     assert share(job.squeezed[500:]) < 0.15, "only now and then is it tried again"
+
+
+def test_bursts_of_the_machine_hide_no_harm() -> None:
+    costs = []
+    for seed in range(40):
+        job = Job()
+        job.run(100, bursts(noisy(0.0, seed=seed), seed))
+        before = len(job.squeezed)
+        job.run(300, bursts(noisy(0.12, seed=seed + 50), seed + 50))
+        harmed = job.squeezed[before + 10 :]
+        costs.append(0.12 * max(sum(harmed[i : i + RECENT_STEPS]) for i in range(len(harmed) - RECENT_STEPS)) / 50)
+    assert sorted(costs)[len(costs) // 2] <= 0.02, "when in bursts a third of all steps, and the budget is 1%"
+    assert sorted(costs)[-5] <= 0.06, "squeezed without a guard they cost 10%"
+
+
+def test_bursts_of_the_machine_are_no_harm() -> None:
+    squeezed: list[bool] = []
+    for seed in range(20):
+        job = Job()
+        job.run(500, bursts(noisy(0.0, seed=seed), seed))
+        squeezed += job.squeezed
+    assert share(squeezed) > 0.6
+
+
+def test_what_broke_the_budget_is_tried_again_in_short_windows() -> None:
+    job = Job()
+    job.run(300, noisy(0.0, 0.01))
+    job.run(300, noisy(0.15, 0.01, seed=1))
+    shut = [at for at, decision in enumerate(job.decisions) if decision.what == "shut"]
+    assert len(shut) >= 2
+    for at, next_shut in pairwise(shut):
+        between = [decision.what for decision in job.decisions[at + 1 : next_shut]]
+        assert between == ["compare"], "and found guilty there"
+    first = job.decisions[shut[0]].step
+    until = job.decisions[shut[-1]].step
+    assert sum(job.squeezed[first:until]) <= 2 * (len(shut) - 1), "two steps tell"
 
 
 def test_a_small_slowdown_shows_in_many_windows() -> None:
@@ -87,8 +139,8 @@ def test_steps_that_become_long_by_themselves_are_checked_and_squeezed_on() -> N
     job.run(300, noisy(0.0))
     # at step 310, in a squeezed window, the job changes its batch size
     changed = job.run(300, lambda step, squeezed: (400.0 if step > 310 else 200.0) + (step % 3))
-    assert changed == ["check", "go_on"]
-    assert share(job.squeezed[320 + CHECK_STEPS :]) > 0.7
+    assert changed == ["check", "compare", "go_on"]
+    assert share(job.squeezed[350:]) > 0.7
 
 
 def test_steps_that_become_short_by_themselves_get_a_new_baseline_at_once() -> None:

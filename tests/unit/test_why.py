@@ -41,7 +41,9 @@ def test_every_decision_is_told_with_its_cause(tmp_path: Path, capsys: pytest.Ca
     rank.step(None, 100.0)
     decided(rank, "shut", "mean", slowdown=0.18, for_steps=50)
     rank.step(None, 100.0)
-    decided(rank, "go_on", "mean", alone_ms=100.0)
+    decided(rank, "compare", "mean", alone_ms=100.0)
+    rank.step(None, 100.0)
+    decided(rank, "go_on", "mean", slowdown=0.002, windows=2)
     rank.step(True, 100.0, bubbles=[(20, 10), (60, 2)])
     decided(rank, "widen", "overrun", slot=1, margin_ms=0.6, overrun_ms=2.0, mean_overrun_ms=0.3)
     rank.step(False, 100.0)
@@ -49,14 +51,15 @@ def test_every_decision_is_told_with_its_cause(tmp_path: Path, capsys: pytest.Ca
     rank.write()
     said = why(tmp_path, capsys)
     for words in (
-        "6: 2 squeezed, 1 left alone to compare with, 3 neither",
+        "7: 2 squeezed, 1 left alone to compare with, 4 neither",
         "step 1: the side task was starting",
-        "steps 3 to 4: the guard had the gate shut",
+        "steps 3 to 5: the guard had the gate shut",
         "budget 1.00% of slowdown; shut 1 times",
         "step 2: a few steps are left alone, as a check",
         "(slowdown 20.00%)",
         "step 3: the gate is shut for 50 steps: squeezed steps are longer than the alone steps before them",
-        "step 4: squeezing is tried again",
+        "step 4: squeezing is tried again, in short windows",
+        "step 5: squeezing goes on: in 2 short windows it did not make steps longer (slowdown 0.20%)",
         "in slot 1 the permit ends earlier: 0.6 ms before the forecast end",
         "(it was overrun by 2.00 ms, lately by 0.30 ms)",
         "0.1 s: ready",
@@ -70,11 +73,17 @@ def test_every_decision_is_told_with_its_cause(tmp_path: Path, capsys: pytest.Ca
         ("check", "sudden", "as a check: squeezed steps are suddenly much longer than the alone steps before them"),
         ("check", "shorter", "as a check: steps are suddenly much shorter, so the alone steps before them are no base"),
         ("go_on", "shorter", "squeezing goes on, with the steps just left alone as its baseline (slowdown 1.00%)"),
-        ("go_on", "sudden", "squeezing goes on: steps left alone are as long (slowdown 1.00%), so it was not the side"),
+        (
+            "compare",
+            "sudden",
+            "steps left alone are as long (slowdown 1.00%): short windows, squeezed and alone in turn",
+        ),
+        ("compare", "windows", "are to tell: squeezed windows are longer than the alone windows beside them"),
+        ("go_on", "sudden", "squeezing goes on: in 3 short windows it did not make steps longer (slowdown 1.00%)"),
     ],
 )
 def test_what_is_sudden_is_told(what: str, cause: str, said: str) -> None:
-    assert said in sentence({"what": what, "cause": cause, "figures": {"slowdown": 0.01}})
+    assert said in sentence({"what": what, "cause": cause, "figures": {"slowdown": 0.01, "windows": 3}})
 
 
 def test_a_slot_that_stays_shut_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
