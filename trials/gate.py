@@ -253,7 +253,7 @@ class PageGate(Ledger):
             names = self._groups[self._group]["units"]
             number = self._rows[ends] = len(names)
             names.append(f"{names[row[0]]} … {names[row[-1]]}")
-            self._write_names()
+            self._has_new_names = True
         return number
 
     def _pause(self, unit: int) -> int:

@@ -99,6 +99,7 @@ class Ledger:
         self._known_costs_ns: dict[str, float] = {}
         self._starved: list[Starved] = []
         self._buffer = bytearray()
+        self._has_new_names = False
         self.trials = 0
 
     def use(self, units: Sequence[str]) -> None:
@@ -111,7 +112,7 @@ class Ledger:
             self._group = len(self._groups)
             self._declared.append(declared)
             self._groups.append({"trials": self.trials, "units": list(units)})
-            self._write_names()
+            self._has_new_names = True
         self._costs_ns = [self._known_costs_ns.get(_key(self.trials, name), 0.0) for name in units]
         self._costs_ns.append(HOST_WORK_NEEDS_NS)
         self._starved.clear()
@@ -191,11 +192,11 @@ class Ledger:
         self._costs_ns[unit] = NEARLY_LONGEST * longest_ns
         return longest_ns
 
-    def _write_names(self) -> None:
-        if self._names_file is not None:
-            self._names_file.write_text(json.dumps({"groups": self._groups}), encoding="utf-8")
-
     def _write(self) -> None:
+        """Units, and before them all names that they may have: not with each new one, as they are written in whole."""
+        if self._names_file is not None and self._has_new_names:
+            self._names_file.write_text(json.dumps({"groups": self._groups}), encoding="utf-8")
+            self._has_new_names = False
         if self._units_file is not None and self._buffer:
             self._units_file.write(self._buffer)
             self._units_file.flush()

@@ -276,6 +276,7 @@ def test_groups_that_take_turns_are_named_once(world: World, tmp_path: Path) -> 
     gate = PageGate(world.page, None, names)
     for units in (["a"], ["b"], ["a"], ["b"]):
         gate.use(units)
+    gate.close()
     assert names.read_text() == '{"groups": [{"trials": 0, "units": ["a"]}, {"trials": 0, "units": ["b"]}]}'
 
 

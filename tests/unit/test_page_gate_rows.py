@@ -161,3 +161,20 @@ def test_many_rows_of_the_same_units_before_a_rest_teach_no_more_than_one_after_
     gate.rest()
     for cost_ns in gate._costs_ns[:2]:
         assert max(gate_module.LEAST_COST_NS, 0.9 * took_us * US) <= cost_ns <= max(200, 1.1 * took_us) * US
+
+
+def test_names_are_written_with_the_units_that_bear_them_and_no_sooner(world: World, tmp_path: Path) -> None:
+    units, names = tmp_path / "units.bin", tmp_path / "units.json"
+    gate = PageGate(world.page, units, names)
+    gate.use(["a", "b", "c"])
+    known(world, gate, 200 * US, 200 * US, 200 * US)
+    at = 0
+    while not units.stat().st_size:
+        assert not names.exists(), "each row would write them all"
+        gate.enter(at % 3)
+        world.work(200 * US)
+        at += 1
+    numbers = {unit for *_, unit, _ in UNIT.iter_unpack(units.read_bytes())}
+    (group,) = json.loads(names.read_text())["groups"]
+    assert max(numbers) == len(group["units"]) - 1 > 2
+    gate.close()
