@@ -311,7 +311,7 @@ class Guard:
 
     def _wait(self, step: int, duration_ns: float) -> list[Decision]:
         self._checked_ns.append(duration_ns)
-        if step < self._shut_until:
+        if step < self._shut_until or len(self._checked_ns) < CHECK_STEPS:  # some may not have been heard of
             return []
         alone_ns = self._checked_ns[1:]
         return [self._begin_comparison(step, self._cause, alone_ns, {"alone_ms": fmean(alone_ns) / 1e6})]

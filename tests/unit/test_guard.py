@@ -186,6 +186,16 @@ def test_an_overrun_beyond_the_budget_shuts_at_once_and_longer_each_time() -> No
     assert sum(over) / len(over) < 0.5
 
 
+def test_steps_that_were_not_heard_of_while_it_was_shut_are_waited_for() -> None:
+    job = Job()
+    job.run(100, noisy(0.0))
+    while "shut" not in job.run(1, noisy(0.0), overrun_ms=6.0):
+        pass
+    job.step += 1000
+    assert job.run(CHECK_STEPS - 1, noisy(0.0)) == [], "there is nothing yet to compare with"
+    assert job.run(200, noisy(0.0))[:2] == ["compare", "go_on"]
+
+
 def test_after_good_times_it_is_shut_for_a_short_time_again() -> None:
     job = Job()
     job.run(400, noisy(0.0), overrun_ms=6.0)
