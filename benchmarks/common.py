@@ -28,7 +28,7 @@ MINIMUM_VARIANCE = 1e-30
 def parse(name: str, about: str) -> argparse.Namespace:
     """`--quick`, `--json FILE` and `--only SCENARIO`."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=about)
-    parser.add_argument("--quick", action="store_true", help="a rough answer within three minutes")
+    parser.add_argument("--quick", action="store_true", help="a rough answer in about three minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw runs and the summary there")
     parser.add_argument("--only", metavar="SCENARIO", help="measure this one, and keep the others that FILE holds")
     return parser.parse_args()

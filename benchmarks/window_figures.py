@@ -1,9 +1,10 @@
 """Figures of one windowed run: of every baseline its slowdown, its harvest, and how far its steps stray.
 
-A window is compared with the alone windows of its own cycle. Its first step counts for nothing: it still feels the
-window before it.
+A window is compared with the windows alone next to it. Its first step counts for nothing: it still feels the window
+before it.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,11 +12,15 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.common import Pairs, ratio_with_ci95
-from benchmarks.windows import ALONE, GATED, MODES, Place, Windows
+from benchmarks.windows import ALONE, COOPERATIVE, GATED, MODES, ORACLE, PREEMPTIVE, STEP_GRAIN, Place, Windows
 from squeezer.metrics import resumes, t_quantile_975
 from squeezer.trace import RankRun
+
+COMPARED = {ORACLE: (COOPERATIVE,), STEP_GRAIN: (PREEMPTIVE, COOPERATIVE)}
+"""Whose harvest is also told as a ratio to that of the first."""
 
 Log = Sequence[tuple[int, int, int]]
 """(end_ns, trial-samples, CPU time in ns) of every training step of a rival."""
@@ -90,34 +95,40 @@ def collect(windows: Windows, ranks: Sequence[RankLog]) -> list[Window]:
     return [found[key] for key in sorted(found)]
 
 
-def baselines(windows: Iterable[Window]) -> dict[str, dict[str, Any] | None]:
-    """Of every mode its figures, or None where it has no window."""
-    by_mode: dict[str, list[Window]] = {mode: [] for mode in MODES}
-    alone: list[Window] = []
-    for window in windows:
-        (alone if window.mode == ALONE else by_mode[window.mode]).append(window)
-    return {mode: _figures(own, alone) if own else None for mode, own in by_mode.items()}
+def baselines(windows: Sequence[Window]) -> dict[str, dict[str, Any] | None]:
+    """Of every mode its figures, or None where it has no window. `windows` as `collect` gives them."""
+    present = {window.mode for window in windows}
+    return {mode: _figures(windows, mode) if mode in present else None for mode in MODES}
 
 
-def pairs(own: Sequence[Window], alone: Sequence[Window]) -> Pairs:
-    """(mean step with it, mean step alone) of every cycle that has both."""
-    sides: list[dict[int, list[float]]] = [{}, {}]
-    for side, found in zip(sides, (own, alone), strict=True):
-        for window in found:
-            side.setdefault(window.cycle, []).extend(window.step_ms)
-    with_it, without = sides
-    cycles = [c for c in sorted(with_it) if with_it[c] and without.get(c)]
-    return [(fmean(with_it[cycle]), fmean(without[cycle])) for cycle in cycles]
+def pairs(windows: Sequence[Window], mode: str) -> Pairs:
+    """(mean step with it, mean step alone) of every window of `mode` and the windows alone next to it, on both sides.
+
+    Next to it, since a machine's speed drifts by more within a cycle than what is looked for.
+    """
+    found = []
+    for at, window in enumerate(windows):
+        if window.mode == mode and window.step_ms:
+            beside = (_first_alone(reversed(windows[:at])), _first_alone(windows[at + 1 :]))
+            alone_ms = [ms for each in beside if each is not None for ms in each.step_ms]
+            if alone_ms:
+                found.append((fmean(window.step_ms), fmean(alone_ms)))
+    return found
 
 
-def _figures(own: Sequence[Window], alone: Sequence[Window]) -> dict[str, Any]:
-    compared = pairs(own, alone)
+def _first_alone(windows: Iterable[Window]) -> Window | None:
+    return next((window for window in windows if window.mode == ALONE and window.step_ms), None)
+
+
+def _figures(windows: Sequence[Window], mode: str) -> dict[str, Any]:
+    own = [window for window in windows if window.mode == mode]
+    compared = pairs(windows, mode)
     slowdown, slowdown_ci95 = ratio_with_ci95(compared)
-    steps_ms, alone_ms = ([ms for window in found for ms in window.step_ms] for found in (own, alone))
+    steps_ms, alone_ms = ([ms for w in windows if w.mode == each for ms in w.step_ms] for each in (mode, ALONE))
     bubble_ms = sum(window.bubble_ms for window in own)
     work, capacity, whole = (sum(getattr(window, key) for window in own) for key in ("work", "capacity", "whole"))
     per_window = [window.work / window.capacity for window in own if window.capacity]
-    return {
+    figures = {
         "steps": len(steps_ms),
         "pairs_ms": [[round(a, 3), round(b, 3)] for a, b in compared],
         "slowdown": slowdown,
@@ -126,8 +137,40 @@ def _figures(own: Sequence[Window], alone: Sequence[Window]) -> dict[str, Any]:
         "harvest": work / capacity if capacity else None,
         "harvest_ci95": _mean_ci95(per_window),
         "net_gain": work / whole + 1 / (1 + slowdown) - 1 if whole else None,
-        "fill": sum(w.busy_ms for w in own) / bubble_ms if bubble_ms and own[0].mode in GATED else None,
+        "fill": sum(w.busy_ms for w in own) / bubble_ms if bubble_ms and mode in GATED else None,
     }
+    for name, others in COMPARED.items():
+        if mode in others:
+            figures[f"harvest_over_{name}"] = harvest_ratio(windows, mode, name)
+    return figures
+
+
+def harvest_ratio(windows: Sequence[Window], mode: str, other: str) -> dict[str, Any] | None:
+    """Harvest of `mode` ÷ that of `other`, with a jackknife interval over the cycles that have both; None: too few.
+
+    The dedicated rate, which is noisy, counts only in so far as it changes within a cycle.
+    """
+    cycles: dict[int, list[float]] = {}
+    for window in windows:
+        if window.mode in (mode, other):
+            sums = cycles.setdefault(window.cycle, [0.0] * 4)
+            first = 0 if window.mode == mode else 2
+            sums[first] += window.work
+            sums[first + 1] += window.capacity
+    rows = np.array([sums for sums in cycles.values() if sums[1] and sums[3]])
+    if len(rows) < 2:
+        return None
+
+    def ratio(sums: NDArray[np.float64]) -> float:
+        return float(sums[0] * sums[3] / (sums[1] * sums[2])) if sums[2] else math.inf
+
+    total = rows.sum(axis=0)
+    n, whole = len(rows), ratio(total)
+    pseudo = [n * whole - (n - 1) * ratio(total - row) for row in rows]
+    if not all(map(math.isfinite, pseudo)):
+        return None
+    half = t_quantile_975(n - 1) * stdev(pseudo) / n**0.5
+    return {"ratio": whole, "ci95": [whole - half, whole + half]}
 
 
 def _mean_ci95(values: Sequence[float]) -> list[float] | None:

@@ -29,8 +29,9 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Windows:
-    """First `observe` steps without a side task, then `warm_up` squeezed ones in which it builds its trials, then
-    `cycle` again and again: pairs of a mode and its number of steps.
+    """First `observe` steps without a side task, then `warm_up` squeezed ones in which it builds its trials and the
+    daemon learns how it overruns, then `cycle` again and again: pairs of a mode and its number of steps. Where the
+    cooperative mode is measured, the first half of the warm-up is cooperative.
 
     The daemon changes its plan in steps that are not gated, so between two gated windows lies another one.
     """
@@ -68,7 +69,9 @@ class Windows:
         if since < -self.warm_up:
             return Place(-1, -1, ALONE, step - 1)
         if since < 0:
-            return Place(-1, 0, PREEMPTIVE, since + self.warm_up)
+            at = since + self.warm_up
+            half = self.warm_up // 2 if COOPERATIVE in self.modes else -1
+            return Place(-1, 0, COOPERATIVE if at < half else ALONE if at == half else PREEMPTIVE, at)
         cycle, at = divmod(since, self.length)
         for window, (mode, steps) in enumerate(self.cycle):
             if at < steps:

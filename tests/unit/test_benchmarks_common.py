@@ -14,7 +14,8 @@ import pytest
 from benchmarks.common import pooled_ratio_with_ci95, ratio_with_ci95
 from benchmarks.rivals import BubbleSteps
 from benchmarks.utilization_picture import picture, table
-from benchmarks.window_figures import RankLog, baselines, collect, recovery
+from benchmarks.window_figures import RankLog, Window, baselines, collect, harvest_ratio, recovery
+from benchmarks.window_figures import pairs as pairs_of
 from benchmarks.windowed_daemon import FORECASTS, WindowedMachine
 from benchmarks.windows import GATED, Place, Windows
 from ds_hooks.page import Field, Page, page_path
@@ -72,6 +73,13 @@ def test_windows_place_every_step() -> None:
         for at in range(steps)
     ]
     assert places[6:] == expected
+
+
+def test_the_warm_up_shows_the_daemon_both_modes() -> None:
+    windows = Windows(observe=1, warm_up=6, cycle=(*CYCLE, ("cooperative", 2), ("alone", 2)))
+    modes = [windows.place(step).mode for step in range(1, windows.first_step(0))]
+    assert modes == ["alone", *["cooperative"] * 3, "alone", *["preemptive"] * 2]
+    assert windows.next_gated(1) == "cooperative" and windows.next_gated(5) == "preemptive"
 
 
 def test_windows_travel_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,6 +191,39 @@ def test_each_mode_is_told_by_its_own_steps_work_and_bubbles() -> None:
     assert naive["slowdown"] == pytest.approx(0.5)
     assert naive["net_gain"] == pytest.approx(60 / 150 + 100 / 150 - 1)
     assert preemptive["p99_step_slowdown"] == pytest.approx(0.01)
+
+
+def test_a_window_is_compared_with_those_alone_beside_it() -> None:
+    step_ms = [100.0, 101.0, 102.0, 150.0, 200.0, 206.0, 208.0]  # the machine becomes slower by half
+    modes = ["alone", "preemptive", "alone", "naive", "alone", "preemptive", "alone"]
+    windows = [
+        Window(cycle=i // 4, mode=mode, step_ms=[ms, ms])
+        for i, (mode, ms) in enumerate(zip(modes, step_ms, strict=True))
+    ]
+    assert pairs_of(windows, "preemptive") == [(101.0, 101.0), (206.0, 204.0)]
+    assert pairs_of(windows, "naive") == [(150.0, 151.0)]
+    assert pairs_of(windows[1:2], "preemptive") == [], "nothing to compare it with"
+
+
+def test_harvests_are_compared_within_cycles() -> None:
+    rng = random.Random(7)
+    windows = []
+    for cycle in range(40):
+        rate = 1000.0 * (1 + cycle)  # whatever the dedicated rate was taken for
+        for mode, share in (("cooperative", 0.9), ("oracle", 1.0)):
+            bubbles = rng.uniform(0.9, 1.1)
+            windows.append(Window(cycle=cycle, mode=mode, work=share * bubbles * 5.0, capacity=rate * bubbles))
+    told = harvest_ratio(windows, "cooperative", "oracle")
+    assert told is not None
+    low, high = told["ci95"]
+    assert low < 0.9 < high and high - low < 0.1
+    assert harvest_ratio(windows, "cooperative", "step_grain") is None
+    assert harvest_ratio(windows[:2], "cooperative", "oracle") is None, "one cycle has no interval"
+    nothing = [Window(cycle=c, mode=m, work=float(m == "cooperative"), capacity=1.0) for c in range(3) for m in BOTH]
+    assert harvest_ratio(nothing, "cooperative", "step_grain") is None, "what got nothing is no measure"
+
+
+BOTH = ("cooperative", "step_grain")
 
 
 def test_a_fill_that_comes_back_has_recovered() -> None:
