@@ -71,6 +71,7 @@ class Clerk:
         self._holder = holder
         self._study: optuna.Study = self._alone(partial(_open_study, study, place))
         self._storage = self._study._storage
+        self._trials: dict[int, Trial] = {}  # by number: to find one in the storage reads all that run
         self._left_behind = [
             trial
             for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
@@ -145,7 +146,9 @@ class Clerk:
 
     def _begin(self, trial_id: int) -> Trial:
         self._study._thread_local.cached_all_trials = None  # as `Study.ask`: the sampler must see what is new
-        return Trial(self._study, trial_id)
+        trial = Trial(self._study, trial_id)
+        self._trials[trial.number] = trial
+        return trial
 
     def _suggest(self, trial: Trial) -> dict[str, Any] | None:
         try:
@@ -157,11 +160,13 @@ class Clerk:
         return params
 
     def _has_ended(self, number: int) -> bool:
-        return bool(self._study.get_trials(deepcopy=False)[number].state.is_finished())
+        return bool(self._storage.get_trial(self._trial(number)._trial_id).state.is_finished())
 
     def _trial(self, number: int) -> Trial:
-        trial_id = self._study.get_trials(deepcopy=False)[number]._trial_id
-        return Trial(self._study, trial_id)
+        if number not in self._trials:
+            trial_id = self._study.get_trials(deepcopy=False)[number]._trial_id
+            self._trials[number] = Trial(self._study, trial_id)
+        return self._trials[number]
 
     def _alone(self, do: Callable[[], _Result]) -> _Result:
         def locked() -> _Result:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+import pytest
 import torch
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
@@ -89,3 +90,18 @@ def test_what_an_earlier_process_left_is_taken_over(tmp_path: Path) -> None:
     make_clerk(tmp_path).ask(2)
     again = make_clerk(tmp_path)
     assert sorted(numbers(again.ask(3))) == [0, 1, 2]
+
+
+def test_a_report_reads_no_other_trials_than_its_pruner_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clerk = make_clerk(tmp_path)
+    clerk._study.pruner = optuna.pruners.NopPruner()
+    clerk.ask(4)
+    reads: list[int] = []
+    monkeypatch.setattr(clerk._storage, "get_all_trials", lambda *_, **__: reads.append(1))
+    assert clerk.report(2, 1, 0.5, False) is None
+    assert clerk.report(2, 2, 0.25, True) is None
+    assert clerk.report(2, 2, 0.75, True) is None, "it has ended, and this was on its way"
+    assert reads == []
+    monkeypatch.undo()
+    told = clerk._study.trials[2]
+    assert (told.state, told.value, told.intermediate_values) == (TrialState.COMPLETE, 0.25, {1: 0.5, 2: 0.25})
