@@ -57,6 +57,8 @@ def test_where_sends_and_receives_only_queue_the_commit_waits() -> None:
 
 def test_dualpipev_schedules_wait_in_commits_alone() -> None:
     schedule = pytest.importorskip("deepspeed.runtime.pipe.schedule")
+    if not hasattr(schedule, "DualPipeVSchedule"):
+        pytest.skip("this release of DeepSpeed has no DualPipeV")
     order = names(schedule.DualPipeVSchedule(micro_batches=8, stages=4, stage_id=1))
     slots = list(find_slots(order, Waits(queued_p2p=True, tied=False, data_parallel=False)))
     assert {order[first] for first, _, _ in bubbles(slots)} == {"CommitP2P"}
