@@ -179,7 +179,7 @@ def finish(run: Path, config: Config, reason: str) -> None:
 
     def close_study() -> None:
         if config.side is not None:
-            clerk = [sys.executable, "-m", "trials.clerk", "--close", "--storage", config.storage_url(run)]
+            clerk = [sys.executable, "-m", "trials.clerk", "--close", "--storage", config.storage(run)]
             subprocess.run([*clerk, "--study-name", config.side.study_name, "--reason", reason], check=True)
 
     def trace() -> None:

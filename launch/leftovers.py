@@ -18,7 +18,7 @@ RECORDS = (
     "report.json",
     "trace.json",
     "step.svg",
-    "study.db*",
+    "study.journal",
 )
 """The files in a run's directory that are ours."""
 _AFTER_SIGNAL_S = 5.0

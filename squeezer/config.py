@@ -14,10 +14,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from ds_hooks.wire import WaitKind
+from squeezer.record import journal_path
 from squeezer.state import Policy
 
 _FOLDER_OF_FILE = "folder_of_file"
 _NOT_A_MISTAKE_OF_ITS_OWN = "default_factory_not_called"
+_SQLITE_MAGIC = b"SQLite format 3\0"
 
 
 MOST_WITHOUT_STOPS = 0.05
@@ -109,8 +111,12 @@ class SideTable(_Table):
     study: Annotated[Path, Field(description="the path of an existing Python file, relative to the configuration")]
     study_name: _Text = Field(default_factory=lambda known: str(known["study"].stem))
     """Optuna's name of the study."""
-    storage: _Text | None = Field(default=None, description="a storage URL of Optuna's, such as sqlite:///study.db")
-    """None: a file in the run's directory."""
+    storage: _Text | None = Field(
+        default=None,
+        description="a database's URL for Optuna, such as sqlite:///study.db, or the path of a journal of Optuna's, "
+        "relative to where the command is started",
+    )
+    """None: a journal in the run's directory."""
     nice: Annotated[int, Field(ge=0, le=19, description="a whole number from 0 to 19")] = 19
     threads: _Count = 1
     max_restarts: _CountOrNone = 2
@@ -124,6 +130,20 @@ class SideTable(_Table):
         if not path.is_file():
             raise ValueError(f"there is no file {path}")
         return path
+
+    @field_validator("storage")
+    @classmethod
+    def _journal_from_here(cls, value: str | None) -> str | None:
+        if value is None or "://" in value:
+            return value
+        path = Path(value).resolve()
+        if not path.parent.is_dir():
+            raise ValueError(f"there is no directory {path.parent}")
+        if path.is_file():
+            with path.open("rb") as file:
+                if file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC:
+                    raise ValueError(f"it is an SQLite database, whose URL is sqlite:///{path}")
+        return str(path)
 
 
 class DeviceTable(_Table):
@@ -179,10 +199,10 @@ class Config(_Table):
             changed["min_bubble_ms"] = pays_from_ms(preemptive=False)
         return self.model_copy(update={"squeeze": squeeze.model_copy(update=changed)})
 
-    def storage_url(self, run: Path) -> str:
-        """Where Optuna keeps the study of the run in `run`."""
+    def storage(self, run: Path) -> str:
+        """Where Optuna keeps the study of the run in `run`: a database's URL, or the path of a journal."""
         named = self.side.storage if self.side is not None else None
-        return named if named is not None else f"sqlite:///{run.resolve()}/study.db"
+        return named if named is not None else str(journal_path(run.resolve()))
 
 
 def load_config(path: Path | str) -> Config:

@@ -86,7 +86,7 @@ class Daemon:
         self._page.words[Field.SIDE_PROCESS] = 0
         self._page.words[Field.SIDE_LIMIT_BYTES] = 0
         self._page.words[Field.PREEMPTIVE] = config.squeeze.preemptive
-        place = SidePlace(page=self._page.path, run=run, rank=self._rank, storage_url=config.storage_url(run))
+        place = SidePlace(page=self._page.path, run=run, rank=self._rank, storage=config.storage(run))
         self._supervisor = Supervisor(config.side, self._device, place) if config.side else None
         self._watched: dict[int, Callable[[], None]] = {self._intake.fd: self._receive}
         self._main_pid = 0

@@ -40,6 +40,11 @@ def events_path(run: Path, rank: int) -> Path:
     return run / f"rank{rank}.events.jsonl"
 
 
+def journal_path(run: Path) -> Path:
+    """Where Optuna keeps the study, unless the configuration names another place."""
+    return run / "study.journal"
+
+
 def units_path(run: Path, rank: int) -> Path:
     """Where the side task of `rank` writes; its names lie beside it with the suffix ``.json``."""
     return run / f"rank{rank}.units.bin"

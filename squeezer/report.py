@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from squeezer.metrics import Tally, main_figures, mean_over_ranks, pool, resumes, slot_figures
+from squeezer.record import journal_path
 from squeezer.trace import RankRun, load_run
 from squeezer.trace import ReportError as ReportError
 
@@ -171,21 +172,24 @@ def _percentiles(sample: NDArray[np.float64]) -> dict[str, float | None]:
 def _trials(run: Path, ranks: Sequence[RankRun]) -> dict[str, Any]:
     """How the study's trials ended. A storage that cannot be read is named in "problem": the rest still counts."""
     sides = [side for rank in ranks if (side := rank.records["run"][0]["config"].get("side"))]
-    url = sides[0].get("storage") if sides else None
-    url = url or f"sqlite:///{(run / 'study.db').resolve()}"
-    if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///").split("?")[0]).exists():
+    named = str((sides[0].get("storage") if sides else None) or journal_path(run))
+    file = named.removeprefix("sqlite:///").split("?")[0]
+    if "://" not in file and not Path(file).exists():
         return dict(NO_TRIALS)  # opening it would create it
 
     import optuna  # takes a second, and only a study needs it
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
 
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
-        study = optuna.load_study(study_name=sides[0].get("study_name") if sides else None, storage=url)
+        storage = named if "://" in named else JournalStorage(JournalFileBackend(named))
+        study = optuna.load_study(study_name=sides[0].get("study_name") if sides else None, storage=storage)
         states = Counter(trial.state for trial in study.get_trials(deepcopy=False))
         best = study.best_trial if len(study.directions) == 1 and states[optuna.trial.TrialState.COMPLETE] else None
     except Exception as error:  # any of many database drivers
-        problem = f"{url}: {type(error).__name__}: {error}"
+        problem = f"{named}: {type(error).__name__}: {error}"
         return {**dict.fromkeys(NO_TRIALS), "problem": problem}
     finally:
         optuna.logging.set_verbosity(verbosity)

@@ -26,7 +26,7 @@ class SidePlace:
     page: Path
     run: Path
     rank: int
-    storage_url: str
+    storage: str
 
 
 class Supervisor:
@@ -50,7 +50,7 @@ class Supervisor:
         os.set_blocking(write_fd, True)
         command = [
             *(sys.executable, "-m", RUNNER, "--study", str(config.study)),
-            *("--study-name", config.study_name, "--storage", place.storage_url),
+            *("--study-name", config.study_name, "--storage", place.storage),
             *("--worker", self._worker, "--lock", str(place.run / "ask.lock")),
             *("--page", str(place.page), "--units", str(units_path(place.run, place.rank))),
             *("--threads", str(config.threads), "--nice", str(config.nice), "--status-fd", str(write_fd)),
@@ -105,7 +105,7 @@ class Supervisor:
             reason: what the trials are told.
             idle: a main job is there, so let this have no more than its idle time.
         """
-        command = [sys.executable, "-m", "trials.clerk", "--close", "--storage", self._place.storage_url]
+        command = [sys.executable, "-m", "trials.clerk", "--close", "--storage", self._place.storage]
         command += ["--study-name", self._config.study_name, "--worker", self._worker, "--reason", reason]
         return subprocess.Popen([*command, *(["--idle"] if idle else [])], stdin=subprocess.DEVNULL)
 

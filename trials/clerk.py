@@ -24,6 +24,7 @@ from optuna.trial import Trial, TrialState
 
 from trials.gate import GATE_SIGNALS
 from trials.process import die_with_parent, run_when_idle
+from trials.storage import open_storage
 from trials.study import Study
 
 WORKER = "squeezer_worker"
@@ -33,8 +34,6 @@ REASON = "squeezer_reason"
 HOLDER_NICE = 10
 """Of what holds the lock, a few ms per trial: the main job keeps nine tenths of a core that it needs all the time."""
 
-SQLITE_PATIENCE_S = 60
-
 _Result = TypeVar("_Result")
 
 
@@ -43,13 +42,13 @@ class ClerkPlace:
     """Where a clerk works.
 
     Args:
-        storage_url: Optuna's storage.
+        storage: a database's URL or a journal's path, see `open_storage`.
         study_name: Optuna's study name; made if there is none yet.
         worker: who we are; trials that an earlier process of this name left running are taken over.
         lock_file: workers of one machine take trials under its lock, so that none too many is made.
     """
 
-    storage_url: str
+    storage: str
     study_name: str
     worker: str
     lock_file: Path
@@ -178,9 +177,9 @@ class Clerk:
 
 
 def _open_study(study: Study, place: ClerkPlace) -> optuna.Study:
-    """To be called alone: of two that make the tables of a new storage at once, one fails."""
+    """To be called alone: of two that make a new storage's tables, or its study, at once, one fails."""
     return optuna.create_study(
-        storage=_storage(place.storage_url),
+        storage=open_storage(place.storage),
         study_name=place.study_name,
         direction=study.direction,
         sampler=study.sampler(),
@@ -189,24 +188,17 @@ def _open_study(study: Study, place: ClerkPlace) -> optuna.Study:
     )
 
 
-def _storage(url: str) -> optuna.storages.BaseStorage | str:
-    """SQLite gives up after five seconds; a clerk in the middle of a write may get no time for longer than that."""
-    if not url.startswith("sqlite:"):
-        return url
-    return optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": {"timeout": SQLITE_PATIENCE_S}})
-
-
-def close_study(storage_url: str, name: str, reason: str, worker: str | None = None) -> int:
+def close_study(storage: str, name: str, reason: str, worker: str | None = None) -> int:
     """End every trial that is still running or waiting as failed, with its reason. Returns how many.
 
     Args:
-        storage_url: Optuna's storage.
+        storage: see `open_storage`.
         name: Optuna's study name.
         reason: why they fail.
         worker: only those which this worker has begun; None: all.
     """
     try:
-        study = optuna.load_study(study_name=name, storage=storage_url)
+        study = optuna.load_study(study_name=name, storage=open_storage(storage))
     except KeyError:
         return 0  # no side task ever came so far
     unfinished = study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))
@@ -278,7 +270,7 @@ def main() -> int:
     """End what a dead side task left running."""
     parser = argparse.ArgumentParser(prog="python -m trials.clerk", description="End unfinished trials as failed.")
     parser.add_argument("--close", action="store_true", required=True)
-    parser.add_argument("--storage", required=True, metavar="URL")
+    parser.add_argument("--storage", required=True, metavar="URL_OR_PATH")
     parser.add_argument("--study-name", required=True)
     parser.add_argument("--worker", help="only its trials")
     parser.add_argument("--reason", default="the run ended")

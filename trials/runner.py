@@ -30,7 +30,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m trials.runner")
     parser.add_argument("--study", type=Path, required=True, metavar="FILE")
     parser.add_argument("--study-name", default="study")
-    parser.add_argument("--storage", default="", metavar="URL")
+    parser.add_argument("--storage", default="", metavar="URL_OR_PATH")
     parser.add_argument("--worker", default="")
     parser.add_argument("--lock", type=Path, default=Path(os.devnull))
     parser.add_argument("--page", type=Path)
@@ -83,7 +83,7 @@ def _serve(study: "Study", arguments: argparse.Namespace, tell: "Callable[..., N
     from trials.places import PlaceError, make_place
 
     clerk_place = ClerkPlace(
-        storage_url=arguments.storage,
+        storage=arguments.storage,
         study_name=arguments.study_name,
         worker=arguments.worker,
         lock_file=arguments.lock,

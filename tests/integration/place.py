@@ -13,8 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import optuna
+from optuna.trial import FrozenTrial
+
 from ds_hooks.page import Field, page_path
-from squeezer.record import events_path, read_events
+from squeezer.record import events_path, journal_path, read_events
+from trials.storage import open_storage
 
 ROOT = Path(__file__).parents[2]
 STUDIES = Path(__file__).parent / "studies"
@@ -178,6 +182,10 @@ class Place:
     def side(self, event: str, rank: int = 0) -> list[dict[str, Any]]:
         """The records of what the side task said or what befell it."""
         return [found for found in self.events("side", rank) if found["event"] == event]
+
+    def trials(self, study: str = "tiny") -> list[FrozenTrial]:
+        """What became of the trials of a study."""
+        return optuna.load_study(study_name=study, storage=open_storage(str(journal_path(self.run)))).get_trials()
 
     def word(self, field: int, local_rank: int = 0) -> int:
         """One word of the page, read without becoming one of its users."""

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import optuna
 import pytest
 import zmq
 from optuna.trial import TrialState
@@ -178,9 +177,7 @@ def test_trials_whose_model_or_loss_raises_fail_with_the_reason_and_the_others_c
     assert job.finish() == 0
     assert served.kill(signal.SIGTERM) == 0
     assert place.side("exited")[0]["status"] == 0
-    storage = optuna.storages.RDBStorage(f"sqlite:///{place.run}/study.db")
-    trials = optuna.load_study(study_name="raises", storage=storage).get_trials()
-    storage.engine.dispose()
+    trials = place.trials("raises")
     reasons = [trial.user_attrs.get("squeezer_reason", "") for trial in trials]
     assert [trial.state for trial in trials] == [TrialState.COMPLETE, TrialState.FAIL, TrialState.FAIL] * 2
     assert all(reason == "ValueError: no such model" for reason in reasons[1::3])

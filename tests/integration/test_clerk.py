@@ -25,8 +25,8 @@ def main_job(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def clerk(tmp_path: Path, main_job: Path) -> Iterator[ClerkLine]:
-    storage = f"sqlite:///{tmp_path}/study.db"
-    place = ClerkPlace(storage_url=storage, study_name="tiny", worker="w", lock_file=tmp_path / "lock")
+    storage = str(tmp_path / "study.journal")
+    place = ClerkPlace(storage=storage, study_name="tiny", worker="w", lock_file=tmp_path / "lock")
     line = ClerkLine(partial(serve, load_study(STUDIES / "tiny.py"), place, attached=main_job.exists))
     yield line
     assert line.close("the test is over")
@@ -58,11 +58,12 @@ def test_until_a_main_job_is_there_it_does_not_wait_for_idle_time(clerk: ClerkLi
     assert found[os.SCHED_OTHER] == HOLDER_NICE, "for what it does under the lock"
 
 
-def test_clerks_that_begin_at_once_make_one_study_and_no_trial_twice(tmp_path: Path) -> None:
-    study, storage = load_study(STUDIES / "tiny.py"), f"sqlite:///{tmp_path}/study.db"
+@pytest.mark.parametrize("storage", ["{}/study.journal", "sqlite:///{}/study.db"])
+def test_clerks_that_begin_at_once_make_one_study_and_no_trial_twice(tmp_path: Path, storage: str) -> None:
+    study, storage = load_study(STUDIES / "tiny.py"), storage.format(tmp_path)
     lines = []
     for worker in "abcd":
-        place = ClerkPlace(storage_url=storage, study_name="tiny", worker=worker, lock_file=tmp_path / "lock")
+        place = ClerkPlace(storage=storage, study_name="tiny", worker=worker, lock_file=tmp_path / "lock")
         lines.append(ClerkLine(partial(serve, study, place, attached=lambda: False)))
     for line in lines:
         line.send(ask=1)

@@ -6,9 +6,8 @@ import signal
 import time
 from pathlib import Path
 
-import optuna
 import pytest
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from ds_hooks.page import Field
 from squeezer.report import build_report, render
@@ -21,21 +20,13 @@ from trials.study import load_study
 pytestmark = pytest.mark.integration
 
 
-def trials(place: Place, study: str = "tiny") -> list[FrozenTrial]:
-    storage = optuna.storages.RDBStorage(f"sqlite:///{place.run}/study.db")
-    try:
-        return optuna.load_study(study_name=study, storage=storage).get_trials()
-    finally:
-        storage.engine.dispose()
-
-
 def running(place: Place) -> set[int]:
-    return {trial.number for trial in trials(place) if trial.state is TrialState.RUNNING}
+    return {trial.number for trial in place.trials() if trial.state is TrialState.RUNNING}
 
 
 def reasons(place: Place) -> set[str]:
     """Why trials failed; none may be left in another state."""
-    found = trials(place)
+    found = place.trials()
     assert found and all(trial.state is TrialState.FAIL for trial in found), found
     return {str(trial.user_attrs.get("squeezer_reason")) for trial in found}
 
@@ -58,7 +49,7 @@ def done(place: Place) -> None:
     finished_ns = wait_for(lambda: place.side("finished"), "the end of the study")[0]["t_ns"]
     exited = wait_for(lambda: [end for end in place.side("exited") if end["t_ns"] > finished_ns], "the exit")
     assert exited[0]["status"] == 0
-    states = {trial.number: trial.state for trial in trials(place)}
+    states = {trial.number: trial.state for trial in place.trials()}
     ends = (TrialState.COMPLETE, TrialState.PRUNED)
     assert states == {number: ends[number % 2] for number in range(6)}, "odd trials learn nothing"
 
@@ -275,7 +266,7 @@ def test_a_group_whose_units_fit_no_bubble_is_split_until_they_do(place: Place) 
     groups = json.loads((place.run / "rank0.units.json").read_text())["groups"]
     assert {2, 4} <= {group["trials"] for group in groups}
 
-    done = trials(place, "wide")
+    done = place.trials("wide")
     assert [trial.state for trial in done] == [TrialState.COMPLETE] * 4
     study = load_study(STUDIES / "wide.py")
     members = [build_member(study, t.number, json.loads(t.user_attrs["squeezer_params"])) for t in done]

@@ -1,6 +1,7 @@
 """squeezer/config.py: defaults, paths, and errors that say what to do."""
 
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def test_paths_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert config.side.study == tmp_path / "digits.py", "beside the file that names it"
     assert config.run.directory == tmp_path / "elsewhere" / "out", "where the command is started"
     assert config.side.study_name == "digits"
-    assert config.storage_url(config.run.directory) == f"sqlite:///{tmp_path}/elsewhere/out/study.db"
+    assert config.storage(config.run.directory) == f"{tmp_path}/elsewhere/out/study.journal"
 
 
 def test_names_of_the_user_win(tmp_path: Path) -> None:
@@ -62,7 +63,24 @@ def test_names_of_the_user_win(tmp_path: Path) -> None:
     config = load(tmp_path, RUN + side)
     assert config.side is not None
     assert config.side.study_name == "mine"
-    assert config.storage_url(tmp_path) == "sqlite:///mine.db"
+    assert config.storage(tmp_path) == "sqlite:///mine.db"
+
+
+def test_a_journal_is_found_from_where_the_command_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "digits.py").touch()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    side = RUN + '[side]\nstudy = "digits.py"\nstorage = "{}"\n'
+    assert load(tmp_path, side.format("mine.journal")).storage(tmp_path) == f"{tmp_path}/elsewhere/mine.journal"
+    assert mistakes(tmp_path, side.format("no/mine.journal"))[0].startswith(
+        f'side.storage = "no/mine.journal" is not allowed: there is no directory {tmp_path}/elsewhere/no; allowed is '
+    )
+    with sqlite3.connect("study.db") as database:
+        database.execute("CREATE TABLE trials (number INT)")
+    assert mistakes(tmp_path, side.format("study.db"))[0].startswith(
+        'side.storage = "study.db" is not allowed: it is an SQLite database, whose URL is '
+        f"sqlite:///{tmp_path}/elsewhere/study.db; allowed is "
+    )
 
 
 def test_it_is_json_ready_and_frozen(tmp_path: Path) -> None:

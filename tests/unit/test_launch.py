@@ -168,7 +168,7 @@ def test_records_of_an_earlier_run_are_moved_and_other_files_stay(tmp_path: Path
             "rank0.events.jsonl",
             "rank0.units.bin",
             "report.json",
-            "study.db",
+            "study.journal",
             f"rank{generation}.units.json",
         ):
             (tmp_path / name).write_text(generation)
@@ -176,7 +176,7 @@ def test_records_of_an_earlier_run_are_moved_and_other_files_stay(tmp_path: Path
         assert move_records_aside(tmp_path) == 5
     previous = tmp_path / "previous"
     assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "previous"}
-    assert (previous / "study.db").read_text() == "second"
+    assert (previous / "study.journal").read_text() == "second"
     assert not (previous / "rankfirst.units.json").exists(), "generations are not mixed"
 
 

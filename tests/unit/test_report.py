@@ -9,8 +9,9 @@ from typing import Any
 import optuna
 import pytest
 
-from squeezer.record import RECORD_VERSION, UNIT, Recorder, events_path, units_path
+from squeezer.record import RECORD_VERSION, UNIT, Recorder, events_path, journal_path, units_path
 from squeezer.report import NO_TRIALS, ReportError, build_report, main_report, render, write_report
+from trials.storage import open_storage
 
 MS = 1_000_000
 BOOT_NS = 10**15
@@ -134,7 +135,7 @@ def test_every_figure_of_one_rank(tmp_path: Path) -> None:
     assert (side["units"], side["restarts"], side["starved"]) == (12, 1, [])
     assert report["faults"] == {**LOST, "hook_faults": 1, "stops": 1}
     assert report["trials"] == NO_TRIALS
-    assert not (tmp_path / "study.db").exists()  # looking creates none
+    assert not journal_path(tmp_path).exists()  # looking creates none
     about = {"stage": 0, "stages": 2, "ended": True}
     guard = {"decisions": 2, "checks": 1, "shut": 1}
     slot = {
@@ -253,7 +254,7 @@ def test_ranks_of_two_machines_come_onto_one_clock(tmp_path: Path) -> None:
 
 def test_trials_are_read_from_the_study(tmp_path: Path) -> None:
     MadeUpRank(tmp_path).write()
-    study = optuna.create_study(storage=f"sqlite:///{tmp_path}/study.db", study_name="digits")
+    study = optuna.create_study(storage=open_storage(str(journal_path(tmp_path))), study_name="digits")
     for value in (0.5, 0.25):
         trial = study.ask()
         trial.suggest_float("lr", 0.1, 0.1)
@@ -272,10 +273,10 @@ def test_trials_are_read_from_the_study(tmp_path: Path) -> None:
 
 def test_an_unreadable_study_is_named_and_the_rest_reported(tmp_path: Path) -> None:
     MadeUpRank(tmp_path).write()
-    (tmp_path / "study.db").write_text("this is not a database, but long enough to be looked at as one" * 9)
+    journal_path(tmp_path).write_text("this is no journal\n" * 9)
     report = build_report(tmp_path)
     assert report["trials"]["completed"] is None
-    assert "study.db" in report["trials"]["problem"]
+    assert "study.journal: JSONDecodeError" in report["trials"]["problem"]
     assert "n/a completed" in render(report)
 
 

@@ -1,6 +1,7 @@
 """Which trials the clerk finds, and what the sampler knows then."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,32 +35,40 @@ class Asked(ToyStudy):
         return {"n": trial.suggest_int("n", 0, 99)}
 
 
-def make_clerk(folder: Path, worker: str = "me") -> Clerk:
-    study = Asked(lambda n: nn.Linear(1, 1), torch.optim.SGD)
-    place = ClerkPlace(
-        storage_url=f"sqlite:///{folder}/study.db", study_name="s", worker=worker, lock_file=Path(os.devnull)
-    )
-    return Clerk(study, place, AtOnce())
+Hire = Callable[..., Clerk]
+
+
+@pytest.fixture(params=["{}/study.journal", "sqlite:///{}/study.db"])
+def hire(request: pytest.FixtureRequest, tmp_path: Path) -> Hire:
+    """A clerk of the same study, for the worker of that name."""
+
+    def clerk(worker: str = "me") -> Clerk:
+        study = Asked(lambda n: nn.Linear(1, 1), torch.optim.SGD)
+        storage = request.param.format(tmp_path)
+        place = ClerkPlace(storage=storage, study_name="s", worker=worker, lock_file=Path(os.devnull))
+        return Clerk(study, place, AtOnce())
+
+    return clerk
 
 
 def numbers(answer: dict[str, Any]) -> list[int]:
     return [trial["number"] for trial in answer["trials"]]
 
 
-def test_each_of_the_trials_that_are_asked_for_at_once_is_suggested_in_the_light_of_the_others(tmp_path: Path) -> None:
-    answer = make_clerk(tmp_path).ask(3)
+def test_each_of_the_trials_that_are_asked_for_at_once_is_suggested_in_the_light_of_the_others(hire: Hire) -> None:
+    answer = hire().ask(3)
     assert answer == {"trials": [{"number": n, "params": {"n": n}} for n in range(3)], "exhausted": False}
 
 
-def test_several_clerks_make_no_trial_too_many(tmp_path: Path) -> None:
-    one, other = make_clerk(tmp_path), make_clerk(tmp_path, "another")
+def test_several_clerks_make_no_trial_too_many(hire: Hire) -> None:
+    one, other = hire(), hire("another")
     assert numbers(one.ask(2)) == [0, 1]
     assert other.ask(4) == {"trials": [{"number": n, "params": {"n": n}} for n in (2, 3, 4)], "exhausted": True}
     assert one.ask(1) == {"trials": [], "exhausted": True}
 
 
-def test_enqueued_trials_come_first_and_count_as_any(tmp_path: Path) -> None:
-    clerk = make_clerk(tmp_path)
+def test_enqueued_trials_come_first_and_count_as_any(hire: Hire) -> None:
+    clerk = hire()
     for n in (50, 60, 70):
         clerk._study.enqueue_trial({"n": n})
     answer = clerk.ask(2)
@@ -73,8 +82,8 @@ def test_enqueued_trials_come_first_and_count_as_any(tmp_path: Path) -> None:
     assert {trial.user_attrs[WORKER] for trial in clerk._study.get_trials()} == {"me"}
 
 
-def test_a_trial_that_cannot_be_suggested_fails_and_another_takes_its_place(tmp_path: Path) -> None:
-    clerk = make_clerk(tmp_path)
+def test_a_trial_that_cannot_be_suggested_fails_and_another_takes_its_place(hire: Hire) -> None:
+    clerk = hire()
 
     def suggest(trial: optuna.Trial) -> dict[str, Any]:
         if trial.number == 1:
@@ -86,14 +95,14 @@ def test_a_trial_that_cannot_be_suggested_fails_and_another_takes_its_place(tmp_
     assert clerk._study.get_trials()[1].state is TrialState.FAIL
 
 
-def test_what_an_earlier_process_left_is_taken_over(tmp_path: Path) -> None:
-    make_clerk(tmp_path).ask(2)
-    again = make_clerk(tmp_path)
+def test_what_an_earlier_process_left_is_taken_over(hire: Hire) -> None:
+    hire().ask(2)
+    again = hire()
     assert sorted(numbers(again.ask(3))) == [0, 1, 2]
 
 
-def test_a_report_reads_no_other_trials_than_its_pruner_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clerk = make_clerk(tmp_path)
+def test_a_report_reads_no_other_trials_than_its_pruner_does(hire: Hire, monkeypatch: pytest.MonkeyPatch) -> None:
+    clerk = hire()
     clerk._study.pruner = optuna.pruners.NopPruner()
     clerk.ask(4)
     reads: list[int] = []

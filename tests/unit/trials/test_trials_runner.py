@@ -106,7 +106,7 @@ def make_study(own: bool) -> Seven:
 def run(own: bool, gate: Starving) -> tuple[list[FrozenTrial], list[dict[str, Any]]]:
     """The trials in the end, and what the runner told of itself."""
     study = make_study(own)
-    place = ClerkPlace(storage_url="sqlite:///:memory:", study_name="s", worker="w", lock_file=Path(os.devnull))
+    place = ClerkPlace(storage="sqlite:///:memory:", study_name="s", worker="w", lock_file=Path(os.devnull))
     clerk = Clerk(study, place, AtOnce())
     told: list[dict[str, Any]] = []
     Runner(study, gate, Direct(clerk), lambda **line: told.append(line)).run()  # type: ignore[arg-type]

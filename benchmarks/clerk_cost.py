@@ -1,0 +1,80 @@
+"""What the clerk costs: the CPU time of a new trial and of a score, with a journal and with an SQLite database.
+
+    python -m benchmarks.clerk_cost [--quick] [--json FILE]
+
+A clerk of each storage works on the example's study, cohort by cohort in turn, in alternating order. Its time is the
+bubbles', so it is lost to training.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from benchmarks.common import ROOT, finish, parse, ratio_with_ci95
+from trials.clerk import Clerk, ClerkPlace
+from trials.study import load_study
+
+STORAGES = {"journal": "{}/study.journal", "sqlite": "sqlite:///{}/study.db"}
+COHORTS, QUICK_COHORTS = 12, 3
+
+
+def main() -> int:
+    """Measure."""
+    options = parse("clerk_cost", "CPU time of the clerk, by storage")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = load_study(ROOT / "examples" / "digits.py")
+    cohorts = QUICK_COHORTS if options.quick else COHORTS
+    study.trials = cohorts * study.fused
+    runs: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="bsq-") as folder, ThreadPoolExecutor(1) as holder:
+        place = {"study_name": "digits", "worker": "w", "lock_file": Path(folder, "lock")}
+        clerks = {
+            name: Clerk(study, ClerkPlace(storage=storage.format(folder), **place), holder)  # type: ignore[arg-type]
+            for name, storage in STORAGES.items()
+        }
+        for cohort in range(cohorts):
+            for name in STORAGES if cohort % 2 else reversed(STORAGES):
+                runs.append({"scenario": name, "cohort": cohort, **_cohort(clerks[name], study.fused)})
+                print(runs[-1], flush=True)
+    finish("clerk_cost", options, runs, _summary(runs))
+    return 0
+
+
+def _cohort(clerk: Clerk, trials: int) -> dict[str, Any]:
+    """CPU ms of each of the clerk's answers while as many trials are asked for, and report until they end."""
+    start_s = time.process_time()
+    numbers = [trial["number"] for trial in clerk.ask(trials)["trials"]]
+    ask_ms = (time.process_time() - start_s) * 1e3 / len(numbers)
+    study = clerk._user_study
+    reports, start_s = 0, time.process_time()
+    for epoch in (*study.rungs, study.epochs):
+        for number in tuple(numbers):
+            reports += 1
+            # scores that grow with the epochs; half of the trials are worse than the median, and are pruned
+            score = epoch / study.epochs + number * 37 % 96 / 96
+            if clerk.report(number, epoch, score, epoch == study.epochs) is not None:
+                numbers.remove(number)
+    report_ms = (time.process_time() - start_s) * 1e3 / reports
+    return {"ask_ms": round(ask_ms, 3), "report_ms": round(report_ms, 3), "reports": reports}
+
+
+def _summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    summary: dict[str, Any] = {}
+    for what in ("ask_ms", "report_ms"):
+        by_storage = {name: [run[what] for run in runs if run["scenario"] == name] for name in STORAGES}
+        for name, found in by_storage.items():
+            summary[f"{name}_{what}"] = round(sum(found) / len(found), 2)
+        ratio, ci95 = ratio_with_ci95(list(zip(by_storage["journal"], by_storage["sqlite"], strict=True)))
+        summary[f"journal_over_sqlite_{what}"] = round(1 + ratio, 3)
+        summary[f"journal_over_sqlite_{what}_ci95"] = [round(1 + bound, 3) for bound in ci95]
+    return summary
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""The storages that a configuration can name."""
+
+import fcntl
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from optuna.storages import JournalStorage, RDBStorage
+from optuna.study import StudyDirection
+
+from trials.storage import SQLITE_PATIENCE_S, open_storage
+
+
+def test_a_url_is_a_database_and_a_path_a_journal(tmp_path: Path) -> None:
+    database = open_storage(f"sqlite:///{tmp_path}/study.db")
+    assert isinstance(database, RDBStorage)
+    assert database.engine_kwargs["connect_args"]["timeout"] == SQLITE_PATIENCE_S
+    database.engine.dispose()
+    assert isinstance(open_storage(f"{tmp_path}/study.journal"), JournalStorage)
+
+
+def test_who_is_killed_in_the_middle_of_a_write_holds_nobody_up(tmp_path: Path) -> None:
+    path = str(tmp_path / "study.journal")
+    storage = open_storage(path)
+    assert isinstance(storage, JournalStorage)
+    read_fd, write_fd = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        storage._backend._lock.acquire()  # type: ignore[attr-defined]
+        os.write(write_fd, b"!")
+        signal.pause()
+    os.read(read_fd, 1)
+    with open(path) as journal:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    study_id = storage.create_new_study([StudyDirection.MAXIMIZE], "after it")
+    assert open_storage(path).get_study_name_from_id(study_id) == "after it"
+    for fd in (read_fd, write_fd):
+        os.close(fd)
