@@ -1,26 +1,36 @@
 """Cohorts, and what is known of how many trials fit the bubbles when they are fused."""
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
+from typing import Any
 
 from torch import Tensor
 
+from trials.feed import Batch, Reader, fuse_batches, rounds, shapes
 from trials.gate import PageGate, Starved
 from trials.group import TrialGroup
 from trials.member import Member
 from trials.study import Study
 
+UNLIKE_EPOCHS = (
+    "the study's epochs differ in the number or the shapes of their batches: "
+    "trials at different epochs are not fused, but take turns"
+)
+
 
 class Fit:
-    """How long the units of one structure are, as far as they were too long.
+    """What hinders trials of one structure from being fused.
 
     Attributes:
-        most: the trials that a group may have.
+        most: the trials that a group may have, so that no unit of it is longer than the bubbles.
+        mixes: whether they may be at different epochs.
     """
 
     def __init__(self, most: int) -> None:
         """So far nothing is known against groups of `most` trials."""
         self.most = most
+        self.mixes = True
         self._needs_ns: dict[str, dict[int, int]] = {}
         self._told: set[str] = set()
 
@@ -45,56 +55,103 @@ class Fit:
 
 
 class Cohort:
-    """Trials that started together, and how far they are.
+    """Trials of one structure, each at an epoch of its own; all begin an epoch together.
+
+    Args:
+        study: the user's.
+        gate: the groups'.
+        fit: what is known of their structure.
 
     Attributes:
-        groups: their groups: one, or several that take turns with every batch.
-        fit: what is known of their structure.
-        epoch: how many epochs all have behind them.
+        groups: of the trials: one, or several that take turns with every batch.
+        fit: see above.
     """
 
-    def __init__(self, study: Study, members: Sequence[Member], gate: PageGate, fit: Fit) -> None:
-        """Fuse `members`, no more of them in a group than fit.
-
-        Raises:
-            FuseError: they cannot be fused.
-        """
+    def __init__(self, study: Study, gate: PageGate, fit: Fit) -> None:
+        """No trial is there yet."""
         self.fit = fit
-        self.epoch = 0
         self.groups: list[TrialGroup] = []
-        count = ceil(len(members) / fit.most)
-        for first in range(count):
-            chosen = members[first::count]
-            gate.trials = len(chosen)
-            self.groups.append(TrialGroup(study, chosen, gate))
+        self._study, self._gate = study, gate
 
     @property
     def numbers(self) -> list[int]:
         """The trials that are left."""
         return [number for group in self.groups for number in group.numbers]
 
-    def batches(self) -> Iterator[tuple[TrialGroup, Tensor, Tensor, bool]]:
-        """This epoch's batches, each for all groups in turn, and what else `TrialGroup.train_step` takes.
+    @property
+    def readers(self) -> list[Reader]:
+        """The same, and what epoch each has before it."""
+        return [reader for group in self.groups for reader in group.readers()]
 
-        They are read once. A group may be split meanwhile: both halves go on with the next batch.
+    @property
+    def asked(self) -> list[dict[str, Any]]:
+        """The same as the clerk has told of them."""
+        return [{"number": reader.number, "params": reader.params} for reader in self.readers]
+
+    def add(self, members: Sequence[Member]) -> None:
+        """Let `members` begin with the next epoch: in groups that have room for them, or in new ones.
+
+        Raises:
+            FuseError: they cannot be fused.
+
+        Whatever is raised, trials that are not left in the cohort then are lost.
         """
-        numbers = self.numbers
-        first, *others = self.groups
-        for inputs, targets, per_trial in first.batches(self.epoch, others):
-            for group in tuple(self.groups):
-                rows = [numbers.index(number) for number in group.numbers]
-                if per_trial and len(rows) < len(numbers):
-                    yield group, inputs[rows], targets[rows], True
-                else:
-                    yield group, inputs, targets, per_trial
+        waiting, most = list(members), self.fit.most
+        for group in tuple(self.groups) if self.fit.mixes else ():
+            room = max(most - group.size, 0)
+            joining, waiting = waiting[:room], waiting[room:]
+            if joining:
+                fresh = self._fused(joining)
+                self.groups.remove(group)  # one that could not take them all is in pieces
+                self._gate.trials = group.size + fresh.size
+                group.merge(fresh)
+                self.groups.append(group)
+        count = ceil(len(waiting) / most)
+        for first in range(count):
+            self.groups.append(self._fused(waiting[first::count]))
 
-    def halve(self, group: TrialGroup, gate: PageGate) -> None:
+    def batches(self) -> Iterator[tuple[TrialGroup, Tensor, Tensor, bool]]:
+        """The batches of each trial's epoch, for all groups in turn, and what else `TrialGroup.train_step` takes.
+
+        Each epoch is read once. A group may be split meanwhile: both halves go on with the next batch.
+        """
+        for batches in rounds(self._study, self.readers):
+            for group in tuple(self.groups):
+                for part in self._alike(group, batches):
+                    chosen = [batches[number] for number in part.numbers if number in batches]
+                    if chosen:
+                        yield (part, *fuse_batches(chosen))
+
+    def halve(self, group: TrialGroup) -> None:
         """Make two groups of `group`; each trial gives what it would have given. The gate uses neither's units yet."""
         half = group.size // 2
         self.fit.most = min(self.fit.most, group.size - half)
-        gate.trials = half
-        self.groups.append(group.split(range(group.size - half, group.size)))
+        self._split(group, group.numbers[group.size - half :])
 
     def drop_empty(self) -> None:
         """Forget groups without trials."""
         self.groups = [group for group in self.groups if group.size]
+
+    def _fused(self, members: Sequence[Member]) -> TrialGroup:
+        self._gate.trials = len(members)
+        return TrialGroup(self._study, members, self._gate)
+
+    def _split(self, group: TrialGroup, numbers: Sequence[int]) -> TrialGroup:
+        self._gate.trials = len(numbers)
+        self.groups.append(group.split([group.numbers.index(number) for number in numbers]))
+        return self.groups[-1]
+
+    def _alike(self, group: TrialGroup, batches: Mapping[int, Batch]) -> list[TrialGroup]:
+        """`group`, in parts if trials at different epochs have batches of different shapes, or none left."""
+        alike: dict[object, list[int]] = {}
+        for number in group.numbers:
+            alike.setdefault(shapes(batches.get(number)), []).append(number)
+        if len(alike) == 1:
+            return [group]
+        if self.fit.mixes:
+            print(f"[trials] {UNLIKE_EPOCHS}", file=sys.stderr)
+            self.fit.mixes = False
+        parts = [group, *(self._split(group, numbers) for numbers in list(alike.values())[1:])]
+        self._gate.trials = group.size
+        group.use_units()
+        return parts

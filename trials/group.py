@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trials.feed import batches_of
+from trials.feed import Reader, fuse_batches, rounds
 from trials.fusion import Fused, FuseError, Structure, assemble
 from trials.fusion.rows import Rows, generator
 from trials.fusion.scalar import Scalar
@@ -73,18 +73,19 @@ class TrialGroup:
         """K."""
         return len(self.numbers)
 
-    def batches(self, epoch: int, others: Sequence["TrialGroup"] = ()) -> Iterator[tuple[Tensor, Tensor, bool]]:
-        """What to call `train_step` with: one loader for all, or, if the study wants it, each trial's own batches.
-
-        Args:
-            epoch: counted from 0.
-            others: groups whose trials follow this one's in each trial's own batches.
+    def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor, bool]]:
+        """What to call `train_step` with, if all trials are at the same epoch, counted from 0.
 
         Raises:
             FuseError: the trials' own batches differ in number or shape.
         """
-        trials = [pair for group in (self, *others) for pair in zip(group.params, group.numbers, strict=True)]
-        return batches_of(self._study, trials, epoch)
+        readers = [Reader(*trial, epoch) for trial in zip(self.numbers, self.params, strict=True)]
+        for batches in rounds(self._study, readers):
+            yield fuse_batches([batches[number] for number in self.numbers])
+
+    def readers(self) -> list[Reader]:
+        """The trials, and the epoch that each has before it."""
+        return [Reader(*trial) for trial in zip(self.numbers, self.params, self.epochs_done, strict=True)]
 
     def train_step(self, inputs: Tensor, targets: Tensor, per_trial: bool = False) -> None:
         """One step of all trials on one batch: forward, loss, backward and optimizer, each unit through the gate.

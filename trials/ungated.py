@@ -7,7 +7,9 @@ from itertools import count, islice
 
 import optuna
 import torch
+from torch import Tensor
 
+from trials.feed import fuse_batches
 from trials.gate import Gate, OpenGate
 from trials.group import TrialGroup
 from trials.ledger import HOST_UNIT, Ledger
@@ -56,8 +58,8 @@ def try_out(study: Study, gate: Gate, trials: int) -> None:
     try:
         gate.enter(HOST_UNIT)
         group = _random_group(study, trials, gate)
-        for inputs, targets, per_trial in islice(group.batches(0), STEPS_TRIED):
-            group.train_step(inputs, targets, per_trial)
+        for batch in islice(group.batches(0), STEPS_TRIED):
+            group.train_step(*_apart(batch, trials))
             gate.enter(HOST_UNIT)
         group.evaluate()
     except torch.OutOfMemoryError:
@@ -65,6 +67,12 @@ def try_out(study: Study, gate: Gate, trials: int) -> None:
     except Exception as error:
         _say_rehearsal_failed(study, error)
     gate.enter(HOST_UNIT)  # its tensors are given back in a bubble
+
+
+def _apart(batch: tuple[Tensor, Tensor, bool], trials: int) -> tuple[Tensor, Tensor, bool]:
+    """As trials at different epochs have it: a batch of its own for each, which takes more memory."""
+    inputs, targets, per_trial = batch
+    return batch if per_trial else fuse_batches([(inputs, targets) for _ in range(trials)])
 
 
 SLICES = 4

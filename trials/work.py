@@ -1,8 +1,8 @@
 """Keeps the bubbles supplied with a study's trials, fused.
 
-Trials that start together form a *cohort*: one `TrialGroup`, all at the same epoch, so each sees the batches in the
-order that it would see alone. Rows that pruning frees are given to a new cohort, which takes turns with the old one.
-A group whose units are longer than every bubble is split in halves.
+Trials of one structure form a *cohort*: one `TrialGroup`, in which each is at an epoch of its own, so each sees the
+batches in the order that it would see alone. Rows that pruning frees are given to new trials when an epoch ends.
+Cohorts take turns. A group whose units are longer than every bubble is split in halves.
 """
 
 import signal
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
     from trials.device_memory import Lodger
     from trials.places import AnyGate
+
+
+REFILL = 0.25
+"""While trials are trained, new ones join them once this share of the rows can be filled: joining takes some 20 ms."""
 
 
 class Runner:
@@ -71,8 +75,10 @@ class Runner:
         """
         self.tell(event="ready")
         while True:
-            self._listen()
-            self._start_cohort()
+            for answer in self._clerk.answers():
+                self._take(answer)
+            self._refill()
+            self._ask()
             if not self._cohorts:
                 if self._exhausted and not self._ready and not self._asked:
                     break
@@ -89,11 +95,9 @@ class Runner:
     def _rows(self) -> int:
         return sum(len(cohort.numbers) for cohort in self._cohorts)
 
-    def _listen(self) -> None:
-        for answer in self._clerk.answers():
-            self._take(answer)
+    def _ask(self) -> None:
+        """Before there is a need, since the answer takes the clerk a while."""
         free = self._most - self._rows() - len(self._ready)
-        # ask while a cohort still trains: the answer takes the clerk a while
         if not self._asked and not self._exhausted and (free > 0 or not self._ready):
             self._clerk.send(ask=free if free > 0 else self._most)
             self._asked = True
@@ -113,10 +117,12 @@ class Runner:
         if STOP_SIGNAL in signal.sigpending():
             raise StopRequested
 
-    def _start_cohort(self) -> None:
-        """Fuse ready trials once they would fill half of the rows, or the device has nothing else."""
+    def _refill(self) -> None:
+        """Give free rows to ready trials: at once if the device has nothing else, or no more trials will come."""
         room = self._most - self._rows()
-        if not self._ready or room <= 0 or (self._cohorts and min(room, len(self._ready)) < self._most // 2):
+        if not self._ready or room <= 0:
+            return
+        if self._cohorts and not self._exhausted and min(room, len(self._ready)) < REFILL * self._most:
             return
         members: list[Member] = []
         while self._ready and len(members) < room:
@@ -134,17 +140,25 @@ class Runner:
         self._gate.enter(HOST_UNIT)
         self._in_use = None
         fit = self._fits.setdefault(group_key(members[0]), Fit(most=self._study.fused))
-        asked = [{"number": member.number, "params": member.params} for member in members]
+        cohort = next((each for each in self._cohorts if each.fit is fit), None)
+        if cohort is None:
+            cohort = Cohort(self._study, self._gate, fit)  # type: ignore[arg-type]
+            self._cohorts.append(cohort)
+        asked = cohort.asked + [{"number": member.number, "params": member.params} for member in members]
         try:
-            self._cohorts.append(Cohort(self._study, members, self._gate, fit))  # type: ignore[arg-type]
+            cohort.add(members)
             return
         except Exception as error:
             fits = not isinstance(error, torch.OutOfMemoryError)
+            left = set(cohort.numbers)
+            lost = [each for each in asked if each["number"] not in left]
             if fits:
-                self._fail([member.number for member in members], error)
+                self._fail([each["number"] for each in lost], error)
+        if not cohort.groups:
+            self._cohorts.remove(cohort)
         if not fits:  # not within `except`, for the error holds what is to be freed
             members.clear()
-            self._crowded(asked)
+            self._crowded(lost)
 
     def _build(self, asked: dict[str, Any]) -> Member | None:
         self._gate.enter(HOST_UNIT)
@@ -164,8 +178,7 @@ class Runner:
             fits = not isinstance(error, torch.OutOfMemoryError)
             if fits:
                 self._fail(cohort.numbers, error)
-        groups = [zip(group.numbers, group.params, strict=True) for group in cohort.groups]
-        asked = [{"number": number, "params": params} for group in groups for number, params in group]
+        asked = cohort.asked
         cohort.groups.clear()
         self._in_use = None
         if not fits:  # not within `except`, for the error holds what is to be freed
@@ -186,17 +199,16 @@ class Runner:
 
     def _end_epoch(self, cohort: Cohort) -> None:
         study, gate = self._study, self._gate
-        cohort.epoch += 1
         self._epochs += len(cohort.numbers)
         for group in cohort.groups:
-            self._drop_lost_rows(group, cohort.epoch)
+            self._drop_lost_rows(group)
         cohort.drop_empty()
         for group in tuple(cohort.groups):
             self._use(group)
             scores = group.end_epoch()
             gate.enter(HOST_UNIT)
-            if cohort.epoch == study.epochs or cohort.epoch in study.rungs:
-                self._report(group, cohort.epoch, scores or group.evaluate())
+            if any(epoch == study.epochs or epoch in study.rungs for epoch in group.epochs_done):
+                self._report(group, scores or group.evaluate())
             self._relieve(cohort, group)
         cohort.drop_empty()
 
@@ -231,7 +243,7 @@ class Runner:
         longest = max(starved, key=lambda found: found.needs_ns)
         did = "split" if cohort.fit.may_halve(longest) else "nothing"
         if did == "split":
-            cohort.halve(group, self._gate)  # type: ignore[arg-type]
+            cohort.halve(group)
             self._in_use = None
         elif not cohort.fit.is_news(longest.unit):
             return
@@ -244,21 +256,21 @@ class Runner:
             did=did,
         )
 
-    def _drop_lost_rows(self, group: TrialGroup, epoch: int) -> None:
+    def _drop_lost_rows(self, group: TrialGroup) -> None:
         finite = group.finite_K().tolist()
-        for number, is_finite in zip(group.numbers, finite, strict=True):
+        for number, epoch, is_finite in zip(group.numbers, group.epochs_done, finite, strict=True):
             if not is_finite:
-                self._clerk.send(fail=number, reason=f"the loss is not finite in epoch {epoch}")
+                self._clerk.send(fail=number, reason=f"the loss is not finite in epoch {epoch + 1}")
         rows = [row for row, number in enumerate(group.numbers) if finite[row] and number not in self._pruned]
         self._keep(group, rows)
 
-    def _report(self, group: TrialGroup, epoch: int, scores: list[float]) -> None:
-        final = epoch == self._study.epochs
+    def _report(self, group: TrialGroup, scores: list[float]) -> None:
+        last, rungs = self._study.epochs, self._study.rungs
         self._gate.enter(HOST_UNIT)
-        for number, score in zip(group.numbers, scores, strict=True):
-            self._clerk.send(report=number, epoch=epoch, value=score, final=final)
-        if final:
-            self._keep(group, [])
+        for number, epoch, score in zip(group.numbers, group.epochs_done, scores, strict=True):
+            if epoch == last or epoch in rungs:
+                self._clerk.send(report=number, epoch=epoch, value=score, final=epoch == last)
+        self._keep(group, [row for row, epoch in enumerate(group.epochs_done) if epoch < last])
 
     def _keep(self, group: TrialGroup, rows: list[int]) -> None:
         if len(rows) < group.size:

@@ -1,4 +1,4 @@
-"""The runner: whatever is split when, each trial gives the same. The clerk answers at once, and the gate is open."""
+"""The runner: whoever is trained with whom, each trial gives the same. The clerk answers at once, the gate is open."""
 
 import os
 from collections.abc import Callable, Collection, Sequence
@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from optuna.trial import FrozenTrial, TrialState
 from torch import nn
 from torch.optim import lr_scheduler as lrs
-from trials_helpers import OPTIMIZERS, AtOnce, close
-from trials_solo import RichStudy
+from trials_helpers import OPTIMIZERS, AtOnce, Batch, close
+from trials_solo import RichSolo, RichStudy
 
 from trials.clerk import Clerk, ClerkPlace, _answer
-from trials.cohort import Fit
+from trials.cohort import UNLIKE_EPOCHS, Fit
 from trials.gate import OpenGate, Starved
 from trials.group import TrialGroup
 from trials.stream_gate import GateError
@@ -67,9 +67,12 @@ class Starving(OpenGate):
 
 
 class Seven(RichStudy):
-    """Seven trials, four at once: number 1 diverges, number 2 is pruned."""
+    """Seven trials, four at once: number 1 diverges, number 2 is pruned. Every epoch has other batches."""
 
     trials, fused, epochs, rungs = 7, 4, EPOCHS, (1, 2)
+
+    def batches(self, epoch: int) -> list[Batch]:
+        return data(epoch, self.length(epoch))
 
     def pruner(self) -> optuna.pruners.BasePruner:
         class Second(optuna.pruners.BasePruner):
@@ -79,7 +82,12 @@ class Seven(RichStudy):
         return Second()
 
 
-def make_study(own: bool) -> Seven:
+def data(seed: int, length: int) -> list[Batch]:
+    stream = torch.Generator().manual_seed(seed)
+    return [(torch.randn(5, 3, dtype=torch.float64, generator=stream), torch.zeros(5)) for _ in range(length)]
+
+
+def make_study(own: bool, length: Callable[[int], int] = lambda epoch: 3) -> Seven:
     def model(n: int) -> nn.Module:
         layers = nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Tanh(), nn.Dropout(0.1 * (n % 4)), nn.Linear(4, 2)
         return nn.Sequential(*layers).double()
@@ -90,27 +98,98 @@ def make_study(own: bool) -> Seven:
             made.param_groups[0]["lr"] = 1e300
         return made
 
-    def data(seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        stream = torch.Generator().manual_seed(seed)
-        return [(torch.randn(5, 3, dtype=torch.float64, generator=stream), torch.zeros(5)) for _ in range(3)]
-
-    return Seven(
+    study = Seven(
         model,
         optimizer,
-        data(0),
+        data(0, 3),
         schedule=lambda n, o: [lrs.StepLR(o, 1), *([lrs.ReduceLROnPlateau(o, patience=0)] if n % 2 else [])],
-        own=lambda n, epoch: data(100 * n + epoch) if own else None,
+        own=lambda n, epoch: data(100 * n + epoch, length(epoch)) if own else None,
     )
+    study.length = length  # type: ignore[attr-defined]
+    return study
 
 
-def run(own: bool, gate: Starving) -> tuple[list[FrozenTrial], list[dict[str, Any]]]:
+def run(own: bool, gate: Starving, study: Seven | None = None) -> tuple[list[FrozenTrial], list[dict[str, Any]]]:
     """The trials in the end, and what the runner told of itself."""
-    study = make_study(own)
+    study = study or make_study(own)
     place = ClerkPlace(storage="sqlite:///:memory:", study_name="s", worker="w", lock_file=Path(os.devnull))
     clerk = Clerk(study, place, AtOnce())
     told: list[dict[str, Any]] = []
     Runner(study, gate, Direct(clerk), lambda **line: told.append(line)).run()  # type: ignore[arg-type]
     return clerk._study.get_trials(), told
+
+
+def assert_as_alone(trials: Sequence[FrozenTrial], study: Seven) -> None:
+    """Each trial's scores are those of an ordinary loop over its batches."""
+    for trial in trials:
+        solo = RichSolo(study, trial.number)
+        for epoch in range(1, max(trial.intermediate_values, default=0) + 1):
+            solo.epoch()
+            close(trial.intermediate_values[epoch], solo.score(), f"trial {trial.number} epoch {epoch}")
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[set[int], int]]:
+    """Of every training step: the epochs at which its trials are, and how many they are."""
+    found: list[tuple[set[int], int]] = []
+    step = TrialGroup.train_step
+
+    def noted(group: TrialGroup, *batch: Any) -> None:
+        found.append((set(group.epochs_done), group.size))
+        step(group, *batch)
+
+    monkeypatch.setattr(TrialGroup, "train_step", noted)
+    return found
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_freed_rows_are_given_to_new_trials_and_each_is_trained_as_alone(
+    own: bool, trained: list[tuple[set[int], int]]
+) -> None:
+    trials, _ = run(own, Starving(()))
+    assert len(trials) == 7
+    assert_as_alone(trials, make_study(own))
+    assert [(epochs, size) for epochs, size in trained[::3]] == [
+        ({0}, 4),
+        ({0, 1}, 4),  # 1 has diverged
+        ({0, 1, 2}, 4),  # 2 is pruned
+        ({0, 1, 2}, 3),  # 0 and 3 are done, and no trial is left but one
+        ({1, 2}, 2),
+        ({2}, 1),
+    ]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_trials_at_epochs_of_different_lengths_take_turns_and_each_is_trained_as_alone(
+    own: bool, trained: list[tuple[set[int], int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = make_study(own, lambda epoch: 2 + epoch % 2)
+    trials, _ = run(own, Starving(()), study)
+    assert_as_alone(trials, study)
+    assert capsys.readouterr().err.count(UNLIKE_EPOCHS) == 1
+    mixed = [at for at, (epochs, _) in enumerate(trained) if len(epochs) > 1]
+    assert mixed == [2, 3], "until the shorter epoch was over"
+
+
+def test_trials_that_crowd_others_out_of_the_memory_begin_anew_with_them(
+    whole: tuple[bool, list[FrozenTrial], list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, roomy, _ = whole
+    merge = TrialGroup.merge
+
+    def crowded(group: TrialGroup, other: TrialGroup) -> None:
+        if group.size + other.size > 2:
+            group._fused.rows.append(other._fused.rows)
+            raise torch.OutOfMemoryError("no more")
+        merge(group, other)
+
+    monkeypatch.setattr(TrialGroup, "merge", crowded)
+    tight, told = run(own, Starving(()))
+    assert [(line["trials"], line["most"]) for line in told if line["event"] == "out_of_memory"] == [(4, 2)]
+    for one, other in zip(tight, roomy, strict=True):
+        assert one.state == other.state
+        for epoch, value in other.intermediate_values.items():
+            close(one.intermediate_values[epoch], value, f"trial {one.number} epoch {epoch}")
 
 
 @pytest.fixture(scope="module", params=[False, True])
