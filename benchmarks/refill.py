@@ -3,8 +3,8 @@
     python -m benchmarks.refill [--quick] [--json FILE]
 
 The example's study, pruned at its rungs, is trained to its end without a gate, over and over: mixed, as it is done, and
-with trials at different epochs in groups of their own that take turns. The two alternate with every training step, so
-that both see the same machine. What counts is the work per CPU time of training.
+with trials at different epochs in groups of their own that take turns (`mix_epochs = False`). The two alternate with
+every training step, so that both see the same machine. What counts is the work per CPU time of training.
 """
 
 import sys
@@ -21,7 +21,6 @@ import torch
 
 from benchmarks.common import ROOT, finish, parse, ratio_with_ci95
 from trials.clerk import Clerk, ClerkPlace, _answer
-from trials.cohort import Fit
 from trials.gate import OpenGate
 from trials.study import load_study
 from trials.ungated import rehearse
@@ -29,6 +28,7 @@ from trials.work import Runner
 
 STUDY = ROOT / "examples" / "digits.py"
 TRIALS, PAIRS = 96, 6
+SCENARIOS = ("mixed", "apart")
 QUICK_TRIALS, QUICK_PAIRS = 64, 2
 
 
@@ -92,18 +92,6 @@ class Inside:
         return found
 
 
-class AllApart(dict[Any, Fit]):
-    """What a runner knows of structures: from the start, that their trials do not mix."""
-
-    def setdefault(self, key: Any, default: Fit) -> Fit:
-        """See `dict`."""
-        default.mixes = False
-        return super().setdefault(key, default)
-
-
-KNOWN: dict[str, type[dict[Any, Fit]]] = {"mixed": dict, "apart": AllApart}
-
-
 def main() -> int:
     """Measure."""
     options = parse("refill", "work per CPU time of a pruned study, with its rows refilled and not")
@@ -115,13 +103,13 @@ def main() -> int:
         turns, found = Turns(), dict[str, dict[str, Any]]()
         threads = [
             threading.Thread(target=_train, args=(name, own, turns, pair, options.quick, found))
-            for own, name in enumerate(KNOWN)
+            for own, name in enumerate(SCENARIOS)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        runs += [{"scenario": name, "pair": pair, **found[name]} for name in KNOWN]
+        runs += [{"scenario": name, "pair": pair, **found[name]} for name in SCENARIOS]
         print(*runs[-2:], sep="\n", flush=True)
     finish("refill", options, runs, _summary(runs))
     return 0
@@ -131,6 +119,7 @@ def _train(name: str, own: int, turns: Turns, seed: int, quick: bool, found: dic
     turns.wait(own)
     study = load_study(STUDY)
     study.trials = QUICK_TRIALS if quick else TRIALS
+    study.mix_epochs = name == "mixed"
     study.sampler = lambda: optuna.samplers.RandomSampler(seed=seed)  # type: ignore[method-assign]
     gate = Ungated(turns, own)
     with tempfile.TemporaryDirectory(prefix="bsq-") as folder, ThreadPoolExecutor(1) as holder:
@@ -139,16 +128,14 @@ def _train(name: str, own: int, turns: Turns, seed: int, quick: bool, found: dic
         )
         line = Inside(Clerk(study, place, holder))
         start_s = thread_time()
-        runner = Runner(study, gate, line, lambda **_: None)  # type: ignore[arg-type]
-        runner._fits = KNOWN[name]()
-        runner.run()
+        Runner(study, gate, line, lambda **_: None).run()  # type: ignore[arg-type]
         cpu_s = thread_time() - start_s - line.cpu_s
     turns.pass_on(own, ended=True)
     found[name] = {"work": gate.work, "cpu_s": round(cpu_s, 3), "work_per_s": round(gate.work / cpu_s)}
 
 
 def _summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    mixed, apart = ([run["work_per_s"] for run in runs if run["scenario"] == name] for name in ("mixed", "apart"))
+    mixed, apart = ([run["work_per_s"] for run in runs if run["scenario"] == name] for name in SCENARIOS)
     ratio, ci95 = ratio_with_ci95(list(zip(mixed, apart, strict=True)))
     return {
         "mixed_work_per_s": round(sum(mixed) / len(mixed)),

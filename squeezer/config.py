@@ -139,6 +139,8 @@ class SideTable(_Table):
         path = Path(value).resolve()
         if not path.parent.is_dir():
             raise ValueError(f"there is no directory {path.parent}")
+        if path.is_dir():
+            raise ValueError("it is a directory")
         if path.is_file():
             with path.open("rb") as file:
                 if file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC:

@@ -7,16 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from trials.feed import Batch, Reader, fuse_batches, rounds, shapes
+from trials.feed import Batch, Reader, SharedIteratorError, fuse_batches, rounds, shapes
 from trials.gate import PageGate, Starved
 from trials.group import TrialGroup
 from trials.member import Member
 from trials.study import Study
 
-UNLIKE_EPOCHS = (
-    "the study's epochs differ in the number or the shapes of their batches: "
-    "trials at different epochs are not fused, but take turns"
-)
+UNLIKE_EPOCHS = "the study's epochs differ in the number or the shapes of their batches"
+SHARED_ITERATOR = "Study.batches gives all epochs the same iterator, as a loader with persistent workers does"
 
 
 class Fit:
@@ -27,10 +25,10 @@ class Fit:
         mixes: whether they may be at different epochs.
     """
 
-    def __init__(self, most: int) -> None:
-        """So far nothing is known against groups of `most` trials."""
+    def __init__(self, most: int, mixes: bool = True) -> None:
+        """So far nothing else is known."""
         self.most = most
-        self.mixes = True
+        self.mixes = mixes
         self._needs_ns: dict[str, dict[int, int]] = {}
         self._told: set[str] = set()
 
@@ -113,14 +111,18 @@ class Cohort:
     def batches(self) -> Iterator[tuple[TrialGroup, Tensor, Tensor, bool]]:
         """The batches of each trial's epoch, for all groups in turn, and what else `TrialGroup.train_step` takes.
 
-        Each epoch is read once. A group may be split meanwhile: both halves go on with the next batch.
+        Each epoch is read once: side by side if trials at different epochs mix, else one after another. A group may be
+        split meanwhile: both halves go on with the next batch.
         """
-        for batches in rounds(self._study, self.readers):
-            for group in tuple(self.groups):
-                for part in self._alike(group, batches):
-                    chosen = [batches[number] for number in part.numbers if number in batches]
-                    if chosen:
-                        yield (part, *fuse_batches(chosen))
+        readers = self.readers
+        if self.fit.mixes:
+            try:
+                yield from self._trained(readers)
+                return
+            except SharedIteratorError:
+                self._part_epochs(SHARED_ITERATOR)
+        for epoch in dict.fromkeys(reader.epoch for reader in readers):
+            yield from self._trained([reader for reader in readers if reader.epoch == epoch])
 
     def halve(self, group: TrialGroup) -> None:
         """Make two groups of `group`; each trial gives what it would have given. The gate uses neither's units yet."""
@@ -141,16 +143,27 @@ class Cohort:
         self.groups.append(group.split([group.numbers.index(number) for number in numbers]))
         return self.groups[-1]
 
+    def _trained(self, readers: Sequence[Reader]) -> Iterator[tuple[TrialGroup, Tensor, Tensor, bool]]:
+        for batches in rounds(self._study, readers):
+            for group in tuple(self.groups):
+                for part in self._alike(group, batches):
+                    chosen = [batches[number] for number in part.numbers if number in batches]
+                    if chosen:
+                        yield (part, *fuse_batches(chosen))
+
+    def _part_epochs(self, cause: str) -> None:
+        print(f"[trials] {cause}: trials at different epochs are not fused, but take turns", file=sys.stderr)
+        self.fit.mixes = False
+
     def _alike(self, group: TrialGroup, batches: Mapping[int, Batch]) -> list[TrialGroup]:
-        """`group`, in parts if trials at different epochs have batches of different shapes, or none left."""
+        """`group`, in parts if trials at different epochs have batches of different shapes, or some have none."""
         alike: dict[object, list[int]] = {}
         for number in group.numbers:
             alike.setdefault(shapes(batches.get(number)), []).append(number)
         if len(alike) == 1:
             return [group]
         if self.fit.mixes:
-            print(f"[trials] {UNLIKE_EPOCHS}", file=sys.stderr)
-            self.fit.mixes = False
+            self._part_epochs(UNLIKE_EPOCHS)
         parts = [group, *(self._split(group, numbers) for numbers in list(alike.values())[1:])]
         self._gate.trials = group.size
         group.use_units()

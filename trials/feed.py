@@ -9,6 +9,11 @@ from torch import Tensor
 from trials.fusion import FuseError
 from trials.study import Study
 
+
+class SharedIteratorError(Exception):
+    """`Study.batches` gave two epochs the same iterator, as a loader with persistent workers does."""
+
+
 Batch = tuple[Tensor, Tensor]
 """``(inputs_B, targets_B)``."""
 
@@ -28,6 +33,7 @@ def rounds(study: Study, readers: Sequence[Reader]) -> Iterator[dict[int, Batch]
 
     Raises:
         FuseError: the own batches of trials at the same epoch differ in number or shape.
+        SharedIteratorError: before any batch, if epochs cannot be read side by side.
     """
     own = [study.trial_batches(reader.params, reader.number, reader.epoch) for reader in readers]
     streams: list[tuple[list[int], Iterator[Batch]]] = []
@@ -37,6 +43,8 @@ def rounds(study: Study, readers: Sequence[Reader]) -> Iterator[dict[int, Batch]
         for epoch in dict.fromkeys(reader.epoch for reader in readers):
             numbers = [reader.number for reader in readers if reader.epoch == epoch]
             streams.append((numbers, iter(study.batches(epoch))))
+        if len({id(stream) for _, stream in streams}) < len(streams):
+            raise SharedIteratorError
     while True:
         found: dict[int, Batch] = {}
         for numbers, stream in streams:

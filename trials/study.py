@@ -36,6 +36,7 @@ class Study(abc.ABC):
         direction: whether a score is to ``"maximize"`` or to ``"minimize"``.
         autocast: the type in which `torch.autocast` runs forward and loss, or None.
         scheduler_every: whether schedulers step after every ``"epoch"`` or every ``"step"``.
+        mix_epochs: whether trials at different epochs may be fused; `batches` is read for several epochs at once then.
     """
 
     trials: int
@@ -45,6 +46,7 @@ class Study(abc.ABC):
     direction: str = "maximize"
     autocast: torch.dtype | None = None
     scheduler_every: str = "epoch"
+    mix_epochs: bool = True
 
     @abc.abstractmethod
     def suggest(self, trial: "optuna.Trial") -> dict[str, Any]:
@@ -221,3 +223,5 @@ def _check(study: Study, file: Path) -> None:
         raise StudyError(f"{where}: direction = {study.direction!r}; allowed: 'maximize' or 'minimize'")
     if study.scheduler_every not in ("epoch", "step"):
         raise StudyError(f"{where}: scheduler_every = {study.scheduler_every!r}; allowed: 'epoch' or 'step'")
+    if not isinstance(study.mix_epochs, bool):
+        raise StudyError(f"{where}: mix_epochs = {study.mix_epochs!r}; allowed: True or False")

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from trials.places import AnyGate
 
 
-REFILL = 0.25
-"""While trials are trained, new ones join them once this share of the rows can be filled: joining takes some 20 ms."""
+REFILL_MIXED, REFILL_APART = 0.25, 0.5
+"""While trials are trained, new ones begin once this share of the rows can be filled. To join a group takes some 20 ms;
+a group of their own costs nearly as much as one of all rows, however few they are."""
 
 
 class Runner:
@@ -122,7 +123,8 @@ class Runner:
         room = self._most - self._rows()
         if not self._ready or room <= 0:
             return
-        if self._cohorts and not self._exhausted and min(room, len(self._ready)) < REFILL * self._most:
+        share = REFILL_MIXED if all(fit.mixes for fit in self._fits.values()) else REFILL_APART
+        if self._cohorts and not self._exhausted and min(room, len(self._ready)) < share * self._most:
             return
         members: list[Member] = []
         while self._ready and len(members) < room:
@@ -139,7 +141,7 @@ class Runner:
     def _fuse(self, members: list[Member]) -> None:
         self._gate.enter(HOST_UNIT)
         self._in_use = None
-        fit = self._fits.setdefault(group_key(members[0]), Fit(most=self._study.fused))
+        fit = self._fits.setdefault(group_key(members[0]), Fit(self._study.fused, self._study.mix_epochs))
         cohort = next((each for each in self._cohorts if each.fit is fit), None)
         if cohort is None:
             cohort = Cohort(self._study, self._gate, fit)  # type: ignore[arg-type]

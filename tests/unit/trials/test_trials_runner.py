@@ -17,7 +17,7 @@ from trials_helpers import OPTIMIZERS, AtOnce, Batch, close
 from trials_solo import RichSolo, RichStudy
 
 from trials.clerk import Clerk, ClerkPlace, _answer
-from trials.cohort import UNLIKE_EPOCHS, Fit
+from trials.cohort import SHARED_ITERATOR, UNLIKE_EPOCHS, Fit
 from trials.gate import OpenGate, Starved
 from trials.group import TrialGroup
 from trials.stream_gate import GateError
@@ -169,6 +169,44 @@ def test_trials_at_epochs_of_different_lengths_take_turns_and_each_is_trained_as
     assert capsys.readouterr().err.count(UNLIKE_EPOCHS) == 1
     mixed = [at for at, (epochs, _) in enumerate(trained) if len(epochs) > 1]
     assert mixed == [2, 3], "until the shorter epoch was over"
+
+
+class OneIterator:
+    """A loader whose workers persist: it has one iterator, which begins anew when it is asked for."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.began = list[int]()
+
+    def __iter__(self) -> "OneIterator":
+        self.began.append(self.epoch)
+        self._left = data(self.epoch, 3)
+        return self
+
+    def __next__(self) -> Batch:
+        if not self._left:
+            raise StopIteration
+        return self._left.pop(0)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_epochs_that_cannot_be_read_side_by_side_are_read_one_after_another(
+    is_known: bool, trained: list[tuple[set[int], int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    loader = OneIterator()
+
+    def batches(epoch: int) -> OneIterator:
+        loader.epoch = epoch
+        return loader
+
+    study = make_study(False)
+    study.batches = batches  # type: ignore[assignment,method-assign]
+    study.mix_epochs = not is_known
+    trials, _ = run(False, Starving(()), study)
+    assert_as_alone(trials, make_study(False))
+    assert capsys.readouterr().err.count(SHARED_ITERATOR) == (not is_known)
+    assert all(len(epochs) == 1 for epochs, _ in trained)
+    assert [epochs.pop() for epochs, _ in trained[2::3]][:5] == [0, 1, 0, 2, 1]
 
 
 def test_trials_that_crowd_others_out_of_the_memory_begin_anew_with_them(
