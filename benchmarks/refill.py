@@ -5,12 +5,15 @@
 The example's study, pruned at its rungs, is trained to its end without a gate, over and over: mixed, as it is done, and
 with trials at different epochs in groups of their own that take turns (`mix_epochs = False`). The two alternate with
 every training step, so that both see the same machine. What counts is the work per CPU time of training.
+
+The models of `benchmarks.fusion` tell where it gains: a step of 16 trials, half of them at another epoch, mixed, and as
+two groups of 8.
 """
 
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import thread_time
@@ -19,8 +22,10 @@ from typing import Any
 import optuna
 import torch
 
-from benchmarks.common import ROOT, finish, parse, ratio_with_ci95
+from benchmarks.common import ROOT, finish, kept_runs, parse, ratio_with_ci95
+from benchmarks.fusion import MODELS, QUICK_MODELS, Classes, Together
 from trials.clerk import Clerk, ClerkPlace, _answer
+from trials.feed import fuse_batches
 from trials.gate import OpenGate
 from trials.study import load_study
 from trials.ungated import rehearse
@@ -28,8 +33,8 @@ from trials.work import Runner
 
 STUDY = ROOT / "examples" / "digits.py"
 TRIALS, PAIRS = 96, 6
-SCENARIOS = ("mixed", "apart")
 QUICK_TRIALS, QUICK_PAIRS = 64, 2
+ROWS, STEPS, QUICK_STEPS, WARM_UP_STEPS = 16, 24, 8, 3
 
 
 class Turns:
@@ -97,22 +102,59 @@ def main() -> int:
     options = parse("refill", "work per CPU time of a pruned study, with its rows refilled and not")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     torch.set_num_threads(1)
+    runs = kept_runs(options)
+    if options.only in (None, "study"):
+        runs.append({"scenario": "study", "pairs": _study_pairs(options.quick)})
+    for name in QUICK_MODELS if options.quick else MODELS:
+        if options.only in (None, name):
+            runs.append({"scenario": name, "pairs_ms": _step_pairs(name, options.quick)})
+            print(name, runs[-1]["pairs_ms"][-1], flush=True)
+    finish("refill", options, runs, _summary(runs))
+    return 0
+
+
+def _step_pairs(name: str, quick: bool) -> list[tuple[float, float]]:
+    """CPU ms of (two groups of half the trials, one group with two epochs' batches) for a step of all trials."""
+    study = Classes(name)
+    inputs, targets = study.batch
+    batches = [(inputs, targets), (inputs.clone(), targets.clone())]
+    whole = Together(study, ROWS).group
+    halves = [Together(study, ROWS // 2).group for _ in batches]
+
+    def apart() -> None:
+        for half, batch in zip(halves, batches, strict=True):
+            half.train_step(*batch)
+
+    def mixed() -> None:
+        whole.train_step(*fuse_batches([batches[row % 2] for row in range(ROWS)]))
+
+    for step in (apart, mixed) * WARM_UP_STEPS:
+        step()
+    return [(_cpu_ms(apart), _cpu_ms(mixed)) for _ in range(QUICK_STEPS if quick else STEPS)]
+
+
+def _cpu_ms(step: Callable[[], None]) -> float:
+    start_s = thread_time()
+    step()
+    return round((thread_time() - start_s) * 1e3, 3)
+
+
+def _study_pairs(quick: bool) -> list[dict[str, dict[str, Any]]]:
     rehearse(load_study(STUDY))
-    runs: list[dict[str, Any]] = []
-    for pair in range(QUICK_PAIRS if options.quick else PAIRS):
+    pairs = []
+    for seed in range(QUICK_PAIRS if quick else PAIRS):
         turns, found = Turns(), dict[str, dict[str, Any]]()
         threads = [
-            threading.Thread(target=_train, args=(name, own, turns, pair, options.quick, found))
-            for own, name in enumerate(SCENARIOS)
+            threading.Thread(target=_train, args=(name, own, turns, seed, quick, found))
+            for own, name in enumerate(("mixed", "apart"))
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        runs += [{"scenario": name, "pair": pair, **found[name]} for name in SCENARIOS]
-        print(*runs[-2:], sep="\n", flush=True)
-    finish("refill", options, runs, _summary(runs))
-    return 0
+        pairs.append(found)
+        print(found, flush=True)
+    return pairs
 
 
 def _train(name: str, own: int, turns: Turns, seed: int, quick: bool, found: dict[str, dict[str, Any]]) -> None:
@@ -135,14 +177,17 @@ def _train(name: str, own: int, turns: Turns, seed: int, quick: bool, found: dic
 
 
 def _summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    mixed, apart = ([run["work_per_s"] for run in runs if run["scenario"] == name] for name in SCENARIOS)
-    ratio, ci95 = ratio_with_ci95(list(zip(mixed, apart, strict=True)))
-    return {
-        "mixed_work_per_s": round(sum(mixed) / len(mixed)),
-        "apart_work_per_s": round(sum(apart) / len(apart)),
-        "mixed_over_apart": round(1 + ratio, 3),
-        "mixed_over_apart_ci95": [round(1 + bound, 3) for bound in ci95],
-    }
+    """Work per CPU time, mixed over apart."""
+    summary: dict[str, Any] = {}
+    for run in runs:
+        if run["scenario"] == "study":
+            pairs = [(pair["mixed"]["work_per_s"], pair["apart"]["work_per_s"]) for pair in run["pairs"]]
+        else:
+            pairs = run["pairs_ms"]
+        ratio, ci95 = ratio_with_ci95(pairs)
+        summary[f"{run['scenario']}_mixed_over_apart"] = round(1 + ratio, 3)
+        summary[f"{run['scenario']}_mixed_over_apart_ci95"] = [round(1 + bound, 3) for bound in ci95]
+    return summary
 
 
 if __name__ == "__main__":
