@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from trials.feed import Batch, Reader, SharedIteratorError, fuse_batches, rounds, shapes
+from trials.feed import Batch, Reader, SharedLoaderError, fuse_batches, rounds, shapes
 from trials.gate import PageGate, Starved
 from trials.group import TrialGroup
 from trials.member import Member
 from trials.study import Study
 
 UNLIKE_EPOCHS = "the study's epochs differ in the number or the shapes of their batches"
-SHARED_ITERATOR = "Study.batches gives all epochs the same iterator, as a loader with persistent workers does"
+SHARED_LOADER = "Study.batches gives several epochs the same object, and to read one may disturb the other"
 
 
 class Fit:
@@ -119,8 +119,8 @@ class Cohort:
             try:
                 yield from self._trained(readers)
                 return
-            except SharedIteratorError:
-                self._part_epochs(SHARED_ITERATOR)
+            except SharedLoaderError:
+                self.part_epochs(SHARED_LOADER)
         for epoch in dict.fromkeys(reader.epoch for reader in readers):
             yield from self._trained([reader for reader in readers if reader.epoch == epoch])
 
@@ -151,7 +151,8 @@ class Cohort:
                     if chosen:
                         yield (part, *fuse_batches(chosen))
 
-    def _part_epochs(self, cause: str) -> None:
+    def part_epochs(self, cause: str) -> None:
+        """From now on let trials at different epochs be in different groups, and say why."""
         print(f"[trials] {cause}: trials at different epochs are not fused, but take turns", file=sys.stderr)
         self.fit.mixes = False
 
@@ -163,7 +164,7 @@ class Cohort:
         if len(alike) == 1:
             return [group]
         if self.fit.mixes:
-            self._part_epochs(UNLIKE_EPOCHS)
+            self.part_epochs(UNLIKE_EPOCHS)
         parts = [group, *(self._split(group, numbers) for numbers in list(alike.values())[1:])]
         self._gate.trials = group.size
         group.use_units()

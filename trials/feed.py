@@ -1,6 +1,7 @@
 """What trials are trained on: one loader for all that are at the same epoch, or each trial's own batches."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -10,12 +11,24 @@ from trials.fusion import FuseError
 from trials.study import Study
 
 
-class SharedIteratorError(Exception):
-    """`Study.batches` gave two epochs the same iterator, as a loader with persistent workers does."""
+class SharedLoaderError(Exception):
+    """`Study.batches` gave two epochs the same object, so that to read one may disturb the other."""
 
 
 Batch = tuple[Tensor, Tensor]
 """``(inputs_B, targets_B)``."""
+
+
+class Pinned:
+    """Batches in memory from where a device copies by itself; else the host would wait for the gate with it."""
+
+    def __init__(self, given: Iterable[Batch]) -> None:
+        self.given = given
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Each pinned as it is read."""
+        for inputs, targets in self.given:
+            yield _pin(inputs), _pin(targets)
 
 
 class Reader(NamedTuple):
@@ -33,18 +46,26 @@ def rounds(study: Study, readers: Sequence[Reader]) -> Iterator[dict[int, Batch]
 
     Raises:
         FuseError: the own batches of trials at the same epoch differ in number or shape.
-        SharedIteratorError: before any batch, if epochs cannot be read side by side.
+        SharedLoaderError: before any batch, if epochs cannot be read side by side.
     """
-    own = [study.trial_batches(reader.params, reader.number, reader.epoch) for reader in readers]
     streams: list[tuple[list[int], Iterator[Batch]]] = []
-    if own[0] is not None:
-        streams = [([r.number], iter(() if o is None else o)) for r, o in zip(readers, own, strict=True)]
-    else:
-        for epoch in dict.fromkeys(reader.epoch for reader in readers):
-            numbers = [reader.number for reader in readers if reader.epoch == epoch]
-            streams.append((numbers, iter(study.batches(epoch))))
-        if len({id(stream) for _, stream in streams}) < len(streams):
-            raise SharedIteratorError
+    loaders: list[object] = []
+    owners: list[Reader] = []
+    for epoch in dict.fromkeys(reader.epoch for reader in readers):
+        here = [reader for reader in readers if reader.epoch == epoch]
+        own = [study.trial_batches(reader.params, reader.number, epoch) for reader in here]
+        if any(batches is not None for batches in own):
+            owners += here
+            streams += [([r.number], iter(() if given is None else given)) for r, given in zip(here, own, strict=True)]
+            continue
+        given = study.batches(epoch)
+        loader = given.given if isinstance(given, Pinned) else given
+        if any(loader is other for other in loaders) and not isinstance(loader, (list, tuple)):
+            raise SharedLoaderError
+        loaders.append(loader)
+        stream = iter(given)
+        # its order is drawn now, before another epoch is asked for
+        streams.append(([reader.number for reader in here], chain(tuple(islice(stream, 1)), stream)))
     while True:
         found: dict[int, Batch] = {}
         for numbers, stream in streams:
@@ -53,8 +74,7 @@ def rounds(study: Study, readers: Sequence[Reader]) -> Iterator[dict[int, Batch]
                 found.update(dict.fromkeys(numbers, batch))
         if not found:
             return
-        if own[0] is not None:
-            _check_own(readers, found)
+        _check_own(owners, found)
         yield found
 
 
@@ -75,6 +95,10 @@ def _stack(tensors: Iterable[Tensor]) -> Tensor:
     given = tuple(tensors)
     stacked = torch.stack(given)
     return stacked.pin_memory() if given[0].is_pinned() else stacked
+
+
+def _pin(tensor: Tensor) -> Tensor:
+    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
 
 
 def _check_own(readers: Sequence[Reader], found: dict[int, Batch]) -> None:

@@ -2,17 +2,18 @@
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ds_hooks.driver import CudaDriver, DriverError
 from ds_hooks.page import Field, Page
 from trials.capacity import most_trials
 from trials.device_memory import CudaMeter, Lodger, tensors_on
+from trials.feed import Pinned
 from trials.gate import PageGate
 from trials.process import die_with_parent, wake_promptly
 from trials.stream_gate import StreamGate
@@ -114,8 +115,8 @@ class CudaPlace:
             return make(params).to(self._device)
 
         own["model"] = model
-        own["batches"] = lambda epoch: _pinned(batches(epoch))
-        own["validation"] = lambda: _pinned(validation())
+        own["batches"] = lambda epoch: Pinned(batches(epoch))
+        own["validation"] = lambda: Pinned(validation())
 
     def gate(
         self, page: Page, units: Path | None, names: Path | None, on_overrun: Callable[[int, int], None]
@@ -161,16 +162,6 @@ def make_place(kind: str, memory_fraction: float) -> Place:
 def _number_of(uuid: object) -> int:
     """The 128 bits of what PyTorch gives as a device's name; 0: none."""
     return 0 if uuid is None else int(str(uuid).replace("-", ""), 16)
-
-
-def _pinned(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    for inputs, targets in batches:
-        yield _pin(inputs), _pin(targets)
-
-
-def _pin(tensor: Tensor) -> Tensor:
-    """From where the device copies by itself; else the host would wait for the gate with it."""
-    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
 
 
 def _sleep_while_waiting() -> None:

@@ -10,8 +10,14 @@ SQLITE_PATIENCE_S = 60
 """SQLite gives up after five seconds; a clerk in the middle of a write may get no time for longer than that."""
 
 
+LONGEST_LINE = 1 << 20
+
+
 class _FileLock:
-    """Optuna's locks of a journal are files, which outlive a killed process, and are then waited for half a minute."""
+    """Optuna's locks of a journal are files, which outlive a killed process, and are then waited for half a minute.
+
+    Who gets it removes half a line that a full disk or a crash has left: behind it, the next would be unreadable too.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -20,6 +26,10 @@ class _FileLock:
     def acquire(self) -> bool:
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         fcntl.flock(fd, fcntl.LOCK_EX)
+        end = os.lseek(fd, 0, os.SEEK_END)
+        tail = os.pread(fd, LONGEST_LINE, max(0, end - LONGEST_LINE))
+        if tail and not tail.endswith(b"\n"):
+            os.ftruncate(fd, end - len(tail) + tail.rfind(b"\n") + 1)
         self._fd = fd
         return True
 

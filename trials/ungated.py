@@ -7,7 +7,6 @@ from itertools import count, islice
 
 import optuna
 import torch
-from torch import Tensor
 
 from trials.feed import fuse_batches
 from trials.gate import Gate, OpenGate
@@ -37,6 +36,7 @@ def rehearse(study: Study) -> None:
     """Train two throw-away trials for an epoch: what is imported, compiled or wrong shows before the gate counts."""
     try:
         next(train_ungated(study, trials=2))
+        _try_mixed(study, _random_group(study, 2, OpenGate()), OpenGate())
     except Exception as error:
         _say_rehearsal_failed(study, error)
 
@@ -58,21 +58,16 @@ def try_out(study: Study, gate: Gate, trials: int) -> None:
     try:
         gate.enter(HOST_UNIT)
         group = _random_group(study, trials, gate)
-        for batch in islice(group.batches(0), STEPS_TRIED):
-            group.train_step(*_apart(batch, trials))
+        for inputs, targets, per_trial in islice(group.batches(0), STEPS_TRIED):
+            group.train_step(inputs, targets, per_trial)
             gate.enter(HOST_UNIT)
+        _try_mixed(study, group, gate)
         group.evaluate()
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         _say_rehearsal_failed(study, error)
     gate.enter(HOST_UNIT)  # its tensors are given back in a bubble
-
-
-def _apart(batch: tuple[Tensor, Tensor, bool], trials: int) -> tuple[Tensor, Tensor, bool]:
-    """As trials at different epochs have it: a batch of its own for each, which takes more memory."""
-    inputs, targets, per_trial = batch
-    return batch if per_trial else fuse_batches([(inputs, targets) for _ in range(trials)])
 
 
 SLICES = 4
@@ -112,6 +107,29 @@ def _random_group(study: Study, trials: int, gate: Gate) -> TrialGroup:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     draws = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     return TrialGroup(study, [build_member(study, k, study.suggest(draws.ask())) for k in range(trials)], gate)
+
+
+def _try_mixed(study: Study, group: TrialGroup, gate: Gate) -> None:
+    """Some steps as of trials at different epochs, with a batch for each, which takes more memory.
+
+    If they fail, such trials will not be fused.
+
+    Raises:
+        torch.OutOfMemoryError: they do not fit.
+    """
+    if not study.mix_epochs:
+        return
+    try:
+        for inputs, targets, per_trial in islice(group.batches(0), STEPS_TRIED):
+            if not per_trial:
+                group.train_step(*fuse_batches([(inputs, targets) for _ in range(group.size)]))
+            gate.enter(HOST_UNIT)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        study.mix_epochs = False
+        cause = f"{type(error).__name__}: {error}"
+        print(f"[trials] trials at different epochs are not fused, but take turns: {cause}", file=sys.stderr)
 
 
 def _say_rehearsal_failed(study: Study, error: Exception) -> None:

@@ -8,6 +8,7 @@ Cohorts take turns. A group whose units are longer than every bubble is split in
 import signal
 import sys
 from collections import deque
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 REFILL_MIXED, REFILL_APART = 0.25, 0.5
 """While trials are trained, new ones begin once this share of the rows can be filled. To join a group takes some 20 ms;
 a group of their own costs nearly as much as one of all rows, however few they are."""
+
+ASK_AHEAD_EPOCHS = 2
+"""As many trials are asked for as rows will be free after so many epochs; and enough to refill what pruning frees."""
 
 
 class Runner:
@@ -97,10 +101,13 @@ class Runner:
         return sum(len(cohort.numbers) for cohort in self._cohorts)
 
     def _ask(self) -> None:
-        """Before there is a need, since the answer takes the clerk a while."""
-        free = self._most - self._rows() - len(self._ready)
-        if not self._asked and not self._exhausted and (free > 0 or not self._ready):
-            self._clerk.send(ask=free if free > 0 else self._most)
+        """Before there is a need, since the answer takes the clerk a while; not long before: later it knows more."""
+        readers = [reader for cohort in self._cohorts for reader in cohort.readers]
+        soon = self._study.epochs - ASK_AHEAD_EPOCHS
+        staying = sum(reader.epoch < soon and reader.number not in self._pruned for reader in readers)
+        wanted = max(self._most - staying, ceil(REFILL_MIXED * self._most)) - len(self._ready)
+        if not self._asked and not self._exhausted and wanted > 0:
+            self._clerk.send(ask=wanted)
             self._asked = True
 
     def _take(self, answer: dict[str, Any]) -> None:
@@ -119,12 +126,15 @@ class Runner:
             raise StopRequested
 
     def _refill(self) -> None:
-        """Give free rows to ready trials: at once if the device has nothing else, or no more trials will come."""
+        """Give free rows to ready trials: at once if nothing else is trained, or no more of them will come."""
         room = self._most - self._rows()
         if not self._ready or room <= 0:
             return
-        share = REFILL_MIXED if all(fit.mixes for fit in self._fits.values()) else REFILL_APART
-        if self._cohorts and not self._exhausted and min(room, len(self._ready)) < share * self._most:
+        mixed = all(fit.mixes for fit in self._fits.values())
+        needed = (REFILL_MIXED if mixed else REFILL_APART) * self._most
+        if self._exhausted:
+            needed = 1 if mixed else min(needed, len(self._ready))
+        if self._cohorts and min(room, len(self._ready)) < needed:
             return
         members: list[Member] = []
         while self._ready and len(members) < room:
@@ -178,7 +188,13 @@ class Runner:
             return
         except Exception as error:
             fits = not isinstance(error, torch.OutOfMemoryError)
-            if fits:
+            # what works on one batch for all may not on one for each
+            parted = fits and cohort.fit.mixes and len({reader.epoch for reader in cohort.readers}) > 1
+            if parted:
+                self._gate.rest()  # the device itself may have failed
+                cohort.part_epochs(f"{type(error).__name__}: {error}")
+                self._ready.extendleft(reversed(cohort.asked))
+            elif fits:
                 self._fail(cohort.numbers, error)
         asked = cohort.asked
         cohort.groups.clear()

@@ -1,7 +1,8 @@
 """The runner: whoever is trained with whom, each trial gives the same. The clerk answers at once, the gate is open."""
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from trials_helpers import OPTIMIZERS, AtOnce, Batch, close
 from trials_solo import RichSolo, RichStudy
 
 from trials.clerk import Clerk, ClerkPlace, _answer
-from trials.cohort import SHARED_ITERATOR, UNLIKE_EPOCHS, Fit
+from trials.cohort import SHARED_LOADER, UNLIKE_EPOCHS, Fit
+from trials.feed import Pinned
 from trials.gate import OpenGate, Starved
 from trials.group import TrialGroup
 from trials.stream_gate import GateError
+from trials.ungated import rehearse
 from trials.work import Runner
 
 MS = 1_000_000
@@ -171,42 +174,102 @@ def test_trials_at_epochs_of_different_lengths_take_turns_and_each_is_trained_as
     assert mixed == [2, 3], "until the shorter epoch was over"
 
 
-class OneIterator:
-    """A loader whose workers persist: it has one iterator, which begins anew when it is asked for."""
+class Loader:
+    """Draws the order of an epoch with its first batch, by the epoch that it was last told."""
 
     def __init__(self) -> None:
         self.epoch = 0
-        self.began = list[int]()
 
-    def __iter__(self) -> "OneIterator":
-        self.began.append(self.epoch)
-        self._left = data(self.epoch, 3)
-        return self
-
-    def __next__(self) -> Batch:
-        if not self._left:
-            raise StopIteration
-        return self._left.pop(0)
+    def __iter__(self) -> Iterator[Batch]:
+        yield from data(self.epoch, 3)
 
 
+class LoaderWithOneIterator(Loader):
+    """Its workers persist: there is one iterator, which begins anew when it is asked for."""
+
+    class Restarted:
+        left: list[Batch]
+
+        def __iter__(self) -> "LoaderWithOneIterator.Restarted":
+            return self
+
+        def __next__(self) -> Batch:
+            if not self.left:
+                raise StopIteration
+            return self.left.pop(0)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._one = self.Restarted()
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._one.left = data(self.epoch, 3)
+        return self._one
+
+
+def read_from(loader: Loader, study: Seven, wrap: Callable[[Any], Any] = lambda loader: loader) -> None:
+    def batches(epoch: int) -> Any:
+        loader.epoch = epoch
+        return wrap(loader)
+
+    study.batches = batches  # type: ignore[method-assign]
+
+
+def test_an_order_that_is_drawn_with_the_first_batch_is_that_of_its_epoch(
+    trained: list[tuple[set[int], int]],
+) -> None:
+    study = make_study(False)
+    read_from(Loader(), study, iter)
+    trials, _ = run(False, Starving(()), study)
+    assert_as_alone(trials, make_study(False))
+    assert any(len(epochs) == 3 for epochs, _ in trained)
+
+
+def test_own_batches_from_some_epoch_on_feed_those_trials_alone(trained: list[tuple[set[int], int]]) -> None:
+    study = make_study(True)
+    own = study.own
+    study.own = lambda n, epoch: own(n, epoch) if epoch else None
+    trials, _ = run(True, Starving(()), study)
+    assert_as_alone(trials, study)
+    assert any(len(epochs) == 3 for epochs, _ in trained)
+
+
+def test_what_works_on_one_batch_for_all_only_is_not_mixed(
+    trained: list[tuple[set[int], int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return outputs[targets > -1].square().mean()  # how many rows are left depends on the data
+
+    study, alone = make_study(False), make_study(False)
+    study.loss = alone.loss = loss  # type: ignore[method-assign]
+    trials, _ = run(False, Starving(()), study)
+    assert [trial.state for trial in trials].count(TrialState.COMPLETE) == 5
+    assert_as_alone(trials, alone)
+    assert len([epochs for epochs, _ in trained if len(epochs) > 1]) == 1, "tried once"
+    assert capsys.readouterr().err.count("are not fused, but take turns") == 1
+    rehearse(study)
+    assert not study.mix_epochs, "found out beforehand"
+    assert "FuseError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrap", [lambda loader: loader, Pinned])
 @pytest.mark.parametrize("is_known", [False, True])
 def test_epochs_that_cannot_be_read_side_by_side_are_read_one_after_another(
-    is_known: bool, trained: list[tuple[set[int], int]], capsys: pytest.CaptureFixture[str]
+    is_known: bool,
+    wrap: Callable[[Any], Any],
+    trained: list[tuple[set[int], int]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    loader = OneIterator()
-
-    def batches(epoch: int) -> OneIterator:
-        loader.epoch = epoch
-        return loader
-
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     study = make_study(False)
-    study.batches = batches  # type: ignore[assignment,method-assign]
+    read_from(LoaderWithOneIterator(), study, wrap)
     study.mix_epochs = not is_known
     trials, _ = run(False, Starving(()), study)
     assert_as_alone(trials, make_study(False))
-    assert capsys.readouterr().err.count(SHARED_ITERATOR) == (not is_known)
+    assert capsys.readouterr().err.count(SHARED_LOADER) == (not is_known)
     assert all(len(epochs) == 1 for epochs, _ in trained)
-    assert [epochs.pop() for epochs, _ in trained[2::3]][:5] == [0, 1, 0, 2, 1]
+    assert all(len(list(steps)) % 3 == 0 for _, steps in groupby(trained)), "each epoch to its end"
 
 
 def test_trials_that_crowd_others_out_of_the_memory_begin_anew_with_them(

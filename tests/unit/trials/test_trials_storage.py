@@ -41,3 +41,11 @@ def test_who_is_killed_in_the_middle_of_a_write_holds_nobody_up(tmp_path: Path) 
     assert open_storage(path).get_study_name_from_id(study_id) == "after it"
     for fd in (read_fd, write_fd):
         os.close(fd)
+
+
+def test_half_a_line_that_a_crash_has_left_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "study.journal"
+    for torn in ("", '{"op_co'):
+        path.open("a").write(torn)
+        open_storage(str(path)).create_new_study([StudyDirection.MAXIMIZE], f"after {torn}")
+    assert [study.study_name for study in open_storage(str(path)).get_all_studies()] == ["after ", 'after {"op_co']
