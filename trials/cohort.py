@@ -158,11 +158,12 @@ class Cohort:
 
     def _alike(self, group: TrialGroup, batches: Mapping[int, Batch]) -> list[TrialGroup]:
         """`group`, in parts if trials at different epochs have batches of different shapes, or some have none."""
+        distinct = {id(batch): batch for batch in map(batches.get, group.numbers)}  # asked with every step
+        if len(set(map(shapes, distinct.values()))) == 1:
+            return [group]
         alike: dict[object, list[int]] = {}
         for number in group.numbers:
             alike.setdefault(shapes(batches.get(number)), []).append(number)
-        if len(alike) == 1:
-            return [group]
         if self.fit.mixes:
             self.part_epochs(UNLIKE_EPOCHS)
         parts = [group, *(self._split(group, numbers) for numbers in list(alike.values())[1:])]

@@ -9,8 +9,8 @@ from optuna.storages.journal import JournalFileBackend
 SQLITE_PATIENCE_S = 60
 """SQLite gives up after five seconds; a clerk in the middle of a write may get no time for longer than that."""
 
-
 LONGEST_LINE = 1 << 20
+"""Of a journal, in bytes, by far."""
 
 
 class _FileLock:
