@@ -31,8 +31,8 @@ directory = "{run}"
 BUDGET = 0.01
 """The default of `guard.slowdown_budget`."""
 RECOVERED = 0.9
-BEFORE_STEPS, DISTURBED_STEPS, AFTER_STEPS = 90, 110, 150
-"""A broken budget shuts the gate for 50 steps, and for 100 the second time."""
+BEFORE_STEPS, DISTURBED_STEPS, AFTER_STEPS = 90, 110, 200
+"""A broken budget shuts the gate for 50 steps, and for 100 the second time; to acquit may take 40 more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

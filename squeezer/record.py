@@ -19,8 +19,8 @@
     fault         t_ns, what: a lost or foreign message, a hook that switched itself off
     end           t_ns, lost_messages, dropped_messages, foreign_messages, dedicated (null or see `Dedicated`)
 
-`RUN/rank3.units.bin` is an array of `UNIT`; `RUN/rank3.units.json` names them:
-`{"groups": [{"trials": K, "units": ["0.Linear forward", …]}, …]}`. Times are CLOCK_MONOTONIC nanoseconds.
+`RUN/rank3.units.bin` is an array of `UNIT`; `RUN/rank3.units.jsonl` names them, a group or more names of one per line:
+`{"group": 0, "trials": K, "units": ["0.Linear forward", …]}`. Times are CLOCK_MONOTONIC nanoseconds.
 """
 
 import json
@@ -32,7 +32,7 @@ from typing import Any, TextIO
 RECORD_VERSION = 2
 
 UNIT = struct.Struct("<qIIiI")
-"""start_ns, wall_ns, cpu_ns, unit (-1: host work between layers), group (index into units.json)."""
+"""start_ns, wall_ns, cpu_ns, unit (-1: host work between layers), group."""
 
 
 def events_path(run: Path, rank: int) -> Path:
@@ -46,7 +46,7 @@ def journal_path(run: Path) -> Path:
 
 
 def units_path(run: Path, rank: int) -> Path:
-    """Where the side task of `rank` writes; its names lie beside it with the suffix ``.json``."""
+    """Where the side task of `rank` writes; its names lie beside it with the suffix ``.jsonl``."""
     return run / f"rank{rank}.units.bin"
 
 
@@ -100,3 +100,13 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
                     yield json.loads(line)
                 except json.JSONDecodeError:
                     continue
+
+
+def read_groups(path: Path) -> list[dict[str, Any]]:
+    """The groups of units that `path` names, each with its ``trials`` and the names of its ``units``."""
+    groups: list[dict[str, Any]] = []
+    for line in read_events(path):
+        while line["group"] >= len(groups):
+            groups.append({"trials": line["trials"], "units": []})
+        groups[line["group"]]["units"] += line["units"]
+    return groups

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from squeezer.metrics import StepTime, mean_over_ranks
-from squeezer.record import RECORD_VERSION, events_path, read_events, units_path
+from squeezer.record import RECORD_VERSION, events_path, read_events, read_groups, units_path
 from squeezer.units import UNIT_DTYPE, attribute, cut_at_stops, stopped_intervals
 
 KINDS = ("run", "job", "step", "bubble", "instructions", "action", "guard", "side", "fault", "end")
@@ -89,13 +89,10 @@ def _load_rank(run: Path, number: int) -> RankRun:
         if "job" in record:
             record["job"] = jobs.setdefault((len(records["run"]), record["job"]), len(jobs))
         records.setdefault(record["r"], []).append(record)
-    units, names = units_path(run, number), units_path(run, number).with_suffix(".json")
+    units, names = units_path(run, number), units_path(run, number).with_suffix(".jsonl")
     data = units.read_bytes() if units.exists() else b""
     array = np.frombuffer(data, UNIT_DTYPE, len(data) // UNIT_DTYPE.itemsize)
-    try:
-        groups = json.loads(names.read_text(encoding="utf-8"))["groups"]
-    except (FileNotFoundError, json.JSONDecodeError):  # killed before or while it wrote them
-        groups = []
+    groups = read_groups(names) if names.exists() else []
     ran = cut_at_stops(array[np.argsort(array["start_ns"])], stopped_intervals(records["bubble"]))
     attribute(records["bubble"], ran, [side for side in records["side"] if side["event"] == "overran"])
     return RankRun(rank=number, records=records, units=ran, groups=groups)

@@ -60,7 +60,7 @@ GRAIN_NS = 1_000_000
 asks; but most of what asking costs is to read the thread's clock, and to account for what it says."""
 
 PREEMPTIVE_GRAIN_NS = 5_000_000
-"""The same where a unit may be stopped in its middle, so that no forecast needs to be exact."""
+"""The same where a unit may be stopped in its middle, so that no forecast needs to be exact, and only a row asks."""
 
 AS_FORECAST = (0.9, 1.02)
 """A row that takes this share of its forecast teaches next to nothing."""
@@ -103,7 +103,7 @@ class PageGate(Ledger):
         page: the device's page; the caller has claimed the side task's role.
         units_file: receives one `record` (start_ns, wall_ns, cpu_ns, unit, group) per unit that ran, or row of short
             ones; None: nowhere.
-        names_file: receives the names of the units of every group, as JSON.
+        names_file: receives the names of the units of every group; see `UnitNames`.
     """
 
     def __init__(self, page: Page, units_file: Path | None = None, names_file: Path | None = None) -> None:
@@ -111,6 +111,7 @@ class PageGate(Ledger):
         self._running: int | None = None
         self._row: list[int] = []  # units that joined the running one
         self._room_ns = 0.0
+        self._may_be_stopped = False  # in the middle of the running row, by whoever ends the bubble
         self._ended: list[tuple[int, tuple[int, ...], int, int, int, int]] = []
         self._ended_ns = 0
         self._rows: dict[tuple[int, int, int], int] = {}  # (group, first, last unit) to its number
@@ -133,8 +134,10 @@ class PageGate(Ledger):
         if (
             0.0 < cost_ns <= self._room_ns
             and unit != HOST_UNIT
-            and monotonic_ns() + cost_ns <= self._until_ns
-            and words[Field.BUBBLE] == self._bubble
+            and (
+                self._may_be_stopped
+                or (monotonic_ns() + cost_ns <= self._until_ns and words[Field.BUBBLE] == self._bubble)
+            )
         ):
             self._room_ns -= cost_ns
             self._row.append(unit)
@@ -154,7 +157,8 @@ class PageGate(Ledger):
         if unit == HOST_UNIT or not own_ns or self._longest_ns:
             self._room_ns = 0.0
         else:
-            self._room_ns = (PREEMPTIVE_GRAIN_NS if words[Field.PREEMPTIVE] else GRAIN_NS) - own_ns
+            self._may_be_stopped = bool(words[Field.PREEMPTIVE])
+            self._room_ns = (PREEMPTIVE_GRAIN_NS if self._may_be_stopped else GRAIN_NS) - own_ns
 
     def settle(self) -> None:
         """Return at once: what ran has ended when the host goes on."""
@@ -250,10 +254,7 @@ class PageGate(Ledger):
         ends = (self._group, row[0], row[-1])
         number = self._rows.get(ends)
         if number is None:
-            names = self._groups[self._group]["units"]
-            number = self._rows[ends] = len(names)
-            names.append(f"{names[row[0]]} … {names[row[-1]]}")
-            self._has_new_names = True
+            number = self._rows[ends] = self._names.add_row(*ends)
         return number
 
     def _pause(self, unit: int) -> int:

@@ -90,6 +90,8 @@ class TrialGroup:
     def train_step(self, inputs: Tensor, targets: Tensor, per_trial: bool = False) -> None:
         """One step of all trials on one batch: forward, loss, backward and optimizer, each unit through the gate.
 
+        The last unit has not ended: tell the gate what follows it, be it host work or rest.
+
         Args:
             inputs: ``x_B...`` for all trials, or ``x_KB...`` if `per_trial`.
             targets: the same.
@@ -105,7 +107,6 @@ class TrialGroup:
         self._losses_K = torch.stack(losses_K).sum(0) if len(losses_K) > 1 else losses_K[0]
         if self._study.scheduler_every == "step":
             self._step_schedulers()
-        self._units.rest()
 
     def end_epoch(self) -> list[float] | None:
         """Count an epoch and step the schedulers that are due.

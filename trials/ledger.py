@@ -1,15 +1,14 @@
 """What every gate keeps of its units: their names, what they cost, which were too long, and a record of each."""
 
-import json
 import signal
 import struct
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ds_hooks.page import Field, Page
+from trials.unit_names import UnitNames
 
 STOP_SIGNAL = signal.SIGTERM
 GATE_SIGNALS = frozenset({signal.SIGUSR1, STOP_SIGNAL})
@@ -85,21 +84,19 @@ class Ledger:
         page: the device's page; the caller has claimed the side task's role.
         units_file: receives one `record` (start_ns, wall_ns, cpu_ns, unit, group) per unit that ran, or row of short
             ones; None: nowhere.
-        names_file: receives the names of the units of every group, as JSON.
+        names_file: receives the names of the units of every group; see `UnitNames`.
     """
 
     def __init__(self, page: Page, units_file: Path | None, names_file: Path | None) -> None:
         self._words = page.words
         self._units_file = units_file.open("ab") if units_file else None
-        self._names_file = names_file
-        self._groups: list[dict[str, Any]] = []
+        self._names = UnitNames(names_file)
         self._declared: list[tuple[int, tuple[str, ...]]] = []
         self._group = -1
         self._costs_ns: list[float] = [HOST_WORK_NEEDS_NS]
         self._known_costs_ns: dict[str, float] = {}
         self._starved: list[Starved] = []
         self._buffer = bytearray()
-        self._has_new_names = False
         self.trials = 0
 
     def use(self, units: Sequence[str]) -> None:
@@ -109,10 +106,8 @@ class Ledger:
         if declared in self._declared:
             self._group = self._declared.index(declared)
         else:
-            self._group = len(self._groups)
             self._declared.append(declared)
-            self._groups.append({"trials": self.trials, "units": list(units)})
-            self._has_new_names = True
+            self._group = self._names.add_group(self.trials, units)
         self._costs_ns = [self._known_costs_ns.get(_key(self.trials, name), 0.0) for name in units]
         self._costs_ns.append(HOST_WORK_NEEDS_NS)
         self._starved.clear()
@@ -176,7 +171,7 @@ class Ledger:
         if self._units_file is not None:
             if wall_ns > _U32_MAX:
                 wall_ns, busy_ns = _U32_MAX, min(busy_ns, _U32_MAX)
-            self._buffer += _pack(start_ns, wall_ns, busy_ns, number, max(group, 0))
+            self._buffer += _pack(start_ns, wall_ns, busy_ns, number, self._names.first_group + max(group, 0))
             if len(self._buffer) >= _BUFFER_BYTES:
                 self._write()
 
@@ -193,10 +188,8 @@ class Ledger:
         return longest_ns
 
     def _write(self) -> None:
-        """Units, and before them all names that they may have: not with each new one, as they are written in whole."""
-        if self._names_file is not None and self._has_new_names:
-            self._names_file.write_text(json.dumps({"groups": self._groups}), encoding="utf-8")
-            self._has_new_names = False
+        """Units, and before them all names that they may have."""
+        self._names.write()
         if self._units_file is not None and self._buffer:
             self._units_file.write(self._buffer)
             self._units_file.flush()
@@ -204,6 +197,7 @@ class Ledger:
 
     def _close_file(self) -> None:
         self._write()
+        self._names.close()
         if self._units_file is not None:
             self._units_file.close()
 

@@ -98,7 +98,7 @@ def _serve(study: "Study", arguments: argparse.Namespace, tell: "Callable[..., N
     try:
         place = make_place(arguments.device, arguments.memory_fraction)
         place.adopt(study)
-        names = arguments.units.with_suffix(".json") if arguments.units else None
+        names = arguments.units.with_suffix(".jsonl") if arguments.units else None
         gate = place.gate(page, arguments.units, names, partial(_tell_overrun, tell))
         _train(study, place, page, gate, clerk, tell, arguments.nice)
     except StopRequested:

@@ -10,6 +10,7 @@ import pytest
 from optuna.trial import TrialState
 
 from ds_hooks.page import Field
+from squeezer.record import read_groups
 from squeezer.report import build_report, render
 from squeezer.state import AHEAD_STEPS
 from tests.integration.place import STUDIES, Child, Job, Place, children, cpu_ticks, is_alive, stat, wait_for
@@ -263,7 +264,7 @@ def test_a_group_whose_units_fit_no_bubble_is_split_until_they_do(place: Place) 
     report = build_report(place.run)
     assert report["side"]["starved"][0]["trials"] == 4
     assert "longer than every bubble: loss of 4, " in render(report)
-    groups = json.loads((place.run / "rank0.units.json").read_text())["groups"]
+    groups = read_groups(place.run / "rank0.units.jsonl")
     assert {2, 4} <= {group["trials"] for group in groups}
 
     done = place.trials("wide")

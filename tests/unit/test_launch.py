@@ -169,7 +169,7 @@ def test_records_of_an_earlier_run_are_moved_and_other_files_stay(tmp_path: Path
             "rank0.units.bin",
             "report.json",
             "study.journal",
-            f"rank{generation}.units.json",
+            f"rank{generation}.units.jsonl",
         ):
             (tmp_path / name).write_text(generation)
         (tmp_path / "notes.txt").write_text("mine")
@@ -177,7 +177,7 @@ def test_records_of_an_earlier_run_are_moved_and_other_files_stay(tmp_path: Path
     previous = tmp_path / "previous"
     assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "previous"}
     assert (previous / "study.journal").read_text() == "second"
-    assert not (previous / "rankfirst.units.json").exists(), "generations are not mixed"
+    assert not (previous / "rankfirst.units.jsonl").exists(), "generations are not mixed"
 
 
 def test_one_launcher_has_a_run_directory(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import trials.gate as gate_module
 from ds_hooks.page import Doing, Field, Page, page_path
-from squeezer.record import UNIT
+from squeezer.record import UNIT, read_groups
 from tests.page_world import MS, US, World, decline
 from trials.gate import PageGate
 from trials.ledger import HOST_UNIT, NEARLY_LONGEST, UNKNOWN_COST_NEEDS_NS, Starved, StopRequested
@@ -272,16 +272,16 @@ def test_rest_acknowledges(world: World) -> None:
 
 
 def test_groups_that_take_turns_are_named_once(world: World, tmp_path: Path) -> None:
-    names = tmp_path / "units.json"
+    names = tmp_path / "units.jsonl"
     gate = PageGate(world.page, None, names)
     for units in (["a"], ["b"], ["a"], ["b"]):
         gate.use(units)
     gate.close()
-    assert names.read_text() == '{"groups": [{"trials": 0, "units": ["a"]}, {"trials": 0, "units": ["b"]}]}'
+    assert read_groups(names) == [{"trials": 0, "units": ["a"]}, {"trials": 0, "units": ["b"]}]
 
 
 def test_units_are_recorded_as_the_report_reads_them(world: World, tmp_path: Path) -> None:
-    units, names = tmp_path / "units.bin", tmp_path / "units.json"
+    units, names = tmp_path / "units.bin", tmp_path / "units.jsonl"
     gate = PageGate(world.page, units, names)
     gate.trials = 3
     gate.use(["a"])
@@ -296,4 +296,19 @@ def test_units_are_recorded_as_the_report_reads_them(world: World, tmp_path: Pat
         (start_ns, 2 * MS, 1 * MS, 0, 0),
         (start_ns + 2 * MS, 1 * MS, 1 * MS, HOST_UNIT, 0),
     ]
-    assert names.read_text() == '{"groups": [{"trials": 3, "units": ["a"]}]}'
+    assert read_groups(names) == [{"trials": 3, "units": ["a"]}]
+
+
+def test_units_of_a_restarted_side_task_keep_their_names(world: World, tmp_path: Path) -> None:
+    units, names = tmp_path / "units.bin", tmp_path / "units.jsonl"
+    world.open(1, 50 * MS)
+    for own in (["a"], ["b", "c"]):
+        gate = PageGate(world.page, units, names)
+        gate.use(own)
+        gate.enter(len(own) - 1)
+        world.work(1 * MS)
+        gate.close()
+        with names.open("a") as file:
+            file.write('{"group": 7, "tri')  # as a killed one leaves it
+    groups = read_groups(names)
+    assert [groups[group]["units"][unit] for *_, unit, group in UNIT.iter_unpack(units.read_bytes())] == ["a", "c"]

@@ -1,6 +1,5 @@
 """When the gate accounts for units: short ones in rows, known ones many at once. The clock and the sleep are given."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 
 import trials.gate as gate_module
 from ds_hooks.page import Field, Page, page_path
-from squeezer.record import UNIT
+from squeezer.record import UNIT, read_groups
 from tests.page_world import MS, US, World, decline
 from trials.gate import PageGate
 
@@ -55,7 +54,7 @@ def test_known_units_are_accounted_for_many_at_once_and_new_ones_right_away(
 
 
 def test_short_units_in_a_row_share_a_record_and_each_still_asks(world: World, tmp_path: Path) -> None:
-    units, names = tmp_path / "units.bin", tmp_path / "units.json"
+    units, names = tmp_path / "units.bin", tmp_path / "units.jsonl"
     gate = PageGate(world.page, units, names)
     gate.use(["a", "b", "c", "d"])
     known(world, gate, 200 * US, 200 * US, 90 * US, 600 * US)
@@ -69,11 +68,11 @@ def test_short_units_in_a_row_share_a_record_and_each_still_asks(world: World, t
     *_, row, long = UNIT.iter_unpack(units.read_bytes())
     assert row == (start_ns, 490 * US, 490 * US, 4, 0), "no longer than the grain"
     assert long == (start_ns + 490 * US, 600 * US, 600 * US, 3, 0), "a longer unit has its own"
-    assert names.read_text() == json.dumps({"groups": [{"trials": 0, "units": ["a", "b", "c", "d", "a … c"]}]})
+    assert read_groups(names) == [{"trials": 0, "units": ["a", "b", "c", "d", "a … c"]}]
     gate = PageGate(world.page)
     gate.use(["a"])
     gate.use(["a"])
-    assert len(gate._groups) == 1
+    assert gate._group == 0
 
 
 def test_rows_are_longer_where_a_unit_may_be_stopped(world: World, tmp_path: Path) -> None:
@@ -110,6 +109,22 @@ def test_a_short_unit_joins_none_where_it_may_not_start(world: World, why: str) 
     gate.enter(1)
     assert world.sleeps == slept
     assert gate._start_ns == world.now_ns and not gate._row, "it has a record of its own"
+
+
+def test_only_a_row_asks_where_units_may_be_stopped(world: World) -> None:
+    world.words[Field.PREEMPTIVE] = 1
+    gate = PageGate(world.page)
+    gate.use(["a", "b"])
+    known(world, gate, 3 * MS, 1 * MS)
+    gate.enter(0)
+    world.work(3 * MS)
+    world.close(1)  # it was stopped, and goes on in a later bubble
+    gate.enter(1)
+    assert gate._row == [1] and not world.sleeps
+    world.work(1 * MS)
+    world.while_asleep = [lambda: world.open(7, 10**15)]
+    gate.enter(0)
+    assert world.sleeps == 1, "the next row asks"
 
 
 def test_what_a_row_takes_is_shared_out_among_its_forecasts(world: World) -> None:
@@ -164,17 +179,17 @@ def test_many_rows_of_the_same_units_before_a_rest_teach_no_more_than_one_after_
 
 
 def test_names_are_written_with_the_units_that_bear_them_and_no_sooner(world: World, tmp_path: Path) -> None:
-    units, names = tmp_path / "units.bin", tmp_path / "units.json"
+    units, names = tmp_path / "units.bin", tmp_path / "units.jsonl"
     gate = PageGate(world.page, units, names)
     gate.use(["a", "b", "c"])
     known(world, gate, 200 * US, 200 * US, 200 * US)
     at = 0
     while not units.stat().st_size:
-        assert not names.exists(), "each row would write them all"
+        assert not names.stat().st_size, "not with each row"
         gate.enter(at % 3)
         world.work(200 * US)
         at += 1
     numbers = {unit for *_, unit, _ in UNIT.iter_unpack(units.read_bytes())}
-    (group,) = json.loads(names.read_text())["groups"]
+    (group,) = read_groups(names)
     assert max(numbers) == len(group["units"]) - 1 > 2
     gate.close()

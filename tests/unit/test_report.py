@@ -102,8 +102,8 @@ class MadeUpRank:
     def write(self) -> None:
         self._recorder.close()
         self._units_path.write_bytes(b"".join(self._units))
-        names = {"groups": [{"trials": 8, "units": ["0.Linear forward"]}]}
-        self._units_path.with_suffix(".json").write_text(json.dumps(names))
+        names = {"group": 0, "trials": 8, "units": ["0.Linear forward"]}
+        self._units_path.with_suffix(".jsonl").write_text(f"{json.dumps(names)}\n")
 
 
 def test_every_figure_of_one_rank(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_killed_daemon_leaves_what_it_wrote(tmp_path: Path) -> None:
     rank.path.write_bytes(rank.path.read_bytes()[:-9])
     units = units_path(tmp_path, 0)
     units.write_bytes(units.read_bytes()[:-5])
-    units.with_suffix(".json").write_text('{"groups": [{"tri')
+    units.with_suffix(".jsonl").write_text('{"group": 0, "tri')
     report = build_report(tmp_path)
     assert report["main"]["slowdown"] == pytest.approx(0.01)
     assert report["side"]["units"] == 5

@@ -112,7 +112,7 @@ def test_a_run_without_steps_or_names(tmp_path: Path) -> None:
     rank = MadeUpRank(tmp_path, 1)
     rank.step(True, 100, [(10, 20)], [(11, 1, 1)])
     rank.write()
-    (tmp_path / "rank1.units.json").unlink()
+    (tmp_path / "rank1.units.jsonl").unlink()
     unit = track(events_of(tmp_path), "side task", pid=1)[0]
     assert (unit["name"], unit["args"]["trials"]) == ("unit 0", None)
 
