@@ -69,6 +69,7 @@ preemptive = true  # the windows decide (windowed_daemon.py)
 study = "{study}"
 [run]
 directory = "{run}"
+keep_mb = 4096
 calibrate_s = 0.0  # the rivals measure the dedicated rate
 [guard]
 enabled = false

@@ -27,6 +27,7 @@ alone_steps = 4
 study = "{study}"
 [run]
 directory = "{run}"
+keep_mb = 4096
 """
 BUDGET = 0.01
 """The default of `guard.slowdown_budget`."""

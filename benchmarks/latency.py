@@ -25,6 +25,7 @@ from ds_hooks.marks import HostMarks
 from ds_hooks.page import Field, Page, Role, make_private_dir, page_path
 from ds_hooks.side import SideTask
 from trials.gate import PageGate, StopRequested, block_signals
+from trials.unit_records import UnitRecords
 
 NAME = "latency"
 BUBBLE_MS, COMPUTE_MS = 8.0, 4.0
@@ -66,7 +67,7 @@ def _gate_check_us() -> float:
     with tempfile.TemporaryDirectory(prefix="bsq-") as place:
         folder = make_private_dir(Path(place) / "pages")
         page = Page.open(page_path(folder, 0))
-        gate = PageGate(page, Path(place) / "units.bin")
+        gate = PageGate(page, UnitRecords(Path(place) / "units.bin"))
         gate.use([str(unit) for unit in range(UNITS)])
         page.words[Field.PERMIT_UNTIL_NS] = time.monotonic_ns() + 60_000_000_000
         page.words[Field.BUBBLE] = 1

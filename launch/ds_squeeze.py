@@ -6,6 +6,7 @@ is said before anything starts, with exit code 2; after that the exit code is th
 """
 
 import argparse
+import json
 import os
 import signal
 import socket
@@ -174,7 +175,7 @@ def _reason(code: int) -> str:
 def finish(run: Path, config: Config, reason: str) -> None:
     """Close the study, then write and print the report. What fails here is said and does not stop the rest."""
     from squeezer.picture import draw_step
-    from squeezer.report import build_report, render, write_report
+    from squeezer.report import render, write_report
     from squeezer.trace import write_trace
 
     def close_study() -> None:
@@ -190,8 +191,7 @@ def finish(run: Path, config: Config, reason: str) -> None:
             draw_step(run, run / "step.svg")
 
     def report() -> None:
-        write_report(run)
-        print(render(build_report(run)), flush=True)
+        print(render(json.loads(write_report(run).read_text(encoding="utf-8"))), flush=True)
 
     for what in (close_study, trace, picture, report):
         try:

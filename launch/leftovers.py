@@ -14,6 +14,7 @@ import psutil
 
 RECORDS = (
     "rank*.events.jsonl",
+    "rank*.details.*",
     "rank*.units.*",
     "report.json",
     "trace.json",

@@ -65,7 +65,6 @@ class Bookkeeper:
         overran = self._note_bubble(message.side_cpu_ns if message.side_cpu_ns >= 0 else None)
         self._side_cpu_ns = message.side_cpu_ns
         self._bubble = {
-            "job": self.job,
             "step": message.step,
             "epoch": message.epoch,
             "slot": message.slot,
@@ -97,7 +96,7 @@ class Bookkeeper:
             [wire.InstructionKind(kind).name, slot, message.base_ns + begin_ns, message.base_ns + end_ns]
             for kind, slot, begin_ns, end_ns in message.items
         ]
-        self._recorder.add("instructions", job=self.job, step=message.step, items=items)
+        self._recorder.add("instructions", step=message.step, items=items)
 
     def _note_bubble(self, side_cpu_ns: int | None) -> tuple[int, int] | None:
         bubble, self._ended_bubble = self._ended_bubble, None

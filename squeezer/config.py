@@ -173,10 +173,17 @@ class RunTable(_Table):
     """On a CPU, each rank gets an even share of the machine's cores."""
     trace_steps: _CountOrNone = 40
     """How many steps at most go into the trace."""
+    keep_mb: Annotated[float, Field(ge=1, allow_inf_nan=False, description="a number, 1 or more")] = 64.0
+    """What a rank's details (bubbles, instructions, units) may take on disk: of older steps they go."""
     record_events: bool = Field(default=False, description="true or false")
     """Also record each event that the daemon decided by, and what it did about it, for `squeezer.replay`."""
     calibrate_s: _NotNegative = 2.0
     """How long the side task's rate alone is measured after the job. 0: not."""
+
+    @property
+    def keep_bytes(self) -> int:
+        """`keep_mb` in bytes."""
+        return int(self.keep_mb * 1e6)
 
     @field_validator("directory", mode="before")
     @classmethod

@@ -22,7 +22,7 @@ from squeezer.device import DEVICES, kind_of
 from squeezer.intake import Intake, wakeup_on_signals
 from squeezer.plan import side_limit_bytes
 from squeezer.progress import Progress
-from squeezer.record import RECORD_VERSION, Recorder, events_path
+from squeezer.record import DETAILS, RECORD_VERSION, SHARES, Recorder
 from squeezer.replay import as_record
 from squeezer.said import too_large, too_long
 from squeezer.state import (
@@ -72,7 +72,7 @@ class Daemon:
         self._page = Page.open(page_path(directory, local_rank))
         try:
             self._page.claim(Role.DAEMON)
-            self._recorder = Recorder(events_path(run, self._rank))
+            self._recorder = Recorder(run, self._rank, config.run.keep_bytes)
             self._intake = Intake(socket_path(directory, local_rank), self._fault)
         except Exception:
             self._page.close()
@@ -86,7 +86,13 @@ class Daemon:
         self._page.words[Field.SIDE_PROCESS] = 0
         self._page.words[Field.SIDE_LIMIT_BYTES] = 0
         self._page.words[Field.PREEMPTIVE] = config.squeeze.preemptive
-        place = SidePlace(page=self._page.path, run=run, rank=self._rank, storage=config.storage(run))
+        place = SidePlace(
+            page=self._page.path,
+            run=run,
+            rank=self._rank,
+            storage=config.storage(run),
+            units_bytes=config.run.keep_bytes // SHARES,
+        )
         self._supervisor = Supervisor(config.side, self._device, place) if config.side else None
         self._watched: dict[int, Callable[[], None]] = {self._intake.fd: self._receive}
         self._main_pid = 0
@@ -270,8 +276,12 @@ class Daemon:
     def _hear_side(self) -> None:
         assert self._supervisor is not None
         for status in self._supervisor.read_status():
-            self._recorder.add("side", t_ns=time.monotonic_ns(), **status)
-            match status["event"]:
+            event = status.pop("event")
+            if event in DETAILS:
+                self._recorder.add(event, t_ns=time.monotonic_ns(), **status)
+            else:
+                self._recorder.add("side", t_ns=time.monotonic_ns(), event=event, **status)
+            match event:
                 case "ready":
                     self._side_was_ready = True
                     self._feed(SideChanged(Side.READY))

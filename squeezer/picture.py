@@ -5,6 +5,7 @@ style block replaces the few that must differ on a dark page.
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import pairwise
@@ -43,7 +44,7 @@ def draw_step(run: Path, path: Path) -> Path:
         ReportError: no records in `run`, or no squeezed step in them.
     """
     ranks = load_run(run)
-    squeezed = [s for s in mean_over_ranks([rank.step_times() for rank in ranks]) if s.squeezed]
+    squeezed = [s for s in mean_over_ranks([rank.step_times(detailed=True) for rank in ranks]) if s.squeezed]
     if not squeezed:
         raise ReportError(f"{run}: no squeezed step is recorded; a picture needs one")
     most = max(len(s.ranks) for s in squeezed)  # a step that a killed daemon missed would show an empty rank
@@ -121,10 +122,10 @@ def _svg(ranks: Sequence[RankRun], step: StepTime) -> str:
     return "\n".join(parts)
 
 
-def _inside(records: Iterable[Mapping[str, Any]], step: StepTime) -> list[Mapping[str, Any]]:
+def _inside(bubbles: Sequence[Mapping[str, Any]], step: StepTime) -> Sequence[Mapping[str, Any]]:
     """Those that overlap the step's time, whatever number they carry: a rank may have another number for the job."""
-    shown = (r for r in records if r["start_ns"] < step.end_ns and r["end_ns"] > step.start_ns)
-    return sorted(shown, key=lambda r: r["start_ns"])
+    first = bisect_right(bubbles, step.start_ns, key=lambda bubble: bubble["end_ns"])
+    return bubbles[first : bisect_left(bubbles, step.end_ns, key=lambda bubble: bubble["start_ns"])]
 
 
 def _labels(rank: RankRun, y: float) -> Iterator[str]:

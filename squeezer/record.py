@@ -1,4 +1,4 @@
-"""What a run leaves behind: one JSON-lines file of events per rank, and a binary file of the side task's units.
+"""What a run leaves behind: two JSON-lines files per rank, and a binary file of the side task's units.
 
 `RUN/rank3.events.jsonl` holds one object per line, told apart by its key "r":
 
@@ -7,29 +7,42 @@
     step          job, step, start_ns, end_ns, squeezed (false: a window without squeezing, or still
                   observing; null: neither, for the side task started in it, or the guard had the gate shut), work
                   (trial-samples that the side task has trained so far, by the page)
-    bubble        job, step, epoch, slot, wait, start_ns, end_ns, squeezed, forecast_ns (null: none;
-                  the forecast, its low and its high), permit_until_ns (null: shut),
-                  side_ns (the side task's CPU time in it), overrun_ns (and from its end to the next one's start),
-                  stopped (whether the side task had to be stopped at its end)
-    instructions  job, step, items: [kind, slot, start_ns, end_ns] each
     action        t_ns, action, cause; what the daemon did, other than to plan
     guard         t_ns, step, what, cause, figures; see `squeezer.guard.Decision`
     event         event, actions: what the daemon decided by, and what it did about it; only if asked for
-    side          t_ns, event, and what belongs to it: started, ready, progress, exited, given_up, finished
+    side          t_ns, event, and what belongs to it: started, ready, exited, given_up, finished
     fault         t_ns, what: a lost or foreign message, a hook that switched itself off
     end           t_ns, lost_messages, dropped_messages, foreign_messages, dedicated (null or see `Dedicated`)
 
-`RUN/rank3.units.bin` is an array of `UNIT`; `RUN/rank3.units.jsonl` names them, a group or more names of one per line:
-`{"group": 0, "trials": K, "units": ["0.Linear forward", …]}`. Times are CLOCK_MONOTONIC nanoseconds.
+`RUN/rank3.details.jsonl` likewise holds what is of the last steps only (`RollingFile`):
+
+    bubble        step, epoch, slot, wait, start_ns, end_ns, squeezed, forecast_ns (null: none;
+                  the forecast, its low and its high), permit_until_ns (null: shut),
+                  side_ns (the side task's CPU time in it), overrun_ns (and from its end to the next one's start),
+                  stopped (whether the side task had to be stopped at its end)
+    instructions  step, items: [kind, slot, start_ns, end_ns] each
+    progress      t_ns, work, trials_running, epochs; as the side task says
+    overran       t_ns, slot, overrun_ns; as the side task says, where only it can know
+
+`RUN/rank3.units.bin`, also of the last steps only, is an array of `UNIT`. `RUN/rank3.units.jsonl` names them, some
+of a group per line: `{"group": 0, "trials": K, "units": ["0.Linear forward", …]}`. Times are in ns of CLOCK_MONOTONIC.
 """
 
 import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-RECORD_VERSION = 2
+from ds_hooks.rolling_file import RollingFile, older
+
+RECORD_VERSION = 3
+
+DETAILS = frozenset({"bubble", "instructions", "progress", "overran"})
+"""The kinds of which only the last are kept."""
+
+SHARES = 4
+"""Details and units have two files each, an older one and one that grows."""
 
 UNIT = struct.Struct("<qIIiI")
 """start_ns, wall_ns, cpu_ns, unit (-1: host work between layers), group."""
@@ -38,6 +51,11 @@ UNIT = struct.Struct("<qIIiI")
 def events_path(run: Path, rank: int) -> Path:
     """Where the daemon of `rank` writes."""
     return run / f"rank{rank}.events.jsonl"
+
+
+def details_path(run: Path, rank: int) -> Path:
+    """Where the daemon of `rank` writes what is of the last steps only."""
+    return run / f"rank{rank}.details.jsonl"
 
 
 def journal_path(run: Path) -> Path:
@@ -57,19 +75,23 @@ class RecordError(Exception):
 class Recorder:
     """Collects in memory and writes when the device is idle anyway.
 
+    Args:
+        run: the directory.
+        rank: whose records these are.
+        keep_bytes: what details and units may take on disk. None: whatever they take.
+
     Raises:
-        RecordError: the directory or the file cannot be made.
+        RecordError: the directory or the files cannot be made.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, run: Path, rank: int, keep_bytes: int | None = None) -> None:
+        most_bytes = None if keep_bytes is None else keep_bytes // SHARES
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            is_new = not path.exists()
-            self._file: TextIO = path.open("a", encoding="utf-8")
+            run.mkdir(parents=True, exist_ok=True)
+            self._events = RollingFile(events_path(run, rank))
+            self._details = RollingFile(details_path(run, rank), most_bytes)
         except OSError as error:
-            raise RecordError(f"cannot write to run.directory {path.parent}: {error.strerror}") from error
-        if not is_new:
-            self._file.write("\n")  # a killed daemon may have left half a line
+            raise RecordError(f"cannot write to run.directory {run}: {error.strerror}") from error
         self._waiting: list[dict[str, Any]] = []
 
     def add(self, kind: str, **fields: Any) -> None:
@@ -81,18 +103,22 @@ class Recorder:
         if len(self._waiting) < at_least:
             return
         encode = json.JSONEncoder(separators=(",", ":")).encode
-        self._file.write("".join(f"{encode(record)}\n" for record in self._waiting))
-        self._file.flush()
+        for file, are_details in ((self._events, False), (self._details, True)):
+            lines = [encode(record) for record in self._waiting if (record["r"] in DETAILS) is are_details]
+            if lines:
+                # begins anew: a killed daemon may have left half a line
+                file.write("\n".join(["", *lines, ""]).encode())
         self._waiting.clear()
 
     def close(self) -> None:
         """Write all and close."""
         self.write()
-        self._file.close()
+        self._events.close()
+        self._details.close()
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of one rank, in order; a line that a killed daemon cut short is left out."""
+    """The records in one file, in order; a line that a killed daemon cut short is left out."""
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             if line.strip():
@@ -100,6 +126,14 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
                     yield json.loads(line)
                 except json.JSONDecodeError:
                     continue
+
+
+def read_details(run: Path, rank: int) -> Iterator[dict[str, Any]]:
+    """What is left of a rank's details, in order."""
+    path = details_path(run, rank)
+    for file in (older(path), path):
+        if file.exists():
+            yield from read_events(file)
 
 
 def read_groups(path: Path) -> list[dict[str, Any]]:

@@ -72,7 +72,8 @@ def main_report(run: Path, as_json: bool) -> int:
 
 def _tally(rank: RankRun) -> Tally:
     records, units = rank.records, rank.units
-    known = {(s["job"], s["step"]) for s in records["step"]}
+    steps = rank.detailed_steps()
+    known = {(s["job"], s["step"]) for s in steps}
     bubbles = sorted(records["bubble"], key=lambda b: b["start_ns"])
     wait_count: Counter[str] = Counter()
     wait_ns: Counter[str] = Counter()
@@ -88,13 +89,13 @@ def _tally(rank: RankRun) -> Tally:
     bubble_ns = int((end_ns - start_ns)[squeezed].sum())
     rates = [end["dedicated"]["work_per_s"] for end in records["end"] if end["dedicated"]]
     return Tally(
-        steps=len(records["step"]),
-        step_ns=sum(s["end_ns"] - s["start_ns"] for s in records["step"]),
+        steps=len(steps),
+        step_ns=sum(s["end_ns"] - s["start_ns"] for s in steps),
         wait_count=wait_count,
         wait_ns=wait_ns,
         squeezed_bubble_ns=bubble_ns,
         busy_ns=sum(b["side_ns"] for b in bubbles if b["squeezed"]),
-        work=_work(records["step"]) if rates else 0.0,
+        work=_work(steps) if rates else 0.0,
         capacity=rates[-1] * bubble_ns / 1e9 if rates else 0.0,
         overrun_us=np.array(overruns, np.float64),
         resume_us=side.resume_ns[opened & (side.resume_ns >= 0)] / 1e3,
@@ -151,7 +152,11 @@ def _figures(t: Tally, starved: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for wait in sorted(t.wait_count)
     }
     return {
-        "bubbles": {"ratio": sum(t.wait_ns.values()) / t.step_ns if t.step_ns else None, "by_kind": by_kind},
+        "bubbles": {
+            "steps": t.steps,
+            "ratio": sum(t.wait_ns.values()) / t.step_ns if t.step_ns else None,
+            "by_kind": by_kind,
+        },
         "side": {
             "fill": t.busy_ns / t.squeezed_bubble_ns if t.squeezed_bubble_ns else None,
             "harvest": t.work / t.capacity if t.capacity else None,
@@ -216,7 +221,7 @@ def render(report: Mapping[str, Any]) -> str:
         f"({_percent(main['alone_share'], '.0f')} and {_percent(main['squeezed_share'], '.0f')} of the steps)",
         f"            slowdown {_percent(main['slowdown'], '+.2f')}, "
         f"95% CI {_percent(low, '+.2f')} to {_percent(high, '+.2f')}",
-        f"Bubbles     {_percent(report['bubbles']['ratio'])} of step time",
+        f"Bubbles     {_percent(report['bubbles']['ratio'])} of step time{_lately(report)}",
         f"Side task   fill {_percent(side['fill'])}, harvest {_percent(side['harvest'])}; "
         f"{side['units']} units, {side['restarts']} restarts",
         f"            overrun p50 {_us(overrun['p50'])}, p99 {_us(overrun['p99'])}; "
@@ -257,6 +262,12 @@ def render(report: Mapping[str, Any]) -> str:
         ]
         lines.append(" ".join(cells))
     return "\n".join(lines)
+
+
+def _lately(report: Mapping[str, Any]) -> str:
+    """Of how many steps bubbles and units are kept, unless of all."""
+    kept, recorded = (min(of[key]["steps"] for of in report["ranks"].values()) for key in ("bubbles", "main"))
+    return "" if kept == recorded else f"; this and what follows is of the last {kept} steps"
 
 
 def _wrapped(text: str) -> list[str]:

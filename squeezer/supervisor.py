@@ -21,12 +21,13 @@ USER_ERROR_STATUS = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SidePlace:
-    """Where one side task works."""
+    """Where one side task works, and `RollingFile`'s size for the units that it records."""
 
     page: Path
     run: Path
     rank: int
     storage: str
+    units_bytes: int
 
 
 class Supervisor:
@@ -53,6 +54,7 @@ class Supervisor:
             *("--study-name", config.study_name, "--storage", place.storage),
             *("--worker", self._worker, "--lock", str(place.run / "ask.lock")),
             *("--page", str(place.page), "--units", str(units_path(place.run, place.rank))),
+            *("--units-bytes", str(place.units_bytes)),
             *("--threads", str(config.threads), "--nice", str(config.nice), "--status-fd", str(write_fd)),
             *self._device.arguments(),
         ]

@@ -4,7 +4,9 @@ The times of all ranks are brought onto one clock on reading, so whatever uses a
 """
 
 import json
+import math
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -14,11 +16,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ds_hooks.rolling_file import older
 from squeezer.metrics import StepTime, mean_over_ranks
-from squeezer.record import RECORD_VERSION, events_path, read_events, read_groups, units_path
+from squeezer.record import (
+    DETAILS,
+    RECORD_VERSION,
+    details_path,
+    events_path,
+    read_details,
+    read_events,
+    read_groups,
+    units_path,
+)
 from squeezer.units import UNIT_DTYPE, attribute, cut_at_stops, stopped_intervals
 
-KINDS = ("run", "job", "step", "bubble", "instructions", "action", "guard", "side", "fault", "end")
+KINDS = ("run", "job", "step", "action", "guard", "side", "fault", "end", *DETAILS)
 # CLOCK_MONOTONIC counts from each machine's boot. Ranks that differ by less than this share a machine: there the
 # clocks are one, and wall_s would only add its own error.
 SAME_CLOCK_NS = 50_000_000
@@ -37,12 +49,14 @@ class RankRun:
         records: kind of record -> its records in order, every kind present. "job" counts over daemon restarts.
         units: `UNIT_DTYPE`, by start; one that was stopped stands here as the pieces in which it ran.
         groups: what `units["group"]` and `units["unit"]` number: trials and unit names.
+        first_detailed: the index among the "step" records of the first step of which details and units are kept.
     """
 
     rank: int
     records: Mapping[str, list[dict[str, Any]]]
     units: NDArray[Any]
     groups: Sequence[Mapping[str, Any]]
+    first_detailed: int = 0
 
     def unit_name(self, group: int, unit: int) -> str:
         """A unit's name; its number where the side task was killed before it wrote the names."""
@@ -51,9 +65,14 @@ class RankRun:
         names = self.groups[group]["units"] if group < len(self.groups) else []
         return names[unit] if unit < len(names) else f"unit {unit}"
 
-    def step_times(self) -> list[StepTime]:
-        """The "step" records as data."""
-        spans = ((s, s["start_ns"], s["end_ns"]) for s in self.records["step"])
+    def detailed_steps(self) -> list[dict[str, Any]]:
+        """The "step" records of those whose details are kept."""
+        return self.records["step"][self.first_detailed :]
+
+    def step_times(self, *, detailed: bool = False) -> list[StepTime]:
+        """The "step" records as data: all, or those of `detailed_steps`."""
+        records = self.detailed_steps() if detailed else self.records["step"]
+        spans = ((s, s["start_ns"], s["end_ns"]) for s in records)
         return [StepTime(s["job"], s["step"], s["squeezed"], a, b, b - a, (self.rank,)) for s, a, b in spans]
 
 
@@ -89,13 +108,50 @@ def _load_rank(run: Path, number: int) -> RankRun:
         if "job" in record:
             record["job"] = jobs.setdefault((len(records["run"]), record["job"]), len(jobs))
         records.setdefault(record["r"], []).append(record)
-    units, names = units_path(run, number), units_path(run, number).with_suffix(".jsonl")
-    data = units.read_bytes() if units.exists() else b""
-    array = np.frombuffer(data, UNIT_DTYPE, len(data) // UNIT_DTYPE.itemsize)
+    for record in read_details(run, number):
+        records[record["r"]].append(record)
+    units = _read_units(units_path(run, number))
+    first = _first_detailed(run, number, records, units)
+    if first:
+        from_ns = records["step"][first]["start_ns"] if first < len(records["step"]) else math.inf
+        for kind in DETAILS:
+            records[kind] = [record for record in records[kind] if _begin_ns(record) >= from_ns]
+        units = units[units["start_ns"] >= from_ns]
+    attached_ns = [job["t_ns"] for job in records["job"]]
+    for bubble in records["bubble"]:
+        bubble["job"] = records["job"][bisect_right(attached_ns, bubble["start_ns"]) - 1]["job"]
+    names = units_path(run, number).with_suffix(".jsonl")
     groups = read_groups(names) if names.exists() else []
-    ran = cut_at_stops(array[np.argsort(array["start_ns"])], stopped_intervals(records["bubble"]))
-    attribute(records["bubble"], ran, [side for side in records["side"] if side["event"] == "overran"])
-    return RankRun(rank=number, records=records, units=ran, groups=groups)
+    ran = cut_at_stops(units, stopped_intervals(records["bubble"]))
+    attribute(records["bubble"], ran, records["overran"])
+    return RankRun(rank=number, records=records, first_detailed=first, units=ran, groups=groups)
+
+
+def _read_units(path: Path) -> NDArray[Any]:
+    """`UNIT_DTYPE`, by start."""
+    parts = []
+    for file in (older(path), path):
+        data = file.read_bytes() if file.exists() else b""
+        parts.append(np.frombuffer(data, UNIT_DTYPE, len(data) // UNIT_DTYPE.itemsize))
+    units = np.concatenate(parts)
+    return units[np.argsort(units["start_ns"])]
+
+
+def _first_detailed(run: Path, number: int, records: Mapping[str, list[dict[str, Any]]], units: NDArray[Any]) -> int:
+    """See `RankRun`."""
+    from_ns = 0
+    if older(details_path(run, number)).exists():
+        from_ns = min((bubble["start_ns"] for bubble in records["bubble"]), default=0)
+    if older(units_path(run, number)).exists() and len(units):
+        from_ns = max(from_ns, int(units["start_ns"][0]))
+    return bisect_left(records["step"], from_ns, key=lambda step: step["start_ns"])
+
+
+def _begin_ns(record: Mapping[str, Any]) -> int:
+    """When a detail began."""
+    if record["r"] == "instructions":
+        return min((begin_ns for _, _, begin_ns, _ in record["items"]), default=0)
+    return int(record["start_ns"] if record["r"] == "bubble" else record["t_ns"])
 
 
 def _shift(rank: RankRun, shift_ns: int) -> None:
@@ -170,7 +226,7 @@ def write_trace(run: Path, most_steps: int = 40) -> Path:
         ReportError: no records, or no step in them.
     """
     ranks = load_run(run)
-    chosen = _choose_steps(mean_over_ranks([rank.step_times() for rank in ranks]), most_steps)
+    chosen = _choose_steps(mean_over_ranks([rank.step_times(detailed=True) for rank in ranks]), most_steps)
     if not chosen:
         raise ReportError(f"{run}: no step is recorded; a trace needs at least one")
     from_ns, to_ns = min(s.start_ns for s in chosen), max(s.end_ns for s in chosen)

@@ -32,7 +32,7 @@ def attribute(bubbles: Sequence[dict[str, Any]], units: NDArray[Any], overruns: 
     Args:
         bubbles: the "bubble" records of one rank in order; those with `side_ns` already stay as they are.
         units: `UNIT_DTYPE`, by start.
-        overruns: the "side" records with the event "overran".
+        overruns: the "overran" records.
     """
     unknown = [bubble for bubble in bubbles if bubble["side_ns"] is None]
     if not unknown:

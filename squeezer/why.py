@@ -110,8 +110,6 @@ def _side(rank: RankRun) -> Iterator[str]:
         return
     begin_ns = rank.records["run"][-1]["t_ns"]
     for event in rank.records["side"]:
-        if event["event"] == "progress":
-            continue
         rest = ", ".join(f"{key} {value}" for key, value in event.items() if key not in ("r", "t_ns", "event"))
         name = event["event"].replace("_", " ")
         yield f"  side task   {(event['t_ns'] - begin_ns) / 1e9:6.1f} s: {name}{f' ({rest})' if rest else ''}"
@@ -122,7 +120,8 @@ def _slots(rank: RankRun) -> Iterator[str]:
     if not slots:
         return
     squeeze = rank.records["run"][-1]["config"]["squeeze"]
-    yield "  bubbles of squeezed steps, by slot"
+    lately = f" among the last {len(rank.detailed_steps())}" if rank.first_detailed else ""
+    yield f"  bubbles of squeezed steps{lately}, by slot"
     errors = f"{'error p50':>10} {'error p90':>10}"
     yield f"  {'slot':>6} {'wait':<18}{'ms p50':>8} {'min':>7} {errors} {'opened':>7} {'fill':>6}"
     for slot in slots:

@@ -4,11 +4,11 @@ import ctypes
 import itertools
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 
 from ds_hooks.driver import DriverError
 from ds_hooks.page import PAGE_BYTES, DeviceGate, Field, Page
 from trials.stream_gate import StreamGate
+from trials.unit_records import UnitRecords
 
 US, MS = 1_000, 1_000_000
 STREAM = 7
@@ -35,12 +35,12 @@ class World:
         self._busy_until_ns = 0
         self.gates: list[StreamGate] = []
 
-    def gate(self, *files: Path, device_uuid: int = 0) -> StreamGate:
+    def gate(self, records: UnitRecords | None = None, device_uuid: int = 0) -> StreamGate:
         made = StreamGate(
             self.page,
             self,
             STREAM,
-            *files,
+            records,
             device_uuid=device_uuid,
             on_overrun=lambda slot, ns: self.overruns.append((slot, ns)),
             clock_ns=lambda: self.now_ns,

@@ -8,7 +8,6 @@ import os
 import signal
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from time import monotonic_ns, thread_time_ns
 from typing import Protocol
 
@@ -25,6 +24,7 @@ from trials.ledger import (
     StopRequested,
 )
 from trials.ledger import Starved as Starved  # part of what a gate says
+from trials.unit_records import UnitRecords
 
 
 class Gate(Protocol):
@@ -101,13 +101,11 @@ class PageGate(Ledger):
 
     Args:
         page: the device's page; the caller has claimed the side task's role.
-        units_file: receives one `record` (start_ns, wall_ns, cpu_ns, unit, group) per unit that ran, or row of short
-            ones; None: nowhere.
-        names_file: receives the names of the units of every group; see `UnitNames`.
+        records: see `Ledger`.
     """
 
-    def __init__(self, page: Page, units_file: Path | None = None, names_file: Path | None = None) -> None:
-        super().__init__(page, units_file, names_file)
+    def __init__(self, page: Page, records: UnitRecords | None = None) -> None:
+        super().__init__(page, records)
         self._running: int | None = None
         self._row: list[int] = []  # units that joined the running one
         self._room_ns = 0.0
@@ -175,7 +173,7 @@ class PageGate(Ledger):
         """Write what is buffered. Returns whether the page may be unmapped: it may."""
         self.rest()
         self._settle()
-        self._close_file()
+        self._records.close()
         return True
 
     def _start_of(self, unit: int) -> int:
@@ -237,7 +235,7 @@ class PageGate(Ledger):
                 number = self._learn_row((unit, *row), cpu_ns)
             else:
                 self._learn(unit, cpu_ns, longest_ns, group)
-            self._record(start_ns, wall_ns, cpu_ns, number, group)
+            self._records.add(start_ns, wall_ns, cpu_ns, number, group)
         self._ended.clear()
         self._ended_ns = 0
         self._count(units, busy_ns)
@@ -254,7 +252,7 @@ class PageGate(Ledger):
         ends = (self._group, row[0], row[-1])
         number = self._rows.get(ends)
         if number is None:
-            number = self._rows[ends] = self._names.add_row(*ends)
+            number = self._rows[ends] = self._records.add_row(*ends)
         return number
 
     def _pause(self, unit: int) -> int:

@@ -1,20 +1,15 @@
 """What every gate keeps of its units: their names, what they cost, which were too long, and a record of each."""
 
 import signal
-import struct
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ds_hooks.page import Field, Page
-from trials.unit_names import UnitNames
+from trials.unit_records import UnitRecords
 
 STOP_SIGNAL = signal.SIGTERM
 GATE_SIGNALS = frozenset({signal.SIGUSR1, STOP_SIGNAL})
-
-UNIT_RECORD = struct.Struct("<qIIiI")
-"""start_ns, wall_ns, cpu_ns, unit, group: what `squeezer.record` reads back."""
 
 HOST_UNIT = -1
 """The unit number of host work between layers: building models, bookkeeping. It asks the gate like any other, but its
@@ -36,11 +31,6 @@ NEARLY_LONGEST = 0.9
 """What was declined so often is tried in a bubble that is not much shorter than the longest of those."""
 
 LOOK_AGAIN_S = 0.5
-
-_pack = UNIT_RECORD.pack
-
-_BUFFER_BYTES = 2048 * UNIT_RECORD.size
-_U32_MAX = 2**32 - 1
 
 
 class StopRequested(BaseException):
@@ -82,21 +72,17 @@ class Ledger:
 
     Args:
         page: the device's page; the caller has claimed the side task's role.
-        units_file: receives one `record` (start_ns, wall_ns, cpu_ns, unit, group) per unit that ran, or row of short
-            ones; None: nowhere.
-        names_file: receives the names of the units of every group; see `UnitNames`.
+        records: where units are recorded; None: nowhere.
     """
 
-    def __init__(self, page: Page, units_file: Path | None, names_file: Path | None) -> None:
+    def __init__(self, page: Page, records: UnitRecords | None = None) -> None:
         self._words = page.words
-        self._units_file = units_file.open("ab") if units_file else None
-        self._names = UnitNames(names_file)
+        self._records = records or UnitRecords()
         self._declared: list[tuple[int, tuple[str, ...]]] = []
         self._group = -1
         self._costs_ns: list[float] = [HOST_WORK_NEEDS_NS]
         self._known_costs_ns: dict[str, float] = {}
         self._starved: list[Starved] = []
-        self._buffer = bytearray()
         self.trials = 0
 
     def use(self, units: Sequence[str]) -> None:
@@ -107,7 +93,7 @@ class Ledger:
             self._group = self._declared.index(declared)
         else:
             self._declared.append(declared)
-            self._group = self._names.add_group(self.trials, units)
+            self._group = self._records.add_group(self.trials, units)
         self._costs_ns = [self._known_costs_ns.get(_key(self.trials, name), 0.0) for name in units]
         self._costs_ns.append(HOST_WORK_NEEDS_NS)
         self._starved.clear()
@@ -138,7 +124,7 @@ class Ledger:
         if learn:
             self._learn(unit, busy_ns, longest_ns, group)
         self._count(1, busy_ns)
-        self._record(start_ns, wall_ns, busy_ns, unit, group)
+        self._records.add(start_ns, wall_ns, busy_ns, unit, group)
 
     def _is_known(self, group: int, unit: int) -> bool:
         """Whether there is a forecast for a unit of these units."""
@@ -167,14 +153,6 @@ class Ledger:
         words[Field.UNITS_RUN] += units
         words[Field.BUSY_NS] += busy_ns
 
-    def _record(self, start_ns: int, wall_ns: int, busy_ns: int, number: int, group: int) -> None:
-        if self._units_file is not None:
-            if wall_ns > _U32_MAX:
-                wall_ns, busy_ns = _U32_MAX, min(busy_ns, _U32_MAX)
-            self._buffer += _pack(start_ns, wall_ns, busy_ns, number, self._names.first_group + max(group, 0))
-            if len(self._buffer) >= _BUFFER_BYTES:
-                self._write()
-
     def _doubt(self, unit: int, left_ns: "deque[int]") -> int:
         """After many bubbles in vain, of which the last ones left it so much: forget what `unit` costs.
 
@@ -186,20 +164,6 @@ class Ledger:
         longest_ns = max(left_ns)
         self._costs_ns[unit] = NEARLY_LONGEST * longest_ns
         return longest_ns
-
-    def _write(self) -> None:
-        """Units, and before them all names that they may have."""
-        self._names.write()
-        if self._units_file is not None and self._buffer:
-            self._units_file.write(self._buffer)
-            self._units_file.flush()
-            self._buffer.clear()
-
-    def _close_file(self) -> None:
-        self._write()
-        self._names.close()
-        if self._units_file is not None:
-            self._units_file.close()
 
     def _remember_costs(self) -> None:
         if self._group >= 0:

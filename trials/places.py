@@ -3,7 +3,6 @@
 import ctypes
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +18,7 @@ from trials.process import die_with_parent, wake_promptly
 from trials.stream_gate import StreamGate
 from trials.study import Study
 from trials.ungated import rehearse, try_out
+from trials.unit_records import UnitRecords
 
 CONTEXT_BYTES = 600 << 20
 """What a context takes besides what is allocated in it; it counts as the side task's."""
@@ -38,10 +38,8 @@ class Place(Protocol):
     def adopt(self, study: Study) -> None:
         """Have `study` work here; it need not know."""
 
-    def gate(
-        self, page: Page, units: Path | None, names: Path | None, on_overrun: Callable[[int, int], None]
-    ) -> AnyGate:
-        """The gate of this place; see `Ledger` for the files."""
+    def gate(self, page: Page, records: UnitRecords, on_overrun: Callable[[int, int], None]) -> AnyGate:
+        """The gate of this place."""
 
     def rehearse(self, study: Study, page: Page, gate: AnyGate) -> int:
         """Train throw-away trials: what is imported, compiled or wrong shows. Returns how many trials fit at most."""
@@ -56,11 +54,9 @@ class CorePlace:
     def adopt(self, study: Study) -> None:
         """Nothing to do."""
 
-    def gate(
-        self, page: Page, units: Path | None, names: Path | None, on_overrun: Callable[[int, int], None]
-    ) -> AnyGate:
+    def gate(self, page: Page, records: UnitRecords, on_overrun: Callable[[int, int], None]) -> AnyGate:
         """The main job itself knows what ran over."""
-        return PageGate(page, units, names)
+        return PageGate(page, records)
 
     def rehearse(self, study: Study, page: Page, gate: AnyGate) -> int:
         """Without the gate: the main job stops this process at every bubble's end."""
@@ -118,16 +114,14 @@ class CudaPlace:
         own["batches"] = lambda epoch: Pinned(batches(epoch))
         own["validation"] = lambda: Pinned(validation())
 
-    def gate(
-        self, page: Page, units: Path | None, names: Path | None, on_overrun: Callable[[int, int], None]
-    ) -> AnyGate:
+    def gate(self, page: Page, records: UnitRecords, on_overrun: Callable[[int, int], None]) -> AnyGate:
         """See `StreamGate`."""
         try:
             driver = CudaDriver()
         except DriverError as error:
             raise PlaceError(f"the device cannot wait for bubbles: {error}") from None
         stream = self._stream.cuda_stream
-        gate = StreamGate(page, driver, stream, units, names, device_uuid=self._uuid, on_overrun=on_overrun)
+        gate = StreamGate(page, driver, stream, records, device_uuid=self._uuid, on_overrun=on_overrun)
         die_with_parent(False)  # the stream may wait then: the gate sees to it that this process ends
         return gate
 

@@ -14,6 +14,7 @@ from trials.gate import block_signals
 from trials.ledger import STOP_SIGNAL, StopRequested
 from trials.process import die_with_parent
 from trials.stream_gate import GateError
+from trials.unit_records import UnitRecords
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +36,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--lock", type=Path, default=Path(os.devnull))
     parser.add_argument("--page", type=Path)
     parser.add_argument("--units", type=Path)
+    parser.add_argument("--units-bytes", type=int, help="when that file is full; default: never")
     parser.add_argument("--status-fd", type=int, default=-1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the first that is visible")
     parser.add_argument("--memory-fraction", type=float, default=1.0, help="of a CUDA device's memory, at most")
@@ -98,8 +100,7 @@ def _serve(study: "Study", arguments: argparse.Namespace, tell: "Callable[..., N
     try:
         place = make_place(arguments.device, arguments.memory_fraction)
         place.adopt(study)
-        names = arguments.units.with_suffix(".jsonl") if arguments.units else None
-        gate = place.gate(page, arguments.units, names, partial(_tell_overrun, tell))
+        gate = place.gate(page, UnitRecords(arguments.units, arguments.units_bytes), partial(_tell_overrun, tell))
         _train(study, place, page, gate, clerk, tell, arguments.nice)
     except StopRequested:
         reason = "the main job or its daemon ended before the trial did"

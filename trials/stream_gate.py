@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
@@ -29,6 +28,7 @@ from trials.ledger import (
 )
 from trials.parent_watch import ParentWatch
 from trials.process import nap
+from trials.unit_records import UnitRecords
 
 if TYPE_CHECKING:
     from trials.each_op import EachOperation
@@ -92,8 +92,7 @@ class StreamGate(Ledger):
         page: the device's page; the caller has claimed the side task's role.
         driver: the device.
         stream: where the side task's work is queued.
-        units_file: see `Ledger`.
-        names_file: see `Ledger`.
+        records: see `Ledger`.
         device_uuid: the 128 bits of the device's name, to find out that the main job's is another; 0: unknown.
         on_overrun: told (slot, ns) of a unit that ran on after its bubble.
         clock_ns: the host's clock.
@@ -109,15 +108,14 @@ class StreamGate(Ledger):
         page: Page,
         driver: Driver,
         stream: int,
-        units_file: Path | None = None,
-        names_file: Path | None = None,
+        records: UnitRecords | None = None,
         *,
         device_uuid: int = 0,
         on_overrun: Callable[[int, int], None] = lambda slot, overrun_ns: None,
         clock_ns: Callable[[], int] = monotonic_ns,
         nap: Callable[[float], int | None] = nap,
     ) -> None:
-        super().__init__(page, units_file, names_file)
+        super().__init__(page, records)
         self._driver, self._stream, self._uuid = driver, stream, device_uuid
         self._on_overrun, self._clock_ns, self._nap = on_overrun, clock_ns, nap
         self._parent_pid = os.getppid()
@@ -214,7 +212,7 @@ class StreamGate(Ledger):
         self._parent.close()
         self._gone = done
         self._words[Field.SIDE_DOING] = Doing.ASLEEP
-        self._close_file()
+        self._records.close()
         return done
 
     def _hold_each(self, wanted: bool) -> None:

@@ -17,7 +17,7 @@ import optuna
 from optuna.trial import FrozenTrial
 
 from ds_hooks.page import Field, page_path
-from squeezer.record import events_path, journal_path, read_events
+from squeezer.record import events_path, journal_path, read_details, read_events
 from trials.storage import open_storage
 
 ROOT = Path(__file__).parents[2]
@@ -177,7 +177,9 @@ class Place:
     def events(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
         """The records of one kind."""
         path = events_path(self.run, rank)
-        return [event for event in read_events(path) if event["r"] == kind] if path.exists() else []
+        if not path.exists():
+            return []
+        return [event for event in (*read_events(path), *read_details(self.run, rank)) if event["r"] == kind]
 
     def side(self, event: str, rank: int = 0) -> list[dict[str, Any]]:
         """The records of what the side task said or what befell it."""

@@ -13,6 +13,7 @@ from ds_hooks.page import Field
 from squeezer.record import read_groups
 from squeezer.report import build_report, render
 from squeezer.state import AHEAD_STEPS
+from squeezer.trace import load_run
 from tests.integration.place import STUDIES, Child, Job, Place, children, cpu_ticks, is_alive, stat, wait_for
 from trials import TrialGroup, build_member
 from trials.gate import OpenGate
@@ -36,9 +37,8 @@ def trains(place: Place, after: int = 0) -> int:
     """Wait until the side task's process number `after` trains trials; its process id."""
 
     def progress() -> bool:
-        events = place.events("side")
-        starts = [index for index, event in enumerate(events) if event["event"] == "started"]
-        return len(starts) > after and any(event["event"] == "progress" for event in events[starts[after] :])
+        starts_ns = [event["t_ns"] for event in place.side("started")]
+        return len(starts_ns) > after and any(said["t_ns"] > starts_ns[after] for said in place.events("progress"))
 
     wait_for(progress, "the end of an epoch")
     place.works()
@@ -88,7 +88,8 @@ def test_a_daemon_serves_job_after_job_with_one_side_task_that_sleeps_when_there
     assert daemon.kill(signal.SIGTERM) == 0
 
     assert [(job["job"], job["pid"]) for job in place.events("job")] == [(0, first.pid), (1, second.pid)]
-    assert {(bubble["job"], bubble["permit_until_ns"] is None) for bubble in place.events("bubble")} == {
+    (rank,) = load_run(place.run)
+    assert {(bubble["job"], bubble["permit_until_ns"] is None) for bubble in rank.records["bubble"]} == {
         *((0, True), (0, False), (1, True), (1, False))
     }
     assert len(place.side("started")) == 1

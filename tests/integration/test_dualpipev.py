@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from squeezer.record import events_path, read_events
+from squeezer.record import events_path, read_details, read_events
 from tests.integration.jobs import ROOT, deepspeed, environment, run, short_directory
 
 pytestmark = pytest.mark.integration
@@ -27,7 +27,7 @@ def test_commits_are_bubbles_and_losses_are_the_same_bits(tmp_path: Path) -> Non
             observer.terminate()
     assert (ended.status, ended.losses) == (0, plain.losses), ended.output
     assert len(set(ended.losses)) == 24
-    records = list(read_events(events_path(tmp_path / "run", 0)))
+    records = [*read_events(events_path(tmp_path / "run", 0)), *read_details(tmp_path / "run", 0)]
     steps = [record for record in records if record["r"] == "step"]
     waits = {record["wait"] for record in records if record["r"] == "bubble"}
     assert len(steps) >= 20 and waits == {"COMMIT_P2P", "OPTIMIZER_STEP"}, "rank 0 holds the loss"

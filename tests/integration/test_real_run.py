@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from squeezer.record import UNIT, events_path, read_events, units_path
+from squeezer.record import UNIT, events_path, read_details, read_events, units_path
 from squeezer.report import build_report
 from tests.integration.jobs import PATIENT, ROOT, ds_squeeze, pretrain, run, short_directory
 
@@ -45,7 +45,7 @@ calibrate_s = 0.5
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_no_unit_starts_while_the_bubble_word_is_closed(record: Path, rank: int) -> None:
-    events = list(read_events(events_path(record, rank)))
+    events = [*read_events(events_path(record, rank)), *read_details(record, rank)]
     bubbles = sorted((e["start_ns"], e["end_ns"], e["squeezed"]) for e in events if e["r"] == "bubble")
     job_ns = next(e["t_ns"] for e in events if e["r"] == "job")
     starts_ns = [start_ns for start_ns, *_ in UNIT.iter_unpack(units_path(record, rank).read_bytes())]

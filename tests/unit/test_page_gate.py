@@ -12,6 +12,7 @@ from squeezer.record import UNIT, read_groups
 from tests.page_world import MS, US, World, decline
 from trials.gate import PageGate
 from trials.ledger import HOST_UNIT, NEARLY_LONGEST, UNKNOWN_COST_NEEDS_NS, Starved, StopRequested
+from trials.unit_records import UnitRecords
 
 
 @pytest.fixture
@@ -273,7 +274,7 @@ def test_rest_acknowledges(world: World) -> None:
 
 def test_groups_that_take_turns_are_named_once(world: World, tmp_path: Path) -> None:
     names = tmp_path / "units.jsonl"
-    gate = PageGate(world.page, None, names)
+    gate = PageGate(world.page, UnitRecords(tmp_path / "units.bin"))
     for units in (["a"], ["b"], ["a"], ["b"]):
         gate.use(units)
     gate.close()
@@ -282,7 +283,7 @@ def test_groups_that_take_turns_are_named_once(world: World, tmp_path: Path) -> 
 
 def test_units_are_recorded_as_the_report_reads_them(world: World, tmp_path: Path) -> None:
     units, names = tmp_path / "units.bin", tmp_path / "units.jsonl"
-    gate = PageGate(world.page, units, names)
+    gate = PageGate(world.page, UnitRecords(units))
     gate.trials = 3
     gate.use(["a"])
     world.open(1, 50 * MS)
@@ -303,7 +304,7 @@ def test_units_of_a_restarted_side_task_keep_their_names(world: World, tmp_path:
     units, names = tmp_path / "units.bin", tmp_path / "units.jsonl"
     world.open(1, 50 * MS)
     for own in (["a"], ["b", "c"]):
-        gate = PageGate(world.page, units, names)
+        gate = PageGate(world.page, UnitRecords(units))
         gate.use(own)
         gate.enter(len(own) - 1)
         world.work(1 * MS)

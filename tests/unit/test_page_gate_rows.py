@@ -10,6 +10,7 @@ from ds_hooks.page import Field, Page, page_path
 from squeezer.record import UNIT, read_groups
 from tests.page_world import MS, US, World, decline
 from trials.gate import PageGate
+from trials.unit_records import UnitRecords
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def test_known_units_are_accounted_for_many_at_once_and_new_ones_right_away(
 
 def test_short_units_in_a_row_share_a_record_and_each_still_asks(world: World, tmp_path: Path) -> None:
     units, names = tmp_path / "units.bin", tmp_path / "units.jsonl"
-    gate = PageGate(world.page, units, names)
+    gate = PageGate(world.page, UnitRecords(units))
     gate.use(["a", "b", "c", "d"])
     known(world, gate, 200 * US, 200 * US, 90 * US, 600 * US)
     before = world.words[Field.UNITS_RUN]
@@ -78,7 +79,7 @@ def test_short_units_in_a_row_share_a_record_and_each_still_asks(world: World, t
 def test_rows_are_longer_where_a_unit_may_be_stopped(world: World, tmp_path: Path) -> None:
     world.words[Field.PREEMPTIVE] = 1
     units = tmp_path / "units.bin"
-    gate = PageGate(world.page, units)
+    gate = PageGate(world.page, UnitRecords(units))
     gate.use(["a", "b", "c"])
     known(world, gate, 2 * MS, 3 * MS, 1 * MS)
     start_ns = world.now_ns
@@ -180,7 +181,7 @@ def test_many_rows_of_the_same_units_before_a_rest_teach_no_more_than_one_after_
 
 def test_names_are_written_with_the_units_that_bear_them_and_no_sooner(world: World, tmp_path: Path) -> None:
     units, names = tmp_path / "units.bin", tmp_path / "units.jsonl"
-    gate = PageGate(world.page, units, names)
+    gate = PageGate(world.page, UnitRecords(units))
     gate.use(["a", "b", "c"])
     known(world, gate, 200 * US, 200 * US, 200 * US)
     at = 0

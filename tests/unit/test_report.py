@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 import optuna
 import pytest
 
+from ds_hooks.rolling_file import older
+from squeezer.picture import draw_step
 from squeezer.record import RECORD_VERSION, UNIT, Recorder, events_path, journal_path, units_path
 from squeezer.report import NO_TRIALS, ReportError, build_report, main_report, render, write_report
+from squeezer.trace import write_trace
 from trials.storage import open_storage
 
 MS = 1_000_000
@@ -33,10 +37,18 @@ def used(bubbles: Sequence[Bubble], index: int, units: Sequence[Unit]) -> dict[s
 class MadeUpRank:
     """Writes the record of one rank, step after step. Times in ms count from the rank's first step."""
 
-    def __init__(self, run: Path, rank: int = 0, *, wall_s: float = 1.7e9, version: int = RECORD_VERSION) -> None:
+    def __init__(
+        self,
+        run: Path,
+        rank: int = 0,
+        *,
+        wall_s: float = 1.7e9,
+        version: int = RECORD_VERSION,
+        keep_bytes: int | None = None,
+    ) -> None:
         self.path = events_path(run, rank)
         self._units_path = units_path(run, rank)
-        self._recorder = Recorder(self.path)
+        self._recorder = Recorder(run, rank, keep_bytes)
         self._units: list[bytes] = []
         self._slots = 0
         self.job, self.number, self.now_ns = -1, 0, BOOT_NS
@@ -67,7 +79,7 @@ class MadeUpRank:
         self.number += 1
         self.work += self.work_per_step
         begin_ns = self.now_ns
-        where = {"job": self.job, "step": self.number}
+        where = {"step": self.number}
         for slot, (at_ms, length_ms) in enumerate(bubbles):
             start_ns, end_ns = (begin_ns + round(t * MS) for t in (at_ms, at_ms + length_ms))
             permit = end_ns if squeezed and opened else None
@@ -84,7 +96,9 @@ class MadeUpRank:
         forward = ["FORWARD_PASS", 0, begin_ns, half_ns]
         backward = ["BACKWARD_PASS", 1, half_ns, self.now_ns]
         self.add("instructions", **where, items=[forward, backward])
-        self.add("step", **where, start_ns=begin_ns, end_ns=self.now_ns, squeezed=squeezed, work=self.work)
+        self.add(
+            "step", job=self.job, **where, start_ns=begin_ns, end_ns=self.now_ns, squeezed=squeezed, work=self.work
+        )
 
     def windows(self, *, squeezed_ms: float = 101.0, **squeezed: Any) -> None:
         """Three alone windows of 100 ms a step, and two squeezed ones of three steps between them."""
@@ -99,6 +113,9 @@ class MadeUpRank:
         dedicated = None if work_per_s is None else {"trials": 8, "work_per_s": work_per_s}
         self.add("end", t_ns=self.now_ns, **LOST, dedicated=dedicated)
 
+    def flush(self) -> None:
+        self._recorder.write()
+
     def write(self) -> None:
         self._recorder.close()
         self._units_path.write_bytes(b"".join(self._units))
@@ -112,7 +129,7 @@ def test_every_figure_of_one_rank(tmp_path: Path) -> None:
     rank.stopped_epochs = frozenset({9})
     rank.work_per_step = 4  # 15 times, since the first count may be another job's
     rank.windows(bubbles=[(20, 10), (60, 10)], units=[(20.5, 4, 4), (28, 3, 3)])
-    for event in ("started", "progress", "started", "progress", "finished"):
+    for event in ("started", "started", "finished"):
         rank.add("side", t_ns=rank.now_ns, event=event)
     for what in ("check", "shut"):
         rank.add("guard", t_ns=BOOT_NS, step=5, what=what, cause="mean", figures={"slowdown": 0.1, "for_steps": 50})
@@ -235,7 +252,7 @@ def test_units_longer_than_every_bubble_are_named(tmp_path: Path) -> None:
 def test_an_observed_run_without_steps_is_all_na(tmp_path: Path) -> None:
     MadeUpRank(tmp_path).write()
     report = build_report(tmp_path)
-    assert report["bubbles"] == {"ratio": None, "by_kind": {}}
+    assert report["bubbles"] == {"steps": 0, "ratio": None, "by_kind": {}}
     assert report["main"]["steps"] == 0
     assert "slowdown n/a, 95% CI n/a to n/a" in render(report)
 
@@ -284,8 +301,42 @@ def test_what_is_no_run_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match=f"{tmp_path}: no records of a run here; allowed is"):
         main_report(tmp_path, as_json=False)
     MadeUpRank(tmp_path, version=99).write()
-    with pytest.raises(ReportError, match=r"rank0\.events\.jsonl: record version 99; allowed is version 2"):
+    with pytest.raises(ReportError, match=r"rank0\.events\.jsonl: record version 99; allowed is version 3"):
         build_report(tmp_path)
+
+
+@pytest.mark.parametrize("rolled", ["details", "units"])
+def test_of_a_long_run_bubbles_and_units_are_those_of_the_last_steps(tmp_path: Path, rolled: str) -> None:
+    rank = MadeUpRank(tmp_path, keep_bytes=16_000 if rolled == "details" else None)
+    rank.work_per_step = 4
+    for _ in range(6):
+        rank.windows(bubbles=[(20, 10), (60, 10)], units=[(20.5, 4, 4), (28, 3, 3)])
+        rank.windows(bubbles=[(20, 10), (60, 10)], units=[(22.5, 4, 4), (28, 2, 2)])
+        rank.flush()
+    rank.end(work_per_s=1000.0)
+    rank.write()
+    units = units_path(tmp_path, 0)
+    if rolled == "units":
+        data = units.read_bytes()
+        older(units).write_bytes(data[100 * UNIT.size : -50 * UNIT.size])  # of the first hundred is nothing left
+        units.write_bytes(data[-50 * UNIT.size :])
+    report = build_report(tmp_path)
+    steps, kept = report["main"]["steps"], report["bubbles"]["steps"]
+    assert steps == 12 * 16 and 16 < kept < steps - 16
+    assert report["main"]["slowdown"] == pytest.approx(0.01), "of all steps"
+    assert report["bubbles"]["by_kind"]["recv_grad"]["count_per_step"] == 2
+    assert report["bubbles"]["ratio"] == pytest.approx(0.2, rel=0.01)
+    assert report["side"]["fill"] == pytest.approx(0.3, abs=0.02)
+    squeezed = report["ranks"]["0"]["bubbles"]["slots"][0]["count"]
+    assert report["side"]["harvest"] == pytest.approx(4 * (kept - 1) / 1000 / (2 * squeezed * 0.01))
+    assert report["side"]["units"] == 2 * squeezed
+    assert f"; this and what follows is of the last {kept} steps" in render(report)
+    first = steps - kept + 1
+    names = [event["name"] for event in json.loads(write_trace(tmp_path).read_text())["traceEvents"]]
+    shown = [int(name.split()[1]) for name in names if name.startswith("step ")]
+    assert shown and min(shown) >= first
+    drawn = re.search(r"Step (\d+) as recorded", draw_step(tmp_path, tmp_path / "step.svg").read_text())
+    assert drawn and int(drawn[1]) >= first
 
 
 def test_text_fits_a_terminal_and_json_is_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

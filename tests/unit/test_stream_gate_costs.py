@@ -11,6 +11,7 @@ from ds_hooks.page import Field, Page, page_path
 from squeezer.record import UNIT
 from tests.stream_world import MS, US, World, learn
 from trials.ledger import HOST_UNIT, HOST_WORK_NEEDS_NS, NEARLY_LONGEST, Starved
+from trials.unit_records import UnitRecords
 
 
 @pytest.fixture
@@ -123,7 +124,7 @@ def test_host_work_that_was_tried_in_a_long_bubble_needs_as_little_as_ever_then(
 
 def test_units_are_recorded_as_the_report_reads_them(world: World, tmp_path: Path) -> None:
     units = tmp_path / "units.bin"
-    gate = world.gate(units, tmp_path / "units.jsonl")
+    gate = world.gate(UnitRecords(units))
     gate.use(["a"])
     begin_ns = world.now_ns + 2 * MS
     world.bubble(1, 2 * MS, 50 * MS)

@@ -7,6 +7,7 @@ import pytest
 from test_report import MadeUpRank
 
 from squeezer.cli import main
+from squeezer.record import RECORD_VERSION
 from squeezer.why import sentence
 
 MS = 1_000_000
@@ -24,7 +25,7 @@ def why(run: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
 
 def made_up(run: Path, rank: int = 0, **config: Any) -> MadeUpRank:
     made = MadeUpRank(run, rank)
-    made.add("run", version=2, rank=rank, config={**CONFIG, **config}, wall_s=1.7e9, t_ns=made.now_ns)
+    made.add("run", version=RECORD_VERSION, rank=rank, config={**CONFIG, **config}, wall_s=1.7e9, t_ns=made.now_ns)
     return made
 
 

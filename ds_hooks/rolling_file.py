@@ -1,0 +1,70 @@
+"""A file for what is recorded of every bubble and unit: it grows to a size, and then the oldest goes.
+
+Here, since daemons and side tasks both have such files.
+"""
+
+import os
+import sys
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+
+
+def older(path: Path) -> Path:
+    """Where `RollingFile` keeps what came before `path`, such as ``rank0.units.old.bin``."""
+    return path.with_name(f"{path.stem}.old{path.suffix}")
+
+
+class RollingFile:
+    """Appends to a file. Once that is full it takes the place of the `older` one, and a new one begins.
+
+    A full disk costs what is written meanwhile, and is told once; whoever records must go on.
+
+    Args:
+        path: the file; what it holds is kept.
+        most_bytes: when it is full. None: never.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+
+    def __init__(self, path: Path, most_bytes: int | None = None) -> None:
+        self._path = path
+        self._most_bytes = most_bytes
+        self._file: FileIO | None = path.open("ab", buffering=0)
+        self._has_failed = False
+
+    def write(self, data: bytes | bytearray) -> None:
+        """Append all of `data`, or nothing."""
+        try:
+            if self._file is None:
+                self._file = self._path.open("ab", buffering=0)
+            self._append(self._file, data)
+            if self._most_bytes is not None and self._file.tell() >= self._most_bytes:
+                self._file.close()
+                self._file = None
+                older(self._path).unlink(missing_ok=True)  # renaming over it would wait for the disk
+                self._path.rename(older(self._path))
+        except OSError as error:
+            if not self._has_failed:
+                print(f"[squeezer] records are lost: {self._path}: {error.strerror}", file=sys.stderr, flush=True)
+            self._has_failed = True
+
+    def close(self) -> None:
+        """Close the file; a later `write` opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    @staticmethod
+    def _append(file: FileIO, data: bytes | bytearray) -> None:
+        before = file.tell()
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[file.write(left) :]
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(file.fileno(), before)
+                file.seek(before)
+            raise

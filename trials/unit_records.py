@@ -1,0 +1,99 @@
+"""What a side task leaves behind of its units: when each ran, and their names."""
+
+import json
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from ds_hooks.rolling_file import RollingFile
+
+UNIT_RECORD = struct.Struct("<qIIiI")
+"""start_ns, wall_ns, cpu_ns, unit, group: what `squeezer.record` reads back."""
+
+_pack = UNIT_RECORD.pack
+
+_BUFFER_BYTES = 2048 * UNIT_RECORD.size
+_U32_MAX = 2**32 - 1
+
+
+class UnitRecords:
+    """Units in a rolling file, and their names by group in one that only grows.
+
+    A file that is written anew would keep the side task waiting for the disk. One that comes after another goes on with
+    the numbers of that one's groups.
+
+    Args:
+        path: receives a `UNIT_RECORD` per unit that ran, or row of short ones. The same with the suffix ``.jsonl``
+            receives the names, one JSON object per line, ``{"group": 0, "trials": K, "units": [...]}``; a later line of
+            the same group goes on with its names. None: nothing is written.
+        most_bytes: when `path` is full; see `RollingFile`.
+    """
+
+    def __init__(self, path: Path | None = None, most_bytes: int | None = None) -> None:
+        self._units = RollingFile(path, most_bytes) if path else None
+        names = path.with_suffix(".jsonl") if path else None
+        self._first_group = _groups_in(names) if names else 0
+        self._names_file = RollingFile(names) if names else None
+        self._buffer = bytearray()
+        self._trials: list[int] = []
+        self._names: list[list[str]] = []
+        self._written: list[int] = []  # how many of the names
+        self._has_new_names = False
+
+    def add_group(self, trials: int, names: Sequence[str]) -> int:
+        """A group of `trials`, with as many units as `names`; its number."""
+        self._trials.append(trials)
+        self._names.append(list(names))
+        self._written.append(0)
+        self._has_new_names = True
+        return len(self._names) - 1
+
+    def add_row(self, group: int, first: int, last: int) -> int:
+        """A row of units, from the `first` to the `last` one; its number."""
+        names = self._names[group]
+        names.append(f"{names[first]} … {names[last]}")
+        self._has_new_names = True
+        return len(names) - 1
+
+    def add(self, start_ns: int, wall_ns: int, busy_ns: int, unit: int, group: int) -> None:
+        """A unit, or a row of units, has run."""
+        if self._units is None:
+            return
+        if wall_ns > _U32_MAX:
+            wall_ns, busy_ns = _U32_MAX, min(busy_ns, _U32_MAX)
+        self._buffer += _pack(start_ns, wall_ns, busy_ns, unit, self._first_group + max(group, 0))
+        if len(self._buffer) >= _BUFFER_BYTES:
+            self._write()
+
+    def close(self) -> None:
+        """Write what is buffered."""
+        self._write()
+        for file in (self._units, self._names_file):
+            if file is not None:
+                file.close()
+
+    def _write(self) -> None:
+        """Units, and before them all names that they may have."""
+        if self._names_file is not None and self._has_new_names:
+            self._has_new_names = False
+            for group, names in enumerate(self._names):
+                new = names[self._written[group] :]
+                if new:
+                    line = {"group": self._first_group + group, "trials": self._trials[group], "units": new}
+                    # begins anew: a killed side task may have left half a line
+                    self._names_file.write(f"\n{json.dumps(line)}\n".encode())
+                    self._written[group] = len(names)
+        if self._units is not None and self._buffer:
+            self._units.write(self._buffer)
+            self._buffer.clear()
+
+
+def _groups_in(path: Path) -> int:
+    """How many groups an earlier side task has named."""
+    count = 0
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            count = max(count, json.loads(line)["group"] + 1)
+        except json.JSONDecodeError:
+            continue  # it is empty, or was cut short
+    return count
