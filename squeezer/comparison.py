@@ -21,6 +21,8 @@ SURE = 4.0
 """Of evidence: one is 55 times as likely as the other."""
 LIKELY = 1.0
 """And of what is not sure after the last window, so much speaks against squeezing."""
+BEGAN = 3.0
+"""Or so much since it spoke most for squeezing: what burdens the steps may have begun meanwhile."""
 MOST_ACQUITTING = 2.5
 """What one window may say for squeezing, so that two are needed; against it one may do, as every step costs."""
 LEAST_DEVIATION = 0.02
@@ -89,7 +91,7 @@ class Comparison:
         self._after_ns: list[float] = []
         self._squeezed_ns: list[float] = []
         self._label = False
-        self._evidence = 0.0
+        self._evidence = self._least_evidence = 0.0
         self._logs: list[float] = []
         self.alone_ns: list[float] = self._before_ns
         """The latest steps alone."""
@@ -121,12 +123,13 @@ class Comparison:
     def _weigh(self) -> bool | None:
         weighed = self._scales.weigh(self._squeezed_ns, self._before_ns, self._after_ns)
         self._evidence += weighed.evidence
+        self._least_evidence = min(self._least_evidence, self._evidence)
         self._logs.append(weighed.log)
         self._squeezed_ns = []
         self.wants_squeezed = True
         if abs(self._evidence) < SURE and len(self._logs) < MOST_ROUNDS:
             return None
-        return self._evidence > LIKELY
+        return self._evidence > LIKELY or self._evidence - self._least_evidence > BEGAN
 
 
 class WindowPairs:
@@ -140,7 +143,7 @@ class WindowPairs:
     def forget(self) -> None:
         """What came before tells nothing about what comes."""
         self._scales = Scales(SUSPECTED, self._budget)
-        self._evidence = 0.0
+        self._evidence = self._least_evidence = 0.0
         self._logs: deque[float] = deque(maxlen=MOST_WINDOWS)
         self.divide()
 
@@ -177,7 +180,7 @@ class WindowPairs:
             if mean - SURE_ERRORS * spread > math.log1p(self._budget):
                 return "sure", figures
         if self._evidence >= SURE:
-            self._evidence = 0.0
+            self._evidence = self._least_evidence = 0.0
             return "suspect", {"slowdown": math.expm1(weighed.log), "windows": 1}
         return None
 

@@ -7,11 +7,28 @@ from itertools import pairwise
 
 import pytest
 
+from squeezer.comparison import MOST_ROUNDS, Comparison
 from squeezer.guard import CHECK_STEPS, RECENT_STEPS, Decision, Guard
 
 MS = 1_000_000
 Steps = Callable[[int, bool], float]
 """A step's number and whether it is squeezed, to its length in ms."""
+
+BURDENED_MS = [
+    (True, [173, 169, 174]),
+    (False, [173, 176, 174, 175]),
+    (True, [185, 183, 175]),
+    (False, [182, 173, 171, 172]),
+    (True, [177, 182, 178]),
+    (False, [192, 181, 208, 181]),
+    (True, [196, 187, 217]),
+    (False, [206, 187, 177, 167, 169, 176]),
+    (True, [183, 187, 187]),
+    (False, [174, 173]),
+    (True, [191, 207, 189]),
+    (False, [189, 199, 173, 171]),
+]
+"""Short windows: whether they are squeezed, and their steps."""
 
 
 @dataclass
@@ -251,3 +268,14 @@ def test_the_next_job_is_judged_by_itself() -> None:
     assert not job.guard.allows
     job.guard.forget()
     assert job.guard.allows
+
+
+def test_what_slows_may_begin_amid_a_comparison() -> None:
+    """Steps as measured: after half of them a loader began to take a third of the core while squeezed ones ran."""
+    alone_ms = [174, 164, 163, 175, 184, 174]
+    comparison = Comparison(0.0635, 0.01, [ms * MS for ms in alone_ms])
+    verdicts = [
+        comparison.step_ended(ms * MS, squeezed=squeezed) for squeezed, window_ms in BURDENED_MS for ms in window_ms
+    ]
+    assert verdicts[-1] is True and set(verdicts[:-1]) == {None}
+    assert comparison.figures["windows"] == MOST_ROUNDS, "what it saw before spoke for squeezing"
