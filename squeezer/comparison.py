@@ -143,7 +143,7 @@ class WindowPairs:
     def forget(self) -> None:
         """What came before tells nothing about what comes."""
         self._scales = Scales(SUSPECTED, self._budget)
-        self._evidence = self._least_evidence = 0.0
+        self._evidence = 0.0
         self._logs: deque[float] = deque(maxlen=MOST_WINDOWS)
         self.divide()
 
@@ -180,7 +180,7 @@ class WindowPairs:
             if mean - SURE_ERRORS * spread > math.log1p(self._budget):
                 return "sure", figures
         if self._evidence >= SURE:
-            self._evidence = self._least_evidence = 0.0
+            self._evidence = 0.0
             return "suspect", {"slowdown": math.expm1(weighed.log), "windows": 1}
         return None
 

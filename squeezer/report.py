@@ -267,7 +267,7 @@ def render(report: Mapping[str, Any]) -> str:
 def _lately(report: Mapping[str, Any]) -> str:
     """Of how many steps bubbles and units are kept, unless of all."""
     kept, recorded = (min(of[key]["steps"] for of in report["ranks"].values()) for key in ("bubbles", "main"))
-    return "" if kept == recorded else f"; this and what follows is of the last {kept} steps"
+    return "" if kept == recorded else f"; bubbles and units are of the last {kept} steps"
 
 
 def _wrapped(text: str) -> list[str]:

@@ -330,7 +330,7 @@ def test_of_a_long_run_bubbles_and_units_are_those_of_the_last_steps(tmp_path: P
     squeezed = report["ranks"]["0"]["bubbles"]["slots"][0]["count"]
     assert report["side"]["harvest"] == pytest.approx(4 * (kept - 1) / 1000 / (2 * squeezed * 0.01))
     assert report["side"]["units"] == 2 * squeezed
-    assert f"; this and what follows is of the last {kept} steps" in render(report)
+    assert f"; bubbles and units are of the last {kept} steps" in render(report)
     first = steps - kept + 1
     names = [event["name"] for event in json.loads(write_trace(tmp_path).read_text())["traceEvents"]]
     shown = [int(name.split()[1]) for name in names if name.startswith("step ")]

@@ -62,8 +62,10 @@ def test_what_does_not_fit_on_the_disk_is_left_out_whole_and_said_once(
     assert capfd.readouterr().err == f"[squeezer] records are lost: {path}: File too large\n"
 
 
-def test_a_full_device(capfd: pytest.CaptureFixture[str]) -> None:
-    RollingFile(Path("/dev/full")).write(b"a")
+def test_a_full_device_leaves_the_callers_buffer_free(capfd: pytest.CaptureFixture[str]) -> None:
+    buffer = bytearray(b"a")
+    RollingFile(Path("/dev/full")).write(buffer)
+    buffer.clear()
     assert "No space left on device" in capfd.readouterr().err
 
 
