@@ -276,12 +276,9 @@ class Daemon:
     def _hear_side(self) -> None:
         assert self._supervisor is not None
         for status in self._supervisor.read_status():
-            event = status.pop("event")
-            if event in DETAILS:
-                self._recorder.add(event, t_ns=time.monotonic_ns(), **status)
-            else:
-                self._recorder.add("side", t_ns=time.monotonic_ns(), event=event, **status)
-            match event:
+            kind = status["event"] if status["event"] in DETAILS else "side"
+            self._recorder.add(kind, t_ns=time.monotonic_ns(), **status)
+            match status["event"]:
                 case "ready":
                     self._side_was_ready = True
                     self._feed(SideChanged(Side.READY))

@@ -21,8 +21,8 @@
                   side_ns (the side task's CPU time in it), overrun_ns (and from its end to the next one's start),
                   stopped (whether the side task had to be stopped at its end)
     instructions  step, items: [kind, slot, start_ns, end_ns] each
-    progress      t_ns, work, trials_running, epochs; as the side task says
-    overran       t_ns, slot, overrun_ns; as the side task says, where only it can know
+    progress      t_ns, event, work, trials_running, epochs; as the side task says
+    overran       t_ns, event, slot, overrun_ns; as the side task says, where only it can know
 
 `RUN/rank3.units.bin`, also of the last steps only, is an array of `UNIT`. `RUN/rank3.units.jsonl` names them, some
 of a group per line: `{"group": 0, "trials": K, "units": ["0.Linear forward", …]}`. Times are in ns of CLOCK_MONOTONIC.
