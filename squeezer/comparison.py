@@ -21,7 +21,7 @@ SURE = 4.0
 """Of evidence: one is 55 times as likely as the other."""
 LIKELY = 1.0
 """And of what is not sure after the last window, so much speaks against squeezing."""
-BEGAN = 3.0
+BEGAN = 2.0
 """Or so much since it spoke most for squeezing: what burdens the steps may have begun meanwhile."""
 MOST_ACQUITTING = 2.5
 """What one window may say for squeezing, so that two are needed; against it one may do, as every step costs."""

@@ -279,3 +279,21 @@ def test_what_slows_may_begin_amid_a_comparison() -> None:
     ]
     assert verdicts[-1] is True and set(verdicts[:-1]) == {None}
     assert comparison.figures["windows"] == MOST_ROUNDS, "what it saw before spoke for squeezing"
+
+
+@pytest.mark.parametrize(("slowdown", "least", "most"), [(0.0, 0.0, 0.08), (0.15, 0.65, 1.0)])
+def test_what_began_amid_noisy_comparisons_is_found_and_noise_itself_seldom(
+    slowdown: float, least: float, most: float
+) -> None:
+    noise = random.Random(0)
+    guilty = []
+    for _ in range(300):
+        comparison = Comparison(0.06, 0.01, [200 * MS * noise.lognormvariate(0, 0.08) for _ in range(6)])
+        verdict, step = None, 0
+        while verdict is None:
+            squeezed = comparison.wants_squeezed
+            burden = slowdown if squeezed and step >= 18 else 0.0
+            step_ns = 200 * MS * (1 + burden) * noise.lognormvariate(0, 0.08)
+            verdict, step = comparison.step_ended(step_ns, squeezed=squeezed), step + 1
+        guilty.append(verdict)
+    assert least <= sum(guilty) / len(guilty) <= most
