@@ -15,6 +15,13 @@ def older(path: Path) -> Path:
     return path.with_name(f"{path.stem}.old{path.suffix}")
 
 
+def read_parts(path: Path) -> tuple[bytes, bytes]:
+    """What is left of a `RollingFile`, the older part first; it may roll meanwhile."""
+    newer = _content(path)  # first: what becomes the older part meanwhile is found there
+    before = _content(older(path))
+    return (before, b"") if newer and before.startswith(newer) else (before, newer)
+
+
 class RollingFile:
     """Appends to a file. Once that is full it takes the place of the `older` one, and a new one begins.
 
@@ -34,8 +41,8 @@ class RollingFile:
         self._file: FileIO | None = path.open("ab", buffering=0)
         self._has_failed = False
 
-    def write(self, data: bytes | bytearray) -> None:
-        """Append all of `data`, or nothing."""
+    def write(self, data: bytes | bytearray) -> bool:
+        """Append all of `data`, or nothing; whether it was appended."""
         try:
             if self._file is None:
                 self._file = self._path.open("ab", buffering=0)
@@ -45,10 +52,13 @@ class RollingFile:
                 self._file = None
                 older(self._path).unlink(missing_ok=True)  # renaming over it would wait for the disk
                 self._path.rename(older(self._path))
+            return True
         except OSError as error:
-            if not self._has_failed:
-                print(f"[squeezer] records are lost: {self._path}: {error.strerror}", file=sys.stderr, flush=True)
-            self._has_failed = True
+            has_failed, self._has_failed = self._has_failed, True
+            if not has_failed:
+                with suppress(OSError):  # it may go to the same disk
+                    print(f"[squeezer] records are lost: {self._path}: {error.strerror}", file=sys.stderr, flush=True)
+            return False
 
     def close(self) -> None:
         """Close the file; a later `write` opens it again."""
@@ -68,3 +78,10 @@ class RollingFile:
                 os.ftruncate(file.fileno(), before)
                 file.seek(before)
             raise
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""

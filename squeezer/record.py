@@ -30,11 +30,11 @@ of a group per line: `{"group": 0, "trials": K, "units": ["0.Linear forward", â€
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ds_hooks.rolling_file import RollingFile, older
+from ds_hooks.rolling_file import RollingFile, read_parts
 
 RECORD_VERSION = 3
 
@@ -120,20 +120,13 @@ class Recorder:
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """The records in one file, in order; a line that a killed daemon cut short is left out."""
     with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            if line.strip():
-                try:
-                    yield json.loads(line)
-                except json.JSONDecodeError:
-                    continue
+        yield from _parsed(lines)
 
 
 def read_details(run: Path, rank: int) -> Iterator[dict[str, Any]]:
     """What is left of a rank's details, in order."""
-    path = details_path(run, rank)
-    for file in (older(path), path):
-        if file.exists():
-            yield from read_events(file)
+    for part in read_parts(details_path(run, rank)):
+        yield from _parsed(part.decode(errors="replace").splitlines())
 
 
 def read_groups(path: Path) -> list[dict[str, Any]]:
@@ -144,3 +137,12 @@ def read_groups(path: Path) -> list[dict[str, Any]]:
             groups.append({"trials": line["trials"], "units": []})
         groups[line["group"]]["units"] += line["units"]
     return groups
+
+
+def _parsed(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                continue

@@ -8,7 +8,7 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ds_hooks.rolling_file import older
+from ds_hooks.rolling_file import older, read_parts
 from squeezer.metrics import StepTime, mean_over_ranks
 from squeezer.record import (
     DETAILS,
@@ -93,13 +93,14 @@ def load_run(run: Path) -> list[RankRun]:
         shift_ns = round((own["wall_s"] - first["wall_s"]) * 1e9) - (own["t_ns"] - first["t_ns"])
         if abs(shift_ns) > SAME_CLOCK_NS:
             _shift(rank, shift_ns)
-    return ranks
+    return _from_where_all_begin(ranks)
 
 
 def _load_rank(run: Path, number: int) -> RankRun:
     path = events_path(run, number)
     records: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     jobs: dict[tuple[int, int], int] = {}
+    served_by: list[dict[str, Any]] = []
     for record in read_events(path):
         if not records["run"] and record.get("r") != "run":
             raise ReportError(f"{path}: begins with {record.get('r')!r}; allowed is a record 'run'")
@@ -107,19 +108,18 @@ def _load_rank(run: Path, number: int) -> RankRun:
             raise ReportError(f"{path}: record version {record['version']}; allowed is version {RECORD_VERSION}")
         if "job" in record:
             record["job"] = jobs.setdefault((len(records["run"]), record["job"]), len(jobs))
+        if record["r"] == "job":
+            served_by.append(records["run"][-1])
         records.setdefault(record["r"], []).append(record)
     for record in read_details(run, number):
         records[record["r"]].append(record)
     units = _read_units(units_path(run, number))
     first = _first_detailed(run, number, records, units)
-    if first:
-        from_ns = records["step"][first]["start_ns"] if first < len(records["step"]) else math.inf
-        for kind in DETAILS:
-            records[kind] = [record for record in records[kind] if _begin_ns(record) >= from_ns]
-        units = units[units["start_ns"] >= from_ns]
-    attached_ns = [job["t_ns"] for job in records["job"]]
+    # a successor of the daemon is told of the job as its predecessor was
+    attached_ns = [max(job["t_ns"], daemon["t_ns"]) for job, daemon in zip(records["job"], served_by, strict=True)]
     for bubble in records["bubble"]:
-        bubble["job"] = records["job"][bisect_right(attached_ns, bubble["start_ns"]) - 1]["job"]
+        index = bisect_right(attached_ns, bubble["start_ns"])
+        bubble["job"] = records["job"][index - 1]["job"] if index else -1
     names = units_path(run, number).with_suffix(".jsonl")
     groups = read_groups(names) if names.exists() else []
     ran = cut_at_stops(units, stopped_intervals(records["bubble"]))
@@ -129,11 +129,8 @@ def _load_rank(run: Path, number: int) -> RankRun:
 
 def _read_units(path: Path) -> NDArray[Any]:
     """`UNIT_DTYPE`, by start."""
-    parts = []
-    for file in (older(path), path):
-        data = file.read_bytes() if file.exists() else b""
-        parts.append(np.frombuffer(data, UNIT_DTYPE, len(data) // UNIT_DTYPE.itemsize))
-    units = np.concatenate(parts)
+    parts = read_parts(path)
+    units = np.concatenate([np.frombuffer(part, UNIT_DTYPE, len(part) // UNIT_DTYPE.itemsize) for part in parts])
     return units[np.argsort(units["start_ns"])]
 
 
@@ -145,6 +142,24 @@ def _first_detailed(run: Path, number: int, records: Mapping[str, list[dict[str,
     if older(units_path(run, number)).exists() and len(units):
         from_ns = max(from_ns, int(units["start_ns"][0]))
     return bisect_left(records["step"], from_ns, key=lambda step: step["start_ns"])
+
+
+def _from_where_all_begin(ranks: Sequence[RankRun]) -> list[RankRun]:
+    """With details from the same time on: each rank keeps those of another number of steps."""
+    if not any(rank.first_detailed for rank in ranks):
+        return list(ranks)
+    begins = [rank.detailed_steps()[:1] for rank in ranks]
+    from_ns = max((step["start_ns"] for begin in begins for step in begin), default=0)
+    return [_detailed_from(rank, from_ns) for rank in ranks]
+
+
+def _detailed_from(rank: RankRun, from_ns: int) -> RankRun:
+    steps = rank.records["step"]
+    first = max(rank.first_detailed, bisect_left(steps, from_ns, key=lambda step: step["start_ns"]))
+    begin_ns = steps[first]["start_ns"] if first < len(steps) else math.inf
+    kept = {kind: [record for record in rank.records[kind] if _begin_ns(record) >= begin_ns] for kind in DETAILS}
+    units = rank.units[rank.units["start_ns"] >= begin_ns]
+    return replace(rank, records={**rank.records, **kept}, units=units, first_detailed=first)
 
 
 def _begin_ns(record: Mapping[str, Any]) -> int:

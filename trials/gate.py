@@ -60,7 +60,8 @@ GRAIN_NS = 1_000_000
 asks; but most of what asking costs is to read the thread's clock, and to account for what it says."""
 
 PREEMPTIVE_GRAIN_NS = 5_000_000
-"""The same where a unit may be stopped in its middle, so that no forecast needs to be exact, and only a row asks."""
+"""The same where a unit may be stopped in its middle, so that no forecast needs to be exact, and only a
+row looks for more than whether there is a bubble."""
 
 AS_FORECAST = (0.9, 1.02)
 """A row that takes this share of its forecast teaches next to nothing."""
@@ -133,8 +134,9 @@ class PageGate(Ledger):
             0.0 < cost_ns <= self._room_ns
             and unit != HOST_UNIT
             and (
-                self._may_be_stopped
-                or (monotonic_ns() + cost_ns <= self._until_ns and words[Field.BUBBLE] == self._bubble)
+                words[Field.BUBBLE] & 1  # which may be a later one
+                if self._may_be_stopped
+                else monotonic_ns() + cost_ns <= self._until_ns and words[Field.BUBBLE] == self._bubble
             )
         ):
             self._room_ns -= cost_ns

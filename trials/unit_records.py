@@ -1,6 +1,7 @@
 """What a side task leaves behind of its units: when each ran, and their names."""
 
 import json
+import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,9 @@ class UnitRecords:
     """
 
     def __init__(self, path: Path | None = None, most_bytes: int | None = None) -> None:
+        if path is not None and path.exists():
+            whole = path.stat().st_size // UNIT_RECORD.size
+            os.truncate(path, whole * UNIT_RECORD.size)  # a killed side task may have left a part of one
         self._units = RollingFile(path, most_bytes) if path else None
         names = path.with_suffix(".jsonl") if path else None
         self._first_group = _groups_in(names) if names else 0
@@ -81,7 +85,9 @@ class UnitRecords:
                 if new:
                     line = {"group": self._first_group + group, "trials": self._trials[group], "units": new}
                     # begins anew: a killed side task may have left half a line
-                    self._names_file.write(f"\n{json.dumps(line)}\n".encode())
+                    if not self._names_file.write(f"\n{json.dumps(line)}\n".encode()):
+                        self._has_new_names = True
+                        break
                     self._written[group] = len(names)
         if self._units is not None and self._buffer:
             self._units.write(self._buffer)

@@ -8,6 +8,7 @@ import pytest
 
 import trials.gate as gate_module
 from ds_hooks.page import Doing, Field, Page, page_path
+from ds_hooks.rolling_file import RollingFile
 from squeezer.record import UNIT, read_groups
 from tests.page_world import MS, US, World, decline
 from trials.gate import PageGate
@@ -298,6 +299,29 @@ def test_units_are_recorded_as_the_report_reads_them(world: World, tmp_path: Pat
         (start_ns + 2 * MS, 1 * MS, 1 * MS, HOST_UNIT, 0),
     ]
     assert read_groups(names) == [{"trials": 3, "units": ["a"]}]
+
+
+def test_part_of_a_unit_that_a_killed_side_task_left_is_removed(world: World, tmp_path: Path) -> None:
+    units = tmp_path / "units.bin"
+    units.write_bytes(UNIT.pack(1, 2, 3, 0, 0) + b"half")
+    gate = PageGate(world.page, UnitRecords(units))
+    gate.use(["a"])
+    world.open(1, 50 * MS)
+    gate.enter(0)
+    world.work(1 * MS)
+    gate.close()
+    assert [cpu_ns for _, _, cpu_ns, _, _ in UNIT.iter_unpack(units.read_bytes())] == [3, 1 * MS]
+
+
+def test_names_that_a_full_disk_does_not_take_are_written_later(tmp_path: Path) -> None:
+    records = UnitRecords(tmp_path / "units.bin")
+    group = records.add_group(4, ["a", "b"])
+    names, records._names_file = records._names_file, RollingFile(Path("/dev/full"))
+    records._write()
+    records._names_file = names
+    records.add_row(group, 0, 1)
+    records.close()
+    assert read_groups(tmp_path / "units.jsonl") == [{"trials": 4, "units": ["a", "b", "a … b"]}]
 
 
 def test_units_of_a_restarted_side_task_keep_their_names(world: World, tmp_path: Path) -> None:

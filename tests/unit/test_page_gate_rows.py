@@ -112,20 +112,21 @@ def test_a_short_unit_joins_none_where_it_may_not_start(world: World, why: str) 
     assert gate._start_ns == world.now_ns and not gate._row, "it has a record of its own"
 
 
-def test_only_a_row_asks_where_units_may_be_stopped(world: World) -> None:
+def test_a_row_that_was_stopped_goes_on_in_any_bubble_and_in_none_without(world: World) -> None:
     world.words[Field.PREEMPTIVE] = 1
     gate = PageGate(world.page)
-    gate.use(["a", "b"])
-    known(world, gate, 3 * MS, 1 * MS)
+    gate.use(["a", "b", "c"])
+    known(world, gate, 2 * MS, 1 * MS, 1 * MS)
     gate.enter(0)
-    world.work(3 * MS)
-    world.close(1)  # it was stopped, and goes on in a later bubble
+    world.work(2 * MS)
+    world.open(3, world.now_ns)  # it was stopped, and goes on in a later bubble, whatever that one's permit
     gate.enter(1)
     assert gate._row == [1] and not world.sleeps
     world.work(1 * MS)
+    world.close(3)  # and whoever should have stopped it did not
     world.while_asleep = [lambda: world.open(7, 10**15)]
-    gate.enter(0)
-    assert world.sleeps == 1, "the next row asks"
+    gate.enter(2)
+    assert world.sleeps == 1 and not gate._row
 
 
 def test_what_a_row_takes_is_shared_out_among_its_forecasts(world: World) -> None:

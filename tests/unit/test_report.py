@@ -339,6 +339,44 @@ def test_of_a_long_run_bubbles_and_units_are_those_of_the_last_steps(tmp_path: P
     assert drawn and int(drawn[1]) >= first
 
 
+def test_ranks_are_compared_over_the_steps_that_all_have_kept(tmp_path: Path) -> None:
+    for number, (bubbles, units) in enumerate(([[(20, 10)] * 1, []], [[(at, 2) for at in range(20, 60, 4)], []])):
+        rank = MadeUpRank(tmp_path, number, keep_bytes=80_000)
+        for _ in range(12):
+            rank.windows(bubbles=bubbles, units=units)
+            rank.flush()
+        rank.write()
+    report = build_report(tmp_path)
+    kept = [of["bubbles"]["steps"] for of in report["ranks"].values()]
+    assert kept[0] == kept[1] < 12 * 16 == report["main"]["steps"]
+    assert report["bubbles"]["ratio"] == pytest.approx((10 + 20) / 200, rel=0.01)
+    assert [of["bubbles"]["ratio"] for of in report["ranks"].values()] == pytest.approx([0.1, 0.2], rel=0.01)
+
+
+def test_a_daemon_that_comes_after_another_is_told_of_the_same_job(tmp_path: Path) -> None:
+    rank = MadeUpRank(tmp_path)
+    attached_ns = rank.now_ns
+    rank.windows(bubbles=[(20, 10)])
+    rank.now_ns += MS
+    rank.add("run", version=RECORD_VERSION, rank=0, config={"side": None}, wall_s=1.7e9, t_ns=rank.now_ns)
+    rank.add("job", job=0, pid=7, rank=0, t_ns=attached_ns, world_size=2, stage=0, stages=2, micro_batches=4)
+    rank.windows(bubbles=[(20, 10)])
+    rank.write()
+    report = build_report(tmp_path)
+    assert report["main"]["steps"] == report["bubbles"]["steps"] == 32
+    assert report["bubbles"]["ratio"] == pytest.approx(0.1, rel=0.01)
+    assert report["bubbles"]["by_kind"]["recv_grad"]["count_per_step"] == 1
+
+
+def test_bubbles_of_a_job_whose_record_is_lost(tmp_path: Path) -> None:
+    rank = MadeUpRank(tmp_path)
+    rank.windows(bubbles=[(20, 10)])
+    rank.write()
+    lines = [line for line in rank.path.read_text().splitlines() if '"r":"job"' not in line]
+    rank.path.write_text("\n".join(lines))
+    assert build_report(tmp_path)["main"]["steps"] == 16
+
+
 def test_text_fits_a_terminal_and_json_is_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in (0, 11):
         rank = MadeUpRank(tmp_path, number)

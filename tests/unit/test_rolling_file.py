@@ -1,21 +1,28 @@
 """Files of which only the last part is kept, and what a full disk does to them."""
 
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from ds_hooks.rolling_file import RollingFile, older
+from ds_hooks.rolling_file import RollingFile, older, read_parts
+
+ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def small_files() -> Iterator[int]:
-    """No file may be longer than this."""
+@contextmanager
+def files_end_at(size: int) -> Iterator[None]:
+    """No file of this process may be longer. Around as little as may be: where its output goes is a file, too."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    yield 1000
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_the_oldest_goes(tmp_path: Path) -> None:
@@ -49,12 +56,13 @@ def test_a_file_without_a_size_grows(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_on_the_disk_is_left_out_whole_and_said_once(
-    tmp_path: Path, small_files: int, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a.bin"
     file = RollingFile(path)
-    for letter in b"abcde":
-        file.write(bytes([letter]) * 400)
+    with files_end_at(1000):
+        written = [file.write(bytes([letter]) * 400) for letter in b"abcde"]
+    assert written == [True, True, False, False, False]
     assert path.read_bytes() == b"a" * 400 + b"b" * 400
     file.write(b"f" * 100)
     file.close()
@@ -67,6 +75,33 @@ def test_a_full_device_leaves_the_callers_buffer_free(capfd: pytest.CaptureFixtu
     RollingFile(Path("/dev/full")).write(buffer)
     buffer.clear()
     assert "No space left on device" in capfd.readouterr().err
+
+
+def test_a_full_device_to_which_errors_are_told_too() -> None:
+    program = "from pathlib import Path; from ds_hooks.rolling_file import RollingFile as File; "
+    program += "print([File(Path('/dev/full')).write(b'a') for _ in range(2)])"
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([sys.executable, "-c", program], stderr=full, stdout=subprocess.PIPE, cwd=ROOT)
+    assert ended.stdout == b"[False, False]\n"
+
+
+def test_a_file_that_rolls_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.bin"
+    file = RollingFile(path, most_bytes=10)
+    file.write(b"first part")
+    file.write(b"second")
+    assert read_parts(path) == (b"first part", b"second")
+    read_bytes = Path.read_bytes
+
+    def rolls_after(self: Path) -> bytes:
+        found = read_bytes(self)
+        if self == path:
+            file.write(b" part")
+        return found
+
+    monkeypatch.setattr(Path, "read_bytes", rolls_after)
+    assert read_parts(path) == (b"second part", b"")
+    assert read_parts(tmp_path / "none.bin") == (b"", b"")
 
 
 def test_one_that_cannot_be_made(tmp_path: Path) -> None:
