@@ -19,6 +19,7 @@ from trials.process import die_with_parent
 from trials.stream_gate import StreamGate
 from trials.study import Study
 from trials.ungated import try_out
+from trials.unit_records import UnitRecords
 
 KERNEL_NS = 1_000_000
 
@@ -40,10 +41,8 @@ class StreamPlace(CorePlace):
     def __init__(self) -> None:
         self.driver = FakeDriver()
 
-    def gate(
-        self, page: Page, units: Path | None, names: Path | None, on_overrun: Callable[[int, int], None]
-    ) -> AnyGate:
-        made = BusyGate(page, self.driver, self.driver.create_stream(), units, names, on_overrun=on_overrun)
+    def gate(self, page: Page, records: UnitRecords, on_overrun: Callable[[int, int], None]) -> AnyGate:
+        made = BusyGate(page, self.driver, self.driver.create_stream(), records, on_overrun=on_overrun)
         made.fake = self.driver
         die_with_parent(False)  # as CudaPlace
         return made
