@@ -1,6 +1,6 @@
 """Small parameters side by side as one matrix over trials, so that a few kernels update them all."""
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -20,6 +20,8 @@ Counts = dict[str, NDArray[Any]]
 ROW_COLUMNS = 8192
 """From how many weights per trial on K calls of a kernel for one trial beat kernels that all trials share."""
 
+ROWS_ELEMENTS = 1 << 15
+"""How many weights are updated trial by trial in a row: a quarter of a millisecond of one core, and free to divide."""
 
 MANY_WEIGHTS = 1 << 17
 """From how many weights of all trials on small parameters are updated where they are, not as one matrix."""
@@ -117,7 +119,9 @@ class Block:
         axes = 2 if self.rule.elementwise else self.like.ndim
         return self.group, self.like.dtype, axes, b"".join([values.tobytes() for values in counts.values()])
 
-    def step(self, piece: Piece, scratch: Tensor, change: Gradients | None, skip: list[int]) -> None:
+    def step(
+        self, piece: Piece, scratch: Tensor, change: Gradients | None, skip: list[int], again: Callable[[], None]
+    ) -> None:
         """Update a piece of the parameters of all trials but those in `skip`.
 
         Args:
@@ -125,10 +129,11 @@ class Block:
             scratch: at least four rows, each with the elements of the largest piece of columns.
             change: what is done to the gradients first.
             skip: rows that stay as they are.
+            again: called between trials, every now and then, where they are updated one by one.
         """
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if self.by_row:
-            self._step_rows(piece, gradients, change, skip)
+            self._step_rows(piece, gradients, change, skip, again)
             return
         if self._apart:
             sizes = [view.numel() for view in self._views]
@@ -171,7 +176,14 @@ class Block:
         for tensor, rows in kept:
             tensor[skip] = rows
 
-    def _step_rows(self, piece: Piece, gradients: Tensors, change: Gradients | None, skip: list[int]) -> None:
+    def _step_rows(
+        self,
+        piece: Piece,
+        gradients: Tensors,
+        change: Gradients | None,
+        skip: list[int],
+        again: Callable[[], None],
+    ) -> None:
         """`step`, trial by trial. A piece is a range of all trials' weights, one trial after another."""
         assert self._single_pass is not None  # the caller looked
         steps = {count: torch.tensor(count, dtype=torch.float32) for count in set(self.counts["step"].tolist())}
@@ -185,9 +197,14 @@ class Block:
         g_K = list(zip(*(_flat(g).unbind(0) for g in gradients), strict=True))
         size, columns = len(self.like), self.columns
         start, end = (size * columns * i // piece[1] for i in (piece[0], piece[0] + 1))
+        updated = 0
         for row in range(start // columns, -(-end // columns)):
             if row in skip:
                 continue
+            if updated >= ROWS_ELEMENTS:
+                again()
+                updated = 0
+            updated += columns
             p, g, s = self._p_K[row], list(g_K[row]), self._s_K[row]
             if change is not None:
                 g = [change.of(slice(row, row + 1)).apply(own[None])[0] for own in g]

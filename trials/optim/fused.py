@@ -91,7 +91,7 @@ class FusedOptimizer(abc.ABC):
         """Update all parameters that have a gradient, as `torch.optim` does.
 
         Args:
-            enter: called with the index of each of `units` before it runs.
+            enter: called with the index of each of `units` before it runs, and again where it may be interrupted.
             gradients: what is done to the gradients first.
             skip: rows that stay as they are, with their state.
         """

@@ -1,6 +1,7 @@
 """The optimizers of K trials by vectors: a few kernels for all."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -72,7 +73,7 @@ class VectorOptimizer(FusedOptimizer):
                 ready = True
             for block in self._entries[entry]:
                 if not block.waits:
-                    block.step(piece, self._scratch[block.like.dtype], gradients, stay)
+                    block.step(piece, self._scratch[block.like.dtype], gradients, stay, partial(enter, unit))
 
     def moved(self) -> None:
         """See `FusedOptimizer`."""

@@ -280,6 +280,17 @@ def test_long_steps_are_divided(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(steps) == 8  # 4·5 weights in three, 5 biases, 5·3 weights in three, 3 biases
 
 
+def test_trials_that_are_updated_one_by_one_may_be_interrupted_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trials.optim.block.ROW_COLUMNS", 1)
+    asked: list[list[int]] = []
+    for elements in (1 << 15, 2 * 43, 1):  # a trial has 43 weights
+        monkeypatch.setattr("trials.optim.block.ROWS_ELEMENTS", elements)
+        group = assert_fused_is_solo(model, [batch()[0]], ALIKE["adamw"], steps=1, size=4)
+        asked.append([])
+        group._phases[0].optimizer.step(asked[-1].append)
+    assert asked == [[0], [0, 0], [0, 0, 0, 0]]
+
+
 def test_optimizers_that_cannot_be_fused() -> None:
     refused = {
         r"LBFGS .*evaluates the model anew.*step\(\) needs no closure, such as torch\.optim\.AdamW": lambda n, ps: (
