@@ -62,7 +62,7 @@ class SqueezeTable(_Table):
     min_bubble_ms: _Positive = Field(default_factory=lambda before: pays_from_ms(before.get("preemptive", True)))
     """Slots whose bubbles are shorter on average are not opened."""
     forecast_quantile: Annotated[float, Field(ge=0, le=0.5, description="a number from 0 to 0.5")] = 0.4
-    """Which quantile of a slot's earlier lengths is its forecast."""
+    """Which quantile of a slot's earlier lengths is its forecast; see `SlotForecast`."""
     kinds: Annotated[
         tuple[str, ...], Field(min_length=1, description="a list of some of " + ", ".join(k.name for k in WaitKind))
     ] = tuple(kind.name for kind in WaitKind)

@@ -1,10 +1,11 @@
-"""How long will this bubble be? Steps repeat, so each slot's past tells.
+"""How long will this bubble be, and when in it is its end near? Steps repeat, so each slot's past tells.
 
-A quantile of the last lengths, of which the latest count most. A low one: a bubble that ends before its forecast makes
-an overrun, one that ends after it only wastes its tail.
+Of the last lengths the latest count most. Their quantile is the forecast. Where ends lie close together, something that
+still runs then makes an overrun, so their neighbourhood is left out; where they are far between, to wait for each of
+them would waste more than it saves.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from itertools import accumulate
 from typing import NamedTuple
@@ -18,7 +19,14 @@ SHIFT_AFTER = 3
 SHIFT_BY = 1.1
 """And by this factor at least, or chance would be taken for a shift."""
 LOW, HIGH = 0.1, 0.9
-NEXT_FORECASTS = 4
+SHORTEST_WINDOW_NS = 500_000
+"""For less, waking up again costs as much as it gives."""
+MOST_WINDOWS = 4
+"""Of a bubble; the longest ones."""
+STALLED = 2
+"""What lasts so many times as long as any bubble before has no forecast, and its end may be far."""
+LONGEST_NS = 60_000_000_000
+"""Longer than any bubble; an end must be, in case the main job hangs in one."""
 
 _WEIGHTS = [0.5 ** (age / HALF_LIFE) for age in range(HISTORY)]
 _TOTAL_WEIGHTS = [0.0, *accumulate(_WEIGHTS)]
@@ -32,28 +40,33 @@ class Forecast(NamedTuple):
         low_ns: nine bubbles of ten were longer, lately.
         high_ns: and nine of ten shorter; the distance tells how sure the forecast is.
         mean_ns: their mean length.
-        next_ns: what is expected of a bubble that outlives `length_ns`: the same quantile of those that did; then of
-            those that outlived that; and so on.
     """
 
     length_ns: int
     low_ns: int
     high_ns: int
     mean_ns: int
-    next_ns: tuple[int, ...]
+
+
+class _Sample(NamedTuple):
+    lengths_ns: list[int]
+    """Ascending."""
+    below: list[float]
+    """The weight of all that come before, per length, and of all."""
 
 
 class SlotForecast:
     """Bubble lengths per slot, learnt online.
 
     Args:
-        quantile: which quantile of a slot's last 32 lengths is its forecast, 0 (the shortest) to 0.5.
+        quantile: which quantile of a slot's last 32 lengths is its forecast, 0 (the shortest) to 0.5; and of bubbles
+            that are still open, the share that must end close to one another for that time to be left out.
     """
 
     def __init__(self, quantile: float) -> None:
-        later = (1 - (1 - quantile) ** times for times in range(2, 2 + NEXT_FORECASTS))
-        self._shares = (quantile, LOW, HIGH, *later)
+        self._quantile = quantile
         self._lengths_ns: dict[int, deque[int]] = {}
+        self._samples: dict[int, _Sample] = {}
         self._forecasts: dict[int, Forecast] = {}
 
     def observe(self, slot: int, length_ns: int) -> None:
@@ -64,7 +77,7 @@ class SlotForecast:
             while len(lengths_ns) > SHIFT_AFTER:
                 lengths_ns.popleft()
         if len(lengths_ns) >= MINIMUM_OBSERVATIONS:
-            self._forecasts[slot] = self._forecast(lengths_ns)
+            self._samples[slot], self._forecasts[slot] = self._forecast(lengths_ns)
 
     def of(self, slot: int) -> Forecast | None:
         """What is expected, or None while too little is known."""
@@ -75,18 +88,52 @@ class SlotForecast:
         forecast = self._forecasts.get(slot)
         return None if forecast is None else forecast.length_ns
 
+    def windows_ns(self, slot: int, margin_ns: int) -> list[tuple[int, int]]:
+        """When in a bubble of `slot` its end is not near: (from, until) in ns after its start, in order.
+
+        An end is kept clear of, from `margin_ns` before it, if of the bubbles that are open then a share of `quantile`
+        or more end no later than `margin_ns` after it. So the last end always is. A last window begins where a bubble
+        is longer by far than all that were.
+
+        Args:
+            slot: its number.
+            margin_ns: how long before an end nothing may run any more; not below 0.
+
+        Returns:
+            At most five; none if too little is known, or the slot's bubbles are too short for any.
+        """
+        if slot not in self._samples:
+            return []
+        lengths_ns, below = self._samples[slot]
+        found, from_ns, total = [], 0, below[-1]
+        for length_ns in lengths_ns:
+            until_ns = length_ns - margin_ns
+            before = below[bisect_left(lengths_ns, until_ns)]
+            near = below[bisect_right(lengths_ns, length_ns + margin_ns)] - before
+            if near >= self._quantile * (total - before):
+                if until_ns - from_ns >= SHORTEST_WINDOW_NS:
+                    found.append((from_ns, until_ns))
+                from_ns = length_ns
+        if not found:
+            return []
+        longest = sorted(found, key=lambda window: window[1] - window[0])[-MOST_WINDOWS:]
+        return [*sorted(longest), (STALLED * lengths_ns[-1], LONGEST_NS)]
+
     def forget(self) -> None:
         """Another job: its slots are others."""
         self._lengths_ns.clear()
+        self._samples.clear()
         self._forecasts.clear()
 
-    def _forecast(self, lengths_ns: deque[int]) -> Forecast:
+    def _forecast(self, lengths_ns: deque[int]) -> tuple[_Sample, Forecast]:
         ordered = sorted(zip(reversed(lengths_ns), _WEIGHTS, strict=False))
         below = list(accumulate([weight for _, weight in ordered]))  # no loop: it is the daemon's time in a bubble
         total, last = _TOTAL_WEIGHTS[len(ordered)], len(ordered) - 1
-        asked, low, high, *later = [ordered[min(bisect_left(below, share * total), last)][0] for share in self._shares]
+        shares = (self._quantile, LOW, HIGH)
+        asked, low, high = [ordered[min(bisect_left(below, share * total), last)][0] for share in shares]
         mean = sum([length_ns * weight for length_ns, weight in ordered]) / total
-        return Forecast(asked, low, high, round(mean), tuple(later))
+        sample = _Sample([length_ns for length_ns, _ in ordered], [0.0, *below])
+        return sample, Forecast(asked, low, high, round(mean))
 
 
 def _has_shifted(lengths_ns: deque[int]) -> bool:

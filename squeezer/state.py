@@ -11,18 +11,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from itertools import pairwise
 
-from squeezer.forecast import Forecast, SlotForecast
+from squeezer.forecast import LONGEST_NS, Forecast, SlotForecast
 from squeezer.guard import Decision, Guard
 
 STORY_LENGTH = 64
 AHEAD_STEPS = 3
 """A plan holds for the step that was heard of and so many more: if the daemon falls silent, so does the squeezing."""
-PREEMPTIVE_PERMIT_NS = 60_000_000_000
-"""Longer than any bubble; an end must be, in case the main job hangs in one."""
-SHORTEST_RENEWAL_NS = 500_000
-"""For less, waking up again costs as much as it gives."""
 TELL_ELSEWHERE = 1.25
 """The daemon wakes in the longest bubble; another slot's must be longer by this factor to take its place."""
 
@@ -316,15 +311,12 @@ class GateMachine:
         if wait not in policy.kinds or forecast.mean_ns < policy.min_bubble_ns:
             return PlanSlot(slot, 0)
         if policy.preemptive:
-            return PlanSlot(slot, PREEMPTIVE_PERMIT_NS)
-        early_ns = self.guard.margin_ns(slot) + self._late_ns
-        permit_ns = max(0, forecast.length_ns - early_ns)
-        renewals = tuple(
-            (outlived_ns, next_ns - early_ns)
-            for outlived_ns, next_ns in pairwise((forecast.length_ns, *forecast.next_ns))
-            if next_ns - early_ns - outlived_ns >= SHORTEST_RENEWAL_NS
-        )
-        return PlanSlot(slot, permit_ns or int(bool(renewals)), renewals)
+            return PlanSlot(slot, LONGEST_NS)
+        windows_ns = self.forecast.windows_ns(slot, self.guard.margin_ns(slot) + self._late_ns)
+        if not windows_ns or windows_ns[0][0]:
+            return PlanSlot(slot, int(bool(windows_ns)), tuple(windows_ns))  # 0 would not open it
+        (_, permit_ns), *renewals = windows_ns
+        return PlanSlot(slot, permit_ns, tuple(renewals))
 
     def _side_changed(self, event: Event) -> list[Action]:
         assert isinstance(event, SideChanged)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from ds_hooks.page import DeviceGate, Field, find_renewal
 
 _CLOSINGS_KEPT = 8
-_LONGEST_PERMIT_NS = 2**32
+_LONGEST_PERMIT_NS = 2**36
 
 
 class BubbleWatch:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from squeezer.forecast import SHIFT_AFTER, Forecast, SlotForecast
+from squeezer.forecast import LONGEST_NS, MOST_WINDOWS, SHIFT_AFTER, STALLED, Forecast, SlotForecast
 
 MS = 1_000_000
 
@@ -25,7 +25,7 @@ def test_little_is_known_at_first() -> None:
     forecast.observe(3, 10 * MS)
     assert forecast.of(3) is None
     forecast.observe(3, 10 * MS)
-    assert forecast.of(3) == Forecast(10 * MS, 10 * MS, 10 * MS, 10 * MS, (10 * MS,) * 4)
+    assert forecast.of(3) == Forecast(10 * MS, 10 * MS, 10 * MS, 10 * MS)
     assert forecast.of(4) is None, "another slot"
     forecast.forget()
     assert forecast.of(3) is None
@@ -47,14 +47,57 @@ def test_as_many_bubbles_are_shorter_as_the_quantile_says(quantile: float) -> No
     assert in_range / 3900 == pytest.approx(0.8, abs=0.08), "how sure it says it is"
 
 
-def test_what_outlives_its_forecast_is_forecast_anew_by_those_that_did() -> None:
-    found = after([1, 30] * 16, quantile=0.4)
-    assert (found.length_ns, found.next_ns) == (1 * MS, (30 * MS,) * 4)
-    assert 15 * MS < found.mean_ns < 16.5 * MS, "the latest count most"
+def windows_ms(lengths_ms: Iterable[float], margin_ms: float = 0.5, quantile: float = 0.4) -> list[tuple[float, float]]:
+    """Without the one for stalls."""
+    forecast = SlotForecast(quantile)
+    for ms in lengths_ms:
+        forecast.observe(3, round(ms * MS))
+    *found, (stalled_ns, until_ns) = forecast.windows_ns(3, round(margin_ms * MS))
+    assert stalled_ns >= STALLED * found[-1][1] and until_ns == LONGEST_NS
+    return [(from_ns / MS, until_ns / MS) for from_ns, until_ns in found]
+
+
+def test_where_all_end_together_nothing_may_run() -> None:
     noise = random.Random(2)
-    found = after((noise.uniform(10, 20) for _ in range(64)), quantile=0.5)
-    for times, next_ns in enumerate(found.next_ns, start=2):  # half of what is left, again and again
-        assert next_ns / MS == pytest.approx(20 - 10 * 0.5**times, abs=1.6)
+    ((from_ms, until_ms),) = windows_ms(20 + noise.gauss(0, 0.2) for _ in range(64))
+    assert from_ms == 0 and 19 < until_ms < 19.7
+
+
+def test_each_of_two_places_where_many_end_is_kept_clear_of() -> None:
+    assert windows_ms([1, 30] * 16) == [(0, 0.5), (1, 29.5)]
+    assert windows_ms([1, 30] * 16, margin_ms=2) == [(1, 28)], "too short a window is none"
+
+
+def test_where_ends_are_far_between_only_the_last_are_kept_clear_of() -> None:
+    found = windows_ms(range(10, 42))
+    assert found[0][0] == 0 and found[0][1] > 37
+    assert windows_ms(range(10, 42), quantile=0)[0] == (0, 9.5), "each of them, of a quantile of 0"
+
+
+def test_a_wider_margin_never_opens_more() -> None:
+    noise = random.Random(3)
+    lengths_ms = [noise.lognormvariate(0, 0.6) * 10 for _ in range(32)]
+    opened_ms = [sum(b - a for a, b in windows_ms(lengths_ms, margin_ms)) for margin_ms in (0.1, 0.3, 0.6, 1.2, 2.4)]
+    assert opened_ms == sorted(opened_ms, reverse=True) and opened_ms[0] > 2 * opened_ms[-1]
+
+
+def test_windows_are_few_apart_and_in_order() -> None:
+    noise = random.Random(4)
+    for _ in range(200):
+        found = windows_ms([noise.choice((3, 6, 9, 12, 15, 18)) + noise.random() / 10 for _ in range(32)])
+        bounds = [bound for window in found for bound in window]
+        assert len(found) <= MOST_WINDOWS and bounds == sorted(bounds)
+        assert all(until_ms - from_ms >= 0.5 for from_ms, until_ms in found)
+
+
+def test_nothing_is_opened_of_what_is_unknown_or_too_short() -> None:
+    forecast = SlotForecast(0.4)
+    assert forecast.windows_ns(3, 0) == []
+    for _ in range(8):
+        forecast.observe(3, MS)
+    assert forecast.windows_ns(3, MS // 2) != [] == forecast.windows_ns(3, MS)
+    forecast.forget()
+    assert forecast.windows_ns(3, 0) == []
 
 
 def test_the_mean_is_of_the_same_lengths_and_weights() -> None:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from squeezer.forecast import LONGEST_NS
 from squeezer.state import (
     AHEAD_STEPS,
     NO_STEPS,
-    PREEMPTIVE_PERMIT_NS,
     TABLE,
     Action,
     BubbleEnded,
@@ -37,6 +37,8 @@ from squeezer.state import (
 )
 
 MS = 1_000_000
+STALLED_10 = (20 * MS, LONGEST_NS)
+"""After bubbles of 10 ms: one that lasts twice as long may last for ever."""
 
 
 def policy(*, preemptive: bool = False, alone_steps: int = 5, quantile: float = 0.1) -> Policy:
@@ -74,40 +76,48 @@ def attached(machine: GateMachine, side: Side = Side.READY) -> None:
 def test_a_slots_permit_is_its_forecast_less_the_margin_and_follows_it(machine: GateMachine) -> None:
     attached(machine)
     assert ended(machine, 10) == [], "once is not known"
-    assert ended(machine, 10) == [PlanSlot(4, 9 * MS), TellAt(4)]
+    assert ended(machine, 10) == [PlanSlot(4, 9 * MS, (STALLED_10,)), TellAt(4)]
     assert ended(machine, 10) == []
-    assert ended(machine, 5) == [PlanSlot(4, 4 * MS, ((5 * MS, 9 * MS),))], "a low quantile"
+    assert ended(machine, 5) == [PlanSlot(4, 4 * MS, ((5 * MS, 9 * MS), STALLED_10))], "a low quantile"
 
 
-def test_a_bubble_that_outlives_its_forecast_is_used_again() -> None:
+def test_a_bubble_that_outlives_where_many_end_is_used_again() -> None:
     machine = GateMachine(policy(quantile=0.4))
     attached(machine)
-    assert ended(machine, *[20, 5] * 4)[-1] == PlanSlot(4, 4 * MS, ((5 * MS, 19 * MS),))
+    stalled = (40 * MS, LONGEST_NS)
+    assert ended(machine, *[20, 5] * 4)[-1] == PlanSlot(4, 4 * MS, ((5 * MS, 19 * MS), stalled))
     machine.handle(JobAttached(2 * MS))
-    assert ended(machine, *[20, 5] * 4)[-1] == PlanSlot(4, 2 * MS, ((5 * MS, 17 * MS),)), "opened and closed late"
-    assert ended(machine, *[20.4, 20] * 4, slot=5)[-1] == PlanSlot(5, 17 * MS), "too little for a renewal"
+    assert ended(machine, *[20, 5] * 4)[-1] == PlanSlot(4, 2 * MS, ((5 * MS, 17 * MS), stalled)), "opened late"
+
+
+def test_where_few_bubbles_end_the_permit_goes_on() -> None:
+    machine = GateMachine(policy(quantile=0.4))
+    attached(machine)
+    few = ended(machine, *[5, 20, 20, 20, 20, 20, 20, 20])
+    assert few[-1] == PlanSlot(4, 19 * MS, ((40 * MS, LONGEST_NS),)), "one of eight"
 
 
 def test_a_slot_is_opened_for_its_longer_bubbles_too() -> None:
     machine = GateMachine(policy(quantile=0.4))
     attached(machine)
     plan = ended(machine, *[20, 0.5] * 4)[-1]
-    assert plan == PlanSlot(4, 1, ((MS // 2, 19 * MS),)), "its permit is as good as nothing"
+    windows = ((MS // 2, 19 * MS), (40 * MS, LONGEST_NS))
+    assert plan == PlanSlot(4, 1, windows), "its permit is as good as nothing"
     assert ended(machine, *[0.5, 2.4] * 4, slot=5) == [], "by its mean it is too short"
 
 
 def test_a_permit_is_shorter_where_bubbles_are_opened_and_closed_late(machine: GateMachine) -> None:
     machine.handle(JobAttached(2 * MS))
     machine.handle(SideChanged(Side.READY))
-    assert ended(machine, 10, 10)[0] == PlanSlot(4, 7 * MS)
+    assert ended(machine, 10, 10)[0] == PlanSlot(4, 7 * MS, (STALLED_10,))
     attached(machine)
-    assert ended(machine, 10, 10)[0] == PlanSlot(4, 9 * MS), "another job, another device"
+    assert ended(machine, 10, 10)[0] == PlanSlot(4, 9 * MS, (STALLED_10,)), "another job, another device"
 
 
 def test_a_preemptive_permit_lasts_to_the_bubbles_true_end() -> None:
     machine = GateMachine(policy(preemptive=True))
     attached(machine)
-    assert ended(machine, 10, 10)[0] == PlanSlot(4, PREEMPTIVE_PERMIT_NS)
+    assert ended(machine, 10, 10)[0] == PlanSlot(4, LONGEST_NS)
     assert ended(machine, 1.9, 1.9, slot=5) == [], "too short all the same"
 
 
@@ -120,7 +130,7 @@ def test_what_is_not_worth_opening_stays_shut(machine: GateMachine, length_ms: f
 def test_a_bubble_that_becomes_too_short_is_shut(machine: GateMachine) -> None:
     attached(machine)
     ended(machine, 10, 10)
-    assert ended(machine, *[1] * 8)[-1] == PlanSlot(4, 0)
+    assert ended(machine, *[1] * 16)[-1] == PlanSlot(4, 0)
 
 
 def test_the_plan_holds_for_the_steps_ahead_that_are_to_be_squeezed(machine: GateMachine) -> None:
@@ -178,7 +188,7 @@ def test_a_permit_ends_earlier_in_a_slot_that_overran(machine: GateMachine) -> N
     ended(machine, 10, 10)
     (note,) = machine.handle(Overran(4, 3 * MS))
     assert isinstance(note, Note) and note.decision.what == "widen"
-    assert ended(machine, 10) == [PlanSlot(4, 8 * MS)]
+    assert ended(machine, 10) == [PlanSlot(4, 8 * MS, (STALLED_10,))]
 
 
 def test_a_step_whose_start_was_lost_is_not_judged(machine: GateMachine) -> None:
@@ -225,7 +235,7 @@ def test_the_next_job_is_learnt_anew(machine: GateMachine) -> None:
     machine.handle(JobLost())
     assert machine.handle(JobAttached()) == [ForgetPlan()]
     assert ended(machine, 10) == []
-    assert ended(machine, 10) == [PlanSlot(4, 9 * MS), TellAt(4)]
+    assert ended(machine, 10) == [PlanSlot(4, 9 * MS, (STALLED_10,)), TellAt(4)]
 
 
 def test_what_the_table_does_not_hold_is_an_error_with_the_story(machine: GateMachine) -> None:
