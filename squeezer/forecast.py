@@ -92,8 +92,9 @@ class SlotForecast:
         """When in a bubble of `slot` its end is not near: (from, until) in ns after its start, in order.
 
         An end is kept clear of, from `margin_ns` before it, if of the bubbles that are open then a share of `quantile`
-        or more end no later than `margin_ns` after it. So the last end always is. A last window begins where a bubble
-        is longer by far than all that were.
+        or more end no later than `margin_ns` after it. So the last end always is. If ends are as frequent since the
+        one before it, that time is left out, too. A last window begins where a bubble is longer by far than all that
+        were.
 
         Args:
             slot: its number.
@@ -105,15 +106,19 @@ class SlotForecast:
         if slot not in self._samples:
             return []
         lengths_ns, below = self._samples[slot]
-        found, from_ns, total = [], 0, below[-1]
-        for length_ns in lengths_ns:
+        found, from_ns, last_ns, total = [], 0, 0, below[-1]
+        for index, length_ns in enumerate(lengths_ns):
             until_ns = length_ns - margin_ns
             before = below[bisect_left(lengths_ns, until_ns)]
             near = below[bisect_right(lengths_ns, length_ns + margin_ns)] - before
             if near >= self._quantile * (total - before):
+                left = len(lengths_ns) - index
+                if index and 2 * margin_ns >= self._quantile * left * (length_ns - last_ns):
+                    until_ns = min(until_ns, last_ns)
                 if until_ns - from_ns >= SHORTEST_WINDOW_NS:
                     found.append((from_ns, until_ns))
                 from_ns = length_ns
+            last_ns = length_ns
         if not found:
             return []
         longest = sorted(found, key=lambda window: window[1] - window[0])[-MOST_WINDOWS:]

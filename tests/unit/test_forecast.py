@@ -71,7 +71,23 @@ def test_each_of_two_places_where_many_end_is_kept_clear_of() -> None:
 def test_where_ends_are_far_between_only_the_last_are_kept_clear_of() -> None:
     found = windows_ms(range(10, 42))
     assert found[0][0] == 0 and found[0][1] > 37
-    assert windows_ms(range(10, 42), quantile=0)[0] == (0, 9.5), "each of them, of a quantile of 0"
+    assert windows_ms(range(10, 42), quantile=0) == [(0, 9.5)], "the quantile of the shortest"
+
+
+def test_a_lower_quantile_also_leaves_out_the_time_before_the_last_ends() -> None:
+    lengths_ms = [10 + 3 * (at * 5 % 8) for at in range(32)]
+    assert windows_ms(lengths_ms, quantile=0.4) == [(0, 27.5), (28, 30.5)]
+    assert windows_ms(lengths_ms, quantile=0.05) == [(0, 9.5), (19, 21.5), (22, 24.5), (25, 27.5)]
+    assert windows_ms(lengths_ms, quantile=0.01) == [(0, 9.5)]
+
+
+@pytest.mark.parametrize("margin_ms", [0.3, 1])
+def test_a_lower_quantile_never_opens_more(margin_ms: float) -> None:
+    noise = random.Random(5)
+    lengths_ms = [noise.uniform(10, 40) for _ in range(32)]
+    quantiles = (0, 0.02, 0.05, 0.1, 0.2, 0.4)
+    opened_ms = [sum(b - a for a, b in windows_ms(lengths_ms, margin_ms, quantile)) for quantile in quantiles]
+    assert opened_ms == sorted(opened_ms) and opened_ms[-1] > 2 * opened_ms[0]
 
 
 def test_a_wider_margin_never_opens_more() -> None:
