@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trials.gate import Gate
+from trials.gate import HOST_UNIT, Gate
 
 
 class Units:
@@ -21,8 +21,18 @@ class Units:
     def __init__(self, gate: Gate) -> None:
         """Start without units; `declare` tells the gate once all are known."""
         self._gate = gate
+        self._under_way = HOST_UNIT
         self.names: list[str] = []
-        self.enter, self.settle = gate.enter, gate.settle
+        self.settle = gate.settle
+
+    def enter(self, unit: int) -> None:
+        """See `Gate.enter`."""
+        self._under_way = unit
+        self._gate.enter(unit)
+
+    def again(self) -> None:
+        """Ask whether the unit under way may go on: long ones on a CPU ask between their parts."""
+        self._gate.enter(self._under_way)
 
     def number(self, name: str) -> int:
         """The number of the unit called `name`, which is new or was given before."""

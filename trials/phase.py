@@ -67,6 +67,8 @@ class Phase:
             self._units.enter(self._loss_unit)
             losses_K = loss(outputs)
         total = control.total(losses_K)
+        if total.device.type == "cpu":
+            self._units.again()
         total.backward()
         losses_K = losses_K.detach()
         self._units.settle()

@@ -76,6 +76,7 @@ def assemble(models: Sequence[nn.Module], common: Structure, generators: list[to
     """
     model = models[0]
     rows = stack(models, common, generators)
+    rows.again = units.again
     layers: dict[str, Layer | Exception] = {
         path: rule_for(model.get_submodule(path), path) for path in leaves(common.graphs)
     }

@@ -101,7 +101,8 @@ class FusedMultiheadAttention(JointLayer):
     def bind(self, rows: Rows) -> None:
         """See `Layer.bind`."""
         self.size = rows.size
-        self.masks = Masks(rows.vector(self.path, "dropout"), rows.generators)
+        self.masks = Masks(rows.vector(self.path, "dropout"), rows.generators, rows.again)
+        self.again = rows.again
         self.in_bias_KO = rows.get(self.path, "in_proj_bias")
         self.weight_KOI = rows.get(self.path, "in_proj_weight")
         self.weights_KOI = [rows.get(self.path, f"{name}_proj_weight") for name in "qkv"]
@@ -133,7 +134,7 @@ class FusedMultiheadAttention(JointLayer):
         else:
             y_K = attend(q_K, k_K, v_K, mask_K, masks, is_causal=causal)
         # [K, L, B, E] in memory, as in a solo run: a dropout that follows draws in this order
-        y_K = linear.own(y_K.permute(0, 3, 1, 2, 4).flatten(3), self.out_weight_KOI, self.out_bias_KO)
+        y_K = linear.own(y_K.permute(0, 3, 1, 2, 4).flatten(3), self.out_weight_KOI, self.out_bias_KO, self.again)
         if not batched:
             y_K = y_K.squeeze(2)
         elif self.batch_first:
@@ -165,7 +166,7 @@ class FusedMultiheadAttention(JointLayer):
             x = x.unsqueeze(int(own))
         elif not self.batch_first:
             x = x.transpose(int(own), int(own) + 1)
-        return (linear.own if own else linear.shared)(x, weight_KOI, bias_KO)
+        return (linear.own if own else linear.shared)(x, weight_KOI, bias_KO, self.again)
 
     def _split(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """Into heads; keys and values get the extra positions that the module may have."""

@@ -9,7 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trials.fusion.registry import Layer, call_rule, leading, lift, rule
-from trials.fusion.rows import Rows
+from trials.fusion.rows import Rows, go_on
+
+_PART_DRAWN = 1 << 14
+"""How many numbers are drawn in a row: an eighth of a millisecond of one core."""
 
 _SELU_FLOOR = 1.7580993408473766  # minus the value that SELU tends to, as PyTorch writes it in alpha dropout
 
@@ -25,8 +28,10 @@ class Masks:
         any: whether some trial drops anything.
     """
 
-    def __init__(self, rates_K: Sequence[float], generators: Sequence[torch.Generator]) -> None:
-        """Draw from `generators`, a stream per trial.
+    def __init__(
+        self, rates_K: Sequence[float], generators: Sequence[torch.Generator], again: Callable[[], None] = go_on
+    ) -> None:
+        """Draw from `generators`, a stream per trial; on a CPU, `again` is called between parts.
 
         Raises:
             ValueError: a rate is no probability.
@@ -36,6 +41,7 @@ class Masks:
             raise ValueError(f"dropout rates {self.rates_K}; allowed: from 0 to 1")
         self.any = any(self.rates_K)
         self.generators = generators
+        self._again = again
         self._vectors: dict[tuple[torch.dtype, torch.device, int, str], Tensor] = {}
 
     def drop(self, x_K: Tensor, noise_ndim: int | None = None) -> Tensor:
@@ -66,13 +72,21 @@ class Masks:
         keep_K = torch.empty(shape, dtype=x_K.dtype, device=x_K.device)
         compared = _bernoulli_compares(x_K.device.type)
         drawn_K = torch.empty(shape, dtype=torch.float64, device=x_K.device) if compared else keep_K
+        asks, since = x_K.device.type == "cpu", 0
         for drawn, rate, generator in zip(drawn_K.unbind(0), self.rates_K, self.generators, strict=True):
             if not 0 < rate < 1:
                 drawn.fill_(0 if compared else 1 - rate)
-            elif compared:
-                drawn.uniform_(generator=generator)
-            else:
-                drawn.bernoulli_(1 - rate, generator=generator)
+                continue
+            # numbers to compare with are drawn one by one, so they are the same in parts
+            for part in drawn.view(-1).split(_PART_DRAWN) if compared else (drawn,):
+                if asks and since >= _PART_DRAWN:
+                    self._again()
+                    since = 0
+                since += part.numel()
+                if compared:
+                    part.uniform_(generator=generator)
+                else:
+                    part.bernoulli_(1 - rate, generator=generator)
         if compared:
             torch.lt(drawn_K, self._vector("keep", drawn_K, _keep_rate), out=keep_K)
         return keep_K if order is None else keep_K.permute([order.index(axis) for axis in range(len(order))])
@@ -153,7 +167,7 @@ class FusedDropout(Layer):
     def bind(self, rows: Rows) -> None:
         """See `Layer.bind`."""
         self.size = rows.size
-        self.masks = Masks(rows.vector(self.path, "p"), rows.generators)
+        self.masks = Masks(rows.vector(self.path, "p"), rows.generators, rows.again)
 
     def run(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
         """Any shape; in training, a shared input becomes one per trial, since the masks differ."""
@@ -177,7 +191,7 @@ class FusedAlphaDropout(Layer):
     def bind(self, rows: Rows) -> None:
         """See `Layer.bind`."""
         self.size = rows.size
-        self.masks = Masks(rows.vector(self.path, "p"), rows.generators)
+        self.masks = Masks(rows.vector(self.path, "p"), rows.generators, rows.again)
 
     def run(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
         """Any shape (the feature kind: ``[B, C, ...]``); in training, a shared input becomes one per trial."""

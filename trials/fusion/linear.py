@@ -1,6 +1,6 @@
 """Fully connected layers, of one input and of two."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -8,10 +8,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trials.fusion.registry import JointLayer, Layer, rule
-from trials.fusion.rows import Rows
+from trials.fusion.rows import Rows, go_on
 
 _FEW_WEIGHTS = 1 << 12
 """Below this, copying a gradient costs less than a derivative of our own."""
+
+_PART_PRODUCTS = 1 << 23
+"""How many numbers are multiplied in a row: a third of a millisecond of one core."""
+
+_PART_WEIGHTS = 1 << 18
+"""How many weights, of few examples each, are read in a row: the same."""
 
 
 @rule(nn.Linear)
@@ -25,69 +31,108 @@ class FusedLinear(Layer):
         """See `Layer.bind`."""
         self.weight_KOI = rows.require(self.path, "weight")
         self.bias_KO = rows.get(self.path, "bias")
+        self.again = rows.again
 
     def run(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
         """``x_KB...I`` or ``x_B...I`` to ``y_KB...O``."""
-        return (own if per_trial else shared)(x, self.weight_KOI, self.bias_KO), True
+        return (own if per_trial else shared)(x, self.weight_KOI, self.bias_KO, self.again), True
 
 
-def own(x: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None) -> Tensor:
-    """``x_K...I`` to ``y_K...O``."""
+def own(x: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None, again: Callable[[], None] = go_on) -> Tensor:
+    """``x_K...I`` to ``y_K...O``; `again` is called between parts."""
     size, out = weight_KOI.shape[:2]
     if size == 1:
         return _one(x, weight_KOI, bias_KO)
     x_KNI = x if x.ndim == 3 else x.reshape(size, -1, x.shape[-1])
-    y_KNO = _product(x_KNI, weight_KOI, bias_KO)
+    y_KNO = _product(x_KNI, weight_KOI, bias_KO, again)
     return y_KNO if x.ndim == 3 else y_KNO.view(*x.shape[:-1], out)
 
 
-def shared(x: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None) -> Tensor:
-    """``x_...I``, the same for all trials, to ``y_K...O``."""
+def shared(x: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None, again: Callable[[], None] = go_on) -> Tensor:
+    """``x_...I``, the same for all trials, to ``y_K...O``; `again` is called between parts."""
     size, out, width = weight_KOI.shape
     if size == 1:
         return _one(x, weight_KOI, bias_KO).unsqueeze(0)
     x_NI = x if x.ndim == 2 else x.reshape(-1, width)
-    y_KNO = _product(x_NI.expand(size, *x_NI.shape), weight_KOI, bias_KO)  # a view: no K copies of the input
+    x_KNI = x_NI.expand(size, *x_NI.shape)  # a view: no K copies of the input
+    y_KNO = _product(x_KNI, weight_KOI, bias_KO, again)
     return y_KNO if x.ndim == 2 else y_KNO.view(size, *x.shape[:-1], out)
 
 
-def _product(x_KNI: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None) -> Tensor:
+def _product(x_KNI: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None, again: Callable[[], None]) -> Tensor:
     # autocast casts for PyTorch's own derivative alone
     if weight_KOI.numel() < _FEW_WEIGHTS or torch.is_autocast_enabled(x_KNI.device.type):
         return _multiplied(x_KNI, weight_KOI, bias_KO)
-    y_KNO: Tensor = _Product.apply(x_KNI, weight_KOI, bias_KO)
+    y_KNO: Tensor = _Product.apply(x_KNI, weight_KOI, bias_KO, again)
     return y_KNO
 
 
-def _multiplied(x_KNI: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None) -> Tensor:
+def _multiplied(x_KNI: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None, out: Tensor | None = None) -> Tensor:
     weight_KIO = weight_KOI.mT
-    return torch.bmm(x_KNI, weight_KIO) if bias_KO is None else torch.baddbmm(bias_KO.unsqueeze(1), x_KNI, weight_KIO)
+    if bias_KO is None:
+        return torch.bmm(x_KNI, weight_KIO, out=out)
+    return torch.baddbmm(bias_KO.unsqueeze(1), x_KNI, weight_KIO, out=out)
 
 
 class _Product(torch.autograd.Function):
-    """A batched product with a derivative that needs no copies.
+    """A batched product with a derivative that needs no copies, and that goes by parts where it is long.
 
     PyTorch's own gives the weight's gradient transposed, which is then copied into the weight's memory order, and goes
     trial by trial where the output's gradient lies in an order that its kernel does not take, as after a loss.
     """
 
     @staticmethod
-    def forward(ctx: Any, x_KNI: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, x_KNI: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None, again: Callable[[], None]
+    ) -> Tensor:
         """``y_KNO``."""
         ctx.save_for_backward(x_KNI, weight_KOI)
-        return _multiplied(x_KNI, weight_KOI, bias_KO)
+        ctx.again = again
+        rows = _rows_at_once(x_KNI, weight_KOI)
+        if rows >= len(x_KNI):
+            return _multiplied(x_KNI, weight_KOI, bias_KO)
+        y_KNO = x_KNI.new_empty(*x_KNI.shape[:2], weight_KOI.shape[1])
+        for part in _parts(len(x_KNI), rows, again):
+            _multiplied(x_KNI[part], weight_KOI[part], None if bias_KO is None else bias_KO[part], y_KNO[part])
+        return y_KNO
 
     @staticmethod
-    def backward(ctx: Any, grad_KNO: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad_KNO: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of the inputs."""
         x_KNI, weight_KOI = ctx.saved_tensors
-        for_x, for_weight, for_bias = ctx.needs_input_grad
+        for_x, for_weight, for_bias, _ = ctx.needs_input_grad
         grad_KNO = grad_KNO.contiguous()
-        return (
-            torch.bmm(grad_KNO, weight_KOI) if for_x else None,
-            torch.bmm(grad_KNO.mT, x_KNI) if for_weight else None,
-            grad_KNO.sum(1) if for_bias else None,
-        )
+        rows = _rows_at_once(x_KNI, weight_KOI)
+        of_bias = grad_KNO.sum(1) if for_bias else None
+        if rows >= len(x_KNI) or torch.is_grad_enabled():  # derivatives of derivatives are of whole products
+            of_x = torch.bmm(grad_KNO, weight_KOI) if for_x else None
+            return of_x, torch.bmm(grad_KNO.mT, x_KNI) if for_weight else None, of_bias, None
+        of_x = torch.empty_like(x_KNI, memory_format=torch.contiguous_format) if for_x else None
+        of_weight = torch.empty_like(weight_KOI, memory_format=torch.contiguous_format) if for_weight else None
+        for part in _parts(len(x_KNI), rows, ctx.again):
+            if of_x is not None:
+                torch.bmm(grad_KNO[part], weight_KOI[part], out=of_x[part])
+            if of_x is not None and of_weight is not None:
+                ctx.again()
+            if of_weight is not None:
+                torch.bmm(grad_KNO[part].mT, x_KNI[part], out=of_weight[part])
+        return of_x, of_weight, of_bias, None
+
+
+def _rows_at_once(x_KNI: Tensor, weight_KOI: Tensor) -> int:
+    """How many trials are multiplied before the gate is asked again."""
+    size, out, width = weight_KOI.shape
+    if x_KNI.device.type != "cpu":
+        return size
+    return max(min(_PART_PRODUCTS // (x_KNI.shape[1] * out * width or 1), _PART_WEIGHTS // (out * width)), 1)
+
+
+def _parts(size: int, rows: int, again: Callable[[], None]) -> Iterator[slice]:
+    """The trials, `rows` at a time, and `again` in between."""
+    for start in range(0, size, rows):
+        if start:
+            again()
+        yield slice(start, start + rows)
 
 
 def _one(x: Tensor, weight_1OI: Tensor, bias_1O: Tensor | None) -> Tensor:

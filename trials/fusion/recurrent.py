@@ -46,7 +46,8 @@ class FusedRecurrent(JointLayer):
     def bind(self, rows: Rows) -> None:
         """See `Layer.bind`."""
         self.size = rows.size
-        self.masks = Masks(rows.vector(self.path, "dropout") if self.layers > 1 else [0.0] * rows.size, rows.generators)
+        rates = rows.vector(self.path, "dropout") if self.layers > 1 else [0.0] * rows.size
+        self.masks = Masks(rates, rows.generators, rows.again)
         self.weights_K = [rows.get(self.path, name) for names in self.names for name in names]
 
     def run_joint(self, values: Sequence[Any], per_trial: Sequence[bool], training: bool) -> tuple[Any, bool]:

@@ -1,6 +1,6 @@
 """Everything that the trials of a group own, each tensor with a leading axis K; a trial is one row of all of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ class Rows:
         aliases: further names of tied parameters and buffers -> the canonical name.
         generators: one stream of random numbers per trial, so that a trial's dropout masks do not depend on its
             neighbours.
+        again: called by a layer that takes long, between its parts, where they run while it waits for them.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Rows:
         self.vectors = vectors
         self.aliases = aliases
         self.generators = generators
+        self.again: Callable[[], None] = go_on
         self._noted: dict[str, Tensor] = {}
 
     @property
@@ -136,6 +138,10 @@ class Rows:
         self.vectors = {p: {n: list(v) for n, v in table.items()} for p, table in state["vectors"].items()}
         device = self.generators[0].device
         self.generators = [generator(device, state=saved) for saved in state["generators"]]
+
+
+def go_on() -> None:
+    """Nobody is to be asked."""
 
 
 def generator(device: torch.device, seed: int = 0, state: Tensor | None = None) -> torch.Generator:

@@ -96,7 +96,7 @@ def test_gate_is_asked_for_every_unit_in_order() -> None:
     for _ in range(2):
         gate.entered.clear()
         group.train_step(*study.data[0])
-        assert gate.entered == UNITS
+        assert gate.units == UNITS
     gate.entered.clear()
     group.evaluate()
     assert gate.entered == [*[*UNITS[:8], "score", "host"] * 3, "rest"]
@@ -119,7 +119,7 @@ def test_backward_of_branches_is_the_forward_reversed() -> None:
     group.train_step(torch.randn(4, 3), torch.zeros(4))
     layers = [f"{name}.Linear" for name in ("stem", "a", "b", "c", "out")]
     forward, backward = [f"{name} forward" for name in layers], [f"{name} backward" for name in reversed(layers)]
-    assert gate.entered == [*forward, "loss", *backward, "optimizer step"]
+    assert gate.units == [*forward, "loss", *backward, "optimizer step"]
 
 
 def test_gate_is_told_its_units_after_each_change() -> None:

@@ -184,7 +184,7 @@ def test_units_of_each_phase() -> None:
     for _ in range(2):
         gate.entered.clear()
         group.train_step(*study.data[0])
-    steps = [name for name in gate.entered if "loss" in name or "optimizer" in name]
+    steps = [name for name in gate.units if "loss" in name or "optimizer" in name]
     assert steps == ["judging loss", "judging optimizer step", "making loss", "making optimizer step"]
     assert {f"maker.{at}.{kind} backward" for at, kind in ((0, "ConvTranspose2d"), (7, "Tanh"))} <= set(gate.entered)
 

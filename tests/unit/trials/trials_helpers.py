@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -70,6 +71,11 @@ class RecordingGate(OpenGate):
     def __init__(self) -> None:
         self.names: list[str] = []
         self.entered: list[str] = []
+
+    @property
+    def units(self) -> list[str]:
+        """One after another, each once, though it may have been asked for between its parts as well."""
+        return [name for name, _ in groupby(self.entered)]
 
     def use(self, units: Sequence[str]) -> None:
         self.names = list(units)
