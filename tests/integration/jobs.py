@@ -101,11 +101,12 @@ class KillInBubble(threading.Thread):
         directory: where the run's pages are (below it).
         role: whom to kill.
         step: not before this step of the main job.
+        device: that of the rank.
     """
 
-    def __init__(self, directory: Path, role: Role, step: int) -> None:
+    def __init__(self, directory: Path, role: Role, step: int, device: int = 0) -> None:
         super().__init__(daemon=True)
-        self._directory, self._role, self._step = directory, role, step
+        self._directory, self._role, self._step, self._device = directory, role, step, device
         self.killed_in_epoch = 0
         self.was_open_after = False
         self.pid = 0
@@ -128,7 +129,7 @@ class KillInBubble(threading.Thread):
 
     def _find_page(self) -> Page:
         while True:
-            for path in self._directory.rglob("device0.page"):
+            for path in self._directory.rglob(f"device{self._device}.page"):
                 try:
                     return Page.open(path, create=False)
                 except PageError:

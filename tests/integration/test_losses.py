@@ -53,14 +53,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return ended.losses
 
 
-def squeezed(tmp_path: Path, directory: Path, killer: KillInBubble | None = None) -> Ended:
+def squeezed(tmp_path: Path, directory: Path, *killers: KillInBubble) -> Ended:
     config, losses = tmp_path / "squeezer.toml", tmp_path / "losses"
     config.write_text(CONFIG)
-    if killer is not None:
+    for killer in killers:
         killer.start()
     ended = run(ds_squeeze(config, PATIENT, *pretrain(losses, STEPS)), directory, losses)
     assert ended.status == 0, ended.output
-    if killer is not None:
+    for killer in killers:
         killer.join(30)
         assert killer.pid and killer.was_open_after, f"killed in the middle of a bubble\n{ended.output}"
     return ended
@@ -89,15 +89,14 @@ def test_with_side_tasks(alone: list[str], tmp_path: Path, directory: Path) -> N
         assert units_path(tmp_path / "run", rank).stat().st_size > 0, f"side tasks ran\n{ended.output}"
 
 
-def test_with_the_daemon_killed_in_a_bubble(alone: list[str], tmp_path: Path, directory: Path) -> None:
-    ended = squeezed(tmp_path, directory, KillInBubble(directory, Role.DAEMON, step=10))
+def test_with_the_side_task_and_then_the_daemon_killed_in_a_bubble(
+    alone: list[str], tmp_path: Path, directory: Path
+) -> None:
+    # the second rank's daemon, so that the restart of the first one's side task is there to be read
+    killers = KillInBubble(directory, Role.SIDE, step=10), KillInBubble(directory, Role.DAEMON, step=30, device=1)
+    ended = squeezed(tmp_path, directory, *killers)
     assert ended.losses == alone
-    kinds = {event["r"] for event in read_events(events_path(tmp_path / "run", 0))}
-    assert "end" not in kinds, "it had no time to say goodbye"
-
-
-def test_with_the_side_task_killed_in_a_bubble(alone: list[str], tmp_path: Path, directory: Path) -> None:
-    ended = squeezed(tmp_path, directory, KillInBubble(directory, Role.SIDE, step=10))
-    assert ended.losses == alone
-    exits = [event for event in read_events(events_path(tmp_path / "run", 0)) if event.get("event") == "exited"]
+    first, second = (list(read_events(events_path(tmp_path / "run", rank))) for rank in (0, 1))
+    exits = [event for event in first if event.get("event") == "exited"]
     assert exits[0]["status"] == -9 and exits[0]["restarted"]
+    assert "end" not in {event["r"] for event in second}, "it had no time to say goodbye"
