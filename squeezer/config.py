@@ -43,7 +43,7 @@ class _Table(BaseModel):
 
 def pays_from_ms(preemptive: bool) -> float:
     """The shortest bubbles that are worth opening, by `benchmarks.shortest_bubble`."""
-    return 1.0 if preemptive else 3.0
+    return 1.0 if preemptive else 2.0
 
 
 class SqueezeTable(_Table):

@@ -132,8 +132,8 @@ def test_the_windowed_daemon_squeezes_in_gated_windows_as_each_says(machine: Win
             assert (permit_ns > 50_000_000) == (mode == "preemptive"), (step, mode)
         feed(StepStarted(step))
         feed(BubbleEnded(3, "RECV_GRAD", 50_000_000))
-        feed(BubbleEnded(7, "RECV_GRAD", 2_000_000))
-        assert step < 2 or page.words[Field.PERMIT_NS + FORECASTS + 7] == 2_000_000
+        feed(BubbleEnded(7, "RECV_GRAD", 1_500_000))
+        assert step < 2 or page.words[Field.PERMIT_NS + FORECASTS + 7] == 1_500_000
     page.close()
 
 
