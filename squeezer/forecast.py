@@ -101,7 +101,8 @@ class SlotForecast:
             margin_ns: how long before an end nothing may run any more; not below 0.
 
         Returns:
-            At most five; none if too little is known, or the slot's bubbles are too short for any.
+            At most five, or four if none begins with the bubble; none if too little is known, or the slot's bubbles are
+            too short for any.
         """
         if slot not in self._samples:
             return []
@@ -122,6 +123,8 @@ class SlotForecast:
         if not found:
             return []
         longest = sorted(found, key=lambda window: window[1] - window[0])[-MOST_WINDOWS:]
+        if min(longest)[0]:  # none is the permit, so all are renewals, of which a slot has four
+            longest = longest[1 - MOST_WINDOWS :]
         return [*sorted(longest), (STALLED * lengths_ns[-1], LONGEST_NS)]
 
     def forget(self) -> None:

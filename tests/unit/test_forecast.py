@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from ds_hooks.page import RENEWALS_PER_SLOT
 from squeezer.forecast import LONGEST_NS, MOST_WINDOWS, SHIFT_AFTER, STALLED, Forecast, SlotForecast
 
 MS = 1_000_000
@@ -104,6 +105,14 @@ def test_windows_are_few_apart_and_in_order() -> None:
         bounds = [bound for window in found for bound in window]
         assert len(found) <= MOST_WINDOWS and bounds == sorted(bounds)
         assert all(until_ms - from_ms >= 0.5 for from_ms, until_ms in found)
+
+
+def test_all_renewals_of_a_bubble_fit_into_the_page() -> None:
+    long_ms = [8.2 + 8 * (at % 8) for at in range(16)]
+    assert windows_ms(long_ms, quantile=0.1)[0][0] == 0, "this one is the permit"
+    assert len(windows_ms(long_ms, quantile=0.1)) == MOST_WINDOWS
+    half_are_short = windows_ms([ms for one in long_ms for ms in (0.2, one)], quantile=0.1)
+    assert half_are_short[0][0] > 0 and len(half_are_short) == RENEWALS_PER_SLOT - 1, "and the one for stalls"
 
 
 def test_nothing_is_opened_of_what_is_unknown_or_too_short() -> None:

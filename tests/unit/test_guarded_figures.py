@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.guarded_figures import GuardedStep, guarded_steps, harvests, interval_cost, judge
+from benchmarks.guarded_figures import GuardedStep, guarded_steps, harvests, interval_cost, judge, placebo
 from benchmarks.utilization_picture import table
 
 BUDGET = 0.01
@@ -82,6 +82,23 @@ def test_the_interval_of_a_cost_holds_the_truth_in_95_of_100() -> None:
     assert 0.92 < sum(one() for _ in range(1000)) / 1000 < 0.98
 
 
+def told_of(steps: list[GuardedStep]) -> dict[str, Any]:
+    """What a result keeps of the steps."""
+    told = {name: [getattr(s, name) for s in steps] for name in ("squeezed", "ms", "modelled_ms")}
+    return {"steps": told, "disturbed_step": 101, "budget": BUDGET}
+
+
+def test_what_squeezing_costs_is_no_noise_and_what_hits_any_step_is() -> None:
+    harmed = run_of(0.05)
+    assert not judge(harmed, 101, BUDGET)["held"]
+    found = placebo(told_of(harmed))
+    assert found["held"] and found["intervals"] > 50
+    assert abs(found["over_all"]["cost"]) < 0.005
+    # what makes the last steps of a window shorter is not squeezing, of which all of them have the same
+    at_odds = [replace(s, ms=s.ms * (0.9 if s.squeezed and (s.step - 1) % 16 >= 8 else 1)) for s in run_of(0.0)]
+    assert not placebo(told_of(at_odds))["held"]
+
+
 def test_a_few_squeezed_steps_that_happen_to_be_equal_are_not_thereby_sure() -> None:
     steps = run_of(0.0, deviation=0.03)[:60]
     equal = [replace(s, ms=s.modelled_ms * 1.03) if s.squeezed else s for s in steps]
@@ -121,11 +138,11 @@ def test_the_table_tells_what_the_guard_did() -> None:
     steps = run_of(0.0)
     run = {
         "scenario": "guarded_jitter",
-        "budget": BUDGET,
         "guarded": judge(steps, 101, BUDGET),
         "harvest": harvests(steps, 101, 200, 4.0),
+        **told_of(steps),
         "decisions": [{"step": 120, "what": "go_on", "cause": "sudden"}, {"step": 7, "what": "widen", "cause": ""}],
     }
     text = table({"name": "x", "machine": {"cores": 2, "cpu": "c"}, "date": "d", "commit": "c", "runs": [run]})
     (row,) = [line for line in text.splitlines() if line.startswith("| guarded_jitter")]
-    assert "| yes |" in row and row.endswith("| 120: go on sudden |")
+    assert "| 0 of 141 | 0 of " in row and row.endswith("| 120: go on sudden |")
