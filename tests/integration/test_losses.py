@@ -20,7 +20,7 @@ from tests.integration.jobs import (
 )
 
 pytestmark = pytest.mark.integration
-STEPS = 60
+STEPS = 40
 
 CONFIG = f"""
 [squeeze]
