@@ -78,7 +78,8 @@ class Masks:
                 drawn.fill_(0 if compared else 1 - rate)
                 continue
             # numbers to compare with are drawn one by one, so they are the same in parts
-            for part in drawn.view(-1).split(_PART_DRAWN) if compared else (drawn,):
+            divided = compared and drawn.numel() > _PART_DRAWN
+            for part in drawn.view(-1).split(_PART_DRAWN) if divided else (drawn,):
                 if asks and since >= _PART_DRAWN:
                     self._again()
                     since = 0
