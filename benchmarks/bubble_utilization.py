@@ -31,11 +31,11 @@ from benchmarks.common import (
     pooled_ratio_with_ci95,
     write,
 )
+from benchmarks.harvest_ratio import COMPARED, harvest_ratios
 from benchmarks.processes import last_core, start
 from benchmarks.rivals import Rivals
 from benchmarks.utilization_picture import write_figures
 from benchmarks.window_figures import (
-    COMPARED,
     RankLog,
     Window,
     baselines,
@@ -81,8 +81,8 @@ WINDOWS = Windows(
     warm_up=32,
     cycle=(
         # ours first after those that change bubbles: the preemptive mode needs no forecasts, which they have upset
-        *((ALONE, 4), (PREEMPTIVE, 4), (ALONE, 3), (COOPERATIVE, 4), (ALONE, 3), (ORACLE, 4)),
-        *((STEP_GRAIN, 3), (SCHED_IDLE, 3), (NAIVE, 3)),
+        *((ALONE, 4), (PREEMPTIVE, 4), (ALONE, 3), (COOPERATIVE, 6), (ALONE, 3), (ORACLE, 6)),
+        *((STEP_GRAIN, 4), (SCHED_IDLE, 3), (NAIVE, 2)),
     ),
 )
 REAL_WINDOWS = Windows(
@@ -94,8 +94,10 @@ REAL_WINDOWS = Windows(
         *((STEP_GRAIN, 4), (SCHED_IDLE, 4), (NAIVE, 3)),
     ),
 )
-REAL_CYCLES = 36
-GHOST_SECONDS, VARIANT_SECONDS = 90.0, 60.0
+REAL_CYCLES = 30
+GHOST_SECONDS, VARIANT_SECONDS = 110.0, 75.0
+GHOST_CYCLES = 8
+"""At least, however long its steps are."""
 DISTURBED_WINDOWS = Windows(observe=6, warm_up=32, cycle=((PREEMPTIVE, 3), (ALONE, 2), (COOPERATIVE, 3), (ALONE, 2)))
 """Ten steps each, so that the first cycle after a disturbance is its first ten steps."""
 DISTURBED_AT_CYCLE = 3
@@ -198,7 +200,8 @@ def main() -> None:
             runs.append(guarded.measure(guarded.SCENARIOS[name]))
         else:
             whole_s = VARIANT_SECONDS if ghosts[name].side else GHOST_SECONDS
-            runs.append(_ghost(ghosts[name], seconds=30.0 if options.quick else whole_s))
+            least = (30.0, 3) if options.quick else (whole_s, GHOST_CYCLES)
+            runs.append(_ghost(ghosts[name], *least))
         if options.json:  # a run that is cut short keeps what it has
             write(NAME, options, runs, _summary(runs))
     finish(NAME, options, runs, _summary(runs))
@@ -206,7 +209,8 @@ def main() -> None:
         write_figures(options.json)
 
 
-def _ghost(ghost: Ghost, *, seconds: float) -> dict[str, Any]:
+def _ghost(ghost: Ghost, seconds: float, cycles: int) -> dict[str, Any]:
+    """Its windows take at least `seconds` and `cycles`."""
     core = last_core()
     with places() as (run, pages):
         study = VARIANTS if ghost.side else STUDY
@@ -215,7 +219,8 @@ def _ghost(ghost: Ghost, *, seconds: float) -> dict[str, Any]:
         run.mkdir()
         rivals = Rivals(pages=pages, ranks=1, windows=ghost.windows, env=env, study=study, logs=run)
         command = [sys.executable, "-m", "benchmarks.ghost_job", *ghost.arguments(), "--core", core]
-        command += ["--seconds", str(seconds), "--wait-for-side", "--wait-for", *map(str, rivals.ready_files)]
+        command += ["--seconds", str(seconds), "--least-cycles", str(cycles)]
+        command += ["--wait-for-side", "--wait-for", *map(str, rivals.ready_files)]
         rivals.start()
         with ExitStack() as ends:
             ends.callback(rivals.close)
@@ -271,7 +276,7 @@ def _result(scenario: str, windows: Windows, run: Path, ranks: Sequence[RankLog]
     for mode in GATED:
         own = figures[mode]
         if own is not None:
-            own |= gate_figures(windows, ranks, mode)
+            own |= harvest_ratios(chosen, mode) | gate_figures(windows, ranks, mode)
     alone_ms = [ms for window in chosen if window.mode == ALONE for ms in window.step_ms]
     ours = figures[PREEMPTIVE]
     if ours is None or not alone_ms:

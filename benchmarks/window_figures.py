@@ -4,7 +4,6 @@ A window is compared with the windows alone next to it. Its first step counts fo
 before it.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,15 +11,11 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.common import Pairs, ratio_with_ci95
-from benchmarks.windows import ALONE, COOPERATIVE, GATED, MODES, ORACLE, PREEMPTIVE, STEP_GRAIN, Place, Windows
+from benchmarks.windows import ALONE, GATED, MODES, Place, Windows
 from squeezer.metrics import resumes, t_quantile_975
 from squeezer.trace import RankRun
-
-COMPARED = {ORACLE: (COOPERATIVE,), STEP_GRAIN: (PREEMPTIVE, COOPERATIVE)}
-"""Whose harvest is also told as a ratio to that of the first."""
 
 Log = Sequence[tuple[int, int, int]]
 """(end_ns, trial-samples, CPU time in ns) of every training step of a rival."""
@@ -51,10 +46,13 @@ class Window:
     bubble_ms: float = 0.0
     busy_ms: float = 0.0
     """CPU time of the gated side task in these bubbles, or of a rival in these steps."""
+    computing_ms: float = 0.0
+    """What a step takes on a rank beside its bubbles, on average."""
 
     def raw(self) -> dict[str, Any]:
         """For the JSON."""
-        numbers = {key: round(getattr(self, key), 3) for key in ("work", "capacity", "whole", "bubble_ms", "busy_ms")}
+        keys = ("work", "capacity", "whole", "bubble_ms", "busy_ms", "computing_ms")
+        numbers = {key: round(getattr(self, key), 3) for key in keys}
         return {"cycle": self.cycle, "mode": self.mode, "step_ms": [round(ms, 3) for ms in self.step_ms], **numbers}
 
 
@@ -62,6 +60,7 @@ def collect(windows: Windows, ranks: Sequence[RankLog]) -> list[Window]:
     """All windows in their order, the last one perhaps cut short."""
     found: dict[tuple[int, int], Window] = {}
     step_ms: dict[int, list[float]] = {}
+    computing_ms: dict[tuple[int, int], list[float]] = {}
     for rank in ranks:
         steps = {record["step"]: record for record in rank.run.records["step"]}
         bubble_ns, busy_ns = Counter[int](), Counter[int]()
@@ -75,12 +74,15 @@ def collect(windows: Windows, ranks: Sequence[RankLog]) -> list[Window]:
             place = windows.place(number)
             if place.cycle < 0 or place.at == 0 or number - 1 not in steps:
                 continue
-            window = found.setdefault((place.cycle, place.window), Window(cycle=place.cycle, mode=place.mode))
-            step_ms.setdefault(number, []).append((step["end_ns"] - step["start_ns"]) / 1e6)
+            at = place.cycle, place.window
+            window = found.setdefault(at, Window(cycle=place.cycle, mode=place.mode))
+            step_ns = step["end_ns"] - step["start_ns"]
+            step_ms.setdefault(number, []).append(step_ns / 1e6)
+            computing_ms.setdefault(at, []).append((step_ns - bubble_ns[number]) / 1e6)
             window.bubble_ms += bubble_ns[number] / 1e6
             per_s = rank.work_per_s.get(place.cycle, mean_per_s)  # one that was cut short may have none of its own
             window.capacity += per_s * bubble_ns[number] / 1e9
-            window.whole += per_s * (step["end_ns"] - step["start_ns"]) / 1e9
+            window.whole += per_s * step_ns / 1e9
             if place.mode in GATED:
                 window.work += step["work"] - steps[number - 1]["work"]
                 window.busy_ms += busy_ns[number] / 1e6
@@ -92,6 +94,8 @@ def collect(windows: Windows, ranks: Sequence[RankLog]) -> list[Window]:
     for number, durations_ms in sorted(step_ms.items()):
         place = windows.place(number)
         found[place.cycle, place.window].step_ms.append(fmean(durations_ms))
+    for key, durations_ms in computing_ms.items():
+        found[key].computing_ms = fmean(durations_ms)
     return [found[key] for key in sorted(found)]
 
 
@@ -128,7 +132,7 @@ def _figures(windows: Sequence[Window], mode: str) -> dict[str, Any]:
     bubble_ms = sum(window.bubble_ms for window in own)
     work, capacity, whole = (sum(getattr(window, key) for window in own) for key in ("work", "capacity", "whole"))
     per_window = [window.work / window.capacity for window in own if window.capacity]
-    figures = {
+    return {
         "steps": len(steps_ms),
         "pairs_ms": [[round(a, 3), round(b, 3)] for a, b in compared],
         "slowdown": slowdown,
@@ -139,38 +143,6 @@ def _figures(windows: Sequence[Window], mode: str) -> dict[str, Any]:
         "net_gain": work / whole + 1 / (1 + slowdown) - 1 if whole else None,
         "fill": sum(w.busy_ms for w in own) / bubble_ms if bubble_ms and mode in GATED else None,
     }
-    for name, others in COMPARED.items():
-        if mode in others:
-            figures[f"harvest_over_{name}"] = harvest_ratio(windows, mode, name)
-    return figures
-
-
-def harvest_ratio(windows: Sequence[Window], mode: str, other: str) -> dict[str, Any] | None:
-    """Harvest of `mode` ÷ that of `other`, with a jackknife interval over the cycles that have both; None: too few.
-
-    The dedicated rate, which is noisy, counts only in so far as it changes within a cycle.
-    """
-    cycles: dict[int, list[float]] = {}
-    for window in windows:
-        if window.mode in (mode, other):
-            sums = cycles.setdefault(window.cycle, [0.0] * 4)
-            first = 0 if window.mode == mode else 2
-            sums[first] += window.work
-            sums[first + 1] += window.capacity
-    rows = np.array([sums for sums in cycles.values() if sums[1] and sums[3]])
-    if len(rows) < 2:
-        return None
-
-    def ratio(sums: NDArray[np.float64]) -> float:
-        return float(sums[0] * sums[3] / (sums[1] * sums[2])) if sums[2] else math.inf
-
-    total = rows.sum(axis=0)
-    n, whole = len(rows), ratio(total)
-    pseudo = [n * whole - (n - 1) * ratio(total - row) for row in rows]
-    if not all(map(math.isfinite, pseudo)):
-        return None
-    half = t_quantile_975(n - 1) * stdev(pseudo) / n**0.5
-    return {"ratio": whole, "ci95": [whole - half, whole + half]}
 
 
 def _mean_ci95(values: Sequence[float]) -> list[float] | None:

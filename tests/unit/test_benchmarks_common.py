@@ -14,7 +14,7 @@ import pytest
 from benchmarks.common import pooled_ratio_with_ci95, ratio_with_ci95
 from benchmarks.rivals import BubbleSteps
 from benchmarks.utilization_picture import picture, table
-from benchmarks.window_figures import RankLog, Window, baselines, collect, harvest_ratio, recovery
+from benchmarks.window_figures import RankLog, Window, baselines, collect, recovery
 from benchmarks.window_figures import pairs as pairs_of
 from benchmarks.windowed_daemon import FORECASTS, WindowedMachine
 from benchmarks.windows import GATED, Place, Windows
@@ -178,6 +178,7 @@ def test_each_mode_is_told_by_its_own_steps_work_and_bubbles() -> None:
     work = {"preemptive": 30, "oracle": 40, "naive": 60}
     found = collect(WINDOWS, [rank_log(step_ms, work)] * 2)
     figures = baselines(found)
+    assert found[0].computing_ms == pytest.approx(50.5), "of a step on a rank"
     assert figures["cooperative"] is None and figures["step_grain"] is None
     preemptive, oracle, naive = (figures[mode] for mode in ("preemptive", "oracle", "naive"))
     assert preemptive and oracle and naive
@@ -203,27 +204,6 @@ def test_a_window_is_compared_with_those_alone_beside_it() -> None:
     assert pairs_of(windows, "preemptive") == [(101.0, 101.0), (206.0, 204.0)]
     assert pairs_of(windows, "naive") == [(150.0, 151.0)]
     assert pairs_of(windows[1:2], "preemptive") == [], "nothing to compare it with"
-
-
-def test_harvests_are_compared_within_cycles() -> None:
-    rng = random.Random(7)
-    windows = []
-    for cycle in range(40):
-        rate = 1000.0 * (1 + cycle)  # whatever the dedicated rate was taken for
-        for mode, share in (("cooperative", 0.9), ("oracle", 1.0)):
-            bubbles = rng.uniform(0.9, 1.1)
-            windows.append(Window(cycle=cycle, mode=mode, work=share * bubbles * 5.0, capacity=rate * bubbles))
-    told = harvest_ratio(windows, "cooperative", "oracle")
-    assert told is not None
-    low, high = told["ci95"]
-    assert low < 0.9 < high and high - low < 0.1
-    assert harvest_ratio(windows, "cooperative", "step_grain") is None
-    assert harvest_ratio(windows[:2], "cooperative", "oracle") is None, "one cycle has no interval"
-    nothing = [Window(cycle=c, mode=m, work=float(m == "cooperative"), capacity=1.0) for c in range(3) for m in BOTH]
-    assert harvest_ratio(nothing, "cooperative", "step_grain") is None, "what got nothing is no measure"
-
-
-BOTH = ("cooperative", "step_grain")
 
 
 def test_a_fill_that_comes_back_has_recovered() -> None:

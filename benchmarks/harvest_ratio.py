@@ -1,0 +1,105 @@
+"""One mode's harvest as a ratio to another's, at equal speed of the machine.
+
+A shared machine changes its speed by tens of percent within seconds, so two windows rarely meet the same one. How fast
+it is in a window, the main job tells: by the time of its own computation, its steps less their bubbles. Over the
+windows of one scenario that explains most of what their work varies by, and it is taken out: each window's work is
+multiplied by (its computation ÷ the mean one) to a power that a regression finds (analysis of covariance, Cochran
+1957, Biometrics 13, 261-281). Squeezing changes that computation itself by no more than the slowdown.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from benchmarks.window_figures import Window
+from benchmarks.windows import ALONE, COOPERATIVE, NAIVE, ORACLE, PREEMPTIVE, STEP_GRAIN
+from squeezer.metrics import t_quantile_975
+
+COMPARED = {ORACLE: (COOPERATIVE,), STEP_GRAIN: (PREEMPTIVE, COOPERATIVE)}
+"""Whose harvest is also told as a ratio to that of the first."""
+
+
+def harvest_ratios(windows: Sequence[Window], mode: str) -> dict[str, Any]:
+    """All ratios of `mode` that are told, by their keys."""
+    return {
+        f"harvest_over_{other}": harvest_ratio(windows, mode, other)
+        for other, modes in COMPARED.items()
+        if mode in modes
+    }
+
+
+def harvest_ratio(windows: Sequence[Window], mode: str, other: str) -> dict[str, Any] | None:
+    """Work per bubble time of `mode` ÷ that of `other`, with jackknife intervals over the cycles that have both.
+
+    Returns:
+        `ratio` and `ci95` at equal speed, `plain_ratio` and `plain_ci95` as the windows were, and the `speed_power`; or
+        None if fewer than two cycles have both, or `other` got nothing.
+    """
+    modes: dict[int, set[str]] = defaultdict(set)
+    for window in windows:
+        modes[window.cycle].add(window.mode)
+    cycles = sorted(cycle for cycle, present in modes.items() if {mode, other} <= present)
+    known = [window for window in windows if window.cycle in cycles and window.mode not in (ALONE, NAIVE)]
+
+    def at_equal_speed(chosen: Sequence[Window]) -> float:
+        return _ratio(chosen, mode, other, speed_power(chosen))
+
+    def plain(chosen: Sequence[Window]) -> float:
+        return _ratio(chosen, mode, other, 0.0)
+
+    told = _with_ci95(known, cycles, at_equal_speed)
+    beside = _with_ci95(known, cycles, plain)
+    if told is None or beside is None:
+        return None
+    return {
+        **{"ratio": told[0], "ci95": told[1], "plain_ratio": beside[0], "plain_ci95": beside[1]},
+        "speed_power": speed_power(known),
+    }
+
+
+def speed_power(windows: Sequence[Window]) -> float:
+    """How work falls as computation takes longer: the slope of their logarithms within modes, times −1.
+
+    What got nothing in a window says nothing of it. 0 where the computation does not vary.
+    """
+    by_mode: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for window in windows:
+        if window.work > 0:
+            by_mode[window.mode].append((math.log(window.computing_ms), math.log(window.work / window.bubble_ms)))
+    rows = np.concatenate([np.zeros((0, 2)), *(np.array(own) - np.mean(own, axis=0) for own in by_mode.values())])
+    spread = float(rows[:, 0] @ rows[:, 0])
+    return -float(rows[:, 0] @ rows[:, 1]) / spread if spread > MINIMUM_SPREAD else 0.0
+
+
+MINIMUM_SPREAD = 1e-9
+"""Squared logarithms; less is rounding."""
+
+
+def _ratio(windows: Sequence[Window], mode: str, other: str, power: float) -> float:
+    mean_ms = fmean(window.computing_ms for window in windows)
+    rates = []
+    for each in (mode, other):
+        own = [window for window in windows if window.mode == each]
+        work = sum(window.work * (window.computing_ms / mean_ms) ** power for window in own)
+        rates.append(work / sum(window.bubble_ms for window in own))
+    return rates[0] / rates[1] if rates[1] else math.inf
+
+
+def _with_ci95(
+    windows: Sequence[Window], cycles: Sequence[int], figure: Callable[[Sequence[Window]], float]
+) -> tuple[float, list[float]] | None:
+    """`figure` and its jackknife interval over `cycles`."""
+    n = len(cycles)
+    if n < 2:
+        return None
+    whole = figure(windows)
+    without = [figure([window for window in windows if window.cycle != cycle]) for cycle in cycles]
+    pseudo = [n * whole - (n - 1) * part for part in without]
+    if not all(map(math.isfinite, pseudo)):
+        return None
+    half = t_quantile_975(n - 1) * stdev(pseudo) / n**0.5
+    return whole, [whole - half, whole + half]
