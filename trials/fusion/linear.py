@@ -13,7 +13,7 @@ from trials.fusion.rows import Rows, go_on
 _FEW_WEIGHTS = 1 << 12
 """Below this, copying a gradient costs less than a derivative of our own."""
 
-_PART_PRODUCTS = 1 << 23
+_PART_PRODUCTS = 1 << 22
 """How many numbers are multiplied in a row: a third of a millisecond of one core."""
 
 _PART_WEIGHTS = 1 << 18

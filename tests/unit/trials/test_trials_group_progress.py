@@ -192,7 +192,7 @@ def test_gradients_are_a_unit_of_their_own() -> None:
     assert "gradients" not in gate.entered
     group.add(members(study, [7]))
     group.train_step(*study.data[0])
-    assert gate.entered[-2:] == ["gradients", "optimizer step"]
+    assert gate.units[-2:] == ["gradients", "optimizer step"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -288,7 +288,7 @@ def test_trials_that_are_updated_one_by_one_may_be_interrupted_in_between(monkey
         group = assert_fused_is_solo(model, [batch()[0]], ALIKE["adamw"], steps=1, size=4)
         asked.append([])
         group._phases[0].optimizer.step(asked[-1].append)
-    assert asked == [[0], [0, 0], [0, 0, 0, 0]]
+    assert asked == [[0] * 2, [0] * 3, [0] * 5], "before its coefficients, after them, and between its parts"
 
 
 def test_optimizers_that_cannot_be_fused() -> None:
