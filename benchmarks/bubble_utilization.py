@@ -3,7 +3,7 @@
 Windows alternate (`windows.py`): alone; ours, preemptive and cooperative; an oracle that knows each bubble's true
 end; and three rivals (`rivals.py`): naive co-location, the kernel's idle class, and gating by whole steps as FreeRide
 does it. Scenarios are a real two-rank job, and stages of ghost pipelines: balanced, unbalanced, disturbed, and with
-several side tasks.
+several side tasks; two of them again beside one other mode alone.
 
 Keys without a mode's name are those of the preemptive mode, the default.
 """
@@ -95,11 +95,19 @@ REAL_WINDOWS = Windows(
     ),
 )
 REAL_CYCLES = 30
-GHOST_SECONDS, VARIANT_SECONDS = 110.0, 75.0
 GHOST_CYCLES = 8
 """At least, however long its steps are."""
 DISTURBED_WINDOWS = Windows(observe=6, warm_up=32, cycle=((PREEMPTIVE, 3), (ALONE, 2), (COOPERATIVE, 3), (ALONE, 2)))
 """Ten steps each, so that the first cycle after a disturbance is its first ten steps."""
+BESIDE_WINDOWS = {
+    other: Windows(
+        observe=6,
+        warm_up=32,
+        cycle=((PREEMPTIVE, 6), (ALONE, 2), (COOPERATIVE, 6), (ALONE, 2), (other, 6), (ALONE, 2)),
+    )
+    for other in (ORACLE, STEP_GRAIN)
+}
+"""Ours beside one other mode, for close calls: more windows, and no rivals that upset forecasts."""
 DISTURBED_AT_CYCLE = 3
 CYCLES_AFTER = 5
 """50 steps."""
@@ -118,6 +126,7 @@ class Ghost:
     stalls: bool = False
     resizes: bool = False
     dualpipev: bool = False
+    beside: str | None = None
     side: str | None = None
 
     @property
@@ -128,6 +137,7 @@ class Ghost:
             "jitter": self.jitter,
             "stall": self.stalls,
             "resize": self.resizes,
+            self.beside: self.beside,
             self.side: self.side,
         }
         kind = "ghost_dualpipev" if self.dualpipev else "ghost"
@@ -142,7 +152,16 @@ class Ghost:
     @property
     def windows(self) -> Windows:
         """Of its run."""
+        if self.beside is not None:
+            return BESIDE_WINDOWS[self.beside]
         return DISTURBED_WINDOWS if self.is_disturbed else WINDOWS
+
+    @property
+    def seconds(self) -> float:
+        """How long its windows take, at least."""
+        if self.beside is not None:
+            return 240.0
+        return 75.0 if self.side else 110.0
 
     def arguments(self) -> list[str]:
         """For `ghost_job`."""
@@ -174,6 +193,9 @@ def _ghosts() -> list[Ghost]:
     ghosts += [
         Ghost(stages=4, stage=1, micro_batches=8, rows=512, slow_last=slow, dualpipev=True) for slow in (1.0, 1.3)
     ]
+    # the shortest bubbles, and the longest: one in each step
+    for (p, k, m, rows), other in ((SHAPES[-1], ORACLE), (SHAPES[3], STEP_GRAIN)):
+        ghosts.append(Ghost(stages=p, stage=k, micro_batches=m, rows=rows, beside=other))
     p, k, m, rows = SHAPES[1]
     ghosts.append(Ghost(stages=p, stage=k, micro_batches=m, rows=rows, jitter=0.2))
     ghosts.append(Ghost(stages=p, stage=k, micro_batches=m, rows=rows, stalls=True))
@@ -199,8 +221,7 @@ def main() -> None:
         elif name in guarded.SCENARIOS:
             runs.append(guarded.measure(guarded.SCENARIOS[name]))
         else:
-            whole_s = VARIANT_SECONDS if ghosts[name].side else GHOST_SECONDS
-            least = (30.0, 3) if options.quick else (whole_s, GHOST_CYCLES)
+            least = (30.0, 3) if options.quick else (ghosts[name].seconds, GHOST_CYCLES)
             runs.append(_ghost(ghosts[name], *least))
         if options.json:  # a run that is cut short keeps what it has
             write(NAME, options, runs, _summary(runs))
