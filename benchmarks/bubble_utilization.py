@@ -335,12 +335,16 @@ def _shown(own: Mapping[str, Any]) -> str:
 
 
 def _summary(all_runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Over all scenarios: slowdowns pooled by their precision, medians of the rest; guarded ones each by itself."""
+    """Over all scenarios: slowdowns pooled by their precision, medians of the rest; guarded ones each by itself.
+
+    Those that are measured again beside one mode count once.
+    """
     summary: dict[str, Any] = {"plain_keys_are": PREEMPTIVE}
     guards = [run for run in all_runs if "guarded" in run]
     if guards:
         summary["guarded"] = {run["scenario"]: _guarded(run) for run in guards}
-    runs = [run for run in all_runs if "baselines" in run]
+    told = [run for run in all_runs if "baselines" in run]
+    runs = [run for run in told if not run["scenario"].endswith(tuple(BESIDE_WINDOWS))]
     if not runs:
         return summary
     for mode in (PREEMPTIVE, COOPERATIVE, ORACLE, STEP_GRAIN, SCHED_IDLE, NAIVE):
@@ -373,7 +377,7 @@ def _summary(all_runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             mode: None if own is None else {key: own[key] for key in shown if key in own}
             for mode, own in run["baselines"].items()
         }
-        for run in runs
+        for run in told
     }
     return summary
 

@@ -1,0 +1,60 @@
+"""What is committed of `bubble_utilization` follows from its raw runs."""
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks import bubble_utilization
+from benchmarks.bubble_utilization import BESIDE_WINDOWS
+from benchmarks.common import ROOT
+from benchmarks.harvest_ratio import harvest_ratios
+from benchmarks.utilization_picture import picture, table
+from benchmarks.window_figures import Window, baselines
+from benchmarks.windows import GATED
+
+RESULTS = ROOT / "benchmarks" / "results" / "bubble_utilization.json"
+
+
+@pytest.fixture(scope="module")
+def content() -> Any:
+    return json.loads(RESULTS.read_text(encoding="utf-8"))
+
+
+def test_the_summary_is_of_these_runs(content: Any) -> None:
+    made = json.loads(json.dumps(bubble_utilization._summary(content["runs"])))
+    assert made == content["summary"]
+
+
+def test_a_scenario_that_is_measured_again_counts_once(content: Any) -> None:
+    again = [run for run in content["runs"] if run["scenario"].endswith(tuple(BESIDE_WINDOWS))]
+    assert len(again) == 2
+    rest = bubble_utilization._summary([run for run in content["runs"] if run not in again])
+    assert rest["harvest"] == content["summary"]["harvest"]
+    assert set(content["summary"]["by_scenario"]) - set(rest["by_scenario"]) == {run["scenario"] for run in again}
+
+
+def test_figures_are_of_these_windows(content: Any) -> None:
+    for run in content["runs"]:
+        if "baselines" not in run:
+            continue
+        windows = [Window(**raw) for raw in run["windows"]]
+        for mode, made in baselines(windows).items():
+            told = run["baselines"][mode]
+            assert (made is None) is (told is None)
+            if made is None:
+                continue
+            if mode in GATED:
+                made |= harvest_ratios(windows, mode)
+            # raw windows are rounded to a microsecond
+            assert made["slowdown"] == pytest.approx(told["slowdown"], abs=1e-5), run["scenario"]
+            assert made["harvest"] == pytest.approx(told["harvest"], abs=1e-5)
+            for key in (key for key in made if key.startswith("harvest_over_") and made[key] is not None):
+                assert made[key]["ratio"] == pytest.approx(told[key]["ratio"], abs=1e-4), (run["scenario"], key)
+                assert made[key]["ci95"] == pytest.approx(told[key]["ci95"], abs=1e-3)
+
+
+def test_table_and_picture_are_of_these_runs(content: Any) -> None:
+    assert RESULTS.with_suffix(".md").read_text(encoding="utf-8") == table(content)
+    compared = [run for run in content["runs"] if "baselines" in run]
+    assert RESULTS.with_suffix(".svg").read_text(encoding="utf-8") == picture(compared)
