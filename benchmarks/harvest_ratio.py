@@ -4,7 +4,7 @@ A shared machine changes its speed by tens of percent within seconds, so two win
 it is in a window, the main job tells: by the time of its own computation, its steps less their bubbles. Over the
 windows of one scenario that explains most of what their work varies by, and it is taken out: each window's work is
 multiplied by (its computation ÷ the mean one) to a power that a regression finds (analysis of covariance, Cochran
-1957, Biometrics 13, 261-281). Squeezing changes that computation itself by no more than the slowdown.
+1957, Biometrics 13, 261-281). Squeezing itself changes that computation by about a percent.
 """
 
 import math

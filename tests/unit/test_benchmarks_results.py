@@ -1,17 +1,18 @@
 """What is committed of `bubble_utilization` follows from its raw runs."""
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from benchmarks import bubble_utilization
-from benchmarks.bubble_utilization import BESIDE_WINDOWS
+from benchmarks.bubble_utilization import BESIDE_WINDOWS, REAL
 from benchmarks.common import ROOT
-from benchmarks.harvest_ratio import harvest_ratios
+from benchmarks.harvest_ratio import harvest_ratio, harvest_ratios
 from benchmarks.utilization_picture import picture, table
 from benchmarks.window_figures import Window, baselines
-from benchmarks.windows import GATED
+from benchmarks.windows import COOPERATIVE, GATED, PREEMPTIVE
 
 RESULTS = ROOT / "benchmarks" / "results" / "bubble_utilization.json"
 
@@ -52,6 +53,21 @@ def test_figures_are_of_these_windows(content: Any) -> None:
             for key in (key for key in made if key.startswith("harvest_over_") and made[key] is not None):
                 assert made[key]["ratio"] == pytest.approx(told[key]["ratio"], abs=1e-4), (run["scenario"], key)
                 assert made[key]["ci95"] == pytest.approx(told[key]["ci95"], abs=1e-3)
+
+
+@pytest.mark.parametrize("mode", [PREEMPTIVE, COOPERATIVE])
+def test_windows_of_one_mode_have_equal_harvests_at_equal_speed(content: Any, mode: str) -> None:
+    (real,) = (run for run in content["runs"] if run["scenario"] == REAL)
+    windows = [Window(**raw) for raw in real["windows"]]
+    places: Counter[int] = Counter()
+    for window in windows:
+        if window.mode == mode:
+            window.mode = f"{mode} {places[window.cycle]}"
+            places[window.cycle] += 1
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        told = harvest_ratio(windows, f"{mode} {one}", f"{mode} {other}")
+        assert told is not None
+        assert told["ratio"] == pytest.approx(1, abs=0.05), told
 
 
 def test_table_and_picture_are_of_these_runs(content: Any) -> None:
