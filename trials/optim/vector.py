@@ -70,7 +70,8 @@ class VectorOptimizer(FusedOptimizer):
             enter(unit)
             if not ready:
                 self._begin(stay)
-                enter(unit)  # coefficients of many steps at once take as long as a unit
+                if self._entries[entry][0].like.device.type == "cpu":
+                    enter(unit)  # coefficients of many steps at once take as long as a unit
                 ready = True
             for block in self._entries[entry]:
                 if not block.waits:

@@ -291,6 +291,18 @@ def test_trials_that_are_updated_one_by_one_may_be_interrupted_in_between(monkey
     assert asked == [[0] * 2, [0] * 3, [0] * 5], "before its coefficients, after them, and between its parts"
 
 
+def test_where_work_is_queued_a_unit_is_asked_for_once() -> None:
+    group = assert_fused_is_solo(model, [batch()[0]], ALIKE["adamw"], steps=1, size=4)
+    optimizer, rows = group._phases[0].optimizer, group._fused.rows
+    rows.parameters = {name: nn.Parameter(p.detach().to("meta")) for name, p in rows.parameters.items()}
+    optimizer.moved()
+    for p in rows.parameters.values():
+        p.grad = torch.zeros_like(p)
+    asked: list[int] = []
+    optimizer.step(asked.append)
+    assert asked == [0], "a second time would be a unit of nothing, and spoil what this one is known to cost"
+
+
 def test_optimizers_that_cannot_be_fused() -> None:
     refused = {
         r"LBFGS .*evaluates the model anew.*step\(\) needs no closure, such as torch\.optim\.AdamW": lambda n, ps: (
