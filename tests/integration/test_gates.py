@@ -129,9 +129,10 @@ class MainJob:
         self._epoch += 1
         words[Field.DUE_PERMIT_NS] = words[Field.PERMIT_LENGTH_NS] = permit_ms * MS
         words[Field.DUE_EPOCH] = self._epoch
-        words[Field.BUBBLE_START_NS] = time.monotonic_ns()
-        words[Field.PERMIT_UNTIL_NS] = words[Field.BUBBLE_START_NS] + permit_ms * MS
-        self.bubbles.append((time.monotonic_ns(), 0))
+        start_ns = time.monotonic_ns()
+        words[Field.BUBBLE_START_NS] = start_ns
+        words[Field.PERMIT_UNTIL_NS] = start_ns + permit_ms * MS
+        self.bubbles.append((start_ns, 0))
         words[Field.BUBBLE] = self._epoch << 1 | 1
         words[Field.DEVICE_GATE] = max(words[Field.DEVICE_GATE], DeviceGate.open_for(permit_ms * MS))
         signal.pthread_kill(self._side, signal.SIGUSR1)
