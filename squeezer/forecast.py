@@ -8,6 +8,7 @@ them would waste more than it saves.
 from bisect import bisect_left, bisect_right
 from collections import deque
 from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 HISTORY = 32
@@ -28,8 +29,8 @@ STALLED = 2
 LONGEST_NS = 60_000_000_000
 """Longer than any bubble; an end must be, in case the main job hangs in one."""
 
-_WEIGHTS = [0.5 ** (age / HALF_LIFE) for age in range(HISTORY)]
-_TOTAL_WEIGHTS = [0.0, *accumulate(_WEIGHTS)]
+_RESCALE_AFTER = 64 * HALF_LIFE
+_WEIGHTS = [2.0 ** (number / HALF_LIFE) for number in range(_RESCALE_AFTER)]
 
 
 class Forecast(NamedTuple):
@@ -48,11 +49,60 @@ class Forecast(NamedTuple):
     mean_ns: int
 
 
-class _Sample(NamedTuple):
-    lengths_ns: list[int]
-    """Ascending."""
-    below: list[float]
-    """The weight of all that come before, per length, and of all."""
+class _Sample:
+    """The last values of one kind, in ascending order, each with a weight that tells how late it came.
+
+    A new value's weight is more than its predecessor's, so that no other one changes: this is done for every bubble,
+    in the main job's own idle time.
+    """
+
+    def __init__(self) -> None:
+        self.values: list[int] = []
+        self._weights: list[float] = []
+        self._order: deque[int] = deque()
+        self._number = 0
+
+    def add(self, value: int) -> None:
+        """The latest one; if it is the third on another level, what was before is forgotten."""
+        if self._number == _RESCALE_AFTER:
+            self._number = 0
+            self._weights = [weight / 2.0**64 for weight in self._weights]
+        if len(self._order) == HISTORY:
+            self._forget_first()
+        self._order.append(value)
+        at = bisect_right(self.values, value)
+        self.values.insert(at, value)
+        self._weights.insert(at, _WEIGHTS[self._number])
+        self._number += 1
+        if self._has_shifted():
+            while len(self._order) > SHIFT_AFTER:
+                self._forget_first()
+
+    def below(self) -> list[float]:
+        """The weight of all that come before, per value, and of all."""
+        return list(accumulate(self._weights, initial=0.0))
+
+    def quantiles(self, shares: tuple[float, ...], below: list[float]) -> list[int]:
+        """The values that so much of the weight does not exceed; `below` is of this sample."""
+        values, total, last = self.values, below[-1], len(self.values)
+        return [values[min(bisect_left(below, share * total, 1), last) - 1] for share in shares]
+
+    def mean(self, below: list[float]) -> int:
+        """By the weights; `below` is of this sample."""
+        return round(sum(map(mul, self.values, self._weights)) / below[-1])
+
+    def _forget_first(self) -> None:
+        at = bisect_left(self.values, self._order.popleft())  # of equal ones the first
+        del self.values[at], self._weights[at]
+
+    def _has_shifted(self) -> bool:
+        values = self.values
+        if len(values) <= SHIFT_AFTER + MINIMUM_OBSERVATIONS:
+            return False
+        # beyond all others: then they are the outermost three
+        order = self._order
+        latest = order[-1], order[-2], order[-3]
+        return min(latest) > SHIFT_BY * values[-1 - SHIFT_AFTER] or SHIFT_BY * max(latest) < values[SHIFT_AFTER]
 
 
 class SlotForecast:
@@ -65,19 +115,19 @@ class SlotForecast:
 
     def __init__(self, quantile: float) -> None:
         self._quantile = quantile
-        self._lengths_ns: dict[int, deque[int]] = {}
         self._samples: dict[int, _Sample] = {}
         self._forecasts: dict[int, Forecast] = {}
 
     def observe(self, slot: int, length_ns: int) -> None:
         """A bubble of `slot` has ended."""
-        lengths_ns = self._lengths_ns.setdefault(slot, deque(maxlen=HISTORY))
-        lengths_ns.append(length_ns)
-        if _has_shifted(lengths_ns):
-            while len(lengths_ns) > SHIFT_AFTER:
-                lengths_ns.popleft()
-        if len(lengths_ns) >= MINIMUM_OBSERVATIONS:
-            self._samples[slot], self._forecasts[slot] = self._forecast(lengths_ns)
+        sample = self._samples.get(slot)
+        if sample is None:
+            sample = self._samples[slot] = _Sample()
+        sample.add(length_ns)
+        if len(sample.values) >= MINIMUM_OBSERVATIONS:
+            below = sample.below()
+            asked, low, high = sample.quantiles((self._quantile, LOW, HIGH), below)
+            self._forecasts[slot] = Forecast(asked, low, high, sample.mean(below))
 
     def of(self, slot: int) -> Forecast | None:
         """What is expected, or None while too little is known."""
@@ -104,9 +154,9 @@ class SlotForecast:
             At most five, or four if none begins with the bubble; none if too little is known, or the slot's bubbles are
             too short for any.
         """
-        if slot not in self._samples:
+        if slot not in self._forecasts:
             return []
-        lengths_ns, below = self._samples[slot]
+        lengths_ns, below = self._samples[slot].values, self._samples[slot].below()
         found, from_ns, last_ns, total = [], 0, 0, below[-1]
         for index, length_ns in enumerate(lengths_ns):
             until_ns = length_ns - margin_ns
@@ -129,24 +179,5 @@ class SlotForecast:
 
     def forget(self) -> None:
         """Another job: its slots are others."""
-        self._lengths_ns.clear()
         self._samples.clear()
         self._forecasts.clear()
-
-    def _forecast(self, lengths_ns: deque[int]) -> tuple[_Sample, Forecast]:
-        ordered = sorted(zip(reversed(lengths_ns), _WEIGHTS, strict=False))
-        below = list(accumulate([weight for _, weight in ordered]))  # no loop: it is the daemon's time in a bubble
-        total, last = _TOTAL_WEIGHTS[len(ordered)], len(ordered) - 1
-        shares = (self._quantile, LOW, HIGH)
-        asked, low, high = [ordered[min(bisect_left(below, share * total), last)][0] for share in shares]
-        mean = sum([length_ns * weight for length_ns, weight in ordered]) / total
-        sample = _Sample([length_ns for length_ns, _ in ordered], [0.0, *below])
-        return sample, Forecast(asked, low, high, round(mean))
-
-
-def _has_shifted(lengths_ns: deque[int]) -> bool:
-    if len(lengths_ns) <= SHIFT_AFTER + MINIMUM_OBSERVATIONS:
-        return False
-    *before, first, second, third = lengths_ns
-    latest = (first, second, third)
-    return min(latest) > SHIFT_BY * max(before) or SHIFT_BY * max(latest) < min(before)

@@ -119,6 +119,7 @@ class Guard:
         self._windows = WindowPairs(self._budget)
         self._step_overrun_ns = 0
         self._margins: dict[int, _Margin] = {}
+        self._mean_overruns_ns = 0.0  # of all slots
         self._sudden.forget()
 
     @property
@@ -139,9 +140,12 @@ class Guard:
         self._step_overrun_ns += overrun_ns
         margin = self._margins.setdefault(slot, _Margin())
         before_ns = self.margin_ns(slot)
-        margin.mean_overrun_ns += (overrun_ns - margin.mean_overrun_ns) / OVERRUN_MEMORY
+        change_ns = (overrun_ns - margin.mean_overrun_ns) / OVERRUN_MEMORY
+        margin.mean_overrun_ns += change_ns
+        self._mean_overruns_ns += change_ns
         mean_ns = margin.mean_overrun_ns
         if overrun_ns > MOST_OVERRUN_NS or (overrun_ns and self._overruns_most(margin)):
+            self._mean_overruns_ns -= mean_ns
             margin.quiet, margin.mean_overrun_ns = 0, 0.0
             margin.doublings = min(margin.doublings + 1, MARGIN_DOUBLINGS)
             what = "widen"
@@ -333,6 +337,8 @@ class Guard:
         """Whether a step's bubbles together overrun by more than half of the budget, and this slot's the most."""
         if len(self._durations_ns) < LEAST_STEPS:
             return False
+        if self._mean_overruns_ns < self._budget / 2 * min(self._durations_ns):
+            return False  # asked for every bubble: nearly always this answers it
         means_ns = [each.mean_overrun_ns for each in self._margins.values()]
         allowed_ns = self._budget / 2 * fmean(self._durations_ns)
         return sum(means_ns) > allowed_ns and margin.mean_overrun_ns == max(means_ns)
