@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -83,6 +83,11 @@ def build_engine(
         }
         engine, *_ = deepspeed.initialize(model=module, config=config)
         undo.callback(engine.destroy)
+    table = engine._INSTRUCTION_MAP
+    engine._INSTRUCTION_MAP = {
+        kind: _after(wire.think, run) if kind.__name__ in ("ForwardPass", "BackwardPass") else run
+        for kind, run in table.items()
+    }
     feed(engine, size_BH, seed=shape.seed)
     wire.loss_group = engine.grid.get_pipe_parallel_group()
     wire.norm_group = engine.grid.get_model_parallel_group()
@@ -105,6 +110,14 @@ class _Block(torch.nn.Module):
 
     def forward(self, x_BH: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.gelu(self.linear(x_BH))
+
+
+def _after(first: Callable[[], None], run: Callable[..., None]) -> Callable[..., None]:
+    def instruction(*args: Any, **kwargs: Any) -> None:
+        first()
+        run(*args, **kwargs)
+
+    return instruction
 
 
 def _join_fake_group(shape: GhostShape, undo: contextlib.ExitStack) -> None:

@@ -10,6 +10,7 @@ There is no clock and no I/O here. All times are integers in nanoseconds on one 
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -64,17 +65,26 @@ class Wait:
         return max(0, self.end_ns - self.start_ns) if self.arrival_ns > self.start_ns else 0
 
 
-class _Message(NamedTuple):
-    step: int
-    what: str
-    micro_batch: int
-    source: int
+class _Work(NamedTuple):
+    """An op as the walkers need it: what they do takes the true stage's time.
+
+    Attributes:
+        op: it.
+        duration_ns: how long it computes, if that is always the same; -1: no computation, or another time each time.
+        message: what it sends, as a number; -1: nothing.
+        sources: what it waits for, likewise.
+    """
+
+    op: Op
+    duration_ns: int
+    message: int
+    sources: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class _Walker:
     stage: int
-    program: Sequence[Op]
+    program: Sequence[_Work]
     rng: random.Random
     now_ns: int
     cursor: int = 0
@@ -112,18 +122,24 @@ class PipelineModel:
         self._true_stage = true_stage
         self._steps = steps
         self._keep_history = keep_history
-        self._sent_ns: dict[_Message, int] = {}
+        self._messages: dict[tuple[str, int, int], int] = {}
+        """(what, micro-batch, source) -> its number, the same in each step."""
+        self._sent_ns: defaultdict[int, dict[int, int]] = defaultdict(dict)
+        """Step -> message -> when."""
+        self._waiting: dict[tuple[int, int], list[_Walker]] = {}
+        """(step, message) -> who can go on once that is sent."""
         self._oldest_step = 0
         self.walkers = [
-            _Walker(stage, program, random.Random(f"{timing.seed}/{stage}"), start_ns)
+            _Walker(stage, self._compiled(stage, program), random.Random(f"{timing.seed}/{stage}"), start_ns)
             for stage, program in enumerate(programs)
             if stage != true_stage
         ]
+        self._ready = list(self.walkers)
 
     def sent(self, step: int, op: Op, at_ns: int) -> None:
         """The true stage has sent the message of `op`, or come to its sync, at `at_ns`. Sends return at once."""
         assert self._true_stage is not None
-        self._sent_ns[_Message(step, op.what, op.micro_batch, self._true_stage)] = at_ns
+        self._send(step, self._message(op, self._true_stage), at_ns)
 
     def arrival_ns(self, step: int, op: Op) -> int:
         """When what the true stage's receive or sync `op` waits for is there.
@@ -132,44 +148,55 @@ class PipelineModel:
             GhostModelError: if the ghosts cannot send it before the true stage sends something first.
         """
         assert self._true_stage is not None
-        self.advance()
-        arrival_ns = self._arrival_ns(self._true_stage, step, op)
-        if arrival_ns is None:
-            ghosts = ", ".join(f"stage {w.stage} at step {w.step} {w.program[w.cursor]}" for w in self.walkers)
+        sent_ns, sources = self._sent_ns[step], self._sources(op, self._true_stage)
+        if any(source not in sent_ns for source in sources):
+            self.advance()
+        if any(source not in sent_ns for source in sources):
+            ghosts = ", ".join(f"stage {w.stage} at step {w.step} {w.program[w.cursor].op}" for w in self.walkers)
             own = f"stage {self._true_stage} at step {step} {op}"
             raise GhostModelError(f"{own} and its ghosts wait for each other: {ghosts}")
         self._forget_before(step - 1)
-        return arrival_ns
+        return max(sent_ns[source] for source in sources) + self._timing.latency_ns
 
     def advance(self) -> None:
         """Move every ghost as far as it can go."""
-        moved = True
-        while moved:
-            moved = any(self._walk(walker) for walker in self.walkers)
+        while self._ready:
+            self._walk(self._ready.pop())
 
-    def _walk(self, walker: _Walker) -> bool:
-        moved = False
+    def _walk(self, walker: _Walker) -> None:
+        program, latency_ns = walker.program, self._timing.latency_ns
+        sent_ns = self._sent_ns[walker.step]
         while self._steps is None or walker.step < self._steps:
-            op = walker.program[walker.cursor]
-            if op.verb in ("recv", "sync"):
-                if op.verb == "sync":
-                    self._sent_ns[_Message(walker.step, op.what, op.micro_batch, walker.stage)] = walker.now_ns
-                arrival_ns = self._arrival_ns(walker.stage, walker.step, op)
-                if arrival_ns is None:
-                    break
-                self._receive(walker, op, arrival_ns)
-            elif op.verb == "send":
-                self._sent_ns[_Message(walker.step, op.what, op.micro_batch, walker.stage)] = walker.now_ns
-            else:
+            op, duration_ns, message, sources = program[walker.cursor]
+            if duration_ns >= 0:
+                walker.now_ns += duration_ns
+            elif message < 0 and not sources:
                 walker.now_ns += self._duration_ns(walker, op)
-            moved = True
+            else:
+                if message >= 0:
+                    self._send(walker.step, message, walker.now_ns)
+                arrival_ns = 0
+                for source in sources:
+                    at_ns = sent_ns.get(source)
+                    if at_ns is None:
+                        self._waiting.setdefault((walker.step, source), []).append(walker)
+                        return
+                    arrival_ns = max(arrival_ns, at_ns + latency_ns)
+                if sources:
+                    self._receive(walker, op, arrival_ns)
             walker.cursor += 1
-            if walker.cursor == len(walker.program):
+            if walker.cursor == len(program):
                 walker.cursor = 0
                 walker.step += 1
+                sent_ns = self._sent_ns[walker.step]
                 if self._keep_history:
                     walker.step_ends_ns.append(walker.now_ns)
-        return moved
+
+    def _send(self, step: int, message: int, at_ns: int) -> None:
+        self._sent_ns[step][message] = at_ns
+        walkers = self._waiting.pop((step, message), None)
+        if walkers is not None:
+            self._ready += walkers
 
     def _receive(self, walker: _Walker, op: Op, arrival_ns: int) -> None:
         start_ns, walker.now_ns = walker.now_ns, max(walker.now_ns, arrival_ns)
@@ -188,20 +215,32 @@ class PipelineModel:
             duration_ns += stall.length_ns
         return duration_ns
 
-    def _arrival_ns(self, stage: int, step: int, op: Op) -> int | None:
-        if op.verb == "sync":
-            sources = [source for source in range(self._last_stage + 1) if source != stage]
-        else:
-            sources = [op.peer]
-        sent_ns = [self._sent_ns.get(_Message(step, op.what, op.micro_batch, source)) for source in sources]
-        known_ns = [at_ns for at_ns in sent_ns if at_ns is not None]
-        return max(known_ns) + self._timing.latency_ns if len(known_ns) == len(sources) else None
+    def _compiled(self, stage: int, program: Sequence[Op]) -> list[_Work]:
+        timing, compiled = self._timing, []
+        stall = timing.stall
+        varies = (timing.jitter and stage != timing.steady_stage) or (stall is not None and stage == stall.stage)
+        for op in program:
+            duration_ns = message = -1
+            if op.verb == "compute" and not varies:
+                duration_ns = round(timing.compute_ns(stage, op.what))
+            if op.verb in ("send", "sync"):
+                message = self._message(op, stage)
+            sources = self._sources(op, stage) if op.verb in ("recv", "sync") else ()
+            compiled.append(_Work(op, duration_ns, message, sources))
+        return compiled
+
+    def _message(self, op: Op, source: int) -> int:
+        return self._messages.setdefault((op.what, op.micro_batch, source), len(self._messages))
+
+    def _sources(self, op: Op, stage: int) -> tuple[int, ...]:
+        others = [source for source in range(self._last_stage + 1) if source != stage]
+        return tuple(self._message(op, source) for source in (others if op.verb == "sync" else [op.peer]))
 
     def _forget_before(self, step: int) -> None:
         # Once the true stage waits in step s, every ghost has left step s - 2: its messages are of no use to anyone.
-        if step > self._oldest_step:
-            self._sent_ns = {message: at for message, at in self._sent_ns.items() if message.step >= step}
-            self._oldest_step = step
+        while self._oldest_step < step:
+            self._sent_ns.pop(self._oldest_step, None)
+            self._oldest_step += 1
 
 
 @dataclass(frozen=True, slots=True)
