@@ -215,8 +215,9 @@ class BubbleSteps:
             return False
         words = self._page.words
         bubble = words[Field.BUBBLE]
-        forecast_ns = words[Field.PERMIT_NS + FORECASTS + words[Field.SLOT]]
-        end_ns = words[Field.BUBBLE_START_NS] + forecast_ns
+        forecast = words[Field.PERMITS + FORECASTS + words[Field.SLOT]]
+        counts_from = Field.BUBBLE_END_NS if forecast >> 32 else Field.BUBBLE_START_NS
+        end_ns = words[counts_from] + (forecast & 0xFFFFFFFF) * 1000
         fits = time.monotonic_ns() + FITS * step_ns <= end_ns
         return bool(bubble & 1) and fits and words[Field.BUBBLE] == bubble
 

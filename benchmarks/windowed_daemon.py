@@ -17,7 +17,8 @@ from squeezer.loop import Daemon
 from squeezer.state import Action, BubbleEnded, Event, GateMachine, PlanSlot, Policy, StepStarted
 
 FORECASTS = 2048
-"""The plan's words from this slot on tell the forecasts of slots from 0 on: no step here has so many instructions."""
+"""The plan's words from this slot on tell the forecasts of slots from 0 on, and whether they count from the end of the
+bubble before: no step here has so many instructions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +39,7 @@ class WindowedMachine(GateMachine):
         own = {field.name: getattr(policy, field.name) for field in fields(policy)}
         self._windows = Windows.of_environment()
         self._gated = PREEMPTIVE
+        self._forecasts_ns: dict[int, int] = {}
         super().__init__(WindowedPolicy(**own, windows=self._windows))
 
     def handle(self, event: Event) -> list[Action]:
@@ -54,10 +56,17 @@ class WindowedMachine(GateMachine):
         if self._gated == ORACLE:  # who knows the end never goes on beyond it
             actions = [replace(each, renewals=()) if isinstance(each, PlanSlot) else each for each in actions]
         if isinstance(event, BubbleEnded):
-            forecast_ns = self.forecast.length_ns(event.slot)
-            if forecast_ns is not None:
-                actions = [*actions, PlanSlot(FORECASTS + event.slot, forecast_ns)]
+            actions = [*actions, *self._told(event.slot)]
         return actions
+
+    def _told(self, slot: int) -> list[Action]:
+        """The forecast of a slot, if it is another one than before."""
+        end = self.forecast.end(slot)
+        forecast_ns = self.forecast.length_ns(slot) if end is None else end.length_ns
+        if forecast_ns is None or self._forecasts_ns.get(slot) == forecast_ns:
+            return []
+        self._forecasts_ns[slot] = forecast_ns
+        return [PlanSlot(FORECASTS + slot, forecast_ns, (), int(end is not None))]
 
 
 class WindowedDaemon(Daemon):

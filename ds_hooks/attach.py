@@ -335,8 +335,8 @@ class Handle:
     def _open(self, slot: int, wait: int) -> int:
         assert self._page is not None and self._publisher is not None
         marks = self._marks
-        permit_ns = self._page.planned_ns(self._step, slot)
-        begin_ns = marks.open(self._step, slot, permit_ns)
+        begin_ns = marks.open(self._step, slot, *self._page.planned(self._step, slot))
+        permit_ns = marks.permit_ns
         self._is_open = True
         self._side_may_run_on = False
         self._open_slot, self._open_wait = slot, wait

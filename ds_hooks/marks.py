@@ -20,16 +20,25 @@ class HostMarks:
         self._words = page.words
         self._clock_ns = clock_ns
         self.epoch = page.words[Field.BUBBLE] >> 1
+        self.permit_ns = 0
+        """Of the bubble that was opened last; 0: it stays shut."""
         page.words[Field.MARKS] = Marks.HOST
 
-    def open(self, step: int, slot: int, permit_ns: int) -> int:
-        """The device waits from now on, and the side task may use it for `permit_ns`. Returns the time in ns."""
+    def open(self, step: int, slot: int, permit_ns: int, opens_before_ns: int = 0) -> int:
+        """The device waits from now on, and may be used as `Page.plan_slot` says. Returns the time in ns."""
         words = self._words
         self.epoch += 1
-        now_ns = self._clock_ns()
+        base_ns = now_ns = self._clock_ns()
+        if opens_before_ns:
+            base_ns = words[Field.BUBBLE_END_NS]
+            gap_ns = now_ns - base_ns
+            # at least a moment: if the permit is over, there may be a renewal
+            permit_ns = max(1, permit_ns - gap_ns) if gap_ns < opens_before_ns else 0
+        self.permit_ns = permit_ns
         words[Field.STEP] = step
         words[Field.SLOT] = slot
         words[Field.BUBBLE_START_NS] = now_ns
+        words[Field.PLAN_BASE_NS] = base_ns
         words[Field.PERMIT_UNTIL_NS] = now_ns + permit_ns if permit_ns else 0
         words[Field.BUBBLE] = self.epoch << 1 | 1
         return now_ns

@@ -20,7 +20,7 @@ from enum import IntEnum
 from pathlib import Path
 
 PAGE_MAGIC = 0x315A515342  # "BSQZ1"
-PAGE_VERSION = 2
+PAGE_VERSION = 3
 PAGE_BYTES = 163840
 ENVIRONMENT_DIR = "SQUEEZER_DIR"
 
@@ -62,6 +62,8 @@ class Field:
     SIDE_PROCESS = 28
     PREEMPTIVE = 29
     SIDE_LIMIT_BYTES = 30
+    # the main job again
+    PLAN_BASE_NS = 32
     # the side task
     SIDE_PID = 40
     SIDE_DOING = 41
@@ -74,12 +76,12 @@ class Field:
     DEVICE_GATE = 48
     DEVICE_UUID = 49  # two words, the high one first; the main job's host writes them
     # the daemon: from here on a word per slot
-    PERMIT_NS = 64
+    PERMITS = 64
     # and behind them some words per slot
     RENEWALS = 4096
 
 
-PLANNED_SLOTS = Field.RENEWALS - Field.PERMIT_NS
+PLANNED_SLOTS = Field.RENEWALS - Field.PERMITS
 """Bubbles of later slots are never opened."""
 RENEWALS_PER_SLOT = 4
 _LONGEST_US = 2**31 - 1
@@ -233,13 +235,14 @@ class Page:
         """Whether the main job says that it is in a bubble now."""
         return bool(self.words[Field.BUBBLE] & 1)
 
-    def planned_ns(self, step: int, slot: int) -> int:
-        """How long the side task may run from the start of the bubble of `slot` in `step`; 0: not at all."""
+    def planned(self, step: int, slot: int) -> tuple[int, int]:
+        """(permit, opens before) in ns, as `plan_slot` was told of the bubble of `slot` in `step`; (0, 0): shut."""
         words = self.words
         # in this order: a plan that changes meanwhile counts as the old one, the new one or none
         if words[Field.PLAN_UNTIL_STEP] > step >= words[Field.PLAN_FROM_STEP] and slot < PLANNED_SLOTS:
-            return words[Field.PERMIT_NS + slot]
-        return 0
+            word = words[Field.PERMITS + slot]
+            return (word & 0xFFFFFFFF) * 1000, (word >> 32) * 1000
+        return 0, 0
 
     def plan_steps(self, from_step: int, until_step: int) -> None:
         """Let the plan hold for these steps, and no others. For the daemon alone."""
@@ -248,27 +251,33 @@ class Page:
         words[Field.PLAN_FROM_STEP] = from_step
         words[Field.PLAN_UNTIL_STEP] = until_step
 
-    def plan_slot(self, slot: int, permit_ns: int, renewals: Sequence[tuple[int, int]] = ()) -> None:
+    def plan_slot(
+        self, slot: int, permit_ns: int, renewals: Sequence[tuple[int, int]] = (), opens_before_ns: int = 0
+    ) -> None:
         """Let the side task run so long in the bubbles of `slot`. For the daemon alone.
 
         Args:
             slot: its number.
-            permit_ns: from the bubble's start on.
+            permit_ns: from the bubble's start on; 0: not at all.
             renewals: (from, until) in ns after the bubble's start: when it may run again, if the bubble lasts so long.
+            opens_before_ns: if not 0, all this counts from the end of the bubble before, and what begins so long after
+                that end or later is not opened.
         """
         if slot >= PLANNED_SLOTS:
             return
-        self.words[Field.PERMIT_NS + slot] = permit_ns
+        permit_us, opens_before_us = (min(-(-ns // 1000), _LONGEST_US) for ns in (permit_ns, opens_before_ns))
+        # in one word each, so that nobody sees half of it
+        self.words[Field.PERMITS + slot] = opens_before_us << 32 | permit_us
         first = Field.RENEWALS + RENEWALS_PER_SLOT * slot
         for at in range(RENEWALS_PER_SLOT):
             from_us, until_us = (min(ns // 1000, _LONGEST_US) for ns in renewals[at]) if at < len(renewals) else (0, 0)
-            self.words[first + at] = from_us << 32 | until_us  # in one word, so that nobody sees half of it
+            self.words[first + at] = from_us << 32 | until_us
 
     def forget_plan(self) -> None:
         """No bubble is opened any more. For the daemon alone."""
         self.plan_steps(0, 0)
         for slot in range(PLANNED_SLOTS):
-            self.words[Field.PERMIT_NS + slot] = 0
+            self.words[Field.PERMITS + slot] = 0
 
     def close(self) -> None:
         """Unmap; remove the file if nobody else holds it. A second call does nothing."""
@@ -289,11 +298,11 @@ def find_renewal(words: "memoryview[int]", slot: int, elapsed_ns: int, needs_ns:
     Args:
         words: of the page.
         slot: of the bubble.
-        elapsed_ns: for how long it has been open.
+        elapsed_ns: how long ago that was from which its plan counts, which is its start if nothing else is said.
         needs_ns: how long what is to run takes.
 
     Returns:
-        (from, until) in ns after the bubble's start; `from` may be still to come. None: there is none.
+        (from, until) in ns, counted likewise; `from` may be still to come. None: there is none.
     """
     if slot >= PLANNED_SLOTS:
         return None

@@ -46,7 +46,7 @@ class StreamMarks:
         self._words, self._driver = page.words, driver
         self._compute_stream, self._clock_ns = compute_stream, clock_ns
         self.epoch = page.words[Field.BUBBLE] >> 1
-        self._permit_ns = 0
+        self.permit_ns = 0
         self._free: list[int] = []
         self._unread = 0
         self._step_begins: deque[int] = deque()
@@ -60,10 +60,13 @@ class StreamMarks:
         page.words[Field.DEVICE_GATE] = DeviceGate.CLOSED
         page.words[Field.MARKS] = self.kind
 
-    def open(self, step: int, slot: int, permit_ns: int) -> int:
-        """What is issued on the compute stream next is a wait. Returns the stamp of its begin."""
+    def open(self, step: int, slot: int, permit_ns: int, opens_before_ns: int = 0) -> int:
+        """What is issued on the compute stream next is a wait. Returns the stamp of its begin.
+
+        When the bubble before it has ended the host cannot know yet, so with `opens_before_ns` it stays shut.
+        """
         self.epoch += 1
-        self._permit_ns = permit_ns = min(permit_ns, WORD_MAX)
+        self.permit_ns = permit_ns = 0 if opens_before_ns else min(permit_ns, WORD_MAX)
         if permit_ns:
             self._due(((Field.DUE_PERMIT_NS, permit_ns), (Field.DUE_EPOCH, self.epoch)))
         begin = self.stamp()
@@ -83,9 +86,9 @@ class StreamMarks:
     def close(self) -> int:
         """The wait has been issued. Returns the stamp of its end."""
         end = self.stamp()
-        if self._permit_ns:
+        if self.permit_ns:
             self._at(end, ((Field.DEVICE_GATE, DeviceGate.CLOSED), (Field.BUBBLE, self.epoch << 1)))
-            self._permit_ns = 0
+            self.permit_ns = 0
         return end
 
     def begin_step(self) -> int:
@@ -153,7 +156,7 @@ class StreamMarks:
         Args:
             wait: for the device, a second at most.
         """
-        if self._permit_ns:
+        if self.permit_ns:
             self.close()  # a fault came between the two: nobody else would shut the gate
         self._words[Field.MARKS] = Marks.HOST
         newest = self._newest

@@ -24,6 +24,8 @@ class Bookkeeper:
         """What the hooks say they could not send."""
         self._bubble: dict[str, Any] | None = None
         self._ended_bubble: dict[str, Any] | None = None
+        self._last_end = (-1, 0)
+        """The epoch and the end of the last bubble."""
         self._side_cpu_ns = 0
         self._step: tuple[int, int, bool | None] | None = None
 
@@ -31,6 +33,7 @@ class Bookkeeper:
         """A job begins."""
         self.job += 1
         self._step = None
+        self._last_end = (-1, 0)
         self._recorder.add("job", job=self.job, t_ns=t_ns, **message._asdict())
 
     def job_lost(self) -> None:
@@ -56,6 +59,11 @@ class Bookkeeper:
         self._recorder.add("step", job=self.job, step=step, **times, squeezed=squeezed, work=message.work)
         return t_ns - start_ns
 
+    def gap_ns(self, t_ns: int, epoch: int) -> int | None:
+        """How long after the end of the bubble before it the one of `epoch` begins at `t_ns`; None: that was lost."""
+        last_epoch, last_end_ns = self._last_end
+        return t_ns - last_end_ns if epoch == last_epoch + 1 else None
+
     def bubble_started(self, t_ns: int, message: wire.BubbleStart, forecast: Forecast | None) -> tuple[int, int] | None:
         """A bubble began, of which `forecast` was made.
 
@@ -80,6 +88,7 @@ class Bookkeeper:
         bubble, self._bubble = self._bubble, None
         if bubble is None or bubble["epoch"] != message.epoch:
             return None
+        self._last_end = (message.epoch, t_ns)
         length_ns: int = t_ns - bubble["start_ns"]
         self.bubble_ns += length_ns
         squeezed = self._step[2] if self._step is not None else False

@@ -56,11 +56,11 @@ class SqueezeTable(_Table):
     observe_steps: _Count = 6
     """The first steps of a job only observe."""
     margin_ms: _NotNegative = 0.3
-    """Without `preemptive`: the permit ends this long before the forecast end of the bubble."""
+    """Without `preemptive`: the permit ends this long before the forecast end of the bubble, if no more is known."""
     preemptive: bool = Field(default=True, description="true or false")
     """Permits last to the bubble's true end, where the side task is stopped in the middle of its work."""
     min_bubble_ms: _Positive = Field(default_factory=lambda before: pays_from_ms(before.get("preemptive", True)))
-    """Slots whose bubbles are shorter on average are not opened."""
+    """Slots whose bubbles are shorter on average are not opened, nor bubbles that are known to be."""
     forecast_quantile: Annotated[float, Field(ge=0, le=0.5, description="a number from 0 to 0.5")] = 0.4
     """Which quantile of a slot's earlier lengths is its forecast; see `SlotForecast`."""
     kinds: Annotated[

@@ -1,6 +1,10 @@
 """How long will this bubble be, and when in it is its end near? Steps repeat, so each slot's past tells.
 
-Of the last lengths the latest count most. Their quantile is the forecast. Where ends lie close together, something that
+A bubble ends when a peer's message comes. Where the peers keep pace, that is as long after the bubble before as ever,
+however long our own work took in between; where they do not, the bubble's own length tells as much. So both are
+counted, from the bubble's start and from the end of the one before, and what varies less is used.
+
+Of the last values the latest count most. Their quantile is the forecast. Where ends lie close together, something that
 still runs then makes an overrun, so their neighbourhood is left out; where they are far between, to wait for each of
 them would waste more than it saves.
 """
@@ -15,6 +19,12 @@ HISTORY = 32
 HALF_LIFE = 8
 """A length counts half as much as one so many bubbles later: a slow drift is followed in about so many steps."""
 MINIMUM_OBSERVATIONS = 2
+REFRESH_EVERY = 4
+"""Bubbles; a forecast changes little from one to the next, and is made in the main job's idle time."""
+FEW = 8
+"""With fewer observations it is made anew for each."""
+CLEARLY = 2.0
+"""By this factor ends must vary less, counted from the bubble before, to be counted so."""
 SHIFT_AFTER = 3
 """So many lengths in a row beyond all that came before are another level, such as that of another batch size."""
 SHIFT_BY = 1.1
@@ -34,13 +44,13 @@ _WEIGHTS = [2.0 ** (number / HALF_LIFE) for number in range(_RESCALE_AFTER)]
 
 
 class Forecast(NamedTuple):
-    """What is expected of the next bubble of a slot.
+    """What is expected of the next bubble of a slot: how long it is, or how long after the one before it ends.
 
     Attributes:
         length_ns: the quantile that was asked for.
-        low_ns: nine bubbles of ten were longer, lately.
-        high_ns: and nine of ten shorter; the distance tells how sure the forecast is.
-        mean_ns: their mean length.
+        low_ns: nine bubbles of ten took longer, lately.
+        high_ns: and nine of ten less; the distance tells how sure the forecast is.
+        mean_ns: their mean.
     """
 
     length_ns: int
@@ -50,46 +60,51 @@ class Forecast(NamedTuple):
 
 
 class _Sample:
-    """The last values of one kind, in ascending order, each with a weight that tells how late it came.
+    """The last values of one kind, each with a weight that tells how late it came.
 
     A new value's weight is more than its predecessor's, so that no other one changes: this is done for every bubble,
     in the main job's own idle time.
+
+    Attributes:
+        values: in ascending order.
+        number: how many there were, or so many less that a weight stays a number.
     """
 
     def __init__(self) -> None:
         self.values: list[int] = []
         self._weights: list[float] = []
         self._order: deque[int] = deque()
-        self._number = 0
+        self.number = 0
 
-    def add(self, value: int) -> None:
-        """The latest one; if it is the third on another level, what was before is forgotten."""
-        if self._number == _RESCALE_AFTER:
-            self._number = 0
+    def add(self, value: int) -> bool:
+        """The latest one. Whether it is the third on another level: then what was before is forgotten."""
+        if self.number == _RESCALE_AFTER:
+            self.number = 0
             self._weights = [weight / 2.0**64 for weight in self._weights]
         if len(self._order) == HISTORY:
             self._forget_first()
         self._order.append(value)
         at = bisect_right(self.values, value)
         self.values.insert(at, value)
-        self._weights.insert(at, _WEIGHTS[self._number])
-        self._number += 1
-        if self._has_shifted():
-            while len(self._order) > SHIFT_AFTER:
-                self._forget_first()
+        self._weights.insert(at, _WEIGHTS[self.number])
+        self.number += 1
+        if not self._has_shifted():
+            return False
+        while len(self._order) > SHIFT_AFTER:
+            self._forget_first()
+        return True
 
     def below(self) -> list[float]:
         """The weight of all that come before, per value, and of all."""
         return list(accumulate(self._weights, initial=0.0))
 
-    def quantiles(self, shares: tuple[float, ...], below: list[float]) -> list[int]:
-        """The values that so much of the weight does not exceed; `below` is of this sample."""
-        values, total, last = self.values, below[-1], len(self.values)
-        return [values[min(bisect_left(below, share * total, 1), last) - 1] for share in shares]
-
-    def mean(self, below: list[float]) -> int:
-        """By the weights; `below` is of this sample."""
-        return round(sum(map(mul, self.values, self._weights)) / below[-1])
+    def forecast(self, quantile: float) -> Forecast:
+        """What is expected of the next value."""
+        values, below, last = self.values, self.below(), len(self.values)
+        total = below[-1]
+        shares = (quantile, LOW, HIGH)
+        asked, low, high = [values[min(bisect_left(below, share * total, 1), last) - 1] for share in shares]
+        return Forecast(asked, low, high, round(sum(map(mul, values, self._weights)) / total))
 
     def _forget_first(self) -> None:
         at = bisect_left(self.values, self._order.popleft())  # of equal ones the first
@@ -105,41 +120,96 @@ class _Sample:
         return min(latest) > SHIFT_BY * values[-1 - SHIFT_AFTER] or SHIFT_BY * max(latest) < values[SHIFT_AFTER]
 
 
+class _Slot:
+    """What is known of one slot.
+
+    Attributes:
+        lengths: of its bubbles.
+        ends: when they ended, after the end of the bubble before.
+        by_end: whether that is what its windows are counted by.
+        length: the forecast of the next length; None: too little is known.
+        end: the same of its end.
+    """
+
+    def __init__(self) -> None:
+        self.lengths, self.ends = _Sample(), _Sample()
+        self.by_end = False
+        self.length: Forecast | None = None
+        self.end: Forecast | None = None
+        self.windows: dict[int, list[tuple[int, int]]] = {}
+
+    def refresh(self, quantile: float) -> None:
+        """Make the forecasts anew."""
+        self.windows.clear()
+        self.length = self.lengths.forecast(quantile)
+        if len(self.ends.values) >= FEW:
+            self.end = self.ends.forecast(quantile)
+            spread_ns = (self.end.high_ns - self.end.low_ns) * (1.0 if self.by_end else CLEARLY)
+            self.by_end = spread_ns < self.length.high_ns - self.length.low_ns
+        else:
+            self.by_end = False
+
+
 class SlotForecast:
-    """Bubble lengths per slot, learnt online.
+    """When bubbles end, per slot, learnt online.
 
     Args:
-        quantile: which quantile of a slot's last 32 lengths is its forecast, 0 (the shortest) to 0.5; and of bubbles
+        quantile: which quantile of a slot's last 32 bubbles is its forecast, 0 (the shortest) to 0.5; and of bubbles
             that are still open, the share that must end close to one another for that time to be left out.
     """
 
     def __init__(self, quantile: float) -> None:
         self._quantile = quantile
-        self._samples: dict[int, _Sample] = {}
-        self._forecasts: dict[int, Forecast] = {}
+        self._slots: dict[int, _Slot] = {}
 
-    def observe(self, slot: int, length_ns: int) -> None:
-        """A bubble of `slot` has ended."""
-        sample = self._samples.get(slot)
-        if sample is None:
-            sample = self._samples[slot] = _Sample()
-        sample.add(length_ns)
-        if len(sample.values) >= MINIMUM_OBSERVATIONS:
-            below = sample.below()
-            asked, low, high = sample.quantiles((self._quantile, LOW, HIGH), below)
-            self._forecasts[slot] = Forecast(asked, low, high, sample.mean(below))
+    def observe(self, slot: int, length_ns: int, gap_ns: int | None = None) -> None:
+        """A bubble of `slot` has ended.
 
-    def of(self, slot: int) -> Forecast | None:
-        """What is expected, or None while too little is known."""
-        return self._forecasts.get(slot)
+        Args:
+            slot: its number.
+            length_ns: how long it was.
+            gap_ns: how long after the end of the bubble before it began; None: unknown, or no matter.
+        """
+        known = self._slots.get(slot)
+        if known is None:
+            known = self._slots[slot] = _Slot()
+        lengths, ends = known.lengths, known.ends
+        has_shifted = lengths.add(length_ns)
+        if gap_ns is not None:
+            has_shifted = ends.add(gap_ns + length_ns) or has_shifted
+        count = len(lengths.values)
+        is_due = (lengths.number + slot) % REFRESH_EVERY == 0  # not for all slots in the same step
+        if count >= MINIMUM_OBSERVATIONS and (is_due or has_shifted or count < FEW):
+            known.refresh(self._quantile)
+
+    def of(self, slot: int, gap_ns: int | None = None) -> Forecast | None:
+        """What is expected, or None while too little is known.
+
+        Args:
+            slot: its number.
+            gap_ns: how long after the end of the bubble before it has begun; None: that is not known.
+        """
+        known = self._slots.get(slot)
+        if known is None or known.length is None:
+            return None
+        if gap_ns is None or not known.by_end or known.end is None:
+            return known.length
+        return Forecast(*[max(0, each_ns - gap_ns) for each_ns in known.end])
 
     def length_ns(self, slot: int) -> int | None:
         """The expected length, or None while too little is known."""
-        forecast = self._forecasts.get(slot)
+        forecast = self.of(slot)
         return None if forecast is None else forecast.length_ns
 
+    def end(self, slot: int) -> Forecast | None:
+        """When it is expected to end, after the end of the bubble before; None: its length tells more, or as much."""
+        known = self._slots.get(slot)
+        return known.end if known is not None and known.by_end else None
+
     def windows_ns(self, slot: int, margin_ns: int) -> list[tuple[int, int]]:
-        """When in a bubble of `slot` its end is not near: (from, until) in ns after its start, in order.
+        """When in a bubble of `slot` its end is not near: (from, until) in ns, in order.
+
+        They count from its start, or from the end of the bubble before it if there is an `end`.
 
         An end is kept clear of, from `margin_ns` before it, if of the bubbles that are open then a share of `quantile`
         or more end no later than `margin_ns` after it. So the last end always is. If ends are as frequent since the
@@ -154,30 +224,40 @@ class SlotForecast:
             At most five, or four if none begins with the bubble; none if too little is known, or the slot's bubbles are
             too short for any.
         """
-        if slot not in self._forecasts:
+        known = self._slots.get(slot)
+        if known is None or known.length is None:
             return []
-        lengths_ns, below = self._samples[slot].values, self._samples[slot].below()
-        found, from_ns, last_ns, total = [], 0, 0, below[-1]
-        for index, length_ns in enumerate(lengths_ns):
-            until_ns = length_ns - margin_ns
-            before = below[bisect_left(lengths_ns, until_ns)]
-            near = below[bisect_right(lengths_ns, length_ns + margin_ns)] - before
-            if near >= self._quantile * (total - before):
-                left = len(lengths_ns) - index
-                if index and 2 * margin_ns >= self._quantile * left * (length_ns - last_ns):
-                    until_ns = min(until_ns, last_ns)
-                if until_ns - from_ns >= SHORTEST_WINDOW_NS:
-                    found.append((from_ns, until_ns))
-                from_ns = length_ns
-            last_ns = length_ns
-        if not found:
-            return []
-        longest = sorted(found, key=lambda window: window[1] - window[0])[-MOST_WINDOWS:]
-        if min(longest)[0]:  # none is the permit, so all are renewals, of which a slot has four
-            longest = longest[1 - MOST_WINDOWS :]
-        return [*sorted(longest), (STALLED * lengths_ns[-1], LONGEST_NS)]
+        windows_ns = known.windows.get(margin_ns)
+        if windows_ns is None:
+            sample, gap_ns = known.lengths, 0
+            if known.by_end and known.end is not None:
+                sample, gap_ns = known.ends, known.end.mean_ns - known.length.mean_ns
+            windows_ns = known.windows[margin_ns] = self._windows_ns(sample, margin_ns, gap_ns)
+        return windows_ns
 
     def forget(self) -> None:
         """Another job: its slots are others."""
-        self._samples.clear()
-        self._forecasts.clear()
+        self._slots.clear()
+
+    def _windows_ns(self, sample: _Sample, margin_ns: int, gap_ns: int) -> list[tuple[int, int]]:
+        """The windows, if the bubble usually begins `gap_ns` after what they count from."""
+        values, below = sample.values, sample.below()
+        found, from_ns, last_ns, total = [], 0, 0, below[-1]
+        for index, value in enumerate(values):
+            until_ns = value - margin_ns
+            before = below[bisect_left(values, until_ns)]
+            near = below[bisect_right(values, value + margin_ns)] - before
+            if near >= self._quantile * (total - before):
+                left = len(values) - index
+                if index and 2 * margin_ns >= self._quantile * left * (value - last_ns):
+                    until_ns = min(until_ns, last_ns)
+                if until_ns - max(from_ns, gap_ns) >= SHORTEST_WINDOW_NS:
+                    found.append((from_ns, until_ns))
+                from_ns = value
+            last_ns = value
+        if not found:
+            return []
+        longest = sorted(found, key=lambda window: window[1] - max(window[0], gap_ns))[-MOST_WINDOWS:]
+        if min(longest)[0]:  # none is the permit, so all are renewals, of which a slot has four
+            longest = longest[1 - MOST_WINDOWS :]
+        return [*sorted(longest), (STALLED * values[-1], LONGEST_NS)]

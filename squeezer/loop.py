@@ -102,6 +102,7 @@ class Daemon:
         self._left_trials = False
         self._free_bytes = -1
         self._opened_slot: int | None = None
+        self._gap_ns: int | None = None
         self._overruns_ns: Counter[int] = Counter()
         self._named_units: set[tuple[str, str]] = set()
         self._closer: subprocess.Popen[bytes] | None = None
@@ -162,7 +163,9 @@ class Daemon:
         books, machine = self._books, self._machine
         match message:
             case wire.BubbleStart():
-                overran = books.bubble_started(t_ns, message, machine.forecast.of(message.slot))
+                # where the host runs ahead, it does not know at a bubble's start when the one before it has ended
+                self._gap_ns = books.gap_ns(t_ns, message.epoch) if self._device.stops else None
+                overran = books.bubble_started(t_ns, message, machine.forecast.of(message.slot, self._gap_ns))
                 if overran is not None:
                     self._feed(Overran(*overran))
                 if not self._device.stops:
@@ -170,7 +173,7 @@ class Daemon:
             case wire.BubbleEnd():
                 length_ns = books.bubble_ended(t_ns, message)
                 if length_ns is not None:
-                    self._feed(BubbleEnded(message.slot, wire.WaitKind(message.wait).name, length_ns))
+                    self._feed(BubbleEnded(message.slot, wire.WaitKind(message.wait).name, length_ns, self._gap_ns))
             case wire.StepStart():
                 self._feed(StepStarted(message.step))
                 books.step_started(t_ns, message, squeezed=machine.squeezed)
@@ -344,7 +347,7 @@ class Daemon:
             case ForgetPlan():
                 page.forget_plan()
             case PlanSlot():
-                page.plan_slot(action.slot, action.permit_ns, action.renewals)
+                page.plan_slot(action.slot, action.permit_ns, action.renewals, action.opens_before_ns)
             case PlanSteps():
                 page.plan_steps(action.from_step, action.until_step)
             case TellAt():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from squeezer.forecast import LONGEST_NS, Forecast, SlotForecast
-from squeezer.guard import Decision, Guard
+from squeezer.guard import LEAST_MARGIN_NS, Decision, Guard
 
 STORY_LENGTH = 64
 AHEAD_STEPS = 3
@@ -78,11 +78,12 @@ class Overran:
 
 @dataclass(frozen=True, slots=True)
 class BubbleEnded:
-    """A bubble of `slot` was `length_ns` long."""
+    """A bubble of `slot` was `length_ns` long. It began `gap_ns` after the end of the one before; None: unknown."""
 
     slot: int
     wait: str
     length_ns: int
+    gap_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +107,15 @@ class ForgetPlan:
 class PlanSlot:
     """Let the side task run for `permit_ns` from the start of each bubble of `slot`; 0: not at all.
 
-    If the bubble lasts so long, it may run again in each of the `renewals`: (from, until) in ns after its start.
+    If the bubble lasts so long, it may run again in each of the `renewals`: (from, until) in ns after its start. With
+    `opens_before_ns`, all these times count from the end of the bubble before, and only what begins earlier than so
+    long after that end is opened.
     """
 
     slot: int
     permit_ns: int
     renewals: tuple[tuple[int, int], ...] = ()
+    opens_before_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +294,7 @@ class GateMachine:
 
     def _learn(self, event: Event) -> list[Action]:
         assert isinstance(event, BubbleEnded)
-        self.forecast.observe(event.slot, event.length_ns)
+        self.forecast.observe(event.slot, event.length_ns, event.gap_ns)
         forecast = self.forecast.of(event.slot)
         if forecast is None:
             return []
@@ -308,15 +312,21 @@ class GateMachine:
     def _plan_of(self, slot: int, wait: str, forecast: Forecast) -> PlanSlot:
         """By the mean, not the forecast: where most bubbles are short, the others may be worth most of the slot."""
         policy = self.policy
-        if wait not in policy.kinds or forecast.mean_ns < policy.min_bubble_ns:
+        end = self.forecast.end(slot)
+        mean_ns = forecast.mean_ns if end is None else end.mean_ns
+        if wait not in policy.kinds or mean_ns < policy.min_bubble_ns:
             return PlanSlot(slot, 0)
+        opens_before_ns = 0 if end is None else max(1, mean_ns - policy.min_bubble_ns)  # 0 is another clock
         if policy.preemptive:
-            return PlanSlot(slot, LONGEST_NS)
-        windows_ns = self.forecast.windows_ns(slot, self.guard.margin_ns(slot) + self._late_ns)
+            return PlanSlot(slot, LONGEST_NS, (), opens_before_ns)
+        margin_ns = self.guard.margin_ns(slot)
+        if end is not None and margin_ns == policy.margin_ns:  # it is known well, and the guard has not widened it
+            margin_ns = min(margin_ns, max(LEAST_MARGIN_NS, end.high_ns - end.low_ns))
+        windows_ns = self.forecast.windows_ns(slot, margin_ns + self._late_ns)
         if not windows_ns or windows_ns[0][0]:
-            return PlanSlot(slot, int(bool(windows_ns)), tuple(windows_ns))  # 0 would not open it
+            return PlanSlot(slot, int(bool(windows_ns)), tuple(windows_ns), opens_before_ns)  # 0 would not open it
         (_, permit_ns), *renewals = windows_ns
-        return PlanSlot(slot, permit_ns, tuple(renewals))
+        return PlanSlot(slot, permit_ns, tuple(renewals), opens_before_ns)
 
     def _side_changed(self, event: Event) -> list[Action]:
         assert isinstance(event, SideChanged)

@@ -205,11 +205,11 @@ class PageGate(Ledger):
     def _renewal(self, unit: int, now_ns: int) -> tuple[int, int]:
         """The times (from, until) of the open bubble's next renewal into which `unit` fits; (0, 0): there is none."""
         words = self._words
-        begin_ns = words[Field.BUBBLE_START_NS]
+        base_ns = words[Field.PLAN_BASE_NS]
         found = None
         if words[Field.BUBBLE] & 1 and words[Field.PERMIT_UNTIL_NS]:
-            found = find_renewal(words, words[Field.SLOT], now_ns - begin_ns, self._needs_ns(unit))
-        return (0, 0) if found is None else (begin_ns + found[0], begin_ns + found[1])
+            found = find_renewal(words, words[Field.SLOT], now_ns - base_ns, self._needs_ns(unit))
+        return (0, 0) if found is None else (base_ns + found[0], base_ns + found[1])
 
     def _end_running(self, now_ns: int, now_cpu_ns: int) -> None:
         unit = self._running

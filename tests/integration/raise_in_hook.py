@@ -8,10 +8,10 @@ from ds_hooks.marks import HostMarks
 open_bubble = HostMarks.open
 
 
-def raise_in_step_5(self: HostMarks, step: int, slot: int, permit_ns: int) -> Any:
+def raise_in_step_5(self: HostMarks, step: int, *plan: int) -> Any:
     if step == 5:
         raise OSError("injected")
-    return open_bubble(self, step, slot, permit_ns)
+    return open_bubble(self, step, *plan)
 
 
 HostMarks.open = raise_in_step_5  # type: ignore[method-assign]

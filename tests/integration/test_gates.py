@@ -130,7 +130,7 @@ class MainJob:
         words[Field.DUE_PERMIT_NS] = words[Field.PERMIT_LENGTH_NS] = permit_ms * MS
         words[Field.DUE_EPOCH] = self._epoch
         start_ns = time.monotonic_ns()
-        words[Field.BUBBLE_START_NS] = start_ns
+        words[Field.BUBBLE_START_NS] = words[Field.PLAN_BASE_NS] = start_ns
         words[Field.PERMIT_UNTIL_NS] = start_ns + permit_ms * MS
         self.bubbles.append((start_ns, 0))
         words[Field.BUBBLE] = self._epoch << 1 | 1

@@ -313,3 +313,21 @@ def test_the_plan_gives_a_bubble_its_permit(handle: Handle, engine: Engine, daem
         permit_ns = page.words[Field.PERMIT_UNTIL_NS]
         permits_ns.append(permit_ns and permit_ns - page.words[Field.BUBBLE_START_NS])
     assert permits_ns == [0, 5_000_000, 0]
+
+
+def test_a_plan_may_count_from_the_end_of_the_bubble_before(handle: Handle, engine: Engine, daemon: Daemon) -> None:
+    page, words = daemon.page, daemon.page.words
+    long_ns, over_ns = 10**12, 1000
+    page.plan_steps(1, 100)
+    found = []
+    for permit_ns, opens_before_ns in ((long_ns, long_ns), (over_ns, long_ns), (long_ns, over_ns)):
+        page.plan_slot(3, permit_ns, (), opens_before_ns)
+        engine.train_batch()
+        base_ns, start_ns, until_ns = (
+            words[field] for field in (Field.PLAN_BASE_NS, Field.BUBBLE_START_NS, Field.PERMIT_UNTIL_NS)
+        )
+        found.append((start_ns - base_ns > over_ns, until_ns and until_ns - base_ns, until_ns and until_ns - start_ns))
+    first, second, third = found
+    assert first[:2] == (True, long_ns), "after the end of the slot before"
+    assert (second[0], second[2]) == (True, 1), "the permit is over, but there may be renewals"
+    assert third == (True, 0, 0), "it began too late"

@@ -124,16 +124,16 @@ def test_the_windowed_daemon_squeezes_in_gated_windows_as_each_says(machine: Win
     feed(JobAttached())
     for step in range(1, WINDOWS.first_step(3)):
         mode = WINDOWS.place(step).mode
-        permit_ns = page.planned_ns(step, 3)
+        permit_ns, _ = page.planned(step, 3)
         if step > 2:  # the first two are not forecast
             assert bool(permit_ns) == (mode in GATED), (step, mode)
-            assert bool(page.planned_ns(step, 7)) == (mode == "preemptive"), "too short for a permit that ends early"
+            assert bool(page.planned(step, 7)[0]) == (mode == "preemptive"), "too short for a permit that ends early"
         if permit_ns:
             assert (permit_ns > 50_000_000) == (mode == "preemptive"), (step, mode)
         feed(StepStarted(step))
         feed(BubbleEnded(3, "RECV_GRAD", 50_000_000))
         feed(BubbleEnded(7, "RECV_GRAD", 1_500_000))
-        assert step < 2 or page.words[Field.PERMIT_NS + FORECASTS + 7] == 1_500_000
+        assert step < 2 or page.words[Field.PERMITS + FORECASTS + 7] == 1_500
     page.close()
 
 
@@ -142,7 +142,7 @@ def test_a_whole_step_runs_if_it_fits_into_what_is_left_of_the_bubble(tmp_path: 
     words = page.words
     rival = BubbleSteps(tmp_path / "pages", 0)
     words[Field.SLOT] = 5
-    words[Field.PERMIT_NS + FORECASTS + 5] = 10**10
+    words[Field.PERMITS + FORECASTS + 5] = 10**7
     words[Field.BUBBLE_START_NS] = time.monotonic_ns()
     assert not rival._fits(1.0), "no bubble"
     words[Field.BUBBLE] = 3

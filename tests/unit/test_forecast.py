@@ -152,3 +152,77 @@ def test_one_that_stalls_once_changes_little() -> None:
 def test_a_slow_drift_is_followed() -> None:
     lengths = [20 * 1.01**index for index in range(100)]
     assert after(lengths).length_ns == pytest.approx(lengths[-1] * MS, rel=0.15)
+
+
+def bubbles(count: int, *, pace_ms: float, gap_noise: float, pace_noise: float, seed: int = 6) -> list[tuple[int, int]]:
+    """(length, gap) in ns: each bubble ends `pace_ms` after the one before it, however long our own work takes."""
+    noise = random.Random(seed)
+    found = []
+    for _ in range(count):
+        gap_ms = 5 + noise.uniform(-gap_noise, gap_noise)
+        found.append((pace_ms + noise.uniform(-pace_noise, pace_noise) - gap_ms, gap_ms))
+    return [(round(length_ms * MS), round(gap_ms * MS)) for length_ms, gap_ms in found]
+
+
+def test_where_peers_keep_pace_an_end_follows_the_bubble_before() -> None:
+    forecast = SlotForecast(0.4)
+    errors_ns, blind_ns = [], []
+    for length_ns, gap_ns in bubbles(200, pace_ms=15, gap_noise=2, pace_noise=0.05):
+        informed, blind = forecast.of(3, gap_ns), forecast.of(3)
+        if informed is not None and blind is not None and forecast.end(3) is not None:
+            errors_ns.append(abs(informed.length_ns - length_ns))
+            blind_ns.append(abs(blind.length_ns - length_ns))
+            assert informed.high_ns - informed.low_ns < 0.2 * MS < 2 * MS < blind.high_ns - blind.low_ns
+        forecast.observe(3, length_ns, gap_ns)
+    assert len(errors_ns) > 180, "it shows within some bubbles"
+    assert max(errors_ns) < 0.2 * MS and 10 * sum(errors_ns) < sum(blind_ns)
+    (from_ns, until_ns), _ = forecast.windows_ns(3, MS // 10)
+    assert from_ns == 0 and 14.7 * MS < until_ns < 15 * MS, "counted from the end of the bubble before"
+
+
+def test_where_they_do_not_its_length_tells_as_much() -> None:
+    forecast = SlotForecast(0.4)
+    for length_ns, gap_ns in bubbles(64, pace_ms=15, gap_noise=0.05, pace_noise=2):
+        forecast.observe(3, length_ns, gap_ns)
+        assert forecast.end(3) is None
+    assert forecast.of(3, 5 * MS) == forecast.of(3)
+    (_, until_ns), _ = forecast.windows_ns(3, MS // 10)
+    assert until_ns < 12 * MS, "counted from the bubble's start"
+
+
+def test_a_small_difference_changes_nothing() -> None:
+    forecast, counts_by_end = SlotForecast(0.4), set()
+    for length_ns, gap_ns in bubbles(400, pace_ms=15, gap_noise=0.5, pace_noise=1):
+        forecast.observe(3, length_ns, gap_ns)
+        counts_by_end.add(forecast.end(3) is not None)
+    assert counts_by_end == {False}, "they vary by about as much"
+
+
+def test_when_peers_lose_their_pace_its_length_counts_again() -> None:
+    forecast = SlotForecast(0.4)
+    for length_ns, gap_ns in bubbles(64, pace_ms=15, gap_noise=2, pace_noise=0.05):
+        forecast.observe(3, length_ns, gap_ns)
+    assert forecast.end(3) is not None
+    for length_ns, gap_ns in bubbles(32, pace_ms=15, gap_noise=0.05, pace_noise=2):
+        forecast.observe(3, length_ns, gap_ns)
+    assert forecast.end(3) is None
+
+
+def test_a_bubble_that_already_should_be_over_is_forecast_as_nothing() -> None:
+    forecast = SlotForecast(0.4)
+    for length_ns, gap_ns in bubbles(64, pace_ms=15, gap_noise=2, pace_noise=0.05):
+        forecast.observe(3, length_ns, gap_ns)
+    assert forecast.of(3, 16 * MS) == (0, 0, 0, 0)
+
+
+def test_without_gaps_only_lengths_count() -> None:
+    forecast = SlotForecast(0.4)
+    for length_ns, _ in bubbles(64, pace_ms=15, gap_noise=2, pace_noise=0.05):
+        forecast.observe(3, length_ns)
+    assert forecast.end(3) is None and forecast.of(3, 5 * MS) == forecast.of(3)
+
+
+def test_old_values_are_forgotten_however_many_there_were() -> None:
+    noise = random.Random(7)
+    lengths_ms = [noise.uniform(10, 11) for _ in range(2000)]
+    assert after(lengths_ms) == after([*[10.0] * 4, *lengths_ms[-64:]]), "their weights grow, and are scaled down"

@@ -59,13 +59,27 @@ def test_a_plan_counts_for_its_slots_and_steps_alone(directory: Path) -> None:
     page.plan_slot(7, 1000)
     page.plan_slot(PLANNED_SLOTS - 1, 2000)
     page.plan_slot(PLANNED_SLOTS, 3000)
-    assert page.planned_ns(5, 7) == 0, "for no step yet"
+    shut = (0, 0)
+    assert page.planned(5, 7) == shut, "for no step yet"
     page.plan_steps(5, 8)
-    assert [page.planned_ns(step, 7) for step in range(4, 9)] == [0, 1000, 1000, 1000, 0]
-    assert [page.planned_ns(5, slot) for slot in (6, PLANNED_SLOTS - 1, PLANNED_SLOTS)] == [0, 2000, 0]
+    assert [page.planned(step, 7) for step in range(4, 9)] == [shut, *[(1000, 0)] * 3, shut]
+    assert [page.planned(5, slot) for slot in (6, PLANNED_SLOTS - 1, PLANNED_SLOTS)] == [shut, (2000, 0), shut]
     page.forget_plan()
     page.plan_steps(5, 8)
-    assert [page.planned_ns(5, slot) for slot in (7, PLANNED_SLOTS - 1)] == [0, 0]
+    assert [page.planned(5, slot) for slot in (7, PLANNED_SLOTS - 1)] == [shut, shut]
+    page.close()
+
+
+def test_a_plan_keeps_microseconds_and_the_longest_that_there_are(directory: Path) -> None:
+    page = Page.open(page_path(directory, 0))
+    page.plan_steps(1, 2)
+    for permit_ns, opens_before_ns in ((60 * 10**9, 0), (60 * 10**9, 50 * 10**9), (3_000, 2_000_000)):
+        page.plan_slot(4, permit_ns, (), opens_before_ns)
+        assert page.planned(1, 4) == (permit_ns, opens_before_ns)
+    page.plan_slot(4, 1)
+    assert page.planned(1, 4) == (1000, 0), "the shortest permit is one"
+    page.plan_slot(4, 2**70, (), 2**70)
+    assert page.planned(1, 4) == ((2**31 - 1) * 1000,) * 2
     page.close()
 
 
@@ -140,7 +154,7 @@ def test_a_page_that_nobody_holds_is_stale_and_replaced_whatever_its_version(dir
 
 @pytest.mark.parametrize(
     ("version", "magic", "says"),
-    [(99, PAGE_MAGIC, "version 99 and is in use; this side speaks version 2"), (1, 1234, "not a page of this project")],
+    [(99, PAGE_MAGIC, "version 99 and is in use; this side speaks version 3"), (1, 1234, "not a page of this project")],
 )
 def test_a_page_in_use_of_another_kind_is_refused(directory: Path, version: int, magic: int, says: str) -> None:
     import fcntl

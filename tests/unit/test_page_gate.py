@@ -60,7 +60,7 @@ def test_a_shut_gate_sleeps_until_it_is_signalled_and_may_run(world: World, shut
 def in_slot(world: World, slot: int, permit_ns: int, *renewals: tuple[int, int]) -> None:
     """The next bubble that opens now is of this slot."""
     world.page.plan_slot(slot, permit_ns, renewals)
-    world.words[Field.SLOT], world.words[Field.BUBBLE_START_NS] = slot, world.now_ns
+    world.words[Field.SLOT], world.words[Field.PLAN_BASE_NS] = slot, world.now_ns
 
 
 def test_a_bubble_that_outlives_its_permit_is_used_again_and_it_wakes_by_itself(

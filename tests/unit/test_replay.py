@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from squeezer import state
 from squeezer.replay import read_golden, replay, write_golden
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.jsonl.gz"))
@@ -25,6 +26,17 @@ def test_there_are_runs_of_both_modes_and_one_that_the_guard_shut() -> None:
         preemptive.add(records[0]["config"]["squeeze"]["preemptive"])
         noted |= {action[1][2] for record in records[1:] for action in record["actions"] if action[0] == "Note"}
     assert preemptive == {True, False} and "shut" in noted
+
+
+def test_there_is_a_run_whose_ends_follow_the_bubble_before() -> None:
+    plans = [
+        state.PlanSlot(*action[1:])
+        for path in GOLDEN
+        for record in read_golden(path)[1:]
+        for action in record["actions"]
+        if action[0] == "PlanSlot"
+    ]
+    assert {bool(plan.opens_before_ns) for plan in plans if plan.permit_ns} == {True, False}
 
 
 def test_what_is_written_anew_is_what_was_recorded(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from squeezer.forecast import LONGEST_NS
+from squeezer.guard import LEAST_MARGIN_NS
 from squeezer.state import (
     AHEAD_STEPS,
     NO_STEPS,
@@ -119,6 +120,41 @@ def test_a_preemptive_permit_lasts_to_the_bubbles_true_end() -> None:
     attached(machine)
     assert ended(machine, 10, 10)[0] == PlanSlot(4, LONGEST_NS)
     assert ended(machine, 1.9, 1.9, slot=5) == [], "too short all the same"
+
+
+def paced(machine: GateMachine, *, pace_ms: float, spread_ms: float = 0.0) -> PlanSlot:
+    """The plan of a slot whose bubbles begin 4 to 7.5 ms after the end of the one before, and end at `pace_ms`."""
+    plans = []
+    for at in range(64):
+        gap_ms, late_ms = 4 + at * 5 % 8 / 2, spread_ms * (at * 7 % 16) / 16
+        length_ms = pace_ms + late_ms - gap_ms
+        event = BubbleEnded(4, "RECV_GRAD", int(length_ms * MS), int(gap_ms * MS))
+        plans += [action for action in machine.handle(event) if isinstance(action, PlanSlot)]
+    return plans[-1]
+
+
+@pytest.mark.parametrize("preemptive", [True, False])
+def test_where_ends_follow_the_bubble_before_only_what_is_long_enough_is_opened(preemptive: bool) -> None:
+    machine = GateMachine(policy(preemptive=preemptive))
+    attached(machine)
+    plan = paced(machine, pace_ms=10)
+    assert plan.opens_before_ns == pytest.approx(8 * MS, abs=2), "what begins later is shorter than 2 ms"
+    permit_ns = LONGEST_NS if preemptive else 10 * MS - LEAST_MARGIN_NS
+    assert plan.permit_ns == pytest.approx(permit_ns, abs=2), "counted from the end of the bubble before"
+    machine = GateMachine(policy(preemptive=preemptive))
+    attached(machine)
+    assert paced(machine, pace_ms=7.6).opens_before_ns == pytest.approx(5.6 * MS, abs=2), (
+        "though they are 1.85 ms long by the mean"
+    )
+
+
+def test_a_margin_is_no_wider_than_well_known_ends_vary(machine: GateMachine) -> None:
+    attached(machine)
+    plan = paced(machine, pace_ms=10, spread_ms=0.5)
+    margin_ns = 10 * MS - plan.permit_ns
+    assert 0.3 * MS < margin_ns < 0.5 * MS
+    machine.handle(Overran(4, 3 * MS))
+    assert paced(machine, pace_ms=10, spread_ms=0.5).permit_ns <= 8 * MS, "and one that was widened stays wide"
 
 
 @pytest.mark.parametrize(("length_ms", "wait"), [(10, "LOSS"), (1.9, "RECV_GRAD")])
@@ -271,7 +307,13 @@ def histories(draw: st.DrawFn) -> list[Event]:
     """Events in any order, with losses, duplicates, late delivery and clocks that jump."""
     kinds = st.one_of(
         st.builds(StepStarted, st.integers(-5, 60)),
-        st.builds(BubbleEnded, st.integers(0, 3), st.sampled_from(["RECV_GRAD", "LOSS"]), st.integers(-MS, 30 * MS)),
+        st.builds(
+            BubbleEnded,
+            st.integers(0, 3),
+            st.sampled_from(["RECV_GRAD", "LOSS"]),
+            st.integers(-MS, 30 * MS),
+            st.none() | st.integers(-MS, 30 * MS),
+        ),
         st.builds(StepEnded, st.integers(-5, 60), st.integers(-MS, 300 * MS)),
         st.builds(Overran, st.integers(0, 3), st.integers(0, 60 * MS)),
         st.builds(SideChanged, st.sampled_from(Side)),
