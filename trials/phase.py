@@ -29,8 +29,9 @@ class Phase:
         self._prefix = "" if name == FORWARD else f"{name} "
 
     def number_units(self) -> None:
-        """After the forward's units: the loss (with its own backward), the layers' backwards, and the step."""
+        """After the forward's units: the loss, its own backward and the layers'."""
         self._loss_unit = self._units.number(f"{self._prefix}loss")
+        self._loss_backward_unit = self._units.number(f"{self._prefix}loss backward")
         self._forward.declare_backward()
 
     def number_step(self) -> None:
@@ -67,8 +68,8 @@ class Phase:
             self._units.enter(self._loss_unit)
             losses_K = loss(outputs)
         total = control.total(losses_K)
-        if total.device.type == "cpu":
-            self._units.again()
+        if total.device.type == "cpu":  # a device runs both without a break
+            self._units.enter(self._loss_backward_unit)
         total.backward()
         losses_K = losses_K.detach()
         self._units.settle()

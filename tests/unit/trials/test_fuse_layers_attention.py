@@ -278,4 +278,4 @@ def test_a_transformer_layer_has_a_unit_per_layer_in_it() -> None:
     forward += ["dropout.Dropout", "linear2.Linear", "dropout2.Dropout", "norm2.LayerNorm"]
     assert [name for name in gate.entered if name.endswith(" forward")] == [f"{name} forward" for name in forward]
     backward = [name for name in gate.entered if name.endswith(" backward")]
-    assert backward == [f"{name} backward" for name in reversed(forward)]
+    assert backward == ["loss backward", *[f"{name} backward" for name in reversed(forward)]]

@@ -82,13 +82,13 @@ def test_the_gate_is_asked_between_draws() -> None:
 
 def test_a_loss_and_its_backward_are_asked_for_one_by_one() -> None:
     entered = entered_of(perceptron, torch.randn(4, 6))
-    assert entered.count("loss") == 2
+    assert entered.count("loss") == entered.count("loss backward") == 1, "each has a length of its own"
     short = [name for name in entered if name.endswith("ward")]
     assert len(set(short)) == len(short)
 
 
 @pytest.mark.usefixtures("one_by_one")
-@pytest.mark.parametrize("unit", ["2.Linear forward", "1.Dropout forward", "loss", "2.Linear backward"])
+@pytest.mark.parametrize("unit", ["2.Linear forward", "1.Dropout forward", "2.Linear backward"])
 def test_a_stop_goes_through_in_the_middle_of_a_layer(unit: str) -> None:
     class Stopping(RecordingGate):
         def enter(self, number: int) -> None:

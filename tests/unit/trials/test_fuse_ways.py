@@ -219,7 +219,7 @@ def test_pauses_change_no_bit(name: str) -> None:
 
 
 def entered(make: Callable[[int], nn.Module], x: Tensor, size: int = 2) -> list[str]:
-    """What a second step asks for, without the optimizer's step and rest; the loss asks again for its backward."""
+    """What a second step asks for, without the optimizer's step and rest."""
     gate = RecordingGate()
     study = ToyStudy(make)
     group = TrialGroup(study, members(study, range(size)), gate)
@@ -245,9 +245,16 @@ def test_gate_is_asked_layer_by_layer() -> None:
     forward = ["Branching forward", *[f"{name} forward" for name in layers]]
     backward = ["Branching backward", *[f"{name} backward" for name in reversed(layers)]]
     x = torch.randn(4, 3)
-    assert entered(lambda n: Branching(False), x) == [*forward, "loss", "loss", *backward]
-    assert entered(lambda n: Branching(True), x) == [*forward * 2, "loss", "loss", *backward * 2]
-    looked = ["0.Looking forward", "0.Looking forward", "1.Linear forward", "loss", "loss", "1.Linear backward"]
+    assert entered(lambda n: Branching(False), x) == [*forward, "loss", "loss backward", *backward]
+    assert entered(lambda n: Branching(True), x) == [*forward * 2, "loss", "loss backward", *backward * 2]
+    looked = [
+        "0.Looking forward",
+        "0.Looking forward",
+        "1.Linear forward",
+        "loss",
+        "loss backward",
+        "1.Linear backward",
+    ]
     units = entered(lambda n: nn.Sequential(Looking(), nn.Linear(4, 2)), torch.randn(3, 6))
     assert units == [*looked, "0.Looking backward", "0.Looking backward"]
 

@@ -54,6 +54,7 @@ class Classes(ToyStudy):
 UNITS = [
     *("conv.Conv2d forward", "conv2.Conv2d forward", "norm.BatchNorm2d forward", "pool.AvgPool2d forward"),
     *("drop.Dropout forward", "fc.Linear forward", "fc.Linear forward#2", "out.Linear forward", "loss"),
+    "loss backward",
     *("out.Linear backward", "fc.Linear backward#2", "fc.Linear backward", "drop.Dropout backward"),
     *("pool.AvgPool2d backward", "norm.BatchNorm2d backward", "conv2.Conv2d backward", "conv.Conv2d backward"),
     "optimizer step",
@@ -119,7 +120,7 @@ def test_backward_of_branches_is_the_forward_reversed() -> None:
     group.train_step(torch.randn(4, 3), torch.zeros(4))
     layers = [f"{name}.Linear" for name in ("stem", "a", "b", "c", "out")]
     forward, backward = [f"{name} forward" for name in layers], [f"{name} backward" for name in reversed(layers)]
-    assert gate.units == [*forward, "loss", *backward, "optimizer step"]
+    assert gate.units == [*forward, "loss", "loss backward", *backward, "optimizer step"]
 
 
 def test_gate_is_told_its_units_after_each_change() -> None:

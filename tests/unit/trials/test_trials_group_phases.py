@@ -185,7 +185,9 @@ def test_units_of_each_phase() -> None:
         gate.entered.clear()
         group.train_step(*study.data[0])
     steps = [name for name in gate.units if "loss" in name or "optimizer" in name]
-    assert steps == ["judging loss", "judging optimizer step", "making loss", "making optimizer step"]
+    assert steps == [
+        f"{phase} {step}" for phase in ("judging", "making") for step in ("loss", "loss backward", "optimizer step")
+    ]
     assert {f"maker.{at}.{kind} backward" for at, kind in ((0, "ConvTranspose2d"), (7, "Tanh"))} <= set(gate.entered)
 
 
