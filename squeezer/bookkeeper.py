@@ -12,9 +12,14 @@ class Bookkeeper:
 
     Args:
         recorder: takes the records.
+        knows_gaps: whether the main job knows at a bubble's begin when the one before has ended: not if it runs ahead
+            of its device.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, *, knows_gaps: bool) -> None:
+        self._knows_gaps = knows_gaps
+        self.gap_ns: int | None = None
+        """How long after the end of the bubble before it the last one began; None: that is not known."""
         self._recorder = recorder
         self.job = -1
         """The index of the job that is recorded; -1 before the first."""
@@ -59,10 +64,11 @@ class Bookkeeper:
         self._recorder.add("step", job=self.job, step=step, **times, squeezed=squeezed, work=message.work)
         return t_ns - start_ns
 
-    def gap_ns(self, t_ns: int, epoch: int) -> int | None:
-        """How long after the end of the bubble before it the one of `epoch` begins at `t_ns`; None: that was lost."""
+    def bubble_began(self, t_ns: int, epoch: int) -> int | None:
+        """The bubble of `epoch` begins. Returns its `gap_ns`, which is not known if the end before it was lost."""
         last_epoch, last_end_ns = self._last_end
-        return t_ns - last_end_ns if epoch == last_epoch + 1 else None
+        self.gap_ns = t_ns - last_end_ns if self._knows_gaps and epoch == last_epoch + 1 else None
+        return self.gap_ns
 
     def bubble_started(self, t_ns: int, message: wire.BubbleStart, forecast: Forecast | None) -> tuple[int, int] | None:
         """A bubble began, of which `forecast` was made.

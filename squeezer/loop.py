@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -102,11 +103,10 @@ class Daemon:
         self._left_trials = False
         self._free_bytes = -1
         self._opened_slot: int | None = None
-        self._gap_ns: int | None = None
         self._overruns_ns: Counter[int] = Counter()
         self._named_units: set[tuple[str, str]] = set()
         self._closer: subprocess.Popen[bytes] | None = None
-        self._books = Bookkeeper(self._recorder)
+        self._books = Bookkeeper(self._recorder, knows_gaps=self._device.stops)
         self._progress = Progress(self._rank)
         self._ended = False
 
@@ -163,9 +163,8 @@ class Daemon:
         books, machine = self._books, self._machine
         match message:
             case wire.BubbleStart():
-                # where the host runs ahead, it does not know at a bubble's start when the one before it has ended
-                self._gap_ns = books.gap_ns(t_ns, message.epoch) if self._device.stops else None
-                overran = books.bubble_started(t_ns, message, machine.forecast.of(message.slot, self._gap_ns))
+                gap_ns = books.bubble_began(t_ns, message.epoch)
+                overran = books.bubble_started(t_ns, message, machine.forecast.of(message.slot, gap_ns))
                 if overran is not None:
                     self._feed(Overran(*overran))
                 if not self._device.stops:
@@ -173,7 +172,7 @@ class Daemon:
             case wire.BubbleEnd():
                 length_ns = books.bubble_ended(t_ns, message)
                 if length_ns is not None:
-                    self._feed(BubbleEnded(message.slot, wire.WaitKind(message.wait).name, length_ns, self._gap_ns))
+                    self._feed(BubbleEnded(message.slot, wire.WaitKind(message.wait).name, length_ns, books.gap_ns))
             case wire.StepStart():
                 self._feed(StepStarted(message.step))
                 books.step_started(t_ns, message, squeezed=machine.squeezed)
@@ -397,7 +396,5 @@ class Daemon:
         self._intake.close()
         directory = self._page.path.parent
         self._page.close()
-        try:
+        with suppress(OSError):  # others still use it
             directory.rmdir()
-        except OSError:
-            pass  # others still use it
