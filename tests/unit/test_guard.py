@@ -30,6 +30,17 @@ BURDENED_MS = [
 ]
 """Short windows: whether they are squeezed, and their steps."""
 
+HIDDEN_MS = [
+    (True, [224, 234, 227, 242]),
+    (False, [238, 243, 236, 234]),
+    (True, [231, 225, 223, 225, 231, 225, 228, 230, 220, 226, 228, 226]),
+    (False, [227, 228, 228, 237]),
+    (True, [235, 226, 226, 220, 251, 250, 252, 246, 241, 228, 237, 247]),
+    (False, [229, 228, 229, 231]),
+    (True, [267]),
+]
+"""Ordinary windows likewise."""
+
 
 @dataclass
 class Job:
@@ -83,7 +94,7 @@ def share(squeezed: list[bool]) -> float:
 @pytest.mark.parametrize("deviation", [0.005, 0.05, 0.15])
 def test_a_job_that_is_not_slowed_is_squeezed_on(deviation: float) -> None:
     job = Job()
-    assert job.run(5000, noisy(0.0, deviation)).count("shut") <= 1, "by chance, with the noisiest"
+    assert job.run(5000, noisy(0.0, deviation)).count("shut") <= 2, "by chance, with the noisiest"
     assert share(job.squeezed) > 0.75, "80% is all that there is"
 
 
@@ -116,6 +127,16 @@ def test_bursts_of_the_machine_are_no_harm() -> None:
         job.run(500, bursts(noisy(0.0, seed=seed), seed))
         squeezed += job.squeezed
     assert share(squeezed) > 0.6
+
+
+def test_a_slow_window_is_looked_into_though_steps_alone_had_strayed() -> None:
+    """As measured: a burst in steps alone hid from the sum over steps what a loader did to the last squeezed window."""
+    guard = Guard(0.01, 50, 300_000)
+    steps = [(squeezed, ms) for squeezed, window_ms in HIDDEN_MS for ms in window_ms]
+    decisions = []
+    for step, (squeezed, ms) in enumerate(steps, start=1):
+        decisions += guard.step_ended(step, ms * MS, squeezed)
+    assert [(each.step, each.what, each.cause) for each in decisions] == [(len(steps), "compare", "windows")]
 
 
 def test_what_broke_the_budget_is_tried_again_in_short_windows() -> None:
