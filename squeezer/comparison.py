@@ -22,7 +22,8 @@ SURE = 4.0
 SUSPICIOUS = 2.0
 """7 times as likely: enough for a comparison, which costs little. Noise alone did so in none of 20 recorded runs."""
 LIKELY = 1.0
-"""And of what is not sure after the last window, so much speaks against squeezing."""
+"""And of what is not sure after the last window, so much speaks against squeezing; after any, if it was found guilty
+before: as it then costs much, it is not tried for long."""
 BEGAN = 2.0
 """Or so much since it spoke most for squeezing: what burdens the steps may have begun meanwhile."""
 MOST_ACQUITTING = 2.5
@@ -84,10 +85,12 @@ class Comparison:
         slowdown: that squeezing is suspected of.
         budget: the slowdown that is allowed.
         alone_ns: the steps just left alone.
+        again: whether it was found guilty before.
     """
 
-    def __init__(self, slowdown: float, budget: float, alone_ns: Sequence[float]) -> None:
+    def __init__(self, slowdown: float, budget: float, alone_ns: Sequence[float], *, again: bool = False) -> None:
         self._scales = Scales(slowdown, budget)
+        self._again = again
         self._squeezed_steps = SQUEEZED_STEPS - (slowdown >= LARGE)
         self._before_ns = list(alone_ns[1 - ALONE_STEPS :])
         self._after_ns: list[float] = []
@@ -129,6 +132,8 @@ class Comparison:
         self._logs.append(weighed.log)
         self._squeezed_ns = []
         self.wants_squeezed = True
+        if self._again and self._evidence > LIKELY:
+            return True
         if abs(self._evidence) < SURE and len(self._logs) < MOST_ROUNDS:
             return None
         return self._evidence > LIKELY or self._evidence - self._least_evidence > BEGAN

@@ -276,11 +276,12 @@ class Guard:
         return [self._begin_comparison(step, self._cause, alone_ns, figures)]
 
     def _begin_comparison(self, step: int, cause: str, alone_ns: Sequence[float], figures: dict[str, Any]) -> Decision:
-        self.breaker = Breaker.COMPARING
         self._cause = cause
         self._durations_ns.clear()
         self._overruns_ns.clear()
-        self._comparison = Comparison(self._suspected, self._budget, list(alone_ns))
+        again = self.breaker is Breaker.OPEN
+        self._comparison = Comparison(self._suspected, self._budget, list(alone_ns), again=again)
+        self.breaker = Breaker.COMPARING
         return Decision(step=step, what="compare", cause=cause, figures=figures)
 
     def _compare(self, step: int, duration_ns: float, *, squeezed: bool) -> list[Decision]:

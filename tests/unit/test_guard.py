@@ -318,3 +318,27 @@ def test_what_began_amid_noisy_comparisons_is_found_and_noise_itself_seldom(
             verdict, step = comparison.step_ended(step_ns, squeezed=squeezed), step + 1
         guilty.append(verdict)
     assert least <= sum(guilty) / len(guilty) <= most
+
+
+def test_what_was_found_guilty_before_is_found_so_in_half_the_steps() -> None:
+    noise = random.Random(0)
+
+    def tried(slowdown: float, *, again: bool) -> tuple[float, float]:
+        """The share of 300 comparisons that find it guilty, and the squeezed steps of one."""
+        guilty = steps = 0
+        for _ in range(300):
+            alone_ns = [200 * MS * noise.lognormvariate(0, 0.04) for _ in range(6)]
+            comparison = Comparison(0.06, 0.01, alone_ns, again=again)
+            verdict = None
+            while verdict is None:
+                squeezed = comparison.wants_squeezed
+                steps += squeezed
+                step_ns = 200 * MS * (1 + slowdown * squeezed) * noise.lognormvariate(0, 0.04)
+                verdict = comparison.step_ended(step_ns, squeezed=squeezed)
+            guilty += verdict
+        return guilty / 300, steps / 300
+
+    first, then = tried(0.15, again=False), tried(0.15, again=True)
+    assert first[0] > 0.97 and then[0] > 0.97
+    assert then[1] < 0.65 * first[1]
+    assert tried(0.0, again=True)[0] < 0.1, "and what harms no longer comes back"
