@@ -59,9 +59,13 @@ GRAIN_NS = 1_000_000
 """Units in a row that are forecast to take no longer than this together are measured and recorded as one. Each still
 asks; but most of what asking costs is to read the thread's clock, and to account for what it says."""
 
-PREEMPTIVE_GRAIN_NS = 5_000_000
+PREEMPTIVE_GRAIN_NS = 20_000_000
 """The same where a unit may be stopped in its middle, so that no forecast needs to be exact, and only a
 row looks for more than whether there is a bubble."""
+
+ROWS_PER_LESSON = 16
+"""Where a unit may be stopped, host work joins a row, too, since no forecast needs to be exact. One row in so many
+keeps it out, and teaches what its units take."""
 
 AS_FORECAST = (0.9, 1.02)
 """A row that takes this share of its forecast teaches next to nothing."""
@@ -111,6 +115,8 @@ class PageGate(Ledger):
         self._row: list[int] = []  # units that joined the running one
         self._room_ns = 0.0
         self._may_be_stopped = False  # in the middle of the running row, by whoever ends the bubble
+        self._host_joins = False  # the running row
+        self._rows_begun = 0
         self._ended: list[tuple[int, tuple[int, ...], int, int, int, int]] = []
         self._ended_ns = 0
         self._rows: dict[tuple[int, int, int], int] = {}  # (group, first, last unit) to its number
@@ -123,6 +129,11 @@ class PageGate(Ledger):
 
     def use(self, units: Sequence[str]) -> None:
         """See `Ledger.use`."""
+        if self._running is not None:  # a row that goes on would have units of both numberings
+            now_ns, cpu_ns = monotonic_ns(), thread_time_ns()
+            self._end_running(now_ns, cpu_ns)
+            self._running, self._room_ns = HOST_UNIT, 0.0
+            self._start_ns, self._start_cpu_ns = now_ns, cpu_ns
         self._settle()
         super().use(units)
 
@@ -132,7 +143,7 @@ class PageGate(Ledger):
         cost_ns = self._costs_ns[unit]
         if (
             0.0 < cost_ns <= self._room_ns
-            and unit != HOST_UNIT
+            and (unit != HOST_UNIT or self._host_joins)
             and (
                 words[Field.BUBBLE] & 1  # which may be a later one
                 if self._may_be_stopped
@@ -159,6 +170,8 @@ class PageGate(Ledger):
         else:
             self._may_be_stopped = bool(words[Field.PREEMPTIVE])
             self._room_ns = (PREEMPTIVE_GRAIN_NS if self._may_be_stopped else GRAIN_NS) - own_ns
+            self._rows_begun += 1
+            self._host_joins = self._may_be_stopped and bool(self._rows_begun % ROWS_PER_LESSON)
 
     def settle(self) -> None:
         """Return at once: what ran has ended when the host goes on."""
@@ -244,6 +257,19 @@ class PageGate(Ledger):
 
     def _learn_row(self, row: tuple[int, ...], cpu_ns: int) -> int:
         """Share out what a row of units took; the number under which it is recorded."""
+        if HOST_UNIT in row:
+            while row[-1] == HOST_UNIT:
+                row = row[:-1]
+        else:
+            self._share_out(row, cpu_ns)
+        ends = (self._group, row[0], row[-1])
+        number = self._rows.get(ends)
+        if number is None:
+            number = self._rows[ends] = self._records.add_row(*ends)
+        return number
+
+    def _share_out(self, row: tuple[int, ...], cpu_ns: int) -> None:
+        """Learn from what a row of units took together."""
         costs_ns = self._costs_ns
         # of the present forecasts: an earlier row of the same units may have changed them since this one ran
         ratio = cpu_ns / sum([costs_ns[unit] for unit in row])
@@ -251,11 +277,6 @@ class PageGate(Ledger):
             factor = 1 + (ratio - 1) * (0.5 if ratio > 1 else 0.05)
             for unit in set(row):
                 costs_ns[unit] = max(LEAST_COST_NS, costs_ns[unit] * factor)
-        ends = (self._group, row[0], row[-1])
-        number = self._rows.get(ends)
-        if number is None:
-            number = self._rows[ends] = self._records.add_row(*ends)
-        return number
 
     def _pause(self, unit: int) -> int:
         """Sleep until `unit` may start, and return that time. Waking in vain counts as declined.

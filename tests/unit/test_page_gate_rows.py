@@ -9,7 +9,8 @@ import trials.gate as gate_module
 from ds_hooks.page import Field, Page, page_path
 from squeezer.record import UNIT, read_groups
 from tests.page_world import MS, US, World, decline
-from trials.gate import PageGate
+from trials.gate import ROWS_PER_LESSON, PageGate
+from trials.ledger import HOST_UNIT
 from trials.unit_records import UnitRecords
 
 
@@ -81,15 +82,86 @@ def test_rows_are_longer_where_a_unit_may_be_stopped(world: World, tmp_path: Pat
     units = tmp_path / "units.bin"
     gate = PageGate(world.page, UnitRecords(units))
     gate.use(["a", "b", "c"])
-    known(world, gate, 2 * MS, 3 * MS, 1 * MS)
+    known(world, gate, 8 * MS, 12 * MS, 1 * MS)
     start_ns = world.now_ns
-    for unit, cost_ns in enumerate((2 * MS, 3 * MS, 1 * MS)):
+    for unit, cost_ns in enumerate((8 * MS, 12 * MS, 1 * MS)):
         gate.enter(unit)
         world.work(cost_ns)
     gate.close()
     *_, row, last = UNIT.iter_unpack(units.read_bytes())
-    assert row == (start_ns, 5 * MS, 5 * MS, 3, 0)
-    assert last == (start_ns + 5 * MS, 1 * MS, 1 * MS, 2, 0)
+    assert row == (start_ns, 20 * MS, 20 * MS, 3, 0)
+    assert last == (start_ns + 20 * MS, 1 * MS, 1 * MS, 2, 0)
+
+
+def test_host_work_joins_a_row_only_where_it_may_be_stopped(world: World, tmp_path: Path) -> None:
+    for preemptive, expected in ((0, [(0, 1), (HOST_UNIT, 1), (1, 1)]), (1, [(2, 3)])):
+        world.words[Field.PREEMPTIVE] = preemptive
+        units = tmp_path / f"{preemptive}.bin"
+        gate = PageGate(world.page, UnitRecords(units))
+        gate.use(["a", "b"])
+        known(world, gate, 1 * MS, 1 * MS)
+        for unit in (0, HOST_UNIT, 1):
+            gate.enter(unit)
+            world.work(1 * MS)
+        gate.close()
+        _, _, *found = UNIT.iter_unpack(units.read_bytes())
+        assert [(unit, wall_ns // MS) for _, wall_ns, _, unit, _ in found] == expected
+    assert read_groups(tmp_path / "1.jsonl") == [{"trials": 0, "units": ["a", "b", "a … b"]}]
+
+
+def test_a_row_that_ends_with_host_work_is_named_by_its_last_unit(world: World, tmp_path: Path) -> None:
+    world.words[Field.PREEMPTIVE] = 1
+    gate = PageGate(world.page, UnitRecords(tmp_path / "units.bin"))
+    gate.use(["a", "b"])
+    known(world, gate, 1 * MS, 1 * MS)
+    for unit in (0, 1, HOST_UNIT, HOST_UNIT):
+        gate.enter(unit)
+        world.work(1 * MS)
+    gate.close()
+    assert read_groups(tmp_path / "units.jsonl") == [{"trials": 0, "units": ["a", "b", "a … b"]}]
+
+
+def test_rows_with_host_work_teach_nothing_and_some_are_kept_without_it(world: World) -> None:
+    world.words[Field.PREEMPTIVE] = 1
+    gate = PageGate(world.page)
+    gate.use(["a"])
+    known(world, gate, 1 * MS)
+    costs_ns = []
+    for _ in range(2 * ROWS_PER_LESSON):
+        gate.enter(0)
+        world.work(1 * MS)
+        gate.enter(0)
+        world.work(1 * MS)
+        gate.enter(HOST_UNIT)
+        world.work(300 * MS)  # as when models are built
+        gate.rest()
+        costs_ns.append(gate._costs_ns[0])
+    assert costs_ns == [pytest.approx(1 * MS)] * len(costs_ns), "the units themselves take what they took"
+    for _ in range(2 * ROWS_PER_LESSON):
+        for unit in (0, 0, HOST_UNIT):
+            gate.enter(unit)
+            world.work(1500 * US)
+        gate.rest()
+    assert 1.3 * MS < gate._costs_ns[0] <= 1.5 * MS
+
+
+def test_a_row_ends_where_units_are_numbered_anew(world: World, tmp_path: Path) -> None:
+    world.words[Field.PREEMPTIVE] = 1
+    units, names = tmp_path / "units.bin", tmp_path / "units.jsonl"
+    gate = PageGate(world.page, UnitRecords(units))
+    gate.use(["a", "b"])
+    known(world, gate, 1 * MS, 1 * MS)
+    for unit in (0, 1, HOST_UNIT):
+        gate.enter(unit)
+        world.work(1 * MS)
+    gate.use(["c"])
+    world.work(2 * MS)
+    gate.enter(0)
+    world.work(1 * MS)
+    gate.close()
+    _, _, row, host, last = UNIT.iter_unpack(units.read_bytes())
+    assert [(each[1] // MS, *each[3:]) for each in (row, host, last)] == [(3, 2, 0), (2, HOST_UNIT, 1), (1, 0, 1)]
+    assert [group["units"] for group in read_groups(names)] == [["a", "b", "a … b"], ["c"]]
 
 
 @pytest.mark.parametrize("why", ["another bubble", "no bubble", "permit over", "does not fit"])
