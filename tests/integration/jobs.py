@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ds_hooks.page import Field, Page, PageError, Role
+from tests.integration.place import stat, wait_for
 
 ROOT = Path(__file__).parents[2]
 PRETRAIN = ROOT / "examples" / "pretrain.py"
@@ -107,25 +108,35 @@ class KillInBubble(threading.Thread):
     def __init__(self, directory: Path, role: Role, step: int, device: int = 0) -> None:
         super().__init__(daemon=True)
         self._directory, self._role, self._step, self._device = directory, role, step, device
-        self.killed_in_epoch = 0
-        self.was_open_after = False
         self.pid = 0
+        """Of the one that was killed, in the middle of a bubble; 0: none yet."""
 
     def run(self) -> None:
         page = self._find_page()
-        words = page.words
         deadline_s = time.monotonic() + STARTING_S
-        while time.monotonic() < deadline_s:
-            word = words[Field.BUBBLE]
-            running = words[Field.SIDE_DOING] and time.monotonic_ns() < words[Field.PERMIT_UNTIL_NS]
-            if word & 1 and running and words[Field.STEP] >= self._step:
-                self.pid = words[self._role]
-                os.kill(self.pid, signal.SIGKILL)
-                self.was_open_after = words[Field.BUBBLE] == word
-                self.killed_in_epoch = word >> 1
-                break
+        while not self.pid and time.monotonic() < deadline_s:
+            if self._is_middle(page.words):
+                self._kill(page.words)
             time.sleep(0.0005)
         page.close()
+
+    def _is_middle(self, words: memoryview) -> bool:
+        running = words[Field.SIDE_DOING] and time.monotonic_ns() < words[Field.PERMIT_UNTIL_NS]
+        return bool(words[Field.BUBBLE] & 1 and running and words[Field.STEP] >= self._step)
+
+    def _kill(self, words: memoryview) -> None:
+        """If the bubble is still open when the main job, which would end it, holds still."""
+        main, victim = words[Role.MAIN], words[self._role]
+        if not main or not victim:
+            return  # one of them leaves, and 0 would be all of the test
+        os.kill(main, signal.SIGSTOP)
+        try:
+            wait_for(lambda: stat(main)[:1] in (["T"], []), "the main job to hold still")
+            if self._is_middle(words):
+                os.kill(victim, signal.SIGKILL)
+                self.pid = victim
+        finally:
+            os.kill(main, signal.SIGCONT)
 
     def _find_page(self) -> Page:
         while True:
