@@ -1,9 +1,9 @@
 """What squeezing costs the main job and what the side task gets, beside its baselines, all in one run per scenario.
 
-Windows alternate (`windows.py`): alone; ours, preemptive and cooperative; an oracle that knows each bubble's true
-end; and three rivals (`rivals.py`): naive co-location, the kernel's idle class, and gating by whole steps as FreeRide
-does it. Scenarios are a real two-rank job, and stages of ghost pipelines: balanced, unbalanced, disturbed, and with
-several side tasks; two of them again beside one other mode alone.
+Windows alternate (`windows.py`): alone; ours, preemptive and cooperative; an oracle that knows each bubble's true end;
+and three baselines (`utilization/baselines.py`): naive co-location, the kernel's idle class, and gating by whole steps,
+as FreeRide does. Scenarios are a real two-rank job, and stages of ghost pipelines: balanced, unbalanced, disturbed, and
+with several side tasks; two of them again beside one other mode alone.
 
 Keys without a mode's name are those of the preemptive mode, the default.
 """
@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import guarded, side_variants
 from benchmarks.common import (
     ROOT,
     commit,
@@ -31,27 +30,28 @@ from benchmarks.common import (
     pooled_ratio_with_ci95,
     write,
 )
-from benchmarks.harvest_ratio import COMPARED, harvest_ratios
 from benchmarks.processes import last_core, start
-from benchmarks.rivals import Rivals
-from benchmarks.utilization_picture import write_figures
-from benchmarks.window_figures import (
+from benchmarks.utilization import guarded, side_variants
+from benchmarks.utilization.baselines import Baselines
+from benchmarks.utilization.harvest_ratio import COMPARED, harvest_ratios
+from benchmarks.utilization.picture import write_figures
+from benchmarks.utilization.window_figures import (
     RankLog,
     Window,
-    baselines,
     collect,
     gate_figures,
+    mode_figures,
     normalized_steps,
     recovery,
 )
-from benchmarks.windows import (
+from benchmarks.utilization.windows import (
     ALONE,
+    BASELINES,
     COOPERATIVE,
     GATED,
     NAIVE,
     ORACLE,
     PREEMPTIVE,
-    RIVALS,
     SCHED_IDLE,
     STEP_GRAIN,
     Windows,
@@ -70,7 +70,7 @@ study = "{study}"
 [run]
 directory = "{run}"
 keep_mb = 4096
-calibrate_s = 0.0  # the rivals measure the dedicated rate
+calibrate_s = 0.0  # the baselines measure the dedicated rate
 [guard]
 enabled = false
 """
@@ -107,7 +107,7 @@ BESIDE_WINDOWS = {
     )
     for other in (ORACLE, STEP_GRAIN)
 }
-"""Ours beside one other mode, for close calls: more windows, and no rivals that upset forecasts."""
+"""Ours beside one other mode, for close calls: more windows, and no baselines that upset forecasts."""
 DISTURBED_AT_CYCLE = 3
 CYCLES_AFTER = 5
 """50 steps."""
@@ -164,7 +164,7 @@ class Ghost:
         return 75.0 if self.side else 110.0
 
     def arguments(self) -> list[str]:
-        """For `ghost_job`."""
+        """For `benchmarks.ghost.job`."""
         shape = ["--stages", self.stages, "--stage", self.stage, "--micro-batches", self.micro_batches]
         more = ["--micro-batch-size", self.rows, "--slow-last", self.slow_last, "--jitter", self.jitter]
         disturbed_step = self.windows.first_step(DISTURBED_AT_CYCLE) - 1  # counted from 0
@@ -238,21 +238,21 @@ def _ghost(ghost: Ghost, seconds: float, cycles: int) -> dict[str, Any]:
         env = {**environment(pages), **ghost.windows.environment(), side_variants.ENVIRONMENT: ghost.side or ""}
         config = _config(run, study)
         run.mkdir()
-        rivals = Rivals(pages=pages, ranks=1, windows=ghost.windows, env=env, study=study, logs=run)
-        command = [sys.executable, "-m", "benchmarks.ghost_job", *ghost.arguments(), "--core", core]
+        baselines = Baselines(pages=pages, ranks=1, windows=ghost.windows, env=env, study=study, logs=run)
+        command = [sys.executable, "-m", "benchmarks.ghost.job", *ghost.arguments(), "--core", core]
         command += ["--seconds", str(seconds), "--least-cycles", str(cycles)]
-        command += ["--wait-for-side", "--wait-for", *map(str, rivals.ready_files)]
-        rivals.start()
+        command += ["--wait-for-side", "--wait-for", *map(str, baselines.ready_files)]
+        baselines.start()
         with ExitStack() as ends:
-            ends.callback(rivals.close)
+            ends.callback(baselines.close)
             job = start(command, env, ends)
-            daemon = [sys.executable, "-m", "benchmarks.windowed_daemon", "squeezer", "daemon"]
+            daemon = [sys.executable, "-m", "benchmarks.utilization.windowed_daemon", "squeezer", "daemon"]
             daemon += ["--config", str(config), "--job-pid", str(job.pid)]
             squeezer = start(["taskset", "-c", core, *daemon], env, ends)
             if job.wait() != 0:
                 raise RuntimeError(f"the ghost job ended with status {job.returncode}")
             squeezer.wait(120)
-            ranks = _ranks(run, rivals, rivals.finish())
+            ranks = _ranks(run, baselines, baselines.finish())
         return _result(ghost.name, ghost.windows, run, ranks, disturbed=ghost.is_disturbed)
 
 
@@ -260,18 +260,24 @@ def _real(*, cycles: int) -> dict[str, Any]:
     with places() as (run, pages):
         env = {**environment(pages), **REAL_WINDOWS.environment()}
         steps = REAL_WINDOWS.first_step(cycles) - 1
-        logs = run.parent / "rivals"  # the launcher would move strange files out of the run's directory
+        logs = run.parent / "baselines"  # the launcher would move strange files out of the run's directory
         logs.mkdir()
-        command = [sys.executable, "-m", "benchmarks.windowed_launch", "--squeezer", str(_config(run, STUDY))]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.utilization.windowed_launch",
+            "--squeezer",
+            str(_config(run, STUDY)),
+        ]
         command += ["--num_accelerators", "2", str(ROOT / "examples" / "pretrain.py"), "--steps", str(steps)]
-        rivals = Rivals(pages=pages, ranks=2, windows=REAL_WINDOWS, env=env, study=STUDY, logs=logs)
-        rivals.start()
+        baselines = Baselines(pages=pages, ranks=2, windows=REAL_WINDOWS, env=env, study=STUDY, logs=logs)
+        baselines.start()
         with ExitStack() as ends:
-            ends.callback(rivals.close)
+            ends.callback(baselines.close)
             job = start(command, env, ends)
             if job.wait() != 0:
                 raise RuntimeError(f"the job ended with status {job.returncode}")
-            ranks = _ranks(run, rivals, rivals.finish())
+            ranks = _ranks(run, baselines, baselines.finish())
         return _result(REAL, REAL_WINDOWS, run, ranks, disturbed=False)
 
 
@@ -281,9 +287,9 @@ def _config(run: Path, study: Path) -> Path:
     return path
 
 
-def _ranks(run: Path, rivals: Rivals, rates: Sequence[Mapping[int, float]]) -> list[RankLog]:
+def _ranks(run: Path, baselines: Baselines, rates: Sequence[Mapping[int, float]]) -> list[RankLog]:
     return [
-        RankLog(run=rank, rivals={name: rivals.steps(i, name) for name in RIVALS}, work_per_s=rates[i])
+        RankLog(run=rank, baselines={name: baselines.steps(i, name) for name in BASELINES}, work_per_s=rates[i])
         for i, rank in enumerate(load_run(run))
     ]
 
@@ -293,7 +299,7 @@ def _result(scenario: str, windows: Windows, run: Path, ranks: Sequence[RankLog]
     found = collect(windows, ranks)
     chosen = _after(found) if disturbed else found
     report = build_report(run)
-    figures = baselines(chosen)
+    figures = mode_figures(chosen)
     for mode in GATED:
         own = figures[mode]
         if own is not None:

@@ -21,9 +21,9 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.common import write
-from benchmarks.gpu_fusion import fusion
-from benchmarks.gpu_parts import Bench, context_costs, faults, memory, mps_server, words_between_processes
-from benchmarks.gpu_stage import ghost_stage
+from benchmarks.gpu.fusion import fusion
+from benchmarks.gpu.parts import Bench, context_costs, faults, memory, mps_server, words_between_processes
+from benchmarks.gpu.stage import ghost_stage
 
 NAME = "gpu_suite"
 NO_ERROR, NONE, YES = "no error", "0", "True"

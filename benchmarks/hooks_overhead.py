@@ -51,7 +51,7 @@ def _ghost(stages: int, stage: int, micro_batches: int, *, steps: int) -> dict[s
     with places() as (run, pages):
         run.mkdir()
         times = run / "times"
-        command = [sys.executable, "-m", "benchmarks.ghost_job", "--steps", str(steps), "--core", str(_last_core())]
+        command = [sys.executable, "-m", "benchmarks.ghost.job", "--steps", str(steps), "--core", str(_last_core())]
         command += ["--stages", str(stages), "--stage", str(stage), "--micro-batches", str(micro_batches)]
         command += ["--toggle", str(WINDOW_STEPS), "--times", str(times)]
         with _daemons(run, pages, 1):

@@ -11,7 +11,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.fake_driver import DEFAULT_STREAM, FakeDriver
+from benchmarks.gpu.fake_driver import DEFAULT_STREAM, FakeDriver
 from ds_hooks.stream_marks import StreamMarks
 from tests.integration import metronome
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import trials.places
-from benchmarks.fake_driver import FakeDriver
+from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.page import Page
 from trials import runner
 from trials.ledger import HOST_UNIT

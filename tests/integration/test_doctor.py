@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fake_driver import FakeDriver
+from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.driver import Driver, DriverError
 from ds_hooks.page import ENVIRONMENT_DIR
 from squeezer.cli import main

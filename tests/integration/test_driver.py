@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from benchmarks.device_kernels import FakeKernels, Kernels, open_device
-from benchmarks.fake_driver import FakeDriver
+from benchmarks.gpu.device_kernels import FakeKernels, Kernels, open_device
+from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.driver import CudaDriver, DeviceWords, Driver, DriverError, address_of, comes
 
 PROBE, FIRST, SECOND = range(3)

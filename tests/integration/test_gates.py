@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import pytest
 import torch
 
-from benchmarks.fake_driver import FakeDriver
+from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.driver import CudaDriver
 from ds_hooks.page import DeviceGate, Doing, Field, Page, page_path
 from trials.gate import PageGate

@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROLOGUE = """
 import dataclasses, json, math, threading, time
 import torch
-from benchmarks.ghost import GhostShape, GhostStage
-from benchmarks.ghost_model import replay, steady_bubble_ratio
+from benchmarks.ghost.stage import GhostShape, GhostStage
+from benchmarks.ghost.model import replay, steady_bubble_ratio
 """
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.device_kernels import FakeKernels
-from benchmarks.fake_driver import DEFAULT_STREAM, FakeDriver
-from benchmarks.ghost_model import Timing, steady_bubble_ratio
-from benchmarks.ghost_program import GhostShape
-from benchmarks.ghost_stream import StreamStage, programs_of
+from benchmarks.ghost.model import Timing, steady_bubble_ratio
+from benchmarks.ghost.program import GhostShape
+from benchmarks.gpu.device_kernels import FakeKernels
+from benchmarks.gpu.fake_driver import DEFAULT_STREAM, FakeDriver
+from benchmarks.gpu.ghost_stream import StreamStage, programs_of
 
 MS = 1_000_000
 STEPS = 6

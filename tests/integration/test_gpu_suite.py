@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_stage
-from benchmarks.gpu_parts import Bench, faults, words_between_processes
+from benchmarks.gpu import stage as gpu_stage
+from benchmarks.gpu.parts import Bench, faults, words_between_processes
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

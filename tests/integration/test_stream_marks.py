@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.fake_driver import DEFAULT_STREAM, FakeDriver
+from benchmarks.gpu.fake_driver import DEFAULT_STREAM, FakeDriver
 from ds_hooks import attach, stream_marks
 from ds_hooks import driver as driver_module
 from ds_hooks.driver import DriverError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import unruly
+from benchmarks.utilization import unruly
 from ds_hooks.page import Field, Page, page_path
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

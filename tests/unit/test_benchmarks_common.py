@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from benchmarks.common import pooled_ratio_with_ci95, ratio_with_ci95
-from benchmarks.rivals import BubbleSteps
-from benchmarks.utilization_picture import picture, table
-from benchmarks.window_figures import RankLog, Window, baselines, collect, recovery
-from benchmarks.window_figures import pairs as pairs_of
-from benchmarks.windowed_daemon import FORECASTS, WindowedMachine
-from benchmarks.windows import GATED, Place, Windows
+from benchmarks.utilization.baselines import BubbleSteps
+from benchmarks.utilization.picture import picture, table
+from benchmarks.utilization.window_figures import RankLog, Window, collect, mode_figures, recovery
+from benchmarks.utilization.window_figures import pairs as pairs_of
+from benchmarks.utilization.windowed_daemon import FORECASTS, WindowedMachine
+from benchmarks.utilization.windows import GATED, Place, Windows
 from ds_hooks.page import Field, Page, page_path
 from squeezer.config import GuardTable, SqueezeTable
 from squeezer.state import BubbleEnded, Event, JobAttached, PlanSlot, PlanSteps, Side, SideChanged, StepStarted
@@ -140,17 +140,17 @@ def test_the_windowed_daemon_squeezes_in_gated_windows_as_each_says(machine: Win
 def test_a_whole_step_runs_if_it_fits_into_what_is_left_of_the_bubble(tmp_path: Path) -> None:
     page = Page.open(page_path(tmp_path / "pages", 0))
     words = page.words
-    rival = BubbleSteps(tmp_path / "pages", 0)
+    baseline = BubbleSteps(tmp_path / "pages", 0)
     words[Field.SLOT] = 5
     words[Field.PERMITS + FORECASTS + 5] = 10**7
     words[Field.BUBBLE_START_NS] = time.monotonic_ns()
-    assert not rival._fits(1.0), "no bubble"
+    assert not baseline._fits(1.0), "no bubble"
     words[Field.BUBBLE] = 3
-    assert rival._fits(8.0e9) and not rival._fits(8.4e9), "1.2 times the step"
+    assert baseline._fits(8.0e9) and not baseline._fits(8.4e9), "1.2 times the step"
     words[Field.BUBBLE_START_NS] -= 5 * 10**9
-    assert rival._fits(4.0e9) and not rival._fits(4.3e9), "what is left"
+    assert baseline._fits(4.0e9) and not baseline._fits(4.3e9), "what is left"
     words[Field.SLOT] = 6
-    assert not rival._fits(1.0), "no forecast"
+    assert not baseline._fits(1.0), "no forecast"
     page.close()
 
 
@@ -170,14 +170,14 @@ def rank_log(step_ms: dict[str, float], work: dict[str, int], *, cycles: int = 3
         end_ns = (begin_ns + now_ns) // 2
         bubbles.append({"step": step, "start_ns": begin_ns, "end_ns": end_ns, "side_ns": (end_ns - begin_ns) // 2})
     run = RankRun(rank=0, records={"step": steps, "bubble": bubbles}, units=np.zeros(0, UNIT_DTYPE), groups=())
-    return RankLog(run=run, rivals={"naive": naive}, work_per_s={0: 1000.0})
+    return RankLog(run=run, baselines={"naive": naive}, work_per_s={0: 1000.0})
 
 
 def test_each_mode_is_told_by_its_own_steps_work_and_bubbles() -> None:
     step_ms = {"alone": 100.0, "preemptive": 101.0, "oracle": 100.0, "naive": 150.0}
     work = {"preemptive": 30, "oracle": 40, "naive": 60}
     found = collect(WINDOWS, [rank_log(step_ms, work)] * 2)
-    figures = baselines(found)
+    figures = mode_figures(found)
     assert found[0].computing_ms == pytest.approx(50.5), "of a step on a rank"
     assert figures["cooperative"] is None and figures["step_grain"] is None
     preemptive, oracle, naive = (figures[mode] for mode in ("preemptive", "oracle", "naive"))
@@ -225,7 +225,7 @@ def test_a_fill_that_comes_back_has_recovered() -> None:
 
 def test_table_and_picture_show_every_scenario_and_mode() -> None:
     step_ms = {"alone": 100.0, "preemptive": 101.0, "oracle": 100.0, "naive": 150.0}
-    figures = baselines(collect(WINDOWS, [rank_log(step_ms, {"preemptive": 30, "oracle": 40, "naive": 60})]))
+    figures = mode_figures(collect(WINDOWS, [rank_log(step_ms, {"preemptive": 30, "oracle": 40, "naive": 60})]))
     run = {"scenario": "ghost_4_1_4", "step_ms_alone": 100.0, "baselines": figures}
     content = {"name": "n", "date": "d", "commit": "c", "machine": {"cores": 2, "cpu": "x"}, "runs": [run]}
     text = table(content)

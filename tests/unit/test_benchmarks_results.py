@@ -9,10 +9,10 @@ import pytest
 from benchmarks import bubble_utilization
 from benchmarks.bubble_utilization import BESIDE_WINDOWS, REAL
 from benchmarks.common import ROOT
-from benchmarks.harvest_ratio import harvest_ratio, harvest_ratios
-from benchmarks.utilization_picture import picture, table
-from benchmarks.window_figures import Window, baselines
-from benchmarks.windows import COOPERATIVE, GATED, PREEMPTIVE
+from benchmarks.utilization.harvest_ratio import harvest_ratio, harvest_ratios
+from benchmarks.utilization.picture import picture, table
+from benchmarks.utilization.window_figures import Window, mode_figures
+from benchmarks.utilization.windows import COOPERATIVE, GATED, PREEMPTIVE
 
 RESULTS = ROOT / "benchmarks" / "results" / "bubble_utilization.json"
 
@@ -40,7 +40,7 @@ def test_figures_are_of_these_windows(content: Any) -> None:
         if "baselines" not in run:
             continue
         windows = [Window(**raw) for raw in run["windows"]]
-        for mode, made in baselines(windows).items():
+        for mode, made in mode_figures(windows).items():
             told = run["baselines"][mode]
             assert (made is None) is (told is None)
             if made is None:

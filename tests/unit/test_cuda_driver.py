@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.device_kernels import CudaKernels
+from benchmarks.gpu.device_kernels import CudaKernels
 from ds_hooks.driver import CudaDriver, DriverError
 
 NOT_READY, INVALID = 600, 1

@@ -7,8 +7,8 @@ from functools import cache
 
 import pytest
 
-from benchmarks.ghost_model import PipelineModel, Stall, Timing, isolated_bubbles_ns, replay, steady_bubble_ratio
-from benchmarks.ghost_program import GhostModelError, GhostShape, Op, StageCursor, stage_program
+from benchmarks.ghost.model import PipelineModel, Stall, Timing, isolated_bubbles_ns, replay, steady_bubble_ratio
+from benchmarks.ghost.program import GhostModelError, GhostShape, Op, StageCursor, stage_program
 
 schedule = pytest.importorskip("deepspeed.runtime.pipe.schedule")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.guarded_figures import GuardedStep, guarded_steps, harvests, interval_cost, judge, placebo
-from benchmarks.utilization_picture import table
+from benchmarks.utilization.guarded_figures import GuardedStep, guarded_steps, harvests, interval_cost, judge, placebo
+from benchmarks.utilization.picture import table
 
 BUDGET = 0.01
 

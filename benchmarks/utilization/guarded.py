@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import unruly
 from benchmarks.common import ROOT, commit, environment, places
-from benchmarks.guarded_figures import guarded_steps, harvests, judge
 from benchmarks.processes import last_core, start
+from benchmarks.utilization import unruly
+from benchmarks.utilization.guarded_figures import guarded_steps, harvests, judge
 from squeezer.guard import RECENT_STEPS
 from squeezer.trace import load_run
 
@@ -64,7 +64,7 @@ class Guarded:
         return self.how in ("loader", "costs")
 
     def arguments(self) -> list[str]:
-        """For `ghost_job`."""
+        """For `benchmarks.ghost.job`."""
         shape = ["--stages", "4", "--stage", "1", "--micro-batches", "4", "--micro-batch-size", "256"]
         steps = self.until_step - 1 + AFTER_STEPS
         more = {
@@ -94,7 +94,7 @@ def measure(scenario: Guarded) -> dict[str, Any]:
         config, model = run.parent / "squeezer.toml", run.parent / "model.json"
         preemptive = str(scenario.preemptive).lower()
         config.write_text(CONFIG.format(preemptive=preemptive, study=study, run=run), encoding="utf-8")
-        command = [sys.executable, "-m", "benchmarks.ghost_job", *scenario.arguments(), "--core", core]
+        command = [sys.executable, "-m", "benchmarks.ghost.job", *scenario.arguments(), "--core", core]
         job = start([*command, "--wait-for-side", "--model", str(model)], env, ends)
         daemon = ["taskset", "-c", core, sys.executable, "-m", "squeezer", "daemon", "--config", str(config)]
         squeezer = start([*daemon, "--job-pid", str(job.pid)], env, ends)

@@ -12,8 +12,8 @@ from unittest import mock
 
 import torch
 
-from benchmarks.ghost_program import GhostShape, Op
-from benchmarks.ghost_wire import GhostWire
+from benchmarks.ghost.program import GhostShape, Op
+from benchmarks.ghost.wire import GhostWire
 
 
 def build_engine(

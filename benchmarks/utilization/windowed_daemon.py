@@ -1,4 +1,4 @@
-"""The daemon as it is, but with the windows of a benchmark: `python -m benchmarks.windowed_daemon squeezer daemon …`.
+"""The daemon with the windows of a benchmark: `python -m benchmarks.utilization.windowed_daemon squeezer daemon …`.
 
 It squeezes in the benchmark's gated windows and no others, preemptively or cooperatively as the window says, and tells
 its forecasts on the page for the baseline that works by steps.
@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from unittest import mock
 
 import squeezer.loop
-from benchmarks.windows import GATED, ORACLE, PREEMPTIVE, Windows
+from benchmarks.utilization.windows import GATED, ORACLE, PREEMPTIVE, Windows
 from ds_hooks.page import Field
 from squeezer.cli import main
 from squeezer.config import pays_from_ms

@@ -6,7 +6,7 @@
     host     layer by layer, when its host sees an open bubble in which the layer fits: a gate without the device's help
     gate     ours: each layer waits on the device itself
 
-`python -m benchmarks.gpu_side WAY --page FILE --out FILE` prints a line when it is ready, and ends by SIGTERM.
+`python -m benchmarks.gpu.side WAY --page FILE --out FILE` prints a line when it is ready, and ends by SIGTERM.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 
-from benchmarks.device_kernels import Kernels, open_device
+from benchmarks.gpu.device_kernels import Kernels, open_device
 from ds_hooks.driver import DeviceWords, Driver
 from ds_hooks.page import DeviceGate, Field, Page, Role
 from trials.gate import STOP_SIGNAL, StopRequested, block_signals
@@ -49,7 +49,7 @@ class NoWaits:
 
 def main() -> None:
     """Be the side task."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_side")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.side")
     parser.add_argument("way", choices=WAYS)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--page", type=Path, required=True)

@@ -10,7 +10,7 @@ baselines share one run. `step_grain` has our forecasts and our niceness: what d
 step of each window that is not ours the main job is stopped for a moment, and the naive one tells what a device of its
 own does.
 
-`python -m benchmarks.rivals --study FILE --pages DIR --rank N --logs DIR` is what `Rivals` starts for each rank.
+`Baselines` starts `python -m benchmarks.utilization.baselines --study FILE --pages DIR --rank N --logs DIR` per rank.
 """
 
 import argparse
@@ -29,8 +29,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from benchmarks.common import ROOT
-from benchmarks.windowed_daemon import FORECASTS
-from benchmarks.windows import GATED, NAIVE, RIVALS, SCHED_IDLE, STEP_GRAIN, Windows
+from benchmarks.utilization.windowed_daemon import FORECASTS
+from benchmarks.utilization.windows import BASELINES, GATED, NAIVE, SCHED_IDLE, STEP_GRAIN, Windows
 from ds_hooks.page import Field, Page, PageError
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ STEP = struct.Struct("<qqq")
 
 
 def log_path(logs: Path, rank: int, name: str) -> Path:
-    """Where a rival notes its steps. The file with the suffix .pid beside it says that it is ready."""
-    return logs / f"rival{rank}.{name}.steps"
+    """Where a baseline notes its steps. The file with the suffix .pid beside it says that it is ready."""
+    return logs / f"baseline{rank}.{name}.steps"
 
 
 def find_page(pages: Path, rank: int) -> Page | None:
@@ -62,8 +62,8 @@ def find_page(pages: Path, rank: int) -> Page | None:
     return None
 
 
-class Rivals(threading.Thread):
-    """Lets the rivals of every rank run in their windows.
+class Baselines(threading.Thread):
+    """Lets the baselines of every rank run in their windows.
 
     Args:
         pages: below which directory the run's pages will be.
@@ -79,7 +79,15 @@ class Rivals(threading.Thread):
     ) -> None:
         super().__init__(daemon=True)
         self._pages, self._ranks, self._windows, self._logs = pages, ranks, windows, logs
-        command = [sys.executable, "-m", "benchmarks.rivals", "--study", str(study), "--pages", str(pages)]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.utilization.baselines",
+            "--study",
+            str(study),
+            "--pages",
+            str(pages),
+        ]
         command += ["--logs", str(logs)]
         self._processes = [
             subprocess.Popen([*command, "--rank", str(rank)], env=dict(env), cwd=ROOT) for rank in range(ranks)
@@ -90,11 +98,13 @@ class Rivals(threading.Thread):
 
     @property
     def ready_files(self) -> list[Path]:
-        """They exist when all rivals are ready, and stopped until their windows."""
-        return [log_path(self._logs, rank, name).with_suffix(".pid") for rank in range(self._ranks) for name in RIVALS]
+        """They exist when all baselines are ready, and stopped until their windows."""
+        return [
+            log_path(self._logs, rank, name).with_suffix(".pid") for rank in range(self._ranks) for name in BASELINES
+        ]
 
     def run(self) -> None:
-        """Look at the step, and let the rivals of its window run."""
+        """Look at the step, and let the baselines of its window run."""
         pages: list[Page | None] = [None] * self._ranks
         bound = False
         measured: set[tuple[int, int]] = set()
@@ -122,8 +132,8 @@ class Rivals(threading.Thread):
         """After the job: stop all.
 
         Returns:
-            Per rank, cycle -> trial-samples per second that a device of the rivals' own does: by the CPU time of the
-            naive rival, in slices of that cycle in which the main job was stopped. So it is measured at the machine's
+            Per rank, cycle -> trial-samples per second on a device of the baselines' own: by the CPU time of the naive
+            baseline, in slices of that cycle in which the main job was stopped. So it is measured at the machine's
             speed of that time, which drifts.
         """
         self._done.set()
@@ -140,7 +150,7 @@ class Rivals(threading.Thread):
         return {cycle: sum(s[1] for s in own) / sum(s[2] for s in own) * 1e9 for cycle, own in inside.items() if own}
 
     def _measure_dedicated(self, pages: "list[Page | None]", cycle: int) -> None:
-        """Let the naive rivals have the devices to themselves for a moment, while the main job is stopped."""
+        """Let the naive baselines have the devices to themselves for a moment, while the main job is stopped."""
         mains = [page.words[Field.MAIN_PID] for page in pages if page is not None]
         try:
             for pid in mains:
@@ -156,12 +166,12 @@ class Rivals(threading.Thread):
                 os.kill(pid, signal.SIGCONT)
 
     def steps(self, rank: int, name: str) -> list[tuple[int, int, int]]:
-        """(end_ns, trial-samples, CPU time in ns) of every training step of a rival so far."""
+        """(end_ns, trial-samples, CPU time in ns) of every training step of a baseline so far."""
         data = log_path(self._logs, rank, name).read_bytes()
         return list(STEP.iter_unpack(data[: len(data) // STEP.size * STEP.size]))
 
     def close(self) -> None:
-        """End the rivals."""
+        """End the baselines."""
         self._done.set()
         if self.is_alive():
             self.join()
@@ -170,19 +180,19 @@ class Rivals(threading.Thread):
             process.wait()
 
     def _bind(self, pages: "list[Page | None]") -> bool:
-        """Put the rivals on the cores of their rank, threads and all, once they and the main job are there."""
+        """Put the baselines on the cores of their rank, threads and all, once they and the main job are there."""
         mains = [page.words[Field.MAIN_PID] if page is not None else 0 for page in pages]
         if not all(mains) or not all(file.exists() for file in self.ready_files):
             return False
         for rank, main_pid in enumerate(mains):
             cores = os.sched_getaffinity(main_pid)
-            for name in RIVALS:
+            for name in BASELINES:
                 for thread in Path(f"/proc/{self._pid(rank, name)}/task").iterdir():
                     os.sched_setaffinity(int(thread.name), cores)
         return True
 
     def _let_run(self, mode: str | None) -> None:
-        wanted = mode if mode in RIVALS else None
+        wanted = mode if mode in BASELINES else None
         if wanted == self._running:
             return
         for name, number in ((self._running, signal.SIGSTOP), (wanted, signal.SIGCONT)):
@@ -194,7 +204,7 @@ class Rivals(threading.Thread):
         return int(log_path(self._logs, rank, name).with_suffix(".pid").read_text())
 
 
-# In the rival's own process
+# In the baseline's own process
 
 
 class BubbleSteps:
@@ -254,8 +264,8 @@ def _train(
 
 
 def main() -> None:
-    """Be the rivals of one rank: one process each, forked once the study is loaded."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rivals")
+    """Be the baselines of one rank: one process each, forked once the study is loaded."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.utilization.baselines")
     parser.add_argument("--study", type=Path, required=True)
     parser.add_argument("--pages", type=Path, required=True)
     parser.add_argument("--rank", type=int, required=True)

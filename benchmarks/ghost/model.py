@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from benchmarks.ghost_program import GhostModelError, Op
+from benchmarks.ghost.program import GhostModelError, Op
 
 
 class Stall(NamedTuple):

@@ -1,6 +1,6 @@
 """What the clerk costs: the CPU time of a new trial and of a score, with a journal and with an SQLite database.
 
-    python -m benchmarks.clerk_cost [--quick] [--json FILE]
+    python -m benchmarks.search_cost [--quick] [--json FILE]
 
 A clerk of each storage works on the example's study, cohort by cohort in turn, in alternating order. Its time is the
 bubbles', so it is lost to training.
@@ -26,7 +26,7 @@ COHORTS, QUICK_COHORTS = 12, 3
 
 def main() -> int:
     """Measure."""
-    options = parse("clerk_cost", "CPU time of the clerk, by storage")
+    options = parse("search_cost", "CPU time of the clerk, by storage")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = load_study(ROOT / "examples" / "digits.py")
     cohorts = QUICK_COHORTS if options.quick else COHORTS
@@ -42,7 +42,7 @@ def main() -> int:
             for name in STORAGES if cohort % 2 else reversed(STORAGES):
                 runs.append({"scenario": name, "cohort": cohort, **_cohort(clerks[name], study.fused)})
                 print(runs[-1], flush=True)
-    finish("clerk_cost", options, runs, _summary(runs))
+    finish("search_cost", options, runs, _summary(runs))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""A table and a picture of `bubble_utilization`, beside its JSON: `python -m benchmarks.utilization_picture FILE.json`.
+"""A table and a picture of `bubble_utilization`, beside its JSON: `python -m benchmarks.utilization.picture FILE.json`.
 
 The colours are of Okabe and Ito's palette, which colour-blind people can tell apart.
 """
@@ -11,8 +11,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from benchmarks.guarded_figures import placebo
-from benchmarks.windows import COOPERATIVE, MODES, NAIVE, ORACLE, PREEMPTIVE, SCHED_IDLE, STEP_GRAIN
+from benchmarks.utilization.guarded_figures import placebo
+from benchmarks.utilization.windows import COOPERATIVE, MODES, NAIVE, ORACLE, PREEMPTIVE, SCHED_IDLE, STEP_GRAIN
 
 COLOURS = {
     PREEMPTIVE: "#009E73",

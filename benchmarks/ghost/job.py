@@ -1,6 +1,6 @@
 """A main job that is one true stage of a ghost pipeline: the process that the benchmarks squeeze.
 
-    python -m benchmarks.ghost_job --stages 4 --stage 1 --micro-batches 4 --steps 100 [--toggle W --times FILE]
+    python -m benchmarks.ghost.job --stages 4 --stage 1 --micro-batches 4 --steps 100 [--toggle W --times FILE]
 
 Waits for its side task (if `--wait-for-side`) and for files (`--wait-for`) so that no measured step is lost to another
 process's imports.
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.ghost import GhostShape, GhostStage
+from benchmarks.ghost.stage import GhostShape, GhostStage
 from benchmarks.toggle import Toggled
-from benchmarks.windows import ENVIRONMENT, ORACLE, Windows
+from benchmarks.utilization.windows import ENVIRONMENT, ORACLE, Windows
 from ds_hooks import attach
 from ds_hooks.page import Doing, Field, Page, page_path, runtime_dir
 
@@ -60,7 +60,7 @@ class Oracle:
 
 def main() -> None:
     """Calibrate, attach, train."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ghost_job")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ghost.job")
     parser.add_argument("--stages", type=int, required=True)
     parser.add_argument("--stage", type=int, required=True)
     parser.add_argument("--micro-batches", type=int, required=True)

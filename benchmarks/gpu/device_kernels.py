@@ -8,7 +8,7 @@ import mmap
 from statistics import median
 from typing import Protocol
 
-from benchmarks.fake_driver import FakeDriver
+from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.driver import CudaDriver, Driver, address_of
 
 STAMPS = 1 << 18

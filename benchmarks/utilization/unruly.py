@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from benchmarks.endless_digits import EndlessDigits
+from benchmarks.utilization.endless_digits import EndlessDigits
 from ds_hooks.page import Field, Page, page_path, runtime_dir
 
 ENVIRONMENT = "BENCHMARK_UNRULY"
@@ -49,7 +49,7 @@ class UnrulyDigits(EndlessDigits):
 
     def _load_ahead(self, unruly: bool) -> None:
         if self._loader is None:  # with the first batch, in the rehearsal: so it is not as nice as the side task
-            command = [sys.executable, "-m", "benchmarks.loader"]
+            command = [sys.executable, "-m", "benchmarks.utilization.loader"]
             self._loader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
             assert self._loader.stdout is not None
             os.set_blocking(self._loader.stdout.fileno(), False)

@@ -16,11 +16,11 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.common import ratio_with_ci95
-from benchmarks.fake_driver import DEFAULT_STREAM, FakeDriver
-from benchmarks.ghost_model import Timing
-from benchmarks.ghost_program import GhostShape
-from benchmarks.ghost_stream import StreamStage, programs_of
-from benchmarks.gpu_parts import UNIT_US, Bench, Side
+from benchmarks.ghost.model import Timing
+from benchmarks.ghost.program import GhostShape
+from benchmarks.gpu.fake_driver import DEFAULT_STREAM, FakeDriver
+from benchmarks.gpu.ghost_stream import StreamStage, programs_of
+from benchmarks.gpu.parts import UNIT_US, Bench, Side
 from ds_hooks import attach, stream_marks, wire
 from ds_hooks.page import Page, Role, make_private_dir, page_path, socket_path
 from squeezer.forecast import SlotForecast

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.ghost_model import PipelineModel, Timing, Wait
-from benchmarks.ghost_program import Op, StageCursor
+from benchmarks.ghost.model import PipelineModel, Timing, Wait
+from benchmarks.ghost.program import Op, StageCursor
 
 _WAITS_KEPT = 65_536
 _META_SIZE = 256  # deepspeed.runtime.pipe.engine.TENSOR_META_SIZE

@@ -1,7 +1,7 @@
 """One process as one true stage of a pipeline of any size: DeepSpeed's engine and schedule run untouched.
 
 `torch.distributed`'s fake process group stands for the other ranks, and DeepSpeed's point-to-point functions are
-replaced by ghosts that answer when the real peers would (`ghost_model`). A ghost receive sleeps, as gloo's does, and
+replaced by ghosts that answer when the real peers would (`model`). A ghost receive sleeps, as gloo's does, and
 leaves the core free. Use one ghost stage at a time; after `close()` the same process can make another.
 
 `python -m benchmarks.ghost --stages 4 --stage 1 --micro-batches 4` prints each slot's wait beside its forecast.
@@ -22,9 +22,9 @@ from unittest import mock
 
 import torch
 
-from benchmarks.ghost_engine import build_engine, feed
-from benchmarks.ghost_model import Stall, Timing, Wait, replay, steady_bubble_ratio
-from benchmarks.ghost_program import GhostShape, stage_program
+from benchmarks.ghost.engine import build_engine, feed
+from benchmarks.ghost.model import Stall, Timing, Wait, replay, steady_bubble_ratio
+from benchmarks.ghost.program import GhostShape, stage_program
 
 
 class GhostStage:
@@ -234,7 +234,3 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"ms: forward {forward_ms:.2f}, backward {backward_ms:.2f}, rest {stage.timing.optimizer_ns / 1e6:.2f}")
         _print_waits(stage, steps + 1)
         print(f"bubble ratio: {stage.measured_bubble_ratio():.3f} measured, {stage.bubble_ratio:.3f} forecast")
-
-
-if __name__ == "__main__":
-    main()

@@ -13,20 +13,20 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import Pairs, ratio_with_ci95
-from benchmarks.windows import ALONE, GATED, MODES, Place, Windows
+from benchmarks.utilization.windows import ALONE, GATED, MODES, Place, Windows
 from squeezer.metrics import resumes, t_quantile_975
 from squeezer.trace import RankRun
 
 Log = Sequence[tuple[int, int, int]]
-"""(end_ns, trial-samples, CPU time in ns) of every training step of a rival."""
+"""(end_ns, trial-samples, CPU time in ns) of every training step of a baseline."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankLog:
-    """What one rank left behind: the daemon's records, what the rivals did, and what one does alone."""
+    """What one rank left behind: the daemon's records, what the baselines did, and what one does alone."""
 
     run: RankRun
-    rivals: Mapping[str, Log]
+    baselines: Mapping[str, Log]
     work_per_s: Mapping[int, float]
     """By cycle."""
 
@@ -45,7 +45,7 @@ class Window:
     """And in all the time of these steps."""
     bubble_ms: float = 0.0
     busy_ms: float = 0.0
-    """CPU time of the gated side task in these bubbles, or of a rival in these steps."""
+    """CPU time of the gated side task in these bubbles, or of a baseline in these steps."""
     computing_ms: float = 0.0
     """What a step takes on a rank beside its bubbles, on average."""
 
@@ -67,8 +67,8 @@ def collect(windows: Windows, ranks: Sequence[RankLog]) -> list[Window]:
         for bubble in rank.run.records["bubble"]:
             bubble_ns[bubble["step"]] += bubble["end_ns"] - bubble["start_ns"]
             busy_ns[bubble["step"]] += bubble["side_ns"]
-        ends = {name: np.array([step[0] for step in log]) for name, log in rank.rivals.items()}
-        sums = {name: np.cumsum([(0, 0), *(step[1:] for step in log)], axis=0) for name, log in rank.rivals.items()}
+        ends = {name: np.array([step[0] for step in log]) for name, log in rank.baselines.items()}
+        sums = {name: np.cumsum([(0, 0), *(step[1:] for step in log)], axis=0) for name, log in rank.baselines.items()}
         mean_per_s = fmean(rank.work_per_s.values())
         for number, step in sorted(steps.items()):
             place = windows.place(number)
@@ -86,7 +86,7 @@ def collect(windows: Windows, ranks: Sequence[RankLog]) -> list[Window]:
             if place.mode in GATED:
                 window.work += step["work"] - steps[number - 1]["work"]
                 window.busy_ms += busy_ns[number] / 1e6
-            elif place.mode in rank.rivals:
+            elif place.mode in rank.baselines:
                 begin, end = np.searchsorted(ends[place.mode], (steps[number - 1]["end_ns"], step["end_ns"]))
                 work, cpu_ns = sums[place.mode][end] - sums[place.mode][begin]
                 window.work += float(work)
@@ -99,7 +99,7 @@ def collect(windows: Windows, ranks: Sequence[RankLog]) -> list[Window]:
     return [found[key] for key in sorted(found)]
 
 
-def baselines(windows: Sequence[Window]) -> dict[str, dict[str, Any] | None]:
+def mode_figures(windows: Sequence[Window]) -> dict[str, dict[str, Any] | None]:
     """Of every mode its figures, or None where it has no window. `windows` as `collect` gives them."""
     present = {window.mode for window in windows}
     return {mode: _figures(windows, mode) if mode in present else None for mode in MODES}

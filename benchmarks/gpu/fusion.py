@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.fusion import Classes, Together, resnet18
-from benchmarks.gpu_parts import Bench
+from benchmarks.gpu.parts import Bench
 from trials import build_member
 
 FULL_WIDTH, NARROW_WIDTH = 64, 8

@@ -1,4 +1,4 @@
-"""The benchmarks' rivals as processes: each runs in its own windows, and by its own rule."""
+"""The benchmarks' baselines as processes: each runs in its own windows, and by its own rule."""
 
 import subprocess
 import time
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common import ROOT, environment
-from benchmarks.rivals import Rivals
-from benchmarks.windowed_daemon import FORECASTS
-from benchmarks.windows import NAIVE, RIVALS, SCHED_IDLE, STEP_GRAIN, Windows
+from benchmarks.utilization.baselines import Baselines
+from benchmarks.utilization.windowed_daemon import FORECASTS
+from benchmarks.utilization.windows import BASELINES, NAIVE, SCHED_IDLE, STEP_GRAIN, Windows
 from ds_hooks.page import Field, Page, page_path
 from tests.integration.place import stat
 
@@ -20,37 +20,37 @@ WINDOWS = Windows(
 )
 
 
-def test_each_rival_runs_in_its_windows_alone(tmp_path: Path) -> None:
+def test_each_baseline_runs_in_its_windows_alone(tmp_path: Path) -> None:
     page = Page.open(page_path(tmp_path / "pages", 0))
     words = page.words
     study = ROOT / "benchmarks" / "endless_digits.py"
     env = environment(tmp_path / "pages")
-    rivals = Rivals(pages=tmp_path / "pages", ranks=1, windows=WINDOWS, env=env, study=study, logs=tmp_path)
+    baselines = Baselines(pages=tmp_path / "pages", ranks=1, windows=WINDOWS, env=env, study=study, logs=tmp_path)
     main_job = subprocess.Popen(["sleep", "600"])
-    rivals.start()
+    baselines.start()
     try:
         deadline_s = time.monotonic() + 60
-        while not all(file.exists() for file in rivals.ready_files):
+        while not all(file.exists() for file in baselines.ready_files):
             assert time.monotonic() < deadline_s
             time.sleep(0.05)
         words[Field.STEP] = 1
         words[Field.MAIN_PID] = main_job.pid
 
         def grown(step: int, seconds: float) -> dict[str, int]:
-            """How many steps each rival has trained in this step of the main job."""
-            before = {name: len(rivals.steps(0, name)) for name in RIVALS}
+            """How many steps each baseline has trained in this step of the main job."""
+            before = {name: len(baselines.steps(0, name)) for name in BASELINES}
             words[Field.STEP] = step
             time.sleep(seconds)
-            return {name: len(rivals.steps(0, name)) - before[name] for name in RIVALS}
+            return {name: len(baselines.steps(0, name)) - before[name] for name in BASELINES}
 
         grown(1, 0.5)
         for step, alone in ((2, NAIVE), (4, SCHED_IDLE)):
             grown(step, 1.5)  # of which the first is for the dedicated rate
             steps = grown(step, 1.5)
-            assert [name for name in RIVALS if steps[name] > 1] == [alone], (step, steps)
+            assert [name for name in BASELINES if steps[name] > 1] == [alone], (step, steps)
             grown(3, 1.5)
         grown(5, 1.5)
-        assert not any(grown(3, 0.5).values()), "a window without a rival"
+        assert not any(grown(3, 0.5).values()), "a window without a baseline"
 
         slot = Field.PERMITS + FORECASTS
         assert not any(grown(5, 0.5).values()), "whole steps wait for a bubble"
@@ -65,11 +65,11 @@ def test_each_rival_runs_in_its_windows_alone(tmp_path: Path) -> None:
         assert not any(grown(5, 0.5).values()), "the bubble is over"
 
         words[Field.MAIN_PID] = 0
-        (rates,) = rivals.finish()
+        (rates,) = baselines.finish()
         assert set(rates) == {0} and rates[0] > 0
         assert stat(main_job.pid)[0] == "S", "it was stopped for a moment only"
     finally:
-        rivals.close()
+        baselines.close()
         page.close()
         main_job.kill()
         main_job.wait()

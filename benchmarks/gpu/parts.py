@@ -16,8 +16,8 @@ from typing import Any, Self
 from unittest import mock
 
 from benchmarks.common import ROOT, ratio_with_ci95
-from benchmarks.device_kernels import CudaKernels, Kernels, open_device
-from benchmarks.fake_driver import FakeDriver
+from benchmarks.gpu.device_kernels import CudaKernels, Kernels, open_device
+from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.driver import DeviceWords, Driver, comes
 from ds_hooks.page import DeviceGate, Field, Page, Role, make_private_dir, page_path
 
@@ -77,10 +77,10 @@ class Bench:
 
     @contextmanager
     def side(self, way: str, page: Page | None = None) -> Iterator["Side"]:
-        """A second process on the device; see `gpu_side` for the ways."""
+        """A second process on the device; see `side` for the ways."""
         page = page or self.page
         out = self.place / f"{way}.stamps"
-        command = [sys.executable, "-m", "benchmarks.gpu_side", way, "--device", self.device, "--page", str(page.path)]
+        command = [sys.executable, "-m", "benchmarks.gpu.side", way, "--device", self.device, "--page", str(page.path)]
         command += ["--out", str(out), "--unit-us", str(UNIT_US[self.device])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
         process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)

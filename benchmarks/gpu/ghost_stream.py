@@ -2,8 +2,9 @@
 
 The host issues a whole step ahead of the device, so no host call can tell when a message leaves. The device says so
 itself: in the order of its stream it counts on the word SENT how many of the stage's messages it has come to. A process
-of its own (`python -m benchmarks.ghost_stream`) plays the other stages by that, and counts on READY how many messages
-may pass. A receive is a wait for READY: by the stream itself, which takes no multiprocessor, or by a kernel that spins.
+of its own (`python -m benchmarks.gpu.ghost_stream`) plays the other stages by that, and counts on READY how many
+messages may pass. A receive is a wait for READY: by the stream itself, which takes no multiprocessor, or by a kernel
+that spins.
 """
 
 import argparse
@@ -20,9 +21,9 @@ from types import SimpleNamespace, TracebackType
 from typing import Any, ClassVar, Self
 
 from benchmarks.common import ROOT
-from benchmarks.device_kernels import Kernels
-from benchmarks.ghost_model import GhostModelError, PipelineModel, Timing
-from benchmarks.ghost_program import GhostShape, Op, stage_program
+from benchmarks.ghost.model import GhostModelError, PipelineModel, Timing
+from benchmarks.ghost.program import GhostShape, Op, stage_program
+from benchmarks.gpu.device_kernels import Kernels
 from ds_hooks.driver import DeviceWords, Driver
 
 SENT, READY, END, PROBE = range(4)
@@ -113,7 +114,7 @@ class StreamStage:
 
     def __enter__(self) -> Self:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "DS_ACCELERATOR": "cpu"}
-        command = [sys.executable, "-m", "benchmarks.ghost_stream", str(self._told)]
+        command = [sys.executable, "-m", "benchmarks.gpu.ghost_stream", str(self._told)]
         self._peers = subprocess.Popen(command, env=environment, cwd=ROOT)
         return self
 

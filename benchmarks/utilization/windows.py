@@ -13,9 +13,9 @@ PREEMPTIVE, COOPERATIVE, ORACLE = "preemptive", "cooperative", "oracle"
 GATED = (PREEMPTIVE, COOPERATIVE, ORACLE)
 """Modes in which the daemon's side task runs; in the others it sleeps."""
 NAIVE, SCHED_IDLE, STEP_GRAIN = "naive", "sched_idle", "step_grain"
-RIVALS = (NAIVE, SCHED_IDLE, STEP_GRAIN)
+BASELINES = (NAIVE, SCHED_IDLE, STEP_GRAIN)
 """Modes in which another process trains the same study."""
-MODES = (*GATED, *RIVALS)
+MODES = (*GATED, *BASELINES)
 
 
 class Place(NamedTuple):

@@ -1,4 +1,4 @@
-"""`ds_squeeze` with the benchmark's daemons: `python -m benchmarks.windowed_launch --squeezer FILE … train.py …`.
+"""`ds_squeeze` with the benchmark's daemons: `bubble_utilization` starts it as a module, with `ds_squeeze`'s options.
 
 DeepSpeed starts this same file once per rank, where it is `launch/rank.py` but for the daemon that it starts.
 """
@@ -19,7 +19,7 @@ def daemon_command(*arguments: Any) -> list[str]:
     """As `rank.daemon_command`, with the benchmark's daemon."""
     command = _original(*arguments)
     at = command.index("squeezer")
-    return [*command[:at], "benchmarks.windowed_daemon", *command[at:]]
+    return [*command[:at], "benchmarks.utilization.windowed_daemon", *command[at:]]
 
 
 _original = rank.daemon_command

@@ -1,0 +1,1 @@
+"""One process as one true stage of a simulated pipeline."""

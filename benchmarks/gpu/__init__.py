@@ -1,0 +1,1 @@
+"""The parts of `benchmarks.gpu_suite`, and the fake driver that stands for a GPU in tests."""

@@ -1,0 +1,1 @@
+"""The parts of `benchmarks.bubble_utilization`: windows, baselines, scenarios and figures."""
