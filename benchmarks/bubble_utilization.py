@@ -60,8 +60,8 @@ from squeezer.report import build_report
 from squeezer.trace import load_run
 
 NAME = "bubble_utilization"
-STUDY = ROOT / "benchmarks" / "endless_digits.py"
-VARIANTS = ROOT / "benchmarks" / "side_variants.py"
+STUDY = ROOT / "benchmarks" / "utilization" / "endless_digits.py"
+VARIANTS = ROOT / "benchmarks" / "utilization" / "side_variants.py"
 CONFIG = """
 [squeeze]
 preemptive = true  # the windows decide (windowed_daemon.py)

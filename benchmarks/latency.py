@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import ROOT, finish, parse
-from ds_hooks.marks import HostMarks
-from ds_hooks.page import Field, Page, Role, make_private_dir, page_path
-from ds_hooks.side import SideTask
+from ds_hooks.clock.cpu import CpuClock
+from ds_hooks.shared.page import Field, Page, Role, make_private_dir, page_path
+from ds_hooks.side_process import SideTask
 from trials.gate import PageGate, StopRequested, block_signals
 from trials.unit_records import UnitRecords
 
@@ -102,22 +102,22 @@ def _measure(mode: str, bubbles: int) -> dict[str, list[float]]:
 
 def _bubbles(page: Page, count: int, *, preemptive: bool) -> np.ndarray:
     """Be the main job. A row per bubble: begin, woken, end, halted (times in ns), overrun (ns of CPU time)."""
-    marks, side = HostMarks(page, time.monotonic_ns), SideTask(page.words)
+    clock, side = CpuClock(page, time.monotonic_ns), SideTask(page.words)
     rows: list[list[int]] = []
     for step in range(1, count + 1):
         _spin_until(time.monotonic_ns() + int(COMPUTE_MS * 1e6))
         side.halt()  # who was let run on must not run into the next bubble
-        before_cpu_ns = marks.side_cpu_ns()
-        begin_ns = marks.open(step, 0, 60_000_000_000)
+        before_cpu_ns = clock.side_cpu_ns()
+        begin_ns = clock.open(step, 0, 60_000_000_000)
         side.wake()
         woken_ns = time.monotonic_ns()
         time.sleep(BUBBLE_MS / 1e3)
-        end_ns = marks.close()
+        end_ns = clock.close()
         side.halt(let_end=not preemptive)
         halted_ns = time.monotonic_ns()
         if rows:
             rows[-1][4] = before_cpu_ns - rows[-1][5]
-        rows.append([begin_ns, woken_ns, end_ns, halted_ns, 0, marks.side_cpu_ns()])
+        rows.append([begin_ns, woken_ns, end_ns, halted_ns, 0, clock.side_cpu_ns()])
     return np.array(rows[len(rows) // 10 : -1], np.int64)
 
 

@@ -20,9 +20,9 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from benchmarks.common import ROOT, environment, finish, kept_runs, parse
-from ds_hooks.marks import HostMarks
-from ds_hooks.page import Doing, Field, Page, Role, make_private_dir, page_path
-from ds_hooks.side import SideTask
+from ds_hooks.clock.cpu import CpuClock
+from ds_hooks.shared.page import Doing, Field, Page, Role, make_private_dir, page_path
+from ds_hooks.side_process import SideTask
 from squeezer.metrics import t_quantile_975
 
 NAME = "shortest_bubble"
@@ -86,7 +86,7 @@ class _MainJob:
 
         torch.set_num_threads(1)
         self._words = page.words
-        self._marks, self._side = HostMarks(page, time.monotonic_ns), SideTask(page.words)
+        self._clock, self._side = CpuClock(page, time.monotonic_ns), SideTask(page.words)
         self._preemptive = preemptive
         self._step = 0
         self._x = torch.randn(COMPUTE_ROWS, COMPUTE_WIDTH)
@@ -109,20 +109,20 @@ class _MainJob:
     def dedicated_per_ms(self) -> float:
         """What the side task does in a long bubble, per ms of its CPU time."""
         self._bubble(DEDICATED_S * 200, squeezed=True)
-        work, cpu_ns = self._words[Field.WORK], self._marks.side_cpu_ns()
+        work, cpu_ns = self._words[Field.WORK], self._clock.side_cpu_ns()
         self._bubble(DEDICATED_S * 1e3, squeezed=True)
-        return (self._words[Field.WORK] - work) / (self._marks.side_cpu_ns() - cpu_ns) * 1e6
+        return (self._words[Field.WORK] - work) / (self._clock.side_cpu_ns() - cpu_ns) * 1e6
 
     def _bubble(self, length_ms: float, *, squeezed: bool) -> int:
         self._step += 1
-        marks, side = self._marks, self._side
+        clock, side = self._clock, self._side
         permit_ms = 60_000.0 if self._preemptive else max(0.0, length_ms - MARGIN_MS)
-        begin_ns = marks.open(self._step, 0, round(permit_ms * 1e6) if squeezed else 0)
+        begin_ns = clock.open(self._step, 0, round(permit_ms * 1e6) if squeezed else 0)
         if squeezed:
             side.wake()
         left_ns = begin_ns + round(length_ms * 1e6) - time.monotonic_ns()
         time.sleep(max(0, left_ns) / 1e9)
-        marks.close()
+        clock.close()
         side.halt(let_end=not self._preemptive)
         return begin_ns
 
@@ -205,7 +205,7 @@ def _be_the_side_task(path: Path) -> None:
     from trials.study import load_study
 
     torch.set_num_threads(1)
-    study = load_study(ROOT / "benchmarks" / "endless_digits.py")
+    study = load_study(ROOT / "benchmarks" / "utilization" / "endless_digits.py")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     draws = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     members = [build_member(study, k, study.suggest(draws.ask())) for k in range(study.fused)]

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ds_hooks.attach import Handle, attach
+from ds_hooks.handle import Handle, attach
 
 USAGE = "usage: python -m ds_hooks [--module] SCRIPT [ARGUMENT …]"
 

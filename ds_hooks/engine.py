@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ds_hooks.slots import Waits
+from ds_hooks.schedule import Waits
 
 WRAPPED_METHODS = ("train_batch", "_exec_schedule", "_aggregate_total_loss")
 DEVICES = ("cpu", "cuda")

@@ -2,7 +2,7 @@
 
 import zmq
 
-from ds_hooks.wire import Hello, Message, encode
+from ds_hooks.shared.wire import Hello, Message, encode
 
 SEND_HIGH_WATER_MARK = 256
 WAITING_AT_MOST = 256

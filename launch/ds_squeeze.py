@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ds_hooks.page import PageError, make_private_dir, runtime_dir
+from ds_hooks.shared.page import PageError, make_private_dir, runtime_dir
 from launch import rank
 from launch.leftovers import (
     RunInUseError,

@@ -92,7 +92,7 @@ def _pin_cores(local_rank: int, local_size: int) -> None:
 
 
 def _start_daemon(local_rank: int) -> None:
-    from ds_hooks.page import make_private_dir
+    from ds_hooks.shared.page import make_private_dir
 
     directory = Path(os.environ[DIRECTORY])
     for folder in (directory.parent, directory):

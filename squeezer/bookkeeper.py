@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ds_hooks import wire
+from ds_hooks.shared import wire
 from squeezer.forecast import Forecast
 from squeezer.record import Recorder
 

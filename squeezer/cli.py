@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from ds_hooks.page import PageError
+from ds_hooks.shared.page import PageError
 from squeezer.config import ConfigError, load_config
 from squeezer.doctor import main_doctor
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from ds_hooks.wire import WaitKind
+from ds_hooks.shared.wire import WaitKind
 from squeezer.record import journal_path
 from squeezer.state import Policy
 
@@ -66,7 +66,7 @@ class SqueezeTable(_Table):
     kinds: Annotated[
         tuple[str, ...], Field(min_length=1, description="a list of some of " + ", ".join(k.name for k in WaitKind))
     ] = tuple(kind.name for kind in WaitKind)
-    """Which waits are opened, by their names in `ds_hooks.wire.WaitKind`."""
+    """Which waits are opened, by their names in `ds_hooks.shared.wire.WaitKind`."""
 
     def policy(self, guard: "GuardTable") -> Policy:
         """The same for the daemon's state machine, in nanoseconds, with what guards it."""

@@ -9,8 +9,8 @@ from enum import Enum
 from importlib import metadata
 from pathlib import Path
 
-from ds_hooks.driver import CudaDriver, DeviceWords, Driver, DriverError
-from ds_hooks.page import Field, Page, PageError, make_private_dir, page_path, runtime_dir
+from ds_hooks.shared.driver import CudaDriver, DeviceWords, Driver, DriverError
+from ds_hooks.shared.page import Field, Page, PageError, make_private_dir, page_path, runtime_dir
 
 MPS_DIRECTORY = "/tmp/nvidia-mps"
 """Where CUDA looks for the MPS daemon unless CUDA_MPS_PIPE_DIRECTORY names another place."""

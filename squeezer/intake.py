@@ -8,7 +8,7 @@ from pathlib import Path
 
 import zmq
 
-from ds_hooks import wire
+from ds_hooks.shared import wire
 
 MAXIMUM_SOCKET_PATH = 107
 MAXIMUM_BATCH = 64

@@ -15,8 +15,18 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from ds_hooks import wire
-from ds_hooks.page import Doing, Field, Marks, Page, Role, make_private_dir, page_path, runtime_dir, socket_path
+from ds_hooks.shared import wire
+from ds_hooks.shared.page import (
+    ClockKind,
+    Doing,
+    Field,
+    Page,
+    Role,
+    make_private_dir,
+    page_path,
+    runtime_dir,
+    socket_path,
+)
 from squeezer.bookkeeper import Bookkeeper
 from squeezer.config import Config
 from squeezer.device import DEVICES, kind_of
@@ -217,7 +227,7 @@ class Daemon:
             return  # its last words
         self._intake.new_job()
         self._opened_slot = None
-        if self._device.stops != (self._page.words[Field.MARKS] == Marks.HOST):
+        if self._device.stops != (self._page.words[Field.CLOCK_KIND] == ClockKind.CPU):
             mismatch = f"the main job's device is not of kind {self._device.name}, so nothing runs in its bubbles"
             self._fault(mismatch)
             print(f"[squeezer] rank {self._rank}: {mismatch}: set kind in [device]", file=sys.stderr)
@@ -225,7 +235,7 @@ class Daemon:
         if self._config.side is not None:  # what it does can wait as long as what the side task does
             os.setpriority(os.PRIO_PROCESS, 0, max(self._config.side.nice, os.nice(0)))
         self._books.job_attached(t_ns, message)
-        polled = self._page.words[Field.MARKS] == Marks.POLLED
+        polled = self._page.words[Field.CLOCK_KIND] == ClockKind.CUDA_POLLED
         self._feed(JobAttached(POLLED_LATE_NS if polled else 0))
         if self._books.job == 0 and self._job_pid is None:
             self._start_side()  # not before: only now are the rank's cores known

@@ -14,7 +14,7 @@
     fault         t_ns, what: a lost or foreign message, a hook that switched itself off
     end           t_ns, lost_messages, dropped_messages, foreign_messages, dedicated (null or see `Dedicated`)
 
-`RUN/rank3.details.jsonl` likewise holds what is of the last steps only (`RollingFile`):
+`RUN/rank3.details.jsonl` likewise holds what is of the last steps only (`RotatingFile`):
 
     bubble        step, epoch, slot, wait, start_ns, end_ns, squeezed, forecast_ns (null: none;
                   the forecast, its low and its high), permit_until_ns (null: shut),
@@ -34,7 +34,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ds_hooks.rolling_file import RollingFile, read_parts
+from ds_hooks.shared.rotating_file import RotatingFile, read_parts
 
 RECORD_VERSION = 3
 
@@ -88,8 +88,8 @@ class Recorder:
         most_bytes = None if keep_bytes is None else keep_bytes // SHARES
         try:
             run.mkdir(parents=True, exist_ok=True)
-            self._events = RollingFile(events_path(run, rank))
-            self._details = RollingFile(details_path(run, rank), most_bytes)
+            self._events = RotatingFile(events_path(run, rank))
+            self._details = RotatingFile(details_path(run, rank), most_bytes)
         except OSError as error:
             raise RecordError(f"cannot write to run.directory {run}: {error.strerror}") from error
         self._waiting: list[dict[str, Any]] = []

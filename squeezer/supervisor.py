@@ -21,7 +21,7 @@ USER_ERROR_STATUS = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SidePlace:
-    """Where one side task works, and `RollingFile`'s size for the units that it records."""
+    """Where one side task works, and `RotatingFile`'s size for the units that it records."""
 
     page: Path
     run: Path

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ds_hooks.rolling_file import older, read_parts
+from ds_hooks.shared.rotating_file import older, read_parts
 from squeezer.metrics import StepTime, mean_over_ranks
 from squeezer.record import (
     DETAILS,

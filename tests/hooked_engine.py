@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import zmq
 
-from ds_hooks.page import Page, page_path, socket_path
-from ds_hooks.wire import Bye, decode
+from ds_hooks.shared.page import Page, page_path, socket_path
+from ds_hooks.shared.wire import Bye, decode
 
 
 class RecvGrad: ...

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import trials.gate as gate_module
-from ds_hooks.page import Field, Page
+from ds_hooks.shared.page import Field, Page
 from trials.gate import PageGate
 
 US, MS = 1_000, 1_000_000

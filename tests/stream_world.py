@@ -5,8 +5,8 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 
-from ds_hooks.driver import DriverError
-from ds_hooks.page import PAGE_BYTES, DeviceGate, Field, Page
+from ds_hooks.shared.driver import DriverError
+from ds_hooks.shared.page import PAGE_BYTES, DeviceGate, Field, Page
 from trials.stream_gate import StreamGate
 from trials.unit_records import UnitRecords
 

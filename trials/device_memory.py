@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ds_hooks.page import Field
+from ds_hooks.shared.page import Field
 from trials.gate import Gate
 from trials.ledger import HOST_UNIT, STOP_SIGNAL, StopRequested
 from trials.stream_gate import nap

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from time import monotonic_ns, thread_time_ns
 from typing import Protocol
 
-from ds_hooks.page import Doing, Field, Page, find_renewal
+from ds_hooks.shared.page import Doing, Field, Page, find_renewal
 from trials.ledger import (
     DECLINED_BEFORE_DOUBT,
     GATE_SIGNALS,

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ds_hooks.page import Field, Page
+from ds_hooks.shared.page import Field, Page
 from trials.unit_records import UnitRecords
 
 STOP_SIGNAL = signal.SIGTERM

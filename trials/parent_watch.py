@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 
-from ds_hooks.page import DeviceGate, Field
+from ds_hooks.shared.page import DeviceGate, Field
 
 FORCE_EVERY_S = 1e-3
 """The main job's device may shut the gate again."""

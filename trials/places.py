@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ds_hooks.driver import CudaDriver, DriverError
-from ds_hooks.page import Field, Page
+from ds_hooks.shared.driver import CudaDriver, DriverError
+from ds_hooks.shared.page import Field, Page
 from trials.capacity import most_trials
 from trials.device_memory import CudaMeter, Lodger, tensors_on
 from trials.feed import Pinned

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ds_hooks.page import Doing, Field, Page, Role
+from ds_hooks.shared.page import Doing, Field, Page, Role
 from trials.clerk_line import ClerkLine
 from trials.gate import block_signals
 from trials.ledger import STOP_SIGNAL, StopRequested

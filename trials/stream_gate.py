@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
-from ds_hooks.driver import Driver, DriverError, address_of
-from ds_hooks.page import PAGE_BYTES, DeviceGate, Doing, Field, Page
+from ds_hooks.shared.driver import Driver, DriverError, address_of
+from ds_hooks.shared.page import PAGE_BYTES, DeviceGate, Doing, Field, Page
 from trials.bubble_watch import BubbleWatch
 from trials.ledger import (
     DECLINED_BEFORE_DOUBT,

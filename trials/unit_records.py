@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from ds_hooks.rolling_file import RollingFile
+from ds_hooks.shared.rotating_file import RotatingFile
 
 UNIT_RECORD = struct.Struct("<qIIiI")
 """start_ns, wall_ns, cpu_ns, unit, group: what `squeezer.record` reads back."""
@@ -18,7 +18,7 @@ _U32_MAX = 2**32 - 1
 
 
 class UnitRecords:
-    """Units in a rolling file, and their names by group in one that only grows.
+    """Units in a rotating file, and their names by group in one that only grows.
 
     A file that is written anew would keep the side task waiting for the disk. One that comes after another goes on with
     the numbers of that one's groups.
@@ -27,17 +27,17 @@ class UnitRecords:
         path: receives a `UNIT_RECORD` per unit that ran, or row of short ones. The same with the suffix ``.jsonl``
             receives the names, one JSON object per line, ``{"group": 0, "trials": K, "units": [...]}``; a later line of
             the same group goes on with its names. None: nothing is written.
-        most_bytes: when `path` is full; see `RollingFile`.
+        most_bytes: when `path` is full; see `RotatingFile`.
     """
 
     def __init__(self, path: Path | None = None, most_bytes: int | None = None) -> None:
         if path is not None and path.exists():
             whole = path.stat().st_size // UNIT_RECORD.size
             os.truncate(path, whole * UNIT_RECORD.size)  # a killed side task may have left a part of one
-        self._units = RollingFile(path, most_bytes) if path else None
+        self._units = RotatingFile(path, most_bytes) if path else None
         names = path.with_suffix(".jsonl") if path else None
         self._first_group = _groups_in(names) if names else 0
-        self._names_file = RollingFile(names) if names else None
+        self._names_file = RotatingFile(names) if names else None
         self._buffer = bytearray()
         self._trials: list[int] = []
         self._names: list[list[str]] = []

@@ -19,7 +19,7 @@ from benchmarks.ghost.stage import GhostShape, GhostStage
 from benchmarks.toggle import Toggled
 from benchmarks.utilization.windows import ENVIRONMENT, ORACLE, Windows
 from ds_hooks import attach
-from ds_hooks.page import Doing, Field, Page, page_path, runtime_dir
+from ds_hooks.shared.page import Doing, Field, Page, page_path, runtime_dir
 
 PATIENCE_S = 120.0
 

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Protocol
 
 from benchmarks.gpu.fake_driver import FakeDriver
-from ds_hooks.driver import CudaDriver, Driver, address_of
+from ds_hooks.shared.driver import CudaDriver, Driver, address_of
 
 STAMPS = 1 << 18
 """How many kernels one process can note."""

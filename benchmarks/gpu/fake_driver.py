@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
-from ds_hooks.driver import DriverError
+from ds_hooks.shared.driver import DriverError
 
 NAP_S = 2e-5
 _DEVICE_OFFSET = 1 << 44
@@ -50,7 +50,7 @@ class _Stream:
 
 
 class FakeDriver:
-    """See `ds_hooks.driver.Driver`; a context manager that ends its streams.
+    """See `ds_hooks.shared.driver.Driver`; a context manager that ends its streams.
 
     Attributes:
         kernels: all that began, in that order.

@@ -18,8 +18,8 @@ from itertools import cycle
 from pathlib import Path
 
 from benchmarks.gpu.device_kernels import Kernels, open_device
-from ds_hooks.driver import DeviceWords, Driver
-from ds_hooks.page import DeviceGate, Field, Page, Role
+from ds_hooks.shared.driver import DeviceWords, Driver
+from ds_hooks.shared.page import DeviceGate, Field, Page, Role
 from trials.gate import STOP_SIGNAL, StopRequested, block_signals
 from trials.stream_gate import StreamGate, nap
 

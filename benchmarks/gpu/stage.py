@@ -21,8 +21,10 @@ from benchmarks.ghost.program import GhostShape
 from benchmarks.gpu.fake_driver import DEFAULT_STREAM, FakeDriver
 from benchmarks.gpu.ghost_stream import StreamStage, programs_of
 from benchmarks.gpu.parts import UNIT_US, Bench, Side
-from ds_hooks import attach, stream_marks, wire
-from ds_hooks.page import Page, Role, make_private_dir, page_path, socket_path
+from ds_hooks import attach
+from ds_hooks.clock import cuda as clock_module
+from ds_hooks.shared import wire
+from ds_hooks.shared.page import Page, Role, make_private_dir, page_path, socket_path
 from squeezer.forecast import SlotForecast
 from squeezer.intake import Intake
 
@@ -126,7 +128,7 @@ def _compute_stream(bench: Bench) -> Iterator[int]:
     )
     with (
         mock.patch.dict(sys.modules, {"torch": SimpleNamespace(cuda=cuda)}),
-        mock.patch.object(stream_marks, "CudaDriver", lambda: driver),
+        mock.patch.object(clock_module, "CudaDriver", lambda: driver),
     ):
         yield DEFAULT_STREAM
 

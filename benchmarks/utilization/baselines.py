@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from benchmarks.common import ROOT
 from benchmarks.utilization.windowed_daemon import FORECASTS
 from benchmarks.utilization.windows import BASELINES, GATED, NAIVE, SCHED_IDLE, STEP_GRAIN, Windows
-from ds_hooks.page import Field, Page, PageError
+from ds_hooks.shared.page import Field, Page, PageError
 
 if TYPE_CHECKING:
     from trials.group import TrialGroup

@@ -88,7 +88,7 @@ def measure(scenario: Guarded) -> dict[str, Any]:
     """One run of a scenario; a minute or two."""
     core = last_core()
     with places() as (run, pages), ExitStack() as ends:
-        study = ROOT / "benchmarks" / ("unruly.py" if scenario.is_unruly else "endless_digits.py")
+        study = ROOT / "benchmarks" / "utilization" / ("unruly.py" if scenario.is_unruly else "endless_digits.py")
         told = f"{scenario.how}:{scenario.first_step}:{scenario.until_step}"
         env = {**environment(pages), unruly.ENVIRONMENT: told}
         config, model = run.parent / "squeezer.toml", run.parent / "model.json"

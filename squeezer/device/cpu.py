@@ -3,7 +3,7 @@
 import select
 import signal
 
-from ds_hooks.page import Field
+from ds_hooks.shared.page import Field
 from squeezer.config import DeviceTable
 from squeezer.device.base import END_SIGNAL, SideProcess, run_where, send
 

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Mapping
 from uuid import UUID
 
-from ds_hooks.page import DeviceGate, Field
+from ds_hooks.shared.page import DeviceGate, Field
 from squeezer.config import DeviceTable
 from squeezer.device.base import END_SIGNAL, SideProcess, run_where, send
 

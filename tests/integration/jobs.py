@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ds_hooks.page import Field, Page, PageError, Role
+from ds_hooks.shared.page import Field, Page, PageError, Role
 from tests.integration.place import stat, wait_for
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial
 
-from ds_hooks.page import Field, page_path
+from ds_hooks.shared.page import Field, page_path
 from squeezer.record import events_path, journal_path, read_details, read_events
 from trials.storage import open_storage
 

@@ -3,16 +3,16 @@
 from typing import Any
 
 from ds_hooks.__main__ import main
-from ds_hooks.marks import HostMarks
+from ds_hooks.clock.cpu import CpuClock
 
-open_bubble = HostMarks.open
+open_bubble = CpuClock.open
 
 
-def raise_in_step_5(self: HostMarks, step: int, *plan: int) -> Any:
+def raise_in_step_5(self: CpuClock, step: int, *plan: int) -> Any:
     if step == 5:
         raise OSError("injected")
     return open_bubble(self, step, *plan)
 
 
-HostMarks.open = raise_in_step_5  # type: ignore[method-assign]
+CpuClock.open = raise_in_step_5  # type: ignore[method-assign]
 main()

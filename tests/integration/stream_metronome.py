@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.gpu.fake_driver import DEFAULT_STREAM, FakeDriver
-from ds_hooks.stream_marks import StreamMarks
+from ds_hooks.clock.cuda import CudaClock
 from tests.integration import metronome
 
 DRIVER = FakeDriver()
@@ -58,8 +58,8 @@ def main() -> None:
     """Let the real hooks meet this device."""
     cuda = SimpleNamespace(max_memory_reserved=lambda: 4 << 30, mem_get_info=lambda: (20 << 30, 80 << 30))
     sys.modules["torch"] = SimpleNamespace(cuda=cuda)  # type: ignore[assignment]
-    hooks: Any = sys.modules["ds_hooks.attach"]  # its package calls a function so
-    hooks.cuda_marks = lambda page, clock_ns: StreamMarks(page, DRIVER, lambda: DEFAULT_STREAM, clock_ns)
+    hooks: Any = sys.modules["ds_hooks.handle"]  # its package calls a function so
+    hooks.cuda_clock = lambda page, clock_ns: CudaClock(page, DRIVER, lambda: DEFAULT_STREAM, clock_ns)
     made: Any = metronome
     made.Metronome = StreamMetronome
     metronome.main()

@@ -11,7 +11,7 @@ from typing import Any
 
 import trials.places
 from benchmarks.gpu.fake_driver import FakeDriver
-from ds_hooks.page import Page
+from ds_hooks.shared.page import Page
 from trials import runner
 from trials.ledger import HOST_UNIT
 from trials.places import AnyGate, CorePlace

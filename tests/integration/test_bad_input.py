@@ -13,8 +13,8 @@ import pytest
 import zmq
 from optuna.trial import TrialState
 
-from ds_hooks import wire
-from ds_hooks.page import PAGE_BYTES, PAGE_MAGIC, Field, page_path, socket_path
+from ds_hooks.shared import wire
+from ds_hooks.shared.page import PAGE_BYTES, PAGE_MAGIC, Field, page_path, socket_path
 from tests.integration.place import STUDIES, Child, Place, is_alive, new_place, wait_for
 
 pytestmark = pytest.mark.integration

@@ -10,7 +10,7 @@ from benchmarks.common import ROOT, environment
 from benchmarks.utilization.baselines import Baselines
 from benchmarks.utilization.windowed_daemon import FORECASTS
 from benchmarks.utilization.windows import BASELINES, NAIVE, SCHED_IDLE, STEP_GRAIN, Windows
-from ds_hooks.page import Field, Page, page_path
+from ds_hooks.shared.page import Field, Page, page_path
 from tests.integration.place import stat
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -23,7 +23,7 @@ WINDOWS = Windows(
 def test_each_baseline_runs_in_its_windows_alone(tmp_path: Path) -> None:
     page = Page.open(page_path(tmp_path / "pages", 0))
     words = page.words
-    study = ROOT / "benchmarks" / "endless_digits.py"
+    study = ROOT / "benchmarks" / "utilization" / "endless_digits.py"
     env = environment(tmp_path / "pages")
     baselines = Baselines(pages=tmp_path / "pages", ranks=1, windows=WINDOWS, env=env, study=study, logs=tmp_path)
     main_job = subprocess.Popen(["sleep", "600"])

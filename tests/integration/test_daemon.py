@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from optuna.trial import TrialState
 
-from ds_hooks.page import Field
+from ds_hooks.shared.page import Field
 from squeezer.record import read_groups
 from squeezer.report import build_report, render
 from squeezer.state import AHEAD_STEPS

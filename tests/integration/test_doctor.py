@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.fake_driver import FakeDriver
-from ds_hooks.driver import Driver, DriverError
-from ds_hooks.page import ENVIRONMENT_DIR
+from ds_hooks.shared.driver import Driver, DriverError
+from ds_hooks.shared.page import ENVIRONMENT_DIR
 from squeezer.cli import main
 from squeezer.doctor import Finding, Level, examine
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from benchmarks.gpu.fake_driver import FakeDriver
-from ds_hooks.driver import CudaDriver
-from ds_hooks.page import DeviceGate, Doing, Field, Page, page_path
+from ds_hooks.shared.driver import CudaDriver
+from ds_hooks.shared.page import DeviceGate, Doing, Field, Page, page_path
 from trials.gate import PageGate
 from trials.ledger import GATE_SIGNALS, HOST_UNIT, StopRequested
 from trials.stream_gate import StreamGate

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.page import Role
+from ds_hooks.shared.page import Role
 from squeezer.record import events_path, read_events, units_path
 from tests.integration.jobs import (
     PATIENT,

@@ -30,7 +30,7 @@ alone_steps = 10
 [guard]
 enabled = false
 [side]
-study = "{ROOT}/benchmarks/endless_digits.py"
+study = "{ROOT}/benchmarks/utilization/endless_digits.py"
 [run]
 directory = "run"
 trace_steps = 1000

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.page import DeviceGate, Field, Marks
+from ds_hooks.shared.page import ClockKind, DeviceGate, Field
 from tests.integration.place import STUDIES, Child, Job, Place, children, is_alive, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -67,7 +67,7 @@ def test_a_side_task_runs_in_bubbles_that_only_the_device_knows_and_ends_althoug
 ) -> None:
     job = start_job(place)
     daemon = start_daemon(place, hold)
-    assert place.word(Field.MARKS) == Marks.STREAM
+    assert place.word(Field.CLOCK_KIND) == ClockKind.CUDA
     side_trains(place)
     wait_for(lambda: place.word(Field.UNITS_RUN) > 300, "some hundred units")
     ended_ns = time.monotonic_ns()

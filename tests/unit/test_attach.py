@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ds_hooks import Handle, attach
-from ds_hooks.page import Doing, Field, page_path
-from ds_hooks.wire import BubbleEnd, BubbleStart, Bye, Hello, Instructions, StepEnd, StepStart, WaitKind
+from ds_hooks.shared.page import Doing, Field, page_path
+from ds_hooks.shared.wire import BubbleEnd, BubbleStart, Bye, Hello, Instructions, StepEnd, StepStart, WaitKind
 from tests.hooked_engine import Daemon, Engine, ForwardPass, OptimizerStep, RecvGrad, Schedule
 
 

@@ -18,7 +18,7 @@ from benchmarks.utilization.window_figures import RankLog, Window, collect, mode
 from benchmarks.utilization.window_figures import pairs as pairs_of
 from benchmarks.utilization.windowed_daemon import FORECASTS, WindowedMachine
 from benchmarks.utilization.windows import GATED, Place, Windows
-from ds_hooks.page import Field, Page, page_path
+from ds_hooks.shared.page import Field, Page, page_path
 from squeezer.config import GuardTable, SqueezeTable
 from squeezer.state import BubbleEnded, Event, JobAttached, PlanSlot, PlanSteps, Side, SideChanged, StepStarted
 from squeezer.trace import RankRun

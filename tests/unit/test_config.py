@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from ds_hooks.wire import WaitKind
+from ds_hooks.shared.wire import WaitKind
 from squeezer.config import Config, ConfigError, load_config
 
 RUN = '[run]\ndirectory = "out"\n'

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.page import DeviceGate, Field, Page, page_path
-from ds_hooks.stream_marks import write_uuid
+from ds_hooks.clock.cuda import write_uuid
+from ds_hooks.shared.page import DeviceGate, Field, Page, page_path
 from squeezer.config import DeviceTable
 from squeezer.device import DEVICES, CudaDevice, kind_of
 from squeezer.device.cuda import visible_device

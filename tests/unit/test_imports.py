@@ -24,7 +24,7 @@ def test_the_import_contracts_hold() -> None:
     assert " 0 broken" in lint.stdout
 
 
-@pytest.mark.parametrize("module", ["ds_hooks", "ds_hooks.attach", "ds_hooks.__main__"])
+@pytest.mark.parametrize("module", ["ds_hooks", "ds_hooks.handle", "ds_hooks.__main__"])
 def test_the_hooks_load_nothing_that_the_main_job_did_not(module: str) -> None:
     code = f"import sys, {module}; print([name for name in {NOT_FOR_THE_MAIN_JOB!r} if name in sys.modules])"
     done = run_python("-c", code)
@@ -40,7 +40,7 @@ def test_a_side_task_starts_no_thread_before_it_has_blocked_its_signals() -> Non
 def test_the_page_and_the_protocol_need_the_standard_library_only() -> None:
     code = (
         "import sys; before = set(sys.modules); sys.modules['ds_hooks'] = type(sys)('ds_hooks');"
-        "sys.modules['ds_hooks'].__path__ = ['ds_hooks']; import ds_hooks.page, ds_hooks.wire;"
+        "sys.modules['ds_hooks'].__path__ = ['ds_hooks']; import ds_hooks.shared.page, ds_hooks.shared.wire;"
         "new = {name.partition('.')[0] for name in set(sys.modules) - before};"
         "print(sorted(new - sys.stdlib_module_names))"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.page import (
+from ds_hooks.shared.page import (
     PAGE_BYTES,
     PAGE_MAGIC,
     PAGE_VERSION,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import trials.gate as gate_module
-from ds_hooks.page import Doing, Field, Page, page_path
-from ds_hooks.rolling_file import RollingFile
+from ds_hooks.shared.page import Doing, Field, Page, page_path
+from ds_hooks.shared.rotating_file import RotatingFile
 from squeezer.record import UNIT, read_groups
 from tests.page_world import MS, US, World, decline
 from trials.gate import PageGate
@@ -316,7 +316,7 @@ def test_part_of_a_unit_that_a_killed_side_task_left_is_removed(world: World, tm
 def test_names_that_a_full_disk_does_not_take_are_written_later(tmp_path: Path) -> None:
     records = UnitRecords(tmp_path / "units.bin")
     group = records.add_group(4, ["a", "b"])
-    names, records._names_file = records._names_file, RollingFile(Path("/dev/full"))
+    names, records._names_file = records._names_file, RotatingFile(Path("/dev/full"))
     records._write()
     records._names_file = names
     records.add_row(group, 0, 1)

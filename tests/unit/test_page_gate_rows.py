@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import trials.gate as gate_module
-from ds_hooks.page import Field, Page, page_path
+from ds_hooks.shared.page import Field, Page, page_path
 from squeezer.record import UNIT, read_groups
 from tests.page_world import MS, US, World, decline
 from trials.gate import ROWS_PER_LESSON, PageGate

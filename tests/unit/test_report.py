@@ -10,7 +10,7 @@ from typing import Any
 import optuna
 import pytest
 
-from ds_hooks.rolling_file import older
+from ds_hooks.shared.rotating_file import older
 from squeezer.picture import draw_step
 from squeezer.record import RECORD_VERSION, UNIT, Recorder, events_path, journal_path, units_path
 from squeezer.report import NO_TRIALS, ReportError, build_report, main_report, render, write_report

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.rolling_file import RollingFile, older, read_parts
+from ds_hooks.shared.rotating_file import RotatingFile, older, read_parts
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +27,7 @@ def files_end_at(size: int) -> Iterator[None]:
 
 def test_the_oldest_goes(tmp_path: Path) -> None:
     path = tmp_path / "rank0.units.bin"
-    file = RollingFile(path, most_bytes=10)
+    file = RotatingFile(path, most_bytes=10)
     for number in range(7):
         file.write(b"%04d" % number)
     file.close()
@@ -39,7 +39,7 @@ def test_the_oldest_goes(tmp_path: Path) -> None:
 def test_what_is_there_stays_and_counts(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(b"before")
-    file = RollingFile(path, most_bytes=10)
+    file = RotatingFile(path, most_bytes=10)
     file.write(b"more")
     assert older(path).read_bytes() == b"beforemore" and not path.exists()
     file.close()
@@ -48,7 +48,7 @@ def test_what_is_there_stays_and_counts(tmp_path: Path) -> None:
 
 
 def test_a_file_without_a_size_grows(tmp_path: Path) -> None:
-    file = RollingFile(tmp_path / "a.bin")
+    file = RotatingFile(tmp_path / "a.bin")
     for _ in range(100):
         file.write(bytes(1000))
     file.close()
@@ -59,7 +59,7 @@ def test_what_does_not_fit_on_the_disk_is_left_out_whole_and_said_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a.bin"
-    file = RollingFile(path)
+    file = RotatingFile(path)
     with files_end_at(1000):
         written = [file.write(bytes([letter]) * 400) for letter in b"abcde"]
     assert written == [True, True, False, False, False]
@@ -72,13 +72,13 @@ def test_what_does_not_fit_on_the_disk_is_left_out_whole_and_said_once(
 
 def test_a_full_device_leaves_the_callers_buffer_free(capfd: pytest.CaptureFixture[str]) -> None:
     buffer = bytearray(b"a")
-    RollingFile(Path("/dev/full")).write(buffer)
+    RotatingFile(Path("/dev/full")).write(buffer)
     buffer.clear()
     assert "No space left on device" in capfd.readouterr().err
 
 
 def test_a_full_device_to_which_errors_are_told_too() -> None:
-    program = "from pathlib import Path; from ds_hooks.rolling_file import RollingFile as File; "
+    program = "from pathlib import Path; from ds_hooks.shared.rotating_file import RotatingFile as File; "
     program += "print([File(Path('/dev/full')).write(b'a') for _ in range(2)])"
     with open("/dev/full", "w") as full:
         ended = subprocess.run([sys.executable, "-c", program], stderr=full, stdout=subprocess.PIPE, cwd=ROOT)
@@ -87,7 +87,7 @@ def test_a_full_device_to_which_errors_are_told_too() -> None:
 
 def test_a_file_that_rolls_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.bin"
-    file = RollingFile(path, most_bytes=10)
+    file = RotatingFile(path, most_bytes=10)
     file.write(b"first part")
     file.write(b"second")
     assert read_parts(path) == (b"first part", b"second")
@@ -106,4 +106,4 @@ def test_a_file_that_rolls_while_it_is_read(tmp_path: Path, monkeypatch: pytest.
 
 def test_one_that_cannot_be_made(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        RollingFile(tmp_path / "none" / "a.bin")
+        RotatingFile(tmp_path / "none" / "a.bin")

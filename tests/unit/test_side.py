@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.page import Doing, Field, Page, page_path
-from ds_hooks.side import SideTask
+from ds_hooks.shared.page import Doing, Field, Page, page_path
+from ds_hooks.side_process import SideTask
 
 COUNTS_WAKE_UPS = """
 import signal

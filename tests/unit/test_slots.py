@@ -3,8 +3,8 @@
 import pytest
 from deepspeed.runtime.pipe.schedule import TrainSchedule
 
-from ds_hooks.slots import Slot, Waits, find_slots
-from ds_hooks.wire import WaitKind
+from ds_hooks.schedule import Slot, Waits, find_slots
+from ds_hooks.shared.wire import WaitKind
 
 PIPELINE = Waits(queued_p2p=False, tied=False, data_parallel=False)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import trials.stream_gate as gate_module
-from ds_hooks.page import PAGE_BYTES, DeviceGate, Doing, Field, Page, page_path
-from ds_hooks.stream_marks import write_uuid
+from ds_hooks.clock.cuda import write_uuid
+from ds_hooks.shared.page import PAGE_BYTES, DeviceGate, Doing, Field, Page, page_path
 from tests.stream_world import MS, OFFSET, US, World, learn
 from trials.ledger import HOST_UNIT, UNKNOWN_COST_NEEDS_NS, StopRequested
 from trials.stream_gate import GateError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ds_hooks.page import Field, Page, page_path
+from ds_hooks.shared.page import Field, Page, page_path
 from squeezer.record import UNIT
 from tests.stream_world import MS, US, World, learn
 from trials.ledger import HOST_UNIT, HOST_WORK_NEEDS_NS, NEARLY_LONGEST, Starved

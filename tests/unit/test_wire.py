@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ds_hooks import wire
+from ds_hooks.shared import wire
 
 MESSAGES = [
     wire.Hello(pid=4711, rank=3, world_size=8, stage=1, stages=4, micro_batches=16),

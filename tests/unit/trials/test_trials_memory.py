@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trials_helpers import OPTIMIZERS
 from trials_solo import RichStudy
 
-from ds_hooks.page import Field, Page, page_path
+from ds_hooks.shared.page import Field, Page, page_path
 from trials import TrialGroup, build_member
 from trials.capacity import most_trials
 from trials.device_memory import CHUNK_BYTES, LOOK_EVERY_NS, Lodger, tensors_on

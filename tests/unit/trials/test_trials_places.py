@@ -10,7 +10,7 @@ from trials_helpers import OPTIMIZERS
 from trials_solo import RichStudy
 
 import trials.places as places
-from ds_hooks.page import Field
+from ds_hooks.shared.page import Field
 from trials.places import CONTEXT_BYTES, CorePlace, CudaPlace, PlaceError, make_place
 
 GB = 1 << 30

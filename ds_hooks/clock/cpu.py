@@ -1,19 +1,19 @@
 """When an instruction's boundary is true: on a CPU the host's clock says it.
 
 Blocking gloo receives return when the data is there, so the moment before and after a wait are the bubble's ends.
-On a CUDA device they would be issue times: see `stream_marks`.
+On a CUDA device they would be issue times: see `cuda`.
 """
 
 import time
 from collections.abc import Callable
 
-from ds_hooks.page import Field, Marks, Page
+from ds_hooks.shared.page import ClockKind, Field, Page
 
 _PROCESS_CPU_CLOCK = 2
 """CPUCLOCK_SCHED of Linux: `~pid << 3 | 2` is the clock of all that the process `pid` has run."""
 
 
-class HostMarks:
+class CpuClock:
     """Writes the bubble word at the host's own time."""
 
     def __init__(self, page: Page, clock_ns: Callable[[], int]) -> None:
@@ -22,7 +22,7 @@ class HostMarks:
         self.epoch = page.words[Field.BUBBLE] >> 1
         self.permit_ns = 0
         """Of the bubble that was opened last; 0: it stays shut."""
-        page.words[Field.MARKS] = Marks.HOST
+        page.words[Field.CLOCK_KIND] = ClockKind.CPU
 
     def open(self, step: int, slot: int, permit_ns: int, opens_before_ns: int = 0) -> int:
         """The device waits from now on, and may be used as `Page.plan_slot` says. Returns the time in ns."""

@@ -48,7 +48,7 @@ class Field:
     PERMIT_LENGTH_NS = 15
     HOOK_FAULTS = 16
     DROPPED = 17
-    MARKS = 18
+    CLOCK_KIND = 18
     DUE_EPOCH = 19
     DUE_PERMIT_NS = 20
     MAIN_PEAK_BYTES = 21
@@ -111,14 +111,14 @@ class DeviceGate:
         return max(1, min(permit_ns // 1000, DeviceGate.FORCED - 1))
 
 
-class Marks:
-    """How the main job knows a bubble's bounds: what `MARKS` says."""
+class ClockKind:
+    """How the main job knows a bubble's bounds: what `CLOCK_KIND` says."""
 
-    HOST = 0
+    CPU = 0
     """By the host's clock, which is true for a CPU."""
-    STREAM = 1
+    CUDA = 1
     """The device itself writes the words, in its own order."""
-    POLLED = 2
+    CUDA_POLLED = 2
     """A thread looks at events, and writes the words a little late."""
 
 

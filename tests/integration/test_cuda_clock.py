@@ -10,12 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.gpu.fake_driver import DEFAULT_STREAM, FakeDriver
-from ds_hooks import attach, stream_marks
-from ds_hooks import driver as driver_module
-from ds_hooks.driver import DriverError
-from ds_hooks.page import DeviceGate, Field, Marks, Page, Role, make_private_dir, page_path
-from ds_hooks.stream_marks import PolledMarks, StreamMarks, cuda_marks
-from ds_hooks.wire import BubbleEnd, BubbleStart, StepEnd, StepStart
+from ds_hooks import attach
+from ds_hooks.clock import cuda as clock_module
+from ds_hooks.clock.cuda import CudaClock, PolledCudaClock, cuda_clock
+from ds_hooks.shared import driver as driver_module
+from ds_hooks.shared.driver import DriverError
+from ds_hooks.shared.page import ClockKind, DeviceGate, Field, Page, Role, make_private_dir, page_path
+from ds_hooks.shared.wire import BubbleEnd, BubbleStart, StepEnd, StepStart
 from tests.hooked_engine import Daemon, Engine
 
 MS = 1_000_000
@@ -44,13 +45,13 @@ def driver(page: Page) -> Iterator[FakeDriver]:
         yield made
 
 
-def new_marks(kind: type[StreamMarks], page: Page, driver: FakeDriver) -> StreamMarks:
+def new_clock(kind: type[CudaClock], page: Page, driver: FakeDriver) -> CudaClock:
     return kind(page, driver, lambda: DEFAULT_STREAM, time.monotonic_ns)
 
 
-@pytest.fixture(params=[StreamMarks, PolledMarks])
-def marks(request: pytest.FixtureRequest, page: Page, driver: FakeDriver) -> StreamMarks:
-    return new_marks(request.param, page, driver)
+@pytest.fixture(params=[CudaClock, PolledCudaClock])
+def clock(request: pytest.FixtureRequest, page: Page, driver: FakeDriver) -> CudaClock:
+    return new_clock(request.param, page, driver)
 
 
 def until(true: Callable[[], object]) -> None:
@@ -64,21 +65,21 @@ def ended(driver: FakeDriver, name: str) -> bool:
     return any(kernel.name == name and kernel.end_ns for kernel in driver.kernels)
 
 
-def issue_step(marks: StreamMarks, driver: FakeDriver, permit_ns: int, *, compute_ms: float = 30) -> tuple[int, int]:
+def issue_step(clock: CudaClock, driver: FakeDriver, permit_ns: int, *, compute_ms: float = 30) -> tuple[int, int]:
     """Compute, wait, compute; nothing of it has run when this returns."""
     driver.launch(DEFAULT_STREAM, int(compute_ms * MS), "before")
-    begin = marks.open(7, 3, permit_ns)
+    begin = clock.open(7, 3, permit_ns)
     driver.launch(DEFAULT_STREAM, 20 * MS, "receive")
-    end = marks.close()
+    end = clock.close()
     driver.launch(DEFAULT_STREAM, 1 * MS, "after")
     return begin, end
 
 
 def test_the_word_opens_when_the_device_comes_to_the_wait_and_not_when_it_is_issued(
-    marks: StreamMarks, driver: FakeDriver, page: Page
+    clock: CudaClock, driver: FakeDriver, page: Page
 ) -> None:
     words = page.words
-    issue_step(marks, driver, 5 * MS)
+    issue_step(clock, driver, 5 * MS)
     until(lambda: words[Field.DUE_EPOCH] == 1)
     assert words[Field.DUE_PERMIT_NS] == 5 * MS
     until(lambda: words[Field.BUBBLE] == 1 << 1 | 1)
@@ -87,52 +88,50 @@ def test_the_word_opens_when_the_device_comes_to_the_wait_and_not_when_it_is_iss
     until(lambda: words[Field.DEVICE_GATE] == 5000 or ended(driver, "receive"))
     until(lambda: words[Field.BUBBLE] == 1 << 1)
     assert ended(driver, "receive") and words[Field.DEVICE_GATE] == DeviceGate.CLOSED
-    assert words[Field.MARKS] == marks.kind
-    assert marks.leave(wait=True)
+    assert words[Field.CLOCK_KIND] == clock.kind
+    assert clock.leave(wait=True)
 
 
-def test_a_bubble_is_due_only_when_the_one_before_has_closed(
-    marks: StreamMarks, driver: FakeDriver, page: Page
-) -> None:
-    issue_step(marks, driver, 5 * MS)
-    issue_step(marks, driver, 6 * MS)
+def test_a_bubble_is_due_only_when_the_one_before_has_closed(clock: CudaClock, driver: FakeDriver, page: Page) -> None:
+    issue_step(clock, driver, 5 * MS)
+    issue_step(clock, driver, 6 * MS)
     until(lambda: page.words[Field.DUE_EPOCH] == 2)
     assert page.words[Field.BUBBLE] == 1 << 1 and ended(driver, "receive")
-    assert marks.leave(wait=True)
+    assert clock.leave(wait=True)
 
 
 def test_a_wait_that_is_not_planned_writes_nothing_and_is_timed(
-    marks: StreamMarks, driver: FakeDriver, page: Page
+    clock: CudaClock, driver: FakeDriver, page: Page
 ) -> None:
-    begin, end = issue_step(marks, driver, 0)
+    begin, end = issue_step(clock, driver, 0)
     until(lambda: driver.is_done(end))
-    begin_ns, end_ns = marks.time_ns(begin), marks.time_ns(end)
+    begin_ns, end_ns = clock.time_ns(begin), clock.time_ns(end)
     assert begin_ns is not None and end_ns is not None
     receive = next(kernel for kernel in driver.kernels if kernel.name == "receive")
     assert end_ns - begin_ns >= receive.end_ns - receive.start_ns
     assert [page.words[f] for f in (Field.BUBBLE, Field.DUE_EPOCH, Field.DEVICE_GATE)] == [0, 0, 0]
-    assert marks.leave(wait=True)
+    assert clock.leave(wait=True)
 
 
-def test_a_time_is_not_known_before_the_device_has_come_there(marks: StreamMarks, driver: FakeDriver) -> None:
-    begin, end = issue_step(marks, driver, 5 * MS)
-    assert marks.time_ns(begin) is None
+def test_a_time_is_not_known_before_the_device_has_come_there(clock: CudaClock, driver: FakeDriver) -> None:
+    begin, end = issue_step(clock, driver, 5 * MS)
+    assert clock.time_ns(begin) is None
     until(lambda: driver.is_done(end))
     asked_ns = time.monotonic_ns()
-    begin_ns, end_ns = marks.time_ns(begin), marks.time_ns(end)
+    begin_ns, end_ns = clock.time_ns(begin), clock.time_ns(end)
     assert begin_ns is not None and end_ns is not None and begin_ns < end_ns
     assert begin_ns >= asked_ns, "nothing is known yet of how late the look came"
-    assert marks.leave(wait=True)
+    assert clock.leave(wait=True)
 
 
-def test_times_come_to_the_hosts_clock_and_lengths_stay_the_devices(marks: StreamMarks, driver: FakeDriver) -> None:
+def test_times_come_to_the_hosts_clock_and_lengths_stay_the_devices(clock: CudaClock, driver: FakeDriver) -> None:
     lengths_ns, late_ns = [], []
     for _ in range(5):
-        start = marks.begin_step()
-        begin, end = issue_step(marks, driver, 5 * MS, compute_ms=1)
+        start = clock.begin_step()
+        begin, end = issue_step(clock, driver, 5 * MS, compute_ms=1)
         until(partial(driver.is_done, end))
         for stamp in (start, begin, end):
-            told_ns = marks.time_ns(stamp)
+            told_ns = clock.time_ns(stamp)
             assert told_ns is not None
             if stamp == begin:
                 begin_ns = told_ns
@@ -142,15 +141,13 @@ def test_times_come_to_the_hosts_clock_and_lengths_stay_the_devices(marks: Strea
     for length_ns, receive in zip(lengths_ns, receives, strict=True):
         assert length_ns >= receive.end_ns - receive.start_ns
     assert min(late_ns[1:]) <= late_ns[0]
-    assert marks.leave(wait=True)
+    assert clock.leave(wait=True)
 
 
-def test_the_page_stays_as_long_as_the_device_may_write_to_it(
-    marks: StreamMarks, driver: FakeDriver, page: Page
-) -> None:
-    issue_step(marks, driver, 5 * MS)
-    assert not marks.leave(wait=False)
-    assert marks.leave(wait=True)
+def test_the_page_stays_as_long_as_the_device_may_write_to_it(clock: CudaClock, driver: FakeDriver, page: Page) -> None:
+    issue_step(clock, driver, 5 * MS)
+    assert not clock.leave(wait=False)
+    assert clock.leave(wait=True)
     assert page.words[Field.BUBBLE] == 1 << 1
 
 
@@ -159,12 +156,12 @@ def test_a_device_that_cannot_write_words_is_polled(
     call: str, page: Page, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=FAKE_CUDA))
-    monkeypatch.setattr(stream_marks, "CudaDriver", lambda: driver)
+    monkeypatch.setattr(clock_module, "CudaDriver", lambda: driver)
     driver.fail(call, at=1)
-    marks = cuda_marks(page, time.monotonic_ns)
-    assert isinstance(marks, PolledMarks) and page.words[Field.MARKS] == Marks.POLLED
+    clock = cuda_clock(page, time.monotonic_ns)
+    assert isinstance(clock, PolledCudaClock) and page.words[Field.CLOCK_KIND] == ClockKind.CUDA_POLLED
     assert f"{call}: refused on purpose" in capsys.readouterr().err
-    assert marks.leave(wait=True)
+    assert clock.leave(wait=True)
 
 
 def test_memory_that_the_device_sees_too_late_is_not_used(
@@ -173,7 +170,7 @@ def test_memory_that_the_device_sees_too_late_is_not_used(
     monkeypatch.setattr(driver_module, "PATIENCE_S", 0.02)
     driver.late_ns = 200 * MS
     with pytest.raises(DriverError, match="do not see each other"):
-        new_marks(StreamMarks, page, driver)
+        new_clock(CudaClock, page, driver)
     driver.late_ns = 0
 
 
@@ -194,7 +191,7 @@ def test_hooks_on_a_device_tell_true_times_and_never_wait(
     tmp_path: Path, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=FAKE_CUDA))
-    monkeypatch.setattr(stream_marks, "CudaDriver", lambda: driver)
+    monkeypatch.setattr(clock_module, "CudaDriver", lambda: driver)
     daemon = Daemon(tmp_path / "hooks")
     engine = DeviceEngine(page_path(tmp_path / "hooks", 0), driver)
     handle = attach(engine, directory=tmp_path / "hooks", local_rank=0)
@@ -202,9 +199,9 @@ def test_hooks_on_a_device_tell_true_times_and_never_wait(
     page = daemon.page
     page.plan_slot(1, 5 * MS)
     page.plan_steps(1, 100)
-    marks = handle._marks
-    assert isinstance(marks, StreamMarks)
-    driver.wait_at_least(DEFAULT_STREAM, marks._device_words.address(Field.PROBE), 4)
+    clock = handle._clock
+    assert isinstance(clock, CudaClock)
+    driver.wait_at_least(DEFAULT_STREAM, clock._device_words.address(Field.PROBE), 4)
     for _ in range(10):
         engine.train_batch()
     assert driver.kernels == [], "the device stands still, and the host ran ahead of it"
@@ -227,22 +224,22 @@ def test_hooks_on_a_device_tell_true_times_and_never_wait(
 
 
 def test_a_fault_between_begin_and_end_of_a_wait_leaves_the_gate_shut(
-    marks: StreamMarks, driver: FakeDriver, page: Page
+    clock: CudaClock, driver: FakeDriver, page: Page
 ) -> None:
-    marks.open(1, 3, 5 * MS)
+    clock.open(1, 3, 5 * MS)
     until(page.is_open)
-    marks.leave(wait=False)
+    clock.leave(wait=False)
     until(lambda: not page.is_open())
     assert page.words[Field.DEVICE_GATE] == DeviceGate.CLOSED
 
 
 def test_a_thread_that_the_device_refuses_shuts_the_gate_and_says_so(page: Page, driver: FakeDriver) -> None:
-    marks = new_marks(PolledMarks, page, driver)
-    marks.open(1, 3, 5 * MS)
+    clock = new_clock(PolledCudaClock, page, driver)
+    clock.open(1, 3, 5 * MS)
     until(page.is_open)
     driver.fail("is_done", at=1)
-    marks.close()
+    clock.close()
     until(lambda: not page.is_open())
     with pytest.raises(DriverError, match="refused on purpose"):
-        marks.open(1, 4, 5 * MS)
-    marks.leave(wait=True)
+        clock.open(1, 4, 5 * MS)
+    clock.leave(wait=True)

@@ -7,7 +7,7 @@ told by the index of its first instruction, its *slot*.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ds_hooks.wire import InstructionKind, WaitKind
+from ds_hooks.shared.wire import InstructionKind, WaitKind
 
 INSTRUCTION_KINDS = {
     "RecvActivation": InstructionKind.RECV_ACTIVATION,

@@ -14,15 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ds_hooks.driver import DriverError
+from ds_hooks.clock.cpu import CpuClock
+from ds_hooks.clock.cuda import CudaClock, cuda_clock
 from ds_hooks.engine import WRAPPED_METHODS, AttachError, check_engine, waits_of
-from ds_hooks.marks import HostMarks
-from ds_hooks.page import Field, Page, PageError, Role, page_path, runtime_dir, socket_path
 from ds_hooks.publisher import Publisher
-from ds_hooks.side import SideTask
-from ds_hooks.slots import Slot, find_slots
-from ds_hooks.stream_marks import StreamMarks, cuda_marks
-from ds_hooks.wire import (
+from ds_hooks.schedule import Slot, find_slots
+from ds_hooks.shared.driver import DriverError
+from ds_hooks.shared.page import Field, Page, PageError, Role, page_path, runtime_dir, socket_path
+from ds_hooks.shared.wire import (
     INSTRUCTIONS_PER_MESSAGE,
     BubbleEnd,
     BubbleStart,
@@ -34,6 +33,7 @@ from ds_hooks.wire import (
     StepStart,
     WaitKind,
 )
+from ds_hooks.side_process import SideTask
 
 
 def attach(engine: Any, *, directory: Path | str | None = None, local_rank: int | None = None) -> "Handle":
@@ -101,7 +101,7 @@ class Handle:
             page.close()  # its words are another job's: leave them alone
             raise
         try:
-            self._marks = self._marks_of(page)
+            self._clock = self._clock_of(page)
         except Exception:
             page.close()
             raise
@@ -117,11 +117,11 @@ class Handle:
         )
         self._publisher.hello(self._clock_ns(), hello)
 
-    def _marks_of(self, page: Page) -> HostMarks | StreamMarks:
+    def _clock_of(self, page: Page) -> CpuClock | CudaClock:
         if self._engine.device.type == "cpu":
-            return HostMarks(page, self._clock_ns)
+            return CpuClock(page, self._clock_ns)
         self._unread = deque()
-        return cuda_marks(page, self._clock_ns)
+        return cuda_clock(page, self._clock_ns)
 
     def detach(self) -> None:
         """Leave the engine as it was, tell the daemon, and give the page back. A second call does nothing."""
@@ -152,7 +152,7 @@ class Handle:
             words = page.words
             words[Field.HOOK_FAULTS] += fault
             words[Field.MAIN_PID] = 0
-            if self._marks.leave(wait=not fault):
+            if self._clock.leave(wait=not fault):
                 words[Field.BUBBLE] &= ~1
             page.close()
         if publisher is not None:
@@ -253,7 +253,7 @@ class Handle:
         self._step += 1
         self._collectives = 0
         self._in_step = True
-        self._base_ns = self._marks.begin_step()
+        self._base_ns = self._clock.begin_step()
         assert self._publisher is not None
         self._publisher.greet_again()
         self._say(self._base_ns, StepStart(self._step))
@@ -269,8 +269,8 @@ class Handle:
             self._say(self._base_ns, Instructions(self._step, self._base_ns, part))
         dropped = self._publisher.dropped
         self._page.words[Field.DROPPED] = dropped
-        self._say(self._marks.stamp(), StepEnd(self._step, dropped, self._page.words[Field.WORK]))
-        self._marks.end_step(self._step)
+        self._say(self._clock.stamp(), StepEnd(self._step, dropped, self._page.words[Field.WORK]))
+        self._clock.end_step(self._step)
 
     def _begin_schedule(self, schedule: Any) -> None:
         if not self._in_step:
@@ -334,13 +334,13 @@ class Handle:
 
     def _open(self, slot: int, wait: int) -> int:
         assert self._page is not None and self._publisher is not None
-        marks = self._marks
-        begin_ns = marks.open(self._step, slot, *self._page.planned(self._step, slot))
-        permit_ns = marks.permit_ns
+        clock = self._clock
+        begin_ns = clock.open(self._step, slot, *self._page.planned(self._step, slot))
+        permit_ns = clock.permit_ns
         self._is_open = True
         self._side_may_run_on = False
         self._open_slot, self._open_wait = slot, wait
-        start = BubbleStart(self._step, marks.epoch, slot, wait, marks.side_cpu_ns(), permit_ns)
+        start = BubbleStart(self._step, clock.epoch, slot, wait, clock.side_cpu_ns(), permit_ns)
         if permit_ns:
             self._side.wake()
         self._say(begin_ns, start)
@@ -359,8 +359,8 @@ class Handle:
         return silent_steps > 0 and (slot == self._page.words[Field.TELL_SLOT] or silent_steps > 1)
 
     def _close(self) -> int:
-        marks = self._marks
-        end_ns = marks.close()
+        clock = self._clock
+        end_ns = clock.close()
         self._is_open = False
         assert self._page is not None
         stopped = False
@@ -369,7 +369,7 @@ class Handle:
             stopped = self._side.halt(let_end=not preemptive) or self._stopped_late
             self._stopped_late = False
             self._side_may_run_on = not preemptive
-        end = BubbleEnd(self._step, marks.epoch, self._open_slot, self._open_wait, marks.side_cpu_ns(), stopped)
+        end = BubbleEnd(self._step, clock.epoch, self._open_slot, self._open_wait, clock.side_cpu_ns(), stopped)
         self._say(end_ns, end)
         return end_ns
 
@@ -385,5 +385,5 @@ class Handle:
 
     def _read_times(self, publisher: Publisher) -> None:
         unread = self._unread
-        while unread and (t_ns := self._marks.time_ns(unread[0][0])) is not None:
+        while unread and (t_ns := self._clock.time_ns(unread[0][0])) is not None:
             publisher.send_later(t_ns, unread.popleft()[1])

@@ -11,18 +11,18 @@ from pathlib import Path
 
 
 def older(path: Path) -> Path:
-    """Where `RollingFile` keeps what came before `path`, such as ``rank0.units.old.bin``."""
+    """Where `RotatingFile` keeps what came before `path`, such as ``rank0.units.old.bin``."""
     return path.with_name(f"{path.stem}.old{path.suffix}")
 
 
 def read_parts(path: Path) -> tuple[bytes, bytes]:
-    """What is left of a `RollingFile`, the older part first; it may roll meanwhile."""
+    """What is left of a `RotatingFile`, the older part first; it may roll meanwhile."""
     newer = _content(path)  # first: what becomes the older part meanwhile is found there
     before = _content(older(path))
     return (before, b"") if newer and before.startswith(newer) else (before, newer)
 
 
-class RollingFile:
+class RotatingFile:
     """Appends to a file. Once that is full it takes the place of the `older` one, and a new one begins.
 
     A full disk costs what is written meanwhile, and is told once; whoever records must go on.

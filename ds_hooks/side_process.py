@@ -7,7 +7,7 @@ through a pidfd, so they never hit another process.
 import os
 import signal
 
-from ds_hooks.page import Doing, Field
+from ds_hooks.shared.page import Doing, Field
 
 
 class SideTask:

@@ -13,8 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from ds_hooks.driver import PATIENCE_S, CudaDriver, DeviceWords, Driver, DriverError, comes, keep_mapped
-from ds_hooks.page import DeviceGate, Field, Marks, Page
+from ds_hooks.shared.driver import PATIENCE_S, CudaDriver, DeviceWords, Driver, DriverError, comes, keep_mapped
+from ds_hooks.shared.page import ClockKind, DeviceGate, Field, Page
 
 WORD_MAX = 2**32 - 1
 """A device writes the low half of a word."""
@@ -24,7 +24,7 @@ _MEMORY_EVERY_STEPS = 10
 _NAP_S = 2e-4
 
 
-class StreamMarks:
+class CudaClock:
     """Writes the bubble word when the device comes to it.
 
     Stamps are events; `time_ns` tells their time later, and must be asked in the order in which they were made.
@@ -38,7 +38,7 @@ class StreamMarks:
         DriverError: the device cannot write the page's words.
     """
 
-    kind = Marks.STREAM
+    kind = ClockKind.CUDA
 
     def __init__(
         self, page: Page, driver: Driver, compute_stream: Callable[[], int], clock_ns: Callable[[], int]
@@ -58,7 +58,7 @@ class StreamMarks:
         self._offset_ns = 0
         self._take_hold()
         page.words[Field.DEVICE_GATE] = DeviceGate.CLOSED
-        page.words[Field.MARKS] = self.kind
+        page.words[Field.CLOCK_KIND] = self.kind
 
     def open(self, step: int, slot: int, permit_ns: int, opens_before_ns: int = 0) -> int:
         """What is issued on the compute stream next is a wait. Returns the stamp of its begin.
@@ -104,7 +104,7 @@ class StreamMarks:
             DriverError: nobody has read the last 65 536 stamps.
         """
         if self._unread >= UNREAD_AT_MOST:
-            raise DriverError(f"the device is {self._unread} marks behind the host")
+            raise DriverError(f"the device is {self._unread} stamps behind the host")
         self._unread += 1
         event = self._newest = self._free.pop() if self._free else self._driver.create_event()
         self._driver.record(event, self._compute_stream())
@@ -158,14 +158,14 @@ class StreamMarks:
         """
         if self.permit_ns:
             self.close()  # a fault came between the two: nobody else would shut the gate
-        self._words[Field.MARKS] = Marks.HOST
+        self._words[Field.CLOCK_KIND] = ClockKind.CPU
         newest = self._newest
         if newest and not (comes(self._driver, newest) if wait else self._driver.is_done(newest)):
             keep_mapped(self._words)
             return False
         return self._let_go()
 
-    # What the polled marks do differently
+    # What the polled clock does differently
 
     def _take_hold(self) -> None:
         self._device_words = DeviceWords(self._driver, self._words, probe=Field.PROBE)
@@ -182,20 +182,20 @@ class StreamMarks:
         return self._device_words.release()
 
 
-class PolledMarks(StreamMarks):
+class PolledCudaClock(CudaClock):
     """The same where the device cannot write words: a thread looks at the events, and writes a little late.
 
     It costs the main job's interpreter a moment at each look, and looks only between a planned bubble's issue and end.
     """
 
-    kind = Marks.POLLED
+    kind = ClockKind.CUDA_POLLED
 
     def _take_hold(self) -> None:
         self._work: queue.SimpleQueue[tuple[int, tuple[tuple[int, int], ...]] | None] = queue.SimpleQueue()
         self._looked_at: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._own_words = memoryview(self._words)  # the page may be closed while the thread still needs it
         self._fault: DriverError | None = None
-        self._thread = threading.Thread(target=self._look, name="bubble marks", daemon=True)
+        self._thread = threading.Thread(target=self._look, name="bubble clock", daemon=True)
         self._thread.start()
 
     def _due(self, values: tuple[tuple[int, int], ...]) -> None:
@@ -243,8 +243,8 @@ def write_uuid(words: "memoryview[int]", uuid: int) -> None:
     words[Field.DEVICE_UUID], words[Field.DEVICE_UUID + 1] = struct.unpack(">qq", uuid.to_bytes(16, "big"))
 
 
-def cuda_marks(page: Page, clock_ns: Callable[[], int]) -> StreamMarks:
-    """The best marks that this process's CUDA device and the page's memory allow.
+def cuda_clock(page: Page, clock_ns: Callable[[], int]) -> CudaClock:
+    """The best clock that this process's CUDA device and the page's memory allow.
 
     Raises:
         DriverError: not even events can be had.
@@ -258,7 +258,7 @@ def cuda_marks(page: Page, clock_ns: Callable[[], int]) -> StreamMarks:
         return int(cuda.current_stream().cuda_stream)
 
     try:
-        return StreamMarks(page, driver, compute_stream, clock_ns)
+        return CudaClock(page, driver, compute_stream, clock_ns)
     except DriverError as error:
         print(f"[ds_hooks] bubbles are opened a little late, by a thread that polls: {error}", file=sys.stderr)
-        return PolledMarks(page, driver, compute_stream, clock_ns)
+        return PolledCudaClock(page, driver, compute_stream, clock_ns)
