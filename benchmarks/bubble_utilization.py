@@ -56,8 +56,8 @@ from benchmarks.utilization.windows import (
     STEP_GRAIN,
     Windows,
 )
-from squeezer.report import build_report
-from squeezer.trace import load_run
+from squeezer.records.reader import load_run
+from squeezer.reports.report import build_report
 
 NAME = "bubble_utilization"
 STUDY = ROOT / "benchmarks" / "utilization" / "endless_digits.py"

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean, variance
 from typing import Any
 
-from squeezer.metrics import t_quantile_975
+from squeezer.reports.metrics import t_quantile_975
 
 ROOT = Path(__file__).parents[1]
 MINIMUM_VARIANCE = 1e-30

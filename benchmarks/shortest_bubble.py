@@ -23,7 +23,7 @@ from benchmarks.common import ROOT, environment, finish, kept_runs, parse
 from ds_hooks.clock.cpu import CpuClock
 from ds_hooks.shared.page import Doing, Field, Page, Role, make_private_dir, page_path
 from ds_hooks.side_process import SideTask
-from squeezer.metrics import t_quantile_975
+from squeezer.reports.metrics import t_quantile_975
 
 NAME = "shortest_bubble"
 MODES = ("preemptive", "cooperative")

@@ -174,9 +174,9 @@ def _reason(code: int) -> str:
 
 def finish(run: Path, config: Config, reason: str) -> None:
     """Close the study, then write and print the report. What fails here is said and does not stop the rest."""
-    from squeezer.picture import draw_step
-    from squeezer.report import render, write_report
-    from squeezer.trace import write_trace
+    from squeezer.reports.perfetto import write_trace
+    from squeezer.reports.report import render, write_report
+    from squeezer.reports.step_svg import draw_step
 
     def close_study() -> None:
         if config.side is not None:

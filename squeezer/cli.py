@@ -52,9 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _daemon(parsed: argparse.Namespace) -> int:
-    from squeezer.intake import DaemonError
-    from squeezer.loop import Daemon
-    from squeezer.record import RecordError
+    from squeezer.daemon.loop import Daemon
+    from squeezer.daemon.receiver import DaemonError
+    from squeezer.records.writer import RecordError
 
     config = load_config(parsed.config)
     run = (parsed.run or config.run.directory).resolve()
@@ -77,9 +77,9 @@ def _remove(pid_file: Path) -> None:
 
 
 def _tell(parsed: argparse.Namespace) -> int:
-    from squeezer.report import main_report
-    from squeezer.trace import ReportError
-    from squeezer.why import main_why
+    from squeezer.records.reader import ReportError
+    from squeezer.reports.report import main_report
+    from squeezer.reports.why import main_why
 
     try:
         if parsed.command == "why":

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from ds_hooks.shared.wire import WaitKind
-from squeezer.record import journal_path
-from squeezer.state import Policy
+from squeezer.policy.state import Policy
+from squeezer.records.layout import journal_path
 
 _FOLDER_OF_FILE = "folder_of_file"
 _NOT_A_MISTAKE_OF_ITS_OWN = "default_factory_not_called"

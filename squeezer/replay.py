@@ -13,8 +13,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, get_args
 
-from squeezer import state
 from squeezer.config import GuardTable, SqueezeTable
+from squeezer.policy import state
 
 _EVENTS = {kind.__name__: kind for kind in get_args(state.Event)}
 

@@ -2,14 +2,11 @@
 
 import json
 import os
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 from ds_hooks.shared.rotating_file import RotatingFile
-
-UNIT_RECORD = struct.Struct("<qIIiI")
-"""start_ns, wall_ns, cpu_ns, unit, group: what `squeezer.record` reads back."""
+from ds_hooks.shared.unit_record import UNIT_RECORD
 
 _pack = UNIT_RECORD.pack
 

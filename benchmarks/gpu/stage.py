@@ -25,8 +25,8 @@ from ds_hooks import attach
 from ds_hooks.clock import cuda as clock_module
 from ds_hooks.shared import wire
 from ds_hooks.shared.page import Page, Role, make_private_dir, page_path, socket_path
-from squeezer.forecast import SlotForecast
-from squeezer.intake import Intake
+from squeezer.daemon.receiver import Receiver
+from squeezer.policy.forecast import SlotForecast
 
 WAYS = ("naive", "host", "gate")
 SHAPE = GhostShape(stages=4, stage=1, micro_batches=4, clipping=False)
@@ -51,7 +51,7 @@ class Listener:
 
     def __init__(self, page: Page) -> None:
         self._page = page
-        self._intake = Intake(socket_path(page.path.parent, 0), lambda fault: print(fault, file=sys.stderr))
+        self._receiver = Receiver(socket_path(page.path.parent, 0), lambda fault: print(fault, file=sys.stderr))
         self._forecast = SlotForecast(QUANTILE)
         self._begun: dict[int, tuple[int, int]] = {}
         self._slots: set[int] = set()
@@ -67,9 +67,9 @@ class Listener:
         more = True
         while more:
             more = False
-            for part in self._intake.parts():
+            for part in self._receiver.parts():
                 more = True
-                envelope = self._intake.decode(part)
+                envelope = self._receiver.decode(part)
                 if envelope is not None:
                     self._take(envelope.t_ns, envelope.message)
 
@@ -90,7 +90,7 @@ class Listener:
 
     def close(self) -> None:
         """Give the socket back."""
-        self._intake.close()
+        self._receiver.close()
 
     def _take(self, t_ns: int, message: wire.Message) -> None:
         match message:

@@ -15,8 +15,8 @@ from benchmarks.common import ROOT, commit, environment, places
 from benchmarks.processes import last_core, start
 from benchmarks.utilization import unruly
 from benchmarks.utilization.guarded_figures import guarded_steps, harvests, judge
-from squeezer.guard import RECENT_STEPS
-from squeezer.trace import load_run
+from squeezer.policy.guard import RECENT_STEPS
+from squeezer.records.reader import load_run
 
 CONFIG = """
 [squeeze]

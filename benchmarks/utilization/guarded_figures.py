@@ -12,8 +12,8 @@ from itertools import groupby
 from statistics import fmean, variance
 from typing import Any
 
-from squeezer.guard import RECENT_STEPS
-from squeezer.metrics import t_quantile_975
+from squeezer.policy.guard import RECENT_STEPS
+from squeezer.reports.metrics import t_quantile_975
 
 LEFT_OUT_STEPS = 10
 LEAST_STEPS, FEW_STEPS = 4, 8

@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.utilization.window_figures import Window
 from benchmarks.utilization.windows import ALONE, COOPERATIVE, NAIVE, ORACLE, PREEMPTIVE, STEP_GRAIN
-from squeezer.metrics import t_quantile_975
+from squeezer.reports.metrics import t_quantile_975
 
 COMPARED = {ORACLE: (COOPERATIVE,), STEP_GRAIN: (PREEMPTIVE, COOPERATIVE)}
 """Whose harvest is also told as a ratio to that of the first."""

@@ -14,8 +14,8 @@ import numpy as np
 
 from benchmarks.common import Pairs, ratio_with_ci95
 from benchmarks.utilization.windows import ALONE, GATED, MODES, Place, Windows
-from squeezer.metrics import resumes, t_quantile_975
-from squeezer.trace import RankRun
+from squeezer.records.reader import RankRun
+from squeezer.reports.metrics import resumes, t_quantile_975
 
 Log = Sequence[tuple[int, int, int]]
 """(end_ns, trial-samples, CPU time in ns) of every training step of a baseline."""

@@ -8,13 +8,13 @@ import sys
 from dataclasses import dataclass, fields, replace
 from unittest import mock
 
-import squeezer.loop
+import squeezer.daemon.loop
 from benchmarks.utilization.windows import GATED, ORACLE, PREEMPTIVE, Windows
 from ds_hooks.shared.page import Field
 from squeezer.cli import main
 from squeezer.config import pays_from_ms
-from squeezer.loop import Daemon
-from squeezer.state import Action, BubbleEnded, Event, GateMachine, PlanSlot, Policy, StepStarted
+from squeezer.daemon.loop import Daemon
+from squeezer.policy.state import Action, BubbleEnded, Event, GateMachine, PlanSlot, Policy, StepStarted
 
 FORECASTS = 2048
 """The plan's words from this slot on tell the forecasts of slots from 0 on, and whether they count from the end of the
@@ -79,7 +79,7 @@ class WindowedDaemon(Daemon):
 
 if __name__ == "__main__":
     with (
-        mock.patch.object(squeezer.loop, "GateMachine", WindowedMachine),
-        mock.patch.object(squeezer.loop, "Daemon", WindowedDaemon),
+        mock.patch.object(squeezer.daemon.loop, "GateMachine", WindowedMachine),
+        mock.patch.object(squeezer.daemon.loop, "Daemon", WindowedDaemon),
     ):
         sys.exit(main(sys.argv[2:]))  # after "squeezer", by which the launcher knows its daemons

@@ -17,7 +17,8 @@ import optuna
 from optuna.trial import FrozenTrial
 
 from ds_hooks.shared.page import Field, page_path
-from squeezer.record import events_path, journal_path, read_details, read_events
+from squeezer.records.layout import events_path, journal_path
+from squeezer.records.reader import read_details, read_events
 from trials.storage import open_storage
 
 ROOT = Path(__file__).parents[2]

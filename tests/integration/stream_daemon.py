@@ -2,9 +2,9 @@
 
 import sys
 
-import squeezer.supervisor
+import squeezer.daemon.supervisor
 from squeezer.cli import main
 
 if __name__ == "__main__":
-    squeezer.supervisor.RUNNER = "tests.integration.stream_side"
+    squeezer.daemon.supervisor.RUNNER = "tests.integration.stream_side"
     sys.exit(main())

@@ -10,10 +10,9 @@ import pytest
 from optuna.trial import TrialState
 
 from ds_hooks.shared.page import Field
-from squeezer.record import read_groups
-from squeezer.report import build_report, render
-from squeezer.state import AHEAD_STEPS
-from squeezer.trace import load_run
+from squeezer.policy.state import AHEAD_STEPS
+from squeezer.records.reader import load_run, read_groups
+from squeezer.reports.report import build_report, render
 from tests.integration.place import STUDIES, Child, Job, Place, children, cpu_ticks, is_alive, stat, wait_for
 from trials import TrialGroup, build_member
 from trials.gate import OpenGate

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from squeezer.record import events_path, read_details, read_events
+from squeezer.records.layout import events_path
+from squeezer.records.reader import read_details, read_events
 from tests.integration.jobs import ROOT, deepspeed, environment, run, short_directory
 
 pytestmark = pytest.mark.integration

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from ds_hooks.shared.page import Role
-from squeezer.record import events_path, read_events, units_path
+from squeezer.records.layout import events_path, units_path
+from squeezer.records.reader import read_events
 from tests.integration.jobs import (
     PATIENT,
     ROOT,

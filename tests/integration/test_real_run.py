@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from squeezer.record import UNIT, events_path, read_details, read_events, units_path
-from squeezer.report import build_report
+from ds_hooks.shared.unit_record import UNIT_RECORD
+from squeezer.records.layout import events_path, units_path
+from squeezer.records.reader import read_details, read_events
+from squeezer.reports.report import build_report
 from tests.integration.jobs import PATIENT, ROOT, ds_squeeze, pretrain, run, short_directory
 
 pytestmark = pytest.mark.integration
@@ -48,7 +50,7 @@ def test_no_unit_starts_while_the_bubble_word_is_closed(record: Path, rank: int)
     events = [*read_events(events_path(record, rank)), *read_details(record, rank)]
     bubbles = sorted((e["start_ns"], e["end_ns"], e["squeezed"]) for e in events if e["r"] == "bubble")
     job_ns = next(e["t_ns"] for e in events if e["r"] == "job")
-    starts_ns = [start_ns for start_ns, *_ in UNIT.iter_unpack(units_path(record, rank).read_bytes())]
+    starts_ns = [start_ns for start_ns, *_ in UNIT_RECORD.iter_unpack(units_path(record, rank).read_bytes())]
     assert len(starts_ns) > 100, "the side task ran"
     opened_ns = [start_ns for start_ns, _, _ in bubbles]
     for start_ns in starts_ns:

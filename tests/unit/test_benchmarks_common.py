@@ -20,9 +20,9 @@ from benchmarks.utilization.windowed_daemon import FORECASTS, WindowedMachine
 from benchmarks.utilization.windows import GATED, Place, Windows
 from ds_hooks.shared.page import Field, Page, page_path
 from squeezer.config import GuardTable, SqueezeTable
-from squeezer.state import BubbleEnded, Event, JobAttached, PlanSlot, PlanSteps, Side, SideChanged, StepStarted
-from squeezer.trace import RankRun
-from squeezer.units import UNIT_DTYPE
+from squeezer.policy.state import BubbleEnded, Event, JobAttached, PlanSlot, PlanSteps, Side, SideChanged, StepStarted
+from squeezer.records.reader import RankRun
+from squeezer.records.units import UNIT_DTYPE
 
 
 def pairs(number: int, noise: float, truth: float, rng: random.Random) -> list[tuple[float, float]]:

@@ -7,9 +7,9 @@ import pytest
 from ds_hooks.clock.cuda import write_uuid
 from ds_hooks.shared.page import DeviceGate, Field, Page, page_path
 from squeezer.config import DeviceTable
+from squeezer.daemon.memory_limit import side_limit_bytes
 from squeezer.device import DEVICES, CudaDevice, kind_of
 from squeezer.device.cuda import visible_device
-from squeezer.plan import side_limit_bytes
 
 MB, GB = 1 << 20, 1 << 30
 WORDS = memoryview(bytearray(512)).cast("q")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pytest
 
 from ds_hooks.shared.page import RENEWALS_PER_SLOT
-from squeezer.forecast import LONGEST_NS, MOST_WINDOWS, SHIFT_AFTER, STALLED, Forecast, SlotForecast
+from squeezer.policy.forecast import LONGEST_NS, MOST_WINDOWS, SHIFT_AFTER, STALLED, Forecast, SlotForecast
 
 MS = 1_000_000
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from squeezer.comparison import MOST_ROUNDS, Comparison
-from squeezer.guard import CHECK_STEPS, RECENT_STEPS, Decision, Guard
+from squeezer.policy.guard import CHECK_STEPS, RECENT_STEPS, Decision, Guard
+from squeezer.policy.sprt import MOST_ROUNDS, Sprt
 
 MS = 1_000_000
 Steps = Callable[[int, bool], float]
@@ -294,7 +294,7 @@ def test_the_next_job_is_judged_by_itself() -> None:
 def test_what_slows_may_begin_amid_a_comparison() -> None:
     """Steps as measured: after half of them a loader began to take a third of the core while squeezed ones ran."""
     alone_ms = [174, 164, 163, 175, 184, 174]
-    comparison = Comparison(0.0635, 0.01, [ms * MS for ms in alone_ms])
+    comparison = Sprt(0.0635, 0.01, [ms * MS for ms in alone_ms])
     verdicts = [
         comparison.step_ended(ms * MS, squeezed=squeezed) for squeezed, window_ms in BURDENED_MS for ms in window_ms
     ]
@@ -309,7 +309,7 @@ def test_what_began_amid_noisy_comparisons_is_found_and_noise_itself_seldom(
     noise = random.Random(0)
     guilty = []
     for _ in range(300):
-        comparison = Comparison(0.06, 0.01, [200 * MS * noise.lognormvariate(0, 0.08) for _ in range(6)])
+        comparison = Sprt(0.06, 0.01, [200 * MS * noise.lognormvariate(0, 0.08) for _ in range(6)])
         verdict, step = None, 0
         while verdict is None:
             squeezed = comparison.wants_squeezed
@@ -328,7 +328,7 @@ def test_what_was_found_guilty_before_is_found_so_in_half_the_steps() -> None:
         guilty = steps = 0
         for _ in range(300):
             alone_ns = [200 * MS * noise.lognormvariate(0, 0.04) for _ in range(6)]
-            comparison = Comparison(0.06, 0.01, alone_ns, again=again)
+            comparison = Sprt(0.06, 0.01, alone_ns, again=again)
             verdict = None
             while verdict is None:
                 squeezed = comparison.wants_squeezed

@@ -8,16 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squeezer.metrics import (
-    StepTime,
-    main_figures,
-    mean_over_ranks,
-    resumes,
-    t_quantile_975,
-    windows,
-)
-from squeezer.record import UNIT
-from squeezer.units import UNIT_DTYPE
+from ds_hooks.shared.unit_record import UNIT_RECORD
+from squeezer.records.reader import StepTime
+from squeezer.records.units import UNIT_DTYPE
+from squeezer.reports.metrics import main_figures, mean_over_ranks, resumes, t_quantile_975, windows
 
 MS = 1_000_000
 
@@ -44,8 +38,8 @@ def resumes_of(bubbles: list[tuple[int, int]], units: np.ndarray) -> tuple[list,
 
 
 def test_units_have_the_layout_of_the_record() -> None:
-    assert UNIT_DTYPE.itemsize == UNIT.size
-    assert np.frombuffer(UNIT.pack(-1, 2, 3, -4, 5), UNIT_DTYPE)[0].tolist() == (-1, 2, 3, -4, 5)
+    assert UNIT_DTYPE.itemsize == UNIT_RECORD.size
+    assert np.frombuffer(UNIT_RECORD.pack(-1, 2, 3, -4, 5), UNIT_DTYPE)[0].tolist() == (-1, 2, 3, -4, 5)
 
 
 @pytest.mark.parametrize(

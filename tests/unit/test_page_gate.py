@@ -9,7 +9,8 @@ import pytest
 import trials.gate as gate_module
 from ds_hooks.shared.page import Doing, Field, Page, page_path
 from ds_hooks.shared.rotating_file import RotatingFile
-from squeezer.record import UNIT, read_groups
+from ds_hooks.shared.unit_record import UNIT_RECORD
+from squeezer.records.reader import read_groups
 from tests.page_world import MS, US, World, decline
 from trials.gate import PageGate
 from trials.ledger import HOST_UNIT, NEARLY_LONGEST, UNKNOWN_COST_NEEDS_NS, Starved, StopRequested
@@ -294,7 +295,7 @@ def test_units_are_recorded_as_the_report_reads_them(world: World, tmp_path: Pat
     gate.enter(HOST_UNIT)
     world.work(1 * MS)
     gate.close()
-    assert list(UNIT.iter_unpack(units.read_bytes())) == [
+    assert list(UNIT_RECORD.iter_unpack(units.read_bytes())) == [
         (start_ns, 2 * MS, 1 * MS, 0, 0),
         (start_ns + 2 * MS, 1 * MS, 1 * MS, HOST_UNIT, 0),
     ]
@@ -303,14 +304,14 @@ def test_units_are_recorded_as_the_report_reads_them(world: World, tmp_path: Pat
 
 def test_part_of_a_unit_that_a_killed_side_task_left_is_removed(world: World, tmp_path: Path) -> None:
     units = tmp_path / "units.bin"
-    units.write_bytes(UNIT.pack(1, 2, 3, 0, 0) + b"half")
+    units.write_bytes(UNIT_RECORD.pack(1, 2, 3, 0, 0) + b"half")
     gate = PageGate(world.page, UnitRecords(units))
     gate.use(["a"])
     world.open(1, 50 * MS)
     gate.enter(0)
     world.work(1 * MS)
     gate.close()
-    assert [cpu_ns for _, _, cpu_ns, _, _ in UNIT.iter_unpack(units.read_bytes())] == [3, 1 * MS]
+    assert [cpu_ns for _, _, cpu_ns, _, _ in UNIT_RECORD.iter_unpack(units.read_bytes())] == [3, 1 * MS]
 
 
 def test_names_that_a_full_disk_does_not_take_are_written_later(tmp_path: Path) -> None:
@@ -336,4 +337,7 @@ def test_units_of_a_restarted_side_task_keep_their_names(world: World, tmp_path:
         with names.open("a") as file:
             file.write('{"group": 7, "tri')  # as a killed one leaves it
     groups = read_groups(names)
-    assert [groups[group]["units"][unit] for *_, unit, group in UNIT.iter_unpack(units.read_bytes())] == ["a", "c"]
+    assert [groups[group]["units"][unit] for *_, unit, group in UNIT_RECORD.iter_unpack(units.read_bytes())] == [
+        "a",
+        "c",
+    ]

@@ -7,7 +7,8 @@ import pytest
 
 import trials.gate as gate_module
 from ds_hooks.shared.page import Field, Page, page_path
-from squeezer.record import UNIT, read_groups
+from ds_hooks.shared.unit_record import UNIT_RECORD
+from squeezer.records.reader import read_groups
 from tests.page_world import MS, US, World, decline
 from trials.gate import ROWS_PER_LESSON, PageGate
 from trials.ledger import HOST_UNIT
@@ -67,7 +68,7 @@ def test_short_units_in_a_row_share_a_record_and_each_still_asks(world: World, t
         world.work(cost_ns)
     gate.close()
     assert world.words[Field.UNITS_RUN] == before + 4
-    *_, row, long = UNIT.iter_unpack(units.read_bytes())
+    *_, row, long = UNIT_RECORD.iter_unpack(units.read_bytes())
     assert row == (start_ns, 490 * US, 490 * US, 4, 0), "no longer than the grain"
     assert long == (start_ns + 490 * US, 600 * US, 600 * US, 3, 0), "a longer unit has its own"
     assert read_groups(names) == [{"trials": 0, "units": ["a", "b", "c", "d", "a … c"]}]
@@ -88,7 +89,7 @@ def test_rows_are_longer_where_a_unit_may_be_stopped(world: World, tmp_path: Pat
         gate.enter(unit)
         world.work(cost_ns)
     gate.close()
-    *_, row, last = UNIT.iter_unpack(units.read_bytes())
+    *_, row, last = UNIT_RECORD.iter_unpack(units.read_bytes())
     assert row == (start_ns, 20 * MS, 20 * MS, 3, 0)
     assert last == (start_ns + 20 * MS, 1 * MS, 1 * MS, 2, 0)
 
@@ -104,7 +105,7 @@ def test_host_work_joins_a_row_only_where_it_may_be_stopped(world: World, tmp_pa
             gate.enter(unit)
             world.work(1 * MS)
         gate.close()
-        _, _, *found = UNIT.iter_unpack(units.read_bytes())
+        _, _, *found = UNIT_RECORD.iter_unpack(units.read_bytes())
         assert [(unit, wall_ns // MS) for _, wall_ns, _, unit, _ in found] == expected
     assert read_groups(tmp_path / "1.jsonl") == [{"trials": 0, "units": ["a", "b", "a … b"]}]
 
@@ -159,7 +160,7 @@ def test_a_row_ends_where_units_are_numbered_anew(world: World, tmp_path: Path) 
     gate.enter(0)
     world.work(1 * MS)
     gate.close()
-    _, _, row, host, last = UNIT.iter_unpack(units.read_bytes())
+    _, _, row, host, last = UNIT_RECORD.iter_unpack(units.read_bytes())
     assert [(each[1] // MS, *each[3:]) for each in (row, host, last)] == [(3, 2, 0), (2, HOST_UNIT, 1), (1, 0, 1)]
     assert [group["units"] for group in read_groups(names)] == [["a", "b", "a … b"], ["c"]]
 
@@ -263,7 +264,7 @@ def test_names_are_written_with_the_units_that_bear_them_and_no_sooner(world: Wo
         gate.enter(at % 3)
         world.work(200 * US)
         at += 1
-    numbers = {unit for *_, unit, _ in UNIT.iter_unpack(units.read_bytes())}
+    numbers = {unit for *_, unit, _ in UNIT_RECORD.iter_unpack(units.read_bytes())}
     (group,) = read_groups(names)
     assert max(numbers) == len(group["units"]) - 1 > 2
     gate.close()

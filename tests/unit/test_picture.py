@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 from test_report import MadeUpRank
 
-from squeezer.picture import BACKWARD, FORWARD, LEFT, OVERRUN, RIGHT, SIDE, WIDTH, draw_step
-from squeezer.report import ReportError
+from squeezer.reports.report import ReportError
+from squeezer.reports.step_svg import BACKWARD, FORWARD, LEFT, OVERRUN, RIGHT, SIDE, WIDTH, draw_step
 
 SVG = "{http://www.w3.org/2000/svg}"
 PLOT = WIDTH - LEFT - RIGHT

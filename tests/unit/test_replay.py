@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from squeezer import state
+from squeezer.policy import state
 from squeezer.replay import read_golden, replay, write_golden
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.jsonl.gz"))

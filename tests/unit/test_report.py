@@ -11,10 +11,12 @@ import optuna
 import pytest
 
 from ds_hooks.shared.rotating_file import older
-from squeezer.picture import draw_step
-from squeezer.record import RECORD_VERSION, UNIT, Recorder, events_path, journal_path, units_path
-from squeezer.report import NO_TRIALS, ReportError, build_report, main_report, render, write_report
-from squeezer.trace import write_trace
+from ds_hooks.shared.unit_record import UNIT_RECORD
+from squeezer.records.layout import RECORD_VERSION, events_path, journal_path, units_path
+from squeezer.records.writer import Recorder
+from squeezer.reports.perfetto import write_trace
+from squeezer.reports.report import NO_TRIALS, ReportError, build_report, main_report, render, write_report
+from squeezer.reports.step_svg import draw_step
 from trials.storage import open_storage
 
 MS = 1_000_000
@@ -90,7 +92,9 @@ class MadeUpRank:
             self.add("bubble", **where, **what, **times, squeezed=squeezed, stopped=stopped)
             self._slots += 1
         for at_ms, wall_ms, cpu_ms in units:
-            self._units.append(UNIT.pack(begin_ns + round(at_ms * MS), round(wall_ms * MS), round(cpu_ms * MS), 0, 0))
+            self._units.append(
+                UNIT_RECORD.pack(begin_ns + round(at_ms * MS), round(wall_ms * MS), round(cpu_ms * MS), 0, 0)
+            )
         self.now_ns += round(ms * MS)
         half_ns = begin_ns + round(ms * MS / 2)
         forward = ["FORWARD_PASS", 0, begin_ns, half_ns]
@@ -318,8 +322,8 @@ def test_of_a_long_run_bubbles_and_units_are_those_of_the_last_steps(tmp_path: P
     units = units_path(tmp_path, 0)
     if rolled == "units":
         data = units.read_bytes()
-        older(units).write_bytes(data[100 * UNIT.size : -50 * UNIT.size])  # of the first hundred is nothing left
-        units.write_bytes(data[-50 * UNIT.size :])
+        older(units).write_bytes(data[100 * UNIT_RECORD.size : -50 * UNIT_RECORD.size])  # the first hundred are gone
+        units.write_bytes(data[-50 * UNIT_RECORD.size :])
     report = build_report(tmp_path)
     steps, kept = report["main"]["steps"], report["bubbles"]["steps"]
     assert steps == 12 * 16 and 16 < kept < steps - 16

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squeezer.forecast import LONGEST_NS
-from squeezer.guard import LEAST_MARGIN_NS
-from squeezer.state import (
+from squeezer.policy.forecast import LONGEST_NS
+from squeezer.policy.guard import LEAST_MARGIN_NS
+from squeezer.policy.state import (
     AHEAD_STEPS,
     NO_STEPS,
     TABLE,
@@ -293,7 +293,7 @@ def test_without_alone_steps_all_but_the_first_are_squeezed() -> None:
 
 def test_the_documents_show_the_table() -> None:
     text = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
-    assert diagram() in text, "run `python -m squeezer.state` and paste it into docs/architecture.md"
+    assert diagram() in text, "run `python -m squeezer.policy.state` and paste it into docs/architecture.md"
 
 
 def test_every_state_takes_every_event() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ds_hooks.shared.page import Field, Page, page_path
-from squeezer.record import UNIT
+from ds_hooks.shared.unit_record import UNIT_RECORD
 from tests.stream_world import MS, US, World, learn
 from trials.ledger import HOST_UNIT, HOST_WORK_NEEDS_NS, NEARLY_LONGEST, Starved
 from trials.unit_records import UnitRecords
@@ -132,7 +132,7 @@ def test_units_are_recorded_as_the_report_reads_them(world: World, tmp_path: Pat
     world.run(gate, 0, 1 * MS)
     gate.enter(HOST_UNIT)
     assert gate.close()
-    first, second, host = UNIT.iter_unpack(units.read_bytes())
+    first, second, host = UNIT_RECORD.iter_unpack(units.read_bytes())
     assert first[1:] == (3 * MS, 3 * MS, 0, 0) and second[1:] == (1 * MS, 1 * MS, 0, 0)
     assert host[2:] == (0, HOST_UNIT, 0), "host work is not the device's"
     assert begin_ns <= first[0] < begin_ns + 60 * US

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_report import MadeUpRank
 
-from squeezer.report import ReportError, build_report
-from squeezer.trace import write_trace
+from squeezer.reports.perfetto import write_trace
+from squeezer.reports.report import ReportError, build_report
 
 
 def events_of(run: Path, most_steps: int = 40) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from squeezer.units import UNIT_DTYPE, cut_at_stops, stopped_intervals
+from squeezer.records.units import UNIT_DTYPE, cut_at_stops, stopped_intervals
 
 
 def test_what_was_stopped_at_a_bubbles_end_goes_on_in_the_next_one_that_is_opened() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from squeezer.units import UNIT_DTYPE, attribute
+from squeezer.records.units import UNIT_DTYPE, attribute
 
 MS = 1_000_000
 

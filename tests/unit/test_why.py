@@ -7,8 +7,8 @@ import pytest
 from test_report import MadeUpRank
 
 from squeezer.cli import main
-from squeezer.record import RECORD_VERSION
-from squeezer.why import sentence
+from squeezer.records.layout import RECORD_VERSION
+from squeezer.reports.why import sentence
 
 MS = 1_000_000
 CONFIG = {

@@ -10,7 +10,7 @@ from typing import Any
 
 from squeezer.config import SideTable
 from squeezer.device import Device, SideProcess
-from squeezer.record import units_path
+from squeezer.records.layout import units_path
 
 RUNNER = "trials.runner"
 """The side task's program."""

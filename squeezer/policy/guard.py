@@ -19,8 +19,8 @@ from enum import Enum
 from statistics import fmean, quantiles
 from typing import Any
 
-from squeezer.comparison import Comparison, WindowPairs, relative_variance
-from squeezer.sudden import Sudden
+from squeezer.policy.cusum import Cusum
+from squeezer.policy.sprt import Sprt, WindowPairs, relative_variance
 
 RECENT_STEPS = 50
 """The budget holds over any so many steps."""
@@ -93,7 +93,7 @@ class Guard:
         self._budget = budget
         self._retry_steps = retry_steps
         self._margin_ns = margin_ns
-        self._sudden = Sudden(budget)
+        self._cusum = Cusum(budget)
         self.forget()
 
     def forget(self) -> None:
@@ -115,17 +115,17 @@ class Guard:
         self._checked_ns: list[float] = []
         self._suspect_ns: list[float] = []
         self._suspected = 0.0
-        self._comparison: Comparison | None = None
+        self._sprt: Sprt | None = None
         self._windows = WindowPairs(self._budget)
         self._step_overrun_ns = 0
         self._margins: dict[int, _Margin] = {}
         self._mean_overruns_ns = 0.0  # of all slots
-        self._sudden.forget()
+        self._cusum.forget()
 
     @property
     def allows(self) -> bool:
         """Whether the gate may open."""
-        compares = self._comparison is not None and self._comparison.wants_squeezed
+        compares = self._sprt is not None and self._sprt.wants_squeezed
         return self.breaker is Breaker.CLOSED or (self.breaker is Breaker.COMPARING and compares)
 
     def margin_ns(self, slot: int) -> int:
@@ -221,10 +221,10 @@ class Guard:
         if len(self._squeezed_ns) >= LEAST_STEPS and excess is not None and excess > SURE:
             return [self._begin_check(step, "mean", list(self._squeezed_ns)[-2 * CHECK_STEPS :])]
         if len(self._alone_ns) >= LEAST_STEPS and math.isfinite(self._budget):
-            found = self._sudden.squeezed(self._squeezed_ns[-1], self._alone_ns)
+            found = self._cusum.squeezed(self._squeezed_ns[-1], self._alone_ns)
             if found:
                 cause = "sudden" if found == "longer" else "shorter"
-                return [self._begin_check(step, cause, list(self._squeezed_ns)[-max(2, self._sudden.run) :])]
+                return [self._begin_check(step, cause, list(self._squeezed_ns)[-max(2, self._cusum.run) :])]
         beyond = self._share_beyond()
         if beyond is not None and beyond > TAIL_MOST:
             return [self._shut(step, "tail", {"share_beyond_p95": beyond})]
@@ -280,7 +280,7 @@ class Guard:
         self._durations_ns.clear()
         self._overruns_ns.clear()
         again = self.breaker is Breaker.OPEN
-        self._comparison = Comparison(self._suspected, self._budget, list(alone_ns), again=again)
+        self._sprt = Sprt(self._suspected, self._budget, list(alone_ns), again=again)
         self.breaker = Breaker.COMPARING
         return Decision(step=step, what="compare", cause=cause, figures=figures)
 
@@ -288,7 +288,7 @@ class Guard:
         overruns = self._overrun_figures()
         if overruns is not None:
             return [self._shut(step, "overrun", overruns)]
-        comparison = self._comparison
+        comparison = self._sprt
         assert comparison is not None
         guilty = comparison.step_ended(duration_ns, squeezed=squeezed)
         if guilty is None:
@@ -307,7 +307,7 @@ class Guard:
         steps = self._retry_steps << self._doublings
         self._doublings = min(self._doublings + 1, LONGEST_DOUBLINGS)
         self.breaker = Breaker.OPEN
-        self._comparison = None
+        self._sprt = None
         self._cause = cause
         self._suspected = figures.get("slowdown", 0.0)
         self._shut_until = step + steps
@@ -324,14 +324,14 @@ class Guard:
     def _go_on(self) -> None:
         """Squeeze again, and judge by what comes from now on."""
         self.breaker = Breaker.CLOSED
-        self._comparison = None
+        self._sprt = None
         self._good_steps = 0
         self._baseline_ns = 0.0
         for past in (self._alone_ns, self._squeezed_ns, self._squeezed_ratios, self._alone_ratios):
             past.clear()
         self._overruns_ns.clear()
         self._durations_ns.clear()
-        self._sudden.forget()
+        self._cusum.forget()
         self._windows.forget()
 
     def _overruns_most(self, margin: _Margin) -> bool:

@@ -19,7 +19,7 @@ class DaemonError(Exception):
     """The daemon cannot work here; the message says why and what would be allowed."""
 
 
-class Intake:
+class Receiver:
     """The receiving end of `ds_hooks.publisher`.
 
     Whoever holds the daemon's role on the page may replace what an earlier daemon left at `path`.

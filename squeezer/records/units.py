@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-UNIT_DTYPE = np.dtype([("start_ns", "<i8"), ("wall_ns", "<u4"), ("cpu_ns", "<u4"), ("unit", "<i4"), ("group", "<u4")])
-"""`record.UNIT` for numpy."""
+from ds_hooks.shared.unit_record import UNIT_FIELDS, UNIT_FORMATS
+
+UNIT_DTYPE = np.dtype([(name, f"<{code}") for name, code in zip(UNIT_FIELDS, UNIT_FORMATS, strict=True)])
+"""`UNIT_RECORD` for numpy."""
 
 
 def stopped_intervals(bubbles: Iterable[Mapping[str, Any]]) -> list[tuple[int, int]]:

@@ -3,7 +3,7 @@
 It never acts in a bubble itself. It plans: how long the side task may run in the bubbles of each slot, and for which
 steps that holds; the main job opens and closes bubbles by this plan, alone. No socket, clock, torch or signal in here;
 `loop` supplies the events and carries out the actions. The table says which event may come in which state; what is not
-in it is an error that carries the machine's story. `python -m squeezer.state` prints the table as the diagram in
+in it is an error that carries the machine's story. `python -m squeezer.policy.state` prints the table as the diagram in
 docs/architecture.md.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from squeezer.forecast import LONGEST_NS, Forecast, SlotForecast
-from squeezer.guard import LEAST_MARGIN_NS, Decision, Guard
+from squeezer.policy.forecast import LONGEST_NS, Forecast, SlotForecast
+from squeezer.policy.guard import LEAST_MARGIN_NS, Decision, Guard
 
 STORY_LENGTH = 64
 AHEAD_STEPS = 3

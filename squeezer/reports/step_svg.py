@@ -12,8 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from squeezer.metrics import StepTime, mean_over_ranks
-from squeezer.trace import RankRun, ReportError, load_run
+from squeezer.records.reader import RankRun, ReportError, StepTime, load_run
+from squeezer.reports.metrics import mean_over_ranks
 
 WIDTH = 900
 LEFT, RIGHT, TOP = 132, 24, 78

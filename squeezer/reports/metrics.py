@@ -13,22 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from squeezer.records.reader import StepTime
+
 WARM_UP_STEPS = 2
 STEPS_FOR_P99 = 100
 # Two neighbouring squeezed windows share the alone window between them: of a pair's variance v + 2·v/4, v/4 is shared.
 SHARED_WINDOW_CORRELATION = 1 / 6
-
-
-class StepTime(NamedTuple):
-    """One step of the main job, on one rank or averaged over `ranks`."""
-
-    job: int
-    step: int
-    squeezed: bool | None
-    start_ns: int
-    end_ns: int
-    duration_ns: float
-    ranks: tuple[int, ...]
 
 
 class Window(NamedTuple):

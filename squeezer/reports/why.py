@@ -5,8 +5,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from squeezer.metrics import SlotFigures, slot_figures
-from squeezer.trace import RankRun, ReportError, load_run
+from squeezer.records.reader import RankRun, ReportError, load_run
+from squeezer.reports.metrics import SlotFigures, slot_figures
 
 CAUSES = {
     "overrun": "the side task's own CPU time outside bubbles",

@@ -3,8 +3,8 @@
 from typing import Any
 
 from ds_hooks.shared import wire
-from squeezer.forecast import Forecast
-from squeezer.record import Recorder
+from squeezer.policy.forecast import Forecast
+from squeezer.records.writer import Recorder
 
 
 class Bookkeeper:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from squeezer.metrics import Tally, main_figures, mean_over_ranks, pool, resumes, slot_figures
-from squeezer.record import journal_path
-from squeezer.trace import RankRun, load_run
-from squeezer.trace import ReportError as ReportError
+from squeezer.records.layout import journal_path
+from squeezer.records.reader import RankRun, load_run
+from squeezer.records.reader import ReportError as ReportError
+from squeezer.reports.metrics import Tally, main_figures, mean_over_ranks, pool, resumes, slot_figures
 
 REPORT_VERSION = 1
 WIDTH = 100

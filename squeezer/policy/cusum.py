@@ -19,7 +19,7 @@ SHORTER = 0.1
 _DEVIATION_OF_MAD = 1.4826
 
 
-class Sudden:
+class Cusum:
     """Follows squeezed steps against a baseline."""
 
     def __init__(self, budget: float) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 EVERY_NS = 10_000_000_000
 
 
-class Progress:
+class ProgressLine:
     """Counts what `line` tells.
 
     Args:

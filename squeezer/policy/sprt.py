@@ -78,7 +78,7 @@ class Scales:
         return Weighed(log, max(-MOST_ACQUITTING, min(width * (log - middle) / variance, SURE)))
 
 
-class Comparison:
+class Sprt:
     """In short windows, until it is sure: a sequential test (Wald 1945, Annals of Mathematical Statistics 16).
 
     Args:
@@ -140,7 +140,7 @@ class Comparison:
 
 
 class WindowPairs:
-    """Follows the ordinary windows of a job: a cumulative sum of evidence, and the mean of many (see `sudden`)."""
+    """Follows the ordinary windows of a job: a cumulative sum of evidence, and the mean of many (see `cusum`)."""
 
     def __init__(self, budget: float) -> None:
         """A slowdown of `budget` is allowed."""

@@ -1,4 +1,4 @@
-"""The daemon of one device: with `intake`, the only module with sockets and the clock. Events in, actions out.
+"""The daemon of one device: with `receiver`, the only module with sockets and the clock. Events in, actions out.
 
 What it decides is in `state`; here messages become events, actions become page words and signals, and both are noted.
 """
@@ -27,16 +27,15 @@ from ds_hooks.shared.page import (
     runtime_dir,
     socket_path,
 )
-from squeezer.bookkeeper import Bookkeeper
 from squeezer.config import Config
+from squeezer.daemon.correlator import Bookkeeper
+from squeezer.daemon.memory_limit import side_limit_bytes
+from squeezer.daemon.notices import too_large, too_long
+from squeezer.daemon.progress_line import ProgressLine
+from squeezer.daemon.receiver import Receiver, wakeup_on_signals
+from squeezer.daemon.supervisor import SidePlace, Supervisor, wait_or_kill
 from squeezer.device import DEVICES, kind_of
-from squeezer.intake import Intake, wakeup_on_signals
-from squeezer.plan import side_limit_bytes
-from squeezer.progress import Progress
-from squeezer.record import DETAILS, RECORD_VERSION, SHARES, Recorder
-from squeezer.replay import as_record
-from squeezer.said import too_large, too_long
-from squeezer.state import (
+from squeezer.policy.state import (
     Action,
     BubbleEnded,
     Continue,
@@ -57,7 +56,9 @@ from squeezer.state import (
     Stop,
     TellAt,
 )
-from squeezer.supervisor import SidePlace, Supervisor, wait_or_kill
+from squeezer.records.layout import DETAILS, RECORD_VERSION, SHARES
+from squeezer.records.writer import Recorder
+from squeezer.replay import as_record
 
 SIDE_END_TIMEOUT_S = 15.0
 RECORDS_AT_ONCE = 256
@@ -84,7 +85,7 @@ class Daemon:
         try:
             self._page.claim(Role.DAEMON)
             self._recorder = Recorder(run, self._rank, config.run.keep_bytes)
-            self._intake = Intake(socket_path(directory, local_rank), self._fault)
+            self._receiver = Receiver(socket_path(directory, local_rank), self._fault)
         except Exception:
             self._page.close()
             raise
@@ -105,7 +106,7 @@ class Daemon:
             units_bytes=config.run.keep_bytes // SHARES,
         )
         self._supervisor = Supervisor(config.side, self._device, place) if config.side else None
-        self._watched: dict[int, Callable[[], None]] = {self._intake.fd: self._receive}
+        self._watched: dict[int, Callable[[], None]] = {self._receiver.fd: self._receive}
         self._main_pid = 0
         self._main_pidfd = -1
         self._side_has_worked = False
@@ -117,7 +118,7 @@ class Daemon:
         self._named_units: set[tuple[str, str]] = set()
         self._closer: subprocess.Popen[bytes] | None = None
         self._books = Bookkeeper(self._recorder, knows_gaps=self._device.stops)
-        self._progress = Progress(self._rank)
+        self._progress = ProgressLine(self._rank)
         self._ended = False
 
     def run(self) -> None:
@@ -143,9 +144,9 @@ class Daemon:
             self._finish()
 
     def _turn(self) -> None:
-        if self._intake.has_more():  # the socket's descriptor tells of news only once
+        if self._receiver.has_more():  # the socket's descriptor tells of news only once
             self._receive()
-        ready = select.select(list(self._watched), [], [], 0.0 if self._intake.has_more() else None)[0]
+        ready = select.select(list(self._watched), [], [], 0.0 if self._receiver.has_more() else None)[0]
         for fd in ready:
             if fd in self._watched:  # not closed by the one before
                 self._watched[fd]()
@@ -158,8 +159,8 @@ class Daemon:
     # The main job
 
     def _receive(self) -> None:
-        for part in self._intake.parts():
-            envelope = self._intake.decode(part)
+        for part in self._receiver.parts():
+            envelope = self._receiver.decode(part)
             if envelope is not None:
                 self._take(envelope.t_ns, envelope.message)
         self._recorder.write(at_least=RECORDS_AT_ONCE)
@@ -220,12 +221,12 @@ class Daemon:
         if self._books.job >= 0 and self._main_pid == message.pid and attached:
             return  # it says so in every step
         if message.pid != self._page.words[Field.MAIN_PID]:
-            self._intake.refuse(f"hello from process {message.pid}, which is not the page's main job")
+            self._receiver.refuse(f"hello from process {message.pid}, which is not the page's main job")
             return
         self._watch_main(message.pid)
         if self._main_pid != message.pid:
             return  # its last words
-        self._intake.new_job()
+        self._receiver.new_job()
         self._opened_slot = None
         if self._device.stops != (self._page.words[Field.CLOCK_KIND] == ClockKind.CPU):
             mismatch = f"the main job's device is not of kind {self._device.name}, so nothing runs in its bubbles"
@@ -396,14 +397,14 @@ class Daemon:
         self._recorder.add(
             "end",
             t_ns=time.monotonic_ns(),
-            lost_messages=self._intake.lost,
+            lost_messages=self._receiver.lost,
             dropped_messages=self._books.dropped,
-            foreign_messages=self._intake.foreign,
+            foreign_messages=self._receiver.foreign,
             dedicated=dedicated,
         )
         self._recorder.close()
         self._unwatch_main()
-        self._intake.close()
+        self._receiver.close()
         directory = self._page.path.parent
         self._page.close()
         with suppress(OSError):  # others still use it

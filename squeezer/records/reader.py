@@ -1,7 +1,4 @@
-"""Reads a recorded run, and writes a part of it as a trace that Perfetto and chrome://tracing open.
-
-The times of all ranks are brought onto one clock on reading, so whatever uses a run may compare them.
-"""
+"""Reads what a run left behind, all ranks on one clock, so that whatever uses a run may compare times."""
 
 import json
 import math
@@ -9,36 +6,36 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ds_hooks.shared.rotating_file import older, read_parts
-from squeezer.metrics import StepTime, mean_over_ranks
-from squeezer.record import (
-    DETAILS,
-    RECORD_VERSION,
-    details_path,
-    events_path,
-    read_details,
-    read_events,
-    read_groups,
-    units_path,
-)
-from squeezer.units import UNIT_DTYPE, attribute, cut_at_stops, stopped_intervals
+from squeezer.records.layout import DETAILS, RECORD_VERSION, details_path, events_path, units_path
+from squeezer.records.units import UNIT_DTYPE, attribute, cut_at_stops, stopped_intervals
 
 KINDS = ("run", "job", "step", "action", "guard", "side", "fault", "end", *DETAILS)
 # CLOCK_MONOTONIC counts from each machine's boot. Ranks that differ by less than this share a machine: there the
 # clocks are one, and wall_s would only add its own error.
 SAME_CLOCK_NS = 50_000_000
-TRACKS = ("steps", "instructions", "bubbles", "side task")
 
 
 class ReportError(Exception):
     """The directory holds no run that this version can read; says what it looked for."""
+
+
+class StepTime(NamedTuple):
+    """One step of the main job, on one rank or averaged over `ranks`."""
+
+    job: int
+    step: int
+    squeezed: bool | None
+    start_ns: int
+    end_ns: int
+    duration_ns: float
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +91,37 @@ def load_run(run: Path) -> list[RankRun]:
         if abs(shift_ns) > SAME_CLOCK_NS:
             _shift(rank, shift_ns)
     return _from_where_all_begin(ranks)
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """The records in one file, in order; a line that a killed daemon cut short is left out."""
+    with path.open(encoding="utf-8") as lines:
+        yield from _parsed(lines)
+
+
+def read_details(run: Path, rank: int) -> Iterator[dict[str, Any]]:
+    """What is left of a rank's details, in order."""
+    for part in read_parts(details_path(run, rank)):
+        yield from _parsed(part.decode(errors="replace").splitlines())
+
+
+def read_groups(path: Path) -> list[dict[str, Any]]:
+    """The groups of units that `path` names, each with its ``trials`` and the names of its ``units``."""
+    groups: list[dict[str, Any]] = []
+    for line in read_events(path):
+        while line["group"] >= len(groups):
+            groups.append({"trials": line["trials"], "units": []})
+        groups[line["group"]]["units"] += line["units"]
+    return groups
+
+
+def _parsed(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                continue
 
 
 def _load_rank(run: Path, number: int) -> RankRun:
@@ -177,102 +205,3 @@ def _shift(rank: RankRun, shift_ns: int) -> None:
         if record["r"] == "instructions":
             record["items"] = [[k, slot, a + shift_ns, b + shift_ns] for k, slot, a, b in record["items"]]
     rank.units["start_ns"] += shift_ns
-
-
-def _choose_steps(steps: Sequence[StepTime], most: int) -> Sequence[StepTime]:
-    """Up to `most` steps of one job around the change between squeezed and alone that is nearest the middle."""
-
-    def same_job(i: int) -> bool:
-        return steps[i - 1].job == steps[i].job
-
-    middle = len(steps) // 2
-    changes = [i for i in range(1, len(steps)) if same_job(i) and steps[i - 1].squeezed != steps[i].squeezed]
-    centre = min(changes, key=lambda i: abs(i - middle), default=middle)
-    first, last = centre, centre + 1
-    while first > 0 and same_job(first):
-        first -= 1
-    while last < len(steps) and same_job(last):
-        last += 1
-    begin = max(first, min(centre - most // 2, last - most))
-    return steps[begin : min(last, begin + most)]
-
-
-def _events(rank: RankRun, tid: int) -> Iterator[tuple[int, int, str, dict[str, Any]]]:
-    """(start_ns, end_ns, name, args) of everything in one track."""
-    if TRACKS[tid] == "steps":
-        for s in rank.records["step"]:
-            args = {"job": s["job"], "step": s["step"], "squeezed": s["squeezed"]}
-            yield s["start_ns"], s["end_ns"], f"step {s['step']}{' squeezed' if s['squeezed'] else ''}", args
-    elif TRACKS[tid] == "instructions":
-        for record in rank.records["instructions"]:
-            for kind, slot, start_ns, end_ns in record["items"]:
-                yield start_ns, end_ns, kind.lower(), {"slot": slot}
-    elif TRACKS[tid] == "bubbles":
-        for b in rank.records["bubble"]:
-            forecast_ms = None if b["forecast_ns"] is None else [ns / 1e6 for ns in b["forecast_ns"]]
-            wait = b["wait"].lower()
-            permitted = b["permit_until_ns"] is not None
-            args = {"slot": b["slot"], "wait": wait, "forecast_ms": forecast_ms, "permitted": permitted}
-            args |= {"side_us": b["side_ns"] / 1e3, "overrun_us": (b["overrun_ns"] or 0) / 1e3}
-            yield b["start_ns"], b["end_ns"], wait, args
-    else:
-        for start_ns, wall_ns, cpu_ns, unit, group in rank.units.tolist():
-            trials = rank.groups[group]["trials"] if group < len(rank.groups) else None
-            name = rank.unit_name(group, unit)
-            yield start_ns, start_ns + wall_ns, name, {"trials": trials, "cpu_us": cpu_ns / 1e3}
-
-
-def _without_overlap(spans: Iterable[tuple[int, int, str, dict[str, Any]]]) -> Iterator[tuple[int, int, str, Any]]:
-    """Events end where the next begins: viewers drop or nest what overlaps within a track."""
-    ordered = sorted(spans, key=lambda span: span[:2])
-    for (start_ns, end_ns, name, args), following in zip_longest(ordered, ordered[1:]):
-        yield start_ns, end_ns if following is None else min(end_ns, following[0]), name, args
-
-
-def write_trace(run: Path, most_steps: int = 40) -> Path:
-    """Write ``trace.json`` in `run`: one process per rank, tracks for steps, instructions, bubbles and side
-    task, and the guard's decisions as instants.
-
-    Args:
-        run: directory of a recorded run.
-        most_steps: how many consecutive steps to show. All ranks show the same time.
-
-    Raises:
-        ReportError: no records, or no step in them.
-    """
-    ranks = load_run(run)
-    chosen = _choose_steps(mean_over_ranks([rank.step_times(detailed=True) for rank in ranks]), most_steps)
-    if not chosen:
-        raise ReportError(f"{run}: no step is recorded; a trace needs at least one")
-    from_ns, to_ns = min(s.start_ns for s in chosen), max(s.end_ns for s in chosen)
-    events: list[dict[str, Any]] = []
-    for rank in ranks:
-        stage = rank.records["job"][-1] if rank.records["job"] else {"stage": "?", "stages": "?"}
-        name = f"rank {rank.rank} · stage {stage['stage']} of {stage['stages']}"
-        events.append(_metadata("process_name", rank.rank, 0, name=name))
-        events.append(_metadata("process_sort_index", rank.rank, 0, sort_index=rank.rank))
-        for tid, track in enumerate(TRACKS):
-            events.append(_metadata("thread_name", rank.rank, tid, name=track))
-            events.append(_metadata("thread_sort_index", rank.rank, tid, sort_index=tid))
-            # by its middle, so that neither the step before nor the one after comes in by a few microseconds
-            shown = (span for span in _events(rank, tid) if from_ns <= (span[0] + span[1]) // 2 <= to_ns)
-            events += [
-                {"ph": "X", "pid": rank.rank, "tid": tid, "ts": a, "dur": (b - a) / 1e3, "name": label, "args": args}
-                for a, b, label, args in _without_overlap(shown)
-            ]
-        events += [
-            {"ph": "i", "s": "p", "pid": rank.rank, "tid": 0, "ts": d["t_ns"], "name": f"guard: {d['what']}", "args": d}
-            for d in rank.records["guard"]
-            if from_ns <= d["t_ns"] <= to_ns
-        ]
-    earliest_ns = min(event["ts"] for event in events if event["ph"] == "X")
-    for event in events:
-        if event["ph"] != "M":
-            event["ts"] = (event["ts"] - earliest_ns) / 1e3
-    path = run / "trace.json"
-    path.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": events}), encoding="utf-8")
-    return path
-
-
-def _metadata(kind: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
-    return {"ph": "M", "pid": pid, "tid": tid, "ts": 0.0, "dur": 0.0, "name": kind, "args": args}

@@ -1,0 +1,1 @@
+"""The daemon of one device: everything of it that touches the world."""

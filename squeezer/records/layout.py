@@ -1,0 +1,60 @@
+"""What a run leaves behind: two JSON-lines files per rank, and a binary file of the side task's units.
+
+`RUN/rank3.events.jsonl` holds one object per line, told apart by its key "r":
+
+    run           version, rank, config, wall_s and t_ns (one instant on both clocks)
+    job           job (its index in this file), pid, rank, world_size, stage, stages, micro_batches, t_ns
+    step          job, step, start_ns, end_ns, squeezed (false: a window without squeezing, or still
+                  observing; null: neither, for the side task started in it, or the guard had the gate shut), work
+                  (trial-samples that the side task has trained so far, by the page)
+    action        t_ns, action, cause; what the daemon did, other than to plan
+    guard         t_ns, step, what, cause, figures; see `squeezer.policy.guard.Decision`
+    event         event, actions: what the daemon decided by, and what it did about it; only if asked for
+    side          t_ns, event, and what belongs to it: started, ready, exited, given_up, finished
+    fault         t_ns, what: a lost or foreign message, a hook that switched itself off
+    end           t_ns, lost_messages, dropped_messages, foreign_messages, dedicated (null or see `Dedicated`)
+
+`RUN/rank3.details.jsonl` likewise holds what is of the last steps only (`RotatingFile`):
+
+    bubble        step, epoch, slot, wait, start_ns, end_ns, squeezed, forecast_ns (null: none;
+                  the forecast, its low and its high), permit_until_ns (null: shut),
+                  side_ns (the side task's CPU time in it), overrun_ns (and from its end to the next one's start),
+                  stopped (whether the side task had to be stopped at its end)
+    instructions  step, items: [kind, slot, start_ns, end_ns] each
+    progress      t_ns, event, work, trials_running, epochs; as the side task says
+    overran       t_ns, event, slot, overrun_ns; as the side task says, where only it can know
+
+`RUN/rank3.units.bin`, also of the last steps only, is an array of `UNIT_RECORD`. `RUN/rank3.units.jsonl` names them,
+some of a group per line: `{"group": 0, "trials": K, "units": ["0.Linear forward", …]}`. Times are in ns of
+CLOCK_MONOTONIC.
+"""
+
+from pathlib import Path
+
+RECORD_VERSION = 3
+
+DETAILS = frozenset({"bubble", "instructions", "progress", "overran"})
+"""The kinds of which only the last are kept."""
+
+SHARES = 4
+"""Details and units have two files each, an older one and one that grows."""
+
+
+def events_path(run: Path, rank: int) -> Path:
+    """Where the daemon of `rank` writes."""
+    return run / f"rank{rank}.events.jsonl"
+
+
+def details_path(run: Path, rank: int) -> Path:
+    """Where the daemon of `rank` writes what is of the last steps only."""
+    return run / f"rank{rank}.details.jsonl"
+
+
+def journal_path(run: Path) -> Path:
+    """Where Optuna keeps the study, unless the configuration names another place."""
+    return run / "study.journal"
+
+
+def units_path(run: Path, rank: int) -> Path:
+    """Where the side task of `rank` writes; its names lie beside it with the suffix ``.jsonl``."""
+    return run / f"rank{rank}.units.bin"

@@ -1,0 +1,1 @@
+"""What a user reads about a run: figures, report, causes, traces and pictures."""
