@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from benchmarks.common import ROOT, finish, kept_runs, parse, ratio_with_ci95
 from trials import Study, TrialGroup, build_member
-from trials.gate import OpenGate
+from trials.gate.base import OpenGate
 
 NAME = "fusion"
 KS = (1, 2, 4, 8, 16, 32, 64, 128)

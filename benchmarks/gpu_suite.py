@@ -51,10 +51,10 @@ def main() -> int:
     options = parser.parse_args()
     runs: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        place = stack.enter_context(tempfile.TemporaryDirectory(prefix="bsq-", dir="/dev/shm"))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bsq-", dir="/dev/shm"))
         if options.mps:
-            stack.enter_context(mps_server(Path(place)))
-        bench = Bench.open(options.device, Path(place), quick=options.quick)
+            stack.enter_context(mps_server(Path(folder)))
+        bench = Bench.open(options.device, Path(folder), quick=options.quick)
         for name, part in PARTS.items():
             if options.only in (None, name):
                 print(f"{name} …", file=sys.stderr, flush=True)

@@ -24,8 +24,9 @@ from benchmarks.common import ROOT, finish, parse
 from ds_hooks.clock.cpu import CpuClock
 from ds_hooks.shared.page import Field, Page, Role, make_private_dir, page_path
 from ds_hooks.side_process import SideTask
-from trials.gate import PageGate, StopRequested, block_signals
-from trials.unit_records import UnitRecords
+from trials.gate.base import StopRequested, block_signals
+from trials.gate.cpu import CpuGate
+from trials.gate.unit_records import UnitRecords
 
 NAME = "latency"
 BUBBLE_MS, COMPUTE_MS = 8.0, 4.0
@@ -64,10 +65,10 @@ def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _gate_check_us() -> float:
     """What a unit pays for asking an open gate and for its own record, in µs."""
-    with tempfile.TemporaryDirectory(prefix="bsq-") as place:
-        folder = make_private_dir(Path(place) / "pages")
-        page = Page.open(page_path(folder, 0))
-        gate = PageGate(page, UnitRecords(Path(place) / "units.bin"))
+    with tempfile.TemporaryDirectory(prefix="bsq-") as folder:
+        pages = make_private_dir(Path(folder) / "pages")
+        page = Page.open(page_path(pages, 0))
+        gate = CpuGate(page, UnitRecords(Path(folder) / "units.bin"))
         gate.use([str(unit) for unit in range(UNITS)])
         page.words[Field.PERMIT_UNTIL_NS] = time.monotonic_ns() + 60_000_000_000
         page.words[Field.BUBBLE] = 1
@@ -82,9 +83,9 @@ def _gate_check_us() -> float:
 
 def _measure(mode: str, bubbles: int) -> dict[str, list[float]]:
     """Segment -> µs of each bubble."""
-    with tempfile.TemporaryDirectory(prefix="bsq-") as place:
-        folder, log = make_private_dir(Path(place) / "pages"), Path(place) / "side.npy"
-        page = Page.open(page_path(folder, 0))
+    with tempfile.TemporaryDirectory(prefix="bsq-") as folder:
+        pages, log = make_private_dir(Path(folder) / "pages"), Path(folder) / "side.npy"
+        page = Page.open(page_path(pages, 0))
         page.claim(Role.MAIN)
         command = [sys.executable, "-m", "benchmarks.latency", "side", str(page.path), str(log)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -167,7 +168,7 @@ def _be_the_side_task() -> None:
     block_signals()
     os.nice(19)
     page = Page.open(options.page, create=False)
-    gate = PageGate(page)
+    gate = CpuGate(page)
     gate.use([str(unit) for unit in range(UNITS)])
     page.claim(Role.SIDE)
     sleeps: list[tuple[int, int]] = []

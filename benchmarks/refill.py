@@ -24,12 +24,12 @@ import torch
 
 from benchmarks.common import ROOT, finish, kept_runs, parse, ratio_with_ci95
 from benchmarks.fusion import MODELS, QUICK_MODELS, Classes, Together
-from trials.clerk import Clerk, ClerkPlace, _answer
-from trials.feed import fuse_batches
-from trials.gate import OpenGate
+from trials.gate.base import OpenGate
+from trials.search.worker import SearchWorker, WorkerConfig, _answer
+from trials.side_task.scheduler import Scheduler
 from trials.study import load_study
-from trials.ungated import rehearse
-from trials.work import Runner
+from trials.training.batches import fuse_batches
+from trials.training.rehearsal import rehearse
 
 STUDY = ROOT / "examples" / "digits.py"
 TRIALS, PAIRS = 96, 6
@@ -66,7 +66,7 @@ class Ungated(OpenGate):
         self._turns, self._own = turns, own
 
     def add_work(self, trial_samples: int) -> None:
-        """See `Ledger`."""
+        """See `UnitCosts`."""
         self.work += trial_samples
         self._turns.pass_on(self._own)
         self._turns.wait(self._own)
@@ -77,17 +77,17 @@ class Ungated(OpenGate):
 
 
 class Inside:
-    """The line to a clerk in this thread, whose time is not training's."""
+    """The line to a search worker in this thread, whose time is not training's."""
 
-    def __init__(self, clerk: Clerk) -> None:
-        self._clerk = clerk
+    def __init__(self, worker: SearchWorker) -> None:
+        self._search = worker
         self._answers: list[dict[str, Any]] = []
         self.cpu_s = 0.0
 
     def send(self, **request: Any) -> None:
         """Answer at once."""
         start_s = thread_time()
-        answer = _answer(self._clerk, request)
+        answer = _answer(self._search, request)
         self._answers += [] if answer is None else [answer]
         self.cpu_s += thread_time() - start_s
 
@@ -165,12 +165,12 @@ def _train(name: str, own: int, turns: Turns, seed: int, quick: bool, found: dic
     study.sampler = lambda: optuna.samplers.RandomSampler(seed=seed)  # type: ignore[method-assign]
     gate = Ungated(turns, own)
     with tempfile.TemporaryDirectory(prefix="bsq-") as folder, ThreadPoolExecutor(1) as holder:
-        place = ClerkPlace(
+        place = WorkerConfig(
             storage=f"{folder}/study.journal", study_name="digits", worker="w", lock_file=Path(folder, "lock")
         )
-        line = Inside(Clerk(study, place, holder))
+        line = Inside(SearchWorker(study, place, holder))
         start_s = thread_time()
-        Runner(study, gate, line, lambda **_: None).run()  # type: ignore[arg-type]
+        Scheduler(study, gate, line, lambda **_: None).run()  # type: ignore[arg-type]
         cpu_s = thread_time() - start_s - line.cpu_s
     turns.pass_on(own, ended=True)
     found[name] = {"work": gate.work, "cpu_s": round(cpu_s, 3), "work_per_s": round(gate.work / cpu_s)}

@@ -1,9 +1,9 @@
-"""What the clerk costs: the CPU time of a new trial and of a score, with a journal and with an SQLite database.
+"""What the search worker costs: the CPU time of a new trial and of a score, with a journal and with an SQLite database.
 
     python -m benchmarks.search_cost [--quick] [--json FILE]
 
-A clerk of each storage works on the example's study, cohort by cohort in turn, in alternating order. Its time is the
-bubbles', so it is lost to training.
+A search worker of each storage works on the example's study, cohort by cohort in turn, in alternating order. Its time
+is the bubbles', so it is lost to training.
 """
 
 import sys
@@ -17,7 +17,7 @@ from typing import Any
 import optuna
 
 from benchmarks.common import ROOT, finish, parse, ratio_with_ci95
-from trials.clerk import Clerk, ClerkPlace
+from trials.search.worker import SearchWorker, WorkerConfig
 from trials.study import load_study
 
 STORAGES = {"journal": "{}/study.journal", "sqlite": "sqlite:///{}/study.db"}
@@ -26,7 +26,7 @@ COHORTS, QUICK_COHORTS = 12, 3
 
 def main() -> int:
     """Measure."""
-    options = parse("search_cost", "CPU time of the clerk, by storage")
+    options = parse("search_cost", "CPU time of the search worker, by storage")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = load_study(ROOT / "examples" / "digits.py")
     cohorts = QUICK_COHORTS if options.quick else COHORTS
@@ -34,31 +34,31 @@ def main() -> int:
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="bsq-") as folder, ThreadPoolExecutor(1) as holder:
         place = {"study_name": "digits", "worker": "w", "lock_file": Path(folder, "lock")}
-        clerks = {
-            name: Clerk(study, ClerkPlace(storage=storage.format(folder), **place), holder)  # type: ignore[arg-type]
+        workers = {
+            name: SearchWorker(study, WorkerConfig(storage=storage.format(folder), **place), holder)  # type: ignore[arg-type]
             for name, storage in STORAGES.items()
         }
         for cohort in range(cohorts):
             for name in STORAGES if cohort % 2 else reversed(STORAGES):
-                runs.append({"scenario": name, "cohort": cohort, **_cohort(clerks[name], study.fused)})
+                runs.append({"scenario": name, "cohort": cohort, **_cohort(workers[name], study.fused)})
                 print(runs[-1], flush=True)
     finish("search_cost", options, runs, _summary(runs))
     return 0
 
 
-def _cohort(clerk: Clerk, trials: int) -> dict[str, Any]:
-    """CPU ms of each of the clerk's answers while as many trials are asked for, and report until they end."""
+def _cohort(worker: SearchWorker, trials: int) -> dict[str, Any]:
+    """CPU ms of each of the search worker's answers while as many trials are asked for, and report until they end."""
     start_s = time.process_time()
-    numbers = [trial["number"] for trial in clerk.ask(trials)["trials"]]
+    numbers = [trial["number"] for trial in worker.ask(trials)["trials"]]
     ask_ms = (time.process_time() - start_s) * 1e3 / len(numbers)
-    study = clerk._user_study
+    study = worker._user_study
     reports, start_s = 0, time.process_time()
     for epoch in (*study.rungs, study.epochs):
         for number in tuple(numbers):
             reports += 1
             # scores that grow with the epochs; half of the trials are worse than the median, and are pruned
             score = epoch / study.epochs + number * 37 % 96 / 96
-            if clerk.report(number, epoch, score, epoch == study.epochs) is not None:
+            if worker.report(number, epoch, score, epoch == study.epochs) is not None:
                 numbers.remove(number)
     report_ms = (time.process_time() - start_s) * 1e3 / reports
     return {"ask_ms": round(ask_ms, 3), "report_ms": round(report_ms, 3), "reports": reports}

@@ -193,16 +193,17 @@ def _summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _be_the_side_task(path: Path) -> None:
-    from trials.gate import PageGate, StopRequested, block_signals
+    from trials.gate.base import StopRequested, block_signals
+    from trials.gate.cpu import CpuGate
 
     block_signals()
     import optuna
     import torch
 
-    from trials.gate import HOST_UNIT
-    from trials.group import TrialGroup
-    from trials.member import build_member
+    from trials.gate.base import HOST_UNIT
     from trials.study import load_study
+    from trials.training.group import TrialGroup
+    from trials.training.member import build_member
 
     torch.set_num_threads(1)
     study = load_study(ROOT / "benchmarks" / "utilization" / "endless_digits.py")
@@ -211,7 +212,7 @@ def _be_the_side_task(path: Path) -> None:
     members = [build_member(study, k, study.suggest(draws.ask())) for k in range(study.fused)]
     os.nice(19)
     page = Page.open(path, create=False)
-    gate = PageGate(page)
+    gate = CpuGate(page)
     gate.trials = study.fused
     group = TrialGroup(study, members, gate)
     page.claim(Role.SIDE)

@@ -180,8 +180,8 @@ def finish(run: Path, config: Config, reason: str) -> None:
 
     def close_study() -> None:
         if config.side is not None:
-            clerk = [sys.executable, "-m", "trials.clerk", "--close", "--storage", config.storage(run)]
-            subprocess.run([*clerk, "--study-name", config.side.study_name, "--reason", reason], check=True)
+            close = [sys.executable, "-m", "trials.search.worker", "--close", "--storage", config.storage(run)]
+            subprocess.run([*close, "--study-name", config.side.study_name, "--reason", reason], check=True)
 
     def trace() -> None:
         write_trace(run, config.run.trace_steps)

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-import trials.gate as gate_module
+import trials.gate.cpu as gate_module
 from ds_hooks.shared.page import Field, Page
-from trials.gate import PageGate
+from trials.gate.cpu import CpuGate
 
 US, MS = 1_000, 1_000_000
 
@@ -45,7 +45,7 @@ class World:
         return None if number is None else SimpleNamespace(si_signo=number)
 
 
-def decline(world: World, gate: PageGate, *left_ms: float) -> int:
+def decline(world: World, gate: CpuGate, *left_ms: float) -> int:
     """Ask for unit 0, which takes longer than the bubbles left it; in the last one it starts. Returns the sleeps."""
 
     def bubble(epoch: int, ms: float) -> Callable[[], int]:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from ds_hooks.shared.driver import DriverError
 from ds_hooks.shared.page import PAGE_BYTES, DeviceGate, Field, Page
-from trials.stream_gate import StreamGate
-from trials.unit_records import UnitRecords
+from trials.gate.cuda import CudaGate
+from trials.gate.unit_records import UnitRecords
 
 US, MS = 1_000, 1_000_000
 STREAM = 7
@@ -33,10 +33,10 @@ class World:
         self._done_ns: dict[int, int | None] = {}
         self._work: deque[tuple[str, int, int]] = deque()
         self._busy_until_ns = 0
-        self.gates: list[StreamGate] = []
+        self.gates: list[CudaGate] = []
 
-    def gate(self, records: UnitRecords | None = None, device_uuid: int = 0) -> StreamGate:
-        made = StreamGate(
+    def gate(self, records: UnitRecords | None = None, device_uuid: int = 0) -> CudaGate:
+        made = CudaGate(
             self.page,
             self,
             STREAM,
@@ -87,7 +87,7 @@ class World:
 
     # The side task
 
-    def run(self, gate: StreamGate, unit: int, busy_ns: int, name: str = "") -> None:
+    def run(self, gate: CudaGate, unit: int, busy_ns: int, name: str = "") -> None:
         """Ask, and queue a kernel."""
         gate.enter(unit)
         self._work.append((name or str(unit), busy_ns, 0))
@@ -186,7 +186,7 @@ class World:
     def write_word(self, stream: int, device_address: int, value: int) -> None: ...
 
 
-def learn(world: World, gate: StreamGate, *costs_ns: int) -> None:
+def learn(world: World, gate: CudaGate, *costs_ns: int) -> None:
     """Let unit k be known to take costs_ns[k]."""
     gate.use([f"unit {k}" for k in range(len(costs_ns))])
     for unit, cost_ns in enumerate(costs_ns):

@@ -1,7 +1,6 @@
-"""Fused training of hyperparameter trials: what a user writes (`study`), K trials as one model (`group`, `fused`,
-`fusion/`, `optim/`), and the gate that is asked before every unit of device work (`gate`, `pause`).
+"""Fused training of hyperparameter trials. What users import: `Study`, `fuse`, `fuse_optimizers`, `TrialGroup`.
 
-Names are looked up when they are used: a side task must block its signals before an import starts threads.
+Names are loaded on first use: a side task must block its signals before an import starts threads.
 """
 
 import importlib
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trials.fused import FusedModule, PerTrial, fuse, fuse_optimizers
     from trials.fusion import FuseError
-    from trials.group import TrialGroup
-    from trials.member import Member, build_member, group_key
     from trials.study import Study, StudyError, load_study
+    from trials.training.group import TrialGroup
+    from trials.training.member import Member, build_member, group_key
 
 __all__ = [
     "FuseError",
@@ -32,8 +31,8 @@ __all__ = [
 _HOMES = {
     "fused": ("FusedModule", "PerTrial", "fuse", "fuse_optimizers"),
     "fusion": ("FuseError",),
-    "group": ("TrialGroup",),
-    "member": ("Member", "build_member", "group_key"),
+    "training.group": ("TrialGroup",),
+    "training.member": ("Member", "build_member", "group_key"),
     "study": ("Study", "StudyError", "load_study"),
 }
 

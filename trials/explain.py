@@ -8,10 +8,10 @@ from pathlib import Path
 import optuna
 
 from trials.fusion import FuseError
-from trials.gate import OpenGate
-from trials.group import TrialGroup
-from trials.member import build_member, group_key
+from trials.gate.base import OpenGate
 from trials.study import Study, StudyError, load_study
+from trials.training.group import TrialGroup
+from trials.training.member import build_member, group_key
 
 USER_ERROR_STATUS = 2
 TRIALS = 2

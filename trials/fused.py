@@ -14,10 +14,10 @@ from trials.fusion import assemble
 from trials.fusion.errors import FuseError
 from trials.fusion.rows import Rows, generator, moved
 from trials.fusion.structure import difference, structure
-from trials.gate import OpenGate
+from trials.gate.base import OpenGate
+from trials.gate.units import Units
 from trials.optim import FusedOptimizer, optimizer_facts
 from trials.optim import fuse_optimizers as over_rows
-from trials.pause import Units
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class FusedModule(nn.Module):
         for number, model in enumerate(models[1:], start=1):
             found = difference(common.facts, structure(model).facts)
             if found is not None:
-                place, name, one, other = found
+                owner, name, one, other = found
                 raise FuseError(
-                    f"model {number} cannot be fused with model 0: {place}: {name} is {other!r}, there {one!r}; "
+                    f"model {number} cannot be fused with model 0: {owner}: {name} is {other!r}, there {one!r}; "
                     "allowed: the same for all models; fuse those that differ on their own"
                 )
         if generators is not None and len(generators) != len(models):
@@ -177,9 +177,9 @@ def fuse_optimizers(optimizers: Sequence[torch.optim.Optimizer], fused: FusedMod
     for number, facts in enumerate(facts_K):
         found = difference(facts_K[0], facts)
         if found is not None:
-            place, name, one, other = found
+            owner, name, one, other = found
             raise FuseError(
-                f"optimizer {number} cannot be fused with optimizer 0: {place}: {name} is {other!r}, there {one!r}; "
+                f"optimizer {number} cannot be fused with optimizer 0: {owner}: {name} is {other!r}, there {one!r}; "
                 "allowed: the same for all"
             )
     for optimizer in optimizers:

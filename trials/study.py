@@ -188,9 +188,9 @@ def _where(error: BaseException, file: Path) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     if isinstance(error, SyntaxError) and error.filename == str(file):
         lines.append(error.lineno)
-    place = f"line {lines[-1]}: " if lines else ""
+    line = f"line {lines[-1]}: " if lines else ""
     message = error.msg if isinstance(error, SyntaxError) else str(error)
-    return f"{place}{type(error).__name__}: {message}"
+    return f"{line}{type(error).__name__}: {message}"
 
 
 def _find(module: ModuleType, file: Path) -> type[Study]:

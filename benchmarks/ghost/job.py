@@ -54,7 +54,7 @@ class Oracle:
         """The permit of an open bubble, in place of what the plan says."""
         words = self._page.words
         is_squeezed = words[Field.BUBBLE] & 1 and words[Field.PERMIT_UNTIL_NS]
-        if is_squeezed and self._windows.place(words[Field.STEP]).mode == ORACLE:
+        if is_squeezed and self._windows.locate(words[Field.STEP]).mode == ORACLE:
             words[Field.PERMIT_UNTIL_NS] = arrival_ns
 
 

@@ -62,7 +62,7 @@ class StreamStage:
         stream: tells the compute stream.
         device: ``"cuda"`` or ``"cpu"`` (the fake driver).
         spinning: whether receives are spinning kernels.
-        place: a directory in memory.
+        folder: a directory in memory.
     """
 
     global_rank = 0
@@ -80,7 +80,7 @@ class StreamStage:
         stream: int,
         device: str,
         spinning: bool,
-        place: Path,
+        folder: Path,
     ) -> None:
         from deepspeed.runtime.pipe import schedule
 
@@ -100,16 +100,16 @@ class StreamStage:
         self._INSTRUCTION_MAP = {kind: StreamStage._run_next for kind in kinds}  # type: ignore[misc]
         self._slot = 0
         self._messages = 0
-        self._words = map_words(place / "ghost")
+        self._words = map_words(folder / "ghost")
         self._device_words = DeviceWords(driver, self._words, probe=PROBE)
         told = {
             "programs": [[astuple(op) for op in own] for own in programs],
             "stage": shape.stage,
             "timing": asdict(timing),
-            "words": str(place / "ghost"),
+            "words": str(folder / "ghost"),
             "nap_s": PEERS_NAP_S[device],
         }
-        self._told = place / "ghost.json"
+        self._told = folder / "ghost.json"
         self._told.write_text(json.dumps(told), encoding="utf-8")
 
     def __enter__(self) -> Self:

@@ -48,15 +48,15 @@ class Bench:
     driver: Driver
     kernels: Kernels
     page: Page
-    place: Path
+    folder: Path
     quick: bool
 
     @classmethod
-    def open(cls, device: str, place: Path, *, quick: bool) -> Self:
+    def open(cls, device: str, folder: Path, *, quick: bool) -> Self:
         """Take the device."""
         driver, kernels = open_device(device)
-        page = Page.open(page_path(make_private_dir(place / "pages"), 0))
-        return cls(device, driver, kernels, page, place, quick)
+        page = Page.open(page_path(make_private_dir(folder / "pages"), 0))
+        return cls(device, driver, kernels, page, folder, quick)
 
     def close(self) -> None:
         """Give it back."""
@@ -79,7 +79,7 @@ class Bench:
     def side(self, way: str, page: Page | None = None) -> Iterator["Side"]:
         """A second process on the device; see `side` for the ways."""
         page = page or self.page
-        out = self.place / f"{way}.stamps"
+        out = self.folder / f"{way}.stamps"
         command = [sys.executable, "-m", "benchmarks.gpu.side", way, "--device", self.device, "--page", str(page.path)]
         command += ["--out", str(out), "--unit-us", str(UNIT_US[self.device])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
@@ -121,13 +121,13 @@ class Side:
 
 
 @contextmanager
-def mps_server(place: Path) -> Iterator[None]:
+def mps_server(folder: Path) -> Iterator[None]:
     """Let this process, before it uses the device, and its children share the device by a server of our own.
 
     Raises:
         FileNotFoundError: CUDA's tools are not installed here.
     """
-    directories = {f"CUDA_MPS_{kind}_DIRECTORY": str(place / f"mps-{kind.lower()}") for kind in ("PIPE", "LOG")}
+    directories = {f"CUDA_MPS_{kind}_DIRECTORY": str(folder / f"mps-{kind.lower()}") for kind in ("PIPE", "LOG")}
     for directory in directories.values():
         Path(directory).mkdir()
     with mock.patch.dict(os.environ, directories):

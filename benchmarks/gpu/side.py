@@ -20,13 +20,14 @@ from pathlib import Path
 from benchmarks.gpu.device_kernels import Kernels, open_device
 from ds_hooks.shared.driver import DeviceWords, Driver
 from ds_hooks.shared.page import DeviceGate, Field, Page, Role
-from trials.gate import STOP_SIGNAL, StopRequested, block_signals
-from trials.stream_gate import StreamGate, nap
+from trials.gate.base import StopRequested, block_signals
+from trials.gate.cpu import STOP_SIGNAL
+from trials.gate.cuda import CudaGate, nap
 
 UNITS = 8
 
 
-class HostGate(StreamGate):
+class HostGate(CudaGate):
     """What a gate can do that the device does not help: it looks, and queues when it has seen the bubble open."""
 
     def _probe(self) -> None:
@@ -109,10 +110,10 @@ def _host(page: Page, driver: Driver, kernels: Kernels, unit_ns: int) -> None:
 
 def _gate(page: Page, driver: Driver, kernels: Kernels, unit_ns: int) -> None:
     stream = driver.create_stream()
-    _compute(StreamGate(page, driver, stream), stream, kernels, unit_ns)
+    _compute(CudaGate(page, driver, stream), stream, kernels, unit_ns)
 
 
-def _compute(gate: StreamGate, stream: int, kernels: Kernels, unit_ns: int) -> None:
+def _compute(gate: CudaGate, stream: int, kernels: Kernels, unit_ns: int) -> None:
     gate.use([f"unit {unit}" for unit in range(UNITS)])
     _ready()
     try:

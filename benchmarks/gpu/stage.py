@@ -137,7 +137,7 @@ def _measure(bench: Bench, way: str, spinning: bool) -> dict[str, Any]:
     forward_ns = int(FORWARD_MS[bench.device] * 1e6)
     timing = Timing(forward_ns=forward_ns, backward_ns=2 * forward_ns, optimizer_ns=forward_ns // 2)
     name = f"ghost_{way}_{'spinning' if spinning else 'waiting'}"
-    place = bench.place / name
+    place = bench.folder / name
     place.mkdir()
     windows = QUICK_WINDOWS if bench.quick else WINDOWS
     first = len(bench.kernels.stamps())
@@ -157,7 +157,7 @@ def _measure(bench: Bench, way: str, spinning: bool) -> dict[str, Any]:
             stream=stream,
             device=bench.device,
             spinning=spinning,
-            place=place,
+            folder=place,
         )
         stack.enter_context(stage)
         handle = attach(stage, directory=page.path.parent, local_rank=0)

@@ -34,8 +34,8 @@ from benchmarks.utilization.windows import BASELINES, GATED, NAIVE, SCHED_IDLE, 
 from ds_hooks.shared.page import Field, Page, PageError
 
 if TYPE_CHECKING:
-    from trials.group import TrialGroup
     from trials.study import Study
+    from trials.training.group import TrialGroup
 
 LOOK_EVERY_S = 0.02
 POLL_S = 0.01
@@ -118,12 +118,12 @@ class Baselines(threading.Thread):
             if not words[Field.MAIN_PID]:
                 self._let_run(None)
                 continue
-            place = self._windows.place(words[Field.STEP])
-            self._let_run(place.mode)
+            position = self._windows.locate(words[Field.STEP])
+            self._let_run(position.mode)
             # the first step of a window counts for nothing: it may take as long as it likes
-            if place.mode not in GATED and place.cycle >= 0 and place.at == 0 and place[:2] not in measured:
-                measured.add(place[:2])
-                self._measure_dedicated(pages, place.cycle)
+            if position.mode not in GATED and position.cycle >= 0 and position.at == 0 and position[:2] not in measured:
+                measured.add(position[:2])
+                self._measure_dedicated(pages, position.cycle)
         for page in pages:
             if page is not None:
                 page.close()
@@ -275,11 +275,11 @@ def main() -> None:
     import optuna
     import torch
 
-    from trials.gate import OpenGate
-    from trials.group import TrialGroup
-    from trials.member import build_member
-    from trials.process import die_with_parent, run_when_idle
+    from trials.gate.base import OpenGate
+    from trials.gate.process import die_with_parent, run_when_idle
     from trials.study import load_study
+    from trials.training.group import TrialGroup
+    from trials.training.member import build_member
 
     die_with_parent()
     torch.set_num_threads(1)

@@ -155,10 +155,10 @@ def _parts(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f'<path class="grid" d="M{at:.1f} {TOP - 12}V{bottom}" stroke="#e4e8ec" stroke-width="{width}"/>'
             yield _text(at, bottom + 18, f"{value:+d}" if key == "slowdown" else str(value), "soft", "middle")
         for row, run in enumerate(runs):
-            for place, mode in enumerate(MODES):
+            for index, mode in enumerate(MODES):
                 figures = run["baselines"][mode]
                 if figures is not None and figures[key] is not None:
-                    y = TOP + ROW * row + 3.2 * place - 2
+                    y = TOP + ROW * row + 3.2 * index - 2
                     yield from _mark(figures, key, mode, y, left, (low, high))
     for row, run in enumerate(runs):
         yield _text(LEFT - 14, TOP + ROW * row + 10, run["scenario"].replace("_", " "), "ink", "end")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import Pairs, ratio_with_ci95
-from benchmarks.utilization.windows import ALONE, GATED, MODES, Place, Windows
+from benchmarks.utilization.windows import ALONE, GATED, MODES, Windows, WindowStep
 from squeezer.records.reader import RankRun
 from squeezer.reports.metrics import resumes, t_quantile_975
 
@@ -71,29 +71,29 @@ def collect(windows: Windows, ranks: Sequence[RankLog]) -> list[Window]:
         sums = {name: np.cumsum([(0, 0), *(step[1:] for step in log)], axis=0) for name, log in rank.baselines.items()}
         mean_per_s = fmean(rank.work_per_s.values())
         for number, step in sorted(steps.items()):
-            place = windows.place(number)
-            if place.cycle < 0 or place.at == 0 or number - 1 not in steps:
+            position = windows.locate(number)
+            if position.cycle < 0 or position.at == 0 or number - 1 not in steps:
                 continue
-            at = place.cycle, place.window
-            window = found.setdefault(at, Window(cycle=place.cycle, mode=place.mode))
+            at = position.cycle, position.window
+            window = found.setdefault(at, Window(cycle=position.cycle, mode=position.mode))
             step_ns = step["end_ns"] - step["start_ns"]
             step_ms.setdefault(number, []).append(step_ns / 1e6)
             computing_ms.setdefault(at, []).append((step_ns - bubble_ns[number]) / 1e6)
             window.bubble_ms += bubble_ns[number] / 1e6
-            per_s = rank.work_per_s.get(place.cycle, mean_per_s)  # one that was cut short may have none of its own
+            per_s = rank.work_per_s.get(position.cycle, mean_per_s)  # one that was cut short may have none of its own
             window.capacity += per_s * bubble_ns[number] / 1e9
             window.whole += per_s * step_ns / 1e9
-            if place.mode in GATED:
+            if position.mode in GATED:
                 window.work += step["work"] - steps[number - 1]["work"]
                 window.busy_ms += busy_ns[number] / 1e6
-            elif place.mode in rank.baselines:
-                begin, end = np.searchsorted(ends[place.mode], (steps[number - 1]["end_ns"], step["end_ns"]))
-                work, cpu_ns = sums[place.mode][end] - sums[place.mode][begin]
+            elif position.mode in rank.baselines:
+                begin, end = np.searchsorted(ends[position.mode], (steps[number - 1]["end_ns"], step["end_ns"]))
+                work, cpu_ns = sums[position.mode][end] - sums[position.mode][begin]
                 window.work += float(work)
                 window.busy_ms += float(cpu_ns) / 1e6
     for number, durations_ms in sorted(step_ms.items()):
-        place = windows.place(number)
-        found[place.cycle, place.window].step_ms.append(fmean(durations_ms))
+        position = windows.locate(number)
+        found[position.cycle, position.window].step_ms.append(fmean(durations_ms))
     for key, durations_ms in computing_ms.items():
         found[key].computing_ms = fmean(durations_ms)
     return [found[key] for key in sorted(found)]
@@ -162,8 +162,8 @@ def gate_figures(windows: Windows, ranks: Sequence[RankLog], mode: str) -> dict[
         start_ns, end_ns = (np.array([b[key] for b in bubbles], np.int64) for key in ("start_ns", "end_ns"))
         side = resumes(start_ns, end_ns, rank.run.units)
         for bubble, ran, resume_ns in zip(bubbles, side.ran, side.resume_ns, strict=True):
-            place: Place = windows.place(bubble["step"])
-            if place.mode != mode or place.cycle < 0 or bubble["permit_until_ns"] is None:
+            position: WindowStep = windows.locate(bubble["step"])
+            if position.mode != mode or position.cycle < 0 or bubble["permit_until_ns"] is None:
                 continue
             stops += bubble["stopped"]
             if ran and bubble["overrun_ns"] is not None:

@@ -29,7 +29,7 @@ class WindowedPolicy(Policy):
 
     def squeezes(self, step: int) -> bool:
         """See `Policy.squeezes`."""
-        return self.windows.place(step).mode in GATED
+        return self.windows.locate(step).mode in GATED
 
 
 class WindowedMachine(GateMachine):

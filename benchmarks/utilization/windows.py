@@ -18,7 +18,7 @@ BASELINES = (NAIVE, SCHED_IDLE, STEP_GRAIN)
 MODES = (*GATED, *BASELINES)
 
 
-class Place(NamedTuple):
+class WindowStep(NamedTuple):
     """Where a step lies. `cycle` is -1 before the first one; `at` counts the steps of the window."""
 
     cycle: int
@@ -63,25 +63,25 @@ class Windows:
         """The number of the first step of `cycle`, counted from 1."""
         return self.observe + self.warm_up + cycle * self.length + 1
 
-    def place(self, step: int) -> Place:
+    def locate(self, step: int) -> WindowStep:
         """Where `step` lies, counted from 1."""
         since = step - self.first_step(0)
         if since < -self.warm_up:
-            return Place(-1, -1, ALONE, step - 1)
+            return WindowStep(-1, -1, ALONE, step - 1)
         if since < 0:
             at = since + self.warm_up
             half = self.warm_up // 2 if COOPERATIVE in self.modes else -1
-            return Place(-1, 0, COOPERATIVE if at < half else ALONE if at == half else PREEMPTIVE, at)
+            return WindowStep(-1, 0, COOPERATIVE if at < half else ALONE if at == half else PREEMPTIVE, at)
         cycle, at = divmod(since, self.length)
         for window, (mode, steps) in enumerate(self.cycle):
             if at < steps:
-                return Place(cycle, window, mode, at)
+                return WindowStep(cycle, window, mode, at)
             at -= steps
         raise AssertionError("the windows of a cycle are as long as the cycle")
 
     def next_gated(self, step: int) -> str:
         """The mode of the first gated step from `step` on."""
-        return next(mode for later in range(step, step + self.length + 1) if (mode := self.place(later).mode) in GATED)
+        return next(mode for later in range(step, step + self.length + 1) if (mode := self.locate(later).mode) in GATED)
 
     def environment(self) -> dict[str, str]:
         """What tells other processes."""

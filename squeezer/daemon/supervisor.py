@@ -12,7 +12,7 @@ from squeezer.config import SideTable
 from squeezer.device import Device, SideProcess
 from squeezer.records.layout import units_path
 
-RUNNER = "trials.runner"
+RUNNER = "trials.side_task.main"
 """The side task's program."""
 
 USER_ERROR_STATUS = 2
@@ -107,7 +107,7 @@ class Supervisor:
             reason: what the trials are told.
             idle: a main job is there, so let this have no more than its idle time.
         """
-        command = [sys.executable, "-m", "trials.clerk", "--close", "--storage", self._place.storage]
+        command = [sys.executable, "-m", "trials.search.worker", "--close", "--storage", self._place.storage]
         command += ["--study-name", self._config.study_name, "--worker", self._worker, "--reason", reason]
         return subprocess.Popen([*command, *(["--idle"] if idle else [])], stdin=subprocess.DEVNULL)
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.place import Place, new_place
+from tests.support.sandbox import Sandbox, new_sandbox
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """A place of its own for a device."""
-    with new_place(tmp_path) as made:
+def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
+    """A private directory for one device's processes."""
+    with new_sandbox(tmp_path) as made:
         yield made
 
 

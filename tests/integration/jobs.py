@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ds_hooks.shared.page import Field, Page, PageError, Role
-from tests.integration.place import stat, wait_for
+from tests.support.sandbox import stat, wait_for
 
 ROOT = Path(__file__).parents[2]
 PRETRAIN = ROOT / "examples" / "pretrain.py"

@@ -12,7 +12,7 @@ import torch
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from ds_hooks.shared.page import Field, Page, page_path, runtime_dir
-from tests.integration.place import is_alive
+from tests.support.sandbox import is_alive
 
 WAITS_FOR = {12: (1, 0), 16: (0, 1)}
 """Step to (who waits, whose side task)."""

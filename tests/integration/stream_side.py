@@ -9,22 +9,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import trials.places
+import trials.side_task.devices
 from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.shared.page import Page
-from trials import runner
-from trials.ledger import HOST_UNIT
-from trials.places import AnyGate, CorePlace
-from trials.process import die_with_parent
-from trials.stream_gate import StreamGate
+from trials.gate.base import HOST_UNIT
+from trials.gate.cuda import CudaGate
+from trials.gate.process import die_with_parent
+from trials.gate.unit_records import UnitRecords
+from trials.side_task import main as runner
+from trials.side_task.devices import CpuSideDevice, Gate
 from trials.study import Study
-from trials.ungated import try_out
-from trials.unit_records import UnitRecords
+from trials.training.rehearsal import try_out
 
 KERNEL_NS = 1_000_000
 
 
-class BusyGate(StreamGate):
+class BusyGate(CudaGate):
     """Each unit has some work for the device."""
 
     def enter(self, unit: int) -> None:
@@ -35,19 +35,19 @@ class BusyGate(StreamGate):
     fake: FakeDriver
 
 
-class StreamPlace(CorePlace):
+class StreamPlace(CpuSideDevice):
     """The device."""
 
     def __init__(self) -> None:
         self.driver = FakeDriver()
 
-    def gate(self, page: Page, records: UnitRecords, on_overrun: Callable[[int, int], None]) -> AnyGate:
+    def gate(self, page: Page, records: UnitRecords, on_overrun: Callable[[int, int], None]) -> Gate:
         made = BusyGate(page, self.driver, self.driver.create_stream(), records, on_overrun=on_overrun)
         made.fake = self.driver
-        die_with_parent(False)  # as CudaPlace
+        die_with_parent(False)  # as CudaSideDevice
         return made
 
-    def rehearse(self, study: Study, page: Page, gate: AnyGate) -> int:
+    def rehearse(self, study: Study, page: Page, gate: Gate) -> int:
         try_out(study, gate, 2)
         return study.fused
 
@@ -56,13 +56,13 @@ def main() -> int:
     """The real program, elsewhere."""
     made: list[StreamPlace] = []
 
-    def make_place(kind: str, memory_fraction: float) -> StreamPlace:
+    def make_side_device(kind: str, memory_fraction: float) -> StreamPlace:
         assert kind == "cuda"
         made.append(StreamPlace())  # not before: the gate's signals are blocked now, and its threads must not get them
         return made[0]
 
-    places: Any = trials.places
-    places.make_place = make_place
+    places: Any = trials.side_task.devices
+    places.make_side_device = make_side_device
     status = runner.main()
     kernels = [(kernel.start_ns, kernel.end_ns) for kernel in made[0].driver.kernels]
     Path(os.environ["STREAM_KERNELS"]).write_text(json.dumps(kernels))

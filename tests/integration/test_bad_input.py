@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 
 from ds_hooks.shared import wire
 from ds_hooks.shared.page import PAGE_BYTES, PAGE_MAGIC, Field, page_path, socket_path
-from tests.integration.place import STUDIES, Child, Place, is_alive, new_place, wait_for
+from tests.support.sandbox import STUDIES, Child, Sandbox, is_alive, new_sandbox, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -24,14 +24,14 @@ AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with new_place(tmp_path_factory.mktemp("shared")) as made:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    with new_sandbox(tmp_path_factory.mktemp("shared")) as made:
         yield made
 
 
-def refused(place: Place, *says: str, **environment: str) -> None:
+def refused(sandbox: Sandbox, *says: str, **environment: str) -> None:
     """A daemon of a good configuration must not start, and must say why in one line."""
-    status, said = place.run_to_end(*daemon(place.config()), **environment)
+    status, said = sandbox.run_to_end(*daemon(sandbox.config()), **environment)
     assert status == 2, said
     assert said.startswith("squeezer: ") and said.count("\n") == 1, said
     for words in says:
@@ -42,9 +42,9 @@ def daemon(config: Path) -> tuple[str, ...]:
     return "-m", "squeezer", "daemon", "--config", str(config)
 
 
-def goes_on_alone(place: Place, *says: str, **environment: str) -> None:
+def goes_on_alone(sandbox: Sandbox, *says: str, **environment: str) -> None:
     """A main job runs to its end, and says once why nothing is squeezed."""
-    job = place.job("--steps", "5", **environment)
+    job = sandbox.job("--steps", "5", **environment)
     assert job.ended() == 0
     assert job.step == 5
     said = job.said()
@@ -76,7 +76,7 @@ MISTAKES = [
 
 
 @pytest.fixture(scope="module")
-def told(shared: Place) -> dict[tuple[str, str], tuple[int, str]]:
+def told(shared: Sandbox) -> dict[tuple[str, str], tuple[int, str]]:
     """(exit status, output) of each command with each mistake; all at once, for importing DeepSpeed takes long."""
     script = shared.files / "train.py"
     script.write_text("import pathlib; pathlib.Path('started').touch()")
@@ -94,7 +94,7 @@ def told(shared: Place) -> dict[tuple[str, str], tuple[int, str]]:
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
 @pytest.mark.parametrize("command", ["daemon", "ds_squeeze"])
 def test_a_mistake_in_the_configuration_is_said_before_anything_starts(
-    shared: Place, told: dict[tuple[str, str], tuple[int, str]], mistake: Mistake, command: str
+    shared: Sandbox, told: dict[tuple[str, str], tuple[int, str]], mistake: Mistake, command: str
 ) -> None:
     status, said = told[mistake.name, command]
     assert status == 2, said
@@ -132,19 +132,19 @@ BAD_STUDIES = [
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Place, str]]]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Sandbox, str]]]:
     """What the daemon of each bad study said, once its side task is given up and its job has ended well."""
     files = tmp_path_factory.mktemp("studies")
     broken = STUDIES / "broken.py"
-    with new_place(files) as place:
+    with new_sandbox(files) as sandbox:
         daemons, jobs = {}, {}
         for study in BAD_STUDIES:
-            config = place.config(study.file)
+            config = sandbox.config(study.file)
             if study.file == "broken.py":  # a file that no tool can read does not belong among the sources
                 (files / "broken.py").write_text('"""Not Python."""\nclass:\n')
                 config.write_text(config.read_text().replace(str(broken), str(files / "broken.py")))
-            daemons[study.file] = place.daemon(config, study.device)
-            jobs[study.file] = place.job("--local-rank", str(study.device), "--bubble-ms", "100")
+            daemons[study.file] = sandbox.daemon(config, study.device)
+            jobs[study.file] = sandbox.job("--local-rank", str(study.device), "--bubble-ms", "100")
         for study in BAD_STUDIES:
             said = daemons[study.file].said
             wait_for(lambda said=said: "is given up; the main job goes on alone" in said(), "giving up")
@@ -152,32 +152,32 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple
             assert jobs[study.file].finish() == 0
             assert "[ds_hooks]" not in jobs[study.file].said()
             assert daemons[study.file].kill(signal.SIGTERM) == 0
-        yield {study.file: (place, daemons[study.file].said()) for study in BAD_STUDIES}
+        yield {study.file: (sandbox, daemons[study.file].said()) for study in BAD_STUDIES}
 
 
 @pytest.mark.parametrize("study", BAD_STUDIES, ids=lambda study: study.file)
 def test_a_side_task_that_cannot_start_is_given_up_and_the_job_goes_on(
-    served: dict[str, tuple[Place, str]], study: BadStudy
+    served: dict[str, tuple[Sandbox, str]], study: BadStudy
 ) -> None:
-    place, said = served[study.file]
+    sandbox, said = served[study.file]
     for words in study.says:
         assert words in said
     if study.status == 2:
         assert study.file in said
     tries = 1 if study.status == 2 else 2
-    exits = [(end["status"], end["restarted"]) for end in place.side("exited", study.device)]
+    exits = [(end["status"], end["restarted"]) for end in sandbox.side("exited", study.device)]
     assert exits == [(study.status, index + 1 < tries) for index in range(tries)]
     assert "Traceback" not in said
 
 
-def test_trials_whose_model_or_loss_raises_fail_with_the_reason_and_the_others_complete(place: Place) -> None:
-    served = place.daemon(place.config("raises.py"))
-    job = place.job()
-    wait_for(lambda: place.side("exited"), "the end of the study")
+def test_trials_whose_model_or_loss_raises_fail_with_the_reason_and_the_others_complete(sandbox: Sandbox) -> None:
+    served = sandbox.daemon(sandbox.config("raises.py"))
+    job = sandbox.job()
+    wait_for(lambda: sandbox.side("exited"), "the end of the study")
     assert job.finish() == 0
     assert served.kill(signal.SIGTERM) == 0
-    assert place.side("exited")[0]["status"] == 0
-    trials = place.trials("raises")
+    assert sandbox.side("exited")[0]["status"] == 0
+    trials = sandbox.trials("raises")
     reasons = [trial.user_attrs.get("squeezer_reason", "") for trial in trials]
     assert [trial.state for trial in trials] == [TrialState.COMPLETE, TrialState.FAIL, TrialState.FAIL] * 2
     assert all(reason == "ValueError: no such model" for reason in reasons[1::3])
@@ -187,8 +187,8 @@ def test_trials_whose_model_or_loss_raises_fail_with_the_reason_and_the_others_c
 # Pages, directories, sockets
 
 
-def test_a_page_of_another_version_in_use(place: Place) -> None:
-    path = page_path(place.directory, 0)
+def test_a_page_of_another_version_in_use(sandbox: Sandbox) -> None:
+    path = page_path(sandbox.directory, 0)
     content = bytearray(PAGE_BYTES)
     words = memoryview(content).cast("q")
     words[Field.MAGIC], words[Field.VERSION] = PAGE_MAGIC, 999
@@ -197,95 +197,95 @@ def test_a_page_of_another_version_in_use(place: Place) -> None:
     says = (str(path), "has version 999 and is in use", "run the same release on both sides")
     with path.open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_SH)
-        refused(place, *says)
-        goes_on_alone(place, *says)
+        refused(sandbox, *says)
+        goes_on_alone(sandbox, *says)
     path.unlink()
 
 
 @AS_ROOT
-def test_a_page_of_another_user(place: Place) -> None:
-    path = page_path(place.directory, 0)
+def test_a_page_of_another_user(sandbox: Sandbox) -> None:
+    path = page_path(sandbox.directory, 0)
     path.write_bytes(bytes(PAGE_BYTES))
     path.chmod(0o600)
     os.chown(path, 12345, 12345)
     says = (str(path), "belongs to user 12345, not to 0")
-    refused(place, *says)
-    goes_on_alone(place, *says)
+    refused(sandbox, *says)
+    goes_on_alone(sandbox, *says)
     path.unlink()
 
 
 @AS_ROOT
-def test_a_directory_of_another_user(place: Place) -> None:
-    os.chown(place.directory, 12345, 12345)
-    says = (str(place.directory), "belongs to user 12345, not to 0; name another directory")
-    refused(place, *says)
-    goes_on_alone(place, *says)
+def test_a_directory_of_another_user(sandbox: Sandbox) -> None:
+    os.chown(sandbox.directory, 12345, 12345)
+    says = (str(sandbox.directory), "belongs to user 12345, not to 0; name another directory")
+    refused(sandbox, *says)
+    goes_on_alone(sandbox, *says)
 
 
-def test_a_directory_that_others_can_read(place: Place) -> None:
-    place.directory.chmod(0o755)
-    says = ("has mode 0755; allowed is 0700", f"chmod 700 {place.directory}")
-    refused(place, *says)
-    goes_on_alone(place, *says)
+def test_a_directory_that_others_can_read(sandbox: Sandbox) -> None:
+    sandbox.directory.chmod(0o755)
+    says = ("has mode 0755; allowed is 0700", f"chmod 700 {sandbox.directory}")
+    refused(sandbox, *says)
+    goes_on_alone(sandbox, *says)
 
 
-def test_a_file_in_place_of_the_directory(place: Place) -> None:
-    path = place.directory / "file"
+def test_a_file_in_place_of_the_directory(sandbox: Sandbox) -> None:
+    path = sandbox.directory / "file"
     path.touch()
-    refused(place, f"{path} is not a directory", SQUEEZER_DIR=str(path))
-    goes_on_alone(place, f"{path} is not a directory", SQUEEZER_DIR=str(path))
+    refused(sandbox, f"{path} is not a directory", SQUEEZER_DIR=str(path))
+    goes_on_alone(sandbox, f"{path} is not a directory", SQUEEZER_DIR=str(path))
     path.unlink()
 
 
-def test_a_directory_too_long_for_a_socket(place: Place, tmp_path: Path) -> None:
+def test_a_directory_too_long_for_a_socket(sandbox: Sandbox, tmp_path: Path) -> None:
     long = tmp_path / ("x" * 100)
-    refused(place, "the socket path", "allowed are 107", "set $SQUEEZER_DIR", SQUEEZER_DIR=str(long))
-    goes_on_alone(place, "socket", SQUEEZER_DIR=str(long))
+    refused(sandbox, "the socket path", "allowed are 107", "set $SQUEEZER_DIR", SQUEEZER_DIR=str(long))
+    goes_on_alone(sandbox, "socket", SQUEEZER_DIR=str(long))
     assert list(long.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["file", "directory"])
-def test_a_socket_path_that_is_taken(place: Place, kind: str) -> None:
-    path = socket_path(place.directory, 0)
+def test_a_socket_path_that_is_taken(sandbox: Sandbox, kind: str) -> None:
+    path = socket_path(sandbox.directory, 0)
     path.touch() if kind == "file" else path.mkdir()
-    refused(place, f"{path} is taken by something that is not a socket", "set $SQUEEZER_DIR")
+    refused(sandbox, f"{path} is taken by something that is not a socket", "set $SQUEEZER_DIR")
     assert path.is_file() if kind == "file" else path.is_dir()
     path.unlink() if kind == "file" else path.rmdir()
 
 
-def test_a_run_directory_that_is_a_file(place: Place) -> None:
-    config = place.config()
-    place.run.touch()
-    refused(place, str(place.run), "run.directory")
+def test_a_run_directory_that_is_a_file(sandbox: Sandbox) -> None:
+    config = sandbox.config()
+    sandbox.run.touch()
+    refused(sandbox, str(sandbox.run), "run.directory")
     assert config.exists()
-    place.run.unlink()
+    sandbox.run.unlink()
 
 
-def test_a_second_daemon_on_the_same_device(place: Place) -> None:
-    first = place.daemon(place.config())
-    job = place.job()
-    refused(place, f"process {first.pid} is already the daemon of {page_path(place.directory, 0)}")
-    wait_for(lambda: place.events("step"), "a step that the first one hears")
+def test_a_second_daemon_on_the_same_device(sandbox: Sandbox) -> None:
+    first = sandbox.daemon(sandbox.config())
+    job = sandbox.job()
+    refused(sandbox, f"process {first.pid} is already the daemon of {page_path(sandbox.directory, 0)}")
+    wait_for(lambda: sandbox.events("step"), "a step that the first one hears")
     assert job.finish() == 0
     assert first.kill(signal.SIGTERM) == 0
 
 
-def test_a_second_job_on_the_same_device(place: Place) -> None:
-    served = place.daemon(place.config())
-    first = place.job()
-    wait_for(lambda: place.events("step"), "a step")
-    goes_on_alone(place, f"process {first.pid} is already the main of {page_path(place.directory, 0)}")
+def test_a_second_job_on_the_same_device(sandbox: Sandbox) -> None:
+    served = sandbox.daemon(sandbox.config())
+    first = sandbox.job()
+    wait_for(lambda: sandbox.events("step"), "a step")
+    goes_on_alone(sandbox, f"process {first.pid} is already the main of {page_path(sandbox.directory, 0)}")
     first.beats(5)
     assert first.finish() == 0
     assert served.kill(signal.SIGTERM) == 0
-    assert [job["pid"] for job in place.events("job")] == [first.pid]
+    assert [job["pid"] for job in sandbox.events("job")] == [first.pid]
 
 
-def test_garbage_on_the_socket_is_counted_and_the_job_is_served_on(place: Place) -> None:
-    served = place.daemon(place.config())
-    job = place.job("--bubble-ms", "10")
-    wait_for(lambda: place.events("step"), "a step")
-    path = socket_path(place.directory, 0)
+def test_garbage_on_the_socket_is_counted_and_the_job_is_served_on(sandbox: Sandbox) -> None:
+    served = sandbox.daemon(sandbox.config())
+    job = sandbox.job("--bubble-ms", "10")
+    wait_for(lambda: sandbox.events("step"), "a step")
+    path = socket_path(sandbox.directory, 0)
     noise = random.Random(0)
     hello = wire.Hello(os.getpid(), 0, 1, 0, 1, 1)
     other_version = bytearray(wire.encode(1, 0, hello))
@@ -316,20 +316,20 @@ def test_garbage_on_the_socket_is_counted_and_the_job_is_served_on(place: Place)
     for _ in range(3):
         intruder.send(bytes(50_000_000))
     heard = job.step
-    wait_for(lambda: place.events("step")[-1]["step"] > heard + 50, "more steps")
+    wait_for(lambda: sandbox.events("step")[-1]["step"] > heard + 50, "more steps")
     context.destroy(linger=0)
 
     assert is_alive(served.pid), served.said()
     assert job.finish() == 0
     assert "[ds_hooks]" not in job.said()
     assert served.kill(signal.SIGTERM) == 0
-    (end,) = place.events("end")
-    faults = [fault["what"] for fault in place.events("fault")]
+    (end,) = sandbox.events("end")
+    faults = [fault["what"] for fault in sandbox.events("fault")]
     for words in ("protocol version 77", "which is not the page's main job", "99 is no WaitKind"):
         assert any(words in fault for fault in faults), faults
     assert len([fault for fault in faults if "foreign" in fault]) <= 10, "a flood of records is none"
     assert end["foreign_messages"] >= 5000 + len(garbage), "and some of the noise, which may look like a message"
-    assert len(place.events("job")) == 1
+    assert len(sandbox.events("job")) == 1
 
 
 # python -m ds_hooks
@@ -344,11 +344,11 @@ def test_garbage_on_the_socket_is_counted_and_the_job_is_served_on(place: Place)
     ],
 )
 def test_a_script_without_a_pipeline_engine_keeps_its_exit_status(
-    place: Place, tmp_path: Path, script: str, status: int, says: str
+    sandbox: Sandbox, tmp_path: Path, script: str, status: int, says: str
 ) -> None:
     path = tmp_path / "train.py"
     path.write_text(script)
-    ended, said = place.run_to_end("-m", "ds_hooks", str(path))
+    ended, said = sandbox.run_to_end("-m", "ds_hooks", str(path))
     assert ended == status
     assert says in said
     assert f"{path} ended without a pipeline engine, so nothing was squeezed; needed is deepspeed.initialize" in said
@@ -364,8 +364,8 @@ def test_a_script_without_a_pipeline_engine_keeps_its_exit_status(
         (["--module"], "no training script named"),
     ],
 )
-def test_a_command_line_that_runs_no_script(place: Place, options: list[str], says: str) -> None:
-    status, said = place.run_to_end("-m", "ds_hooks", *options)
+def test_a_command_line_that_runs_no_script(sandbox: Sandbox, options: list[str], says: str) -> None:
+    status, said = sandbox.run_to_end("-m", "ds_hooks", *options)
     assert status != 0
     assert said.startswith("ds_hooks: ") and says in said
     assert "Traceback" not in said

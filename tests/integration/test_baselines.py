@@ -11,7 +11,7 @@ from benchmarks.utilization.baselines import Baselines
 from benchmarks.utilization.windowed_daemon import FORECASTS
 from benchmarks.utilization.windows import BASELINES, NAIVE, SCHED_IDLE, STEP_GRAIN, Windows
 from ds_hooks.shared.page import Field, Page, page_path
-from tests.integration.place import stat
+from tests.support.sandbox import stat
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -13,7 +13,7 @@ from squeezer.doctor import Finding, Level, examine
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(ENVIRONMENT_DIR, str(tmp_path / "pages"))
     return tmp_path / "pages"
 
@@ -32,18 +32,18 @@ def no_driver(device: int) -> Driver:
     raise DriverError("no CUDA driver of version 12 or later")
 
 
-def test_without_a_device_the_cpu_is_the_device(place: Path) -> None:
+def test_without_a_device_the_cpu_is_the_device(sandbox: Path) -> None:
     found = {finding.what: finding for finding in examine(0, {}, no_driver)}
     assert found["device"].text.startswith("cpu:") and "bubble word" not in found
     assert found["deepspeed"].level is found["signals"].level is Level.OK
-    assert not place.exists(), "nothing is left behind"
+    assert not sandbox.exists(), "nothing is left behind"
 
 
-def test_a_device_that_writes_words(driver: FakeDriver, place: Path) -> None:
-    found = findings(driver, CUDA_MPS_PIPE_DIRECTORY=str(place))
+def test_a_device_that_writes_words(driver: FakeDriver, sandbox: Path) -> None:
+    found = findings(driver, CUDA_MPS_PIPE_DIRECTORY=str(sandbox))
     assert found["bubble word"].level is Level.OK and "the device itself writes it" in found["bubble word"].text
     assert found["MPS"].level is Level.OK and "take turns" in found["MPS"].text
-    assert not place.exists()
+    assert not sandbox.exists()
 
 
 @pytest.mark.parametrize("call", ["register", "write_word", "wait_at_least"])
@@ -64,17 +64,17 @@ def test_variables_that_change_how_streams_run_are_named(driver: FakeDriver) -> 
     assert {"CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS"} <= set(found)
 
 
-def test_a_directory_that_others_can_open_is_a_problem(place: Path) -> None:
-    place.mkdir(mode=0o755)
+def test_a_directory_that_others_can_open_is_a_problem(sandbox: Path) -> None:
+    sandbox.mkdir(mode=0o755)
     found = {finding.what: finding for finding in examine(0, {}, no_driver)}
     assert found["shared pages"].level is Level.PROBLEM and "chmod 700" in found["shared pages"].text
 
 
-def test_the_command_prints_a_line_for_each(capsys: pytest.CaptureFixture[str], place: Path) -> None:
+def test_the_command_prints_a_line_for_each(capsys: pytest.CaptureFixture[str], sandbox: Path) -> None:
     assert main(["doctor"]) == 0
     printed = capsys.readouterr().out
-    assert "deepspeed" in printed and str(place) in printed
-    place.mkdir()
-    place.chmod(0o755)
+    assert "deepspeed" in printed and str(sandbox) in printed
+    sandbox.mkdir()
+    sandbox.chmod(0o755)
     assert main(["doctor"]) == 1
     assert "problem" in capsys.readouterr().out

@@ -102,7 +102,7 @@ def test_one_stream_waits_for_an_event_of_another_as_it_was_recorded_last(
     driver.wait_event(other, event)
     after = recorded(driver, other)
     driver.wait_at_least(shared.stream, shared.address(SECOND), 1)
-    driver.record(event, shared.stream)  # a later place: who waits already does not wait for it
+    driver.record(event, shared.stream)  # a later sandbox: who waits already does not wait for it
     words[FIRST] = 1
     until(lambda: driver.is_done(after))
     assert not driver.is_done(event)

@@ -17,9 +17,9 @@ import torch
 from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.shared.driver import CudaDriver
 from ds_hooks.shared.page import DeviceGate, Doing, Field, Page, page_path
-from trials.gate import PageGate
-from trials.ledger import GATE_SIGNALS, HOST_UNIT, StopRequested
-from trials.stream_gate import StreamGate
+from trials.gate.base import GATE_SIGNALS, HOST_UNIT, StopRequested
+from trials.gate.cpu import CpuGate
+from trials.gate.cuda import CudaGate
 
 pytestmark = pytest.mark.integration
 
@@ -43,7 +43,7 @@ class Kind(Protocol):
 
 class Core:
     def __init__(self, page: Page) -> None:
-        self.gate = PageGate(page)
+        self.gate = CpuGate(page)
         self._spans: list[tuple[int, int]] = []
 
     def work(self, ms: int) -> None:
@@ -63,7 +63,7 @@ class Threads:
     def __init__(self, page: Page) -> None:
         self.driver = FakeDriver()
         self.stream = self.driver.create_stream()
-        self.gate = StreamGate(page, self.driver, self.stream)
+        self.gate = CudaGate(page, self.driver, self.stream)
 
     def work(self, ms: int) -> None:
         self.driver.launch(self.stream, ms * MS)
@@ -92,7 +92,7 @@ class Gpu:
             self._base.record()
             torch.cuda.synchronize()
             self._base_ns = time.monotonic_ns()
-        self.gate = StreamGate(page, CudaDriver(), self._stream.cuda_stream)
+        self.gate = CudaGate(page, CudaDriver(), self._stream.cuda_stream)
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def work(self, ms: int) -> None:

@@ -37,7 +37,7 @@ def test_the_device_idles_as_the_model_says(stage: int, spinning: bool, driver: 
         stream=DEFAULT_STREAM,
         device="cpu",
         spinning=spinning,
-        place=tmp_path,
+        folder=tmp_path,
     )
     with true_stage:
         for _ in range(STEPS):

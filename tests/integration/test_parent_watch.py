@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ds_hooks.shared.page import DeviceGate, Field, Page, make_private_dir, page_path
-from tests.integration.place import is_alive, wait_for
-from trials.parent_watch import ParentWatch
+from tests.support.sandbox import is_alive, wait_for
+from trials.gate.parent_watch import ParentWatch
 
 pytestmark = pytest.mark.integration
 
@@ -18,7 +18,7 @@ SIDE = """
 import os, sys, time
 from pathlib import Path
 from ds_hooks.shared.page import DeviceGate, Field, Page
-from trials.parent_watch import ParentWatch
+from trials.gate.parent_watch import ParentWatch
 
 page = Page.open(Path(sys.argv[1]), create=False)
 if os.fork():

@@ -17,7 +17,7 @@ from benchmarks.utilization.picture import picture, table
 from benchmarks.utilization.window_figures import RankLog, Window, collect, mode_figures, recovery
 from benchmarks.utilization.window_figures import pairs as pairs_of
 from benchmarks.utilization.windowed_daemon import FORECASTS, WindowedMachine
-from benchmarks.utilization.windows import GATED, Place, Windows
+from benchmarks.utilization.windows import GATED, Windows, WindowStep
 from ds_hooks.shared.page import Field, Page, page_path
 from squeezer.config import GuardTable, SqueezeTable
 from squeezer.policy.state import BubbleEnded, Event, JobAttached, PlanSlot, PlanSteps, Side, SideChanged, StepStarted
@@ -62,22 +62,22 @@ CYCLE = (("preemptive", 3), ("alone", 2), ("oracle", 3), ("naive", 2))
 WINDOWS = Windows(observe=2, warm_up=4, cycle=CYCLE)
 
 
-def test_windows_place_every_step() -> None:
-    places = [WINDOWS.place(step) for step in range(1, WINDOWS.first_step(2))]
-    assert [place.mode for place in places[:6]] == ["alone"] * 2 + ["preemptive"] * 4
-    assert all(place.cycle == -1 for place in places[:6])
+def test_windows_locate_every_step() -> None:
+    found = [WINDOWS.locate(step) for step in range(1, WINDOWS.first_step(2))]
+    assert [each.mode for each in found[:6]] == ["alone"] * 2 + ["preemptive"] * 4
+    assert all(each.cycle == -1 for each in found[:6])
     expected = [
-        Place(cycle, window, mode, at)
+        WindowStep(cycle, window, mode, at)
         for cycle in range(2)
         for window, (mode, steps) in enumerate(CYCLE)
         for at in range(steps)
     ]
-    assert places[6:] == expected
+    assert found[6:] == expected
 
 
 def test_the_warm_up_shows_the_daemon_both_modes() -> None:
     windows = Windows(observe=1, warm_up=6, cycle=(*CYCLE, ("cooperative", 2), ("alone", 2)))
-    modes = [windows.place(step).mode for step in range(1, windows.first_step(0))]
+    modes = [windows.locate(step).mode for step in range(1, windows.first_step(0))]
     assert modes == ["alone", *["cooperative"] * 3, "alone", *["preemptive"] * 2]
     assert windows.next_gated(1) == "cooperative" and windows.next_gated(5) == "preemptive"
 
@@ -123,7 +123,7 @@ def test_the_windowed_daemon_squeezes_in_gated_windows_as_each_says(machine: Win
     feed(SideChanged(Side.READY))
     feed(JobAttached())
     for step in range(1, WINDOWS.first_step(3)):
-        mode = WINDOWS.place(step).mode
+        mode = WINDOWS.locate(step).mode
         permit_ns, _ = page.planned(step, 3)
         if step > 2:  # the first two are not forecast
             assert bool(permit_ns) == (mode in GATED), (step, mode)
@@ -159,7 +159,7 @@ def rank_log(step_ms: dict[str, float], work: dict[str, int], *, cycles: int = 3
     steps, bubbles, naive = [], [], []
     now_ns = done = 0
     for step in range(1, WINDOWS.first_step(cycles)):
-        place = WINDOWS.place(step)
+        place = WINDOWS.locate(step)
         is_first = place.at == 0 and place.cycle >= 0
         begin_ns, now_ns = now_ns, now_ns + round(step_ms[place.mode] * (2 if is_first else 1) * 1e6)
         if place.mode == "naive":

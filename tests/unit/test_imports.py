@@ -32,7 +32,7 @@ def test_the_hooks_load_nothing_that_the_main_job_did_not(module: str) -> None:
 
 
 def test_a_side_task_starts_no_thread_before_it_has_blocked_its_signals() -> None:
-    code = "import os, sys, trials.runner; print(len(os.listdir('/proc/self/task')), 'torch' in sys.modules)"
+    code = "import os, sys, trials.side_task.main; print(len(os.listdir('/proc/self/task')), 'torch' in sys.modules)"
     done = run_python("-c", code)
     assert (done.stdout, done.stderr) == ("1 False\n", "")
 

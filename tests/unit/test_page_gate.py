@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-import trials.gate as gate_module
+import trials.gate.cpu as gate_module
 from ds_hooks.shared.page import Doing, Field, Page, page_path
 from ds_hooks.shared.rotating_file import RotatingFile
 from ds_hooks.shared.unit_record import UNIT_RECORD
 from squeezer.records.reader import read_groups
 from tests.page_world import MS, US, World, decline
-from trials.gate import PageGate
-from trials.ledger import HOST_UNIT, NEARLY_LONGEST, UNKNOWN_COST_NEEDS_NS, Starved, StopRequested
-from trials.unit_records import UnitRecords
+from trials.gate.base import HOST_UNIT, Starved, StopRequested
+from trials.gate.cpu import CpuGate
+from trials.gate.unit_costs import NEARLY_LONGEST, UNKNOWN_COST_NEEDS_NS
+from trials.gate.unit_records import UnitRecords
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def test_an_open_gate_lets_a_unit_start_without_a_sleep(world: World) -> None:
-    gate = PageGate(world.page)
+    gate = CpuGate(world.page)
     gate.use(["a", "b"])
     world.open(1, 20 * MS)
     gate.enter(0)
@@ -37,7 +38,7 @@ def test_an_open_gate_lets_a_unit_start_without_a_sleep(world: World) -> None:
 
 @pytest.mark.parametrize("shut", ["no bubble", "no permit", "permit over", "does not fit"])
 def test_a_shut_gate_sleeps_until_it_is_signalled_and_may_run(world: World, shut: str) -> None:
-    gate = PageGate(world.page)
+    gate = CpuGate(world.page)
     gate.use(["a"])
     world.open(1, 20 * MS)
     gate.enter(0)
@@ -67,7 +68,7 @@ def in_slot(world: World, slot: int, permit_ns: int, *renewals: tuple[int, int])
 def test_a_bubble_that_outlives_its_permit_is_used_again_and_it_wakes_by_itself(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = PageGate(world.page)
+    gate = CpuGate(world.page)
     gate.use(["a"])
     world.open(1, 20 * MS)
     gate.enter(0)
@@ -96,7 +97,7 @@ def test_a_bubble_that_outlives_its_permit_is_used_again_and_it_wakes_by_itself(
 
 @pytest.mark.parametrize("why", ["bubble over", "not opened", "another slot", "renewals over"])
 def test_where_no_renewal_is_to_come_it_sleeps_on(world: World, why: str) -> None:
-    gate = PageGate(world.page)
+    gate = CpuGate(world.page)
     gate.use(["a"])
     world.open(1, 20 * MS)
     gate.enter(0)
@@ -119,7 +120,7 @@ def test_where_no_renewal_is_to_come_it_sleeps_on(world: World, why: str) -> Non
 def test_a_unit_whose_bubble_ends_and_is_followed_while_it_asks_starts_in_neither(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = PageGate(world.page)
+    gate = CpuGate(world.page)
     world.open(1, 50 * MS)
 
     def the_core_is_taken_away() -> int:
@@ -139,7 +140,7 @@ def test_a_unit_whose_bubble_ends_and_is_followed_while_it_asks_starts_in_neithe
 def test_a_bubble_that_begins_while_it_lies_down_is_not_slept_through(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = PageGate(world.page)
+    gate = CpuGate(world.page)
 
     def too_early_to_be_woken() -> int:
         world.open(1, 50 * MS)
@@ -152,7 +153,7 @@ def test_a_bubble_that_begins_while_it_lies_down_is_not_slept_through(
 
 
 def test_a_wake_up_in_vain_is_counted_and_slept_through(world: World) -> None:
-    gate = PageGate(world.page)
+    gate = CpuGate(world.page)
     gate.use(["a"])
     world.while_asleep = [lambda: signal.SIGUSR1, lambda: world.open(1, 50 * MS)]
     gate.enter(0)
@@ -160,7 +161,7 @@ def test_a_wake_up_in_vain_is_counted_and_slept_through(world: World) -> None:
 
 
 def test_the_end_signal_and_a_dead_daemon_end_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = PageGate(world.page)
+    gate = CpuGate(world.page)
     gate.use(["a"])
     world.while_asleep = [lambda: signal.SIGTERM]
     with pytest.raises(StopRequested):
@@ -172,7 +173,7 @@ def test_the_end_signal_and_a_dead_daemon_end_it(world: World, monkeypatch: pyte
 
 
 def test_a_unit_that_never_ran_needs_room(world: World) -> None:
-    gate = PageGate(world.page)
+    gate = CpuGate(world.page)
     gate.use(["a"])
     world.open(1, world.now_ns + UNKNOWN_COST_NEEDS_NS - 1)
     world.while_asleep = [lambda: world.open(2, world.now_ns + UNKNOWN_COST_NEEDS_NS)]
@@ -181,7 +182,7 @@ def test_a_unit_that_never_ran_needs_room(world: World) -> None:
 
 
 def test_cost_is_cpu_time_rises_fast_falls_slowly_and_is_kept_per_name_and_number_of_trials(world: World) -> None:
-    gate = PageGate(world.page)
+    gate = CpuGate(world.page)
     gate.trials = 8
     gate.use(["a", "b"])
     world.open(1, 10**15)
@@ -198,7 +199,7 @@ def test_cost_is_cpu_time_rises_fast_falls_slowly_and_is_kept_per_name_and_numbe
     assert gate._costs_ns[1] == pytest.approx(195 * US)
 
 
-def takes(world: World, gate: PageGate, ms: float) -> None:
+def takes(world: World, gate: CpuGate, ms: float) -> None:
     """Unit 0 runs for so long in a bubble that is long enough."""
     world.open(99, world.now_ns + 10**15)
     gate.enter(0)
@@ -207,7 +208,7 @@ def takes(world: World, gate: PageGate, ms: float) -> None:
 
 
 def test_a_unit_longer_than_all_bubbles_is_tried_in_one_of_the_longest_and_named(world: World) -> None:
-    gate = PageGate(world.page)
+    gate = CpuGate(world.page)
     gate.trials = 16
     gate.use(["0.Linear forward"])
     takes(world, gate, 12)
@@ -227,7 +228,7 @@ def test_a_unit_longer_than_all_bubbles_is_tried_in_one_of_the_longest_and_named
 
 
 def test_one_slow_run_is_forgotten(world: World) -> None:
-    gate = PageGate(world.page)
+    gate = CpuGate(world.page)
     gate.use(["a"])
     takes(world, gate, 100)
     assert decline(world, gate, *[8] * 32) == 32
@@ -238,7 +239,7 @@ def test_one_slow_run_is_forgotten(world: World) -> None:
 
 
 def test_a_unit_that_fits_the_longest_bubble_of_a_step_waits_for_that(world: World) -> None:
-    gate = PageGate(world.page)
+    gate = CpuGate(world.page)
     gate.use(["a"])
     takes(world, gate, 8)
     for _ in range(3):
@@ -249,7 +250,7 @@ def test_a_unit_that_fits_the_longest_bubble_of_a_step_waits_for_that(world: Wor
 
 
 def test_bubbles_that_are_over_before_it_looks_say_nothing_of_its_length(world: World) -> None:
-    gate = PageGate(world.page)
+    gate = CpuGate(world.page)
     gate.use(["a"])
     takes(world, gate, 4)
     assert decline(world, gate, *[-1] * 100, 5) == 101
@@ -259,14 +260,14 @@ def test_bubbles_that_are_over_before_it_looks_say_nothing_of_its_length(world: 
 
 
 def test_host_work_asks_like_any_unit(world: World) -> None:
-    gate = PageGate(world.page)
+    gate = CpuGate(world.page)
     world.while_asleep = [lambda: world.open(1, 50 * MS)]
     gate.enter(HOST_UNIT)
     assert world.sleeps == 1
 
 
 def test_rest_acknowledges(world: World) -> None:
-    gate = PageGate(world.page)
+    gate = CpuGate(world.page)
     world.open(7, 50 * MS)
     gate.enter(HOST_UNIT)
     assert world.words[Field.SIDE_DOING] == Doing.HOST
@@ -276,7 +277,7 @@ def test_rest_acknowledges(world: World) -> None:
 
 def test_groups_that_take_turns_are_named_once(world: World, tmp_path: Path) -> None:
     names = tmp_path / "units.jsonl"
-    gate = PageGate(world.page, UnitRecords(tmp_path / "units.bin"))
+    gate = CpuGate(world.page, UnitRecords(tmp_path / "units.bin"))
     for units in (["a"], ["b"], ["a"], ["b"]):
         gate.use(units)
     gate.close()
@@ -285,7 +286,7 @@ def test_groups_that_take_turns_are_named_once(world: World, tmp_path: Path) -> 
 
 def test_units_are_recorded_as_the_report_reads_them(world: World, tmp_path: Path) -> None:
     units, names = tmp_path / "units.bin", tmp_path / "units.jsonl"
-    gate = PageGate(world.page, UnitRecords(units))
+    gate = CpuGate(world.page, UnitRecords(units))
     gate.trials = 3
     gate.use(["a"])
     world.open(1, 50 * MS)
@@ -305,7 +306,7 @@ def test_units_are_recorded_as_the_report_reads_them(world: World, tmp_path: Pat
 def test_part_of_a_unit_that_a_killed_side_task_left_is_removed(world: World, tmp_path: Path) -> None:
     units = tmp_path / "units.bin"
     units.write_bytes(UNIT_RECORD.pack(1, 2, 3, 0, 0) + b"half")
-    gate = PageGate(world.page, UnitRecords(units))
+    gate = CpuGate(world.page, UnitRecords(units))
     gate.use(["a"])
     world.open(1, 50 * MS)
     gate.enter(0)
@@ -329,7 +330,7 @@ def test_units_of_a_restarted_side_task_keep_their_names(world: World, tmp_path:
     units, names = tmp_path / "units.bin", tmp_path / "units.jsonl"
     world.open(1, 50 * MS)
     for own in (["a"], ["b", "c"]):
-        gate = PageGate(world.page, UnitRecords(units))
+        gate = CpuGate(world.page, UnitRecords(units))
         gate.use(own)
         gate.enter(len(own) - 1)
         world.work(1 * MS)

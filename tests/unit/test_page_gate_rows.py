@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-import trials.gate as gate_module
+import trials.gate.cpu as gate_module
 from ds_hooks.shared.page import Field, Page, page_path
 from ds_hooks.shared.unit_record import UNIT_RECORD
 from squeezer.records.reader import read_groups
 from tests.page_world import MS, US, World, decline
-from trials.gate import ROWS_PER_LESSON, PageGate
-from trials.ledger import HOST_UNIT
-from trials.unit_records import UnitRecords
+from trials.gate.base import HOST_UNIT
+from trials.gate.cpu import ROWS_PER_LESSON, CpuGate
+from trials.gate.unit_records import UnitRecords
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     page.close()
 
 
-def known(world: World, gate: PageGate, *costs_ns: int) -> None:
+def known(world: World, gate: CpuGate, *costs_ns: int) -> None:
     """Each unit has run once, by itself."""
     world.open(1, 10**15)
     for unit, cost_ns in enumerate(costs_ns):
@@ -35,7 +35,7 @@ def test_known_units_are_accounted_for_many_at_once_and_new_ones_right_away(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate_module, "ACCOUNT_EVERY_NS", 20 * MS)
-    gate = PageGate(world.page)
+    gate = CpuGate(world.page)
     gate.use(["a", "b"])
     known(world, gate, 2 * MS, 4 * MS)
     world.open(2, 10**15)
@@ -58,7 +58,7 @@ def test_known_units_are_accounted_for_many_at_once_and_new_ones_right_away(
 
 def test_short_units_in_a_row_share_a_record_and_each_still_asks(world: World, tmp_path: Path) -> None:
     units, names = tmp_path / "units.bin", tmp_path / "units.jsonl"
-    gate = PageGate(world.page, UnitRecords(units))
+    gate = CpuGate(world.page, UnitRecords(units))
     gate.use(["a", "b", "c", "d"])
     known(world, gate, 200 * US, 200 * US, 90 * US, 600 * US)
     before = world.words[Field.UNITS_RUN]
@@ -72,7 +72,7 @@ def test_short_units_in_a_row_share_a_record_and_each_still_asks(world: World, t
     assert row == (start_ns, 490 * US, 490 * US, 4, 0), "no longer than the grain"
     assert long == (start_ns + 490 * US, 600 * US, 600 * US, 3, 0), "a longer unit has its own"
     assert read_groups(names) == [{"trials": 0, "units": ["a", "b", "c", "d", "a … c"]}]
-    gate = PageGate(world.page)
+    gate = CpuGate(world.page)
     gate.use(["a"])
     gate.use(["a"])
     assert gate._group == 0
@@ -81,7 +81,7 @@ def test_short_units_in_a_row_share_a_record_and_each_still_asks(world: World, t
 def test_rows_are_longer_where_a_unit_may_be_stopped(world: World, tmp_path: Path) -> None:
     world.words[Field.PREEMPTIVE] = 1
     units = tmp_path / "units.bin"
-    gate = PageGate(world.page, UnitRecords(units))
+    gate = CpuGate(world.page, UnitRecords(units))
     gate.use(["a", "b", "c"])
     known(world, gate, 8 * MS, 12 * MS, 1 * MS)
     start_ns = world.now_ns
@@ -98,7 +98,7 @@ def test_host_work_joins_a_row_only_where_it_may_be_stopped(world: World, tmp_pa
     for preemptive, expected in ((0, [(0, 1), (HOST_UNIT, 1), (1, 1)]), (1, [(2, 3)])):
         world.words[Field.PREEMPTIVE] = preemptive
         units = tmp_path / f"{preemptive}.bin"
-        gate = PageGate(world.page, UnitRecords(units))
+        gate = CpuGate(world.page, UnitRecords(units))
         gate.use(["a", "b"])
         known(world, gate, 1 * MS, 1 * MS)
         for unit in (0, HOST_UNIT, 1):
@@ -112,7 +112,7 @@ def test_host_work_joins_a_row_only_where_it_may_be_stopped(world: World, tmp_pa
 
 def test_a_row_that_ends_with_host_work_is_named_by_its_last_unit(world: World, tmp_path: Path) -> None:
     world.words[Field.PREEMPTIVE] = 1
-    gate = PageGate(world.page, UnitRecords(tmp_path / "units.bin"))
+    gate = CpuGate(world.page, UnitRecords(tmp_path / "units.bin"))
     gate.use(["a", "b"])
     known(world, gate, 1 * MS, 1 * MS)
     for unit in (0, 1, HOST_UNIT, HOST_UNIT):
@@ -124,7 +124,7 @@ def test_a_row_that_ends_with_host_work_is_named_by_its_last_unit(world: World, 
 
 def test_rows_with_host_work_teach_nothing_and_some_are_kept_without_it(world: World) -> None:
     world.words[Field.PREEMPTIVE] = 1
-    gate = PageGate(world.page)
+    gate = CpuGate(world.page)
     gate.use(["a"])
     known(world, gate, 1 * MS)
     costs_ns = []
@@ -149,7 +149,7 @@ def test_rows_with_host_work_teach_nothing_and_some_are_kept_without_it(world: W
 def test_a_row_ends_where_units_are_numbered_anew(world: World, tmp_path: Path) -> None:
     world.words[Field.PREEMPTIVE] = 1
     units, names = tmp_path / "units.bin", tmp_path / "units.jsonl"
-    gate = PageGate(world.page, UnitRecords(units))
+    gate = CpuGate(world.page, UnitRecords(units))
     gate.use(["a", "b"])
     known(world, gate, 1 * MS, 1 * MS)
     for unit in (0, 1, HOST_UNIT):
@@ -167,7 +167,7 @@ def test_a_row_ends_where_units_are_numbered_anew(world: World, tmp_path: Path) 
 
 @pytest.mark.parametrize("why", ["another bubble", "no bubble", "permit over", "does not fit"])
 def test_a_short_unit_joins_none_where_it_may_not_start(world: World, why: str) -> None:
-    gate = PageGate(world.page)
+    gate = CpuGate(world.page)
     gate.use(["a", "b"])
     known(world, gate, 100 * US, 100 * US)
     world.open(2, world.now_ns + {"permit over": 150 * US, "does not fit": 199 * US}.get(why, MS))
@@ -187,7 +187,7 @@ def test_a_short_unit_joins_none_where_it_may_not_start(world: World, why: str) 
 
 def test_a_row_that_was_stopped_goes_on_in_any_bubble_and_in_none_without(world: World) -> None:
     world.words[Field.PREEMPTIVE] = 1
-    gate = PageGate(world.page)
+    gate = CpuGate(world.page)
     gate.use(["a", "b", "c"])
     known(world, gate, 2 * MS, 1 * MS, 1 * MS)
     gate.enter(0)
@@ -203,7 +203,7 @@ def test_a_row_that_was_stopped_goes_on_in_any_bubble_and_in_none_without(world:
 
 
 def test_what_a_row_takes_is_shared_out_among_its_forecasts(world: World) -> None:
-    gate = PageGate(world.page)
+    gate = CpuGate(world.page)
     gate.use(["a", "b"])
     known(world, gate, 100 * US, 300 * US)
     gate.enter(0)
@@ -218,7 +218,7 @@ def test_what_a_row_takes_is_shared_out_among_its_forecasts(world: World) -> Non
 
 
 def test_a_unit_that_is_tried_in_vain_is_measured_by_itself(world: World) -> None:
-    gate = PageGate(world.page)
+    gate = CpuGate(world.page)
     gate.use(["a", "b"])
     known(world, gate, 12 * MS, 10 * US)
     decline(world, gate, *[0.3] * 32)
@@ -227,7 +227,7 @@ def test_a_unit_that_is_tried_in_vain_is_measured_by_itself(world: World) -> Non
 
 
 def test_units_that_take_no_time_stay_known(world: World) -> None:
-    gate = PageGate(world.page)
+    gate = CpuGate(world.page)
     gate.use(["a", "b"])
     world.open(1, 20 * MS)
     for _ in range(1000):
@@ -241,7 +241,7 @@ def test_units_that_take_no_time_stay_known(world: World) -> None:
 def test_many_rows_of_the_same_units_before_a_rest_teach_no_more_than_one_after_another(
     world: World, took_us: int
 ) -> None:
-    gate = PageGate(world.page)
+    gate = CpuGate(world.page)
     gate.use(["a", "b"])
     known(world, gate, 200 * US, 200 * US)
     for _ in range(1000):  # as in an evaluation of many batches
@@ -255,7 +255,7 @@ def test_many_rows_of_the_same_units_before_a_rest_teach_no_more_than_one_after_
 
 def test_names_are_written_with_the_units_that_bear_them_and_no_sooner(world: World, tmp_path: Path) -> None:
     units, names = tmp_path / "units.bin", tmp_path / "units.jsonl"
-    gate = PageGate(world.page, UnitRecords(units))
+    gate = CpuGate(world.page, UnitRecords(units))
     gate.use(["a", "b", "c"])
     known(world, gate, 200 * US, 200 * US, 200 * US)
     at = 0

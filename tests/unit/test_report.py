@@ -17,7 +17,7 @@ from squeezer.records.writer import Recorder
 from squeezer.reports.perfetto import write_trace
 from squeezer.reports.report import NO_TRIALS, ReportError, build_report, main_report, render, write_report
 from squeezer.reports.step_svg import draw_step
-from trials.storage import open_storage
+from trials.search.storage import open_storage
 
 MS = 1_000_000
 BOOT_NS = 10**15

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import trials.stream_gate as gate_module
+import trials.gate.cuda as gate_module
 from ds_hooks.clock.cuda import write_uuid
 from ds_hooks.shared.page import PAGE_BYTES, DeviceGate, Doing, Field, Page, page_path
 from tests.stream_world import MS, OFFSET, US, World, learn
-from trials.ledger import HOST_UNIT, UNKNOWN_COST_NEEDS_NS, StopRequested
-from trials.stream_gate import GateError
+from trials.gate.base import HOST_UNIT, GateError, StopRequested
+from trials.gate.unit_costs import UNKNOWN_COST_NEEDS_NS
 
 GATE_CALLS = ("register", "create_event", "record", "wait_at_least", "is_done", "elapsed_ns", "unregister")
 

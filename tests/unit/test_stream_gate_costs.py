@@ -10,8 +10,9 @@ import torch
 from ds_hooks.shared.page import Field, Page, page_path
 from ds_hooks.shared.unit_record import UNIT_RECORD
 from tests.stream_world import MS, US, World, learn
-from trials.ledger import HOST_UNIT, HOST_WORK_NEEDS_NS, NEARLY_LONGEST, Starved
-from trials.unit_records import UnitRecords
+from trials.gate.base import HOST_UNIT, Starved
+from trials.gate.unit_costs import HOST_WORK_NEEDS_NS, NEARLY_LONGEST
+from trials.gate.unit_records import UnitRecords
 
 
 @pytest.fixture

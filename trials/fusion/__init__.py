@@ -8,25 +8,25 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from trials.fusion import activations as _activations  # noqa: F401 - each of these fills the table
-from trials.fusion import attention as _attention  # noqa: F401
-from trials.fusion import conv as _conv  # noqa: F401
-from trials.fusion import dropout as _dropout  # noqa: F401
-from trials.fusion import embedding as _embedding  # noqa: F401
-from trials.fusion import examples as _examples  # noqa: F401
-from trials.fusion import linear as _linear  # noqa: F401
-from trials.fusion import norm as _norm  # noqa: F401
-from trials.fusion import pairs as _pairs  # noqa: F401
-from trials.fusion import pool as _pool  # noqa: F401
-from trials.fusion import recurrent as _recurrent  # noqa: F401
-from trials.fusion import shape as _shape  # noqa: F401
-from trials.fusion import transformer as _transformer  # noqa: F401
 from trials.fusion.forward import Forward
+from trials.fusion.layers import activations as _activations  # noqa: F401 - each of these fills the table
+from trials.fusion.layers import attention as _attention  # noqa: F401
+from trials.fusion.layers import conv as _conv  # noqa: F401
+from trials.fusion.layers import distance as _pairs  # noqa: F401
+from trials.fusion.layers import dropout as _dropout  # noqa: F401
+from trials.fusion.layers import embedding as _embedding  # noqa: F401
+from trials.fusion.layers import linear as _linear  # noqa: F401
+from trials.fusion.layers import norm as _norm  # noqa: F401
+from trials.fusion.layers import per_example as _examples  # noqa: F401
+from trials.fusion.layers import pool as _pool  # noqa: F401
+from trials.fusion.layers import recurrent as _recurrent  # noqa: F401
+from trials.fusion.layers import shape as _shape  # noqa: F401
+from trials.fusion.layers import transformer as _transformer  # noqa: F401
 from trials.fusion.registry import FuseError, Layer, rule
 from trials.fusion.rows import Rows
 from trials.fusion.structure import Structure, leaves, rule_for, stack, structure
 from trials.fusion.trace import FORWARD
-from trials.pause import Units
+from trials.gate.units import Units
 
 __all__ = ["FuseError", "Fused", "Layer", "Rows", "Structure", "assemble", "rule", "structure"]
 

@@ -14,7 +14,7 @@ from trials.fusion.rows import Rows
 from trials.fusion.streams import saved
 from trials.fusion.trace import FORWARD
 from trials.fusion.trees import dims_of
-from trials.pause import Units
+from trials.gate.units import Units
 
 
 class Way(Protocol):

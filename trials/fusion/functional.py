@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trials.fusion.shape import inner
+from trials.fusion.layers.shape import inner
 
 _UNARY = (
     *("relu", "relu6", "tanh", "sigmoid", "silu", "gelu", "elu", "selu", "mish", "softplus", "leaky_relu"),

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from trials.fusion.registry import CALLS, FuseError, JointLayer, Layer, arrange
 from trials.fusion.rows import Rows
 from trials.fusion.trees import apart, dims_of, heads
-from trials.pause import Units, ask_before_backward
+from trials.gate.units import Units, ask_before_backward
 
 if TYPE_CHECKING:
     from trials.fusion.mapped import Mapped

@@ -24,7 +24,7 @@ from trials.fusion.steps import State, Step, fill
 from trials.fusion.streams import drawing_from, go_on, note, saved
 from trials.fusion.structure import Unchanged, rule_for
 from trials.fusion.trees import apart, dims_of, hide_objects, stack
-from trials.pause import Units
+from trials.gate.units import Units
 
 
 class Mapped:

@@ -11,7 +11,7 @@ from trials.fusion.rows import Rows
 from trials.fusion.steps import CallStep, JointStep, LayerStep, Ref, State, Step, TensorStep, fill
 from trials.fusion.trace import layer_label, leaf_input
 from trials.fusion.trees import expand
-from trials.pause import Units
+from trials.gate.units import Units
 
 
 class Program:

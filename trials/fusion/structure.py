@@ -22,7 +22,7 @@ class Structure:
     """One trial's model, reduced to what fusing depends on.
 
     Attributes:
-        facts: (place, property) -> value; equal for all trials of a group.
+        facts: (owner, property) -> value; equal for all trials of a group.
         phases: the methods that are called in training, by default `forward` alone -> the graph of each in training
             mode; None if it cannot be traced.
         eval: the graph in evaluation mode; None if it cannot be traced.
@@ -75,7 +75,7 @@ def structure(model: nn.Module, phases: Sequence[str] = (FORWARD,)) -> Structure
     names = *("train" if phase == FORWARD else f"train, {phase}" for phase in phases), "eval"
     for graph, table, mode in zip(graphs, tables, names, strict=True):
         if graph is not None:
-            facts.update({(f"{place} ({mode} mode)", "code"): text for place, text in describe(graph)})
+            facts.update({(f"{owner} ({mode} mode)", "code"): text for owner, text in describe(graph)})
         paths = leaves((graph,)) or list(table)
         facts.update({(f"module '{path}'", f"training in {mode} mode"): table[path] for path in paths})
     whole = attributes(model)
@@ -95,14 +95,14 @@ def _module_facts(module: nn.Module, path: str, whole: Facts, facts: Facts, insi
 
     With `inside`, that of the modules in it too.
     """
-    place = f"module '{path}'"
-    facts[place, "type"] = f"{type(module).__module__}.{type(module).__qualname__}"
+    owner = f"module '{path}'"
+    facts[owner, "type"] = f"{type(module).__module__}.{type(module).__qualname__}"
     layer = rule_for(module, path)
     if isinstance(layer, Layer):
-        facts.update({(place, name): _hashable(value) for name, value in settings(module, layer.varying).items()})
-        facts.update({(place, f"{name} is None"): getattr(module, name) is None for name in layer.varying})
+        facts.update({(owner, name): _hashable(value) for name, value in settings(module, layer.varying).items()})
+        facts.update({(owner, f"{name} is None"): getattr(module, name) is None for name in layer.varying})
         return
-    facts[place, "class"] = class_of(module)
+    facts[owner, "class"] = class_of(module)
     for (where, name), value in whole.items():
         if where == path or (inside and (not path or where.startswith(f"{path}."))):
             facts[f"module '{where}'", name] = value
@@ -145,11 +145,11 @@ class Unchanged:
 
 
 def difference(first: Facts, second: Facts) -> tuple[str, str, Any, Any] | None:
-    """The first property in which two trials differ: place, property, and both values."""
-    for place, name in [*first, *second]:
-        one, other = (facts.get((place, name), "absent") for facts in (first, second))
+    """The first property in which two trials differ: owner, property, and both values."""
+    for owner, name in [*first, *second]:
+        one, other = (facts.get((owner, name), "absent") for facts in (first, second))
         if one != other:
-            return place, name, one, other
+            return owner, name, one, other
     return None
 
 
@@ -219,17 +219,17 @@ def _tensor_facts(model: nn.Module) -> Facts:
     for kind, table in (("parameter", _parameters(model)), ("buffer", _buffers(model))):
         aliases = _aliases(table)
         for name, tensor in table.items():
-            place = f"{kind} '{name}'"
+            owner = f"{kind} '{name}'"
             if is_lazy(tensor):
-                raise FuseError(f"{place} has no shape yet; allowed: layers that know their sizes")
+                raise FuseError(f"{owner} has no shape yet; allowed: layers that know their sizes")
             hooks = (getattr(tensor, "_backward_hooks", None), getattr(tensor, "_post_accumulate_grad_hooks", None))
             if any(hooks):
-                raise FuseError(f"{place} has hooks; allowed: none")
-            facts[place, "shape"] = tuple(tensor.shape)
-            facts[place, "dtype"] = str(tensor.dtype)
-            facts[place, "device"] = str(tensor.device)
-            facts[place, "requires_grad"] = tensor.requires_grad
-            facts[place, "tied to"] = aliases.get(name)
+                raise FuseError(f"{owner} has hooks; allowed: none")
+            facts[owner, "shape"] = tuple(tensor.shape)
+            facts[owner, "dtype"] = str(tensor.dtype)
+            facts[owner, "device"] = str(tensor.device)
+            facts[owner, "requires_grad"] = tensor.requires_grad
+            facts[owner, "tied to"] = aliases.get(name)
     for name, value in model.state_dict().items():
         if not isinstance(value, Tensor):
             raise FuseError(f"state_dict entry '{name}' is a {type(value).__name__}; allowed: tensors")

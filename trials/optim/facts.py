@@ -44,16 +44,16 @@ def optimizer_facts(names: Names, optimizer: torch.optim.Optimizer) -> dict[tupl
     made = rule_of(optimizer)
     facts: dict[tuple[str, str], Hashable] = {("optimizer", "type"): f"{kind.__module__}.{name}"}
     for index, group in enumerate(optimizer.param_groups):
-        place = f"optimizer group {index}"
+        owner = f"optimizer group {index}"
         for flag in ("differentiable", "capturable"):
             if group.get(flag):
-                raise FuseError(f"{place} of {name}: {flag}=True cannot be fused; allowed: False")
+                raise FuseError(f"{owner} of {name}: {flag}=True cannot be fused; allowed: False")
         unknown = [list(p.shape) for p in group["params"] if id(p) not in names]
         if unknown:
-            raise FuseError(f"{place} of {name} has a parameter of shape {unknown[0]} that is not the model's")
+            raise FuseError(f"{owner} of {name} has a parameter of shape {unknown[0]} that is not the model's")
         if made is not None:
-            facts.update({(place, flag): _hashable(group.get(flag)) for flag in made.flags})
-        facts[place, "parameters"] = tuple(names[id(p)] for p in group["params"])
+            facts.update({(owner, flag): _hashable(group.get(flag)) for flag in made.flags})
+        facts[owner, "parameters"] = tuple(names[id(p)] for p in group["params"])
     return facts
 
 

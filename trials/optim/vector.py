@@ -79,8 +79,8 @@ class VectorOptimizer(FusedOptimizer):
 
     def moved(self) -> None:
         """See `FusedOptimizer`."""
-        places = {name: p.device for name, p in self._rows.parameters.items()}
-        tables = {name: {kind: t.to(places[name]) for kind, t in own.items()} for name, own in self._tables().items()}
+        devices = {name: p.device for name, p in self._rows.parameters.items()}
+        tables = {name: {kind: t.to(devices[name]) for kind, t in own.items()} for name, own in self._tables().items()}
         self._pack(tables, self._counts())
 
     def take(self, rows: Sequence[int]) -> None:
@@ -151,10 +151,10 @@ class VectorOptimizer(FusedOptimizer):
         filled = 0
         for name in self._order:
             p = self._rows.parameters[name]
-            size, place = prod(p.shape[1:]), (self._group_of[name], p.dtype)
-            if place != last or filled + size > most or not self._rule(name).elementwise:
+            size, block = prod(p.shape[1:]), (self._group_of[name], p.dtype)
+            if block != last or filled + size > most or not self._rule(name).elementwise:
                 self._plans.append([])
-                last, filled = place, 0
+                last, filled = block, 0
             self._plans[-1].append(name)
             filled += size
         for entry, names in enumerate(self._plans):

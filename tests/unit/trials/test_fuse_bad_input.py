@@ -10,7 +10,7 @@ from trials_helpers import ToyStudy, members
 
 import trials
 from trials import FuseError, TrialGroup
-from trials.gate import OpenGate
+from trials.gate.base import OpenGate
 
 COUNT = 0
 SEEN: list[int] = []

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from trials_helpers import ToyStudy, members
 
 from trials import FuseError, Member, TrialGroup, build_member, group_key
-from trials.gate import OpenGate
+from trials.gate.base import OpenGate
 
 
 def extra_state(n: int) -> nn.Module:

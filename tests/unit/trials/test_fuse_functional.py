@@ -11,7 +11,7 @@ from torch.nn import functional
 from trials_helpers import ToyStudy, assert_fused_is_solo, members
 
 from trials import FuseError, TrialGroup
-from trials.gate import OpenGate
+from trials.gate.base import OpenGate
 
 Forward = Callable[[Any, Tensor], Tensor]
 

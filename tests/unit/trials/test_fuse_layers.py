@@ -10,10 +10,10 @@ from torch.nn import functional
 from trials_helpers import OPTIMIZERS, Solo, ToyStudy, assert_fused_is_solo, members
 
 from trials import TrialGroup
-from trials.fusion import linear
+from trials.fusion.layers import linear
 from trials.fusion.registry import FORWARDS, RULES
 from trials.fusion.steps import CallStep
-from trials.gate import OpenGate
+from trials.gate.base import OpenGate
 
 pytestmark = [
     pytest.mark.usefixtures("only_rules"),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from trials_helpers import assert_fused_is_solo
 
 from trials.fusion import autotune
-from trials.fusion.conv import FusedConv
+from trials.fusion.layers.conv import FusedConv
 from trials.fusion.rows import Rows, stack_parameters
 
 pytestmark = pytest.mark.usefixtures("only_rules")

@@ -11,9 +11,9 @@ from torch.nn import functional
 from trials_helpers import ToyStudy, assert_fused_is_solo, members
 
 from trials import TrialGroup
-from trials.fusion import dropout
-from trials.fusion.dropout import Masks
-from trials.gate import OpenGate
+from trials.fusion.layers import dropout
+from trials.fusion.layers.dropout import Masks
+from trials.gate.base import OpenGate
 
 pytestmark = pytest.mark.usefixtures("only_rules")
 

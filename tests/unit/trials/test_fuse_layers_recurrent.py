@@ -12,7 +12,7 @@ from trials_helpers import OPTIMIZERS, RecordingGate, Solo, ToyStudy, assert_fus
 
 from trials import TrialGroup
 from trials.fusion.autotune import pinned
-from trials.gate import OpenGate
+from trials.gate.base import OpenGate
 
 STEPS = 5
 WAYS = ("at once", "looped")

@@ -10,9 +10,9 @@ from torch.nn import functional
 from trials_helpers import RecordingGate, ToyStudy, assert_fused_is_solo, members
 
 from trials import TrialGroup, fuse
-from trials.fusion import dropout, linear
-from trials.fusion.dropout import Masks
-from trials.ledger import StopRequested
+from trials.fusion.layers import dropout, linear
+from trials.fusion.layers.dropout import Masks
+from trials.gate.base import StopRequested
 
 SIZE = 3
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 from trials_helpers import Solo, ToyStudy, assert_fused_is_solo, assert_same_trial, members
 
 from trials import TrialGroup
-from trials.gate import OpenGate
+from trials.gate.base import OpenGate
 
 
 class Attention(nn.Module):

@@ -13,7 +13,7 @@ from torch.nn import functional
 from trials_helpers import RecordingGate, Solo, ToyStudy, assert_fused_is_solo, assert_same_trial, members
 
 from trials import TrialGroup
-from trials.gate import OpenGate, StopRequested
+from trials.gate.base import OpenGate, StopRequested
 
 
 class Looking(nn.Module):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from trials import TrialGroup, build_member, load_study
-from trials.gate import OpenGate
+from trials.gate.base import OpenGate
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "digits.py"
 

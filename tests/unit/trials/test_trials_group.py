@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from trials_helpers import RecordingGate, Solo, ToyStudy, assert_same_trial, close, members
 
 from trials import FuseError, TrialGroup, build_member
-from trials.gate import OpenGate, StopRequested
+from trials.gate.base import OpenGate, StopRequested
 
 
 class Net(nn.Module):

@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler as lrs
 from trials_helpers import Batch, RecordingGate, ToyStudy, close, members
 
 from trials import FuseError, TrialGroup, build_member
-from trials.gate import OpenGate
+from trials.gate.base import OpenGate
 from trials.optim.several import by_phase
 
 NOISE, PIXELS = 6, 16 * 16

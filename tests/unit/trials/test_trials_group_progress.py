@@ -13,7 +13,7 @@ from trials_helpers import Batch, RecordingGate, assert_same_trial, close, membe
 from trials_solo import RichSolo, RichStudy, Schedule
 
 from trials import FuseError, TrialGroup
-from trials.gate import OpenGate
+from trials.gate.base import OpenGate
 
 warnings.filterwarnings("error", message=".*lr_scheduler.*", category=UserWarning)
 

@@ -12,7 +12,7 @@ from trials_helpers import assert_same_trial, close, members
 from trials_solo import RichSolo, RichStudy
 
 from trials import FuseError, TrialGroup
-from trials.gate import OpenGate
+from trials.gate.base import OpenGate
 
 torch.set_num_threads(1)
 

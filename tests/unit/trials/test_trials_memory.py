@@ -16,10 +16,9 @@ from trials_solo import RichStudy
 
 from ds_hooks.shared.page import Field, Page, page_path
 from trials import TrialGroup, build_member
-from trials.capacity import most_trials
-from trials.device_memory import CHUNK_BYTES, LOOK_EVERY_NS, Lodger, tensors_on
-from trials.gate import OpenGate
-from trials.ledger import HOST_UNIT, StopRequested
+from trials.gate.base import HOST_UNIT, OpenGate, StopRequested
+from trials.side_task.fit import most_trials
+from trials.side_task.offload import CHUNK_BYTES, LOOK_EVERY_NS, Offload, tensors_on
 
 
 @given(st.integers(0, 10**9), st.integers(1, 10**8), st.integers(1, 10**10))
@@ -69,7 +68,7 @@ class FakeMeter:
 
 
 class Home:
-    """A lodger with some tensors, and a landlord that speaks while it waits."""
+    """A offload with some tensors, and a landlord that speaks while it waits."""
 
     def __init__(self, page: Page, tensors: Sequence[Tensor], cached: int = 0) -> None:
         self.words, self.gate = page.words, CountingGate()
@@ -77,7 +76,7 @@ class Home:
         self.while_out: list[Callable[[], int | None]] = []
         self._clock_ns = itertools.count(0, LOOK_EVERY_NS // 2)
         self.meter = FakeMeter(lambda: tensors, cached)
-        self.lodger = Lodger(
+        self.offload = Offload(
             page.words,
             self.gate,
             self.meter,
@@ -105,7 +104,7 @@ def page(tmp_path: Path) -> Any:
 def test_whoever_is_within_the_limit_stays(page: Page, limit: int) -> None:
     home = Home(page, [torch.zeros(100)])
     home.limit(limit)
-    home.lodger.step_ended()
+    home.offload.step_ended()
     assert (home.told, home.gate.asked, page.words[Field.SIDE_BYTES]) == ([], [], 400)
 
 
@@ -120,14 +119,14 @@ def test_the_allocator_is_asked_now_and_then(page: Page) -> None:
 
     home.meter.held_bytes = held_bytes  # type: ignore[method-assign]
     for _ in range(10):
-        home.lodger.step_ended()
+        home.offload.step_ended()
     assert asked == 5
 
 
 def test_what_is_only_cached_is_given_back_first(page: Page) -> None:
     home = Home(page, [torch.zeros(100)], cached=5000)
     home.limit(1000)
-    home.lodger.step_ended()
+    home.offload.step_ended()
     assert (home.told, page.words[Field.SIDE_BYTES]) == ([], 400)
 
 
@@ -147,7 +146,7 @@ def test_all_goes_to_the_host_in_pieces_through_the_gate_and_comes_back_when_the
         home.limit(4 * CHUNK_BYTES + 48)
 
     home.while_out = [still_short, enough]
-    home.lodger.step_ended()
+    home.offload.step_ended()
     assert [line["event"] for line in home.told] == ["moved_out", "moved_in"]
     assert home.told[0]["left_bytes"] == 0
     assert all(torch.equal(view, own) for view, own in zip(views, before, strict=True))
@@ -160,7 +159,7 @@ def test_the_end_comes_while_it_is_out(page: Page) -> None:
     home.limit(1)
     home.while_out = [lambda: None, lambda: signal.SIGTERM]
     with pytest.raises(StopRequested):
-        home.lodger.step_ended()
+        home.offload.step_ended()
 
 
 def make_group(seed: int) -> tuple[TrialGroup, list[tuple[Tensor, Tensor]]]:
@@ -187,7 +186,7 @@ def test_a_group_that_was_out_goes_on_bitwise_as_if_it_had_stayed(page: Page) ->
             home = Home(page, mine)
             home.limit(1)
             home.while_out = [lambda home=home: home.limit(0)]  # type: ignore[misc]
-            home.lodger.step_ended()
+            home.offload.step_ended()
             assert home.told[0]["left_bytes"] < home.told[0]["held_bytes"] / 10
             del mine, home
     for row in range(3):

@@ -10,10 +10,10 @@ from optuna.trial import TrialState
 from trials_helpers import Batch
 from trials_runs import Seven, Starving, assert_as_alone, data, make_study, run
 
-from trials.cohort import SHARED_LOADER, UNLIKE_EPOCHS
-from trials.feed import Pinned
-from trials.group import TrialGroup
-from trials.ungated import rehearse
+from trials.side_task.cohort import SHARED_LOADER, UNLIKE_EPOCHS
+from trials.training.batches import Pinned
+from trials.training.group import TrialGroup
+from trials.training.rehearsal import rehearse
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from trials_helpers import Solo, ToyStudy, assert_fused_is_solo, assert_same_tri
 
 from trials import FuseError, Member, TrialGroup
 from trials.fusion.structure import canonical_names, stack, structure
-from trials.gate import OpenGate
+from trials.gate.base import OpenGate
 from trials.optim import fuse_optimizers
 
 Make = Callable[[int, Iterable[Any]], torch.optim.Optimizer]

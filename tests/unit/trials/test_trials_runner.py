@@ -10,10 +10,9 @@ from optuna.trial import FrozenTrial, TrialState
 from trials_helpers import close
 from trials_runs import MS, Direct, Starving, run
 
-from trials.cohort import Fit
-from trials.gate import Starved
-from trials.group import TrialGroup
-from trials.stream_gate import GateError
+from trials.gate.base import GateError, Starved
+from trials.side_task.cohort import Fit
+from trials.training.group import TrialGroup
 
 
 @pytest.fixture(scope="module", params=[False, True])

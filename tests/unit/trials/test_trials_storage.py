@@ -9,7 +9,7 @@ import pytest
 from optuna.storages import JournalStorage, RDBStorage
 from optuna.study import StudyDirection
 
-from trials.storage import SQLITE_PATIENCE_S, open_storage
+from trials.search.storage import SQLITE_PATIENCE_S, open_storage
 
 
 def test_a_url_is_a_database_and_a_path_a_journal(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trials import Member, Study, TrialGroup, build_member
-from trials.gate import OpenGate
-from trials.ledger import HOST_UNIT
+from trials.gate.base import HOST_UNIT, OpenGate
 
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 

@@ -1,4 +1,4 @@
-"""Whole runs of a small study: the clerk answers at once, and the gate is open."""
+"""Whole runs of a small study: the search worker answers at once, and the gate is open."""
 
 import os
 from collections.abc import Callable, Collection, Sequence
@@ -13,23 +13,23 @@ from torch.optim import lr_scheduler as lrs
 from trials_helpers import OPTIMIZERS, AtOnce, Batch, close
 from trials_solo import RichSolo, RichStudy
 
-from trials.clerk import Clerk, ClerkPlace, _answer
-from trials.gate import OpenGate, Starved
-from trials.work import Runner
+from trials.gate.base import OpenGate, Starved
+from trials.search.worker import SearchWorker, WorkerConfig, _answer
+from trials.side_task.scheduler import Scheduler
 
 MS = 1_000_000
 EPOCHS = 3
 
 
 class Direct:
-    """The line to a clerk in this process."""
+    """The line to a search worker in this process."""
 
-    def __init__(self, clerk: Clerk) -> None:
-        self._clerk = clerk
+    def __init__(self, worker: SearchWorker) -> None:
+        self._search = worker
         self._answers: list[dict[str, Any]] = []
 
     def send(self, **request: Any) -> None:
-        answer = _answer(self._clerk, request)
+        answer = _answer(self._search, request)
         self._answers += [] if answer is None else [answer]
 
     def answers(self, wait_s: float = 0.0) -> list[dict[str, Any]]:
@@ -106,11 +106,11 @@ def make_study(own: bool, length: Callable[[int], int] = lambda epoch: 3) -> Sev
 def run(own: bool, gate: Starving, study: Seven | None = None) -> tuple[list[FrozenTrial], list[dict[str, Any]]]:
     """The trials in the end, and what the runner told of itself."""
     study = study or make_study(own)
-    place = ClerkPlace(storage="sqlite:///:memory:", study_name="s", worker="w", lock_file=Path(os.devnull))
-    clerk = Clerk(study, place, AtOnce())
+    place = WorkerConfig(storage="sqlite:///:memory:", study_name="s", worker="w", lock_file=Path(os.devnull))
+    worker = SearchWorker(study, place, AtOnce())
     told: list[dict[str, Any]] = []
-    Runner(study, gate, Direct(clerk), lambda **line: told.append(line)).run()  # type: ignore[arg-type]
-    return clerk._study.get_trials(), told
+    Scheduler(study, gate, Direct(worker), lambda **line: told.append(line)).run()  # type: ignore[arg-type]
+    return worker._study.get_trials(), told
 
 
 def assert_as_alone(trials: Sequence[FrozenTrial], study: Seven) -> None:

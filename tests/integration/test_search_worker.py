@@ -1,0 +1,91 @@
+"""The search worker as a process: when it takes no more than idle time, and what it does in any case."""
+
+import os
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+from tests.support.sandbox import STUDIES, children, wait_for
+from trials.search.client import SearchClient
+from trials.search.worker import HOLDER_NICE, WorkerConfig, serve
+from trials.study import load_study
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def main_job(tmp_path: Path) -> Path:
+    """There is one if this file is there."""
+    return tmp_path / "main job"
+
+
+@pytest.fixture
+def search(tmp_path: Path, main_job: Path) -> Iterator[SearchClient]:
+    storage = str(tmp_path / "study.journal")
+    sandbox = WorkerConfig(storage=storage, study_name="tiny", worker="w", lock_file=tmp_path / "lock")
+    line = SearchClient(partial(serve, load_study(STUDIES / "tiny.py"), sandbox, attached=main_job.exists))
+    yield line
+    assert line.close("the test is over")
+
+
+def threads(pid: int) -> dict[int, int]:
+    """The scheduling class of each thread to its niceness."""
+    found = map(int, os.listdir(f"/proc/{pid}/task"))
+    return {os.sched_getscheduler(thread): os.getpriority(os.PRIO_PROCESS, thread) for thread in found}
+
+
+def answer(search: SearchClient) -> list[dict[str, object]]:
+    return list(wait_for(lambda: search.answers(wait_s=1), "an answer"))
+
+
+def test_until_a_main_job_is_there_it_does_not_wait_for_idle_time(search: SearchClient, main_job: Path) -> None:
+    search.send(ask=4)
+    (first,) = answer(search)
+    asked = [{"number": number, "params": {"lr": 0.0 if number % 2 else 0.1}} for number in range(4)]
+    assert first == {"trials": asked, "exhausted": False}
+    (pid,) = children(os.getpid())
+    assert set(threads(pid)) == {os.SCHED_OTHER}
+    main_job.touch()
+    search.send(ask=4)
+    (last,) = answer(search)
+    assert [trial["number"] for trial in last["trials"]] == [4, 5] and last["exhausted"]  # type: ignore[attr-defined]
+    found = threads(pid)
+    assert set(found) == {os.SCHED_OTHER, os.SCHED_IDLE}
+    assert found[os.SCHED_OTHER] == HOLDER_NICE, "for what it does under the lock"
+
+
+@pytest.mark.parametrize("storage", ["{}/study.journal", "sqlite:///{}/study.db"])
+def test_search_workers_that_begin_at_once_make_one_study_and_no_trial_twice(tmp_path: Path, storage: str) -> None:
+    study, storage = load_study(STUDIES / "tiny.py"), storage.format(tmp_path)
+    lines = []
+    for worker in "abcd":
+        sandbox = WorkerConfig(storage=storage, study_name="tiny", worker=worker, lock_file=tmp_path / "lock")
+        lines.append(SearchClient(partial(serve, study, sandbox, attached=lambda: False)))
+    for line in lines:
+        line.send(ask=1)
+    found = [answer(line)[0]["trials"] for line in lines]
+    assert sorted(trial["number"] for (trial,) in found) == [0, 1, 2, 3]  # type: ignore[misc]
+    assert all(line.close("the test is over") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("urgent_after_s", "takes_s", "closed"), [(None, 0.5, True), (0.0, 30, False), (0.4, 30, False)]
+)
+def test_a_search_worker_has_all_the_time_that_it_needs_until_it_is_urgent(
+    urgent_after_s: float | None, takes_s: float, closed: bool
+) -> None:
+    def slowly(requests: TextIO, answers: TextIO) -> None:
+        assert requests.readline() == '{"stop": "why"}\n'
+        time.sleep(takes_s)
+
+    line, start_s = SearchClient(slowly), time.monotonic()
+
+    def is_urgent() -> bool:
+        return urgent_after_s is not None and time.monotonic() > start_s + urgent_after_s
+
+    assert line.close("why", timeout_s=0.1, is_urgent=is_urgent) is closed
+    assert children(os.getpid()) == []

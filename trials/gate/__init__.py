@@ -1,0 +1,1 @@
+"""What a side task asks before every unit of device work, by kind of device."""

@@ -1,0 +1,35 @@
+"""What the processes of a side task ask of the kernel."""
+
+import ctypes
+import os
+import signal
+
+from trials.gate.base import GATE_SIGNALS
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_TIMERSLACK = 29
+_SLACK_NS = 1000
+
+
+def die_with_parent(wanted: bool = True) -> None:
+    """Have the kernel kill this process when its parent ends, even if it is stopped then; or not. Linux only."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if wanted else 0)
+
+
+def wake_promptly() -> None:
+    """Have the kernel end this thread's sleeps, and those of all that it will start, within a microsecond."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(_SLACK_NS))
+
+
+def run_when_idle() -> None:
+    """Run this thread only when nothing else wants the core (SCHED_IDLE): for work whose time nobody waits for.
+
+    Only a privileged process may take that back.
+    """
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def nap(seconds: float) -> int | None:
+    """Sleep in the kernel until one of the gate's signals comes, and return it, or None after `seconds`."""
+    received = signal.sigtimedwait(GATE_SIGNALS, seconds)
+    return None if received is None else received.si_signo

@@ -1,0 +1,144 @@
+"""What every gate keeps of its units: their names, what they cost, which were too long, and a record of each."""
+
+from collections import deque
+from collections.abc import Sequence
+
+from ds_hooks.shared.page import Field, Page
+from trials.gate.base import HOST_UNIT, Starved
+from trials.gate.unit_records import UnitRecords
+
+UNKNOWN_COST_NEEDS_NS = 1_000_000
+"""A unit that never ran starts only if at least this much of the permit is left."""
+
+HOST_WORK_NEEDS_NS = 200_000
+"""Host work starts only if at least this much of the permit is left."""
+
+LEAST_COST_NS = 1_000.0
+"""No unit is forecast to take less: it would be as good as unknown."""
+
+DECLINED_BEFORE_DOUBT = 32
+"""More than a step has bubbles, so what fits the longest one waits for it."""
+
+NEARLY_LONGEST = 0.9
+"""What was declined so often is tried in a bubble that is not much shorter than the longest of those."""
+
+LOOK_AGAIN_S = 0.5
+
+
+class UnitCosts:
+    """Numbers units and knows their costs; the part of a gate that does not depend on the device.
+
+    A unit's forecast follows the device time that it took, rising fast and falling slowly, so it settles near the 0.9
+    expectile of what it costs.
+
+    Args:
+        page: the device's page; the caller has claimed the side task's role.
+        records: where units are recorded; None: nowhere.
+    """
+
+    def __init__(self, page: Page, records: UnitRecords | None = None) -> None:
+        self._words = page.words
+        self._records = records or UnitRecords()
+        self._declared: list[tuple[int, tuple[str, ...]]] = []
+        self._group = -1
+        self._costs_ns: list[float] = [HOST_WORK_NEEDS_NS]
+        self._known_costs_ns: dict[str, float] = {}
+        self._starved: list[Starved] = []
+        self.trials = 0
+
+    def use(self, units: Sequence[str]) -> None:
+        """Number `units` from now on; what units of the same name and number of trials cost is remembered."""
+        self._remember_costs()
+        declared = (self.trials, tuple(units))
+        if declared in self._declared:
+            self._group = self._declared.index(declared)
+        else:
+            self._declared.append(declared)
+            self._group = self._records.add_group(self.trials, units)
+        self._costs_ns = [self._known_costs_ns.get(_key(self.trials, name), 0.0) for name in units]
+        self._costs_ns.append(HOST_WORK_NEEDS_NS)
+        self._starved.clear()
+
+    def take_starved(self) -> list[Starved]:
+        """The units that were found too long for all bubbles since the last call or the last change of units."""
+        found, self._starved = self._starved, []
+        return found
+
+    def add_work(self, trial_samples: int) -> None:
+        """Count finished work on the page, where the daemon reads it."""
+        self._words[Field.WORK] += trial_samples
+
+    def _account(
+        self, unit: int, start_ns: int, wall_ns: int, busy_ns: int, longest_ns: int, group: int, *, learn: bool = True
+    ) -> None:
+        """Note that `unit` ran, and what it took of the device.
+
+        Args:
+            unit: its number.
+            start_ns: when it began.
+            wall_ns: how long that was ago at its end.
+            busy_ns: what it took of the device.
+            longest_ns: the longest of the bubbles in which it had been declined, if it ran to find out; else 0.
+            group: the index of the units in use when it was asked for.
+            learn: whether it says what the unit will take.
+        """
+        if learn:
+            self._learn(unit, busy_ns, longest_ns, group)
+        self._count(1, busy_ns)
+        self._records.add(start_ns, wall_ns, busy_ns, unit, group)
+
+    def _is_known(self, group: int, unit: int) -> bool:
+        """Whether there is a forecast for a unit of these units."""
+        if group == self._group or unit == HOST_UNIT:
+            return bool(self._costs_ns[unit])
+        trials, names = self._declared[group]
+        return bool(self._known_costs_ns.get(_key(trials, names[unit])))
+
+    def _learn(self, unit: int, busy_ns: int, longest_ns: int, group: int) -> None:
+        """Forecast what `unit` costs by what it took; the arguments are those of `_account`."""
+        if unit == HOST_UNIT:
+            self._costs_ns[unit] = HOST_WORK_NEEDS_NS  # even if it was in doubt
+            return
+        if group != self._group:
+            trials, names = self._declared[group]
+            key = _key(trials, names[unit])
+            self._known_costs_ns[key] = _learned_ns(self._known_costs_ns.get(key, 0.0), busy_ns, longest_ns)
+            return
+        self._costs_ns[unit] = _learned_ns(self._costs_ns[unit], busy_ns, longest_ns)
+        if busy_ns > longest_ns > 0:
+            trials, names = self._declared[group]
+            self._starved.append(Starved(unit=names[unit], trials=trials, needs_ns=busy_ns, longest_ns=longest_ns))
+
+    def _count(self, units: int, busy_ns: int) -> None:
+        words = self._words
+        words[Field.UNITS_RUN] += units
+        words[Field.BUSY_NS] += busy_ns
+
+    def _doubt(self, unit: int, left_ns: "deque[int]") -> int:
+        """After many bubbles in vain, of which the last ones left it so much: forget what `unit` costs.
+
+        Returns:
+            The longest of them, in one of which it is to be tried now; 0: not yet.
+        """
+        if len(left_ns) < DECLINED_BEFORE_DOUBT:
+            return 0
+        longest_ns = max(left_ns)
+        self._costs_ns[unit] = NEARLY_LONGEST * longest_ns
+        return longest_ns
+
+    def _remember_costs(self) -> None:
+        if self._group >= 0:
+            trials, names = self._declared[self._group]
+            for name, cost_ns in zip(names, self._costs_ns, strict=False):
+                self._known_costs_ns[_key(trials, name)] = cost_ns
+
+
+def _learned_ns(cost_ns: float, busy_ns: int, longest_ns: int) -> float:
+    """What a unit is forecast to cost after it took `busy_ns`."""
+    if not cost_ns or longest_ns:
+        return max(LEAST_COST_NS, float(busy_ns))
+    return max(LEAST_COST_NS, cost_ns + (busy_ns - cost_ns) * (0.5 if busy_ns > cost_ns else 0.05))
+
+
+def _key(trials: int, name: str) -> str:
+    return f"{trials} {name}"

@@ -1,0 +1,69 @@
+"""How a trial group asks the gate: units are numbered here, and the backward pass stops at every layer.
+
+The gate is asked between units and never touches a tensor, so a pause cannot change a number.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from trials.gate.base import HOST_UNIT, Gate
+
+
+class Units:
+    """The units of one group in the order of a training step, and how to enter them.
+
+    Attributes:
+        names: a name per unit; the index is the unit's number.
+    """
+
+    def __init__(self, gate: Gate) -> None:
+        """Start without units; `declare` tells the gate once all are known."""
+        self._gate = gate
+        self._under_way = HOST_UNIT
+        self.names: list[str] = []
+        self.settle = gate.settle
+
+    def enter(self, unit: int) -> None:
+        """See `Gate.enter`."""
+        self._under_way = unit
+        self._gate.enter(unit)
+
+    def again(self) -> None:
+        """Ask whether the unit under way may go on: long ones on a CPU ask between their parts."""
+        self._gate.enter(self._under_way)
+
+    def number(self, name: str) -> int:
+        """The number of the unit called `name`, which is new or was given before."""
+        if name not in self.names:
+            self.names.append(name)
+        return self.names.index(name)
+
+    def declare(self) -> None:
+        """Tell the gate what the numbers mean."""
+        self._gate.use(list(self.names))
+
+    def rest(self) -> None:
+        """No device work follows for now."""
+        self._gate.rest()
+
+    def backward_hook(self, unit: int) -> Callable[[Any], None]:
+        """A function for `ask_before_backward` that enters `unit`."""
+        enter = self.enter
+
+        def ask(gradients: Any) -> None:
+            enter(unit)
+
+        return ask
+
+
+def ask_before_backward(output: Tensor, hook: Callable[[Any], None]) -> None:
+    """Call `hook` when the gradient of a layer's `output` is complete, before the layer's backward runs.
+
+    A hook on the graph's node costs a quarter of an identity `autograd.Function`, and leaves the output itself as it
+    is. Autograd runs nodes in the reverse order of their creation, so nothing of an earlier layer runs in between.
+    """
+    node = output.grad_fn
+    if node is not None:
+        node.register_prehook(hook)

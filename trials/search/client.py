@@ -1,0 +1,88 @@
+"""The training process's end of the line to the search worker."""
+
+import json
+import os
+import select
+import signal
+import traceback
+from collections.abc import Callable
+from typing import Any, TextIO
+
+LOOK_AGAIN_S = 0.2
+
+
+class SearchClient:
+    """The training process's end of the line to the search worker, a forked process; reading never blocks for long.
+
+    Args:
+        serve: what the search worker does with its requests and answers.
+    """
+
+    def __init__(self, serve: Callable[[TextIO, TextIO], None]) -> None:
+        requests_fd, send_fd = os.pipe()
+        receive_fd, answers_fd = os.pipe()
+        pid = os.fork()  # nothing has computed yet, so there are no threads to lose
+        if pid == 0:
+            status = 1
+            try:
+                os.close(send_fd)
+                os.close(receive_fd)
+                serve(os.fdopen(requests_fd), os.fdopen(answers_fd, "w"))
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        os.close(requests_fd)
+        os.close(answers_fd)
+        self._pid = pid
+        self._pidfd = os.pidfd_open(pid)
+        self._send_fd, self._receive_fd = send_fd, receive_fd
+        self._buffer = b""
+
+    def send(self, **request: Any) -> None:
+        """Write one request."""
+        os.write(self._send_fd, json.dumps(request).encode() + b"\n")
+
+    def answers(self, wait_s: float = 0.0) -> list[dict[str, Any]]:
+        """What the search worker has answered; waits up to `wait_s` for a first answer.
+
+        Raises:
+            RuntimeError: the search worker reported an error or is gone.
+        """
+        found: list[dict[str, Any]] = []
+        while select.select([self._receive_fd], [], [], 0.0 if found else wait_s)[0]:
+            data = os.read(self._receive_fd, 65536)
+            if not data:
+                raise RuntimeError("the search worker is gone")
+            *lines, self._buffer = (self._buffer + data).split(b"\n")
+            found += [json.loads(line) for line in lines]
+        for answer in found:
+            if "error" in answer:
+                raise RuntimeError(f"the search worker: {answer['error']}")
+        return found
+
+    def close(self, reason: str, timeout_s: float = 10.0, *, is_urgent: Callable[[], bool] = lambda: True) -> bool:
+        """Let the search worker do what it was asked, end what still runs as failed for `reason`, and leave.
+
+        Args:
+            reason: why trials fail that have not ended.
+            timeout_s: how long it may take once it is urgent.
+            is_urgent: until then there is all the time that it needs; beside a busy main job that is long.
+
+        Returns:
+            Whether it did.
+        """
+        try:
+            self.send(stop=reason)
+        except BrokenPipeError:
+            pass
+        os.close(self._send_fd)
+        while not is_urgent() and not select.select([self._pidfd], [], [], LOOK_AGAIN_S)[0]:
+            pass
+        if not select.select([self._pidfd], [], [], timeout_s)[0]:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        _, status = os.waitpid(self._pid, 0)
+        os.close(self._pidfd)
+        os.close(self._receive_fd)
+        return status == 0

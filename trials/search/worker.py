@@ -1,0 +1,291 @@
+"""The search worker: a process that talks to Optuna, so that the training process never waits for a database.
+
+The side task's main program forks it once torch and the study are loaded. One JSON object per line. In: `{"ask": n}`,
+`{"report": number, "epoch": e, "value": v, "final": bool}`, `{"fail": number, "reason": text}`, `{"stop": reason}`.
+Out: `{"trials": [{"number": i, "params": {…}}, …], "exhausted": bool}`, `{"pruned": number}`, `{"error": text}`. Its
+core is the main job's too, so it runs only when nothing else wants that core, but for two things: the first trials, if
+no main job is there yet, and what it does under the lock for which other search workers wait.
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
+
+import optuna
+from optuna.trial import Trial, TrialState
+
+from trials.gate.cpu import GATE_SIGNALS
+from trials.gate.process import die_with_parent, run_when_idle
+from trials.search.storage import open_storage
+from trials.study import Study
+
+WORKER = "squeezer_worker"
+PARAMS = "squeezer_params"
+REASON = "squeezer_reason"
+
+HOLDER_NICE = 10
+"""Of what holds the lock, a few ms per trial: the main job keeps nine tenths of a core that it needs all the time."""
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerConfig:
+    """Where a search worker works.
+
+    Args:
+        storage: a database's URL or a journal's path, see `open_storage`.
+        study_name: Optuna's study name; made if there is none yet.
+        worker: who we are; trials that an earlier process of this name left running are taken over.
+        lock_file: workers of one machine take trials under its lock, so that none too many is made.
+    """
+
+    storage: str
+    study_name: str
+    worker: str
+    lock_file: Path
+
+
+class SearchWorker:
+    """One worker's share in a study.
+
+    Args:
+        study: what the user wrote.
+        config: where.
+        holder: runs what is done under the lock.
+    """
+
+    def __init__(self, study: Study, config: WorkerConfig, holder: Executor) -> None:
+        self._user_study = study
+        self._worker = config.worker
+        self._lock_file = config.lock_file
+        self._holder = holder
+        self._study: optuna.Study = self._alone(partial(_open_study, study, config))
+        self._storage = self._study._storage
+        self._trials: dict[int, Trial] = {}  # by number: to find one in the storage reads all that run
+        self._left_behind = [
+            trial
+            for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+            if trial.user_attrs.get(WORKER) == config.worker
+        ]
+
+    def ask(self, most: int) -> dict[str, Any]:
+        """Up to `most` trials to train: first those left behind, then new ones."""
+        found: list[dict[str, Any]] = []
+        while len(found) < most and self._left_behind:
+            frozen = self._left_behind.pop()
+            if PARAMS in frozen.user_attrs:
+                params: dict[str, Any] | None = json.loads(frozen.user_attrs[PARAMS])
+            else:  # killed while it asked
+                params = self._suggest(self._begin(frozen._trial_id))
+            if params is not None:
+                found.append({"number": frozen.number, "params": params})
+        exhausted = False
+        while len(found) < most and not exhausted:
+            wanted = most - len(found)
+            claimed = self._alone(partial(self._claim, wanted))
+            exhausted = len(claimed) < wanted
+            for trial in map(self._begin, claimed):
+                params = self._suggest(trial)
+                if params is not None:
+                    found.append({"number": trial.number, "params": params})
+        return {"trials": found, "exhausted": exhausted}
+
+    def report(self, number: int, epoch: int, value: float, final: bool) -> dict[str, Any] | None:
+        """Note a score; the answer says so if the trial is pruned."""
+        if self._has_ended(number):
+            return None  # pruned, and this was on its way already
+        trial = self._trial(number)
+        trial.report(value, epoch)
+        if final:
+            self._study.tell(number, value)
+        elif trial.should_prune():
+            self._study.tell(number, state=TrialState.PRUNED)
+            return {"pruned": number}
+        return None
+
+    def fail(self, number: int, reason: str) -> None:
+        """End a trial as failed, with its reason."""
+        if self._has_ended(number):
+            return
+        self._trial(number).set_user_attr(REASON, reason)
+        self._study.tell(number, state=TrialState.FAIL)
+
+    def stop(self, reason: str) -> None:
+        """End all trials of this worker that have not ended."""
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if trial.user_attrs.get(WORKER) == self._worker:
+                self.fail(trial.number, reason)
+
+    def _claim(self, most: int) -> list[int]:
+        """The ids of up to `most` trials that are ours now: those that the user has enqueued, then new ones.
+
+        As `Study.ask`, but new ones are ours from the first moment: killed in between, they would be nobody's.
+        """
+        known = self._study.get_trials(deepcopy=False)
+        claimed: list[int] = []
+        for trial in known:
+            if len(claimed) == most or trial.state is not TrialState.WAITING:
+                continue
+            if self._storage.set_trial_state_values(trial._trial_id, state=TrialState.RUNNING):
+                self._storage.set_trial_user_attr(trial._trial_id, WORKER, self._worker)
+                claimed.append(trial._trial_id)
+        ours = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={WORKER: self._worker})
+        for _ in range(min(most - len(claimed), self._user_study.trials - len(known))):
+            claimed.append(self._storage.create_new_trial(self._study._study_id, template_trial=ours))
+        return claimed
+
+    def _begin(self, trial_id: int) -> Trial:
+        self._study._thread_local.cached_all_trials = None  # as `Study.ask`: the sampler must see what is new
+        trial = Trial(self._study, trial_id)
+        self._trials[trial.number] = trial
+        return trial
+
+    def _suggest(self, trial: Trial) -> dict[str, Any] | None:
+        try:
+            params = self._user_study.suggest(trial)
+            trial.set_user_attr(PARAMS, json.dumps(params))
+        except Exception as error:
+            self.fail(trial.number, f"suggest: {type(error).__name__}: {error}")
+            return None
+        return params
+
+    def _has_ended(self, number: int) -> bool:
+        return bool(self._storage.get_trial(self._trial(number)._trial_id).state.is_finished())
+
+    def _trial(self, number: int) -> Trial:
+        if number not in self._trials:
+            trial_id = self._study.get_trials(deepcopy=False)[number]._trial_id
+            self._trials[number] = Trial(self._study, trial_id)
+        return self._trials[number]
+
+    def _alone(self, do: Callable[[], _Result]) -> _Result:
+        def locked() -> _Result:
+            with self._lock_file.open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                return do()
+
+        return self._holder.submit(locked).result()
+
+
+def _open_study(study: Study, config: WorkerConfig) -> optuna.Study:
+    """To be called alone: of two that make a new storage's tables, or its study, at once, one fails."""
+    return optuna.create_study(
+        storage=open_storage(config.storage),
+        study_name=config.study_name,
+        direction=study.direction,
+        sampler=study.sampler(),
+        pruner=study.pruner(),
+        load_if_exists=True,
+    )
+
+
+def close_study(storage: str, name: str, reason: str, worker: str | None = None) -> int:
+    """End every trial that is still running or waiting as failed, with its reason. Returns how many.
+
+    Args:
+        storage: see `open_storage`.
+        name: Optuna's study name.
+        reason: why they fail.
+        worker: only those which this worker has begun; None: all.
+    """
+    try:
+        study = optuna.load_study(study_name=name, storage=open_storage(storage))
+    except KeyError:
+        return 0  # no side task ever came so far
+    unfinished = study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))
+    if worker is not None:
+        unfinished = [trial for trial in unfinished if trial.user_attrs.get(WORKER) == worker]
+    for frozen in unfinished:
+        Trial(study, frozen._trial_id).set_user_attr(REASON, reason)
+        study.tell(frozen.number, state=TrialState.FAIL)
+    return len(unfinished)
+
+
+def serve(
+    study: Study, config: WorkerConfig, requests: TextIO, answers: TextIO, *, attached: Callable[[], bool]
+) -> None:
+    """Be the search worker: answer requests until they end or one asks to stop.
+
+    Args:
+        study: what the user wrote.
+        config: where.
+        requests: one JSON object per line.
+        answers: likewise; what goes wrong is told here before it is raised.
+        attached: whether a main job is there; if so, even the first trials are found in its idle time.
+    """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, GATE_SIGNALS)
+    die_with_parent()
+    holder = _start_holder()
+    is_idle = attached()
+    if is_idle:
+        run_when_idle()
+    try:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        worker = SearchWorker(study, config, holder)
+        for line in requests:
+            if not is_idle and attached():
+                run_when_idle()
+                is_idle = True
+            request = json.loads(line)
+            if "stop" in request:
+                worker.stop(request["stop"])
+                return
+            answer = _answer(worker, request)
+            if answer is not None:
+                answers.write(json.dumps(answer) + "\n")
+                answers.flush()
+    except Exception as error:
+        answers.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
+        answers.flush()
+        raise
+
+
+def _start_holder() -> Executor:
+    """A thread that is never idle, for what holds a lock: others would wait until a busy core has time for it.
+
+    There is no way back from `run_when_idle`, but each thread has a class and a niceness of its own.
+    """
+    holder = ThreadPoolExecutor(max_workers=1)
+    holder.submit(os.nice, HOLDER_NICE).result()
+    return holder
+
+
+def _answer(worker: SearchWorker, request: dict[str, Any]) -> dict[str, Any] | None:
+    if "ask" in request:
+        return worker.ask(request["ask"])
+    if "report" in request:
+        return worker.report(request["report"], request["epoch"], request["value"], request["final"])
+    worker.fail(request["fail"], request["reason"])
+    return None
+
+
+def main() -> int:
+    """End what a dead side task left running."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trials.search.worker", description="End unfinished trials as failed."
+    )
+    parser.add_argument("--close", action="store_true", required=True)
+    parser.add_argument("--storage", required=True, metavar="URL_OR_PATH")
+    parser.add_argument("--study-name", required=True)
+    parser.add_argument("--worker", help="only its trials")
+    parser.add_argument("--reason", default="the run ended")
+    parser.add_argument("--idle", action="store_true", help="a main job trains: take only its idle time")
+    arguments = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if arguments.idle:
+        run_when_idle()
+    close_study(arguments.storage, arguments.study_name, arguments.reason, arguments.worker)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

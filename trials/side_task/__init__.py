@@ -1,0 +1,1 @@
+"""The side task's process: what is trained when, and on which device."""

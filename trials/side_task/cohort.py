@@ -1,0 +1,173 @@
+"""Cohorts, and what is known of how many trials fit the bubbles when they are fused."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
+from typing import Any
+
+from torch import Tensor
+
+from trials.gate.base import Starved
+from trials.gate.cpu import CpuGate
+from trials.study import Study
+from trials.training.batches import Batch, Reader, SharedLoaderError, fuse_batches, rounds, shapes
+from trials.training.group import TrialGroup
+from trials.training.member import Member
+
+UNLIKE_EPOCHS = "the study's epochs differ in the number or the shapes of their batches"
+SHARED_LOADER = "Study.batches gives several epochs the same object, and to read one may disturb the other"
+
+
+class Fit:
+    """What hinders trials of one structure from being fused.
+
+    Attributes:
+        most: the trials that a group may have, so that no unit of it is longer than the bubbles.
+        mixes: whether they may be at different epochs.
+    """
+
+    def __init__(self, most: int, mixes: bool = True) -> None:
+        """So far nothing else is known."""
+        self.most = most
+        self.mixes = mixes
+        self._needs_ns: dict[str, dict[int, int]] = {}
+        self._told: set[str] = set()
+
+    def may_halve(self, found: Starved) -> bool:
+        """Whether fewer trials may make the unit short enough: not, if what it took with more trials says otherwise."""
+        known_ns = self._needs_ns.setdefault(found.unit, {})
+        known_ns[found.trials] = found.needs_ns
+        if found.trials == 1:
+            return False
+        more = min((trials for trials in known_ns if trials > found.trials), default=None)
+        if more is None:
+            return True
+        per_trial_ns = (known_ns[more] - found.needs_ns) / (more - found.trials)
+        return found.needs_ns - (found.trials - 1) * per_trial_ns <= found.longest_ns
+
+    def is_news(self, unit: str) -> bool:
+        """Whether this is asked for the first time of `unit`."""
+        if unit in self._told:
+            return False
+        self._told.add(unit)
+        return True
+
+
+class Cohort:
+    """Trials of one structure, each at an epoch of its own; all begin an epoch together.
+
+    Args:
+        study: the user's.
+        gate: the groups'.
+        fit: what is known of their structure.
+
+    Attributes:
+        groups: of the trials: one, or several that take turns with every batch.
+        fit: see above.
+    """
+
+    def __init__(self, study: Study, gate: CpuGate, fit: Fit) -> None:
+        """No trial is there yet."""
+        self.fit = fit
+        self.groups: list[TrialGroup] = []
+        self._study, self._gate = study, gate
+
+    @property
+    def numbers(self) -> list[int]:
+        """The trials that are left."""
+        return [number for group in self.groups for number in group.numbers]
+
+    @property
+    def readers(self) -> list[Reader]:
+        """The same, and what epoch each has before it."""
+        return [reader for group in self.groups for reader in group.readers()]
+
+    @property
+    def asked(self) -> list[dict[str, Any]]:
+        """The same as the search worker has told of them."""
+        return [{"number": reader.number, "params": reader.params} for reader in self.readers]
+
+    def add(self, members: Sequence[Member]) -> None:
+        """Let `members` begin with the next epoch: in groups that have room for them, or in new ones.
+
+        Raises:
+            FuseError: they cannot be fused.
+
+        Whatever is raised, trials that are not left in the cohort then are lost.
+        """
+        waiting, most = list(members), self.fit.most
+        for group in tuple(self.groups) if self.fit.mixes else ():
+            room = max(most - group.size, 0)
+            joining, waiting = waiting[:room], waiting[room:]
+            if joining:
+                fresh = self._fused(joining)
+                self.groups.remove(group)  # one that could not take them all is in pieces
+                self._gate.trials = group.size + fresh.size
+                group.merge(fresh)
+                self.groups.append(group)
+        count = ceil(len(waiting) / most)
+        for first in range(count):
+            self.groups.append(self._fused(waiting[first::count]))
+
+    def batches(self) -> Iterator[tuple[TrialGroup, Tensor, Tensor, bool]]:
+        """The batches of each trial's epoch, for all groups in turn, and what else `TrialGroup.train_step` takes.
+
+        Each epoch is read once: side by side if trials at different epochs mix, else one after another. A group may be
+        split meanwhile: both halves go on with the next batch.
+        """
+        readers = self.readers
+        if self.fit.mixes:
+            try:
+                yield from self._trained(readers)
+                return
+            except SharedLoaderError:
+                self.part_epochs(SHARED_LOADER)
+        for epoch in dict.fromkeys(reader.epoch for reader in readers):
+            yield from self._trained([reader for reader in readers if reader.epoch == epoch])
+
+    def halve(self, group: TrialGroup) -> None:
+        """Make two groups of `group`; each trial gives what it would have given. The gate uses neither's units yet."""
+        half = group.size // 2
+        self.fit.most = min(self.fit.most, group.size - half)
+        self._split(group, group.numbers[group.size - half :])
+
+    def drop_empty(self) -> None:
+        """Forget groups without trials."""
+        self.groups = [group for group in self.groups if group.size]
+
+    def _fused(self, members: Sequence[Member]) -> TrialGroup:
+        self._gate.trials = len(members)
+        return TrialGroup(self._study, members, self._gate)
+
+    def _split(self, group: TrialGroup, numbers: Sequence[int]) -> TrialGroup:
+        self._gate.trials = len(numbers)
+        self.groups.append(group.split([group.numbers.index(number) for number in numbers]))
+        return self.groups[-1]
+
+    def _trained(self, readers: Sequence[Reader]) -> Iterator[tuple[TrialGroup, Tensor, Tensor, bool]]:
+        for batches in rounds(self._study, readers):
+            for group in tuple(self.groups):
+                for part in self._alike(group, batches):
+                    chosen = [batches[number] for number in part.numbers if number in batches]
+                    if chosen:
+                        yield (part, *fuse_batches(chosen))
+
+    def part_epochs(self, cause: str) -> None:
+        """From now on let trials at different epochs be in different groups, and say why."""
+        print(f"[trials] {cause}: trials at different epochs are not fused, but take turns", file=sys.stderr)
+        self.fit.mixes = False
+
+    def _alike(self, group: TrialGroup, batches: Mapping[int, Batch]) -> list[TrialGroup]:
+        """`group`, in parts if trials at different epochs have batches of different shapes, or some have none."""
+        distinct = {id(batch): batch for batch in map(batches.get, group.numbers)}  # asked with every step
+        if len(set(map(shapes, distinct.values()))) == 1:
+            return [group]
+        alike: dict[object, list[int]] = {}
+        for number in group.numbers:
+            alike.setdefault(shapes(batches.get(number)), []).append(number)
+        if self.fit.mixes:
+            self.part_epochs(UNLIKE_EPOCHS)
+        parts = [group, *(self._split(group, numbers) for numbers in list(alike.values())[1:])]
+        self._gate.trials = group.size
+        group.use_units()
+        return parts

@@ -1,0 +1,153 @@
+"""The side task's main program: trains a study's trials, fused, whenever the gate lets it."""
+
+import argparse
+import json
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ds_hooks.shared.page import Doing, Field, Page, Role
+from trials.gate.base import STOP_SIGNAL, GateError, StopRequested, block_signals
+from trials.gate.process import die_with_parent
+from trials.gate.unit_records import UnitRecords
+from trials.search.client import SearchClient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trials.side_task.devices import Gate, SideDevice
+    from trials.study import Study
+
+FINISHED = "the side task ended"
+USER_ERROR_STATUS = 2
+"""Exit status for what a restart cannot mend, such as a study that does not import."""
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m trials.side_task.main")
+    parser.add_argument("--study", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--study-name", default="study")
+    parser.add_argument("--storage", default="", metavar="URL_OR_PATH")
+    parser.add_argument("--worker", default="")
+    parser.add_argument("--lock", type=Path, default=Path(os.devnull))
+    parser.add_argument("--page", type=Path)
+    parser.add_argument("--units", type=Path)
+    parser.add_argument("--units-bytes", type=int, help="when that file is full; default: never")
+    parser.add_argument("--status-fd", type=int, default=-1)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the first that is visible")
+    parser.add_argument("--memory-fraction", type=float, default=1.0, help="of a CUDA device's memory, at most")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--nice", type=int, default=0)
+    parser.add_argument("--measure", type=float, metavar="SECONDS", help="print the ungated rate, and leave")
+    parser.add_argument("--trials", type=int, default=0, help="with --measure: how many are fused")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Serve one page until the study is done or the daemon asks to stop."""
+    arguments = _parse()
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the daemon ends us
+    block_signals()
+    import torch
+
+    torch.set_num_threads(arguments.threads)
+    from trials.side_task.devices import SideDeviceError, make_side_device
+    from trials.study import StudyError, load_study
+    from trials.training.rehearsal import measure_dedicated
+
+    tell = partial(_tell, arguments.status_fd)
+    try:
+        study = load_study(arguments.study)
+        if arguments.measure is None:
+            return _serve(study, arguments, tell)
+        make_side_device(arguments.device, arguments.memory_fraction).adopt(study)
+        trials = arguments.trials or min(study.fused, study.trials)
+        print(json.dumps(measure_dedicated(study, trials, arguments.measure)))
+        return 0
+    except (StudyError, SideDeviceError) as error:
+        tell(event="error", message=str(error))
+        return USER_ERROR_STATUS
+
+
+def _tell(status_fd: int, **status: Any) -> None:
+    """One line to the daemon, if there is one."""
+    if status_fd >= 0:
+        os.write(status_fd, json.dumps(status).encode() + b"\n")
+
+
+def _serve(study: "Study", arguments: argparse.Namespace, tell: "Callable[..., None]") -> int:
+    from trials.search.worker import WorkerConfig, serve
+    from trials.side_task.devices import SideDeviceError, make_side_device
+
+    worker_config = WorkerConfig(
+        storage=arguments.storage,
+        study_name=arguments.study_name,
+        worker=arguments.worker,
+        lock_file=arguments.lock,
+    )
+    # forked before the page is opened, so that the page's locks stay this process's own, and before there is a context
+    search = SearchClient(partial(serve, study, worker_config, attached=partial(_job_attached, arguments.page)))
+    page = Page.open(arguments.page, create=False)
+    page.claim(Role.SIDE)
+    page.words[Field.SIDE_DOING] = Doing.HOST
+    gate: Gate | None = None
+    reason = FINISHED
+    try:
+        device = make_side_device(arguments.device, arguments.memory_fraction)
+        device.adopt(study)
+        gate = device.gate(page, UnitRecords(arguments.units, arguments.units_bytes), partial(_tell_overrun, tell))
+        _train(study, device, page, gate, search, tell, arguments.nice)
+    except StopRequested:
+        reason = "the main job or its daemon ended before the trial did"
+    except (Exception, GateError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        if not isinstance(error, SideDeviceError):
+            tell(event="error", message=reason)
+        raise
+    finally:
+        may_unmap = gate is not None and gate.close()
+        # scores of a study that is done must reach it, however little time the search worker gets
+        closed = search.close(reason, is_urgent=lambda: reason != FINISHED or STOP_SIGNAL in signal.sigpending())
+        if may_unmap:  # else the device may still use it: it goes with this process
+            page.close()
+    if not closed:
+        tell(event="error", message="its search worker could not write all that it was told in time")
+    return 0 if closed else 1
+
+
+def _train(
+    study: "Study",
+    device: "SideDevice",
+    page: Page,
+    gate: "Gate",
+    search: SearchClient,
+    tell: "Callable[..., None]",
+    nice: int,
+) -> None:
+    from trials.side_task.devices import SideDeviceError
+    from trials.side_task.scheduler import Scheduler
+
+    most = device.rehearse(study, page, gate)
+    if not most:
+        raise SideDeviceError("not even one trial fits into the side task's share of the device's memory")
+    # not before: until the job's first step there is nobody to be nice to
+    os.nice(max(0, nice - os.nice(0)))
+    Scheduler(study, gate, search, tell, most, device.offload(page, gate, tell)).run()
+
+
+def _tell_overrun(tell: "Callable[..., None]", slot: int, overrun_ns: int) -> None:
+    tell(event="overran", slot=slot, overrun_ns=overrun_ns)
+
+
+def _job_attached(path: Path) -> bool:
+    page = Page.open(path, create=False)
+    attached = page.words[Field.MAIN_PID] != 0
+    page.close()
+    return attached
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

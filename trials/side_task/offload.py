@@ -1,0 +1,174 @@
+"""The side task gives way when the main job needs the device's memory, and takes it again when it can.
+
+State goes to the host's memory storage by storage, in place: every tensor object stays what it is, and so do all that
+refer to it. What comes back is bitwise what left.
+"""
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from time import monotonic_ns
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ds_hooks.shared.page import Field
+from trials.gate.base import HOST_UNIT, STOP_SIGNAL, Gate, StopRequested
+from trials.gate.cuda import nap
+
+CHUNK_BYTES = 1 << 20
+"""What is copied at once, as host work: some tenths of a millisecond."""
+
+LOOK_EVERY_NS = 50_000_000
+"""The allocator takes some tenths of a millisecond to tell."""
+_LOOK_AGAIN_S = 0.05
+
+
+class Meter(Protocol):
+    """What an allocator tells of itself, and what it can give back."""
+
+    def held_bytes(self) -> int:
+        """What it holds of the device, used or not."""
+
+    def trim(self) -> None:
+        """Give back what is not used."""
+
+
+class CudaMeter:
+    """PyTorch's caching allocator for the current CUDA device."""
+
+    def held_bytes(self) -> int:
+        """See `Meter`."""
+        return torch.cuda.memory_reserved()
+
+    def trim(self) -> None:
+        """See `Meter`. The device must have nothing queued: freeing waits for it."""
+        getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
+        torch.cuda.empty_cache()
+
+
+class Offload:
+    """Holds device memory as long as the daemon lets it.
+
+    Args:
+        words: the page's.
+        gate: asked before each copy.
+        meter: of the device's allocator.
+        tensors: all that are on the device.
+        tell: one line to the daemon.
+        wait: sleeps for some seconds, or until a signal comes, which it returns.
+        clock_ns: the host's clock.
+    """
+
+    def __init__(
+        self,
+        words: "memoryview[int]",
+        gate: Gate,
+        meter: Meter,
+        tensors: Callable[[], Iterable[Tensor]],
+        tell: Callable[..., None],
+        wait: Callable[[float], int | None] = nap,
+        clock_ns: Callable[[], int] = monotonic_ns,
+    ) -> None:
+        self._words, self._gate, self._meter = words, gate, meter
+        self._tensors, self._tell, self._wait, self._clock_ns = tensors, tell, wait, clock_ns
+        self._look_again_ns = 0
+
+    def step_ended(self) -> None:
+        """Between two training steps: move out if the limit is below what is held, and return when it is back.
+
+        Raises:
+            StopRequested: the side task must end.
+        """
+        now_ns = self._clock_ns()
+        if now_ns < self._look_again_ns:
+            return
+        self._look_again_ns = now_ns + LOOK_EVERY_NS
+        held = self._count()
+        if not self._is_above_limit(held):
+            return
+        self._gate.enter(HOST_UNIT)
+        self._meter.trim()
+        if not self._is_above_limit(self._count()):
+            return
+        limit = self._words[Field.SIDE_LIMIT_BYTES]
+        parked = self._move_out()
+        self._tell(event="moved_out", held_bytes=held, limit_bytes=limit, left_bytes=self._count())
+        while not self._move_in(parked, held):
+            self._gate.rest()
+            if self._wait(_LOOK_AGAIN_S) == STOP_SIGNAL:
+                raise StopRequested
+        self._tell(event="moved_in", held_bytes=self._count())
+
+    def trim(self) -> None:
+        """Give back what is not used any more."""
+        gc.collect()
+        self._meter.trim()
+        self._count()
+
+    def _count(self) -> int:
+        held = self._words[Field.SIDE_BYTES] = self._meter.held_bytes()
+        return held
+
+    def _is_above_limit(self, held: int) -> bool:
+        limit = self._words[Field.SIDE_LIMIT_BYTES]
+        return bool(limit) and held > limit
+
+    def _move_out(self) -> list[tuple[Any, Tensor]]:
+        """(storage, its bytes in the host's memory) of all that was on the device."""
+        parked = []
+        for storage in _storages(self._tensors()):
+            there = _bytes_of(storage)
+            here = torch.empty(storage.nbytes(), dtype=torch.uint8)
+            self._copy(here, there)
+            storage.resize_(0)
+            parked.append((storage, here))
+        self._gate.enter(HOST_UNIT)
+        self._meter.trim()
+        return parked
+
+    def _move_in(self, parked: list[tuple[Any, Tensor]], needed: int) -> bool:
+        """Take all back, if the limit allows what was held before. False: not yet."""
+        limit = self._words[Field.SIDE_LIMIT_BYTES]
+        if limit and limit < needed:
+            return False
+        self._gate.enter(HOST_UNIT)
+        try:
+            for storage, here in parked:
+                storage.resize_(here.numel())
+        except torch.OutOfMemoryError:
+            for storage, _ in parked:
+                storage.resize_(0)
+            self._meter.trim()
+            return False
+        for storage, here in parked:
+            self._copy(_bytes_of(storage), here)
+        return True
+
+    def _copy(self, into: Tensor, source: Tensor) -> None:
+        for part, own in zip(into.split(CHUNK_BYTES), source.split(CHUNK_BYTES), strict=True):
+            self._gate.enter(HOST_UNIT)
+            part.copy_(own)
+
+
+def tensors_on(kind: str) -> Iterator[Tensor]:
+    """All tensors of this process on a kind of device, and their gradients."""
+    for found in gc.get_objects():
+        if type(found) in (Tensor, nn.Parameter) and found.device.type == kind and found.layout is torch.strided:
+            yield found
+            if found.is_leaf and found.grad is not None:
+                yield found.grad
+
+
+def _storages(tensors: Iterable[Tensor]) -> list[Any]:
+    """Those of `tensors` that can be moved, each once."""
+    found = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage.nbytes() and storage.resizable():
+            found[storage.data_ptr()] = storage
+    return list(found.values())
+
+
+def _bytes_of(storage: Any) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -1,0 +1,309 @@
+"""Keeps the bubbles supplied with a study's trials, fused.
+
+Trials of one structure form a *cohort*: one `TrialGroup`, in which each is at an epoch of its own, so each sees the
+batches in the order that it would see alone. Rows that pruning frees are given to new trials when an epoch ends.
+Cohorts take turns. A group whose units are longer than every bubble is split in halves.
+"""
+
+import signal
+import sys
+from collections import deque
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trials.gate.base import HOST_UNIT, STOP_SIGNAL, StopRequested
+from trials.search.client import SearchClient
+from trials.side_task.cohort import Cohort, Fit
+from trials.study import Study
+from trials.training.group import TrialGroup
+from trials.training.member import Member, build_member, group_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from trials.side_task.devices import Gate
+    from trials.side_task.offload import Offload
+
+
+REFILL_MIXED, REFILL_APART = 0.25, 0.5
+"""While trials are trained, new ones begin once this share of the rows can be filled. To join a group takes some 20 ms;
+a group of their own costs nearly as much as one of all rows, however few they are."""
+
+ASK_AHEAD_EPOCHS = 2
+"""As many trials are asked for as rows will be free after so many epochs; and enough to refill what pruning frees."""
+
+
+class Scheduler:
+    """Keeps the bubbles supplied with fused work until the study is done.
+
+    Args:
+        study: what is trained.
+        gate: asked before every unit.
+        search: knows which trials.
+        tell: one line to the daemon.
+        most: how many trials may be trained at once; None: as many as the study wants.
+        offload: gives way to the main job's memory, where that is short.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        gate: "Gate",
+        search: SearchClient,
+        tell: "Callable[..., None]",
+        most: int | None = None,
+        offload: "Offload | None" = None,
+    ) -> None:
+        self._study = study
+        self._gate = gate
+        self._search = search
+        self.tell = tell
+        self._most = study.fused if most is None else min(most, study.fused)
+        self._offload = offload
+        self._cohorts: list[Cohort] = []
+        self._fits: dict[Hashable, Fit] = {}
+        self._in_use: TrialGroup | None = None  # whose units the gate numbers
+        self._ready: deque[dict[str, Any]] = deque()
+        self._pruned: set[int] = set()
+        self._asked = False
+        self._exhausted = False
+        self._work = 0
+        self._epochs = 0
+
+    def run(self) -> None:
+        """Train until no trial is left.
+
+        Raises:
+            StopRequested: the daemon asked.
+        """
+        self.tell(event="ready")
+        while True:
+            for answer in self._search.answers():
+                self._take(answer)
+            self._refill()
+            self._ask()
+            if not self._cohorts:
+                if self._exhausted and not self._ready and not self._asked:
+                    break
+                self._wait_for_search()
+                continue
+            cohort = self._cohorts.pop(0)
+            self._train_epoch(cohort)
+            if cohort.groups:
+                self._cohorts.append(cohort)
+            self.tell(event="progress", work=self._work, trials_running=self._rows(), epochs=self._epochs)
+        self._gate.rest()
+        self.tell(event="finished", work=self._work)
+
+    def _rows(self) -> int:
+        return sum(len(cohort.numbers) for cohort in self._cohorts)
+
+    def _ask(self) -> None:
+        """Ask ahead, since the search worker takes a while to answer; but not far ahead, since later it knows more."""
+        readers = [reader for cohort in self._cohorts for reader in cohort.readers]
+        soon = self._study.epochs - ASK_AHEAD_EPOCHS
+        staying = sum(reader.epoch < soon and reader.number not in self._pruned for reader in readers)
+        wanted = max(self._most - staying, ceil(REFILL_MIXED * self._most)) - len(self._ready)
+        if not self._asked and not self._exhausted and wanted > 0:
+            self._search.send(ask=wanted)
+            self._asked = True
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        if "pruned" in answer:
+            self._pruned.add(answer["pruned"])
+        if "trials" in answer:
+            self._ready.extend(answer["trials"])
+            self._exhausted = answer["exhausted"]
+            self._asked = False
+
+    def _wait_for_search(self) -> None:
+        self._gate.rest()
+        for answer in self._search.answers(wait_s=0.2):
+            self._take(answer)
+        if STOP_SIGNAL in signal.sigpending():
+            raise StopRequested
+
+    def _refill(self) -> None:
+        """Give free rows to ready trials: at once if nothing else is trained, or no more of them will come."""
+        room = self._most - self._rows()
+        if not self._ready or room <= 0:
+            return
+        mixed = all(fit.mixes for fit in self._fits.values())
+        needed = (REFILL_MIXED if mixed else REFILL_APART) * self._most
+        if self._exhausted:
+            needed = 1 if mixed else min(needed, len(self._ready))
+        if self._cohorts and min(room, len(self._ready)) < needed:
+            return
+        members: list[Member] = []
+        while self._ready and len(members) < room:
+            member = self._build(self._ready[0])
+            if member is not None and members and group_key(member) != group_key(members[0]):
+                self._ready.rotate(-1)  # another structure: in a cohort of its own
+                break
+            self._ready.popleft()
+            if member is not None:
+                members.append(member)
+        if members:
+            self._fuse(members)
+
+    def _fuse(self, members: list[Member]) -> None:
+        self._gate.enter(HOST_UNIT)
+        self._in_use = None
+        fit = self._fits.setdefault(group_key(members[0]), Fit(self._study.fused, self._study.mix_epochs))
+        cohort = next((each for each in self._cohorts if each.fit is fit), None)
+        if cohort is None:
+            cohort = Cohort(self._study, self._gate, fit)  # type: ignore[arg-type]
+            self._cohorts.append(cohort)
+        asked = cohort.asked + [{"number": member.number, "params": member.params} for member in members]
+        try:
+            cohort.add(members)
+            return
+        except Exception as error:
+            fits = not isinstance(error, torch.OutOfMemoryError)
+            left = set(cohort.numbers)
+            lost = [each for each in asked if each["number"] not in left]
+            if fits:
+                self._fail([each["number"] for each in lost], error)
+        if not cohort.groups:
+            self._cohorts.remove(cohort)
+        if not fits:  # not within `except`, for the error holds what is to be freed
+            members.clear()
+            self._crowded(lost)
+
+    def _build(self, asked: dict[str, Any]) -> Member | None:
+        self._gate.enter(HOST_UNIT)
+        try:
+            return build_member(self._study, asked["number"], asked["params"])
+        except Exception as error:
+            self._fail([asked["number"]], error)
+            return None
+
+    def _train_epoch(self, cohort: Cohort) -> None:
+        self._gate.enter(HOST_UNIT)
+        try:
+            self._train_batches(cohort)
+            self._end_epoch(cohort)
+            return
+        except Exception as error:
+            fits = not isinstance(error, torch.OutOfMemoryError)
+            # what works on one batch for all may not on one for each
+            parted = fits and cohort.fit.mixes and len({reader.epoch for reader in cohort.readers}) > 1
+            if parted:
+                self._gate.rest()  # the device itself may have failed
+                cohort.part_epochs(f"{type(error).__name__}: {error}")
+                self._ready.extendleft(reversed(cohort.asked))
+            elif fits:
+                self._fail(cohort.numbers, error)
+        asked = cohort.asked
+        cohort.groups.clear()
+        self._in_use = None
+        if not fits:  # not within `except`, for the error holds what is to be freed
+            self._crowded(asked)
+
+    def _train_batches(self, cohort: Cohort) -> None:
+        gate = self._gate
+        for group, inputs, targets, per_trial in cohort.batches():
+            self._use(group)
+            group.train_step(inputs, targets, per_trial)
+            gate.enter(HOST_UNIT)
+            trial_samples = targets.shape[0] * targets.shape[1] if per_trial else group.size * len(targets)
+            self._work += trial_samples
+            gate.add_work(trial_samples)
+            self._relieve(cohort, group)
+            if self._offload is not None:
+                self._offload.step_ended()
+
+    def _end_epoch(self, cohort: Cohort) -> None:
+        study, gate = self._study, self._gate
+        self._epochs += len(cohort.numbers)
+        for group in cohort.groups:
+            self._drop_lost_rows(group)
+        cohort.drop_empty()
+        for group in tuple(cohort.groups):
+            self._use(group)
+            scores = group.end_epoch()
+            gate.enter(HOST_UNIT)
+            if any(epoch == study.epochs or epoch in study.rungs for epoch in group.epochs_done):
+                self._report(group, scores or group.evaluate())
+            self._relieve(cohort, group)
+        cohort.drop_empty()
+
+    def _crowded(self, asked: list[dict[str, Any]]) -> None:
+        """Trials did not fit into the device's memory: train half as many at once from now on, these from the start.
+
+        Whatever had begun of a step cannot be taken back, and from the start each gives what it would have given.
+        """
+        rows = self._rows() + len(asked)
+        self._most = max(rows // 2, 1)
+        self.tell(event="out_of_memory", trials=rows, most=rows // 2)
+        if rows > 1:
+            self._ready.extendleft(reversed(asked))
+        else:
+            self._fail([asked[0]["number"]], MemoryError("it does not fit into its share of the device's memory alone"))
+        if self._offload is not None:
+            self._gate.enter(HOST_UNIT)
+            self._offload.trim()
+
+    def _use(self, group: TrialGroup) -> None:
+        """Let the gate number the units of `group`."""
+        if group is not self._in_use:
+            self._gate.trials = group.size
+            group.use_units()
+            self._in_use = group
+
+    def _relieve(self, cohort: Cohort, group: TrialGroup) -> None:
+        """Split `group` if its last units were too long for every bubble, and tell the daemon what can be done."""
+        starved = self._gate.take_starved()
+        if not starved or not group.size:
+            return
+        longest = max(starved, key=lambda found: found.needs_ns)
+        did = "split" if cohort.fit.may_halve(longest) else "nothing"
+        if did == "split":
+            cohort.halve(group)
+            self._in_use = None
+        elif not cohort.fit.is_news(longest.unit):
+            return
+        self.tell(
+            event="starved",
+            unit=longest.unit,
+            trials=longest.trials,
+            needs_ms=round(longest.needs_ns / 1e6, 3),
+            longest_bubble_ms=round(longest.longest_ns / 1e6, 3),
+            did=did,
+        )
+
+    def _drop_lost_rows(self, group: TrialGroup) -> None:
+        finite = group.finite_K().tolist()
+        for number, epoch, is_finite in zip(group.numbers, group.epochs_done, finite, strict=True):
+            if not is_finite:
+                self._search.send(fail=number, reason=f"the loss is not finite in epoch {epoch + 1}")
+        rows = [row for row, number in enumerate(group.numbers) if finite[row] and number not in self._pruned]
+        self._keep(group, rows)
+
+    def _report(self, group: TrialGroup, scores: list[float]) -> None:
+        last, rungs = self._study.epochs, self._study.rungs
+        self._gate.enter(HOST_UNIT)
+        for number, epoch, score in zip(group.numbers, group.epochs_done, scores, strict=True):
+            if epoch == last or epoch in rungs:
+                self._search.send(report=number, epoch=epoch, value=score, final=epoch == last)
+        self._keep(group, [row for row, epoch in enumerate(group.epochs_done) if epoch < last])
+
+    def _keep(self, group: TrialGroup, rows: list[int]) -> None:
+        if len(rows) < group.size:
+            self._gate.trials = len(rows)
+            group.keep(rows)
+            self._in_use = group
+
+    def _fail(self, numbers: list[int], error: Exception) -> None:
+        """End trials as failed.
+
+        Raises:
+            GateError: the device has failed, not they.
+        """
+        self._gate.rest()
+        reason = f"{type(error).__name__}: {error}"
+        print(f"[trials] trials {numbers} failed: {reason}", file=sys.stderr)
+        for number in numbers:
+            self._search.send(fail=number, reason=reason)

@@ -1,0 +1,355 @@
+"""A trial group: K trials of one structure, trained as one model, whose rows can be taken out, added and saved."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trials.fusion import Fused, FuseError, Structure, assemble
+from trials.fusion.rows import Rows, generator
+from trials.fusion.scalar import Scalar
+from trials.fusion.structure import Facts, difference, stack
+from trials.gate.base import HOST_UNIT, Gate
+from trials.gate.units import Units
+from trials.optim.several import Optimizers, by_phase
+from trials.study import Study
+from trials.training.batches import Reader, fuse_batches, rounds
+from trials.training.malloc import keep_freed_memory
+from trials.training.member import Member, build_member, facts_of, fuse_optimizers_of, restored
+from trials.training.phase import Phase
+from trials.training.trial_state import Control, step_on_scores, step_schedulers, wait_for_score
+
+
+class TrialGroup:
+    """K trials as one model. The loss is the sum of the trials' own losses, so none sees another's gradient.
+
+    If a unit raises `StopRequested`, the group is in the middle of a step; go on from its last `state_dict`.
+
+    Attributes:
+        numbers: the trials' numbers, one per row.
+        params: their hyperparameters, one per row.
+        epochs_done: how many epochs each has behind it, as counted by `end_epoch`.
+    """
+
+    def __init__(self, study: Study, members: Sequence[Member], gate: Gate) -> None:
+        """Fuse `members`; their tensors and optimizer states are copied.
+
+        Raises:
+            FuseError: they cannot be fused; the text names the module, the difference and what is allowed.
+        """
+        if not members:
+            raise FuseError("a trial group needs at least one trial")
+        keep_freed_memory()
+        self._study = study
+        self._gate = gate
+        shape = members[0].structure
+        self._facts = facts_of(members[0])
+        self._first_number = members[0].number
+        self._structure: Structure = shape
+        for member in members[1:]:
+            self._check(facts_of(member), self._facts, member.number)
+        self.numbers = [member.number for member in members]
+        self.params = [member.params for member in members]
+        self.epochs_done = [0] * len(members)
+        self._saved_names = list(members[0].model.state_dict())
+        self._device = _device(members[0].model)
+        self._units = Units(gate)
+        models = [member.model for member in members]
+        self._fused: Fused = assemble(models, shape, self._generators(members), self._units)
+        self._optimizers, self._progress = fuse_optimizers_of(self._study, members, self._fused.rows)
+        phases = by_phase(members[0].optimizer)
+        self._phases = [Phase(name, self._fused, self._optimizers[name], self._units) for name in phases]
+        self._control = Control(self._progress, self._device)
+        self._scalars = {name: Scalar(f"Study.{name}", getattr(study, name)) for name in ("loss", "score")}
+        self._number_units()
+        self._losses_K = torch.full((self.size,), torch.nan)
+        self._units.declare()
+
+    @property
+    def size(self) -> int:
+        """K."""
+        return len(self.numbers)
+
+    def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor, bool]]:
+        """What to call `train_step` with, if all trials are at the same epoch, counted from 0.
+
+        Raises:
+            FuseError: the trials' own batches differ in number or shape.
+        """
+        readers = [Reader(*trial, epoch) for trial in zip(self.numbers, self.params, strict=True)]
+        for batches in rounds(self._study, readers):
+            yield fuse_batches([batches[number] for number in self.numbers])
+
+    def readers(self) -> list[Reader]:
+        """The trials, and the epoch that each has before it."""
+        return [Reader(*trial) for trial in zip(self.numbers, self.params, self.epochs_done, strict=True)]
+
+    def train_step(self, inputs: Tensor, targets: Tensor, per_trial: bool = False) -> None:
+        """One step of all trials on one batch: forward, loss, backward and optimizer, each unit through the gate.
+
+        The last unit has not ended: tell the gate what follows it, be it host work or rest.
+
+        Args:
+            inputs: ``x_B...`` for all trials, or ``x_KB...`` if `per_trial`.
+            targets: the same.
+            per_trial: whether each trial has a batch of its own.
+        """
+
+        def loss(outputs: Any) -> Tensor:
+            return self._per_trial("loss", outputs, targets, per_trial)
+
+        losses_K = [
+            phase.run(inputs, per_trial, loss, self._control, self._precision(), self._device) for phase in self._phases
+        ]
+        self._losses_K = torch.stack(losses_K).sum(0) if len(losses_K) > 1 else losses_K[0]
+        if self._study.scheduler_every == "step":
+            self._step_schedulers()
+
+    def end_epoch(self) -> list[float] | None:
+        """Count an epoch and step the schedulers that are due.
+
+        Returns:
+            The trials' scores if some scheduler wanted them, else None.
+        """
+        self.epochs_done = [epochs + 1 for epochs in self.epochs_done]
+        if self._study.scheduler_every == "epoch":
+            self._step_schedulers()
+        if not wait_for_score(self._progress):
+            return None
+        scores = self.evaluate()
+        step_on_scores(self._progress, scores)
+        self._optimizers.changed()
+        return scores
+
+    def losses_K(self) -> Tensor:
+        """Each trial's loss in the last step (``[K]``), with several optimizers their sum; NaN before the first."""
+        return self._losses_K
+
+    def finite_K(self) -> Tensor:
+        """Which trials have had finite losses only (``[K]``, bool).
+
+        Weights, buffers and optimizers of the others stay as they were before the step that lost them.
+        """
+        return torch.tensor([not trial.lost for trial in self._progress], dtype=torch.bool)
+
+    @torch.no_grad()
+    def evaluate(self) -> list[float]:
+        """Each trial's score: the mean over the validation batches, weighted by their sizes.
+
+        Raises:
+            FuseError: the study has no validation batches, or its score is no scalar.
+        """
+        total_K = torch.zeros(self.size, dtype=torch.float64, device=self._device)
+        count = 0
+        for inputs_B, targets_B in self._study.validation():
+            with self._precision():
+                outputs = self._fused.eval.run(inputs_B, self._device)
+                self._units.enter(self._score_unit)
+                scores_K = self._per_trial("score", outputs, targets_B)
+            total_K += scores_K.double() * len(inputs_B)
+            self._gate.enter(HOST_UNIT)  # the loader's time is not the score's
+            count += len(inputs_B)
+        if not count:
+            raise FuseError("Study.validation gave no batches; at least one is needed for a score")
+        mean_K = total_K / count
+        self._units.settle()
+        scores = mean_K.tolist()
+        self._units.rest()
+        return scores
+
+    def set_lr(self, row: int, value: float, group: int | None = None) -> None:
+        """Set the learning rate of the trial in `row`, in one of its optimizer's param groups or in all."""
+        self._optimizers.set_lr(row, value, group)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep only the trials in `rows` (none: the group is over), in that order, with all their state."""
+        self._check_rows(rows, "kept")
+        self._fused.rows.take(rows)
+        self._optimizers.take(rows)
+        self.numbers = [self.numbers[row] for row in rows]
+        self.params = [self.params[row] for row in rows]
+        self.epochs_done = [self.epochs_done[row] for row in rows]
+        self._progress = [self._progress[row] for row in rows]
+        self._losses_K = self._losses_K[list(rows)]
+        self._changed()
+
+    def add(self, members: Sequence[Member]) -> None:
+        """Append fresh trials.
+
+        Raises:
+            FuseError: they differ from the group in structure.
+        """
+        if not members:
+            return
+        for member in members:
+            self._check(_without_devices(facts_of(member)), _without_devices(self._facts), member.number)
+        rows = stack([member.model for member in members], self._structure, self._generators(members))
+        optimizers, progress = fuse_optimizers_of(self._study, members, rows)
+        rows.to(self._device)
+        optimizers.moved()
+        self._append(rows, optimizers)
+        self.numbers += [member.number for member in members]
+        self.params += [member.params for member in members]
+        self.epochs_done += [0] * len(members)
+        self._progress += progress
+        self._losses_K = torch.cat([self._losses_K, self._losses_K.new_full((len(members),), torch.nan)])
+        self._changed()
+
+    def merge(self, other: "TrialGroup") -> None:
+        """Take over all trials of `other`, which is over then.
+
+        Raises:
+            FuseError: they differ from these in structure.
+        """
+        self._check(_without_devices(other._facts), _without_devices(self._facts), other._first_number)
+        if not other.size:
+            return
+        other.to(self._device)
+        self._append(other._fused.rows, other._optimizers)
+        self.numbers += other.numbers
+        self.params += other.params
+        self.epochs_done += other.epochs_done
+        self._progress += other._progress
+        self._losses_K = torch.cat([self._losses_K, other._losses_K])
+        other.keep([])
+        self._changed()
+
+    def split(self, rows: Sequence[int]) -> "TrialGroup":
+        """Move the trials in `rows` into a group of their own, in that order; the others stay.
+
+        The gate goes on with this group's units; call `use_units` of the other before it runs.
+        """
+        self._check_rows(rows, "split off")
+        if not rows:
+            raise ValueError("rows [] cannot be split off; allowed: at least one")
+        seed = build_member(self._study, self.numbers[rows[0]], self.params[rows[0]])
+        other = TrialGroup(self._study, [seed], self._gate)
+        other.to(self._device)
+        other.load_state_dict(self.state_dict())
+        other.keep(rows)
+        self.keep([row for row in range(self.size) if row not in rows])
+        return other
+
+    def to(self, device: torch.device | str) -> None:
+        """Move all trials. Random streams go on where they were, unless `device` is of another kind: then they go on
+        from a seed that they give.
+        """
+        self._device = torch.device(device)
+        self._fused.rows.to(self._device)
+        self._optimizers.moved()
+        self._losses_K = self._losses_K.to(self._device)
+        self._changed()
+
+    def extract(self, row: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The trial in `row` as the user knows it: the `state_dict` of its module and that of its optimizer."""
+        rows = self._fused.rows
+        model = {name: rows.require("", name)[row].detach().clone() for name in self._saved_names}
+        return model, self._optimizers.extract(row)
+
+    def progress(self, row: int) -> dict[str, Any]:
+        """What else the trial in `row` carries: ``schedulers`` and ``scaler``, each as its own `state_dict`, whether it
+        is ``lost``, and ``rng_state``, where its stream of random numbers goes on.
+        """
+        return {**self._progress[row].state_dict(), "rng_state": self._fused.rows.generators[row].get_state()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole group as plain containers, to be read by ``torch.load(..., weights_only=True)``."""
+        return {
+            "numbers": list(self.numbers),
+            "params": [dict(params) for params in self.params],
+            "epochs_done": list(self.epochs_done),
+            "losses": self._losses_K.clone(),
+            "rows": self._fused.rows.state_dict(),
+            "optimizers": self._optimizers.state_dict(),
+            "progress": [trial.state_dict() for trial in self._progress],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Become the group that `state` was taken of; K may change.
+
+        Raises:
+            FuseError: its trials are of another structure.
+        """
+        self._fused.rows.load_state_dict(state["rows"])
+        self._optimizers.load_state_dict(state["optimizers"])
+        self.numbers = list(state["numbers"])
+        self.params = [dict(params) for params in state["params"]]
+        self.epochs_done = list(state["epochs_done"])
+        self._progress = [
+            restored(self._study, *each) for each in zip(self.params, self._optimizers.holders, strict=True)
+        ]
+        for trial, saved in zip(self._progress, state["progress"], strict=True):
+            trial.load_state_dict(saved)
+        self._losses_K = state["losses"].to(self._device)
+        self._changed()
+
+    def _per_trial(self, name: str, outputs: Any, targets: Tensor, per_trial: bool = False) -> Tensor:
+        """The user's scalar for one model, for each of K models."""
+        targets = targets.to(self._device, non_blocking=True)
+        return self._scalars[name](outputs, targets, per_trial)
+
+    def ways(self) -> list[tuple[str, str]]:
+        """Each layer's name, and how its training forward is computed for all trials; known after the first step."""
+        return list(dict.fromkeys(pair for phase in self._fused.phases.values() for pair in phase.ways()))
+
+    def use_units(self) -> None:
+        """Tell the gate this group's units again, after another group has used the gate."""
+        self._units.declare()
+
+    def _changed(self) -> None:
+        self._control = Control(self._progress, self._device)
+        if self._control.touches:
+            self._units.number("gradients")
+        if self.size:
+            self._fused.bind()
+        self._units.declare()
+
+    def _append(self, rows: Rows, optimizers: Optimizers) -> None:
+        self._fused.rows.append(rows)
+        self._optimizers.append(optimizers)
+
+    def _check(self, facts: Facts, ours: Facts, number: int) -> None:
+        found = difference(ours, facts)
+        if found is not None:
+            owner, name, one, other = found
+            raise FuseError(
+                f"trial {number} cannot join trial {self._first_number}: {owner}: {name} is {other!r}, "
+                f"there {one!r}; allowed: the same for all trials of a group"
+            )
+
+    def _check_rows(self, rows: Sequence[int], what: str) -> None:
+        if len(set(rows)) != len(rows) or not all(0 <= row < self.size for row in rows):
+            raise ValueError(f"rows {list(rows)} cannot be {what}; allowed: different ones of 0..{self.size - 1}")
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        kind = self._study.autocast
+        return nullcontext() if kind is None else torch.autocast(self._device.type, kind)
+
+    def _step_schedulers(self) -> None:
+        if any(trial.schedulers for trial in self._progress):
+            step_schedulers(self._progress)
+            self._optimizers.changed()
+
+    def _generators(self, members: Sequence[Member]) -> list[torch.Generator]:
+        seeds = [self._study.seed(member.params, member.number) for member in members]
+        return [generator(self._device, seed, m.rng_state) for seed, m in zip(seeds, members, strict=True)]
+
+    def _number_units(self) -> None:
+        """In the order of a step, and the score last."""
+        for phase in self._phases:
+            phase.number_units()
+            if self._control.touches:
+                self._units.number("gradients")
+            phase.number_step()
+        self._score_unit = self._units.number("score")
+
+
+def _without_devices(facts: Facts) -> Facts:
+    """Without the devices: trials are moved to the group's."""
+    return {(owner, name): value for (owner, name), value in facts.items() if name != "device"}
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))

@@ -1,0 +1,118 @@
+"""A member: one trial before it is fused with others."""
+
+import copy
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from trials.fusion import FuseError, Structure, structure
+from trials.fusion.rows import Rows
+from trials.fusion.structure import Facts, canonical_names
+from trials.fusion.trace import FORWARD
+from trials.optim import fuse_optimizers, optimizer_facts, stand_in
+from trials.optim.facts import plain_groups
+from trials.optim.several import Given, Optimizers, as_given, by_phase
+from trials.study import Study
+from trials.training.trial_state import Progress, new_progress, new_schedulers
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One trial before it is fused: what the user's study made of its hyperparameters.
+
+    Attributes:
+        number: the trial's number in the study.
+        params: its hyperparameters.
+        model: its own module; its tensors are copied when it joins a group.
+        optimizer: its own optimizer, over `model`; or several by phase, see `Study.optimizer`.
+        rng_state: where its stream of random numbers goes on (dropout), or None: at the start of seed `number`.
+        schedulers: its own, over `optimizer`; copies go on in the group.
+        structure: what of the model must be equal for trials to be fused.
+
+    Raises:
+        FuseError: the model can be fused with none; the text names what hinders it.
+    """
+
+    number: int
+    params: dict[str, Any]
+    model: nn.Module
+    optimizer: Given
+    rng_state: Tensor | None = None
+    schedulers: Sequence[LRScheduler] = ()
+    structure: Structure = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Trace the model once; several questions are asked about it later."""
+        phases = list(by_phase(self.optimizer))
+        for phase in phases:
+            if not callable(getattr(self.model, phase, None)):
+                raise FuseError(
+                    f"Study.optimizer returned one for '{phase}', which {type(self.model).__name__} lacks; allowed: "
+                    "names of methods of the model, each taking the inputs of a batch"
+                )
+        object.__setattr__(self, "structure", structure(self.model, phases))
+
+
+def build_member(study: Study, number: int, params: dict[str, Any]) -> Member:
+    """Make trial `number` of `study`, from its own seed, and leave the global random numbers as they were.
+
+    What the study's code raises, goes through.
+
+    Raises:
+        FuseError: its model can be fused with none.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(study.seed(params, number))
+        model = study.model(params)
+        optimizer = study.optimizer(params, model)
+        rng_state = torch.get_rng_state()
+        return Member(number, params, model, optimizer, rng_state, new_schedulers(study, params, optimizer))
+
+
+def group_key(member: Member) -> Hashable:
+    """Equal for members that can be fused."""
+    return tuple(facts_of(member).items())
+
+
+def facts_of(member: Member) -> Facts:
+    """What must be equal for members to be fused."""
+    names, facts = canonical_names(member.model), dict(member.structure.facts)
+    for phase, optimizer in by_phase(member.optimizer).items():
+        prefix = "" if phase == FORWARD else f"{phase}: "
+        facts.update({(prefix + owner, name): v for (owner, name), v in optimizer_facts(names, optimizer).items()})
+    return facts
+
+
+def fuse_optimizers_of(study: Study, members: Sequence[Member], rows: Rows) -> tuple[Optimizers, list[Progress]]:
+    """The optimizers of `members`, whose tensors are `rows`: their state is copied, and so are their schedulers, which
+    act on the copies.
+    """
+    given_K = [by_phase(member.optimizer) for member in members]
+    holders_K = [{phase: stand_in(own) for phase, own in given.items()} for given in given_K]
+    names_K = [canonical_names(member.model) for member in members]
+    widest = max(study.fused, len(members))
+    progress = []
+    for member, given, holders in zip(members, given_K, holders_K, strict=True):
+        stead = {id(own): holders[phase] for phase, own in given.items()}
+        progress.append(new_progress(study, member.params, copy.deepcopy(list(member.schedulers), stead)))
+    fused = {
+        phase: fuse_optimizers(
+            *([given[phase] for given in given_K], rows, names_K),
+            *([holders[phase] for holders in holders_K], widest),
+        )
+        for phase in given_K[0]
+    }
+    return Optimizers(fused), progress
+
+
+def restored(study: Study, params: dict[str, Any], holders: dict[str, torch.optim.Optimizer]) -> Progress:
+    """A trial's, with fresh schedulers; making them must not touch the rates that `holders` were loaded with."""
+    before = {phase: plain_groups(holder.param_groups) for phase, holder in holders.items()}
+    made = new_progress(study, params, new_schedulers(study, params, as_given(holders)))
+    for phase, groups in before.items():
+        holders[phase].param_groups = groups
+    return made

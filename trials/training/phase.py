@@ -1,0 +1,93 @@
+"""A phase of a training step: one forward, loss, backward and optimizer step of all trials."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trials.fusion import Fused
+from trials.fusion.trace import FORWARD
+from trials.gate.units import Units
+from trials.optim import FusedOptimizer
+from trials.training.trial_state import Control
+
+
+class Phase:
+    """By default a step has one phase; with several optimizers, each has its own.
+
+    Attributes:
+        name: the method of the user's model that is called.
+        optimizer: what steps at its end.
+    """
+
+    def __init__(self, name: str, fused: Fused, optimizer: FusedOptimizer, units: Units) -> None:
+        """`fused` are the trials."""
+        self.name, self.optimizer = name, optimizer
+        self._fused, self._forward, self._units = fused, fused.phases[name], units
+        self._prefix = "" if name == FORWARD else f"{name} "
+
+    def number_units(self) -> None:
+        """After the forward's units: the loss, its own backward and the layers'."""
+        self._loss_unit = self._units.number(f"{self._prefix}loss")
+        self._loss_backward_unit = self._units.number(f"{self._prefix}loss backward")
+        self._forward.declare_backward()
+
+    def number_step(self) -> None:
+        """After the unit of the gradients, if there is one."""
+        self._step_units = [self._units.number(self._prefix + name) for name in self.optimizer.units]
+
+    def run(
+        self,
+        inputs: Tensor,
+        per_trial: bool,
+        loss: Callable[[Any], Tensor],
+        control: Control,
+        precision: AbstractContextManager[Any],
+        device: torch.device,
+    ) -> Tensor:
+        """Train all trials, each unit through the gate.
+
+        Args:
+            inputs: ``x_B...`` for all trials, or ``x_KB...`` if `per_trial`.
+            per_trial: whether each trial has a batch of its own.
+            loss: from outputs to each trial's loss ``[K]``.
+            control: what is done to losses and gradients.
+            precision: in which forward and loss run.
+            device: where the trials are.
+
+        Returns:
+            Each trial's loss, ``[K]``.
+        """
+        rows = self._fused.rows
+        self.optimizer.zero_grad()
+        rows.note_buffers()
+        with precision:
+            outputs = self._forward.run(inputs, device, per_trial)
+            self._units.enter(self._loss_unit)
+            losses_K = loss(outputs)
+        total = control.total(losses_K)
+        if total.device.type == "cpu":  # a device runs both without a break
+            self._units.enter(self._loss_backward_unit)
+        total.backward()
+        losses_K = losses_K.detach()
+        self._units.settle()
+        control.watch(losses_K, total.item())
+        if control.lost:
+            rows.put_back(control.lost)
+        gradients, skip = None, control.lost
+        if control.touches:
+            self._units.enter(self._units.number("gradients"))
+            gradients, skip = control.gradients(*self._gradients())
+        self.optimizer.step(self._enter_step, gradients, skip)
+        return losses_K
+
+    def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Those of the parameters that are trained, and those whose norm is clipped: of a single phase, all."""
+        found = {n: p.grad for n, p in self._fused.rows.parameters.items() if p.grad is not None}
+        trained = [found[name] for name in self.optimizer.names if name in found]
+        return trained, (list(found.values()) if self.name == FORWARD else trained)
+
+    def _enter_step(self, index: int) -> None:
+        self._units.enter(self._step_units[index])

@@ -1,0 +1,134 @@
+"""Training without a gate: the rehearsal before a study, and what a device of the study's own would do."""
+
+import sys
+import time
+from collections.abc import Iterator
+from itertools import count, islice
+
+import optuna
+import torch
+
+from trials.gate.base import HOST_UNIT, Gate, OpenGate
+from trials.study import Study
+from trials.training.batches import fuse_batches
+from trials.training.group import TrialGroup
+from trials.training.member import build_member
+
+
+def train_ungated(study: Study, trials: int) -> Iterator[int]:
+    """Train `trials` fused trials with hyperparameters drawn at random, as long as the caller asks.
+
+    Yields:
+        The trial-samples of each epoch.
+    """
+    group = _random_group(study, trials, OpenGate())
+    for epoch in count():
+        work = 0
+        for inputs, targets, per_trial in group.batches(epoch % study.epochs):
+            group.train_step(inputs, targets, per_trial)
+            work += targets.shape[0] * targets.shape[1] if per_trial else trials * len(targets)
+        group.end_epoch()
+        yield work
+
+
+def rehearse(study: Study) -> None:
+    """Train two throw-away trials for an epoch: what is imported, compiled or wrong shows before the gate counts."""
+    try:
+        next(train_ungated(study, trials=2))
+        _try_mixed(study, _random_group(study, 2, OpenGate()), OpenGate())
+    except Exception as error:
+        _say_rehearsal_failed(study, error)
+
+
+STEPS_TRIED = 3
+"""The first allocates, the second has an optimizer's state, and the third finds all as it will be."""
+
+
+def try_out(study: Study, gate: Gate, trials: int) -> None:
+    """Train `trials` throw-away trials for some steps, and evaluate them, through `gate`.
+
+    What is wrong with the study is said, and shows again with the first real trials.
+
+    Raises:
+        torch.OutOfMemoryError: they do not fit.
+    """
+    gate.trials = trials
+    try:
+        gate.enter(HOST_UNIT)
+        group = _random_group(study, trials, gate)
+        for inputs, targets, per_trial in islice(group.batches(0), STEPS_TRIED):
+            group.train_step(inputs, targets, per_trial)
+            gate.enter(HOST_UNIT)
+        _try_mixed(study, group, gate)
+        group.evaluate()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        _say_rehearsal_failed(study, error)
+    gate.enter(HOST_UNIT)  # its tensors are given back in a bubble
+
+
+SLICES = 4
+
+
+def measure_dedicated(study: Study, trials: int, seconds: float) -> dict[str, float]:
+    """Train `trials` fused trials ungated for `seconds`: what this core would do if it were the study's own.
+
+    Whatever else the machine does in that time can only slow it down, so the fastest of four slices counts.
+
+    Returns:
+        ``{"trials": K, "work_per_s": trial-samples per second}``, without the first epoch; K is halved until it fits
+        into the device's memory.
+    """
+    while True:
+        epochs = train_ungated(study, trials)
+        try:
+            next(epochs)
+            break
+        except torch.OutOfMemoryError:
+            if trials == 1:
+                raise
+        trials //= 2
+    return {"trials": trials, "work_per_s": max(_rate(epochs, seconds / SLICES) for _ in range(SLICES))}
+
+
+def _rate(epochs: Iterator[int], seconds: float) -> float:
+    work = 0
+    start_s = time.monotonic()
+    while not work or time.monotonic() < start_s + seconds:
+        work += next(epochs)
+    return work / (time.monotonic() - start_s)
+
+
+def _random_group(study: Study, trials: int, gate: Gate) -> TrialGroup:
+    """Trials with hyperparameters drawn at random."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    draws = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    return TrialGroup(study, [build_member(study, k, study.suggest(draws.ask())) for k in range(trials)], gate)
+
+
+def _try_mixed(study: Study, group: TrialGroup, gate: Gate) -> None:
+    """Some steps as of trials at different epochs, with a batch for each, which takes more memory.
+
+    If they fail, such trials will not be fused.
+
+    Raises:
+        torch.OutOfMemoryError: they do not fit.
+    """
+    if not study.mix_epochs:
+        return
+    try:
+        for inputs, targets, per_trial in islice(group.batches(0), STEPS_TRIED):
+            if not per_trial:
+                group.train_step(*fuse_batches([(inputs, targets) for _ in range(group.size)]))
+            gate.enter(HOST_UNIT)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        study.mix_epochs = False
+        cause = f"{type(error).__name__}: {error}"
+        print(f"[trials] trials at different epochs are not fused, but take turns: {cause}", file=sys.stderr)
+
+
+def _say_rehearsal_failed(study: Study, error: Exception) -> None:
+    print(f"[trials] a rehearsal of {type(study).__name__} failed: {type(error).__name__}: {error}", file=sys.stderr)
