@@ -30,7 +30,7 @@ demo: install
 	$(BIN)/ds_squeeze --squeezer examples/demo.toml --num_accelerators 2 examples/pretrain.py
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow" tests/integration
+	$(BIN)/python -m pytest -m "not slow" tests/integration tests/conformance
 	$(BIN)/python -m pytest -m "not slow" -n logical --maxprocesses 8 tests/unit
 
 test-slow: install

@@ -1,7 +1,7 @@
 """Replays a recorded run through the state machine: the same events must give the same actions.
 
 A run records them with `record_events = true` in its configuration. What changes the machine's mind on purpose changes
-the recorded runs in tests/unit/golden/ too: `python -m squeezer.replay FILE` writes anew what it would do now.
+the recorded runs in tests/unit/squeezer/golden/ too: `python -m squeezer.replay FILE` writes anew what it would do now.
 """
 
 import gzip

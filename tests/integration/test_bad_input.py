@@ -15,7 +15,8 @@ from optuna.trial import TrialState
 
 from ds_hooks.shared import wire
 from ds_hooks.shared.page import PAGE_BYTES, PAGE_MAGIC, Field, page_path, socket_path
-from tests.support.sandbox import STUDIES, Child, Sandbox, is_alive, new_sandbox, wait_for
+from tests.support.paths import STUDIES
+from tests.support.sandbox import Child, Sandbox, is_alive, new_sandbox, wait_for
 
 pytestmark = pytest.mark.integration
 

@@ -17,7 +17,7 @@ from ds_hooks.shared import driver as driver_module
 from ds_hooks.shared.driver import DriverError
 from ds_hooks.shared.page import ClockKind, DeviceGate, Field, Page, Role, make_private_dir, page_path
 from ds_hooks.shared.wire import BubbleEnd, BubbleStart, StepEnd, StepStart
-from tests.hooked_engine import Daemon, Engine
+from tests.support.hooked_engine import Daemon, Engine
 
 MS = 1_000_000
 PATIENCE_S = 30.0

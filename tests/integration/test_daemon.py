@@ -13,7 +13,8 @@ from ds_hooks.shared.page import Field
 from squeezer.policy.state import AHEAD_STEPS
 from squeezer.records.reader import load_run, read_groups
 from squeezer.reports.report import build_report, render
-from tests.support.sandbox import STUDIES, Child, Job, Sandbox, children, cpu_ticks, is_alive, stat, wait_for
+from tests.support.paths import STUDIES
+from tests.support.sandbox import Child, Job, Sandbox, children, cpu_ticks, is_alive, stat, wait_for
 from trials import TrialGroup, build_member
 from trials.gate.base import OpenGate
 from trials.study import load_study

@@ -8,10 +8,11 @@ import pytest
 
 from squeezer.records.layout import events_path
 from squeezer.records.reader import read_details, read_events
-from tests.integration.jobs import ROOT, deepspeed, environment, run, short_directory
+from tests.support.jobs import deepspeed, environment, run, short_directory
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.integration
-SCRIPT = str(ROOT / "tests" / "integration" / "dualpipev_train.py")
+SCRIPT = str(ROOT / "tests" / "support" / "dualpipev_train.py")
 
 
 def test_commits_are_bubbles_and_losses_are_the_same_bits(tmp_path: Path) -> None:

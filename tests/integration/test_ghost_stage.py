@@ -7,15 +7,15 @@ import os
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.paths import ROOT
+
 pytest.importorskip("deepspeed")
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-ROOT = Path(__file__).resolve().parents[2]
 PROLOGUE = """
 import dataclasses, json, math, threading, time
 import torch

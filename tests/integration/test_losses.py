@@ -8,7 +8,7 @@ import pytest
 from ds_hooks.shared.page import Role
 from squeezer.records.layout import events_path, units_path
 from squeezer.records.reader import read_events
-from tests.integration.jobs import (
+from tests.support.jobs import (
     PATIENT,
     ROOT,
     Ended,
@@ -77,7 +77,7 @@ def test_with_hooks_and_without_a_daemon(alone: list[str], tmp_path: Path, direc
 
 def test_with_a_hook_that_raises(alone: list[str], tmp_path: Path, directory: Path) -> None:
     losses = tmp_path / "losses"
-    script = str(ROOT / "tests" / "integration" / "raise_in_hook.py")
+    script = str(ROOT / "tests" / "support" / "raise_in_hook.py")
     ended = run(deepspeed(script, *pretrain(losses, STEPS)), directory, losses)
     assert (ended.status, ended.losses) == (0, alone), ended.output
     assert ended.output.count("switched off, the training goes on without squeezing: injected") == 2, "once per rank"

@@ -12,7 +12,8 @@ from ds_hooks.shared.unit_record import UNIT_RECORD
 from squeezer.records.layout import events_path, units_path
 from squeezer.records.reader import read_details, read_events
 from squeezer.reports.report import build_report
-from tests.integration.jobs import PATIENT, ROOT, ds_squeeze, pretrain, run, short_directory
+from tests.support.jobs import PATIENT, ds_squeeze, pretrain, run, short_directory
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.integration
 STEPS = 120

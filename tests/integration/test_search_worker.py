@@ -9,7 +9,8 @@ from typing import TextIO
 
 import pytest
 
-from tests.support.sandbox import STUDIES, children, wait_for
+from tests.support.paths import STUDIES
+from tests.support.sandbox import children, wait_for
 from trials.search.client import SearchClient
 from trials.search.worker import HOLDER_NICE, WorkerConfig, serve
 from trials.study import load_study

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.jobs import ROOT, STARTING_S, ds_squeeze, environment, pretrain, short_directory
+from tests.support.jobs import STARTING_S, ds_squeeze, environment, pretrain, short_directory
+from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

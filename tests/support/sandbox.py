@@ -19,10 +19,9 @@ from optuna.trial import FrozenTrial
 from ds_hooks.shared.page import Field, page_path
 from squeezer.records.layout import events_path, journal_path
 from squeezer.records.reader import read_details, read_events
+from tests.support.paths import ROOT, STUDIES
 from trials.search.storage import open_storage
 
-ROOT = Path(__file__).parents[2]
-STUDIES = Path(__file__).parent / "studies"
 PATIENCE_S = 180.0
 """Until a condition holds; generous, for the machine may be busy."""
 
@@ -149,7 +148,7 @@ class Sandbox:
 
     def job(self, *options: str, **environment: str) -> Job:
         """Start a main job, and wait for its first step."""
-        job: Job = self.start(Job, "-m", "tests.integration.metronome", *options, **environment)
+        job: Job = self.start(Job, "-m", "tests.support.metronome", *options, **environment)
         wait_for(lambda: job.step or not is_alive(job.pid), "the first step")
         assert job.step, job.said()
         return job

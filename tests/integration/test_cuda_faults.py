@@ -1,0 +1,123 @@
+"""A main job, a daemon and a side task on a device with streams, played by threads: who is killed, and who goes on."""
+
+import json
+import os
+import signal
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from ds_hooks.shared.page import ClockKind, DeviceGate, Field
+from tests.support.paths import STUDIES
+from tests.support.sandbox import Child, Job, Sandbox, children, is_alive, wait_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+MS = 1_000_000
+
+
+def start_job(sandbox: Sandbox) -> Job:
+    job: Job = sandbox.start(Job, "-m", "tests.support.cuda_metronome", "--bubble-ms", "30", "--compute-ms", "20")
+    wait_for(lambda: job.step or not is_alive(job.pid), "the first step")
+    assert job.step, job.said()
+    return job
+
+
+def start_daemon(sandbox: Sandbox, hold: Path) -> Child:
+    lines = [
+        "[squeeze]",
+        "squeezed_steps = 1_000_000",
+        "alone_steps = 0",
+        "margin_ms = 3",
+        "[guard]",
+        "enabled = false",
+    ]
+    lines += ["[side]", f'study = "{STUDIES / "tiny.py"}"', "max_restarts = 1", '[device]\nkind = "cuda"']
+    config = sandbox.files / "stream.toml"
+    config.write_text("\n".join([*lines, "[run]", f'directory = "{sandbox.run}"']))
+    kernels = str(sandbox.files / "kernels.json")
+    command = ("-m", "tests.support.cuda_daemon", "daemon", "--config", str(config))
+    daemon: Child = sandbox.start(Child, *command, TINY_HOLD=str(hold), STREAM_KERNELS=kernels)
+    wait_for(lambda: "serves device" in daemon.said() or not is_alive(daemon.pid), "the daemon")
+    assert is_alive(daemon.pid), daemon.said()
+    return daemon
+
+
+def side_trains(sandbox: Sandbox, after: int = 0) -> int:
+    """Wait until the side task's process number `after` trains; its process id."""
+    pid = wait_for(lambda: sandbox.side("started")[after:], "the side task")[0]["pid"]
+    wait_for(lambda: sandbox.word(Field.SIDE_PID) == pid, "its claim")
+    sandbox.works()
+    return int(pid)
+
+
+def gate_is_shut(sandbox: Sandbox) -> bool:
+    return sandbox.word(Field.DEVICE_GATE) == DeviceGate.CLOSED and not sandbox.word(Field.BUBBLE) & 1
+
+
+def stays_open(sandbox: Sandbox) -> bool:
+    word = sandbox.word(Field.BUBBLE)
+    time.sleep(0.3)
+    return bool(word & 1) and sandbox.word(Field.BUBBLE) == word
+
+
+def test_a_side_task_runs_in_bubbles_that_only_the_device_knows_and_ends_although_its_stream_waits(
+    sandbox: Sandbox, hold: Path
+) -> None:
+    job = start_job(sandbox)
+    daemon = start_daemon(sandbox, hold)
+    assert sandbox.word(Field.CLOCK_KIND) == ClockKind.CUDA
+    side_trains(sandbox)
+    wait_for(lambda: sandbox.word(Field.UNITS_RUN) > 300, "some hundred units")
+    ended_ns = time.monotonic_ns()
+    assert daemon.kill(signal.SIGTERM) == 0
+    assert sandbox.side("exited")[0]["status"] == 0, daemon.said()
+    assert sandbox.word(Field.DEVICE_GATE) != DeviceGate.FORCED
+    job.beats(2)
+    assert job.finish() == 0 and "[ds_hooks]" not in job.said(), job.said()
+
+    bubbles = json.loads(job.said().splitlines()[-1])["bubbles"]
+    kernels = json.loads((sandbox.files / "kernels.json").read_text())
+    starts = [start for start, _ in kernels if start < ended_ns]
+    assert len(starts) > 100
+    gaps = [(end, begin) for (_, end), (begin, _) in pairwise(bubbles)]
+    strays = [start for start in starts if any(end + (begin - end) // 2 <= start < begin for end, begin in gaps)]
+    assert strays == [], "what began in no bubble, nor soon after one"
+    assert sandbox.events("fault") == []
+    (run,) = sandbox.events("run")
+    assert run["config"]["squeeze"]["preemptive"] is False
+    assert sandbox.events("action") == []
+
+
+def test_whoever_is_killed_nothing_hangs_and_the_gate_is_shut(sandbox: Sandbox, hold: Path) -> None:
+    job = start_job(sandbox)
+    daemon = start_daemon(sandbox, hold)
+
+    # the side task, while its stream waits in a long compute
+    side = side_trains(sandbox)
+    job.change(stall_ms=1500)
+    wait_for(lambda: gate_is_shut(sandbox) and sandbox.word(Field.SIDE_DOING) == 0, "a long compute")
+    os.kill(side, signal.SIGKILL)
+    wait_for(lambda: sandbox.word(Field.SIDE_PROCESS) not in (0, side), "its successor")
+    job.change(stall_ms=0)
+    side = side_trains(sandbox, after=1)
+    helpers = children(side)
+
+    # the main job, while the word is open
+    job.change(bubble_ms=60_000)
+    wait_for(lambda: stays_open(sandbox), "a long bubble")
+    assert job.kill(signal.SIGKILL) == -signal.SIGKILL
+    wait_for(
+        lambda: [fault for fault in sandbox.events("fault") if "without saying goodbye" in fault["what"]], "notice"
+    )
+    wait_for(lambda: gate_is_shut(sandbox), "the daemon to shut the gate in its place")
+
+    # the daemon, while nobody else is left who could open the gate
+    assert is_alive(side)
+    assert daemon.kill(signal.SIGKILL) == -signal.SIGKILL
+    wait_for(lambda: not any(is_alive(pid) for pid in (side, *helpers)), "the end of the side task")
+    assert gate_is_shut(sandbox)
+    for left in sandbox.directory.iterdir():  # by processes that were all killed; their successors would take it over
+        left.unlink()

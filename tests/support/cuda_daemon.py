@@ -1,0 +1,10 @@
+"""`squeezer`, whose side tasks run on a device that threads play."""
+
+import sys
+
+import squeezer.daemon.supervisor
+from squeezer.cli import main
+
+if __name__ == "__main__":
+    squeezer.daemon.supervisor.RUNNER = "tests.support.cuda_side_task"
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""Real DeepSpeed jobs for tests: two ranks on the CPU, each on a core of its own, with a small model."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ds_hooks.shared.page import Field, Page, PageError, Role
+from tests.support.paths import ROOT
+from tests.support.sandbox import stat, wait_for
+
+PRETRAIN = ROOT / "examples" / "pretrain.py"
+PATIENT = str(ROOT / "tests" / "support" / "patient.py")
+"""To be put before a training script, whose steps then wait until every rank has been squeezed."""
+STARTING_S = 300.0
+"""DeepSpeed compiles an operation in its first run on a machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a job left."""
+
+    status: int
+    output: str
+    losses: list[str]
+
+
+def free_port() -> int:
+    """A port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def short_directory() -> Iterator[Path]:
+    """A private directory whose path is short enough for sockets; it must be empty or gone at the end."""
+    path = Path(tempfile.mkdtemp(prefix="bsq-", dir="/tmp"))
+    yield path
+    left = [str(found) for found in path.rglob("*")] if path.exists() else []
+    assert left == [], "left behind"
+    if path.exists():
+        path.rmdir()
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """The environment of a job whose pages and sockets are in `directory`."""
+    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    named = {"DS_ACCELERATOR": "cpu", "SQUEEZER_DIR": str(directory), "PATH": tools, "PYTHONPATH": paths}
+    return {**os.environ, **named, "OMP_NUM_THREADS": "1"}
+
+
+def deepspeed(*arguments: str) -> list[str]:
+    """DeepSpeed's own command for two ranks on a free port."""
+    launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", "2"]
+    return [*launcher, "--master_port", str(free_port()), *arguments]
+
+
+def ds_squeeze(config: Path, *arguments: str) -> list[str]:
+    """Our command for two ranks."""
+    return [sys.executable, "-m", "launch.ds_squeeze", "--squeezer", str(config), "--num_accelerators", "2", *arguments]
+
+
+def pretrain(losses: Path, steps: int) -> list[str]:
+    """The example's training script, small."""
+    return [str(PRETRAIN), "--steps", str(steps), "--width", "128", "--losses", str(losses)]
+
+
+def run(command: list[str], directory: Path, losses: Path) -> Ended:
+    """Run a job to its end."""
+    done = subprocess.run(
+        command,
+        env=environment(directory),
+        cwd=losses.parent,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=STARTING_S,
+    )
+    if "--master_port" in command:  # DeepSpeed leaves 66 MiB per rank and port
+        port = command[command.index("--master_port") + 1]
+        for left in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"):
+            left.unlink(missing_ok=True)
+    found = losses.read_text().split() if losses.exists() else []
+    return Ended(done.returncode, done.stdout, found)
+
+
+class KillInBubble(threading.Thread):
+    """Kills one rank's daemon or side task by SIGKILL in the middle of a bubble in which the side task runs.
+
+    Args:
+        directory: where the run's pages are (below it).
+        role: whom to kill.
+        step: not before this step of the main job.
+        device: that of the rank.
+    """
+
+    def __init__(self, directory: Path, role: Role, step: int, device: int = 0) -> None:
+        super().__init__(daemon=True)
+        self._directory, self._role, self._step, self._device = directory, role, step, device
+        self.pid = 0
+        """Of the one that was killed, in the middle of a bubble; 0: none yet."""
+
+    def run(self) -> None:
+        page = self._find_page()
+        deadline_s = time.monotonic() + STARTING_S
+        while not self.pid and time.monotonic() < deadline_s:
+            if self._is_middle(page.words):
+                self._kill(page.words)
+            time.sleep(0.0005)
+        page.close()
+
+    def _is_middle(self, words: memoryview) -> bool:
+        running = words[Field.SIDE_DOING] and time.monotonic_ns() < words[Field.PERMIT_UNTIL_NS]
+        return bool(words[Field.BUBBLE] & 1 and running and words[Field.STEP] >= self._step)
+
+    def _kill(self, words: memoryview) -> None:
+        """If the bubble is still open when the main job, which would end it, holds still."""
+        main, victim = words[Role.MAIN], words[self._role]
+        if not main or not victim:
+            return  # one of them leaves, and 0 would be all of the test
+        os.kill(main, signal.SIGSTOP)
+        try:
+            wait_for(lambda: stat(main)[:1] in (["T"], []), "the main job to hold still")
+            if self._is_middle(words):
+                os.kill(victim, signal.SIGKILL)
+                self.pid = victim
+        finally:
+            os.kill(main, signal.SIGCONT)
+
+    def _find_page(self) -> Page:
+        while True:
+            for path in self._directory.rglob(f"device{self._device}.page"):
+                try:
+                    return Page.open(path, create=False)
+                except PageError:
+                    continue
+            time.sleep(0.05)

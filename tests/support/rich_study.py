@@ -1,0 +1,101 @@
+"""A study with schedulers, clipping and loss scaling, and the ordinary loop that one of its trials would be."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from tests.support.fused_and_solo import Batch, Solo, ToyStudy
+from trials import Study, build_member
+
+Schedule = Callable[[int, torch.optim.Optimizer], Any]
+
+
+class RichStudy(ToyStudy):
+    """Settings are functions of the trial's number."""
+
+    def __init__(
+        self,
+        make: Callable[[int], nn.Module],
+        optimizer: Any = "sgd",
+        batches: Sequence[Batch] = (),
+        schedule: Schedule | None = None,
+        every: str = "epoch",
+        norm: Callable[[int], float | None] = lambda n: None,
+        value: Callable[[int], float | None] = lambda n: None,
+        scale: Callable[[int], torch.amp.GradScaler | None] = lambda n: None,
+        own: Callable[[int, int], Iterable[Batch] | None] = lambda n, epoch: None,
+    ) -> None:
+        super().__init__(make, optimizer, batches)
+        self.schedule, self.scheduler_every = schedule, every
+        self.norm, self.value, self.scale, self.own = norm, value, scale, own
+
+    def scheduler(self, params: dict[str, Any], optimizer: torch.optim.Optimizer) -> Any:
+        return None if self.schedule is None else self.schedule(params["n"], optimizer)
+
+    def clip_norm(self, params: dict[str, Any]) -> float | None:
+        return self.norm(params["n"])
+
+    def clip_value(self, params: dict[str, Any]) -> float | None:
+        return self.value(params["n"])
+
+    def scaler(self, params: dict[str, Any]) -> torch.amp.GradScaler | None:
+        return self.scale(params["n"])
+
+    def trial_batches(self, params: dict[str, Any], number: int, epoch: int) -> Iterable[Batch] | None:
+        return self.own(params["n"], epoch)
+
+
+class RichSolo(Solo):
+    """One trial of any study in an ordinary loop, with PyTorch's own schedulers, clipping and `GradScaler`."""
+
+    def __init__(self, study: Study, number: int) -> None:
+        member = build_member(study, number, {"n": number})
+        assert member.rng_state is not None
+        self.study, self.number, self.params = study, number, member.params
+        self.model, self.optimizer, self.rng_state = member.model, member.optimizer, member.rng_state
+        self.schedulers: Sequence[LRScheduler] = member.schedulers
+        self.scaler = study.scaler(self.params) or torch.amp.GradScaler("cpu", enabled=False)
+        self.epochs = 0
+
+    def step(self, inputs: Tensor, targets: Tensor) -> None:
+        with torch.random.fork_rng():
+            torch.set_rng_state(self.rng_state)
+            self.model.train()
+            self.model.zero_grad()
+            loss = self.study.loss(self.model(inputs), targets)
+            self.scaler.scale(loss).backward()
+            self.scaler.unscale_(self.optimizer)
+            value, norm = self.study.clip_value(self.params), self.study.clip_norm(self.params)
+            if value is not None:
+                nn.utils.clip_grad_value_(self.model.parameters(), value)
+            if norm is not None:
+                nn.utils.clip_grad_norm_(self.model.parameters(), norm)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            if self.study.scheduler_every == "step":
+                self.step_schedulers()
+            self.rng_state = torch.get_rng_state()
+        self.loss = loss.item()
+
+    def step_schedulers(self) -> None:
+        for scheduler in self.schedulers:
+            if not isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step()
+
+    def epoch(self) -> None:
+        for inputs, targets in self.study.trial_batches(self.params, self.number, self.epochs) or self.study.batches(
+            self.epochs
+        ):
+            self.step(inputs, targets)
+        self.end_epoch()
+
+    def end_epoch(self) -> None:
+        self.epochs += 1
+        if self.study.scheduler_every == "epoch":
+            self.step_schedulers()
+        for scheduler in self.schedulers:
+            if isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step(self.score())

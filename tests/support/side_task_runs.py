@@ -1,0 +1,122 @@
+"""Whole runs of a small study: the search worker answers at once, and the gate is open."""
+
+import os
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+import torch
+from optuna.trial import FrozenTrial
+from torch import nn
+from torch.optim import lr_scheduler as lrs
+
+from tests.support.fused_and_solo import OPTIMIZERS, AtOnce, Batch, close
+from tests.support.rich_study import RichSolo, RichStudy
+from trials.gate.base import OpenGate, Starved
+from trials.search.worker import SearchWorker, WorkerConfig, _answer
+from trials.side_task.scheduler import Scheduler
+
+MS = 1_000_000
+EPOCHS = 3
+
+
+class Direct:
+    """The line to a search worker in this process."""
+
+    def __init__(self, worker: SearchWorker) -> None:
+        self._search = worker
+        self._answers: list[dict[str, Any]] = []
+
+    def send(self, **request: Any) -> None:
+        answer = _answer(self._search, request)
+        self._answers += [] if answer is None else [answer]
+
+    def answers(self, wait_s: float = 0.0) -> list[dict[str, Any]]:
+        found, self._answers = self._answers, []
+        return found
+
+
+class Starving(OpenGate):
+    """Open, but finds a unit too long when it is asked for the given times, counted from 1."""
+
+    def __init__(self, times: Collection[int], needs_ms: Callable[[int], int] = lambda trials: 1 + trials) -> None:
+        self.trials = 0
+        self._times, self._needs_ms = times, needs_ms
+        self._asked = 0
+        self.sizes: list[int] = []
+
+    def use(self, units: Sequence[str]) -> None:
+        self.sizes.append(self.trials)
+
+    def add_work(self, trial_samples: int) -> None: ...
+
+    def take_starved(self) -> list[Starved]:
+        self._asked += 1
+        if self._asked not in self._times:
+            return []
+        needs_ns = self._needs_ms(self.trials) * MS
+        short = Starved(unit="score", trials=self.trials, needs_ns=MS, longest_ns=MS // 2)
+        return [short, Starved(unit="loss", trials=self.trials, needs_ns=needs_ns, longest_ns=3 * MS)]
+
+
+class Seven(RichStudy):
+    """Seven trials, four at once: number 1 diverges, number 2 is pruned. Every epoch has other batches."""
+
+    trials, fused, epochs, rungs = 7, 4, EPOCHS, (1, 2)
+
+    def batches(self, epoch: int) -> list[Batch]:
+        return data(epoch, self.length(epoch))
+
+    def pruner(self) -> optuna.pruners.BasePruner:
+        class Second(optuna.pruners.BasePruner):
+            def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
+                return trial.number == 2
+
+        return Second()
+
+
+def data(seed: int, length: int) -> list[Batch]:
+    stream = torch.Generator().manual_seed(seed)
+    return [(torch.randn(5, 3, dtype=torch.float64, generator=stream), torch.zeros(5)) for _ in range(length)]
+
+
+def make_study(own: bool, length: Callable[[int], int] = lambda epoch: 3) -> Seven:
+    def model(n: int) -> nn.Module:
+        layers = nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.Tanh(), nn.Dropout(0.1 * (n % 4)), nn.Linear(4, 2)
+        return nn.Sequential(*layers).double()
+
+    def optimizer(n: int, parameters: Any) -> torch.optim.Optimizer:
+        made = OPTIMIZERS["adamw"](n % 5, parameters)
+        if n == 1:
+            made.param_groups[0]["lr"] = 1e300
+        return made
+
+    study = Seven(
+        model,
+        optimizer,
+        data(0, 3),
+        schedule=lambda n, o: [lrs.StepLR(o, 1), *([lrs.ReduceLROnPlateau(o, patience=0)] if n % 2 else [])],
+        own=lambda n, epoch: data(100 * n + epoch, length(epoch)) if own else None,
+    )
+    study.length = length  # type: ignore[attr-defined]
+    return study
+
+
+def run(own: bool, gate: Starving, study: Seven | None = None) -> tuple[list[FrozenTrial], list[dict[str, Any]]]:
+    """The trials in the end, and what the runner told of itself."""
+    study = study or make_study(own)
+    place = WorkerConfig(storage="sqlite:///:memory:", study_name="s", worker="w", lock_file=Path(os.devnull))
+    worker = SearchWorker(study, place, AtOnce())
+    told: list[dict[str, Any]] = []
+    Scheduler(study, gate, Direct(worker), lambda **line: told.append(line)).run()  # type: ignore[arg-type]
+    return worker._study.get_trials(), told
+
+
+def assert_as_alone(trials: Sequence[FrozenTrial], study: Seven) -> None:
+    """Each trial's scores are those of an ordinary loop over its batches."""
+    for trial in trials:
+        solo = RichSolo(study, trial.number)
+        for epoch in range(1, max(trial.intermediate_values, default=0) + 1):
+            solo.epoch()
+            close(trial.intermediate_values[epoch], solo.score(), f"trial {trial.number} epoch {epoch}")

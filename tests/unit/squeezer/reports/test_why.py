@@ -1,0 +1,119 @@
+"""What `squeezer why` says of made-up runs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from squeezer.cli import main
+from squeezer.records.layout import RECORD_VERSION
+from squeezer.reports.why import sentence
+from tests.unit.squeezer.reports.test_report import MadeUpRank
+
+MS = 1_000_000
+CONFIG = {
+    "squeeze": {"kinds": ["RECV_GRAD"], "min_bubble_ms": 3.0},
+    "guard": {"enabled": True, "slowdown_budget": 0.01},
+    "side": {"study_name": "digits"},
+}
+
+
+def why(run: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    assert main(["why", str(run), *options]) == 0
+    return capsys.readouterr().out
+
+
+def made_up(run: Path, rank: int = 0, **config: Any) -> MadeUpRank:
+    made = MadeUpRank(run, rank)
+    made.add("run", version=RECORD_VERSION, rank=rank, config={**CONFIG, **config}, wall_s=1.7e9, t_ns=made.now_ns)
+    return made
+
+
+def decided(rank: MadeUpRank, what: str, cause: str, **figures: Any) -> None:
+    rank.add("guard", t_ns=rank.now_ns, step=rank.number, what=what, cause=cause, figures=figures)
+
+
+def test_every_decision_is_told_with_its_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rank = made_up(tmp_path)
+    rank.step(None, 100.0)
+    rank.add("side", t_ns=rank.now_ns, event="ready")
+    rank.step(True, 100.0, bubbles=[(20, 10), (60, 2)])
+    decided(rank, "check", "mean", slowdown=0.2)
+    rank.step(None, 100.0)
+    decided(rank, "shut", "mean", slowdown=0.18, for_steps=50)
+    rank.step(None, 100.0)
+    decided(rank, "compare", "mean", alone_ms=100.0)
+    rank.step(None, 100.0)
+    decided(rank, "go_on", "mean", slowdown=0.002, windows=2)
+    rank.step(True, 100.0, bubbles=[(20, 10), (60, 2)])
+    decided(rank, "widen", "overrun", slot=1, margin_ms=0.6, overrun_ms=2.0, mean_overrun_ms=0.3)
+    rank.step(False, 100.0)
+    rank.end()
+    rank.write()
+    said = why(tmp_path, capsys)
+    for words in (
+        "7: 2 squeezed, 1 left alone to compare with, 4 neither",
+        "step 1: the side task was starting",
+        "steps 3 to 5: the guard had the gate shut",
+        "budget 1.00% of slowdown; shut 1 times",
+        "step 2: a few steps are left alone, as a check",
+        "(slowdown 20.00%)",
+        "step 3: the gate is shut for 50 steps: squeezed steps are longer than the alone steps before them",
+        "step 4: squeezing is tried again, in short windows",
+        "step 5: squeezing goes on: in 2 short windows it did not make steps longer (slowdown 0.20%)",
+        "in slot 1 the permit ends earlier: 0.6 ms before the forecast end",
+        "(it was overrun by 2.00 ms, lately by 0.30 ms)",
+        "0.1 s: ready",
+    ):
+        assert words in said, said
+
+
+@pytest.mark.parametrize(
+    ("what", "cause", "said"),
+    [
+        ("check", "sudden", "as a check: squeezed steps are suddenly much longer than the alone steps before them"),
+        ("check", "shorter", "as a check: steps are suddenly much shorter, so the alone steps before them are no base"),
+        ("go_on", "shorter", "squeezing goes on, with the steps just left alone as its baseline (slowdown 1.00%)"),
+        (
+            "compare",
+            "sudden",
+            "steps left alone are as long (slowdown 1.00%): short windows, squeezed and alone in turn",
+        ),
+        ("compare", "windows", "are to tell: squeezed windows are longer than the alone windows beside them"),
+        ("go_on", "sudden", "squeezing goes on: in 3 short windows it did not make steps longer (slowdown 1.00%)"),
+    ],
+)
+def test_what_is_sudden_is_told(what: str, cause: str, said: str) -> None:
+    assert said in sentence({"what": what, "cause": cause, "figures": {"slowdown": 0.01, "windows": 3}})
+
+
+def test_a_slot_that_stays_shut_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    squeeze = {"kinds": ["RECV_GRAD"], "min_bubble_ms": 7.0}
+    rank = made_up(tmp_path, squeeze=squeeze)
+    rank.step(True, 100.0, bubbles=[(20, 10)], opened=False)
+    rank.write()
+    assert "on average shorter than min_bubble_ms = 7" in why(tmp_path, capsys)
+
+
+def test_without_a_side_task_or_a_guard_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rank = made_up(tmp_path, side=None, guard={"enabled": False})
+    rank.step(False, 100.0)
+    rank.write()
+    said = why(tmp_path, capsys)
+    assert "none is configured: bubbles are only observed" in said and "switched off by the configuration" in said
+
+
+def test_one_rank_of_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in (0, 1):
+        rank = made_up(tmp_path, number)
+        rank.step(False, 100.0)
+        rank.write()
+    said = why(tmp_path, capsys, "--rank", "1")
+    assert said.startswith("rank 1") and "rank 0" not in said
+    assert main(["why", str(tmp_path), "--rank", "7"]) == 2
+    assert "no rank 7 in it" in capsys.readouterr().err
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", str(tmp_path)]) == 2
+    assert "no records of a run here" in capsys.readouterr().err

@@ -1,0 +1,157 @@
+"""squeezer/config.py: defaults, paths, and errors that say what to do."""
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from ds_hooks.shared.wire import WaitKind
+from squeezer.config import Config, ConfigError, load_config
+from tests.support.paths import ROOT
+
+RUN = '[run]\ndirectory = "out"\n'
+
+
+def load(folder: Path, text: str) -> Config:
+    (folder / "squeezer.toml").write_text(text, encoding="utf-8")
+    return load_config(folder / "squeezer.toml")
+
+
+def mistakes(folder: Path, text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(folder, text)
+    lines = str(caught.value).splitlines()
+    name = f"{folder / 'squeezer.toml'}: "
+    assert all(line.startswith(name) for line in lines)
+    return [line.removeprefix(name) for line in lines]
+
+
+def test_only_the_run_directory_is_required(tmp_path: Path) -> None:
+    config = load(tmp_path, RUN)
+    assert config.side is None
+    assert config.squeeze.kinds == tuple(kind.name for kind in WaitKind)
+    assert (config.squeeze.squeezed_steps, config.squeeze.alone_steps, config.squeeze.observe_steps) == (45, 5, 6)
+    assert (config.guard.enabled, config.guard.slowdown_budget, config.guard.retry_steps) == (True, 0.01, 50)
+    assert (config.run.pin_cores, config.run.trace_steps, config.run.calibrate_s) == (True, 40, 2.0)
+
+
+def test_the_demo_has_the_defaults() -> None:
+    examples = ROOT / "examples"
+    demo, minimal = load_config(examples / "demo.toml"), Config.model_validate({"run": {"directory": "x"}})
+    assert demo.squeeze == minimal.squeeze
+    assert demo.guard == minimal.guard
+    assert demo.device == minimal.device
+    assert demo.run == minimal.run.model_copy(update={"directory": demo.run.directory})
+
+
+def test_paths_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "digits.py").touch()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    config = load(tmp_path, RUN + '[side]\nstudy = "digits.py"\n')
+    assert config.side is not None
+    assert config.side.study == tmp_path / "digits.py", "beside the file that names it"
+    assert config.run.directory == tmp_path / "elsewhere" / "out", "where the command is started"
+    assert config.side.study_name == "digits"
+    assert config.storage(config.run.directory) == f"{tmp_path}/elsewhere/out/study.journal"
+
+
+def test_names_of_the_user_win(tmp_path: Path) -> None:
+    (tmp_path / "digits.py").touch()
+    side = '[side]\nstudy = "digits.py"\nstudy_name = "mine"\nstorage = "sqlite:///mine.db"\n'
+    config = load(tmp_path, RUN + side)
+    assert config.side is not None
+    assert config.side.study_name == "mine"
+    assert config.storage(tmp_path) == "sqlite:///mine.db"
+
+
+def test_a_journal_is_found_from_where_the_command_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "digits.py").touch()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    side = RUN + '[side]\nstudy = "digits.py"\nstorage = "{}"\n'
+    assert load(tmp_path, side.format("mine.journal")).storage(tmp_path) == f"{tmp_path}/elsewhere/mine.journal"
+    assert mistakes(tmp_path, side.format("no/mine.journal"))[0].startswith(
+        f'side.storage = "no/mine.journal" is not allowed: there is no directory {tmp_path}/elsewhere/no; allowed is '
+    )
+    with sqlite3.connect("study.db") as database:
+        database.execute("CREATE TABLE trials (number INT)")
+    assert mistakes(tmp_path, side.format("study.db"))[0].startswith(
+        'side.storage = "study.db" is not allowed: it is an SQLite database, whose URL is '
+        f"sqlite:///{tmp_path}/elsewhere/study.db; allowed is "
+    )
+
+
+def test_it_is_json_ready_and_frozen(tmp_path: Path) -> None:
+    (tmp_path / "digits.py").touch()
+    config = load(tmp_path, RUN + '[side]\nstudy = "digits.py"\n[squeeze]\nmargin_ms = 1\nkinds = ["RECV_GRAD"]\n')
+    dumped = json.loads(json.dumps(config.model_dump(mode="json")))
+    assert dumped["squeeze"]["kinds"] == ["RECV_GRAD"]
+    assert dumped["squeeze"]["margin_ms"] == 1.0
+    assert dumped["side"]["study"] == str(tmp_path / "digits.py")
+    with pytest.raises(ValidationError):
+        config.squeeze.margin_ms = 2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[squeeze]\nmargn_ms = 1", "unknown key squeeze.margn_ms = 1 (did you mean margin_ms?)"),
+        ("[squeeze]\nthreads = 2", "unknown key squeeze.threads = 2; it belongs in [side]"),
+        ("[sqeeze]", "unknown key sqeeze = {} (did you mean squeeze?)"),
+        ("[squeeze]\nmargin_ms = -1", "squeeze.margin_ms = -1 is not allowed; allowed is a number, 0 or more"),
+        ("[squeeze]\nmargin_ms = nan", "squeeze.margin_ms = nan is not allowed; allowed is a number, 0 or more"),
+        ("[squeeze]\npreemptive = 1", "squeeze.preemptive = 1 is not allowed; allowed is true or false"),
+        ('[squeeze]\nmin_bubble_ms = "2"', 'squeeze.min_bubble_ms = "2" is not allowed; allowed is a number above 0'),
+        ("[squeeze]\nmin_bubble_ms = 0", "squeeze.min_bubble_ms = 0 is not allowed; allowed is a number above 0"),
+        ("[squeeze]\nalone_steps = true", "squeeze.alone_steps = true is not allowed; allowed is a whole number, 0 or"),
+        ("[squeeze]\nsqueezed_steps = 0", "squeeze.squeezed_steps = 0 is not allowed; allowed is a whole number, 1 or"),
+        ("[squeeze]\nforecast_quantile = 0.6", "squeeze.forecast_quantile = 0.6 is not allowed; allowed is a number f"),
+        ('[squeeze]\nkinds = ["RECV_GRADS"]', "squeeze.kinds = ['RECV_GRADS'] is not allowed: 'RECV_GRADS' is no kind"),
+        ("[squeeze]\nkinds = []", "squeeze.kinds = "),
+        ("[squeeze]\nkinds = [[1]]", "squeeze.kinds = [[1]] is not allowed"),
+        ('[device]\nkind = "gpu"', 'device.kind = "gpu" is not allowed; allowed is "auto", "cpu" or "cuda"'),
+        ("[device]\nmemory_fraction = 1.5", "device.memory_fraction = 1.5 is not allowed; allowed is a number above 0"),
+        ("[device]\nmps_thread_percent = 0", "device.mps_thread_percent = 0 is not allowed; allowed is a whole number"),
+        ('[side]\nstudy = "none.py"', 'side.study = "none.py" is not allowed: there is no file '),
+        ("[side]\nnice = 1", "side.study is missing; allowed is the path of an existing Python file"),
+    ],
+)
+def test_a_mistake_names_key_value_and_what_is_allowed(tmp_path: Path, text: str, said: str) -> None:
+    (mistake,) = mistakes(tmp_path, RUN + text)
+    assert mistake.startswith(said)
+
+
+def test_a_device_that_cannot_halt_work_is_never_preemptive(tmp_path: Path) -> None:
+    config = load(tmp_path, RUN + "[squeeze]\nmargin_ms = 1\n").without_stops()
+    assert not config.squeeze.policy(config.guard).preemptive
+    assert config.squeeze.margin_ms == 1.0
+
+
+def test_the_shortest_bubbles_depend_on_whether_work_can_be_stopped(tmp_path: Path) -> None:
+    stopping, running_on = load(tmp_path, RUN), load(tmp_path, RUN + "[squeeze]\npreemptive = false\n")
+    assert (stopping.squeeze.min_bubble_ms, running_on.squeeze.min_bubble_ms) == (1.0, 2.0)
+    assert stopping.without_stops().squeeze.min_bubble_ms == 2.0
+    chosen = load(tmp_path, RUN + "[squeeze]\nmin_bubble_ms = 4\n")
+    assert (chosen.squeeze.min_bubble_ms, chosen.without_stops().squeeze.min_bubble_ms) == (4.0, 4.0)
+
+
+def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
+    assert len(mistakes(tmp_path, "[squeeze]\nmargin_ms = -1\nfoo = 1\n[side]\nnice = 20\n[run]\n")) == 5
+
+
+def test_a_missing_table_says_what_it_needs(tmp_path: Path) -> None:
+    assert mistakes(tmp_path, "") == ["the table [run] is missing; it needs directory"]
+
+
+@pytest.mark.parametrize("text", ["[run\n", "run = ", '[run]\ndirectory = "a"\ndirectory = "b"'])
+def test_what_is_not_toml_is_said(tmp_path: Path, text: str) -> None:
+    (mistake,) = mistakes(tmp_path, text)
+    assert mistake.startswith("not a TOML file: ")
+
+
+def test_a_missing_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: cannot read the configuration: No such file"):
+        load_config(tmp_path / "none.toml")

@@ -1,0 +1,46 @@
+"""Recorded runs give the same actions again: the daemon's decisions follow from its events alone."""
+
+from pathlib import Path
+
+import pytest
+
+from squeezer.policy import state
+from squeezer.replay import read_golden, replay, write_golden
+from tests.support.paths import GOLDEN
+
+RUNS = sorted(GOLDEN.glob("*.jsonl.gz"))
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.name.partition(".")[0])
+def test_a_recorded_run_replays_to_the_same_actions(path: Path) -> None:
+    kinds = set()
+    for index, (recorded, replayed) in enumerate(replay(read_golden(path))):
+        assert replayed["actions"] == recorded["actions"], f"event {index}: {recorded['event']}"
+        kinds |= {action[0] for action in replayed["actions"]}
+    assert {"ForgetPlan", "PlanSlot", "PlanSteps", "TellAt"} <= kinds, "it has something to say"
+
+
+def test_there_are_runs_of_both_modes_and_one_that_the_guard_shut() -> None:
+    preemptive, noted = set(), set()
+    for path in RUNS:
+        records = read_golden(path)
+        preemptive.add(records[0]["config"]["squeeze"]["preemptive"])
+        noted |= {action[1][2] for record in records[1:] for action in record["actions"] if action[0] == "Note"}
+    assert preemptive == {True, False} and "shut" in noted
+
+
+def test_there_is_a_run_whose_ends_follow_the_bubble_before() -> None:
+    plans = [
+        state.PlanSlot(*action[1:])
+        for path in RUNS
+        for record in read_golden(path)[1:]
+        for action in record["actions"]
+        if action[0] == "PlanSlot"
+    ]
+    assert {bool(plan.opens_before_ns) for plan in plans if plan.permit_ns} == {True, False}
+
+
+def test_what_is_written_anew_is_what_was_recorded(tmp_path: Path) -> None:
+    records = read_golden(RUNS[0])
+    write_golden(tmp_path / "again.jsonl.gz", records)
+    assert read_golden(tmp_path / "again.jsonl.gz") == records

@@ -1,0 +1,205 @@
+"""What cannot be fused is named, with what is allowed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.support.fused_and_solo import ToyStudy, members
+from trials import FuseError, Member, TrialGroup, build_member, group_key
+from trials.gate.base import OpenGate
+
+
+def extra_state(n: int) -> nn.Module:
+    class Extra(nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"n": n}
+
+        def set_extra_state(self, state: Any) -> None:
+            pass
+
+    return Extra(2, 2)
+
+
+def with_hook(n: int) -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model[0].register_forward_hook(lambda *_: None)
+    return model
+
+
+def with_outer_hook(n: int) -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.register_forward_pre_hook(lambda *_: None)
+    return model
+
+
+def with_tensor_hook(n: int) -> nn.Module:
+    model = nn.Linear(2, 2)
+    model.weight.register_hook(lambda g: None)
+    return model
+
+
+class TwoInputs(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+
+REFUSED: dict[str, tuple[Callable[[int], nn.Module], str]] = {
+    "sparse": (lambda n: nn.Embedding(3, 2, sparse=True), "sparse=True cannot be fused; allowed: False"),
+    "hooks": (with_hook, r"module '0' \(Linear\) has hooks"),
+    "hooks of the whole": (with_outer_hook, r"module '' \(Sequential\) has hooks; allowed: none"),
+    "tensor hooks": (with_tensor_hook, "parameter 'weight' has hooks; allowed: none"),
+    "extra state": (extra_state, "state_dict entry '_extra_state' is a dict; allowed: tensors"),
+    "two inputs": (lambda n: TwoInputs(), r"forward takes 2 inputs \(x, y\); allowed: one without default"),
+    "lazy": (lambda n: nn.Sequential(nn.LazyLinear(2)), "parameter '0.weight' has no shape yet"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_model(name: str) -> None:
+    make, message = REFUSED[name]
+    study = ToyStudy(make, lambda n, ps: torch.optim.SGD([nn.Parameter(torch.zeros(1)), *ps]))
+    with pytest.raises(FuseError, match=message):
+        TrialGroup(study, members(study, range(2)), OpenGate())
+
+
+def scaled(n: int) -> nn.Module:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(2, 2)
+            self.scale = 1.0 + n
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.a(x) * self.scale
+
+    return Scaled()
+
+
+def partly_frozen(n: int) -> nn.Module:
+    model = nn.Linear(2, 2)
+    model.weight.requires_grad_(n == 0)
+    return model
+
+
+def sequence(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(*layers)
+
+
+DIFFERENT: dict[str, tuple[Callable[[int], nn.Module], str]] = {
+    "width": (lambda n: sequence(nn.Linear(2, 2 + n)), "module '0': out_features is 3, there 2"),
+    "type": (lambda n: sequence((nn.ReLU, nn.Tanh)[n]()), "module '0.0': type is 'torch.nn.*Tanh', there '.*ReLU'"),
+    "depth": (lambda n: sequence(*[nn.Linear(2, 2)] * (n + 1)), "add|absent|node"),
+    "axis": (lambda n: sequence(nn.Softmax(dim=n)), "module '0.0': dim is 1, there 0"),
+    "bias": (lambda n: sequence(nn.Linear(2, 2, bias=n == 0)), "parameter '0.bias': shape is 'absent'"),
+    "dtype": (lambda n: nn.Linear(2, 2, dtype=(torch.float32, torch.float64)[n]), "dtype is 'torch.float64'"),
+    "momentum": (lambda n: nn.BatchNorm1d(2, momentum=(0.1, None)[n]), "momentum is None is True, there False"),
+    "statistics": (lambda n: nn.BatchNorm1d(2, track_running_stats=n == 0), "track_running_stats is False"),
+    "frozen": (partly_frozen, "parameter 'weight': requires_grad is False, there True"),
+    "number in the code": (scaled, "node 'mul' .*2.0.* there .*1.0"),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_different_models(name: str) -> None:
+    make, message = DIFFERENT[name]
+    study = ToyStudy(make, lambda n, ps: torch.optim.SGD([*ps] or [nn.Parameter(torch.zeros(1))]))
+    if name in ("type", "axis"):  # models without parameters: give them some
+        study.make = lambda n: sequence(make(n), nn.Linear(2, 2))
+    pair = members(study, range(2))
+    assert group_key(pair[0]) != group_key(pair[1])
+    with pytest.raises(FuseError, match=f"trial 1 cannot join trial 0: .*({message}).*allowed: the same for all"):
+        TrialGroup(study, pair, OpenGate())
+    group = TrialGroup(study, pair[:1], OpenGate())
+    with pytest.raises(FuseError, match=message):
+        group.add(pair[1:])
+    assert group.numbers == [0]
+
+
+def test_equal_structures_have_equal_keys() -> None:
+    study = ToyStudy(lambda n: sequence(nn.Linear(2, 2), nn.Dropout(0.1 * n), nn.LayerNorm(2, eps=0.1 + n)))
+    keys = {group_key(member) for member in members(study, range(3))}
+    assert len(keys) == 1
+
+
+def refuse_optimizer(make: Callable[[int, Any], torch.optim.Optimizer], message: str) -> None:
+    study = ToyStudy(lambda n: nn.Linear(2, 2), make)
+    with pytest.raises(FuseError, match=message):
+        TrialGroup(study, members(study, range(2)), OpenGate())
+
+
+def test_refused_optimizers() -> None:
+    optim = torch.optim
+    refuse_optimizer(lambda n, ps: optim.LBFGS(ps), "optimizer .*LBFGS cannot be fused: its step.. evaluates the model")
+    refuse_optimizer(lambda n, ps: optim.Adam(ps, capturable=True), "capturable=True cannot be fused; allowed: False")
+    refuse_optimizer(lambda n, ps: optim.SGD(ps, differentiable=True), "differentiable=True cannot be fused")
+    refuse_optimizer(lambda n, ps: (optim.Adam, optim.AdamW)[n](ps), "optimizer: type is '.*AdamW', there '.*Adam'")
+    refuse_optimizer(lambda n, ps: optim.Adam(ps, amsgrad=n == 0), "optimizer group 0: amsgrad is False, there True")
+    refuse_optimizer(lambda n, ps: optim.SGD(ps, maximize=n == 1), "maximize is True, there False")
+    refuse_optimizer(lambda n, ps: optim.SGD([*ps][n:]), "optimizer group 0: parameters is")
+    foreign = nn.Parameter(torch.zeros(7))
+    refuse_optimizer(lambda n, ps: optim.SGD([*ps, foreign]), r"parameter of shape \[7\] that is not the model's")
+
+
+def test_shared_parameters() -> None:
+    shared = nn.Parameter(torch.ones(2, 2))
+
+    def make(n: int) -> nn.Module:
+        model = nn.Linear(2, 2)
+        model.weight = shared
+        return model
+
+    study = ToyStudy(make)
+    with pytest.raises(FuseError, match="models 0 and 1 share the tensor 'weight'; allowed: tensors of their own"):
+        TrialGroup(study, members(study, range(2)), OpenGate())
+
+
+def test_no_members() -> None:
+    with pytest.raises(FuseError, match="at least one trial"):
+        TrialGroup(ToyStudy(lambda n: nn.Linear(2, 2)), [], OpenGate())
+
+
+def group_of(study: ToyStudy) -> TrialGroup:
+    return TrialGroup(study, members(study, range(2)), OpenGate())
+
+
+def test_loss_and_score_must_be_scalars() -> None:
+    class Wrong(ToyStudy):
+        def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            return outputs.sum(1)
+
+        def score(self, outputs: Tensor, targets: Tensor) -> Any:
+            return outputs.sum().item()
+
+    batch = (torch.randn(3, 2), torch.zeros(3))
+    group = group_of(Wrong(lambda n: nn.Linear(2, 2), batches=[batch]))
+    with pytest.raises(FuseError, match=r"Study.loss returned \[3\]; allowed: a scalar tensor"):
+        group.train_step(*batch)
+    with pytest.raises(FuseError, match=r"Study\.score cannot be computed for several trials at once"):
+        group.evaluate()
+
+
+def test_no_validation_batches() -> None:
+    with pytest.raises(FuseError, match=r"Study\.validation gave no batches"):
+        group_of(ToyStudy(lambda n: nn.Linear(2, 2))).evaluate()
+
+
+def test_input_that_no_model_takes() -> None:
+    conv = group_of(ToyStudy(lambda n: nn.Conv2d(2, 2, 1)))
+    with pytest.raises(RuntimeError, match=r"Expected 3D .* or 4D .* input to conv2d, but got input of size: \[5, 5\]"):
+        conv.train_step(torch.randn(5, 5), torch.zeros(5))
+    norm = group_of(ToyStudy(lambda n: nn.BatchNorm2d(2)))
+    with pytest.raises(ValueError, match=r"expected 4D input \(got 2D input\)"):
+        norm.train_step(torch.randn(2, 2), torch.zeros(2))
+
+
+def test_members_keep_what_they_had() -> None:
+    study = ToyStudy(lambda n: nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), batches=[])
+    member: Member = build_member(study, 3, {"n": 3})
+    weight = member.model[0].weight.clone()  # type: ignore[index]
+    group = TrialGroup(study, [member], OpenGate())
+    group.train_step(torch.randn(3, 2), torch.zeros(3))
+    assert torch.equal(weight, member.model[0].weight)  # type: ignore[index]
+    assert member.model.training

@@ -1,0 +1,116 @@
+"""Which trials the search worker finds, and what the sampler knows then."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from optuna.distributions import BaseDistribution
+from optuna.trial import FrozenTrial, TrialState
+from torch import nn
+
+from tests.support.fused_and_solo import AtOnce, ToyStudy
+from trials.search.worker import WORKER, SearchWorker, WorkerConfig
+
+
+class Seen(optuna.samplers.RandomSampler):
+    """Suggests the number of trials that have parameters, as far as a sampler sees."""
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        return sum(bool(other.params) for other in study._get_trials(deepcopy=False, use_cache=True))
+
+
+class Asked(ToyStudy):
+    trials = 5
+
+    def sampler(self) -> optuna.samplers.BaseSampler:
+        return Seen()
+
+    def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
+        return {"n": trial.suggest_int("n", 0, 99)}
+
+
+Hire = Callable[..., SearchWorker]
+
+
+@pytest.fixture(params=["{}/study.journal", "sqlite:///{}/study.db"])
+def hire(request: pytest.FixtureRequest, tmp_path: Path) -> Hire:
+    """A search worker of the same study, for the worker of that name."""
+
+    def worker(worker: str = "me") -> SearchWorker:
+        study = Asked(lambda n: nn.Linear(1, 1), torch.optim.SGD)
+        storage = request.param.format(tmp_path)
+        place = WorkerConfig(storage=storage, study_name="s", worker=worker, lock_file=Path(os.devnull))
+        return SearchWorker(study, place, AtOnce())
+
+    return worker
+
+
+def numbers(answer: dict[str, Any]) -> list[int]:
+    return [trial["number"] for trial in answer["trials"]]
+
+
+def test_each_of_the_trials_that_are_asked_for_at_once_is_suggested_in_the_light_of_the_others(hire: Hire) -> None:
+    answer = hire().ask(3)
+    assert answer == {"trials": [{"number": n, "params": {"n": n}} for n in range(3)], "exhausted": False}
+
+
+def test_several_workers_make_no_trial_too_many(hire: Hire) -> None:
+    one, other = hire(), hire("another")
+    assert numbers(one.ask(2)) == [0, 1]
+    assert other.ask(4) == {"trials": [{"number": n, "params": {"n": n}} for n in (2, 3, 4)], "exhausted": True}
+    assert one.ask(1) == {"trials": [], "exhausted": True}
+
+
+def test_enqueued_trials_come_first_and_count_as_any(hire: Hire) -> None:
+    worker = hire()
+    for n in (50, 60, 70):
+        worker._study.enqueue_trial({"n": n})
+    answer = worker.ask(2)
+    assert answer == {
+        "trials": [{"number": 0, "params": {"n": 50}}, {"number": 1, "params": {"n": 60}}],
+        "exhausted": False,
+    }
+    assert numbers(worker.ask(9)) == [2, 3, 4]
+    worker._study.enqueue_trial({"n": 80})
+    assert worker.ask(9)["trials"] == [{"number": 5, "params": {"n": 80}}], "the user wants it"
+    assert {trial.user_attrs[WORKER] for trial in worker._study.get_trials()} == {"me"}
+
+
+def test_a_trial_that_cannot_be_suggested_fails_and_another_takes_its_place(hire: Hire) -> None:
+    worker = hire()
+
+    def suggest(trial: optuna.Trial) -> dict[str, Any]:
+        if trial.number == 1:
+            raise ValueError("no")
+        return {}
+
+    worker._user_study.suggest = suggest  # type: ignore[method-assign]
+    assert numbers(worker.ask(3)) == [0, 2, 3]
+    assert worker._study.get_trials()[1].state is TrialState.FAIL
+
+
+def test_what_an_earlier_process_left_is_taken_over(hire: Hire) -> None:
+    hire().ask(2)
+    again = hire()
+    assert sorted(numbers(again.ask(3))) == [0, 1, 2]
+
+
+def test_a_report_reads_no_other_trials_than_its_pruner_does(hire: Hire, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = hire()
+    worker._study.pruner = optuna.pruners.NopPruner()
+    worker.ask(4)
+    reads: list[int] = []
+    monkeypatch.setattr(worker._storage, "get_all_trials", lambda *_, **__: reads.append(1))
+    assert worker.report(2, 1, 0.5, False) is None
+    assert worker.report(2, 2, 0.25, True) is None
+    assert worker.report(2, 2, 0.75, True) is None, "it has ended, and this was on its way"
+    assert reads == []
+    monkeypatch.undo()
+    told = worker._study.trials[2]
+    assert (told.state, told.value, told.intermediate_values) == (TrialState.COMPLETE, 0.25, {1: 0.5, 2: 0.25})

@@ -1,0 +1,157 @@
+"""Trials at different epochs in one group: each is trained as alone, and where that is not sure, they are apart."""
+
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from typing import Any
+
+import pytest
+import torch
+from optuna.trial import TrialState
+
+from tests.support.fused_and_solo import Batch
+from tests.support.side_task_runs import Seven, Starving, assert_as_alone, data, make_study, run
+from trials.side_task.cohort import SHARED_LOADER, UNLIKE_EPOCHS
+from trials.training.batches import Pinned
+from trials.training.group import TrialGroup
+from trials.training.rehearsal import rehearse
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[set[int], int]]:
+    """Of every training step: the epochs at which its trials are, and how many they are."""
+    found: list[tuple[set[int], int]] = []
+    step = TrialGroup.train_step
+
+    def noted(group: TrialGroup, *batch: Any) -> None:
+        found.append((set(group.epochs_done), group.size))
+        step(group, *batch)
+
+    monkeypatch.setattr(TrialGroup, "train_step", noted)
+    return found
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_freed_rows_are_given_to_new_trials_and_each_is_trained_as_alone(
+    own: bool, trained: list[tuple[set[int], int]]
+) -> None:
+    trials, _ = run(own, Starving(()))
+    assert len(trials) == 7
+    assert_as_alone(trials, make_study(own))
+    assert [(epochs, size) for epochs, size in trained[::3]] == [
+        ({0}, 4),
+        ({0, 1}, 4),  # 1 has diverged
+        ({0, 1, 2}, 4),  # 2 is pruned
+        ({0, 1, 2}, 3),  # 0 and 3 are done, and no trial is left but one
+        ({1, 2}, 2),
+        ({2}, 1),
+    ]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_trials_at_epochs_of_different_lengths_take_turns_and_each_is_trained_as_alone(
+    own: bool, trained: list[tuple[set[int], int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = make_study(own, lambda epoch: 2 + epoch % 2)
+    trials, _ = run(own, Starving(()), study)
+    assert_as_alone(trials, study)
+    assert capsys.readouterr().err.count(UNLIKE_EPOCHS) == 1
+    mixed = [at for at, (epochs, _) in enumerate(trained) if len(epochs) > 1]
+    assert mixed == [2, 3], "until the shorter epoch was over"
+
+
+class Loader:
+    """Draws the order of an epoch with its first batch, by the epoch that it was last told."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        yield from data(self.epoch, 3)
+
+
+class LoaderWithOneIterator(Loader):
+    """Its workers persist: there is one iterator, which begins anew when it is asked for."""
+
+    class Restarted:
+        left: list[Batch]
+
+        def __iter__(self) -> "LoaderWithOneIterator.Restarted":
+            return self
+
+        def __next__(self) -> Batch:
+            if not self.left:
+                raise StopIteration
+            return self.left.pop(0)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._one = self.Restarted()
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._one.left = data(self.epoch, 3)
+        return self._one
+
+
+def read_from(loader: Loader, study: Seven, wrap: Callable[[Any], Any] = lambda loader: loader) -> None:
+    def batches(epoch: int) -> Any:
+        loader.epoch = epoch
+        return wrap(loader)
+
+    study.batches = batches  # type: ignore[method-assign]
+
+
+def test_an_order_that_is_drawn_with_the_first_batch_is_that_of_its_epoch(
+    trained: list[tuple[set[int], int]],
+) -> None:
+    study = make_study(False)
+    read_from(Loader(), study, iter)
+    trials, _ = run(False, Starving(()), study)
+    assert_as_alone(trials, make_study(False))
+    assert any(len(epochs) == 3 for epochs, _ in trained)
+
+
+def test_own_batches_from_some_epoch_on_feed_those_trials_alone(trained: list[tuple[set[int], int]]) -> None:
+    study = make_study(True)
+    own = study.own
+    study.own = lambda n, epoch: own(n, epoch) if epoch else None
+    trials, _ = run(True, Starving(()), study)
+    assert_as_alone(trials, study)
+    assert any(len(epochs) == 3 for epochs, _ in trained)
+
+
+def test_what_works_on_one_batch_for_all_only_is_not_mixed(
+    trained: list[tuple[set[int], int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return outputs[targets > -1].square().mean()  # how many rows are left depends on the data
+
+    study, alone = make_study(False), make_study(False)
+    study.loss = alone.loss = loss  # type: ignore[method-assign]
+    trials, _ = run(False, Starving(()), study)
+    assert [trial.state for trial in trials].count(TrialState.COMPLETE) == 5
+    assert_as_alone(trials, alone)
+    assert len([epochs for epochs, _ in trained if len(epochs) > 1]) == 1, "tried once"
+    assert capsys.readouterr().err.count("are not fused, but take turns") == 1
+    rehearse(study)
+    assert not study.mix_epochs, "found out beforehand"
+    assert "FuseError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrap", [lambda loader: loader, Pinned])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_epochs_that_cannot_be_read_side_by_side_are_read_one_after_another(
+    is_known: bool,
+    wrap: Callable[[Any], Any],
+    trained: list[tuple[set[int], int]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    study = make_study(False)
+    read_from(LoaderWithOneIterator(), study, wrap)
+    study.mix_epochs = not is_known
+    trials, _ = run(False, Starving(()), study)
+    assert_as_alone(trials, make_study(False))
+    assert capsys.readouterr().err.count(SHARED_LOADER) == (not is_known)
+    assert all(len(epochs) == 1 for epochs, _ in trained)
+    assert all(len(list(steps)) % 3 == 0 for _, steps in groupby(trained)), "each epoch to its end"

@@ -1,0 +1,194 @@
+"""Device memory: how many trials fit, and giving way to the main job. The allocator's meter is made up."""
+
+import itertools
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from ds_hooks.shared.page import Field, Page, page_path
+from tests.support.fused_and_solo import OPTIMIZERS
+from tests.support.rich_study import RichStudy
+from trials import TrialGroup, build_member
+from trials.gate.base import HOST_UNIT, OpenGate, StopRequested
+from trials.side_task.fit import most_trials
+from trials.side_task.offload import CHUNK_BYTES, LOOK_EVERY_NS, Offload, tensors_on
+
+
+@given(st.integers(0, 10**9), st.integers(1, 10**8), st.integers(1, 10**10))
+def test_as_many_trials_as_a_straight_line_allows_and_no_more(fixed: int, each: int, limit: int) -> None:
+    most = most_trials(fixed + each, fixed + 2 * each, limit)
+    assert most == 0 or fixed + most * each <= limit
+    assert most > 0 or fixed + each > 0.9 * limit
+    if each > fixed:
+        assert fixed + (most + 1) * each > 0.9 * limit - 1
+
+
+def test_two_trials_that_seem_to_take_no_more_than_one_are_not_taken_at_their_word() -> None:
+    assert most_trials(160, 160, 1000) == 75
+
+
+class CountingGate(OpenGate):
+    """Open, and counts who asks."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.rests = 0
+
+    def enter(self, unit: int) -> None:
+        self.asked.append(unit)
+
+    def rest(self) -> None:
+        self.rests += 1
+
+
+class FakeMeter:
+    """An allocator that keeps what is freed until it is trimmed."""
+
+    def __init__(self, tensors: Callable[[], Sequence[Tensor]], cached: int = 0) -> None:
+        self._tensors = tensors
+        self._held = cached
+
+    def held_bytes(self) -> int:
+        self._held = max(self._held, self._used())
+        return self._held
+
+    def trim(self) -> None:
+        self._held = self._used()
+
+    def _used(self) -> int:
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self._tensors()}
+        return sum(storages.values())
+
+
+class Home:
+    """A offload with some tensors, and a landlord that speaks while it waits."""
+
+    def __init__(self, page: Page, tensors: Sequence[Tensor], cached: int = 0) -> None:
+        self.words, self.gate = page.words, CountingGate()
+        self.told: list[dict[str, Any]] = []
+        self.while_out: list[Callable[[], int | None]] = []
+        self._clock_ns = itertools.count(0, LOOK_EVERY_NS // 2)
+        self.meter = FakeMeter(lambda: tensors, cached)
+        self.offload = Offload(
+            page.words,
+            self.gate,
+            self.meter,
+            lambda: tensors,
+            lambda **line: self.told.append(line),
+            self._wait,
+            lambda: next(self._clock_ns),
+        )
+
+    def limit(self, limit: int) -> None:
+        self.words[Field.SIDE_LIMIT_BYTES] = limit
+
+    def _wait(self, seconds: float) -> int | None:
+        return self.while_out.pop(0)()
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Any:
+    made = Page.open(page_path(tmp_path / "pages", 0))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("limit", [0, 400, 1 << 40])
+def test_whoever_is_within_the_limit_stays(page: Page, limit: int) -> None:
+    home = Home(page, [torch.zeros(100)])
+    home.limit(limit)
+    home.offload.step_ended()
+    assert (home.told, home.gate.asked, page.words[Field.SIDE_BYTES]) == ([], [], 400)
+
+
+def test_the_allocator_is_asked_now_and_then(page: Page) -> None:
+    home = Home(page, [torch.zeros(100)])
+    asked = 0
+
+    def held_bytes() -> int:
+        nonlocal asked
+        asked += 1
+        return 400
+
+    home.meter.held_bytes = held_bytes  # type: ignore[method-assign]
+    for _ in range(10):
+        home.offload.step_ended()
+    assert asked == 5
+
+
+def test_what_is_only_cached_is_given_back_first(page: Page) -> None:
+    home = Home(page, [torch.zeros(100)], cached=5000)
+    home.limit(1000)
+    home.offload.step_ended()
+    assert (home.told, page.words[Field.SIDE_BYTES]) == ([], 400)
+
+
+def test_all_goes_to_the_host_in_pieces_through_the_gate_and_comes_back_when_there_is_room(page: Page) -> None:
+    wide = torch.arange(CHUNK_BYTES, dtype=torch.int32)  # four pieces
+    views = [wide, wide[5:], torch.randn(3, 4)]
+    before = [view.clone() for view in views]
+    home = Home(page, views)
+    home.limit(4 * CHUNK_BYTES)
+
+    def still_short() -> None:
+        assert all(view.untyped_storage().nbytes() == 0 for view in views)
+        assert page.words[Field.SIDE_BYTES] == 0
+        home.limit(4 * CHUNK_BYTES + 47)
+
+    def enough() -> None:
+        home.limit(4 * CHUNK_BYTES + 48)
+
+    home.while_out = [still_short, enough]
+    home.offload.step_ended()
+    assert [line["event"] for line in home.told] == ["moved_out", "moved_in"]
+    assert home.told[0]["left_bytes"] == 0
+    assert all(torch.equal(view, own) for view, own in zip(views, before, strict=True))
+    assert home.gate.asked.count(HOST_UNIT) >= 2 * 5 and set(home.gate.asked) == {HOST_UNIT}
+    assert home.gate.rests == 2
+
+
+def test_the_end_comes_while_it_is_out(page: Page) -> None:
+    home = Home(page, [torch.zeros(100)])
+    home.limit(1)
+    home.while_out = [lambda: None, lambda: signal.SIGTERM]
+    with pytest.raises(StopRequested):
+        home.offload.step_ended()
+
+
+def make_group(seed: int) -> tuple[TrialGroup, list[tuple[Tensor, Tensor]]]:
+    stream = torch.Generator().manual_seed(seed)
+    data = [(torch.randn(5, 3, dtype=torch.float64, generator=stream), torch.zeros(5)) for _ in range(6)]
+
+    def model(n: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 2)).double()
+
+    study = RichStudy(model, OPTIMIZERS["adamw"], data)
+    return TrialGroup(study, [build_member(study, n, {"n": n}) for n in range(3)], OpenGate()), data
+
+
+def test_a_group_that_was_out_goes_on_bitwise_as_if_it_had_stayed(page: Page) -> None:
+    stays, data = make_group(1)
+    for inputs, targets in data:
+        stays.train_step(inputs, targets)
+    moves, data = make_group(1)
+    kept = {inputs.untyped_storage().data_ptr() for inputs, _ in data}
+    for step, (inputs, targets) in enumerate(data):
+        moves.train_step(inputs, targets)
+        if step in (0, 3):
+            mine = [t for t in tensors_on("cpu") if t.untyped_storage().data_ptr() not in kept]
+            home = Home(page, mine)
+            home.limit(1)
+            home.while_out = [lambda home=home: home.limit(0)]  # type: ignore[misc]
+            home.offload.step_ended()
+            assert home.told[0]["left_bytes"] < home.told[0]["held_bytes"] / 10
+            del mine, home
+    for row in range(3):
+        for one, other in zip(stays.extract(row), moves.extract(row), strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0)

@@ -1,0 +1,176 @@
+"""The runner: whatever is split or crowded out when, each trial gives the same; and a device that fails."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from optuna.trial import FrozenTrial, TrialState
+
+from tests.support.fused_and_solo import close
+from tests.support.side_task_runs import MS, Direct, Starving, run
+from trials.gate.base import GateError, Starved
+from trials.side_task.cohort import Fit
+from trials.training.group import TrialGroup
+
+
+@pytest.fixture(scope="module", params=[False, True])
+def whole(request: pytest.FixtureRequest) -> tuple[bool, list[FrozenTrial], list[dict[str, Any]]]:
+    """Whether trials have their own batches, and a run in which nothing is split."""
+    return request.param, *run(request.param, Starving(()))
+
+
+def starved(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [line for line in told if line["event"] == "starved"]
+
+
+def test_trials_that_crowd_others_out_of_the_memory_begin_anew_with_them(
+    whole: tuple[bool, list[FrozenTrial], list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, roomy, _ = whole
+    merge = TrialGroup.merge
+
+    def crowded(group: TrialGroup, other: TrialGroup) -> None:
+        if group.size + other.size > 2:
+            group._fused.rows.append(other._fused.rows)
+            raise torch.OutOfMemoryError("no more")
+        merge(group, other)
+
+    monkeypatch.setattr(TrialGroup, "merge", crowded)
+    tight, told = run(own, Starving(()))
+    assert [(line["trials"], line["most"]) for line in told if line["event"] == "out_of_memory"] == [(4, 2)]
+    for one, other in zip(tight, roomy, strict=True):
+        assert one.state == other.state
+        for epoch, value in other.intermediate_values.items():
+            close(one.intermediate_values[epoch], value, f"trial {one.number} epoch {epoch}")
+
+
+@settings(
+    max_examples=4,
+    phases=[Phase.explicit, Phase.generate],
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(times=st.sets(st.integers(1, 24), min_size=1, max_size=4))
+def test_trials_of_split_groups_give_the_same(
+    whole: tuple[bool, list[FrozenTrial], list[dict[str, Any]]], times: set[int]
+) -> None:
+    own, unsplit, told_unsplit = whole
+    split, told = run(own, Starving(times))
+    first = starved(told)[0]
+    assert first["did"] == ("split" if first["trials"] > 1 else "nothing")
+    assert told[-1] == told_unsplit[-1] and told[-1]["event"] == "finished"
+    ended = {0: TrialState.COMPLETE, 1: TrialState.FAIL, 2: TrialState.PRUNED}
+    for one, other in zip(split, unsplit, strict=True):
+        assert one.state == other.state == ended.get(one.number, TrialState.COMPLETE)
+        assert one.intermediate_values.keys() == other.intermediate_values.keys()
+        for epoch, value in other.intermediate_values.items():
+            close(one.intermediate_values[epoch], value, f"trial {one.number} epoch {epoch}")
+        assert one.user_attrs == other.user_attrs
+
+
+def test_later_cohorts_are_no_wider_than_what_fits_and_the_longest_unit_is_told() -> None:
+    gate = Starving({1})
+    trials, told = run(False, gate)
+    assert len(trials) == 7
+    assert max(gate.sizes[: gate.sizes.index(2)]) == 4 and max(gate.sizes[gate.sizes.index(2) :]) == 2
+    assert starved(told) == [
+        {"event": "starved", "unit": "loss", "trials": 4, "needs_ms": 5.0, "longest_bubble_ms": 3.0, "did": "split"}
+    ]
+
+
+def test_a_group_is_split_down_to_one_trial() -> None:
+    _, told = run(False, Starving(range(1, 1000)))
+    did = [(line["trials"], line["did"]) for line in starved(told)]
+    assert did == [(4, "split"), (2, "split"), (2, "split"), (1, "nothing")]
+
+
+def test_what_a_split_does_not_shorten_is_split_no_further_and_told_once() -> None:
+    _, told = run(False, Starving(range(1, 1000), lambda trials: 9))
+    assert [(line["trials"], line["did"]) for line in starved(told)] == [(4, "split"), (2, "nothing")]
+
+
+def test_a_device_that_fails_is_no_trials_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Starving):
+        def rest(self) -> None:
+            if steps == 3:
+                raise GateError("the device's gate is shut for good")
+
+    step = TrialGroup.train_step
+    steps = 0
+
+    def fails(group: TrialGroup, *batch: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            raise RuntimeError("illegal memory access")
+        step(group, *batch)
+
+    monkeypatch.setattr(TrialGroup, "train_step", fails)
+    sent: list[dict[str, Any]] = []
+    send = Direct.send
+    monkeypatch.setattr(Direct, "send", lambda line, **request: sent.append(request) or send(line, **request))
+    with pytest.raises(GateError):
+        run(False, Broken(()))
+    assert [request for request in sent if "fail" in request] == []
+
+
+@pytest.mark.parametrize("fits", [3, 1])
+def test_trials_that_do_not_fit_into_the_memory_are_trained_in_smaller_groups_and_give_the_same(
+    whole: tuple[bool, list[FrozenTrial], list[dict[str, Any]]], fits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, roomy, _ = whole
+    step = TrialGroup.train_step
+    steps = 0
+
+    def crowded(group: TrialGroup, *batch: Any) -> None:
+        nonlocal steps
+        steps += 1
+        step(group, *batch)
+        if group.size > fits and steps > 2:
+            raise torch.OutOfMemoryError("no more")
+
+    monkeypatch.setattr(TrialGroup, "train_step", crowded)
+    tight, told = run(own, Starving(()))
+    said = [(line["trials"], line["most"]) for line in told if line["event"] == "out_of_memory"]
+    assert said == ([(4, 2)] if fits == 3 else [(4, 2), (2, 1)])
+    for one, other in zip(tight, roomy, strict=True):
+        assert one.state == other.state
+        for epoch, value in other.intermediate_values.items():
+            close(one.intermediate_values[epoch], value, f"trial {one.number} epoch {epoch}")
+
+
+def test_a_trial_that_does_not_fit_alone_fails_with_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(group: TrialGroup, *batch: Any) -> None:
+        raise torch.OutOfMemoryError("no more")
+
+    monkeypatch.setattr(TrialGroup, "train_step", never)
+    trials, told = run(False, Starving(()))
+    assert {trial.state for trial in trials} == {TrialState.FAIL}
+    assert all("does not fit" in trial.user_attrs["squeezer_reason"] for trial in trials)
+    assert [line["most"] for line in told if line["event"] == "out_of_memory"][:3] == [2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("needs_ms", "may"),
+    [
+        ({16: 20}, True),
+        ({1: 20}, False),
+        ({16: 20, 8: 12}, True),  # 5 ms for one
+        ({16: 20, 8: 19}, False),  # 18.1 ms
+        ({16: 20, 8: 9}, True),
+        ({16: 40, 8: 20, 4: 19}, False),  # what is nearest counts: 18.3 ms
+        ({8: 20, 16: 21}, True),  # fewer trials say nothing of more
+    ],
+)
+def test_a_group_is_halved_while_a_line_through_what_was_needed_says_that_it_may_help(
+    needs_ms: dict[int, int], may: bool
+) -> None:
+    fit = Fit(most=16)
+    verdicts = [
+        fit.may_halve(Starved(unit="a", trials=trials, needs_ns=ms * MS, longest_ns=8 * MS))
+        for trials, ms in needs_ms.items()
+    ]
+    assert verdicts[-1] == may
