@@ -21,7 +21,8 @@ from typing import Any
 
 from benchmarks.common import ROOT, environment, finish, kept_runs, parse
 from ds_hooks.clock.cpu import CpuClock
-from ds_hooks.shared.page import Doing, Field, Page, Role, make_private_dir, page_path
+from ds_hooks.shared.page import Field, Role, SideActivity
+from ds_hooks.shared.page_file import Page, make_private_dir, page_path
 from ds_hooks.side_process import SideTask
 from squeezer.reports.metrics import t_quantile_975
 
@@ -68,7 +69,7 @@ def _measure(mode: str, *, cycles: int) -> list[dict[str, Any]]:
         page.claim(Role.MAIN)
         command = [sys.executable, "-m", "benchmarks.shortest_bubble", "side", str(page.path)]
         with subprocess.Popen(command, env=environment(page.path.parent), cwd=ROOT) as process:
-            while page.words[Field.SIDE_PID] != process.pid or page.words[Field.SIDE_DOING] != Doing.ASLEEP:
+            while page.words[Field.SIDE_PID] != process.pid or page.words[Field.SIDE_ACTIVITY] != SideActivity.ASLEEP:
                 time.sleep(0.05)
             page.words[Field.SIDE_PROCESS] = process.pid
             found = _windows(_MainJob(page, preemptive=mode == "preemptive"), cycles)

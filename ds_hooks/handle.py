@@ -20,7 +20,9 @@ from ds_hooks.engine import WRAPPED_METHODS, AttachError, check_engine, waits_of
 from ds_hooks.publisher import Publisher
 from ds_hooks.schedule import Slot, find_slots
 from ds_hooks.shared.driver import DriverError
-from ds_hooks.shared.page import Field, Page, PageError, Role, page_path, runtime_dir, socket_path
+from ds_hooks.shared.page import Field, Role
+from ds_hooks.shared.page_file import Page, PageError, page_path, runtime_dir, socket_path
+from ds_hooks.shared.plan import planned_permit
 from ds_hooks.shared.wire import (
     INSTRUCTIONS_PER_MESSAGE,
     BubbleEnd,
@@ -335,7 +337,7 @@ class Handle:
     def _open(self, slot: int, wait: int) -> int:
         assert self._page is not None and self._publisher is not None
         clock = self._clock
-        begin_ns = clock.open(self._step, slot, *self._page.planned(self._step, slot))
+        begin_ns = clock.open(self._step, slot, *planned_permit(self._page.words, self._step, slot))
         permit_ns = clock.permit_ns
         self._is_open = True
         self._side_may_run_on = False
@@ -356,7 +358,7 @@ class Handle:
         """
         assert self._page is not None
         silent_steps = self._step - self._told_step
-        return silent_steps > 0 and (slot == self._page.words[Field.TELL_SLOT] or silent_steps > 1)
+        return silent_steps > 0 and (slot == self._page.words[Field.FLUSH_SLOT] or silent_steps > 1)
 
     def _close(self) -> int:
         clock = self._clock

@@ -7,7 +7,7 @@ through a pidfd, so they never hit another process.
 import os
 import signal
 
-from ds_hooks.shared.page import Doing, Field
+from ds_hooks.shared.page import Field, SideActivity
 
 
 class SideTask:
@@ -27,7 +27,7 @@ class SideTask:
         if self._stopped or words[Field.SIDE_PID] != self._pid:
             self._stopped = False
             self._send(signal.SIGCONT)  # while it starts, the daemon may have stopped it, and SIGUSR1 would end it
-        elif words[Field.SIDE_DOING] == Doing.ASLEEP:
+        elif words[Field.SIDE_ACTIVITY] == SideActivity.ASLEEP:
             self._send(signal.SIGUSR1)
 
     def halt(self, *, let_end: bool = False) -> bool:
@@ -38,9 +38,9 @@ class SideTask:
                 second call, without it, stops who has not ended by then.
         """
         words = self._words
-        if not self._is_there() or self._stopped or words[Field.SIDE_DOING] == Doing.ASLEEP:
+        if not self._is_there() or self._stopped or words[Field.SIDE_ACTIVITY] == SideActivity.ASLEEP:
             return False
-        if let_end and words[Field.SIDE_DOING] == Doing.UNIT and words[Field.SIDE_PID] == self._pid:
+        if let_end and words[Field.SIDE_ACTIVITY] == SideActivity.UNIT and words[Field.SIDE_PID] == self._pid:
             return False
         self._stopped = True
         self._send(signal.SIGSTOP)

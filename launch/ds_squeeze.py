@@ -20,7 +20,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ds_hooks.shared.page import PageError, make_private_dir, runtime_dir
+from ds_hooks.shared.page_file import (
+    DIRECTORY_VARIABLE,
+    SOCKET_PATH_MAX_BYTES,
+    PageError,
+    make_private_dir,
+    runtime_dir,
+    socket_path,
+)
 from launch import rank
 from launch.leftovers import (
     RunInUseError,
@@ -41,7 +48,7 @@ from squeezer.config import Config, ConfigError, load_config
 USAGE = "usage: ds_squeeze --squeezer FILE [what the deepspeed command takes] SCRIPT [ARGUMENT …]"
 _FLAG = "--squeezer"
 _WAIT_FOR_DAEMONS_S = 30.0
-_LONGEST_DIRECTORY = 107 - len("/run-abcdefgh/device999.sock")
+_LONGEST_DIRECTORY = SOCKET_PATH_MAX_BYTES - len(str(socket_path(Path("/run-abcdefgh"), 999)))
 
 
 class LaunchError(Exception):
@@ -123,7 +130,7 @@ def _fresh_directory() -> Path:
     if len(str(parent)) > _LONGEST_DIRECTORY:
         raise LaunchError(
             f"{parent} is too long a path for sockets; allowed are {_LONGEST_DIRECTORY} characters: "
-            f"name another directory with ${rank.DIRECTORY}"
+            f"name another directory with ${DIRECTORY_VARIABLE}"
         )
     remove_dead_directories(parent)
     return Path(tempfile.mkdtemp(prefix="run-", dir=parent))
@@ -236,7 +243,7 @@ def squeeze(arguments: Sequence[str]) -> int:
                 print(f"[ds_squeeze] {moved} records of an earlier run moved to {run / 'previous'}", flush=True)
         os.environ[rank.CONFIG] = str(Path(config_file).resolve())
         os.environ[rank.RUN] = str(run)
-        os.environ[rank.DIRECTORY] = str(directory)
+        os.environ[DIRECTORY_VARIABLE] = str(directory)
         for lock in dead_build_locks(os.environ):
             print(
                 f"[ds_squeeze] no process here holds {lock}; if the job hangs, remove it", file=sys.stderr, flush=True

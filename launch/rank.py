@@ -17,8 +17,6 @@ CONFIG = "SQUEEZER_CONFIG"
 """The configuration's absolute path."""
 RUN = "SQUEEZER_RUN"
 """The absolute path of the run's directory."""
-DIRECTORY = "SQUEEZER_DIR"
-"""The private directory of this run's pages and sockets."""
 PIN_CORES = "SQUEEZER_PIN_CORES"
 """"0": somebody else, such as `--bind_cores_to_rank`, has pinned the ranks already."""
 
@@ -92,9 +90,9 @@ def _pin_cores(local_rank: int, local_size: int) -> None:
 
 
 def _start_daemon(local_rank: int) -> None:
-    from ds_hooks.shared.page import make_private_dir
+    from ds_hooks.shared.page_file import DIRECTORY_VARIABLE, make_private_dir
 
-    directory = Path(os.environ[DIRECTORY])
+    directory = Path(os.environ[DIRECTORY_VARIABLE])
     for folder in (directory.parent, directory):
         if not folder.exists():  # on a node other than the launcher's
             make_private_dir(folder)

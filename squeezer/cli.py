@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from ds_hooks.shared.page import PageError
+from ds_hooks.shared.endings import USER_ERROR_STATUS
+from ds_hooks.shared.page_file import PageError
 from squeezer.config import ConfigError, load_config
 from squeezer.doctor import main_doctor
-
-USER_ERROR_STATUS = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

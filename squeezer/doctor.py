@@ -10,7 +10,8 @@ from importlib import metadata
 from pathlib import Path
 
 from ds_hooks.shared.driver import CudaDriver, DeviceWords, Driver, DriverError
-from ds_hooks.shared.page import Field, Page, PageError, make_private_dir, page_path, runtime_dir
+from ds_hooks.shared.page import Field
+from ds_hooks.shared.page_file import DIRECTORY_VARIABLE, Page, PageError, make_private_dir, page_path, runtime_dir
 
 MPS_DIRECTORY = "/tmp/nvidia-mps"
 """Where CUDA looks for the MPS daemon unless CUDA_MPS_PIPE_DIRECTORY names another place."""
@@ -106,7 +107,7 @@ def _directory(directory: Path) -> Finding:
         Level.NOTE,
         what,
         f"{directory} is on {kind}: a page there is written to disk now and then, and a CUDA device may refuse it; "
-        f"name a memory-backed directory with $SQUEEZER_DIR",
+        f"name a memory-backed directory with ${DIRECTORY_VARIABLE}",
     )
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import optuna
 
+from ds_hooks.shared.endings import USER_ERROR_STATUS
 from trials.fusion import FuseError
 from trials.gate.base import OpenGate
 from trials.study import Study, StudyError, load_study
 from trials.training.group import TrialGroup
 from trials.training.member import build_member, group_key
 
-USER_ERROR_STATUS = 2
 TRIALS = 2
 
 

@@ -19,7 +19,8 @@ from benchmarks.ghost.stage import GhostShape, GhostStage
 from benchmarks.toggle import Toggled
 from benchmarks.utilization.windows import ENVIRONMENT, ORACLE, Windows
 from ds_hooks import attach
-from ds_hooks.shared.page import Doing, Field, Page, page_path, runtime_dir
+from ds_hooks.shared.page import Field, SideActivity
+from ds_hooks.shared.page_file import Page, page_path, runtime_dir
 
 PATIENCE_S = 120.0
 
@@ -29,7 +30,9 @@ def wait_for_side() -> None:
     page = Page.open(page_path(runtime_dir(), 0))
     deadline_s = time.monotonic() + PATIENCE_S
     words = page.words
-    while time.monotonic() < deadline_s and (not words[Field.SIDE_PID] or words[Field.SIDE_DOING] != Doing.ASLEEP):
+    while time.monotonic() < deadline_s and (
+        not words[Field.SIDE_PID] or words[Field.SIDE_ACTIVITY] != SideActivity.ASLEEP
+    ):
         time.sleep(0.05)
     page.close()
 

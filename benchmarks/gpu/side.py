@@ -19,7 +19,8 @@ from pathlib import Path
 
 from benchmarks.gpu.device_kernels import Kernels, open_device
 from ds_hooks.shared.driver import DeviceWords, Driver
-from ds_hooks.shared.page import DeviceGate, Field, Page, Role
+from ds_hooks.shared.page import DeviceGate, Field, Role
+from ds_hooks.shared.page_file import Page
 from trials.gate.base import StopRequested, block_signals
 from trials.gate.cpu import STOP_SIGNAL
 from trials.gate.cuda import CudaGate, nap

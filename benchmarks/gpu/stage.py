@@ -24,7 +24,9 @@ from benchmarks.gpu.parts import UNIT_US, Bench, Side
 from ds_hooks import attach
 from ds_hooks.clock import cuda as clock_module
 from ds_hooks.shared import wire
-from ds_hooks.shared.page import Page, Role, make_private_dir, page_path, socket_path
+from ds_hooks.shared.page import Role
+from ds_hooks.shared.page_file import Page, make_private_dir, page_path, socket_path
+from ds_hooks.shared.plan import plan_slot, plan_steps
 from squeezer.daemon.receiver import Receiver
 from squeezer.policy.forecast import SlotForecast
 
@@ -85,8 +87,8 @@ class Listener:
         for slot in sorted(self._slots):
             length_ns = self._forecast.length_ns(slot) or 0
             permit_ns = length_ns - MARGIN_NS if slots and length_ns >= MIN_BUBBLE_NS else 0
-            self._page.plan_slot(slot, permit_ns)
-        self._page.plan_steps(*((1, 2**31) if squeezed else (0, 0)))
+            plan_slot(self._page.words, slot, permit_ns)
+        plan_steps(self._page.words, *((1, 2**31) if squeezed else (0, 0)))
 
     def close(self) -> None:
         """Give the socket back."""

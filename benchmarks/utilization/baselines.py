@@ -31,7 +31,8 @@ from typing import TYPE_CHECKING
 from benchmarks.common import ROOT
 from benchmarks.utilization.windowed_daemon import FORECASTS
 from benchmarks.utilization.windows import BASELINES, GATED, NAIVE, SCHED_IDLE, STEP_GRAIN, Windows
-from ds_hooks.shared.page import Field, Page, PageError
+from ds_hooks.shared.page import Field
+from ds_hooks.shared.page_file import Page, PageError, page_path
 
 if TYPE_CHECKING:
     from trials.study import Study
@@ -54,7 +55,7 @@ def log_path(logs: Path, rank: int, name: str) -> Path:
 
 def find_page(pages: Path, rank: int) -> Page | None:
     """The page of `rank` somewhere below `pages`, if it is there yet."""
-    for path in pages.rglob(f"device{rank}.page"):
+    for path in pages.rglob(page_path(Path(), rank).name):
         try:
             return Page.open(path, create=False)
         except PageError:

@@ -7,7 +7,8 @@ On a CUDA device they would be issue times: see `cuda`.
 import time
 from collections.abc import Callable
 
-from ds_hooks.shared.page import ClockKind, Field, Page
+from ds_hooks.shared.page import ClockKind, Field
+from ds_hooks.shared.page_file import Page
 
 _PROCESS_CPU_CLOCK = 2
 """CPUCLOCK_SCHED of Linux: `~pid << 3 | 2` is the clock of all that the process `pid` has run."""

@@ -6,15 +6,16 @@ are done, which is looked at now and then, they tell how long the wait was.
 """
 
 import queue
-import struct
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
+from ds_hooks.shared.device_uuid import uuid_number, write_device_uuid
 from ds_hooks.shared.driver import PATIENCE_S, CudaDriver, DeviceWords, Driver, DriverError, comes, keep_mapped
-from ds_hooks.shared.page import ClockKind, DeviceGate, Field, Page
+from ds_hooks.shared.page import ClockKind, DeviceGate, Field
+from ds_hooks.shared.page_file import Page
 
 WORD_MAX = 2**32 - 1
 """A device writes the low half of a word."""
@@ -238,11 +239,6 @@ class PolledCudaClock(CudaClock):
                 self._looked_at.put(event)
 
 
-def write_uuid(words: "memoryview[int]", uuid: int) -> None:
-    """Tell which device it is, by the 128 bits of its name; 0: unknown."""
-    words[Field.DEVICE_UUID], words[Field.DEVICE_UUID + 1] = struct.unpack(">qq", uuid.to_bytes(16, "big"))
-
-
 def cuda_clock(page: Page, clock_ns: Callable[[], int]) -> CudaClock:
     """The best clock that this process's CUDA device and the page's memory allow.
 
@@ -252,7 +248,7 @@ def cuda_clock(page: Page, clock_ns: Callable[[], int]) -> CudaClock:
     cuda = sys.modules["torch"].cuda
     driver = CudaDriver()
     uuid = getattr(cuda.get_device_properties(cuda.current_device()), "uuid", None)
-    write_uuid(page.words, 0 if uuid is None else int(str(uuid).replace("-", ""), 16))
+    write_device_uuid(page.words, uuid_number(uuid))
 
     def compute_stream() -> int:
         return int(cuda.current_stream().cuda_stream)

@@ -16,17 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ds_hooks.shared import wire
-from ds_hooks.shared.page import (
-    ClockKind,
-    Doing,
-    Field,
-    Page,
-    Role,
-    make_private_dir,
-    page_path,
-    runtime_dir,
-    socket_path,
-)
+from ds_hooks.shared.endings import JOB_ENDED_FIRST
+from ds_hooks.shared.page import ClockKind, Field, Role, SideActivity
+from ds_hooks.shared.page_file import Page, make_private_dir, page_path, runtime_dir, socket_path
+from ds_hooks.shared.plan import clear_plan, plan_slot, plan_steps
 from squeezer.config import Config
 from squeezer.daemon.correlator import Bookkeeper
 from squeezer.daemon.memory_limit import side_limit_bytes
@@ -64,7 +57,6 @@ SIDE_END_TIMEOUT_S = 15.0
 RECORDS_AT_ONCE = 256
 POLLED_LATE_NS = 1_000_000
 """By how much margins are wider where a thread of the main job must find time to see that a bubble is over."""
-ENDED_FIRST = "the main job or its daemon ended before the trial did"
 
 
 class Daemon:
@@ -94,7 +86,7 @@ class Daemon:
             config = config.without_stops()
         self._config = config
         self._machine = GateMachine(config.squeeze.policy(config.guard))
-        self._page.forget_plan()
+        clear_plan(self._page.words)
         self._page.words[Field.SIDE_PROCESS] = 0
         self._page.words[Field.SIDE_LIMIT_BYTES] = 0
         self._page.words[Field.PREEMPTIVE] = config.squeeze.preemptive
@@ -282,7 +274,7 @@ class Daemon:
         self._watched[supervisor.status_fd] = self._hear_side
         self._watched[supervisor.side.pidfd] = self._side_exited
         self._recorder.add("side", t_ns=time.monotonic_ns(), event="started", pid=supervisor.side.pid)
-        self._page.words[Field.SIDE_DOING] = Doing.HOST  # in its place, until it can say so itself
+        self._page.words[Field.SIDE_ACTIVITY] = SideActivity.HOST  # in its place, until it can say so itself
         self._page.words[Field.SIDE_PROCESS] = supervisor.side.pid
         self._feed(SideChanged(Side.STARTING))
 
@@ -316,7 +308,7 @@ class Daemon:
         self._page.words[Field.SIDE_PROCESS] = 0  # while its number is still its own
         status = supervisor.reap()
         self._left_trials = self._side_was_ready and status != 0
-        self._page.words[Field.SIDE_DOING] = Doing.ASLEEP
+        self._page.words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
         self._page.words[Field.SIDE_BYTES] = 0
         self._feed(SideChanged(Side.NONE))
         again = supervisor.may_restart(status)
@@ -355,13 +347,13 @@ class Daemon:
         side = self._supervisor.side if self._supervisor is not None else None
         match action:
             case ForgetPlan():
-                page.forget_plan()
+                clear_plan(page.words)
             case PlanSlot():
-                page.plan_slot(action.slot, action.permit_ns, action.renewals, action.opens_before_ns)
+                plan_slot(page.words, action.slot, action.permit_ns, action.renewals, action.opens_before_ns)
             case PlanSteps():
-                page.plan_steps(action.from_step, action.until_step)
+                plan_steps(page.words, action.from_step, action.until_step)
             case TellAt():
-                page.words[Field.TELL_SLOT] = action.slot
+                page.words[Field.FLUSH_SLOT] = action.slot
             case Note(decision):
                 self._recorder.add("guard", t_ns=time.monotonic_ns(), **asdict(decision))
             case Stop() | Continue() if self._device.stops:
@@ -378,7 +370,7 @@ class Daemon:
             print(line, flush=True)
 
     def _finish(self) -> None:
-        self._page.forget_plan()
+        clear_plan(self._page.words)
         self._page.words[Field.SIDE_PROCESS] = 0
         dedicated = None
         supervisor = self._supervisor
@@ -389,7 +381,7 @@ class Daemon:
                 self._recorder.add("side", t_ns=time.monotonic_ns(), event="exited", status=status, restarted=False)
                 self._left_trials = self._side_was_ready and (self._left_trials or status != 0)
             if self._left_trials:
-                self._close_trials(ENDED_FIRST, idle=False)
+                self._close_trials(JOB_ENDED_FIRST, idle=False)
             if self._closer is not None:
                 wait_or_kill(self._closer, SIDE_END_TIMEOUT_S)
             if self._job_pid is not None and self._side_has_worked and self._config.run.calibrate_s > 0:

@@ -9,8 +9,8 @@ from pathlib import Path
 import zmq
 
 from ds_hooks.shared import wire
+from ds_hooks.shared.page_file import DIRECTORY_VARIABLE, SOCKET_PATH_MAX_BYTES
 
-MAXIMUM_SOCKET_PATH = 107
 MAXIMUM_BATCH = 64
 MAXIMUM_MESSAGE_BYTES = 4096
 
@@ -33,13 +33,15 @@ class Receiver:
     """
 
     def __init__(self, path: Path, fault: Callable[[str], None]) -> None:
-        if len(str(path)) > MAXIMUM_SOCKET_PATH:
+        if len(str(path)) > SOCKET_PATH_MAX_BYTES:
             raise DaemonError(
-                f"the socket path {path} has {len(str(path))} characters; allowed are {MAXIMUM_SOCKET_PATH}: "
-                f"set $SQUEEZER_DIR to a shorter directory"
+                f"the socket path {path} has {len(str(path))} characters; allowed are {SOCKET_PATH_MAX_BYTES}: "
+                f"set ${DIRECTORY_VARIABLE} to a shorter directory"
             )
         if path.exists() and not path.is_socket():
-            raise DaemonError(f"{path} is taken by something that is not a socket; remove it or set $SQUEEZER_DIR")
+            raise DaemonError(
+                f"{path} is taken by something that is not a socket; remove it or set ${DIRECTORY_VARIABLE}"
+            )
         self._path = path
         self._fault = fault
         self._seq: int | None = None
@@ -53,7 +55,9 @@ class Receiver:
         except zmq.ZMQError as error:
             self._socket.close(linger=0)
             self._context.term()
-            raise DaemonError(f"cannot listen on {path}: {error}; set $SQUEEZER_DIR to another directory") from error
+            raise DaemonError(
+                f"cannot listen on {path}: {error}; set ${DIRECTORY_VARIABLE} to another directory"
+            ) from error
         finally:
             os.umask(before)
 

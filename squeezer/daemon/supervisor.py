@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ds_hooks.shared.endings import USER_ERROR_STATUS
 from squeezer.config import SideTable
 from squeezer.device import Device, SideProcess
 from squeezer.records.layout import units_path
 
 RUNNER = "trials.side_task.main"
 """The side task's program."""
-
-USER_ERROR_STATUS = 2
-"""The runner's exit status for what a restart cannot mend."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

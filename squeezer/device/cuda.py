@@ -7,10 +7,10 @@ before the gate has been forced open.
 import os
 import select
 import signal
-import struct
 from collections.abc import Mapping
 from uuid import UUID
 
+from ds_hooks.shared.device_uuid import read_device_uuid
 from ds_hooks.shared.page import DeviceGate, Field
 from squeezer.config import DeviceTable
 from squeezer.device.base import END_SIGNAL, SideProcess, run_where, send
@@ -107,8 +107,8 @@ class CudaDevice:
 
 def named_device(words: "memoryview[int]") -> str:
     """The device that the main job's hooks have named on the page; nothing if they have not."""
-    uuid = struct.pack(">qq", words[Field.DEVICE_UUID], words[Field.DEVICE_UUID + 1])
-    return f"GPU-{UUID(bytes=uuid)}" if any(uuid) else ""
+    uuid = read_device_uuid(words)
+    return f"GPU-{UUID(int=uuid)}" if uuid else ""
 
 
 def visible_device(environment: Mapping[str, str], local_rank: int) -> str:

@@ -16,7 +16,9 @@ import torch
 
 from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.shared.driver import CudaDriver
-from ds_hooks.shared.page import DeviceGate, Doing, Field, Page, page_path
+from ds_hooks.shared.page import DeviceGate, Field, SideActivity
+from ds_hooks.shared.page_file import Page, page_path
+from ds_hooks.shared.plan import plan_slot
 from trials.gate.base import GATE_SIGNALS, HOST_UNIT, StopRequested
 from trials.gate.cpu import CpuGate
 from trials.gate.cuda import CudaGate
@@ -257,7 +259,7 @@ def test_a_bubble_that_outlives_its_permit_is_used_again(kind: Kind, main: MainJ
     kind.gate.rest()
     main.join()
     kind.gate.rest()
-    page.plan_slot(0, 1 * MS, ((60 * MS, 5000 * MS),))
+    plan_slot(page.words, 0, 1 * MS, ((60 * MS, 5000 * MS),))
     main.play((10, 1, 30), (40, 1, 600))
     kind.gate.enter(0)
     kind.work(8)
@@ -294,12 +296,12 @@ def test_it_says_when_it_sleeps(kind: Kind, main: MainJob, page: Page) -> None:
     kind.gate.enter(HOST_UNIT)
     kind.gate.rest()
     kind.gate.enter(HOST_UNIT)
-    assert page.words[Field.SIDE_DOING] == Doing.HOST
+    assert page.words[Field.SIDE_ACTIVITY] == SideActivity.HOST
     kind.work(1)
     kind.gate.rest()
     time.sleep(0.05)
     kind.gate.rest()
-    assert page.words[Field.SIDE_DOING] == Doing.ASLEEP
+    assert page.words[Field.SIDE_ACTIVITY] == SideActivity.ASLEEP
     main.close()
 
 

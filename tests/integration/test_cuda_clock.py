@@ -14,8 +14,11 @@ from ds_hooks import attach
 from ds_hooks.clock import cuda as clock_module
 from ds_hooks.clock.cuda import CudaClock, PolledCudaClock, cuda_clock
 from ds_hooks.shared import driver as driver_module
+from ds_hooks.shared.device_uuid import read_device_uuid
 from ds_hooks.shared.driver import DriverError
-from ds_hooks.shared.page import ClockKind, DeviceGate, Field, Page, Role, make_private_dir, page_path
+from ds_hooks.shared.page import ClockKind, DeviceGate, Field, Role
+from ds_hooks.shared.page_file import Page, make_private_dir, page_path
+from ds_hooks.shared.plan import plan_slot, plan_steps
 from ds_hooks.shared.wire import BubbleEnd, BubbleStart, StepEnd, StepStart
 from tests.support.hooked_engine import Daemon, Engine
 
@@ -197,8 +200,8 @@ def test_hooks_on_a_device_tell_true_times_and_never_wait(
     handle = attach(engine, directory=tmp_path / "hooks", local_rank=0)
     assert handle.enabled, handle.fault
     page = daemon.page
-    page.plan_slot(1, 5 * MS)
-    page.plan_steps(1, 100)
+    plan_slot(page.words, 1, 5 * MS)
+    plan_steps(page.words, 1, 100)
     clock = handle._clock
     assert isinstance(clock, CudaClock)
     driver.wait_at_least(DEFAULT_STREAM, clock._device_words.address(Field.PROBE), 4)
@@ -211,8 +214,7 @@ def test_hooks_on_a_device_tell_true_times_and_never_wait(
         engine.train_batch()
     handle.detach()
     assert (page.words[Field.MAIN_PEAK_BYTES], page.words[Field.FREE_BYTES]) == (7 << 30, 9 << 30)
-    high, low = page.words[Field.DEVICE_UUID], page.words[Field.DEVICE_UUID + 1]
-    assert f"{high % 2**64:016x}{low % 2**64:016x}" == UUID.replace("-", "")
+    assert f"{read_device_uuid(page.words):032x}" == UUID.replace("-", "")
     told = daemon.hear_all()
     starts = {(m.step, m.slot): m for m in told if isinstance(m, BubbleStart)}
     ends = {(m.step, m.slot): m for m in told if isinstance(m, BubbleEnd)}

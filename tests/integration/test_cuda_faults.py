@@ -98,7 +98,7 @@ def test_whoever_is_killed_nothing_hangs_and_the_gate_is_shut(sandbox: Sandbox, 
     # the side task, while its stream waits in a long compute
     side = side_trains(sandbox)
     job.change(stall_ms=1500)
-    wait_for(lambda: gate_is_shut(sandbox) and sandbox.word(Field.SIDE_DOING) == 0, "a long compute")
+    wait_for(lambda: gate_is_shut(sandbox) and sandbox.word(Field.SIDE_ACTIVITY) == 0, "a long compute")
     os.kill(side, signal.SIGKILL)
     wait_for(lambda: sandbox.word(Field.SIDE_PROCESS) not in (0, side), "its successor")
     job.change(stall_ms=0)

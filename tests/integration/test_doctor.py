@@ -7,14 +7,14 @@ import pytest
 
 from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.shared.driver import Driver, DriverError
-from ds_hooks.shared.page import ENVIRONMENT_DIR
+from ds_hooks.shared.page_file import DIRECTORY_VARIABLE
 from squeezer.cli import main
 from squeezer.doctor import Finding, Level, examine
 
 
 @pytest.fixture(autouse=True)
 def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(ENVIRONMENT_DIR, str(tmp_path / "pages"))
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "pages"))
     return tmp_path / "pages"
 
 

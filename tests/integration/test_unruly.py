@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.utilization import unruly
-from ds_hooks.shared.page import Field, Page, page_path
+from ds_hooks.shared.page import Field
+from ds_hooks.shared.page_file import Page, page_path
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

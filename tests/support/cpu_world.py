@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 import trials.gate.cpu as gate_module
-from ds_hooks.shared.page import Field, Page
+from ds_hooks.shared.page import Field
+from ds_hooks.shared.page_file import Page
 from trials.gate.cpu import CpuGate
 
 US, MS = 1_000, 1_000_000
@@ -40,7 +41,7 @@ class World:
 
     def _sleep(self, _signals: object, _timeout_s: float) -> SimpleNamespace | None:
         self.sleeps += 1
-        assert not self.words[Field.SIDE_DOING], "asleep without having acknowledged"
+        assert not self.words[Field.SIDE_ACTIVITY], "asleep without having acknowledged"
         number = self.while_asleep.pop(0)()
         return None if number is None else SimpleNamespace(si_signo=number)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import trials.side_task.devices
 from benchmarks.gpu.fake_driver import FakeDriver
-from ds_hooks.shared.page import Page
+from ds_hooks.shared.page_file import Page
 from trials.gate.base import HOST_UNIT
 from trials.gate.cuda import CudaGate
 from trials.gate.process import die_with_parent

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable
 
 from ds_hooks.shared.driver import DriverError
-from ds_hooks.shared.page import PAGE_BYTES, DeviceGate, Field, Page
+from ds_hooks.shared.page import PAGE_BYTES, DeviceGate, Field
+from ds_hooks.shared.page_file import Page
 from trials.gate.cuda import CudaGate
 from trials.gate.unit_records import UnitRecords
 

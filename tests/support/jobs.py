@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ds_hooks.shared.page import Field, Page, PageError, Role
+from ds_hooks.shared.page import Field, Role
+from ds_hooks.shared.page_file import Page, PageError, page_path
 from tests.support.paths import ROOT
 from tests.support.sandbox import stat, wait_for
 
@@ -121,7 +122,7 @@ class KillInBubble(threading.Thread):
         page.close()
 
     def _is_middle(self, words: memoryview) -> bool:
-        running = words[Field.SIDE_DOING] and time.monotonic_ns() < words[Field.PERMIT_UNTIL_NS]
+        running = words[Field.SIDE_ACTIVITY] and time.monotonic_ns() < words[Field.PERMIT_UNTIL_NS]
         return bool(words[Field.BUBBLE] & 1 and running and words[Field.STEP] >= self._step)
 
     def _kill(self, words: memoryview) -> None:
@@ -140,7 +141,7 @@ class KillInBubble(threading.Thread):
 
     def _find_page(self) -> Page:
         while True:
-            for path in self._directory.rglob(f"device{self._device}.page"):
+            for path in self._directory.rglob(page_path(Path(), self._device).name):
                 try:
                     return Page.open(path, create=False)
                 except PageError:

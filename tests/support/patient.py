@@ -11,7 +11,8 @@ import time
 import torch
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from ds_hooks.shared.page import Field, Page, page_path, runtime_dir
+from ds_hooks.shared.page import Field
+from ds_hooks.shared.page_file import Page, page_path, runtime_dir
 from tests.support.sandbox import is_alive
 
 WAITS_FOR = {12: (1, 0), 16: (0, 1)}

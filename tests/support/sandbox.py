@@ -16,7 +16,8 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial
 
-from ds_hooks.shared.page import Field, page_path
+from ds_hooks.shared.page import Field
+from ds_hooks.shared.page_file import page_path
 from squeezer.records.layout import events_path, journal_path
 from squeezer.records.reader import read_details, read_events
 from tests.support.paths import ROOT, STUDIES

@@ -3,7 +3,8 @@
 from collections import deque
 from collections.abc import Callable
 
-from ds_hooks.shared.page import DeviceGate, Field, find_renewal
+from ds_hooks.shared.page import DeviceGate, Field
+from ds_hooks.shared.plan import find_renewal
 
 _CLOSINGS_KEPT = 8
 _LONGEST_PERMIT_NS = 2**36

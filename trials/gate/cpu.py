@@ -6,7 +6,9 @@ from collections import deque
 from collections.abc import Sequence
 from time import monotonic_ns, thread_time_ns
 
-from ds_hooks.shared.page import Doing, Field, Page, find_renewal
+from ds_hooks.shared.page import Field, SideActivity
+from ds_hooks.shared.page_file import Page
+from ds_hooks.shared.plan import find_renewal
 from trials.gate.base import GATE_SIGNALS, HOST_UNIT, STOP_SIGNAL, StopRequested
 from trials.gate.unit_costs import DECLINED_BEFORE_DOUBT, LEAST_COST_NS, LOOK_AGAIN_S, UNKNOWN_COST_NEEDS_NS, UnitCosts
 from trials.gate.unit_records import UnitRecords
@@ -94,7 +96,7 @@ class CpuGate(UnitCosts):
             self._row.append(unit)
             return
         # said before the look: a main job that finds us asleep at a bubble's end may count on it
-        words[Field.SIDE_DOING] = Doing.HOST if unit == HOST_UNIT else Doing.UNIT
+        words[Field.SIDE_ACTIVITY] = SideActivity.HOST if unit == HOST_UNIT else SideActivity.UNIT
         cpu_ns = thread_time_ns()
         if self._running is not None:
             self._end_running(monotonic_ns(), cpu_ns)
@@ -122,7 +124,7 @@ class CpuGate(UnitCosts):
             self._end_running(monotonic_ns(), thread_time_ns())
             self._running = None
         self._room_ns = 0.0
-        self._words[Field.SIDE_DOING] = Doing.ASLEEP
+        self._words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
 
     def close(self) -> bool:
         """Write what is buffered. Returns whether the page may be unmapped: it may."""
@@ -227,7 +229,7 @@ class CpuGate(UnitCosts):
         words = self._words
         left_ns: deque[int] = deque(maxlen=DECLINED_BEFORE_DOUBT)
         while True:
-            words[Field.SIDE_DOING] = Doing.ASLEEP
+            words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
             received = None
             # a bubble that began before we said that we sleep found nobody to wake: look once more
             if not self._start_of(unit):
@@ -238,7 +240,7 @@ class CpuGate(UnitCosts):
             if (received is not None and received.si_signo == STOP_SIGNAL) or os.getppid() != self._parent_pid:
                 self._running = None
                 raise StopRequested
-            words[Field.SIDE_DOING] = Doing.HOST if unit == HOST_UNIT else Doing.UNIT
+            words[Field.SIDE_ACTIVITY] = SideActivity.HOST if unit == HOST_UNIT else SideActivity.UNIT
             start_ns = self._start_of(unit)
             if start_ns:
                 return start_ns

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
+from ds_hooks.shared.device_uuid import read_device_uuid
 from ds_hooks.shared.driver import Driver, DriverError, address_of
-from ds_hooks.shared.page import PAGE_BYTES, DeviceGate, Doing, Field, Page
+from ds_hooks.shared.page import PAGE_BYTES, DeviceGate, Field, SideActivity
+from ds_hooks.shared.page_file import Page
 from trials.gate.base import HOST_UNIT, STOP_SIGNAL, GateError, StopRequested
 from trials.gate.bubble_watch import BubbleWatch
 from trials.gate.parent_watch import ParentWatch
@@ -150,7 +152,7 @@ class CudaGate(UnitCosts):
             self._driver.record(start, self._stream)
             self._queued.append(_Queued(unit, self._group, longest_ns, start, end))
         self._hold_each(unit == HOST_UNIT)
-        self._words[Field.SIDE_DOING] = Doing.HOST if unit == HOST_UNIT else Doing.UNIT
+        self._words[Field.SIDE_ACTIVITY] = SideActivity.HOST if unit == HOST_UNIT else SideActivity.UNIT
 
     def settle(self) -> None:
         """See `Gate.settle`. Who lets the host wait in the driver does not see meanwhile when bubbles begin and end.
@@ -203,7 +205,7 @@ class CudaGate(UnitCosts):
             done = False
         self._parent.close()
         self._gone = done
-        self._words[Field.SIDE_DOING] = Doing.ASLEEP
+        self._words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
         self._records.close()
         return done
 
@@ -322,7 +324,7 @@ class CudaGate(UnitCosts):
     def _say(self) -> bool:
         """Tell the main job whether we sleep. What waits on the device for a bubble does: it needs no waking."""
         running = self._is_running()
-        self._words[Field.SIDE_DOING] = Doing.UNIT if running else Doing.ASLEEP
+        self._words[Field.SIDE_ACTIVITY] = SideActivity.UNIT if running else SideActivity.ASLEEP
         return running
 
     def _drain(self) -> None:
@@ -340,8 +342,7 @@ class CudaGate(UnitCosts):
 
     def _check_device(self) -> None:
         """By now a main job has planned a bubble, so it has told where it is."""
-        high, low = self._words[Field.DEVICE_UUID], self._words[Field.DEVICE_UUID + 1]
-        there = (high % 2**64) << 64 | low % 2**64
+        there = read_device_uuid(self._words)
         if self._uuid and there and there != self._uuid:
             raise DriverError(f"the main job's device is {there:032x}, the side task's is {self._uuid:032x}")
 

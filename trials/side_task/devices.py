@@ -8,8 +8,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from ds_hooks.shared.device_uuid import uuid_number
 from ds_hooks.shared.driver import CudaDriver, DriverError
-from ds_hooks.shared.page import Field, Page
+from ds_hooks.shared.page import Field
+from ds_hooks.shared.page_file import Page
 from trials.gate.cpu import CpuGate
 from trials.gate.cuda import CudaGate
 from trials.gate.process import die_with_parent, wake_promptly
@@ -89,7 +91,7 @@ class CudaSideDevice:
         torch.cuda.set_device(self._device)
         properties = torch.cuda.get_device_properties(self._device)
         total = properties.total_memory
-        self._uuid = _number_of(getattr(properties, "uuid", None))
+        self._uuid = uuid_number(getattr(properties, "uuid", None))
         self._limit = int(memory_fraction * total) - CONTEXT_BYTES
         if self._limit <= 0:
             raise SideDeviceError(
@@ -151,11 +153,6 @@ def make_side_device(kind: str, memory_fraction: float) -> SideDevice:
         SideDeviceError: it cannot be used.
     """
     return CudaSideDevice(memory_fraction) if kind == "cuda" else CpuSideDevice()
-
-
-def _number_of(uuid: object) -> int:
-    """The 128 bits of what PyTorch gives as a device's name; 0: none."""
-    return 0 if uuid is None else int(str(uuid).replace("-", ""), 16)
 
 
 def _sleep_while_waiting() -> None:

@@ -8,7 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ds_hooks.shared.page import Doing, Field, Page, Role
+from ds_hooks.shared.endings import JOB_ENDED_FIRST, USER_ERROR_STATUS
+from ds_hooks.shared.page import Field, Role, SideActivity
+from ds_hooks.shared.page_file import Page
 from trials.gate.base import STOP_SIGNAL, GateError, StopRequested, block_signals
 from trials.gate.process import die_with_parent
 from trials.gate.unit_records import UnitRecords
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from trials.study import Study
 
 FINISHED = "the side task ended"
-USER_ERROR_STATUS = 2
-"""Exit status for what a restart cannot mend, such as a study that does not import."""
 
 
 def _parse() -> argparse.Namespace:
@@ -92,7 +92,7 @@ def _serve(study: "Study", arguments: argparse.Namespace, tell: "Callable[..., N
     search = SearchClient(partial(serve, study, worker_config, attached=partial(_job_attached, arguments.page)))
     page = Page.open(arguments.page, create=False)
     page.claim(Role.SIDE)
-    page.words[Field.SIDE_DOING] = Doing.HOST
+    page.words[Field.SIDE_ACTIVITY] = SideActivity.HOST
     gate: Gate | None = None
     reason = FINISHED
     try:
@@ -101,7 +101,7 @@ def _serve(study: "Study", arguments: argparse.Namespace, tell: "Callable[..., N
         gate = device.gate(page, UnitRecords(arguments.units, arguments.units_bytes), partial(_tell_overrun, tell))
         _train(study, device, page, gate, search, tell, arguments.nice)
     except StopRequested:
-        reason = "the main job or its daemon ended before the trial did"
+        reason = JOB_ENDED_FIRST
     except (Exception, GateError) as error:
         reason = f"{type(error).__name__}: {error}"
         if not isinstance(error, SideDeviceError):

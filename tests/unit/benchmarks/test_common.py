@@ -18,7 +18,9 @@ from benchmarks.utilization.window_figures import RankLog, Window, collect, mode
 from benchmarks.utilization.window_figures import pairs as pairs_of
 from benchmarks.utilization.windowed_daemon import FORECASTS, WindowedMachine
 from benchmarks.utilization.windows import GATED, Windows, WindowStep
-from ds_hooks.shared.page import Field, Page, page_path
+from ds_hooks.shared.page import Field
+from ds_hooks.shared.page_file import Page, page_path
+from ds_hooks.shared.plan import plan_slot, plan_steps, planned_permit
 from squeezer.config import GuardTable, SqueezeTable
 from squeezer.policy.state import BubbleEnded, Event, JobAttached, PlanSlot, PlanSteps, Side, SideChanged, StepStarted
 from squeezer.records.reader import RankRun
@@ -116,18 +118,20 @@ def test_the_windowed_daemon_squeezes_in_gated_windows_as_each_says(machine: Win
     def feed(event: Event) -> None:
         for action in machine.handle(event):
             if isinstance(action, PlanSlot):
-                page.plan_slot(action.slot, action.permit_ns)
+                plan_slot(page.words, action.slot, action.permit_ns)
             elif isinstance(action, PlanSteps):
-                page.plan_steps(action.from_step, action.until_step)
+                plan_steps(page.words, action.from_step, action.until_step)
 
     feed(SideChanged(Side.READY))
     feed(JobAttached())
     for step in range(1, WINDOWS.first_step(3)):
         mode = WINDOWS.locate(step).mode
-        permit_ns, _ = page.planned(step, 3)
+        permit_ns, _ = planned_permit(page.words, step, 3)
         if step > 2:  # the first two are not forecast
             assert bool(permit_ns) == (mode in GATED), (step, mode)
-            assert bool(page.planned(step, 7)[0]) == (mode == "preemptive"), "too short for a permit that ends early"
+            assert bool(planned_permit(page.words, step, 7)[0]) == (mode == "preemptive"), (
+                "too short for a permit that ends early"
+            )
         if permit_ns:
             assert (permit_ns > 50_000_000) == (mode == "preemptive"), (step, mode)
         feed(StepStarted(step))

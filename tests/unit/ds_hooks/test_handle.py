@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from ds_hooks import Handle, attach
-from ds_hooks.shared.page import Doing, Field, page_path
+from ds_hooks.shared.page import Field, SideActivity
+from ds_hooks.shared.page_file import page_path
+from ds_hooks.shared.plan import plan_slot, plan_steps
 from ds_hooks.shared.wire import BubbleEnd, BubbleStart, Bye, Hello, Instructions, StepEnd, StepStart, WaitKind
 from tests.support.hooked_engine import Daemon, Engine, ForwardPass, OptimizerStep, RecvGrad, Schedule
 
@@ -131,7 +133,7 @@ def test_a_unit_that_does_not_end_is_stopped_at_the_bubbles_end_or_after_the_nex
 
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as side:
         words[Field.SIDE_PROCESS] = words[Field.SIDE_PID] = side.pid
-        words[Field.SIDE_DOING] = Doing.UNIT
+        words[Field.SIDE_ACTIVITY] = SideActivity.UNIT
         engine._run = look  # type: ignore[method-assign]
         engine.train_batch()
         del engine._run
@@ -280,7 +282,7 @@ def test_the_daemon_is_woken_once_a_step_in_the_bubble_that_it_chose(
     handle: Handle, engine: Engine, daemon: Daemon, slot: int, last: type
 ) -> None:
     connect(engine, daemon)
-    daemon.page.words[Field.TELL_SLOT] = slot
+    daemon.page.words[Field.FLUSH_SLOT] = slot
     for _ in range(4):
         engine.train_batch()
     handle.detach()
@@ -295,7 +297,7 @@ def test_a_daemon_that_chose_a_bubble_which_never_comes_is_told_every_other_step
     handle: Handle, engine: Engine, daemon: Daemon
 ) -> None:
     connect(engine, daemon)
-    daemon.page.words[Field.TELL_SLOT] = 77
+    daemon.page.words[Field.FLUSH_SLOT] = 77
     for _ in range(6):
         engine.train_batch()
     handle.detach()
@@ -305,8 +307,8 @@ def test_a_daemon_that_chose_a_bubble_which_never_comes_is_told_every_other_step
 
 def test_the_plan_gives_a_bubble_its_permit(handle: Handle, engine: Engine, daemon: Daemon) -> None:
     page = daemon.page
-    page.plan_slot(3, 5_000_000)
-    page.plan_steps(2, 3)
+    plan_slot(page.words, 3, 5_000_000)
+    plan_steps(page.words, 2, 3)
     permits_ns = []
     for _ in range(3):
         engine.train_batch()
@@ -318,10 +320,10 @@ def test_the_plan_gives_a_bubble_its_permit(handle: Handle, engine: Engine, daem
 def test_a_plan_may_count_from_the_end_of_the_bubble_before(handle: Handle, engine: Engine, daemon: Daemon) -> None:
     page, words = daemon.page, daemon.page.words
     long_ns, over_ns = 10**12, 1000
-    page.plan_steps(1, 100)
+    plan_steps(page.words, 1, 100)
     found = []
     for permit_ns, opens_before_ns in ((long_ns, long_ns), (over_ns, long_ns), (long_ns, over_ns)):
-        page.plan_slot(3, permit_ns, (), opens_before_ns)
+        plan_slot(page.words, 3, permit_ns, (), opens_before_ns)
         engine.train_batch()
         base_ns, start_ns, until_ns = (
             words[field] for field in (Field.PLAN_BASE_NS, Field.BUBBLE_START_NS, Field.PERMIT_UNTIL_NS)

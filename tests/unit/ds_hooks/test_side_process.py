@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.shared.page import Doing, Field, Page, page_path
+from ds_hooks.shared.page import Field, SideActivity
+from ds_hooks.shared.page_file import Page, page_path
 from ds_hooks.side_process import SideTask
 
 COUNTS_WAKE_UPS = """
@@ -37,7 +38,7 @@ def process(page: Page) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as made:
         assert made.stdout is not None and made.stdout.readline() == "ready\n"
         page.words[Field.SIDE_PROCESS] = made.pid
-        page.words[Field.SIDE_DOING] = Doing.HOST
+        page.words[Field.SIDE_ACTIVITY] = SideActivity.HOST
         yield made
         made.kill()
 
@@ -59,7 +60,7 @@ def test_a_starting_one_is_halted_and_goes_on_without_a_signal_that_would_end_it
     side.wake()
     becomes(process, "S")
     page.words[Field.SIDE_PID] = process.pid
-    page.words[Field.SIDE_DOING] = Doing.ASLEEP
+    page.words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
     side.wake()
     assert process.stdout is not None and process.stdout.readline() == "woken\n", "and not before"
     side.leave()
@@ -76,10 +77,10 @@ def test_one_that_the_daemon_stopped_while_it_started_goes_on(page: Page, proces
 
 def test_one_that_sleeps_is_let_alone_at_a_bubbles_end(page: Page, process: subprocess.Popen[str]) -> None:
     page.words[Field.SIDE_PID] = process.pid
-    page.words[Field.SIDE_DOING] = Doing.ASLEEP
+    page.words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
     side = SideTask(page.words)
     assert not side.halt()
-    page.words[Field.SIDE_DOING] = Doing.UNIT
+    page.words[Field.SIDE_ACTIVITY] = SideActivity.UNIT
     assert side.halt()
     becomes(process, "T")
     side.wake()
@@ -89,14 +90,14 @@ def test_one_that_sleeps_is_let_alone_at_a_bubbles_end(page: Page, process: subp
 
 def test_one_may_end_its_unit_of_device_work_but_nothing_else(page: Page, process: subprocess.Popen[str]) -> None:
     side = SideTask(page.words)
-    page.words[Field.SIDE_DOING] = Doing.UNIT
+    page.words[Field.SIDE_ACTIVITY] = SideActivity.UNIT
     assert side.halt(let_end=True), "it starts, and does not ask the gate"
     becomes(process, "T")
     page.words[Field.SIDE_PID] = process.pid
     side.wake()
     becomes(process, "S")
     assert not side.halt(let_end=True)
-    page.words[Field.SIDE_DOING] = Doing.HOST
+    page.words[Field.SIDE_ACTIVITY] = SideActivity.HOST
     assert side.halt(let_end=True), "host work can be stopped anywhere, on every device"
     becomes(process, "T")
     side.leave()

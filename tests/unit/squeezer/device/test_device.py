@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.clock.cuda import write_uuid
-from ds_hooks.shared.page import DeviceGate, Field, Page, page_path
+from ds_hooks.shared.device_uuid import write_device_uuid
+from ds_hooks.shared.page import DeviceGate, Field
+from ds_hooks.shared.page_file import Page, page_path
 from squeezer.config import DeviceTable
 from squeezer.daemon.memory_limit import side_limit_bytes
 from squeezer.device import DEVICES, CudaDevice, kind_of
@@ -45,10 +46,10 @@ def test_a_side_task_sees_its_ranks_device_alone(visible: str | None, local_rank
 
 def test_a_device_that_the_hooks_have_named_goes_before_what_the_environment_says(tmp_path: Path) -> None:
     page = Page.open(page_path(tmp_path / "pages", 0))
-    write_uuid(page.words, 0x89F4A2C1_0000_1111_2222_F33344445555)
+    write_device_uuid(page.words, 0x89F4A2C1_0000_1111_2222_F33344445555)
     seen = CudaDevice(page.words, DeviceTable(), 0, {"CUDA_VISIBLE_DEVICES": "0,1"}).environment(1)
     assert seen["CUDA_VISIBLE_DEVICES"] == "GPU-89f4a2c1-0000-1111-2222-f33344445555"
-    write_uuid(page.words, 0)
+    write_device_uuid(page.words, 0)
     seen = CudaDevice(page.words, DeviceTable(), 1, {"CUDA_VISIBLE_DEVICES": "0,1"}).environment(1)
     assert seen["CUDA_VISIBLE_DEVICES"] == "1"
     page.close()

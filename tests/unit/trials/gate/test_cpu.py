@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 import trials.gate.cpu as gate_module
-from ds_hooks.shared.page import Doing, Field, Page, page_path
+from ds_hooks.shared.page import Field, SideActivity
+from ds_hooks.shared.page_file import Page, page_path
+from ds_hooks.shared.plan import plan_slot
 from ds_hooks.shared.rotating_file import RotatingFile
 from ds_hooks.shared.unit_record import UNIT_RECORD
 from squeezer.records.reader import read_groups
@@ -54,14 +56,14 @@ def test_a_shut_gate_sleeps_until_it_is_signalled_and_may_run(world: World, shut
     world.while_asleep = [lambda: None, lambda: world.open(3, 50 * MS)]
     gate.enter(0)
     assert world.sleeps == 2
-    assert world.words[Field.SIDE_DOING] == 1
+    assert world.words[Field.SIDE_ACTIVITY] == 1
     gate.rest()
     assert world.words[Field.UNITS_RUN] == 2, "what ended before the sleep is counted, too"
 
 
 def in_slot(world: World, slot: int, permit_ns: int, *renewals: tuple[int, int]) -> None:
     """The next bubble that opens now is of this slot."""
-    world.page.plan_slot(slot, permit_ns, renewals)
+    plan_slot(world.page.words, slot, permit_ns, renewals)
     world.words[Field.SLOT], world.words[Field.PLAN_BASE_NS] = slot, world.now_ns
 
 
@@ -149,7 +151,7 @@ def test_a_bubble_that_begins_while_it_lies_down_is_not_slept_through(
 
     monkeypatch.setattr(gate_module, "monotonic_ns", too_early_to_be_woken)
     gate.enter(HOST_UNIT)
-    assert (world.sleeps, world.words[Field.SIDE_DOING]) == (0, Doing.HOST)
+    assert (world.sleeps, world.words[Field.SIDE_ACTIVITY]) == (0, SideActivity.HOST)
 
 
 def test_a_wake_up_in_vain_is_counted_and_slept_through(world: World) -> None:
@@ -270,9 +272,9 @@ def test_rest_acknowledges(world: World) -> None:
     gate = CpuGate(world.page)
     world.open(7, 50 * MS)
     gate.enter(HOST_UNIT)
-    assert world.words[Field.SIDE_DOING] == Doing.HOST
+    assert world.words[Field.SIDE_ACTIVITY] == SideActivity.HOST
     gate.rest()
-    assert world.words[Field.SIDE_DOING] == Doing.ASLEEP
+    assert world.words[Field.SIDE_ACTIVITY] == SideActivity.ASLEEP
 
 
 def test_groups_that_take_turns_are_named_once(world: World, tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 import trials.gate.cuda as gate_module
-from ds_hooks.clock.cuda import write_uuid
-from ds_hooks.shared.page import PAGE_BYTES, DeviceGate, Doing, Field, Page, page_path
+from ds_hooks.shared.device_uuid import write_device_uuid
+from ds_hooks.shared.page import PAGE_BYTES, DeviceGate, Field, SideActivity
+from ds_hooks.shared.page_file import Page, page_path
+from ds_hooks.shared.plan import plan_slot
 from tests.support.cuda_world import MS, OFFSET, US, World, learn
 from trials.gate.base import HOST_UNIT, GateError, StopRequested
 from trials.gate.unit_costs import UNKNOWN_COST_NEEDS_NS
@@ -70,7 +72,7 @@ def test_a_bubble_that_outlives_its_permit_is_used_again(world: World, lasts_ms:
     gate = world.gate()
     gate.use(["a", "b"])
     permit_ns = 1500 * US
-    world.page.plan_slot(3, permit_ns, ((4 * MS, 4500 * US), (8 * MS, 15 * MS)))
+    plan_slot(world.page.words, 3, permit_ns, ((4 * MS, 4500 * US), (8 * MS, 15 * MS)))
     start_ns = world.now_ns
     world.bubble(1, 0, lasts_ms * MS, permit_ns=permit_ns)
     world.at(lasts_ms * MS, lambda: world.bubble(2, (60 - lasts_ms) * MS, 20 * MS))
@@ -175,14 +177,14 @@ def test_it_says_that_it_sleeps_while_nothing_runs_and_not_before(world: World) 
     learn(world, gate, 2 * MS, 9 * MS)
     world.bubble(1, 1 * MS, 4 * MS)
     world.run(gate, 0, 2 * MS)
-    assert world.words[Field.SIDE_DOING] == Doing.UNIT
+    assert world.words[Field.SIDE_ACTIVITY] == SideActivity.UNIT
     said: list[tuple[int, int]] = []
     for ms in range(1, 8):
-        world.at(ms * MS + 500 * US, lambda: said.append((world.now_ns, world.words[Field.SIDE_DOING])))
+        world.at(ms * MS + 500 * US, lambda: said.append((world.now_ns, world.words[Field.SIDE_ACTIVITY])))
     world.at(8 * MS, lambda: world.signals.append(signal.SIGTERM))
     with pytest.raises(StopRequested):
         gate.enter(1)
-    assert [doing for _, doing in said] == [Doing.UNIT] * 2 + [Doing.ASLEEP] * 5
+    assert [doing for _, doing in said] == [SideActivity.UNIT] * 2 + [SideActivity.ASLEEP] * 5
 
 
 def test_what_waits_on_the_device_is_asleep(world: World) -> None:
@@ -191,10 +193,10 @@ def test_what_waits_on_the_device_is_asleep(world: World) -> None:
     world.due(1, 9 * MS)
     world.run(gate, 0, 2 * MS)
     gate.rest()
-    assert world.words[Field.SIDE_DOING] == Doing.ASLEEP
+    assert world.words[Field.SIDE_ACTIVITY] == SideActivity.ASLEEP
     world.open(1, 9 * MS)
     gate.rest()
-    assert world.words[Field.SIDE_DOING] == Doing.UNIT
+    assert world.words[Field.SIDE_ACTIVITY] == SideActivity.UNIT
 
 
 def test_what_runs_on_after_its_bubble_is_told_with_its_slot(world: World) -> None:
@@ -329,7 +331,7 @@ def test_a_device_that_never_sees_the_page_is_found_out(world: World, monkeypatc
 def test_a_side_task_on_another_device_than_the_main_job_never_runs(
     world: World, theirs: int, ours: int, same: bool
 ) -> None:
-    write_uuid(world.words, theirs)
+    write_device_uuid(world.words, theirs)
     gate = world.gate(device_uuid=ours)
     world.due(1, 10**9)
     if same:

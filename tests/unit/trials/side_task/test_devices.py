@@ -61,7 +61,6 @@ def test_the_allocators_share_leaves_room_for_the_context(cuda: list[tuple[Any, 
 
 def test_the_devices_name_is_a_number(cuda: list[tuple[Any, ...]]) -> None:
     assert CudaSideDevice(0.25)._uuid == 0x89F4A2C1000011112222F33344445555
-    assert places._number_of(None) == 0
 
 
 def test_a_share_that_holds_no_context_is_refused(cuda: list[tuple[Any, ...]]) -> None:

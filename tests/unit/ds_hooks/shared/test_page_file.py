@@ -7,21 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.shared.page import (
-    PAGE_BYTES,
-    PAGE_MAGIC,
-    PAGE_VERSION,
-    PLANNED_SLOTS,
-    RENEWALS_PER_SLOT,
-    Field,
-    Page,
-    PageError,
-    Role,
-    find_renewal,
-    make_private_dir,
-    page_path,
-    runtime_dir,
-)
+from ds_hooks.shared.page import PAGE_BYTES, PAGE_MAGIC, PAGE_VERSION, Field, Role
+from ds_hooks.shared.page_file import Page, PageError, make_private_dir, page_path, runtime_dir
 
 
 @pytest.fixture
@@ -52,91 +39,6 @@ def test_a_role_has_one_holder_and_the_other_is_told_who(directory: Path) -> Non
     first.close()
     second.claim(Role.DAEMON)
     second.close()
-
-
-def test_a_plan_counts_for_its_slots_and_steps_alone(directory: Path) -> None:
-    page = Page.open(page_path(directory, 0))
-    page.plan_slot(7, 1000)
-    page.plan_slot(PLANNED_SLOTS - 1, 2000)
-    page.plan_slot(PLANNED_SLOTS, 3000)
-    shut = (0, 0)
-    assert page.planned(5, 7) == shut, "for no step yet"
-    page.plan_steps(5, 8)
-    assert [page.planned(step, 7) for step in range(4, 9)] == [shut, *[(1000, 0)] * 3, shut]
-    assert [page.planned(5, slot) for slot in (6, PLANNED_SLOTS - 1, PLANNED_SLOTS)] == [shut, (2000, 0), shut]
-    page.forget_plan()
-    page.plan_steps(5, 8)
-    assert [page.planned(5, slot) for slot in (7, PLANNED_SLOTS - 1)] == [shut, shut]
-    page.close()
-
-
-def test_a_plan_keeps_microseconds_and_the_longest_that_there_are(directory: Path) -> None:
-    page = Page.open(page_path(directory, 0))
-    page.plan_steps(1, 2)
-    for permit_ns, opens_before_ns in ((60 * 10**9, 0), (60 * 10**9, 50 * 10**9), (3_000, 2_000_000)):
-        page.plan_slot(4, permit_ns, (), opens_before_ns)
-        assert page.planned(1, 4) == (permit_ns, opens_before_ns)
-    page.plan_slot(4, 1)
-    assert page.planned(1, 4) == (1000, 0), "the shortest permit is one"
-    page.plan_slot(4, 2**70, (), 2**70)
-    assert page.planned(1, 4) == ((2**31 - 1) * 1000,) * 2
-    page.close()
-
-
-class Words:
-    """A plan's words, and a look at them after every write."""
-
-    def __init__(self) -> None:
-        self.values: dict[int, int] = {Field.PLAN_FROM_STEP: 0, Field.PLAN_UNTIL_STEP: 0}
-        self.held: list[set[int]] = []
-
-    def __getitem__(self, field: int) -> int:
-        return self.values[field]
-
-    def __setitem__(self, field: int, value: int) -> None:
-        self.values[field] = value
-        self.held.append(set(range(self.values[Field.PLAN_FROM_STEP], self.values[Field.PLAN_UNTIL_STEP])))
-
-
-def test_a_renewal_is_found_by_what_is_left_of_it(directory: Path) -> None:
-    page = Page.open(page_path(directory, 0))
-    page.plan_slot(5, 2_000_000, ((3_000_000, 4_000_000), (6_000_000, 2**70)))
-    first, last = (3_000_000, 4_000_000), (6_000_000, (2**31 - 1) * 1000)
-    for elapsed_ms, needs_ms, found in (
-        (0, 0.9, first),
-        (3.0, 1, first),
-        (3.2, 0.8, first),
-        (3.2, 0.9, last),
-        (0, 1.1, last),
-        (60_000, 1000, last),
-    ):
-        assert find_renewal(page.words, 5, int(elapsed_ms * 1e6), needs_ms * 1e6) == found
-    assert find_renewal(page.words, 5, 0, 2**60) is None, "nothing is so long"
-    assert find_renewal(page.words, 4, 0, 1) is find_renewal(page.words, 6, 0, 1) is None, "of other slots"
-    assert find_renewal(page.words, PLANNED_SLOTS, 0, 1) is None
-    page.plan_slot(5, 2_000_000)
-    assert find_renewal(page.words, 5, 0, 1) is None
-    page.plan_slot(PLANNED_SLOTS - 1, 1, ((1000, 2000),) * RENEWALS_PER_SLOT)
-    page.plan_slot(PLANNED_SLOTS, 1, ((1000, 2000),))
-    assert find_renewal(page.words, PLANNED_SLOTS - 1, 0, 1000) == (1000, 2000)
-    page.close()
-
-
-@pytest.mark.parametrize("before", [(0, 0), (4, 8), (20, 24)])
-@pytest.mark.parametrize("after", [(0, 0), (4, 8), (5, 9), (20, 24)])
-def test_no_step_is_planned_while_a_plan_changes_that_neither_has(
-    directory: Path, before: tuple[int, int], after: tuple[int, int]
-) -> None:
-    page = Page.open(page_path(directory, 0))
-    real, words = page.words, Words()
-    page.words = words  # type: ignore[assignment]
-    page.plan_steps(*before)
-    words.held.clear()
-    page.plan_steps(*after)
-    page.words = real
-    page.close()
-    assert words.held[-1] == set(range(*after))
-    assert all(held <= set(range(*before)) | set(range(*after)) for held in words.held)
 
 
 def write_page(path: Path, version: int, magic: int = PAGE_MAGIC, size: int = PAGE_BYTES) -> None:

@@ -1,0 +1,220 @@
+"""The file behind a shared page: where it lies, who may open it, who may write it, and how long it lives.
+
+Every process that uses a page holds a shared lock on its file, which the kernel drops with the process. The last one
+to leave removes the file. A page that nobody holds is stale, and whoever comes next replaces it.
+"""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import stat
+import struct
+import tempfile
+from pathlib import Path
+
+from ds_hooks.shared.page import PAGE_BYTES, PAGE_MAGIC, PAGE_VERSION, Field, Role
+
+DIRECTORY_VARIABLE = "SQUEEZER_DIR"
+"""The environment variable that names the directory of pages and sockets."""
+SOCKET_PATH_MAX_BYTES = 107
+"""The kernel's limit on a socket's path."""
+
+
+class PageError(Exception):
+    """A page or its directory must not be used; the message says why and what is allowed."""
+
+
+def runtime_dir() -> Path:
+    """Where this user's pages and sockets live when no run names a place: memory-backed, private, short.
+
+    `$SQUEEZER_DIR` if set; else a folder of the user in /dev/shm, or in the temporary directory without one.
+    """
+    named = os.environ.get(DIRECTORY_VARIABLE)
+    if named:
+        return Path(named)
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+    return Path(base) / f"squeezer-{os.getuid()}"
+
+
+def make_private_dir(path: Path) -> Path:
+    """Create `path` with mode 0700, or accept it if it is exactly that and ours.
+
+    Raises:
+        PageError: it is not a directory, another user's, or open to others.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise PageError(f"{path} is not a directory; pages and sockets need one of their own")
+    if found.st_uid != os.getuid():
+        raise PageError(f"{path} belongs to user {found.st_uid}, not to {os.getuid()}; name another directory")
+    if found.st_mode & 0o077:
+        raise PageError(f"{path} has mode {stat.S_IMODE(found.st_mode):04o}; allowed is 0700: chmod 700 {path}")
+    return path
+
+
+def page_path(directory: Path, local_rank: int) -> Path:
+    """The page of the device that local rank `local_rank` uses."""
+    return directory / f"device{local_rank}.page"
+
+
+def socket_path(directory: Path, local_rank: int) -> Path:
+    """The socket on which that device's daemon hears the main job."""
+    return directory / f"device{local_rank}.sock"
+
+
+class Page:
+    """One mapped page. `words[Field.X]` reads and writes a word; hot paths may keep `words` in a local."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+        self._map = mmap.mmap(fd, PAGE_BYTES)
+        self.words: memoryview[int] = memoryview(self._map).cast("q")
+
+    @classmethod
+    def open(cls, path: Path, *, create: bool = True) -> "Page":
+        """Map the page at `path`; with `create`, make it if there is none or a stale one.
+
+        Raises:
+            PageError: no page (without `create`), another user's, open to others, or of another version and in use.
+        """
+        if create:
+            make_private_dir(path.parent)
+        while True:
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                if not create:
+                    raise PageError(f"no page at {path}: neither a main job nor a daemon is there") from None
+                made = _publish_new(path)
+                if made is None:
+                    continue
+                return cls(path, made)
+            except OSError as error:
+                raise PageError(f"cannot open the page {path}: {error.strerror}") from error
+            try:
+                _check_owner(path, fd)
+                stale = create and _is_stale(path, fd)
+                if stale or not _lock_shared(path, fd):
+                    os.close(fd)
+                    continue
+                _check_version(path, fd)
+                return cls(path, fd)
+            except PageError:
+                os.close(fd)
+                raise
+
+    def claim(self, role: Role) -> None:
+        """Become the one writer of `role`'s words, until `close` or the end of this process.
+
+        Raises:
+            PageError: another process has that role on this device.
+        """
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, role * 8, 8, 0))
+        except OSError:
+            holder = self.words[role]
+            raise PageError(
+                f"process {holder} is already the {role.name.lower()} of {self.path}; one device has one: "
+                f"end that process, or name another directory with ${DIRECTORY_VARIABLE}"
+            ) from None
+        self.words[role] = os.getpid()
+
+    def is_open(self) -> bool:
+        """Whether the main job says that it is in a bubble now."""
+        return bool(self.words[Field.BUBBLE] & 1)
+
+    def close(self) -> None:
+        """Unmap; remove the file if nobody else holds it. A second call does nothing."""
+        if self._fd < 0:
+            return
+        self.words.release()
+        with contextlib.suppress(BufferError):  # a device may still write to it: it stays mapped
+            self._map.close()
+        if _sole_holder(self._fd) and _is_linked(self.path, self._fd):
+            self.path.unlink(missing_ok=True)
+        os.close(self._fd)
+        self._fd = -1
+
+
+def _publish_new(path: Path) -> int | None:
+    """Link a complete page, held by us, into place, so that nobody ever opens half of one or takes it for stale.
+
+    Returns:
+        Its file descriptor, or None if another process was faster.
+    """
+    fd, name = tempfile.mkstemp(dir=path.parent, prefix=".page")
+    content = bytearray(PAGE_BYTES)
+    words = memoryview(content).cast("q")
+    words[Field.MAGIC] = PAGE_MAGIC
+    words[Field.VERSION] = PAGE_VERSION
+    try:
+        os.write(fd, content)
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        os.link(name, path)
+    except FileExistsError:
+        os.close(fd)
+        return None
+    finally:
+        os.unlink(name)
+    return fd
+
+
+def _check_owner(path: Path, fd: int) -> None:
+    found = os.fstat(fd)
+    if found.st_uid != os.getuid():
+        raise PageError(f"the page {path} belongs to user {found.st_uid}, not to {os.getuid()}")
+    if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077:
+        raise PageError(f"the page {path} has mode {stat.S_IMODE(found.st_mode):04o}; allowed is a file with 0600")
+
+
+def _check_version(path: Path, fd: int) -> None:
+    header = os.pread(fd, 16, 0)
+    magic, version = memoryview(header).cast("q") if len(header) == 16 else (0, 0)
+    if magic != PAGE_MAGIC or os.fstat(fd).st_size != PAGE_BYTES:
+        raise PageError(f"{path} is not a page of this project; remove it or name another directory")
+    if version != PAGE_VERSION:
+        raise PageError(
+            f"the page {path} has version {version} and is in use; this side speaks version {PAGE_VERSION}: "
+            f"run the same release on both sides"
+        )
+
+
+def _is_linked(path: Path, fd: int) -> bool:
+    try:
+        at_path, held = path.lstat(), os.fstat(fd)
+    except FileNotFoundError:
+        return False
+    return (at_path.st_dev, at_path.st_ino) == (held.st_dev, held.st_ino)
+
+
+def _sole_holder(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_stale(path: Path, fd: int) -> bool:
+    """Remove the page if nobody holds it. True if the caller must look again."""
+    if not _sole_holder(fd):
+        return False
+    if _is_linked(path, fd):
+        path.unlink(missing_ok=True)
+    return True
+
+
+def _lock_shared(path: Path, fd: int) -> bool:
+    """Hold the page. False if it was removed meanwhile and the caller must look again."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False  # somebody is removing it right now
+    return _is_linked(path, fd)
