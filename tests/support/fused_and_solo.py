@@ -143,6 +143,17 @@ def close(actual: Any, expected: Any, what: str) -> None:
     )
 
 
+def same_bits(one: Any, other: Any) -> bool:
+    """Whether two states, however nested, are equal in every bit: NaN equals itself, and 0 is not -0."""
+    if isinstance(one, Tensor):
+        return one.dtype == other.dtype and one.numpy().tobytes() == other.numpy().tobytes()
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same_bits(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(same_bits(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == other)
+
+
 def assert_same_trial(group: TrialGroup, row: int, solo: Solo) -> None:
     """The fused trial's weights, buffers and optimizer state are those of its solo run."""
     model, optimizer = group.extract(row)

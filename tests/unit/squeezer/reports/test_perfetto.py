@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from squeezer.reports.perfetto import write_trace
 from squeezer.reports.report import ReportError, build_report
-from tests.unit.squeezer.reports.test_report import MadeUpRank
+from tests.support.made_up_rank import MadeUpRank
 
 
 def events_of(run: Path, most_steps: int = 40) -> list[dict[str, Any]]:

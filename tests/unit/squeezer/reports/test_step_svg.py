@@ -8,7 +8,7 @@ import pytest
 
 from squeezer.reports.report import ReportError
 from squeezer.reports.step_svg import BACKWARD, FORWARD, LEFT, OVERRUN, RIGHT, SIDE, WIDTH, draw_step
-from tests.unit.squeezer.reports.test_report import MadeUpRank
+from tests.support.made_up_rank import MadeUpRank
 
 SVG = "{http://www.w3.org/2000/svg}"
 PLOT = WIDTH - LEFT - RIGHT

@@ -8,7 +8,7 @@ import pytest
 from squeezer.cli import main
 from squeezer.records.layout import RECORD_VERSION
 from squeezer.reports.why import sentence
-from tests.unit.squeezer.reports.test_report import MadeUpRank
+from tests.support.made_up_rank import MadeUpRank
 
 MS = 1_000_000
 CONFIG = {

@@ -10,26 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.support.fused_and_solo import RecordingGate, Solo, ToyStudy, assert_fused_is_solo, assert_same_trial, members
-from tests.unit.trials.training.test_group import same_bits
+from tests.support.fused_and_solo import (
+    RecordingGate,
+    Solo,
+    ToyStudy,
+    assert_fused_is_solo,
+    assert_same_trial,
+    members,
+    same_bits,
+)
+from tests.support.toy_models import Branching, DataDependent
 from trials import TrialGroup
 from trials.gate.base import OpenGate, StopRequested
-
-
-class Looking(nn.Module):
-    """A layer that `vmap` cannot do: it looks at its data, and draws."""
-
-    __module__ = "torch.nn.elsewhere"  # so that a graph stops at it
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(6, 4))
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = functional.dropout(x @ self.weight, 0.2, self.training)
-        self.seen = self.seen + 1
-        return y * (2 if y.sum().item() > 0 else 1)
 
 
 class Scaled(nn.Module):
@@ -77,7 +69,7 @@ class Untraceable(nn.Module):
 
 
 LAYERS: dict[str, tuple[Callable[[int], nn.Module], Sequence[int], str]] = {
-    "looks at data": (lambda n: nn.Sequential(nn.Linear(6, 6), Looking()), (3, 6), "loop over trials: .*item"),
+    "looks at data": (lambda n: nn.Sequential(nn.Linear(6, 6), DataDependent()), (3, 6), "loop over trials: .*item"),
     "LSTM cell": (lambda n: Cell(), (3, 4), "vmap|loop"),
     "its own module": (lambda n: nn.Sequential(nn.Linear(6, 6), Scaled(n)), (3, 6), "rule FusedLinear"),
     "weight of a norm": (
@@ -148,7 +140,7 @@ def test_layers_of_several_inputs_in_an_untraceable_forward(batch: int) -> None:
 
 
 def looking(n: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 6), Looking(), nn.Dropout(0.2 * n), nn.Linear(4, 2))
+    return nn.Sequential(nn.Linear(6, 6), DataDependent(), nn.Dropout(0.2 * n), nn.Linear(4, 2))
 
 
 WAYS: dict[str, Callable[[int], nn.Module]] = {
@@ -229,17 +221,6 @@ def entered(make: Callable[[int], nn.Module], x: Tensor, size: int = 2) -> list[
     return [name for name in gate.entered if name.endswith(("ward", "loss"))]
 
 
-class Branching(nn.Module):
-    def __init__(self, to_number: bool) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(3, 3), nn.Linear(3, 3), nn.Tanh()
-        self.to_number = to_number
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.c(self.a(x) if len(x) > 1 else x)
-        return self.b(y) * (y.sum().item() if self.to_number else 1)
-
-
 def test_gate_is_asked_layer_by_layer() -> None:
     layers = ["a.Linear", "c.Tanh", "b.Linear"]
     forward = ["Branching forward", *[f"{name} forward" for name in layers]]
@@ -248,15 +229,15 @@ def test_gate_is_asked_layer_by_layer() -> None:
     assert entered(lambda n: Branching(False), x) == [*forward, "loss", "loss backward", *backward]
     assert entered(lambda n: Branching(True), x) == [*forward * 2, "loss", "loss backward", *backward * 2]
     looked = [
-        "0.Looking forward",
-        "0.Looking forward",
+        "0.DataDependent forward",
+        "0.DataDependent forward",
         "1.Linear forward",
         "loss",
         "loss backward",
         "1.Linear backward",
     ]
-    units = entered(lambda n: nn.Sequential(Looking(), nn.Linear(4, 2)), torch.randn(3, 6))
-    assert units == [*looked, "0.Looking backward", "0.Looking backward"]
+    units = entered(lambda n: nn.Sequential(DataDependent(), nn.Linear(4, 2)), torch.randn(3, 6))
+    assert units == [*looked, "0.DataDependent backward", "0.DataDependent backward"]
 
 
 @pytest.mark.parametrize("to_number", [False, True])

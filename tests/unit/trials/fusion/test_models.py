@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import trials
 from tests.support.fused_and_solo import assert_fused_is_solo, close
+from tests.support.toy_models import dcgan_discriminator, dcgan_generator
 from trials import FuseError
 
 
@@ -63,22 +64,6 @@ class ResNet18(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.layers(functional.relu(self.bn(self.conv(x))))
         return self.fc(functional.adaptive_avg_pool2d(x, 1).flatten(1))
-
-
-def generator() -> nn.Module:
-    return nn.Sequential(
-        *(nn.ConvTranspose2d(6, 8, 4, bias=False), nn.BatchNorm2d(8), nn.ReLU(True)),
-        *(nn.ConvTranspose2d(8, 4, 4, 2, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU(True)),
-        *(nn.ConvTranspose2d(4, 1, 4, 2, 1, bias=False), nn.Tanh()),
-    )
-
-
-def discriminator() -> nn.Module:
-    return nn.Sequential(
-        *(nn.Conv2d(1, 4, 4, 2, 1, bias=False), nn.LeakyReLU(0.2, inplace=True)),
-        *(nn.Conv2d(4, 8, 4, 2, 1, bias=False), nn.BatchNorm2d(8), nn.LeakyReLU(0.2, inplace=True)),
-        *(nn.Conv2d(8, 1, 4, bias=False), nn.Flatten(0)),
-    )
 
 
 class PointNet(nn.Module):
@@ -174,8 +159,8 @@ MODELS: dict[str, tuple[Callable[[int], nn.Module], Callable[[], Tensor]]] = {
     "MLP": (mlp, lambda: numbers(9, 7)),
     "LeNet": (lambda n: LeNet(), lambda: numbers(3, 1, 24, 24)),
     "ResNet-18": (lambda n: ResNet18(2), lambda: numbers(4, 3, 32, 32)),
-    "DCGAN generator": (lambda n: generator(), lambda: numbers(3, 6, 1, 1)),
-    "DCGAN discriminator": (lambda n: discriminator(), lambda: numbers(3, 1, 16, 16)),
+    "DCGAN generator": (lambda n: dcgan_generator(), lambda: numbers(3, 6, 1, 1)),
+    "DCGAN discriminator": (lambda n: dcgan_discriminator(), lambda: numbers(3, 1, 16, 16)),
     "PointNet": (PointNet, lambda: numbers(4, 3, 12)),
     "GPT": (lambda n: GPT(), lambda: tokens((3, 6), 13)),
     "LSTM": (Recurrent, lambda: tokens((3, 5), 9)),
@@ -205,7 +190,7 @@ def test_float32(name: str) -> None:
 
 def test_adversaries_train_together() -> None:
     """K pairs of networks by a user's own loop, fused and alone: the one's output is the other's input."""
-    pairs = [(generator().double(), discriminator().double()) for _ in range(3)]
+    pairs = [(dcgan_generator().double(), dcgan_discriminator().double()) for _ in range(3)]
     alone = copy.deepcopy(pairs)
     makers, judges = trials.fuse([pair[0] for pair in pairs]), trials.fuse([pair[1] for pair in pairs])
     noise, real = numbers(4, 6, 1, 1).double(), numbers(4, 1, 16, 16).double()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.support.fused_and_solo import Solo, ToyStudy, assert_fused_is_solo, assert_same_trial, members
-from tests.unit.trials.fusion.test_mapped import Branching, Looking
+from tests.support.toy_models import Branching, DataDependent
 from trials import TrialGroup
 from trials.gate.base import OpenGate
 
@@ -61,7 +61,7 @@ MODELS: dict[str, Any] = {
     "three parts": (lambda n: Attention(3), (3, 6, 4)),
     "fewer parts than asked for": (lambda n: Attention(7), (3, 6, 4)),
     "recurrent": (lambda n: Last(nn.LSTM(4, 5, 2, batch_first=True, dropout=0.3)), (2, 3, 4)),
-    "looks at data": (lambda n: nn.Sequential(nn.Linear(6, 6), Looking()), (3, 6)),
+    "looks at data": (lambda n: nn.Sequential(nn.Linear(6, 6), DataDependent()), (3, 6)),
     "branches": (lambda n: Branching(True), (4, 3)),
     "draws and counts": (lambda n: Noisy(), (6, 4)),
 }

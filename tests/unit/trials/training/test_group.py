@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.fused_and_solo import RecordingGate, Solo, ToyStudy, assert_same_trial, close, members
+from tests.support.fused_and_solo import RecordingGate, Solo, ToyStudy, assert_same_trial, close, members, same_bits
 from trials import FuseError, TrialGroup, build_member
 from trials.gate.base import OpenGate, StopRequested
 
@@ -64,16 +64,6 @@ UNITS = [
 def train(group: TrialGroup, study: ToyStudy, steps: int, start: int = 0) -> None:
     for step in range(start, start + steps):
         group.train_step(*study.data[step % len(study.data)])
-
-
-def same_bits(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return one.dtype == other.dtype and one.numpy().tobytes() == other.numpy().tobytes()
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same_bits(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(same_bits(a, b) for a, b in zip(one, other, strict=True))
-    return bool(one == other)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.optim import lr_scheduler as lrs
 
 from tests.support.fused_and_solo import Batch, RecordingGate, ToyStudy, close, members
-from tests.unit.trials.fusion.test_models import discriminator, generator
+from tests.support.toy_models import dcgan_discriminator, dcgan_generator
 from trials import FuseError, TrialGroup, build_member
 from trials.gate.base import OpenGate
 from trials.optim.several import by_phase
@@ -24,7 +24,7 @@ class Pair(nn.Module):
 
     def __init__(self, traced: bool = True) -> None:
         super().__init__()
-        self.maker, self.judge, self.traced = generator(), discriminator(), traced
+        self.maker, self.judge, self.traced = dcgan_generator(), dcgan_discriminator(), traced
 
     def made(self, x: Tensor) -> Tensor:
         if not self.traced and len(x) < 2:

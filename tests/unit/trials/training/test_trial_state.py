@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler as lrs
 
-from tests.support.fused_and_solo import Batch, RecordingGate, assert_same_trial, close, members
+from tests.support.fused_and_solo import Batch, RecordingGate, assert_same_trial, close, members, same_bits
 from tests.support.rich_study import RichSolo, RichStudy, Schedule
 from trials import FuseError, TrialGroup
 from trials.gate.base import OpenGate
@@ -286,12 +286,6 @@ def test_buffers_of_a_lost_trial_stay_too(traced: bool, kind: str, value: float,
         mine, theirs = lost.extract(row)[0], whole.extract(row)[0]
         assert all(same_bits(mine[name], theirs[name]) for name in theirs)
         assert not same_bits(mine["norm.running_mean"], before["norm.running_mean"])
-
-
-def same_bits(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return one.dtype == other.dtype and one.numpy().tobytes() == other.numpy().tobytes()
-    return bool(one == other)
 
 
 def test_own_batches() -> None:
