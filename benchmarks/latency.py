@@ -70,7 +70,7 @@ def _gate_check_us() -> float:
         pages = make_private_dir(Path(folder) / "pages")
         page = Page.open(page_path(pages, 0))
         gate = CpuGate(page, UnitRecords(Path(folder) / "units.bin"))
-        gate.use([str(unit) for unit in range(UNITS)])
+        gate.use([str(unit) for unit in range(UNITS)], 1)
         page.words[Field.PERMIT_UNTIL_NS] = time.monotonic_ns() + 60_000_000_000
         page.words[Field.BUBBLE] = 1
         start_ns = time.perf_counter_ns()
@@ -170,7 +170,7 @@ def _be_the_side_task() -> None:
     os.nice(19)
     page = Page.open(options.page, create=False)
     gate = CpuGate(page)
-    gate.use([str(unit) for unit in range(UNITS)])
+    gate.use([str(unit) for unit in range(UNITS)], 1)
     page.claim(Role.SIDE)
     sleeps: list[tuple[int, int]] = []
     signal.sigtimedwait = _timed(signal.sigtimedwait, sleeps)

@@ -61,19 +61,14 @@ class Ungated(OpenGate):
     """Counts the work, and passes on the turn after each training step."""
 
     def __init__(self, turns: Turns, own: int) -> None:
-        self.trials = 0
         self.work = 0
         self._turns, self._own = turns, own
 
     def add_work(self, trial_samples: int) -> None:
-        """See `UnitCosts`."""
+        """See `Gate.add_work`."""
         self.work += trial_samples
         self._turns.pass_on(self._own)
         self._turns.wait(self._own)
-
-    def take_starved(self) -> list[Any]:
-        """No unit is too long."""
-        return []
 
 
 class Inside:
@@ -170,7 +165,7 @@ def _train(name: str, own: int, turns: Turns, seed: int, quick: bool, found: dic
         )
         line = Inside(SearchWorker(study, place, holder))
         start_s = thread_time()
-        Scheduler(study, gate, line, lambda **_: None).run()  # type: ignore[arg-type]
+        Scheduler(study, gate, line, lambda **_: None).run()
         cpu_s = thread_time() - start_s - line.cpu_s
     turns.pass_on(own, ended=True)
     found[name] = {"work": gate.work, "cpu_s": round(cpu_s, 3), "work_per_s": round(gate.work / cpu_s)}

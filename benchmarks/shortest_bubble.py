@@ -214,7 +214,6 @@ def _be_the_side_task(path: Path) -> None:
     os.nice(19)
     page = Page.open(path, create=False)
     gate = CpuGate(page)
-    gate.trials = study.fused
     group = TrialGroup(study, members, gate)
     page.claim(Role.SIDE)
     gate.rest()

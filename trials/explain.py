@@ -23,7 +23,7 @@ class _Names(OpenGate):
     def __init__(self) -> None:
         self.units: list[str] = []
 
-    def use(self, units: Sequence[str]) -> None:
+    def use(self, units: Sequence[str], trials: int) -> None:
         """See `Gate`."""
         self.units = list(units)
 

@@ -14,8 +14,8 @@ from trials.fusion import assemble
 from trials.fusion.errors import FuseError
 from trials.fusion.rows import Rows, generator, moved
 from trials.fusion.structure import difference, structure
+from trials.fusion.units import Units
 from trials.gate.base import OpenGate
-from trials.gate.units import Units
 from trials.optim import FusedOptimizer, optimizer_facts
 from trials.optim import fuse_optimizers as over_rows
 

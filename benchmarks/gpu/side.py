@@ -21,9 +21,9 @@ from benchmarks.gpu.device_kernels import Kernels, open_device
 from ds_hooks.shared.driver import DeviceWords, Driver
 from ds_hooks.shared.page import DeviceGate, Field, Role
 from ds_hooks.shared.page_file import Page
-from trials.gate.base import StopRequested, block_signals
-from trials.gate.cpu import STOP_SIGNAL
-from trials.gate.cuda import CudaGate, nap
+from trials.gate.base import STOP_SIGNAL, StopRequested, block_signals
+from trials.gate.cuda import CudaGate
+from trials.gate.process import nap
 
 UNITS = 8
 
@@ -115,7 +115,7 @@ def _gate(page: Page, driver: Driver, kernels: Kernels, unit_ns: int) -> None:
 
 
 def _compute(gate: CudaGate, stream: int, kernels: Kernels, unit_ns: int) -> None:
-    gate.use([f"unit {unit}" for unit in range(UNITS)])
+    gate.use([f"unit {unit}" for unit in range(UNITS)], 1)
     _ready()
     try:
         for unit in cycle(range(UNITS)):

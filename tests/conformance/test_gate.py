@@ -220,7 +220,7 @@ def main(page: Page, signals: None) -> Iterator[MainJob]:
 
 
 def test_units_start_in_bubbles_only(kind: Kind, main: MainJob) -> None:
-    kind.gate.use(["a", "b"])
+    kind.gate.use(["a", "b"], 1)
     main.play(*[(60, 55, 60)] * 4)
     while len(main.bubbles) < 4:
         kind.gate.enter(HOST_UNIT)
@@ -233,7 +233,7 @@ def test_units_start_in_bubbles_only(kind: Kind, main: MainJob) -> None:
 
 
 def test_a_unit_that_does_not_fit_waits_for_a_bubble_that_is_long_enough(kind: Kind, main: MainJob) -> None:
-    kind.gate.use(["a"])
+    kind.gate.use(["a"], 1)
     for _ in range(2):
         main.play((20, 200, 200))
         kind.gate.enter(0)
@@ -251,7 +251,7 @@ def test_a_unit_that_does_not_fit_waits_for_a_bubble_that_is_long_enough(kind: K
 
 
 def test_a_bubble_that_outlives_its_permit_is_used_again(kind: Kind, main: MainJob, page: Page) -> None:
-    kind.gate.use(["a"])
+    kind.gate.use(["a"], 1)
     main.play((10, 300, 300))
     for _ in range(2):
         kind.gate.enter(0)
@@ -277,7 +277,7 @@ def test_the_end_is_asked_for_while_it_waits(kind: Kind, main: MainJob) -> None:
 
 
 def test_a_unit_that_raises_leaves_the_gate_as_it_was(kind: Kind, main: MainJob) -> None:
-    kind.gate.use(["a"])
+    kind.gate.use(["a"], 1)
     main.play((10, 1000, 1000))
     with pytest.raises(ZeroDivisionError):
         kind.gate.enter(0)
@@ -291,7 +291,7 @@ def test_a_unit_that_raises_leaves_the_gate_as_it_was(kind: Kind, main: MainJob)
 
 
 def test_it_says_when_it_sleeps(kind: Kind, main: MainJob, page: Page) -> None:
-    kind.gate.use(["a"])
+    kind.gate.use(["a"], 1)
     main.open(1000)
     kind.gate.enter(HOST_UNIT)
     kind.gate.rest()
@@ -306,7 +306,7 @@ def test_it_says_when_it_sleeps(kind: Kind, main: MainJob, page: Page) -> None:
 
 
 def test_a_queued_unit_starts_without_the_host(streams: Kind, main: MainJob) -> None:
-    streams.gate.use(["a"])
+    streams.gate.use(["a"], 1)
     main.due(100)
     streams.gate.enter(0)
     streams.work(4)
@@ -321,7 +321,7 @@ def test_a_queued_unit_starts_without_the_host(streams: Kind, main: MainJob) -> 
 
 
 def test_the_third_unit_waits_for_the_first(streams: Kind, main: MainJob) -> None:
-    streams.gate.use(["a"])
+    streams.gate.use(["a"], 1)
     main.open(10_000)
     for _ in range(3):
         streams.gate.enter(0)
@@ -333,7 +333,7 @@ def test_the_third_unit_waits_for_the_first(streams: Kind, main: MainJob) -> Non
 
 
 def test_a_bubble_that_ends_between_two_queued_units_holds_the_second_back(streams: Kind, main: MainJob) -> None:
-    streams.gate.use(["a"])
+    streams.gate.use(["a"], 1)
     main.due(1000)
     streams.gate.enter(0)
     streams.work(100)
@@ -351,7 +351,7 @@ def test_a_bubble_that_ends_between_two_queued_units_holds_the_second_back(strea
 
 
 def test_a_forced_gate_lets_through_what_is_queued_and_no_more(streams: Kind, main: MainJob, page: Page) -> None:
-    streams.gate.use(["a"])
+    streams.gate.use(["a"], 1)
     main.due(1000)
     streams.gate.enter(0)
     streams.work(4)

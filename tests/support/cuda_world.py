@@ -187,8 +187,8 @@ class World:
     def write_word(self, stream: int, device_address: int, value: int) -> None: ...
 
 
-def learn(world: World, gate: CudaGate, *costs_ns: int) -> None:
-    """Let unit k be known to take costs_ns[k]."""
-    gate.use([f"unit {k}" for k in range(len(costs_ns))])
+def learn(world: World, gate: CudaGate, *costs_ns: int, trials: int = 1) -> None:
+    """Let unit k of a group of `trials` be known to take costs_ns[k]."""
+    gate.use([f"unit {k}" for k in range(len(costs_ns))], trials)
     for unit, cost_ns in enumerate(costs_ns):
         gate._costs_ns[unit] = float(cost_ns)

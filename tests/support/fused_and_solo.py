@@ -76,7 +76,7 @@ class RecordingGate(OpenGate):
         """One after another, each once, though it may have been asked for between its parts as well."""
         return [name for name, _ in groupby(self.entered)]
 
-    def use(self, units: Sequence[str]) -> None:
+    def use(self, units: Sequence[str], trials: int) -> None:
         self.names = list(units)
 
     def enter(self, unit: int) -> None:

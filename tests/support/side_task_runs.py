@@ -41,23 +41,22 @@ class Starving(OpenGate):
     """Open, but finds a unit too long when it is asked for the given times, counted from 1."""
 
     def __init__(self, times: Collection[int], needs_ms: Callable[[int], int] = lambda trials: 1 + trials) -> None:
-        self.trials = 0
+        self._trials = 0
         self._times, self._needs_ms = times, needs_ms
         self._asked = 0
         self.sizes: list[int] = []
 
-    def use(self, units: Sequence[str]) -> None:
-        self.sizes.append(self.trials)
-
-    def add_work(self, trial_samples: int) -> None: ...
+    def use(self, units: Sequence[str], trials: int) -> None:
+        self._trials = trials
+        self.sizes.append(trials)
 
     def take_starved(self) -> list[Starved]:
         self._asked += 1
         if self._asked not in self._times:
             return []
-        needs_ns = self._needs_ms(self.trials) * MS
-        short = Starved(unit="score", trials=self.trials, needs_ns=MS, longest_ns=MS // 2)
-        return [short, Starved(unit="loss", trials=self.trials, needs_ns=needs_ns, longest_ns=3 * MS)]
+        needs_ns = self._needs_ms(self._trials) * MS
+        short = Starved(unit="score", trials=self._trials, needs_ns=MS, longest_ns=MS // 2)
+        return [short, Starved(unit="loss", trials=self._trials, needs_ns=needs_ns, longest_ns=3 * MS)]
 
 
 class Seven(RichStudy):
@@ -109,7 +108,7 @@ def run(own: bool, gate: Starving, study: Seven | None = None) -> tuple[list[Fro
     place = WorkerConfig(storage="sqlite:///:memory:", study_name="s", worker="w", lock_file=Path(os.devnull))
     worker = SearchWorker(study, place, AtOnce())
     told: list[dict[str, Any]] = []
-    Scheduler(study, gate, Direct(worker), lambda **line: told.append(line)).run()  # type: ignore[arg-type]
+    Scheduler(study, gate, Direct(worker), lambda **line: told.append(line)).run()
     return worker._study.get_trials(), told
 
 

@@ -26,7 +26,7 @@ from trials.fusion.registry import FuseError, Layer, rule
 from trials.fusion.rows import Rows
 from trials.fusion.structure import Structure, leaves, rule_for, stack, structure
 from trials.fusion.trace import FORWARD
-from trials.gate.units import Units
+from trials.fusion.units import Units
 
 __all__ = ["FuseError", "Fused", "Layer", "Rows", "Structure", "assemble", "rule", "structure"]
 

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, fx, nn
 
 from trials.fusion.errors import RefusedError
-from trials.fusion.mapped import Mapped, Pause
+from trials.fusion.mapped import Mapped
 from trials.fusion.program import Program
 from trials.fusion.registry import Layer, label
 from trials.fusion.rows import Rows
 from trials.fusion.streams import saved
 from trials.fusion.trace import FORWARD
 from trials.fusion.trees import dims_of
-from trials.gate.units import Units
+from trials.fusion.units import LayerUnits, Units
 
 
 class Way(Protocol):
@@ -40,12 +40,12 @@ class Whole:
         self, model: nn.Module, name: str, modes: dict[str, bool], units: Units, reason: str, method: str
     ) -> None:
         """Take a copy of one trial's `model`, called `name`; `reason` says why its `method` has no graph."""
-        self._pause = Pause(units, f"{name} forward")
-        self._mapped = Mapped(model, "", modes, self._pause)
+        self._own = LayerUnits(units, f"{name} forward")
+        self._mapped = Mapped(model, "", modes, self._own)
         self._mapped.label = name  # `model` may be a graph's code
         if method != FORWARD:
             self._mapped.module.forward = getattr(self._mapped.module, method)
-        self._inner = self._mapped.pause_inside(modes, units)
+        self._inner = self._mapped.number_inside(modes, units)
         self._name, self._reason = name, reason
 
     def bind(self, rows: Rows) -> None:
@@ -58,8 +58,8 @@ class Whole:
 
     def declare_backward(self) -> None:
         """See `Way`."""
-        for pause in (self._pause, *reversed(self._inner)):
-            pause.declare_backward()
+        for each in (self._own, *reversed(self._inner)):
+            each.declare_backward()
 
     def ways(self) -> Iterator[tuple[str, str]]:
         """See `Way`."""
@@ -158,7 +158,7 @@ class Forward:
         way.bind(self._rows)
         if self._declared:
             way.declare_backward()
-        self._units.declare()
+        self._units.declare(self._rows.size)
         output = way.run(x, per_trial)
         self._way = way
         return output

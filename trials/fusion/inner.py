@@ -1,7 +1,7 @@
 """The layers inside a forward that is run as a whole: each leaves the `vmap` around it, and is a unit of its own."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -10,35 +10,21 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from trials.fusion.registry import CALLS, FuseError, JointLayer, Layer, arrange
 from trials.fusion.rows import Rows
-from trials.fusion.trees import apart, dims_of, heads
-from trials.gate.units import Units, ask_before_backward
-
-if TYPE_CHECKING:
-    from trials.fusion.mapped import Mapped
+from trials.fusion.trees import apart, dims_of
+from trials.fusion.units import LayerUnits
 
 
-class Pause:
-    """A layer's two units: its forward is entered by a call, its backward by a hook on the forward's output."""
+class OwnCode(Protocol):
+    """A layer without a rule, run by its own code: `trials.fusion.mapped.Mapped`."""
 
-    def __init__(self, units: Units, name: str) -> None:
-        """`name` is that of the forward's unit."""
-        self.name, self._units = name, units
-        self._forward = units.number(name)
-        self._hook: Callable[[Any], None] | None = None
+    def bind(self, rows: Rows) -> None:
+        """Take the tensors of `rows`; called after they were built or changed."""
 
-    def declare_backward(self) -> None:
-        """Number the backward, and have the gate asked for it."""
-        self._hook = self._units.backward_hook(self._units.number(self.name.replace(" forward", " backward")))
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> Any:
+        """Call the layer for all trials; see `Inner.run`. Every tensor in its output has the leading axis K."""
 
-    def enter(self) -> None:
-        """Ask for the forward."""
-        self._units.enter(self._forward)
-
-    def before_backward(self, output: Any) -> None:
-        """Have the gate asked before the backward of the layer that computed `output`."""
-        if self._hook is not None:
-            for tensor in heads(output):
-                ask_before_backward(tensor, self._hook)
+    def way(self, reason: str) -> str:
+        """Say how the layer is computed, which has no rule for `reason`."""
 
 
 class Below(torch.autograd.Function):
@@ -67,9 +53,9 @@ class Below(torch.autograd.Function):
 class Inner:
     """A layer inside a whole model."""
 
-    def __init__(self, rule: Layer | FuseError, mapped: "Mapped | None", training: bool, pause: Pause) -> None:
+    def __init__(self, rule: Layer | FuseError, mapped: OwnCode | None, training: bool, units: LayerUnits) -> None:
         """Computed by `rule`, or, if that is an error, as `mapped`."""
-        self.rule, self.mapped, self.training, self.pause = rule, mapped, training, pause
+        self.rule, self.mapped, self.training, self.units = rule, mapped, training, units
 
     def bind(self, rows: Rows) -> None:
         """See `Layer.bind`."""
@@ -87,15 +73,15 @@ class Inner:
         if isinstance(self.rule, JointLayer):
             inputs, found = self.rule.arrange(args, kwargs), self.rule.arrange(*dims)
             flags = _owned(inputs, found)
-            self.pause.enter()
+            self.units.enter()
             output, per_trial = self.rule.run_joint(inputs, flags, self.training)
         else:
             inputs, found = (*args, *kwargs.values()), (*dims[0], *dims[1].values())
             if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
                 raise FuseError(f"module '{self.rule.label}' is called with {len(inputs)} inputs; allowed: one tensor")
-            self.pause.enter()
+            self.units.enter()
             output, per_trial = self.rule.run(inputs[0], found[0] == 0, self.training)
-        self.pause.before_backward(output)
+        self.units.before_backward(output)
         return output, dims_of(output, per_trial)
 
     def way(self) -> str:
@@ -119,16 +105,19 @@ class Call:
 
 
 class Calls(TorchFunctionMode):
-    """Hands a module's calls of functions to it."""
+    """Passes every function that a module's code calls to `call`, while it is entered.
 
-    def __init__(self, mapped: "Mapped") -> None:
-        """While `mapped` is run."""
+    Args:
+        call: takes the function, its arguments and its arguments by name, and returns the function's result.
+    """
+
+    def __init__(self, call: Callable[[Callable[..., Any], Any, dict[str, Any]], Any]) -> None:
         super().__init__()
-        self._mapped = mapped
+        self._call = call
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See `TorchFunctionMode`."""
-        return self._mapped.call(func, args, kwargs or {})
+        return self._call(func, args, kwargs or {})
 
 
 def _owned(inputs: Sequence[Any], dims: Sequence[Any]) -> list[bool]:

@@ -17,14 +17,14 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from trials.fusion.describe import plain_tensors
 from trials.fusion.errors import RefusedError
-from trials.fusion.inner import Below, Call, Calls, Inner, Pause
+from trials.fusion.inner import Below, Call, Calls, Inner
 from trials.fusion.registry import CALLS, FORWARDS, Layer, label
 from trials.fusion.rows import Rows
 from trials.fusion.steps import State, Step, fill
 from trials.fusion.streams import drawing_from, go_on, note, saved
 from trials.fusion.structure import Unchanged, rule_for
 from trials.fusion.trees import apart, dims_of, hide_objects, stack
-from trials.gate.units import Units
+from trials.fusion.units import LayerUnits, Units
 
 
 class Mapped:
@@ -35,14 +35,14 @@ class Mapped:
         looped: why the trials are computed one after another; empty while `vmap` does.
     """
 
-    def __init__(self, module: nn.Module, path: str, modes: dict[str, bool], pause: Pause) -> None:
+    def __init__(self, module: nn.Module, path: str, modes: dict[str, bool], units: LayerUnits) -> None:
         """Take a copy of one trial's `module`.
 
         Args:
             module: its tensors do not matter; those of `Rows` take their place in each call.
             path: where it stands in the model.
             modes: path in the model -> whether that module is in training mode.
-            pause: how to ask the gate.
+            units: its own, to ask the gate for.
 
         Raises:
             RefusedError: the module cannot be copied.
@@ -51,7 +51,7 @@ class Mapped:
             self.module = copy.deepcopy(module)
         except Exception as error:
             raise RefusedError(f"module '{path}' ({type(module).__name__}) cannot be copied: {error}") from error
-        self.label, self.looped, self.pause = label(module, path), "", pause
+        self.label, self.looped, self.units = label(module, path), "", units
         self._prefix = f"{path}." if path else ""
         for name, inner in self.module.named_modules():
             inner.training = modes[f"{self._prefix}{name}" if name else path]
@@ -68,7 +68,7 @@ class Mapped:
             setattr(type(self.module), "__call__", nn.Module.__call__)  # noqa: B010 - fx's own prints what it raises
             self._seen = True  # what tracing saw needs no second look
 
-    def pause_inside(self, modes: dict[str, bool], units: Units) -> list[Pause]:
+    def number_inside(self, modes: dict[str, bool], units: Units) -> list[LayerUnits]:
         """Make every layer inside a whole model a unit of its own, computed by its rule, or else as a `Mapped`."""
         for path, module in self.module.named_modules():
             rule = rule_for(module, path)
@@ -78,13 +78,13 @@ class Mapped:
             # in place, or a view: only the code around it can tell who else sees the change
             if getattr(module, "inplace", False) or (isinstance(rule, Layer) and rule.free):
                 continue
-            pause = Pause(units, f"{label(module, path)} forward")
-            mapped = None if isinstance(rule, Layer) else Mapped(module, path, modes, pause)
-            self._inner[path] = Inner(rule, mapped, module.training, pause)
+            own = LayerUnits(units, f"{label(module, path)} forward")
+            mapped = None if isinstance(rule, Layer) else Mapped(module, path, modes, own)
+            self._inner[path] = Inner(rule, mapped, module.training, own)
         for path, inner in self._inner.items():
             module = self.module.get_submodule(path)
             module.forward = self._leaving(module.forward, inner)
-        return [inner.pause for inner in self._inner.values()]
+        return [inner.units for inner in self._inner.values()]
 
     def bind(self, rows: Rows) -> None:
         """Take the tensors of `rows`; called after they were built or changed."""
@@ -110,7 +110,7 @@ class Mapped:
         """The layers inside, and how each is computed."""
         for inner in self._inner.values():
             yield (
-                inner.pause.name.removesuffix(" forward"),
+                inner.units.name.removesuffix(" forward"),
                 f"loop over trials: {self.looped}" if self.looped else inner.way(),
             )
 
@@ -137,7 +137,7 @@ class Mapped:
         inputs = [] if getattr(self.module, "inplace", False) else _tensors(args, kwargs)
         versions = [tensor._version for tensor in inputs]
         if not entered:
-            self.pause.enter()
+            self.units.enter()
         output, reason = None, self.looped
         if self._rows.size == 1:
             output = self._alone(args, kwargs, dims)
@@ -174,7 +174,7 @@ class Mapped:
         def one(row: Tensor, parameters: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
             self._row = row
             tensors = {**parameters, **buffers}
-            with Calls(self):
+            with Calls(self.call):
                 output = functional_call(self.module, tensors, args, kwargs)
             outputs, rebuild = apart(hide_objects(output, f"module '{self.label}'"))
             together[:] = [rebuild]
@@ -187,7 +187,7 @@ class Mapped:
         for name, tensor in replaced.items():
             self._buffers[name].copy_(tensor.detach())
         output = together[0](outputs)
-        self.pause.before_backward(output)
+        self.units.before_backward(output)
         return output
 
     def _loop(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> Any:
@@ -197,7 +197,7 @@ class Mapped:
         outputs = []
         for row, generator in enumerate(self._rows.generators):
             if row:
-                self.pause.enter()
+                self.units.enter()
             inputs = [leaf if dim is None else leaf[row] for leaf, dim in zip(leaves, owned, strict=True)]
             own_args, own_kwargs = tree_unflatten(inputs, spec)
             buffers = {name: tensor[row] for name, tensor in self._buffers.items()}
@@ -210,7 +210,7 @@ class Mapped:
             for name, tensor in buffers.items():
                 if tensors[name] is not tensor:
                     tensor.copy_(tensors[name].detach())
-            self.pause.before_backward(outputs[-1])
+            self.units.before_backward(outputs[-1])
         self._set_common()
         return stack(outputs, f"module '{self.label}'")
 
@@ -238,7 +238,7 @@ class Mapped:
         finally:
             for (table, name, _), tensor in zip(self._places, before, strict=True):
                 table[name] = tensor
-        self.pause.before_backward(output)
+        self.units.before_backward(output)
         return stack([output], f"module '{self.label}'")
 
     def _set_common(self) -> None:
@@ -283,11 +283,11 @@ class Mapped:
                 return self._below(inner, args, kwargs)
             if self._stream is None:
                 return forward(*args, **kwargs)
-            note(self._stream)  # whoever runs in the pause may draw too
-            inner.pause.enter()
+            note(self._stream)  # what runs while the gate is closed may draw too
+            inner.units.enter()
             go_on(self._stream)
             output = forward(*args, **kwargs)
-            inner.pause.before_backward(output)
+            inner.units.before_backward(output)
             return output
 
         return call

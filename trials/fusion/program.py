@@ -5,13 +5,13 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from trials.fusion.mapped import Mapped, MappedStep, Pause
+from trials.fusion.mapped import Mapped, MappedStep
 from trials.fusion.registry import JointLayer, Layer, label
 from trials.fusion.rows import Rows
 from trials.fusion.steps import CallStep, JointStep, LayerStep, Ref, State, Step, TensorStep, fill
 from trials.fusion.trace import layer_label, leaf_input
 from trials.fusion.trees import expand
-from trials.gate.units import Units
+from trials.fusion.units import LayerUnits, Units
 
 
 class Program:
@@ -124,7 +124,7 @@ class Program:
     def _compile_mapped(self, node: fx.Node, module: nn.Module, reason: str, modes: dict[str, bool]) -> None:
         path = str(node.target)
         entered = self._unit(f"{label(module, path)} forward") is None
-        mapped = Mapped(module, path, modes, Pause(self._units, self.forward_units[-1]))
+        mapped = Mapped(module, path, modes, LayerUnits(self._units, self.forward_units[-1]))
         step = MappedStep(self._index[node], self._refer(node.args), self._refer(node.kwargs), mapped, reason, entered)
         self.steps.append(step)
         self._asking.append(step)
@@ -145,7 +145,7 @@ class Program:
         """Number the backward units, last layer first, and have the gate asked for them."""
         for name, step in reversed(list(zip(self.forward_units, self._asking, strict=False))):
             if isinstance(step, MappedStep):
-                step.mapped.pause.declare_backward()
+                step.mapped.units.declare_backward()
             else:
                 step.hook = self._units.backward_hook(self._units.number(name.replace(" forward", " backward")))
 

@@ -12,7 +12,7 @@ from trials.fusion.functional import ELEMENTWISE, JOINT, MOVED, aligned, cat
 from trials.fusion.registry import CALLS, CallRule, FuseError, JointLayer, Layer, arrange
 from trials.fusion.rows import Rows
 from trials.fusion.trees import apart, heads
-from trials.gate.units import ask_before_backward
+from trials.fusion.units import ask_before_backward
 
 
 @dataclass(frozen=True, slots=True)

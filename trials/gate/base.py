@@ -49,19 +49,14 @@ class Starved:
 
 
 class Gate(Protocol):
-    """The side task's only view of the main job.
+    """The side task's only view of the main job."""
 
-    Attributes:
-        trials: K of the group whose units are numbered; set before `use`.
-    """
-
-    trials: int
-
-    def use(self, units: Sequence[str]) -> None:
-        """Declare the units that the following `enter` calls number, after a group was built or changed its K.
+    def use(self, units: Sequence[str], trials: int) -> None:
+        """Declare the units that later `enter` calls number. Call it after a group was built or changed its K.
 
         Args:
             units: a name per unit, such as ``"0.Linear forward"``; the index in this list is the unit's number.
+            trials: K, how many trials the group fuses. The same unit costs more with more trials.
         """
 
     def enter(self, unit: int) -> None:
@@ -98,11 +93,7 @@ class Gate(Protocol):
 class OpenGate:
     """A gate that never closes: training outside a pipeline, and the reference in tests."""
 
-    def __init__(self) -> None:
-        """Nothing is measured."""
-        self.trials = 0
-
-    def use(self, units: Sequence[str]) -> None:
+    def use(self, units: Sequence[str], trials: int) -> None:
         """Accept any units."""
 
     def enter(self, unit: int) -> None:

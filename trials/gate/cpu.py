@@ -69,7 +69,7 @@ class CpuGate(UnitCosts):
         self._longest_ns = 0  # of the bubbles in which the running unit was declined, if they were too many
         self._parent_pid = os.getppid()
 
-    def use(self, units: Sequence[str]) -> None:
+    def use(self, units: Sequence[str], trials: int) -> None:
         """See `UnitCosts.use`."""
         if self._running is not None:  # a row that goes on would have units of both numberings
             now_ns, cpu_ns = monotonic_ns(), thread_time_ns()
@@ -77,7 +77,7 @@ class CpuGate(UnitCosts):
             self._running, self._room_ns = HOST_UNIT, 0.0
             self._start_ns, self._start_cpu_ns = now_ns, cpu_ns
         self._settle()
-        super().use(units)
+        super().use(units, trials)
 
     def enter(self, unit: int) -> None:
         """See `Gate.enter`."""

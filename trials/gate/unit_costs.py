@@ -45,18 +45,17 @@ class UnitCosts:
         self._costs_ns: list[float] = [HOST_WORK_NEEDS_NS]
         self._known_costs_ns: dict[str, float] = {}
         self._starved: list[Starved] = []
-        self.trials = 0
 
-    def use(self, units: Sequence[str]) -> None:
-        """Number `units` from now on; what units of the same name and number of trials cost is remembered."""
+    def use(self, units: Sequence[str], trials: int) -> None:
+        """See `Gate.use`. Costs are kept by name and number of trials, so a group that comes back knows its own."""
         self._remember_costs()
-        declared = (self.trials, tuple(units))
+        declared = (trials, tuple(units))
         if declared in self._declared:
             self._group = self._declared.index(declared)
         else:
             self._declared.append(declared)
-            self._group = self._records.add_group(self.trials, units)
-        self._costs_ns = [self._known_costs_ns.get(_key(self.trials, name), 0.0) for name in units]
+            self._group = self._records.add_group(trials, units)
+        self._costs_ns = [self._known_costs_ns.get(_key(trials, name), 0.0) for name in units]
         self._costs_ns.append(HOST_WORK_NEEDS_NS)
         self._starved.clear()
 

@@ -22,7 +22,7 @@ from typing import Any, TextIO, TypeVar
 import optuna
 from optuna.trial import Trial, TrialState
 
-from trials.gate.cpu import GATE_SIGNALS
+from trials.gate.base import GATE_SIGNALS
 from trials.gate.process import die_with_parent, run_when_idle
 from trials.search.storage import open_storage
 from trials.study import Study

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trials.gate.base import Starved
-from trials.gate.cpu import CpuGate
+from trials.gate.base import Gate, Starved
 from trials.study import Study
 from trials.training.batches import Batch, Reader, SharedLoaderError, fuse_batches, rounds, shapes
 from trials.training.group import TrialGroup
@@ -66,7 +65,7 @@ class Cohort:
         fit: see above.
     """
 
-    def __init__(self, study: Study, gate: CpuGate, fit: Fit) -> None:
+    def __init__(self, study: Study, gate: Gate, fit: Fit) -> None:
         """No trial is there yet."""
         self.fit = fit
         self.groups: list[TrialGroup] = []
@@ -102,7 +101,6 @@ class Cohort:
             if joining:
                 fresh = self._fused(joining)
                 self.groups.remove(group)  # one that could not take them all is in pieces
-                self._gate.trials = group.size + fresh.size
                 group.merge(fresh)
                 self.groups.append(group)
         count = ceil(len(waiting) / most)
@@ -136,11 +134,9 @@ class Cohort:
         self.groups = [group for group in self.groups if group.size]
 
     def _fused(self, members: Sequence[Member]) -> TrialGroup:
-        self._gate.trials = len(members)
         return TrialGroup(self._study, members, self._gate)
 
     def _split(self, group: TrialGroup, numbers: Sequence[int]) -> TrialGroup:
-        self._gate.trials = len(numbers)
         self.groups.append(group.split([group.numbers.index(number) for number in numbers]))
         return self.groups[-1]
 
@@ -168,6 +164,5 @@ class Cohort:
         if self.fit.mixes:
             self.part_epochs(UNLIKE_EPOCHS)
         parts = [group, *(self._split(group, numbers) for numbers in list(alike.values())[1:])]
-        self._gate.trials = group.size
         group.use_units()
         return parts

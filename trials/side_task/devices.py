@@ -12,6 +12,7 @@ from ds_hooks.shared.device_uuid import uuid_number
 from ds_hooks.shared.driver import CudaDriver, DriverError
 from ds_hooks.shared.page import Field
 from ds_hooks.shared.page_file import Page
+from trials.gate.base import Gate
 from trials.gate.cpu import CpuGate
 from trials.gate.cuda import CudaGate
 from trials.gate.process import die_with_parent, wake_promptly
@@ -26,8 +27,6 @@ CONTEXT_BYTES = 600 << 20
 """What a context takes besides what is allocated in it; it counts as the side task's."""
 
 _BLOCKING_SYNC = 4
-
-Gate = CpuGate | CudaGate
 
 
 class SideDeviceError(Exception):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ds_hooks.shared.endings import JOB_ENDED_FIRST, USER_ERROR_STATUS
 from ds_hooks.shared.page import Field, Role, SideActivity
 from ds_hooks.shared.page_file import Page
-from trials.gate.base import STOP_SIGNAL, GateError, StopRequested, block_signals
+from trials.gate.base import STOP_SIGNAL, Gate, GateError, StopRequested, block_signals
 from trials.gate.process import die_with_parent
 from trials.gate.unit_records import UnitRecords
 from trials.search.client import SearchClient
@@ -19,7 +19,7 @@ from trials.search.client import SearchClient
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trials.side_task.devices import Gate, SideDevice
+    from trials.side_task.devices import SideDevice
     from trials.study import Study
 
 FINISHED = "the side task ended"
@@ -122,7 +122,7 @@ def _train(
     study: "Study",
     device: "SideDevice",
     page: Page,
-    gate: "Gate",
+    gate: Gate,
     search: SearchClient,
     tell: "Callable[..., None]",
     nice: int,

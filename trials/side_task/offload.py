@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ds_hooks.shared.page import Field
 from trials.gate.base import HOST_UNIT, STOP_SIGNAL, Gate, StopRequested
-from trials.gate.cuda import nap
+from trials.gate.process import nap
 
 CHUNK_BYTES = 1 << 20
 """What is copied at once, as host work: some tenths of a millisecond."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trials.gate.base import HOST_UNIT, STOP_SIGNAL, StopRequested
-from trials.search.client import SearchClient
+from trials.gate.base import HOST_UNIT, STOP_SIGNAL, Gate, StopRequested
+from trials.search.client import Search
 from trials.side_task.cohort import Cohort, Fit
 from trials.study import Study
 from trials.training.group import TrialGroup
@@ -23,7 +23,6 @@ from trials.training.member import Member, build_member, group_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from trials.side_task.devices import Gate
     from trials.side_task.offload import Offload
 
 
@@ -50,8 +49,8 @@ class Scheduler:
     def __init__(
         self,
         study: Study,
-        gate: "Gate",
-        search: SearchClient,
+        gate: Gate,
+        search: Search,
         tell: "Callable[..., None]",
         most: int | None = None,
         offload: "Offload | None" = None,
@@ -154,7 +153,7 @@ class Scheduler:
         fit = self._fits.setdefault(group_key(members[0]), Fit(self._study.fused, self._study.mix_epochs))
         cohort = next((each for each in self._cohorts if each.fit is fit), None)
         if cohort is None:
-            cohort = Cohort(self._study, self._gate, fit)  # type: ignore[arg-type]
+            cohort = Cohort(self._study, self._gate, fit)
             self._cohorts.append(cohort)
         asked = cohort.asked + [{"number": member.number, "params": member.params} for member in members]
         try:
@@ -249,7 +248,6 @@ class Scheduler:
     def _use(self, group: TrialGroup) -> None:
         """Let the gate number the units of `group`."""
         if group is not self._in_use:
-            self._gate.trials = group.size
             group.use_units()
             self._in_use = group
 
@@ -292,7 +290,6 @@ class Scheduler:
 
     def _keep(self, group: TrialGroup, rows: list[int]) -> None:
         if len(rows) < group.size:
-            self._gate.trials = len(rows)
             group.keep(rows)
             self._in_use = group
 

@@ -11,8 +11,8 @@ from trials.fusion import Fused, FuseError, Structure, assemble
 from trials.fusion.rows import Rows, generator
 from trials.fusion.scalar import Scalar
 from trials.fusion.structure import Facts, difference, stack
+from trials.fusion.units import Units
 from trials.gate.base import HOST_UNIT, Gate
-from trials.gate.units import Units
 from trials.optim.several import Optimizers, by_phase
 from trials.study import Study
 from trials.training.batches import Reader, fuse_batches, rounds
@@ -65,7 +65,7 @@ class TrialGroup:
         self._scalars = {name: Scalar(f"Study.{name}", getattr(study, name)) for name in ("loss", "score")}
         self._number_units()
         self._losses_K = torch.full((self.size,), torch.nan)
-        self._units.declare()
+        self.use_units()
 
     @property
     def size(self) -> int:
@@ -296,7 +296,7 @@ class TrialGroup:
 
     def use_units(self) -> None:
         """Tell the gate this group's units again, after another group has used the gate."""
-        self._units.declare()
+        self._units.declare(self.size)
 
     def _changed(self) -> None:
         self._control = Control(self._progress, self._device)
@@ -304,7 +304,7 @@ class TrialGroup:
             self._units.number("gradients")
         if self.size:
             self._fused.bind()
-        self._units.declare()
+            self.use_units()
 
     def _append(self, rows: Rows, optimizers: Optimizers) -> None:
         self._fused.rows.append(rows)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trials.fusion import Fused
 from trials.fusion.trace import FORWARD
-from trials.gate.units import Units
+from trials.fusion.units import Units
 from trials.optim import FusedOptimizer
 from trials.training.trial_state import Control
 

@@ -52,7 +52,6 @@ def try_out(study: Study, gate: Gate, trials: int) -> None:
     Raises:
         torch.OutOfMemoryError: they do not fit.
     """
-    gate.trials = trials
     try:
         gate.enter(HOST_UNIT)
         group = _random_group(study, trials, gate)

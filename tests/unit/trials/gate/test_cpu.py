@@ -29,7 +29,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 def test_an_open_gate_lets_a_unit_start_without_a_sleep(world: World) -> None:
     gate = CpuGate(world.page)
-    gate.use(["a", "b"])
+    gate.use(["a", "b"], 1)
     world.open(1, 20 * MS)
     gate.enter(0)
     world.work(1 * MS)
@@ -41,7 +41,7 @@ def test_an_open_gate_lets_a_unit_start_without_a_sleep(world: World) -> None:
 @pytest.mark.parametrize("shut", ["no bubble", "no permit", "permit over", "does not fit"])
 def test_a_shut_gate_sleeps_until_it_is_signalled_and_may_run(world: World, shut: str) -> None:
     gate = CpuGate(world.page)
-    gate.use(["a"])
+    gate.use(["a"], 1)
     world.open(1, 20 * MS)
     gate.enter(0)
     world.work(2 * MS)
@@ -71,7 +71,7 @@ def test_a_bubble_that_outlives_its_permit_is_used_again_and_it_wakes_by_itself(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = CpuGate(world.page)
-    gate.use(["a"])
+    gate.use(["a"], 1)
     world.open(1, 20 * MS)
     gate.enter(0)
     world.work(2 * MS)
@@ -100,7 +100,7 @@ def test_a_bubble_that_outlives_its_permit_is_used_again_and_it_wakes_by_itself(
 @pytest.mark.parametrize("why", ["bubble over", "not opened", "another slot", "renewals over"])
 def test_where_no_renewal_is_to_come_it_sleeps_on(world: World, why: str) -> None:
     gate = CpuGate(world.page)
-    gate.use(["a"])
+    gate.use(["a"], 1)
     world.open(1, 20 * MS)
     gate.enter(0)
     world.work(2 * MS)
@@ -156,7 +156,7 @@ def test_a_bubble_that_begins_while_it_lies_down_is_not_slept_through(
 
 def test_a_wake_up_in_vain_is_counted_and_slept_through(world: World) -> None:
     gate = CpuGate(world.page)
-    gate.use(["a"])
+    gate.use(["a"], 1)
     world.while_asleep = [lambda: signal.SIGUSR1, lambda: world.open(1, 50 * MS)]
     gate.enter(0)
     assert (world.sleeps, world.words[Field.UNITS_DECLINED]) == (2, 1)
@@ -164,7 +164,7 @@ def test_a_wake_up_in_vain_is_counted_and_slept_through(world: World) -> None:
 
 def test_the_end_signal_and_a_dead_daemon_end_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = CpuGate(world.page)
-    gate.use(["a"])
+    gate.use(["a"], 1)
     world.while_asleep = [lambda: signal.SIGTERM]
     with pytest.raises(StopRequested):
         gate.enter(0)
@@ -176,7 +176,7 @@ def test_the_end_signal_and_a_dead_daemon_end_it(world: World, monkeypatch: pyte
 
 def test_a_unit_that_never_ran_needs_room(world: World) -> None:
     gate = CpuGate(world.page)
-    gate.use(["a"])
+    gate.use(["a"], 1)
     world.open(1, world.now_ns + UNKNOWN_COST_NEEDS_NS - 1)
     world.while_asleep = [lambda: world.open(2, world.now_ns + UNKNOWN_COST_NEEDS_NS)]
     gate.enter(0)
@@ -185,19 +185,16 @@ def test_a_unit_that_never_ran_needs_room(world: World) -> None:
 
 def test_cost_is_cpu_time_rises_fast_falls_slowly_and_is_kept_per_name_and_number_of_trials(world: World) -> None:
     gate = CpuGate(world.page)
-    gate.trials = 8
-    gate.use(["a", "b"])
+    gate.use(["a", "b"], 8)
     world.open(1, 10**15)
     for cpu_ns in (100 * US, 300 * US, 100 * US):
         gate.enter(0)
         world.work(5 * MS, cpu_ns)
         gate.rest()
     assert gate._costs_ns[0] == pytest.approx(195 * US)  # 100 -> 200 -> 195
-    gate.trials = 4
-    gate.use(["b", "a"])
+    gate.use(["b", "a"], 4)
     assert gate._costs_ns[:2] == [0.0, 0.0]
-    gate.trials = 8
-    gate.use(["b", "a"])
+    gate.use(["b", "a"], 8)
     assert gate._costs_ns[1] == pytest.approx(195 * US)
 
 
@@ -211,8 +208,7 @@ def takes(world: World, gate: CpuGate, ms: float) -> None:
 
 def test_a_unit_longer_than_all_bubbles_is_tried_in_one_of_the_longest_and_named(world: World) -> None:
     gate = CpuGate(world.page)
-    gate.trials = 16
-    gate.use(["0.Linear forward"])
+    gate.use(["0.Linear forward"], 16)
     takes(world, gate, 12)
     longest = 8 * NEARLY_LONGEST
     decline(world, gate, *[3, 8, 3, 5] * 8, 7, longest - 0.1, 7, longest)
@@ -225,13 +221,13 @@ def test_a_unit_longer_than_all_bubbles_is_tried_in_one_of_the_longest_and_named
     decline(world, gate, *[8] * 32)  # it is still known to be long
     world.work(11 * MS)
     gate.rest()
-    gate.use(["another"])
+    gate.use(["another"], 1)
     assert gate.take_starved() == []
 
 
 def test_one_slow_run_is_forgotten(world: World) -> None:
     gate = CpuGate(world.page)
-    gate.use(["a"])
+    gate.use(["a"], 1)
     takes(world, gate, 100)
     assert decline(world, gate, *[8] * 32) == 32
     world.work(6 * MS)
@@ -242,7 +238,7 @@ def test_one_slow_run_is_forgotten(world: World) -> None:
 
 def test_a_unit_that_fits_the_longest_bubble_of_a_step_waits_for_that(world: World) -> None:
     gate = CpuGate(world.page)
-    gate.use(["a"])
+    gate.use(["a"], 1)
     takes(world, gate, 8)
     for _ in range(3):
         assert decline(world, gate, *[5] * 30, 9) == 31
@@ -253,7 +249,7 @@ def test_a_unit_that_fits_the_longest_bubble_of_a_step_waits_for_that(world: Wor
 
 def test_bubbles_that_are_over_before_it_looks_say_nothing_of_its_length(world: World) -> None:
     gate = CpuGate(world.page)
-    gate.use(["a"])
+    gate.use(["a"], 1)
     takes(world, gate, 4)
     assert decline(world, gate, *[-1] * 100, 5) == 101
     world.work(9 * MS)
@@ -281,16 +277,15 @@ def test_groups_that_take_turns_are_named_once(world: World, tmp_path: Path) -> 
     names = tmp_path / "units.jsonl"
     gate = CpuGate(world.page, UnitRecords(tmp_path / "units.bin"))
     for units in (["a"], ["b"], ["a"], ["b"]):
-        gate.use(units)
+        gate.use(units, 1)
     gate.close()
-    assert read_groups(names) == [{"trials": 0, "units": ["a"]}, {"trials": 0, "units": ["b"]}]
+    assert read_groups(names) == [{"trials": 1, "units": ["a"]}, {"trials": 1, "units": ["b"]}]
 
 
 def test_units_are_recorded_as_the_report_reads_them(world: World, tmp_path: Path) -> None:
     units, names = tmp_path / "units.bin", tmp_path / "units.jsonl"
     gate = CpuGate(world.page, UnitRecords(units))
-    gate.trials = 3
-    gate.use(["a"])
+    gate.use(["a"], 3)
     world.open(1, 50 * MS)
     start_ns = world.now_ns
     gate.enter(0)
@@ -309,7 +304,7 @@ def test_part_of_a_unit_that_a_killed_side_task_left_is_removed(world: World, tm
     units = tmp_path / "units.bin"
     units.write_bytes(UNIT_RECORD.pack(1, 2, 3, 0, 0) + b"half")
     gate = CpuGate(world.page, UnitRecords(units))
-    gate.use(["a"])
+    gate.use(["a"], 1)
     world.open(1, 50 * MS)
     gate.enter(0)
     world.work(1 * MS)
@@ -333,7 +328,7 @@ def test_units_of_a_restarted_side_task_keep_their_names(world: World, tmp_path:
     world.open(1, 50 * MS)
     for own in (["a"], ["b", "c"]):
         gate = CpuGate(world.page, UnitRecords(units))
-        gate.use(own)
+        gate.use(own, 1)
         gate.enter(len(own) - 1)
         world.work(1 * MS)
         gate.close()

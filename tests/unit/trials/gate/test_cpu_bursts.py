@@ -37,7 +37,7 @@ def test_known_units_are_accounted_for_many_at_once_and_new_ones_right_away(
 ) -> None:
     monkeypatch.setattr(gate_module, "ACCOUNT_EVERY_NS", 20 * MS)
     gate = CpuGate(world.page)
-    gate.use(["a", "b"])
+    gate.use(["a", "b"], 1)
     known(world, gate, 2 * MS, 4 * MS)
     world.open(2, 10**15)
     ran, busy_ns = world.words[Field.UNITS_RUN], world.words[Field.BUSY_NS]
@@ -60,7 +60,7 @@ def test_known_units_are_accounted_for_many_at_once_and_new_ones_right_away(
 def test_short_units_in_a_row_share_a_record_and_each_still_asks(world: World, tmp_path: Path) -> None:
     units, names = tmp_path / "units.bin", tmp_path / "units.jsonl"
     gate = CpuGate(world.page, UnitRecords(units))
-    gate.use(["a", "b", "c", "d"])
+    gate.use(["a", "b", "c", "d"], 1)
     known(world, gate, 200 * US, 200 * US, 90 * US, 600 * US)
     before = world.words[Field.UNITS_RUN]
     start_ns = world.now_ns
@@ -72,10 +72,10 @@ def test_short_units_in_a_row_share_a_record_and_each_still_asks(world: World, t
     *_, row, long = UNIT_RECORD.iter_unpack(units.read_bytes())
     assert row == (start_ns, 490 * US, 490 * US, 4, 0), "no longer than the grain"
     assert long == (start_ns + 490 * US, 600 * US, 600 * US, 3, 0), "a longer unit has its own"
-    assert read_groups(names) == [{"trials": 0, "units": ["a", "b", "c", "d", "a … c"]}]
+    assert read_groups(names) == [{"trials": 1, "units": ["a", "b", "c", "d", "a … c"]}]
     gate = CpuGate(world.page)
-    gate.use(["a"])
-    gate.use(["a"])
+    gate.use(["a"], 1)
+    gate.use(["a"], 1)
     assert gate._group == 0
 
 
@@ -83,7 +83,7 @@ def test_rows_are_longer_where_a_unit_may_be_stopped(world: World, tmp_path: Pat
     world.words[Field.PREEMPTIVE] = 1
     units = tmp_path / "units.bin"
     gate = CpuGate(world.page, UnitRecords(units))
-    gate.use(["a", "b", "c"])
+    gate.use(["a", "b", "c"], 1)
     known(world, gate, 8 * MS, 12 * MS, 1 * MS)
     start_ns = world.now_ns
     for unit, cost_ns in enumerate((8 * MS, 12 * MS, 1 * MS)):
@@ -100,7 +100,7 @@ def test_host_work_joins_a_row_only_where_it_may_be_stopped(world: World, tmp_pa
         world.words[Field.PREEMPTIVE] = preemptive
         units = tmp_path / f"{preemptive}.bin"
         gate = CpuGate(world.page, UnitRecords(units))
-        gate.use(["a", "b"])
+        gate.use(["a", "b"], 1)
         known(world, gate, 1 * MS, 1 * MS)
         for unit in (0, HOST_UNIT, 1):
             gate.enter(unit)
@@ -108,25 +108,25 @@ def test_host_work_joins_a_row_only_where_it_may_be_stopped(world: World, tmp_pa
         gate.close()
         _, _, *found = UNIT_RECORD.iter_unpack(units.read_bytes())
         assert [(unit, wall_ns // MS) for _, wall_ns, _, unit, _ in found] == expected
-    assert read_groups(tmp_path / "1.jsonl") == [{"trials": 0, "units": ["a", "b", "a … b"]}]
+    assert read_groups(tmp_path / "1.jsonl") == [{"trials": 1, "units": ["a", "b", "a … b"]}]
 
 
 def test_a_row_that_ends_with_host_work_is_named_by_its_last_unit(world: World, tmp_path: Path) -> None:
     world.words[Field.PREEMPTIVE] = 1
     gate = CpuGate(world.page, UnitRecords(tmp_path / "units.bin"))
-    gate.use(["a", "b"])
+    gate.use(["a", "b"], 1)
     known(world, gate, 1 * MS, 1 * MS)
     for unit in (0, 1, HOST_UNIT, HOST_UNIT):
         gate.enter(unit)
         world.work(1 * MS)
     gate.close()
-    assert read_groups(tmp_path / "units.jsonl") == [{"trials": 0, "units": ["a", "b", "a … b"]}]
+    assert read_groups(tmp_path / "units.jsonl") == [{"trials": 1, "units": ["a", "b", "a … b"]}]
 
 
 def test_rows_with_host_work_teach_nothing_and_some_are_kept_without_it(world: World) -> None:
     world.words[Field.PREEMPTIVE] = 1
     gate = CpuGate(world.page)
-    gate.use(["a"])
+    gate.use(["a"], 1)
     known(world, gate, 1 * MS)
     costs_ns = []
     for _ in range(2 * ROWS_PER_LESSON):
@@ -151,12 +151,12 @@ def test_a_row_ends_where_units_are_numbered_anew(world: World, tmp_path: Path) 
     world.words[Field.PREEMPTIVE] = 1
     units, names = tmp_path / "units.bin", tmp_path / "units.jsonl"
     gate = CpuGate(world.page, UnitRecords(units))
-    gate.use(["a", "b"])
+    gate.use(["a", "b"], 1)
     known(world, gate, 1 * MS, 1 * MS)
     for unit in (0, 1, HOST_UNIT):
         gate.enter(unit)
         world.work(1 * MS)
-    gate.use(["c"])
+    gate.use(["c"], 1)
     world.work(2 * MS)
     gate.enter(0)
     world.work(1 * MS)
@@ -169,7 +169,7 @@ def test_a_row_ends_where_units_are_numbered_anew(world: World, tmp_path: Path) 
 @pytest.mark.parametrize("why", ["another bubble", "no bubble", "permit over", "does not fit"])
 def test_a_short_unit_joins_none_where_it_may_not_start(world: World, why: str) -> None:
     gate = CpuGate(world.page)
-    gate.use(["a", "b"])
+    gate.use(["a", "b"], 1)
     known(world, gate, 100 * US, 100 * US)
     world.open(2, world.now_ns + {"permit over": 150 * US, "does not fit": 199 * US}.get(why, MS))
     gate.enter(0)
@@ -189,7 +189,7 @@ def test_a_short_unit_joins_none_where_it_may_not_start(world: World, why: str) 
 def test_a_row_that_was_stopped_goes_on_in_any_bubble_and_in_none_without(world: World) -> None:
     world.words[Field.PREEMPTIVE] = 1
     gate = CpuGate(world.page)
-    gate.use(["a", "b", "c"])
+    gate.use(["a", "b", "c"], 1)
     known(world, gate, 2 * MS, 1 * MS, 1 * MS)
     gate.enter(0)
     world.work(2 * MS)
@@ -205,7 +205,7 @@ def test_a_row_that_was_stopped_goes_on_in_any_bubble_and_in_none_without(world:
 
 def test_what_a_row_takes_is_shared_out_among_its_forecasts(world: World) -> None:
     gate = CpuGate(world.page)
-    gate.use(["a", "b"])
+    gate.use(["a", "b"], 1)
     known(world, gate, 100 * US, 300 * US)
     gate.enter(0)
     gate.enter(1)
@@ -220,7 +220,7 @@ def test_what_a_row_takes_is_shared_out_among_its_forecasts(world: World) -> Non
 
 def test_a_unit_that_is_tried_in_vain_is_measured_by_itself(world: World) -> None:
     gate = CpuGate(world.page)
-    gate.use(["a", "b"])
+    gate.use(["a", "b"], 1)
     known(world, gate, 12 * MS, 10 * US)
     decline(world, gate, *[0.3] * 32)
     gate.enter(1)
@@ -229,7 +229,7 @@ def test_a_unit_that_is_tried_in_vain_is_measured_by_itself(world: World) -> Non
 
 def test_units_that_take_no_time_stay_known(world: World) -> None:
     gate = CpuGate(world.page)
-    gate.use(["a", "b"])
+    gate.use(["a", "b"], 1)
     world.open(1, 20 * MS)
     for _ in range(1000):
         for unit in (0, 1):
@@ -243,7 +243,7 @@ def test_many_rows_of_the_same_units_before_a_rest_teach_no_more_than_one_after_
     world: World, took_us: int
 ) -> None:
     gate = CpuGate(world.page)
-    gate.use(["a", "b"])
+    gate.use(["a", "b"], 1)
     known(world, gate, 200 * US, 200 * US)
     for _ in range(1000):  # as in an evaluation of many batches
         for unit in range(2):
@@ -257,7 +257,7 @@ def test_many_rows_of_the_same_units_before_a_rest_teach_no_more_than_one_after_
 def test_names_are_written_with_the_units_that_bear_them_and_no_sooner(world: World, tmp_path: Path) -> None:
     units, names = tmp_path / "units.bin", tmp_path / "units.jsonl"
     gate = CpuGate(world.page, UnitRecords(units))
-    gate.use(["a", "b", "c"])
+    gate.use(["a", "b", "c"], 1)
     known(world, gate, 200 * US, 200 * US, 200 * US)
     at = 0
     while not units.stat().st_size:

@@ -70,7 +70,7 @@ def test_a_unit_that_does_not_fit_is_not_queued_and_starts_in_the_next_bubble(wo
 @pytest.mark.parametrize(("lasts_ms", "starts_ms"), [(20, 8), (7, 60)])
 def test_a_bubble_that_outlives_its_permit_is_used_again(world: World, lasts_ms: int, starts_ms: int) -> None:
     gate = world.gate()
-    gate.use(["a", "b"])
+    gate.use(["a", "b"], 1)
     permit_ns = 1500 * US
     plan_slot(world.page.words, 3, permit_ns, ((4 * MS, 4500 * US), (8 * MS, 15 * MS)))
     start_ns = world.now_ns
@@ -136,7 +136,7 @@ def test_nothing_starts_in_a_bubble_that_nobody_saw_begin(world: World) -> None:
 
 def test_a_unit_that_never_ran_needs_room(world: World) -> None:
     gate = world.gate()
-    gate.use(["a"])
+    gate.use(["a"], 1)
     world.due(1, UNKNOWN_COST_NEEDS_NS - 1)
     world.signals.append(signal.SIGTERM)
     with pytest.raises(StopRequested):

@@ -25,8 +25,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 def test_costs_are_the_devices_rise_fast_fall_slowly_and_belong_to_the_units_that_were_asked_for(world: World) -> None:
     gate = world.gate()
-    gate.trials = 8
-    gate.use(["a", "b"])
+    gate.use(["a", "b"], 8)
     gate._has_run |= {(0, 0), (0, 1), (1, 0)}
     world.due(1, 10**9)
     gate.rest()
@@ -37,22 +36,20 @@ def test_costs_are_the_devices_rise_fast_fall_slowly_and_belong_to_the_units_tha
         world.pass_time(5 * MS)
     world.run(gate, 1, 700 * US)
     assert gate._costs_ns[0] == pytest.approx(1950 * US, rel=0.01)  # 1000 -> 2000 -> 1950
-    gate.trials = 4
-    gate.use(["c"])  # while b still runs
+    gate.use(["c"], 4)  # while b still runs
     world.run(gate, 0, 300 * US)
     gate.rest()
     world.pass_time(5 * MS)
     gate.rest()
     assert gate._costs_ns[0] == pytest.approx(300 * US, rel=0.01)
-    gate.trials = 8
-    gate.use(["b", "a"])
+    gate.use(["b", "a"], 8)
     assert gate._costs_ns[:2] == [pytest.approx(700 * US, rel=0.01), pytest.approx(1950 * US, rel=0.01)]
     assert world.words[Field.BUSY_NS] == 6 * MS
 
 
 def test_the_first_time_says_nothing_of_what_a_unit_takes(world: World) -> None:
     gate = world.gate()
-    gate.use(["a"])
+    gate.use(["a"], 1)
     world.due(1, 10**9)
     world.open(1, 10**9)
     known_ns = []
@@ -90,8 +87,7 @@ def test_each_operation_of_host_work_waits_for_a_bubble(world: World) -> None:
 
 def test_a_unit_longer_than_all_bubbles_is_tried_in_one_of_the_longest_and_named(world: World) -> None:
     gate = world.gate()
-    gate.trials = 16
-    learn(world, gate, 12 * MS)
+    learn(world, gate, 12 * MS, trials=16)
     lengths_ms = [3, 8, 3, 5] * 8 + [7, 8, 8]
 
     def next_bubble(epoch: int) -> None:
@@ -127,7 +123,7 @@ def test_host_work_that_was_tried_in_a_long_bubble_needs_as_little_as_ever_then(
 def test_units_are_recorded_as_the_report_reads_them(world: World, tmp_path: Path) -> None:
     units = tmp_path / "units.bin"
     gate = world.gate(UnitRecords(units))
-    gate.use(["a"])
+    gate.use(["a"], 16)
     begin_ns = world.now_ns + 2 * MS
     world.bubble(1, 2 * MS, 50 * MS)
     world.run(gate, 0, 3 * MS)

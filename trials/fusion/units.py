@@ -1,6 +1,6 @@
 """How a trial group asks the gate: units are numbered here, and the backward pass stops at every layer.
 
-The gate is asked between units and never touches a tensor, so a pause cannot change a number.
+The gate is asked between units and never touches a tensor, so waiting cannot change a number.
 """
 
 from collections.abc import Callable
@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from trials.fusion.trees import heads
 from trials.gate.base import HOST_UNIT, Gate
 
 
@@ -40,9 +41,9 @@ class Units:
             self.names.append(name)
         return self.names.index(name)
 
-    def declare(self) -> None:
-        """Tell the gate what the numbers mean."""
-        self._gate.use(list(self.names))
+    def declare(self, trials: int) -> None:
+        """Announce the numbers' names to the gate, and K, the number of trials."""
+        self._gate.use(list(self.names), trials)
 
     def rest(self) -> None:
         """No device work follows for now."""
@@ -56,6 +57,36 @@ class Units:
             enter(unit)
 
         return ask
+
+
+class LayerUnits:
+    """The two units of one layer.
+
+    A call enters its forward. A hook on the forward's output enters its backward.
+
+    Args:
+        units: where they are numbered.
+        name: the name of the forward's unit.
+    """
+
+    def __init__(self, units: Units, name: str) -> None:
+        self.name, self._units = name, units
+        self._forward = units.number(name)
+        self._hook: Callable[[Any], None] | None = None
+
+    def declare_backward(self) -> None:
+        """Number the backward, and have the gate asked for it."""
+        self._hook = self._units.backward_hook(self._units.number(self.name.replace(" forward", " backward")))
+
+    def enter(self) -> None:
+        """Ask for the forward."""
+        self._units.enter(self._forward)
+
+    def before_backward(self, output: Any) -> None:
+        """Have the gate asked before the backward of the layer that computed `output`."""
+        if self._hook is not None:
+            for tensor in heads(output):
+                ask_before_backward(tensor, self._hook)
 
 
 def ask_before_backward(output: Tensor, hook: Callable[[Any], None]) -> None:
