@@ -110,7 +110,7 @@ class Daemon:
         self._named_units: set[tuple[str, str]] = set()
         self._closer: subprocess.Popen[bytes] | None = None
         self._books = Bookkeeper(self._recorder, knows_gaps=self._device.stops)
-        self._progress = ProgressLine(self._rank)
+        self._progress = ProgressLine()
         self._ended = False
 
     def run(self) -> None:
@@ -366,7 +366,7 @@ class Daemon:
 
     def _show_progress(self, step: int) -> None:
         line = self._progress.line(step, self._books.bubble_ns, self._page.words[Field.BUSY_NS], time.monotonic_ns())
-        if line is not None and self._job_pid is not None:
+        if line is not None and self._job_pid is not None and self._rank == 0:
             print(line, flush=True)
 
     def _finish(self) -> None:

@@ -1,4 +1,4 @@
-"""One line every ten seconds about how well the bubbles are used."""
+"""One line every ten seconds, for the whole job: how well rank 0 uses its bubbles."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,15 +7,11 @@ EVERY_NS = 10_000_000_000
 
 
 class ProgressLine:
-    """Counts what `line` tells.
+    """Makes the line. Only rank 0's daemon prints it, so a job has one however many ranks it has."""
 
-    Args:
-        rank: whose device it is.
-    """
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    def __init__(self) -> None:
         self.side: Mapping[str, Any] = {}
+        """The side task's last "progress" status; empty without a side task."""
         self._last_ns = 0
         self._last_bubble_ns = self._last_busy_ns = 0
 
@@ -33,12 +29,9 @@ class ProgressLine:
         text = None
         if self._last_ns:
             bubble_ns = max(1, total_bubble_ns - self._last_bubble_ns)
-            share = bubble_ns / (now_ns - self._last_ns)
-            busy = (busy_ns - self._last_busy_ns) / bubble_ns
-            text = (
-                f"[squeezer] rank {self._rank}: step {step}, bubbles {share:.0%} of the time, {busy:.0%} of them used"
-            )
+            text = f"[squeezer] step {step}: rank 0 idle {bubble_ns / (now_ns - self._last_ns):.0%} of the time"
             if self.side:
-                text += f", {self.side['trials_running']} trials running, {self.side['epochs']} epochs trained"
+                busy = (busy_ns - self._last_busy_ns) / bubble_ns
+                text += f", {busy:.0%} of it used; {self.side['trials_running']} trials running"
         self._last_ns, self._last_bubble_ns, self._last_busy_ns = now_ns, total_bubble_ns, busy_ns
         return text
