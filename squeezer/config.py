@@ -1,7 +1,8 @@
 """What a user configures: one TOML file, read once, frozen.
 
-Units stand in the keys. A study is found beside the file that names it; the run's directory is relative to where the
-command is started. Every mistake in the file is named at once, with its key, its value and what is allowed.
+Units stand in the keys. The string under a key is its meaning in docs/configuration.md. A study is found beside the
+file that names it; the run's directory is relative to where the command is started. Every mistake in the file is named
+at once, with its key, its value and what is allowed.
 """
 
 import difflib
@@ -50,23 +51,28 @@ class SqueezeTable(_Table):
     """When bubbles are opened, and for how long."""
 
     squeezed_steps: _Count = 45
-    """The length of a window with squeezing."""
+    """steps in a window with squeezing"""
     alone_steps: _CountOrNone = 5
-    """The length of the window without it that follows: the baseline of the slowdown. 0: never."""
+    """steps in the window without squeezing that follows, the baseline of the slowdown; 0: none, and no slowdown is \
+reported"""
     observe_steps: _Count = 6
-    """The first steps of a job only observe."""
+    """the first steps of a job teach the forecast and are not squeezed"""
     margin_ms: _NotNegative = 0.3
-    """Without `preemptive`: the permit ends this long before the forecast end of the bubble, if no more is known."""
+    """without `preemptive`: a permit ends this long before the bubble's forecast end; less where ends are known \
+better, more where bubbles overran"""
     preemptive: bool = Field(default=True, description="true or false")
-    """Permits last to the bubble's true end, where the side task is stopped in the middle of its work."""
+    """true: a permit lasts to the bubble's true end, and the side task is stopped there (SIGSTOP); false: it ends \
+before the forecast end, and a unit that has started runs to its end. A GPU cannot stop a unit, so there it is \
+always false"""
     min_bubble_ms: _Positive = Field(default_factory=lambda before: pays_from_ms(before.get("preemptive", True)))
-    """Slots whose bubbles are shorter on average are not opened, nor bubbles that are known to be."""
+    """slots with a shorter mean bubble stay shut, and so does a bubble that is known to be shorter"""
     forecast_quantile: Annotated[float, Field(ge=0, le=0.5, description="a number from 0 to 0.5")] = 0.4
-    """Which quantile of a slot's earlier lengths is its forecast; see `SlotForecast`."""
+    """this quantile of a slot's last 32 lengths is its forecast, the latest counting most; lower is more careful \
+and fills less. On a GPU at most 0.05"""
     kinds: Annotated[
         tuple[str, ...], Field(min_length=1, description="a list of some of " + ", ".join(k.name for k in WaitKind))
     ] = tuple(kind.name for kind in WaitKind)
-    """Which waits are opened, by their names in `ds_hooks.shared.wire.WaitKind`."""
+    """the kinds of wait that are opened"""
 
     def policy(self, guard: "GuardTable") -> Policy:
         """The same for the daemon's state machine, in nanoseconds, with what guards it."""
@@ -98,28 +104,33 @@ class GuardTable(_Table):
     """What squeezing may cost the main job, and what happens when it costs more."""
 
     enabled: bool = Field(default=True, description="true or false")
-    """false: the slowdown is measured and reported, and nothing acts on it."""
+    """false: the slowdown is measured and reported, and nothing acts on it"""
     slowdown_budget: _Positive = 0.01
-    """The slowdown that is allowed: 0.01 is 1%."""
+    """the slowdown of the main job that is allowed; 0.01 is 1%"""
     retry_steps: _Count = 50
-    """How long the gate stays shut when the budget was broken; each time in a row twice as long, up to 32 times."""
+    """steps for which the gate stays shut when the budget was broken; each time in a row twice as long, up to 32 \
+times"""
 
 
 class SideTable(_Table):
     """The side task. Without this table bubbles are only observed."""
 
     study: Annotated[Path, Field(description="the path of an existing Python file, relative to the configuration")]
+    """the study"""
     study_name: _Text = Field(default_factory=lambda known: str(known["study"].stem))
-    """Optuna's name of the study."""
+    """Optuna's name of the study"""
     storage: _Text | None = Field(
         default=None,
         description="a database's URL for Optuna, such as sqlite:///study.db, or the path of a journal of Optuna's, "
         "relative to where the command is started",
     )
-    """None: a journal in the run's directory."""
+    """where Optuna keeps the study"""
     nice: Annotated[int, Field(ge=0, le=19, description="a whole number from 0 to 19")] = 19
+    """niceness of the side task, once it is ready"""
     threads: _Count = 1
+    """threads that it computes with"""
     max_restarts: _CountOrNone = 2
+    """how often a side task that died is started again"""
 
     @field_validator("study", mode="before")
     @classmethod
@@ -152,33 +163,40 @@ class DeviceTable(_Table):
     """How the side task shares the device of its rank. On a CPU only `kind` matters."""
 
     kind: Literal["auto", "cpu", "cuda"] = Field(default="auto", description='"auto", "cpu" or "cuda"')
-    """auto: by `$DS_ACCELERATOR`, else by the devices that the machine has."""
+    """the main job's device. auto: `$DS_ACCELERATOR`, else `cuda` on a machine with an NVIDIA device. If the job \
+turns out to use the other kind, the daemon says so and nothing runs in its bubbles"""
     memory_fraction: Annotated[float, Field(gt=0, le=1, description="a number above 0, at most 1")] = 0.25
-    """The most that the side task may hold of the device's memory, its context included."""
+    """the side task's share of the GPU's memory, at most, its CUDA context (600 MiB) included; it limits how many \
+trials are fused"""
     reserve_mb: _NotNegative = 1024.0
-    """What is to stay free for the main job; below it, the side task moves to the host's memory."""
+    """MiB of the GPU that stay free for the main job, or 5% of the most that it has reserved, if that is more. Below \
+it, the side task moves its state to the host's memory, and comes back when there is room"""
     mps: bool = Field(default=False, description="true or false")
-    """Share the device through the MPS server that the environment names: kernels run side by side."""
+    """true: share the GPU through the MPS server that `$CUDA_MPS_PIPE_DIRECTORY` names, with a priority below \
+normal; false: take turns, off any server. **With MPS a fatal fault of the side task can end the main job**"""
     mps_thread_percent: Annotated[int, Field(ge=1, le=100, description="a whole number from 1 to 100")] | None = Field(
         default=None, description="a whole number from 1 to 100"
     )
-    """With `mps`: the share of the device's multiprocessors that the side task may use. None: all."""
+    """with `mps`: percent of the GPU's multiprocessors that the side task may use"""
 
 
 class RunTable(_Table):
     """Where a run's records go, and what is done around it."""
 
     directory: Annotated[Path, Field(description="the path of a directory, relative to where the command is started")]
+    """where records go"""
     pin_cores: bool = Field(default=True, description="true or false")
-    """On a CPU, each rank gets an even share of the machine's cores."""
+    """on a CPU, `ds_squeeze` gives each rank an even share of the machine's cores, unless `--bind_cores_to_rank` \
+does"""
     trace_steps: _CountOrNone = 40
-    """How many steps at most go into the trace."""
+    """steps in `trace.json`, at most"""
     keep_mb: Annotated[float, Field(ge=1, allow_inf_nan=False, description="a number, 1 or more")] = 64.0
-    """What a rank's details (bubbles, instructions, units) may take on disk: of older steps they go."""
+    """megabytes on disk for the details (bubbles, instructions, units) of a rank; those of older steps go. Figures \
+of bubbles and units are of the steps that are left, step times of all"""
     record_events: bool = Field(default=False, description="true or false")
-    """Also record each event that the daemon decided by, and what it did about it, for `squeezer.replay`."""
+    """true: also record each event that the daemon decided by, and what it did, for `squeezer replay`"""
     calibrate_s: _NotNegative = 2.0
-    """How long the side task's rate alone is measured after the job. 0: not."""
+    """seconds after the job in which the side task's rate alone is measured; 0: none, and no harvest is reported"""
 
     @property
     def keep_bytes(self) -> int:

@@ -1,8 +1,24 @@
-"""The record of one unit, or of a row of short ones, as the side task writes it and a report reads it."""
+"""The record of one unit, or of a burst of short ones, as the side task writes it and a report reads it."""
 
 import struct
+from typing import NamedTuple
 
-UNIT_FIELDS = ("start_ns", "wall_ns", "cpu_ns", "unit", "group")
-"""`unit` is -1 for host work between layers."""
+
+class Unit(NamedTuple):
+    """One record; the strings under its fields are its rows in docs/protocol.md."""
+
+    start_ns: int
+    """when it began"""
+    wall_ns: int
+    """how long it took"""
+    cpu_ns: int
+    """CPU time that it took; on CUDA, time of the device"""
+    unit: int
+    """an index into its group's names; -1: host work between layers"""
+    group: int
+    """the group whose names these are"""
+
+
+UNIT_FIELDS = Unit._fields
 UNIT_FORMATS = ("q", "I", "I", "i", "I")
 UNIT_RECORD = struct.Struct("<" + "".join(UNIT_FORMATS))

@@ -1,7 +1,8 @@
 """The protocol between the hooks and a daemon: fixed-size, versioned messages.
 
 One struct per message kind behind one common header; little-endian, no pointers, no pickle. All times are
-CLOCK_MONOTONIC in nanoseconds, which processes of one machine share. `docs/protocol.md` describes the fields.
+CLOCK_MONOTONIC in nanoseconds, which processes of one machine share. The strings under fields and messages are their
+rows in docs/protocol.md.
 """
 
 import struct
@@ -14,7 +15,6 @@ INSTRUCTIONS_PER_MESSAGE = 32
 
 _HEADER_LAYOUT = "<4sBBHQq"
 _HEADER = struct.Struct(_HEADER_LAYOUT)
-_HEADER_FIELDS = 6
 
 
 class ProtocolError(Exception):
@@ -54,75 +54,110 @@ class InstructionKind(IntEnum):
     OPTIMIZER_STEP = 12
 
 
+class Header(NamedTuple):
+    """What every message begins with."""
+
+    magic: bytes
+    """`BSQZ`"""
+    version: int
+    """the protocol's version"""
+    kind: int
+    """which message follows"""
+    flags: int
+    """0; not read"""
+    seq: int
+    """the sender's running number, from 1; 0 in `Hello`"""
+    t_ns: int
+    """when it happened"""
+
+
 class Hello(NamedTuple):
     """A main job has attached its hooks."""
 
     pid: int
+    """the main job's process"""
     rank: int
+    """its global rank"""
     world_size: int
+    """ranks of the job"""
     stage: int
+    """the rank's pipeline stage, from 0"""
     stages: int
+    """stages of the pipeline"""
     micro_batches: int
+    """micro-batches of a step"""
 
 
 class StepStart(NamedTuple):
-    """A `train_batch` begins."""
+    """A step begins."""
 
     step: int
+    """calls of `train_batch` since the hooks were attached, from 1"""
 
 
 class StepEnd(NamedTuple):
-    """A `train_batch` has ended. `work` is what side tasks had done by then, in trial-samples."""
+    """A step has ended."""
 
     step: int
+    """as in `StepStart`"""
     dropped: int
+    """messages that the main job has dropped so far"""
     work: int
+    """trial-samples that side tasks have trained so far"""
 
 
 class BubbleStart(NamedTuple):
-    """The stage's device waits from now on. `slot` is the waiting instruction's index in the step.
-
-    `side_cpu_ns` is the CPU time that the side task's process has used so far, so that what it uses between a bubble's
-    end and the next one's start is known exactly. 0 without a side task. `permit_ns` is how long the plan lets it run
-    in this bubble; 0: not at all.
-    """
+    """The stage's device waits from now on."""
 
     step: int
+    """as in `StepStart`"""
     epoch: int
+    """bubbles of this page so far, from 1; counts on when another job takes the page over"""
     slot: int
+    """the bubble's slot"""
     wait: int
+    """a `WaitKind`"""
     side_cpu_ns: int
+    """CPU time of the side task's process so far; 0 without one, -1 where CPU time means nothing (CUDA)"""
     permit_ns: int
+    """the permit's length; 0: the bubble stays shut"""
 
 
 class BubbleEnd(NamedTuple):
-    """The wait is over: main-job compute goes on. Fields as in `BubbleStart`.
-
-    `stopped` is 1 if the side task did not sleep by then, and was stopped.
-    """
+    """The wait is over."""
 
     step: int
+    """as in `BubbleStart`"""
     epoch: int
+    """as in `BubbleStart`"""
     slot: int
+    """as in `BubbleStart`"""
     wait: int
+    """as in `BubbleStart`"""
     side_cpu_ns: int
+    """as in `BubbleStart`"""
     stopped: int
+    """1: the side task was awake and had to be stopped"""
 
 
 class Instructions(NamedTuple):
-    """When up to 32 instructions of one step ran, for traces. Times are relative to `base_ns`."""
+    """When up to 32 instructions of a step ran, for traces."""
 
     step: int
+    """as in `StepStart`"""
     base_ns: int
+    """start of the step"""
     items: tuple[tuple[int, int, int, int], ...]
-    """(InstructionKind, slot, begin in ns after base, end in ns after base) each."""
+    """an `InstructionKind`, a slot, begin and end in ns after `base_ns`; zeros after the last"""
 
 
 class Bye(NamedTuple):
-    """The hooks are detached, or have switched themselves off (`fault` = 1)."""
+    """The hooks leave."""
 
     rank: int
+    """as in `Hello`"""
     fault: int
+    """1: a fault switched them off; 0: they were detached"""
 
 
 Message = Hello | StepStart | StepEnd | BubbleStart | BubbleEnd | Instructions | Bye
@@ -185,7 +220,7 @@ def decode(data: bytes) -> Envelope:
         raise ProtocolError(f"message of unknown kind {kind}; known are {sorted(_KINDS)}")
     if len(data) != layout.size:
         raise ProtocolError(f"{message.__name__} of {len(data)} bytes; version {VERSION} has {layout.size}")
-    fields = layout.unpack(data)[_HEADER_FIELDS:]
+    fields = layout.unpack(data)[len(Header._fields) :]
     if message is Instructions:
         step, base_ns, count, *flat = fields
         if not 0 <= count <= INSTRUCTIONS_PER_MESSAGE:

@@ -1,0 +1,227 @@
+"""Tables in the documents that come from the code.
+
+    python -m tests.support.document_tables     # rewrites them; a test compares
+
+A document holds `<!-- table: NAME -->`, the table, and `<!-- end -->`. The meaning of a row is the string under the
+constant, field or key in the code.
+"""
+
+import ast
+import inspect
+import json
+import re
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from ds_hooks import publisher
+from ds_hooks.shared import page, page_file, unit_record, wire
+from squeezer import config
+from squeezer.daemon import receiver
+from squeezer.policy import state
+from squeezer.records import layout
+from tests.support.paths import ROOT
+
+_BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_TYPES = {"B": "u8", "H": "u16", "I": "u32", "i": "i32", "q": "i64", "Q": "u64", "4s": "4 bytes"}
+_FORMAT = re.compile(r"\d*s|[a-zA-Z]")
+_DEFAULTS_IN_WORDS = {
+    "min_bubble_ms": f"{config.pays_from_ms(preemptive=True)}; {config.pays_from_ms(preemptive=False)} without "
+    "`preemptive`",
+    "kinds": "all",
+    "study_name": "the file's name without `.py`",
+    "storage": "`study.journal` in the run's directory",
+    "mps_thread_percent": "all",
+}
+
+
+def documents() -> list[Path]:
+    """Every Markdown file that a reader is sent to."""
+    return sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"])
+
+
+def rewritten(text: str) -> str:
+    """`text` with every table made anew.
+
+    Raises:
+        KeyError: it names a table that there is not.
+    """
+    return _BLOCK.sub(lambda block: f"{block[1]}\n{TABLES[block[2]]()}\n\n{block[3]}", text)
+
+
+def _meanings(source: type | Any) -> dict[str, str]:
+    """The strings under the names that a class assigns or annotates."""
+    body = ast.parse(inspect.getsource(source).strip()).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for node, after in zip(body.body, body.body[1:], strict=False):
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(target, ast.Name) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            found[target.id] = " ".join(str(after.value.value).split())
+    return found
+
+
+def _table(head: str, rows: Iterable[Iterable[object]]) -> str:
+    columns = head.split(" | ")
+    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
+    assert all(len(row) == len(columns) for row in cells)
+    rule = "|" + "---|" * len(columns)
+    return "\n".join([f"| {head} |", rule, *(f"| {' | '.join(row)} |" for row in cells)])
+
+
+def _first_sentence(kind: type) -> str:
+    return (inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " ").rstrip(".")
+
+
+def _offsets(formats: str, start: int = 0) -> list[tuple[int, str]]:
+    """(offset, type) of each value of a little-endian struct; padding is left out."""
+    found, offset = [], start
+    for each in _FORMAT.findall(formats):
+        if each != "x":
+            found.append((offset, _TYPES[each]))
+        offset += struct.calcsize("<" + each)
+    return found
+
+
+def _header() -> str:
+    places = _offsets(wire._HEADER_LAYOUT)
+    return _table("offset | type | field | value", _named(places, wire.Header))
+
+
+def _named(places: Iterable[tuple[int, str]], kind: Any) -> list[tuple[object, ...]]:
+    meanings = _meanings(kind)
+    return [(*place, f"`{name}`", meanings[name]) for place, name in zip(places, kind._fields, strict=True)]
+
+
+def _messages() -> str:
+    rows = ((kind, f"`{m.__name__}`", form.size, _first_sentence(m)) for kind, (m, form) in wire._KINDS.items())
+    return _table("kind | message | bytes | it says", rows)
+
+
+def _fields() -> str:
+    rows: list[tuple[object, ...]] = []
+    for message, form in wire._KINDS.values():
+        places = _offsets(form.format)[len(wire.Header._fields) :]
+        named = _instructions(places) if message is wire.Instructions else _named(places, message)
+        rows += [(f"`{message.__name__}`", *row) for row in named]
+    return _table("message | offset | type | field | meaning", rows)
+
+
+def _instructions(places: list[tuple[int, str]]) -> list[tuple[object, ...]]:
+    """Its items are not fields of their own, and their number is a field on the wire only."""
+    most, meanings = wire.INSTRUCTIONS_PER_MESSAGE, _meanings(wire.Instructions)
+    step, base, count, *items = places
+    size = items[4][0] - items[0][0]
+    assert items[-4][0] == items[0][0] + (most - 1) * size
+    inner = ", ".join(f"+{offset - items[0][0]} {kind}" for offset, kind in items[:4])
+    return [
+        (*step, "`step`", meanings["step"]),
+        (*base, "`base_ns`", meanings["base_ns"]),
+        (*count, "`count`", f"items in use, 0 to {most}"),
+        (items[0][0], f"{most} × {size} bytes", "`items`", f"{meanings['items']} ({inner})"),
+    ]
+
+
+def _kinds() -> str:
+    waits = {kind.value for kind in wire.WaitKind}
+    rows = ((kind.value, f"`{kind.name}`", "yes" if kind in waits else "") for kind in wire.InstructionKind)
+    assert waits <= {kind.value for kind in wire.InstructionKind}
+    return _table("number | instruction | also a wait", rows)
+
+
+def _page() -> str:
+    rows = []
+    for name, meaning in _meanings(page.Field).items():
+        writer, _, says = meaning.partition(": ")
+        rows.append((getattr(page.Field, name), f"`{name}`", writer, says))
+    missing = {name for name in vars(page.Field) if name.isupper()} - set(_meanings(page.Field))
+    assert not missing, f"words without a meaning: {missing}"
+    return _table("index | word | writer | meaning", sorted(rows))
+
+
+def _page_values() -> str:
+    words = {page.ClockKind: "CLOCK_KIND", page.SideActivity: "SIDE_ACTIVITY", page.DeviceGate: "DEVICE_GATE"}
+    rows = []
+    for kind, word in words.items():
+        meanings = _meanings(kind)
+        values = {name: value for name, value in vars(kind).items() if name.isupper()}
+        rows += [(f"`{word}`", value, f"`{name}`", meanings.get(name, "")) for name, value in values.items()]
+    return _table("word | value | name | meaning", rows)
+
+
+def _unit_record() -> str:
+    places = _offsets("".join(unit_record.UNIT_FORMATS))
+    return _table("offset | type | field | meaning", _named(places, unit_record.Unit))
+
+
+def _limits() -> str:
+    rows: list[tuple[object, object]] = [
+        ("version of the messages", wire.VERSION),
+        ("version of the page", page.PAGE_VERSION),
+        ("version of the records", layout.RECORD_VERSION),
+        ("size of the page", f"{page.PAGE_BYTES} bytes"),
+        ("slots that can be planned", page.PLANNED_SLOTS),
+        ("renewals of a permit", page.RENEWALS_PER_SLOT),
+        ("steps planned ahead", state.AHEAD_STEPS),
+        ("instructions in a message", wire.INSTRUCTIONS_PER_MESSAGE),
+        ("messages that wait for the chosen slot", publisher.WAITING_AT_MOST),
+        ("multipart messages queued for the daemon", publisher.SEND_HIGH_WATER_MARK),
+        ("size of one part that the daemon accepts", f"{receiver.MAXIMUM_MESSAGE_BYTES} bytes"),
+        ("length of a socket's path", f"{page_file.SOCKET_PATH_MAX_BYTES} bytes"),
+    ]
+    return _table("limit | value", rows)
+
+
+def _states() -> str:
+    table = _table("state | meaning", ((f"`{each.name}`", each.value) for each in state.State))
+    return f"{table}\n\n```mermaid\n{state.diagram()}\n```"
+
+
+def _keys(table: type[BaseModel]) -> str:
+    meanings = _meanings(table)
+    rows = []
+    for name, field in table.model_fields.items():
+        rows.append((f"`{name}`", _default(name, field), field.description, meanings[name]))
+    return _table("key | default | allowed | meaning", rows)
+
+
+def _default(name: str, field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    if name in _DEFAULTS_IN_WORDS:
+        return _DEFAULTS_IN_WORDS[name]
+    assert field.default is not None and field.default is not PydanticUndefined, f"say what {name} is by default"
+    return f"`{json.dumps(field.default)}`"
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "header": _header,
+    "messages": _messages,
+    "fields": _fields,
+    "kinds": _kinds,
+    "page": _page,
+    "page-values": _page_values,
+    "unit-record": _unit_record,
+    "limits": _limits,
+    "states": _states,
+    **{f"keys-{name}": (lambda table=table: _keys(table)) for name, table in config._TABLES.items()},
+}
+
+
+def main() -> None:
+    """Rewrite the documents."""
+    for path in documents():
+        before = path.read_text(encoding="utf-8")
+        after = rewritten(before)
+        if after != before:
+            path.write_text(after, encoding="utf-8")
+            print(f"rewrote {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Documents stay true: tables come from the code, and what a document points at exists."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.document_tables import documents, rewritten
+from tests.support.paths import ROOT
+
+DOCUMENTS = pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+CODE = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+TOP_LEVEL = ["ds_hooks", "squeezer", "trials", "launch", "benchmarks", "tests", "docs", "examples"]
+
+
+def prose(path: Path) -> str:
+    """The document without its blocks of code, whose paths are the reader's own."""
+    return re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(path: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.+)$", prose(path), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def named_files(text: str) -> Iterator[str]:
+    """Paths of this repository in backticks; the part before `::` or a space."""
+    for span in CODE.findall(text):
+        word = re.split(r"::|[ ,:]", span)[0]
+        if "/" in word and word.split("/")[0] in TOP_LEVEL:
+            yield word
+
+
+def named_modules(text: str) -> Iterator[str]:
+    """Modules that `python -m` starts, and dotted names of this repository."""
+    for span in CODE.findall(text) + re.findall(r"^    (.*)$", text, flags=re.MULTILINE):
+        yield from re.findall(r"python3? -m ((?:" + "|".join(TOP_LEVEL) + r")[\w.]*)", span)
+
+
+@DOCUMENTS
+def test_its_tables_are_those_of_the_code(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert rewritten(text) == text, "run `python -m tests.support.document_tables`"
+
+
+@DOCUMENTS
+def test_files_that_it_names_exist(path: Path) -> None:
+    missing = [name for name in named_files(prose(path)) if not any(ROOT.glob(name.rstrip("/")))]
+    assert not missing
+
+
+@DOCUMENTS
+def test_modules_that_it_starts_exist(path: Path) -> None:
+    names = [name.replace(".", "/") for name in named_modules(prose(path))]
+    missing = [name for name in names if not any((ROOT / p).is_file() for p in (f"{name}.py", f"{name}/__main__.py"))]
+    assert not missing
+
+
+@DOCUMENTS
+def test_tests_that_it_names_exist(path: Path) -> None:
+    tests = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py"))
+    named = set(re.findall(r"`(test_\w+)`", prose(path)))
+    assert not {name for name in named if f"def {name}(" not in tests}
+
+
+@DOCUMENTS
+def test_its_links_lead_somewhere(path: Path) -> None:
+    for link in LINK.findall(prose(path)):
+        if "://" in link:
+            continue
+        file, _, anchor = link.partition("#")
+        target = path.parent / file if file else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
