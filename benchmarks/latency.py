@@ -24,7 +24,7 @@ from benchmarks.common import ROOT, finish, parse
 from ds_hooks.clock.cpu import CpuClock
 from ds_hooks.shared.page import Field, Role
 from ds_hooks.shared.page_file import Page, make_private_dir, page_path
-from ds_hooks.side_process import SideTask
+from ds_hooks.side_process import SideProcess
 from trials.gate.base import StopRequested, block_signals
 from trials.gate.cpu import CpuGate
 from trials.gate.unit_records import UnitRecords
@@ -104,7 +104,7 @@ def _measure(mode: str, bubbles: int) -> dict[str, list[float]]:
 
 def _bubbles(page: Page, count: int, *, preemptive: bool) -> np.ndarray:
     """Be the main job. A row per bubble: begin, woken, end, halted (times in ns), overrun (ns of CPU time)."""
-    clock, side = CpuClock(page, time.monotonic_ns), SideTask(page.words)
+    clock, side = CpuClock(page, time.monotonic_ns), SideProcess(page.words)
     rows: list[list[int]] = []
     for step in range(1, count + 1):
         _spin_until(time.monotonic_ns() + int(COMPUTE_MS * 1e6))

@@ -23,7 +23,7 @@ from benchmarks.common import ROOT, environment, finish, kept_runs, parse
 from ds_hooks.clock.cpu import CpuClock
 from ds_hooks.shared.page import Field, Role, SideActivity
 from ds_hooks.shared.page_file import Page, make_private_dir, page_path
-from ds_hooks.side_process import SideTask
+from ds_hooks.side_process import SideProcess
 from squeezer.reports.metrics import t_quantile_975
 
 NAME = "shortest_bubble"
@@ -87,7 +87,7 @@ class _MainJob:
 
         torch.set_num_threads(1)
         self._words = page.words
-        self._clock, self._side = CpuClock(page, time.monotonic_ns), SideTask(page.words)
+        self._clock, self._side = CpuClock(page, time.monotonic_ns), SideProcess(page.words)
         self._preemptive = preemptive
         self._step = 0
         self._x = torch.randn(COMPUTE_ROWS, COMPUTE_WIDTH)

@@ -1,36 +1,42 @@
-"""What hooks need to know of an engine, and which engines they can serve."""
+"""What the hooks need of an engine, and which engines they can serve."""
 
 from typing import Any
 
+from ds_hooks.clock.registry import CLOCKS
 from ds_hooks.schedule import Waits
 
 WRAPPED_METHODS = ("train_batch", "_exec_schedule", "_aggregate_total_loss")
-DEVICES = ("cpu", "cuda")
+WRAPPER_MARK = "wrapped_by_ds_hooks"
+"""An attribute of the wrapped `train_batch`."""
 
 
 class AttachError(Exception):
-    """The hooks cannot serve this engine; the message says why and what they can serve."""
+    """The hooks cannot serve this engine; the message says why, and which engines they can serve."""
 
 
 def check_engine(engine: Any) -> None:
-    """Raise `AttachError` unless `engine` is one that the hooks can serve."""
+    """Accept an engine that the hooks can serve.
+
+    Raises:
+        AttachError: it is no pipeline engine, on an unknown device, or has hooks already.
+    """
     if not hasattr(engine, "_INSTRUCTION_MAP") or not all(hasattr(engine, name) for name in WRAPPED_METHODS):
         raise AttachError(
             f"{type(engine).__name__} is not a pipeline engine; allowed is what deepspeed.initialize returns for a "
             f"PipelineModule or a DualPipeVModule"
         )
     device = getattr(engine.device, "type", str(engine.device))
-    if device not in DEVICES:
+    if device not in CLOCKS:
         raise AttachError(
-            f"the engine's device is {device}; the true bubble bounds are known of {' and '.join(DEVICES)} only (on an "
+            f"the engine's device is {device}; the true bubble bounds are known of {' and '.join(CLOCKS)} only (on an "
             f"accelerator the host's clock tells when work was issued, not when it ran)"
         )
-    if "train_batch" in engine.__dict__ and getattr(engine.train_batch, "__qualname__", "").startswith("Handle."):
+    if hasattr(engine.train_batch, WRAPPER_MARK):
         raise AttachError("hooks are attached to this engine already; detach them first")
 
 
 def waits_of(engine: Any) -> Waits:
-    """Which instructions of this engine wait on a peer."""
+    """Find which instructions of this engine wait on a peer."""
     return Waits(
         queued_p2p=any(kind.__name__ == "CommitP2P" for kind in engine._INSTRUCTION_MAP),
         tied=bool(engine.module.tied_comms),

@@ -1,4 +1,4 @@
-"""One ZeroMQ socket that never blocks the main job."""
+"""The sending end of the protocol: one ZeroMQ socket that never blocks the main job."""
 
 import zmq
 
@@ -11,11 +11,17 @@ WAITING_AT_MOST = 256
 class Publisher:
     """Sends messages to this device's daemon, or counts them as dropped.
 
-    PUSH with ZMQ_IMMEDIATE rather than PUB: it queues only for a connected daemon and says when it cannot, so nothing
-    is lost silently and nothing old is delivered to a daemon that starts later.
+    PUSH with ZMQ_IMMEDIATE, not PUB: it queues only for a connected daemon and reports when it cannot. So nothing is
+    lost silently, and a daemon that starts later gets nothing old.
 
-    Only one bubble's start per step is urgent. All else waits and leaves with it in one multipart message: the
-    socket's thread and the daemon then wake once per step, while the device is idle, and never during compute.
+    Messages wait until the next `flush` and leave in one multipart message. The socket's thread and the daemon then
+    wake once per step, while the device is idle, and never during compute.
+
+    Args:
+        endpoint: of the daemon's socket, such as ``ipc:///dev/shm/run/device0.sock``.
+
+    Attributes:
+        dropped: how many messages found no daemon.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -34,30 +40,30 @@ class Publisher:
         self.dropped = 0
 
     def hello(self, t_ns: int, message: Hello) -> None:
-        """Say who we are as soon as there is a daemon, and again to a daemon that takes another's place."""
+        """Introduce the main job as soon as there is a daemon, and again to each one that replaces it."""
         self._hello = encode(0, t_ns, message)
         self._hello_due = True
         self.flush()
 
-    def greet_again(self) -> None:
-        """Say hello with the next message too: of a daemon that was replaced during a silence nothing tells us."""
+    def repeat_hello(self) -> None:
+        """Send the hello again with the next flush: nothing reports a daemon that was replaced during a silence."""
         self._hello_due = True
 
     def send(self, t_ns: int, message: Message) -> bool:
-        """Hand `message` and all that waits to the socket. False if there is no daemon to take it."""
+        """Send `message` now, with all that waits. Returns False if no daemon takes it."""
         self._seq += 1
         self._waiting.append(encode(self._seq, t_ns, message))
         return self.flush()
 
     def send_later(self, t_ns: int, message: Message) -> None:
-        """Let `message` leave with the next flush."""
+        """Send `message` with the next flush."""
         self._seq += 1
         self._waiting.append(encode(self._seq, t_ns, message))
         if len(self._waiting) >= WAITING_AT_MOST:
             self.flush()
 
     def flush(self) -> bool:
-        """Hand all that waits to the socket. False if there is no daemon to take it."""
+        """Send all that waits. Returns False if no daemon takes it."""
         waiting = self._waiting
         parts = [self._hello, *waiting] if self._hello_due else waiting
         if not parts:
@@ -73,6 +79,6 @@ class Publisher:
         return True
 
     def close(self, linger_ms: int = 200) -> None:
-        """Close; what is queued has `linger_ms` to leave."""
+        """Close the socket; what is queued has `linger_ms` to leave."""
         self._socket.close(linger=linger_ms)
         self._context.term()

@@ -1,7 +1,7 @@
-"""The side task as the main job sees it: a process that it wakes when a bubble begins, and halts when it ends.
+"""The side task's process as the main job sees it: woken when a bubble begins, halted when it ends.
 
-Done by the main job itself, since it knows both moments first: no other process has to wake up in between. Signals go
-through a pidfd, so they never hit another process.
+The main job does both itself, since it knows both moments first, and no other process has to wake up in between.
+Signals go through a pidfd, so they never hit another process.
 """
 
 import os
@@ -10,17 +10,23 @@ import signal
 from ds_hooks.shared.page import Field, SideActivity
 
 
-class SideTask:
-    """The side task of the page whose words are `words`, whichever process that is now, if any."""
+class SideProcess:
+    """The side task's process, whichever it is now, if any.
 
-    def __init__(self, words: "memoryview[int]") -> None:
+    Args:
+        words: of the page that names it.
+        can_halt: whether stopping the process stops its work. False on a device that runs what is queued.
+    """
+
+    def __init__(self, words: "memoryview[int]", *, can_halt: bool = True) -> None:
         self._words = words
+        self._can_halt = can_halt
         self._pid = 0
         self._pidfd = -1
         self._stopped = False
 
     def wake(self) -> None:
-        """Let it run, or go on."""
+        """Let it run, or continue it."""
         if not self._is_there():
             return
         words = self._words
@@ -31,12 +37,13 @@ class SideTask:
             self._send(signal.SIGUSR1)
 
     def halt(self, *, let_end: bool = False) -> bool:
-        """Stop it unless it sleeps by itself. Whether it was stopped.
+        """Stop it unless it sleeps by itself. Returns whether it was stopped.
 
         Args:
-            let_end: let it end its unit of device work first, which is what a device needs that cannot stop one; a
-                second call, without it, stops who has not ended by then.
+            let_end: let a unit of device work end first. A second call, without this, stops a unit that still runs.
         """
+        if not self._can_halt:
+            return False
         words = self._words
         if not self._is_there() or self._stopped or words[Field.SIDE_ACTIVITY] == SideActivity.ASLEEP:
             return False
@@ -47,7 +54,7 @@ class SideTask:
         return self._stopped
 
     def leave(self) -> None:
-        """Let it alone from now on; a daemon that sees us go lets it run on."""
+        """Leave it alone from now on. The daemon continues it when the main job goes."""
         if self._pidfd >= 0:
             os.close(self._pidfd)
         self._pid, self._pidfd, self._stopped = 0, -1, False

@@ -1,7 +1,7 @@
-"""When an instruction's boundary is true: on a CPU the host's clock says it.
+"""The clock of a CPU: bubbles begin and end by the host's clock.
 
-Blocking gloo receives return when the data is there, so the moment before and after a wait are the bubble's ends.
-On a CUDA device they would be issue times: see `cuda`.
+A blocking gloo receive returns when the data is there, so the moments before and after a wait are the bubble's bounds.
+On a CUDA device the same moments would be those of the issue: see `cuda`.
 """
 
 import time
@@ -11,29 +11,36 @@ from ds_hooks.shared.page import ClockKind, Field
 from ds_hooks.shared.page_file import Page
 
 _PROCESS_CPU_CLOCK = 2
-"""CPUCLOCK_SCHED of Linux: `~pid << 3 | 2` is the clock of all that the process `pid` has run."""
+"""CPUCLOCK_SCHED of Linux: `~pid << 3 | 2` names the clock of all CPU time of process `pid`."""
 
 
 class CpuClock:
-    """Writes the bubble word at the host's own time."""
+    """Writes the bubble word at once. See `BubbleClock`.
+
+    Args:
+        page: the device's page.
+        clock_ns: the host's clock.
+    """
+
+    kind = ClockKind.CPU
+    follows_host = True
 
     def __init__(self, page: Page, clock_ns: Callable[[], int]) -> None:
         self._words = page.words
         self._clock_ns = clock_ns
         self.epoch = page.words[Field.BUBBLE] >> 1
         self.permit_ns = 0
-        """Of the bubble that was opened last; 0: it stays shut."""
-        page.words[Field.CLOCK_KIND] = ClockKind.CPU
+        page.words[Field.CLOCK_KIND] = self.kind
 
     def open(self, step: int, slot: int, permit_ns: int, opens_before_ns: int = 0) -> int:
-        """The device waits from now on, and may be used as `Page.plan_slot` says. Returns the time in ns."""
+        """See `BubbleClock`. The stamp is the time."""
         words = self._words
         self.epoch += 1
         base_ns = now_ns = self._clock_ns()
         if opens_before_ns:
             base_ns = words[Field.BUBBLE_END_NS]
             gap_ns = now_ns - base_ns
-            # at least a moment: if the permit is over, there may be a renewal
+            # 1 ns at least: when the permit is over, a renewal may follow
             permit_ns = max(1, permit_ns - gap_ns) if gap_ns < opens_before_ns else 0
         self.permit_ns = permit_ns
         words[Field.STEP] = step
@@ -45,34 +52,30 @@ class CpuClock:
         return now_ns
 
     def close(self) -> int:
-        """The wait is over. Returns the time in ns."""
+        """See `BubbleClock`. The stamp is the time."""
         words = self._words
         words[Field.BUBBLE] = self.epoch << 1
-        # read after the write: whoever saw the word open looked before this time
+        # read after the write: a reader that saw the word open looked before this time
         words[Field.BUBBLE_END_NS] = now_ns = self._clock_ns()
         return now_ns
 
     def begin_step(self) -> int:
-        """A step begins now. Returns the time in ns."""
+        """See `BubbleClock`. The stamp is the time."""
         return self._clock_ns()
 
+    def end_step(self, step: int) -> None:
+        """See `BubbleClock`. Nothing to do."""
+
     def stamp(self) -> int:
-        """This moment, in ns."""
+        """See `BubbleClock`. The stamp is the time."""
         return self._clock_ns()
 
     def time_ns(self, stamp: int) -> int:
-        """When that was: a stamp is a time here."""
+        """See `BubbleClock`. Known at once."""
         return stamp
 
-    def end_step(self, step: int) -> None:
-        """Nothing is due then."""
-
-    def leave(self, *, wait: bool) -> bool:
-        """Whether nobody writes to the page any more: at once."""
-        return True
-
     def side_cpu_ns(self) -> int:
-        """The CPU time that the side task's process has used so far, or 0 without one."""
+        """See `BubbleClock`."""
         pid = self._words[Field.SIDE_PID]
         if not pid:
             return 0
@@ -80,3 +83,8 @@ class CpuClock:
             return time.clock_gettime_ns(~pid << 3 | _PROCESS_CPU_CLOCK)
         except OSError:
             return 0  # it has ended
+
+    def leave(self, *, wait: bool) -> bool:
+        """See `BubbleClock`. Nobody else writes, so it never waits."""
+        self._words[Field.BUBBLE] &= ~1
+        return True

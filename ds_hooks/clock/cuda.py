@@ -1,8 +1,8 @@
-"""Marks of a device with streams, where the host runs ahead and its clock tells nothing of the device.
+"""The clocks of a CUDA device: the host runs ahead, so bubbles begin and end in the order of the device's stream.
 
-Around each wait two events are recorded on the compute stream, and nothing else. A stream of our own waits for them and
-writes the page's words in the device's own order: no callback into Python, no synchronization, ever. When the events
-are done, which is looked at now and then, they tell how long the wait was.
+Around each wait the clock records two events on the compute stream, and nothing else there. A stream of its own waits
+for them and writes the page's words: no callback into Python and no synchronization, ever. Later, when a look finds the
+events done, they give the wait's length.
 """
 
 import queue
@@ -19,27 +19,28 @@ from ds_hooks.shared.page_file import Page
 
 WORD_MAX = 2**32 - 1
 """A device writes the low half of a word."""
-UNREAD_AT_MOST = 1 << 16
+STAMPS_AT_MOST = 1 << 16
+"""Unread stamps; more would mean that the device does not move."""
 _OFFSETS_KEPT = 64
 _MEMORY_EVERY_STEPS = 10
 _NAP_S = 2e-4
 
 
 class CudaClock:
-    """Writes the bubble word when the device comes to it.
-
-    Stamps are events; `time_ns` tells their time later, and must be asked in the order in which they were made.
+    """Lets the device write the bubble word when it comes to the wait. See `BubbleClock`. Stamps are events.
 
     Args:
         page: the device's page.
         driver: the device.
-        compute_stream: tells on which stream the main job computes now.
+        compute_stream: gives the stream on which the main job computes now.
+        clock_ns: the host's clock.
 
     Raises:
         DriverError: the device cannot write the page's words.
     """
 
-    kind = ClockKind.CUDA
+    kind: int = ClockKind.CUDA
+    follows_host = False
 
     def __init__(
         self, page: Page, driver: Driver, compute_stream: Callable[[], int], clock_ns: Callable[[], int]
@@ -62,9 +63,9 @@ class CudaClock:
         page.words[Field.CLOCK_KIND] = self.kind
 
     def open(self, step: int, slot: int, permit_ns: int, opens_before_ns: int = 0) -> int:
-        """What is issued on the compute stream next is a wait. Returns the stamp of its begin.
+        """See `BubbleClock`. What is queued next is a wait.
 
-        When the bubble before it has ended the host cannot know yet, so with `opens_before_ns` it stays shut.
+        With `opens_before_ns` the bubble stays shut, since the host cannot know yet when the one before it has ended.
         """
         self.epoch += 1
         self.permit_ns = permit_ns = 0 if opens_before_ns else min(permit_ns, WORD_MAX)
@@ -85,7 +86,7 @@ class CudaClock:
         return begin
 
     def close(self) -> int:
-        """The wait has been issued. Returns the stamp of its end."""
+        """See `BubbleClock`. The wait is queued now."""
         end = self.stamp()
         if self.permit_ns:
             self._at(end, ((Field.DEVICE_GATE, DeviceGate.CLOSED), (Field.BUBBLE, self.epoch << 1)))
@@ -93,18 +94,18 @@ class CudaClock:
         return end
 
     def begin_step(self) -> int:
-        """Mark the begin of a step, at which times may follow the host's clock."""
+        """See `BubbleClock`. Here the times may be set by the host's clock again."""
         begin = self.stamp()
         self._step_begins.append(begin)
         return begin
 
     def stamp(self) -> int:
-        """Mark this place of the compute stream.
+        """See `BubbleClock`. Marks this place of the compute stream.
 
         Raises:
-            DriverError: nobody has read the last 65 536 stamps.
+            DriverError: the device refuses, or the last 65 536 stamps are unread.
         """
-        if self._unread >= UNREAD_AT_MOST:
+        if self._unread >= STAMPS_AT_MOST:
             raise DriverError(f"the device is {self._unread} stamps behind the host")
         self._unread += 1
         event = self._newest = self._free.pop() if self._free else self._driver.create_event()
@@ -112,10 +113,9 @@ class CudaClock:
         return event
 
     def time_ns(self, stamp: int) -> int | None:
-        """When the device came to `stamp`, on the host's clock; None: not yet.
+        """See `BubbleClock`.
 
-        Differences are the device's own. Against the host's clock they are off by as much as the fastest of the last
-        looks came late.
+        Differences are the device's own. All times are late by a constant: the least delay of the latest looks.
         """
         if not self._driver.is_done(stamp):
             return None
@@ -134,37 +134,36 @@ class CudaClock:
         return self._device_ns + self._offset_ns
 
     def end_step(self, step: int) -> None:
-        """Now and then, write what the main job has needed of the device's memory, and what is free."""
+        """See `BubbleClock`. Every 10 steps, write how much memory the main job has needed, and how much is free."""
         if step % _MEMORY_EVERY_STEPS == 1:
             cuda = sys.modules["torch"].cuda
             self._words[Field.MAIN_PEAK_BYTES] = cuda.max_memory_reserved()
             self._words[Field.FREE_BYTES] = cuda.mem_get_info()[0]
 
     def _set_clock(self) -> None:
-        """Follow the host's clock; not within a bubble, whose length it would change."""
+        """Follow the host's clock. Never within a bubble, whose length would change."""
         if self._least_ns is not None:
             self._offsets_ns.append(self._least_ns)
             self._offset_ns = min(self._offsets_ns)
             self._least_ns = None
 
     def side_cpu_ns(self) -> int:
-        """CPU time says nothing here."""
+        """See `BubbleClock`. CPU time means nothing here."""
         return -1
 
     def leave(self, *, wait: bool) -> bool:
-        """Let go of the page. False if the device may still write to it; then it stays mapped.
-
-        Args:
-            wait: for the device, a second at most.
-        """
+        """See `BubbleClock`."""
         if self.permit_ns:
-            self.close()  # a fault came between the two: nobody else would shut the gate
+            self.close()  # a fault came between the two: nothing else would shut the gate
         self._words[Field.CLOCK_KIND] = ClockKind.CPU
         newest = self._newest
         if newest and not (comes(self._driver, newest) if wait else self._driver.is_done(newest)):
             keep_mapped(self._words)
             return False
-        return self._let_go()
+        if not self._let_go():
+            return False
+        self._words[Field.BUBBLE] &= ~1
+        return True
 
     # What the polled clock does differently
 
@@ -184,9 +183,9 @@ class CudaClock:
 
 
 class PolledCudaClock(CudaClock):
-    """The same where the device cannot write words: a thread looks at the events, and writes a little late.
+    """The same where the device cannot write words: a thread polls the events and writes a little late.
 
-    It costs the main job's interpreter a moment at each look, and looks only between a planned bubble's issue and end.
+    Each look costs the main job's interpreter a moment. The thread looks only from a planned bubble's issue to its end.
     """
 
     kind = ClockKind.CUDA_POLLED
@@ -240,7 +239,7 @@ class PolledCudaClock(CudaClock):
 
 
 def cuda_clock(page: Page, clock_ns: Callable[[], int]) -> CudaClock:
-    """The best clock that this process's CUDA device and the page's memory allow.
+    """Make the best clock that this process's CUDA device and the page's memory allow.
 
     Raises:
         DriverError: not even events can be had.

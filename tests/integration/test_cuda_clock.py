@@ -225,16 +225,6 @@ def test_hooks_on_a_device_tell_true_times_and_never_wait(
     daemon.close()
 
 
-def test_a_fault_between_begin_and_end_of_a_wait_leaves_the_gate_shut(
-    clock: CudaClock, driver: FakeDriver, page: Page
-) -> None:
-    clock.open(1, 3, 5 * MS)
-    until(page.is_open)
-    clock.leave(wait=False)
-    until(lambda: not page.is_open())
-    assert page.words[Field.DEVICE_GATE] == DeviceGate.CLOSED
-
-
 def test_a_thread_that_the_device_refuses_shuts_the_gate_and_says_so(page: Page, driver: FakeDriver) -> None:
     clock = new_clock(PolledCudaClock, page, driver)
     clock.open(1, 3, 5 * MS)

@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.gpu.fake_driver import DEFAULT_STREAM, FakeDriver
 from ds_hooks.clock.cuda import CudaClock
+from ds_hooks.clock.registry import CLOCKS
 from tests.support import metronome
 
 DRIVER = FakeDriver()
@@ -58,8 +59,7 @@ def main() -> None:
     """Let the real hooks meet this device."""
     cuda = SimpleNamespace(max_memory_reserved=lambda: 4 << 30, mem_get_info=lambda: (20 << 30, 80 << 30))
     sys.modules["torch"] = SimpleNamespace(cuda=cuda)  # type: ignore[assignment]
-    hooks: Any = sys.modules["ds_hooks.handle"]  # its package calls a function so
-    hooks.cuda_clock = lambda page, clock_ns: CudaClock(page, DRIVER, lambda: DEFAULT_STREAM, clock_ns)
+    CLOCKS["cuda"] = lambda page, clock_ns: CudaClock(page, DRIVER, lambda: DEFAULT_STREAM, clock_ns)
     made: Any = metronome
     made.Metronome = CudaMetronome
     metronome.main()

@@ -120,3 +120,11 @@ class Daemon:
         self._socket.close(linger=0)
         self._context.term()
         self.page.close()
+
+
+def connect(engine: Engine, daemon: Daemon) -> None:
+    """Train until the socket's thread has connected: messages before that are dropped, and counted."""
+    for _ in range(10_000):
+        engine.train_batch()
+        if daemon.is_connected():
+            return

@@ -12,7 +12,7 @@ import pytest
 
 from ds_hooks.shared.page import Field, SideActivity
 from ds_hooks.shared.page_file import Page, page_path
-from ds_hooks.side_process import SideTask
+from ds_hooks.side_process import SideProcess
 
 COUNTS_WAKE_UPS = """
 import signal
@@ -53,7 +53,7 @@ def becomes(process: subprocess.Popen[str], states: str) -> None:
 def test_a_starting_one_is_halted_and_goes_on_without_a_signal_that_would_end_it(
     page: Page, process: subprocess.Popen[str]
 ) -> None:
-    side = SideTask(page.words)
+    side = SideProcess(page.words)
     assert side.halt()
     becomes(process, "T")
     assert not side.halt(), "it is stopped already"
@@ -69,7 +69,7 @@ def test_a_starting_one_is_halted_and_goes_on_without_a_signal_that_would_end_it
 def test_one_that_the_daemon_stopped_while_it_started_goes_on(page: Page, process: subprocess.Popen[str]) -> None:
     os.kill(process.pid, signal.SIGSTOP)
     becomes(process, "T")
-    side = SideTask(page.words)
+    side = SideProcess(page.words)
     side.wake()
     becomes(process, "S")
     side.leave()
@@ -78,7 +78,7 @@ def test_one_that_the_daemon_stopped_while_it_started_goes_on(page: Page, proces
 def test_one_that_sleeps_is_let_alone_at_a_bubbles_end(page: Page, process: subprocess.Popen[str]) -> None:
     page.words[Field.SIDE_PID] = process.pid
     page.words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
-    side = SideTask(page.words)
+    side = SideProcess(page.words)
     assert not side.halt()
     page.words[Field.SIDE_ACTIVITY] = SideActivity.UNIT
     assert side.halt()
@@ -89,7 +89,7 @@ def test_one_that_sleeps_is_let_alone_at_a_bubbles_end(page: Page, process: subp
 
 
 def test_one_may_end_its_unit_of_device_work_but_nothing_else(page: Page, process: subprocess.Popen[str]) -> None:
-    side = SideTask(page.words)
+    side = SideProcess(page.words)
     page.words[Field.SIDE_ACTIVITY] = SideActivity.UNIT
     assert side.halt(let_end=True), "it starts, and does not ask the gate"
     becomes(process, "T")
@@ -104,7 +104,7 @@ def test_one_may_end_its_unit_of_device_work_but_nothing_else(page: Page, proces
 
 
 def test_one_that_has_ended_is_forgotten_and_the_next_is_found(page: Page, process: subprocess.Popen[str]) -> None:
-    side = SideTask(page.words)
+    side = SideProcess(page.words)
     side.wake()
     process.kill()
     process.wait()
@@ -120,6 +120,6 @@ def test_one_that_has_ended_is_forgotten_and_the_next_is_found(page: Page, proce
 
 
 def test_without_one_nothing_happens(page: Page) -> None:
-    side = SideTask(page.words)
+    side = SideProcess(page.words)
     side.wake()
     assert not side.halt()

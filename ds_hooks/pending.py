@@ -1,0 +1,32 @@
+"""Messages that wait until the device has come to the moment that they report."""
+
+from collections import deque
+
+from ds_hooks.clock.base import BubbleClock
+from ds_hooks.publisher import Publisher
+from ds_hooks.shared.wire import Message
+
+
+class PendingMessages:
+    """Hands messages to the publisher, in order, once the clock knows their times.
+
+    Args:
+        publisher: takes the messages.
+        clock: made the stamps.
+    """
+
+    def __init__(self, publisher: Publisher, clock: BubbleClock) -> None:
+        self._publisher = publisher
+        self._clock = clock
+        self._unread: deque[tuple[int, Message]] = deque()
+
+    def send(self, stamp: int, message: Message) -> None:
+        """Keep `message` until the time of `stamp` is known; hand over what is known by now."""
+        self._unread.append((stamp, message))
+        self.send_known()
+
+    def send_known(self) -> None:
+        """Hand over all messages whose time is known by now."""
+        unread = self._unread
+        while unread and (t_ns := self._clock.time_ns(unread[0][0])) is not None:
+            self._publisher.send_later(t_ns, unread.popleft()[1])

@@ -1,0 +1,218 @@
+"""The hooks of a step: what happens before and after each instruction, and what is written and sent then.
+
+`instrument` calls them several hundred times a step, so each must stay within microseconds. They may raise;
+`instrument` catches.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ds_hooks.clock.base import BubbleClock
+from ds_hooks.engine import AttachError
+from ds_hooks.pending import PendingMessages
+from ds_hooks.publisher import Publisher
+from ds_hooks.schedule import Slot, Waits, find_slots
+from ds_hooks.shared.page import Field
+from ds_hooks.shared.plan import planned_permit
+from ds_hooks.shared.wire import (
+    INSTRUCTIONS_PER_MESSAGE,
+    BubbleEnd,
+    BubbleStart,
+    InstructionKind,
+    Instructions,
+    Message,
+    StepEnd,
+    StepStart,
+    WaitKind,
+)
+from ds_hooks.side_process import SideProcess
+
+
+class StepHooks:
+    """Finds the bubbles of each step, opens and closes them, and reports them.
+
+    Args:
+        engine: the pipeline engine, as `engine.check_engine` accepts it.
+        waits: which of its instructions wait.
+        words: of the device's page.
+        clock: writes the bubble word.
+        side: woken when a bubble opens, halted when it closes.
+        publisher: takes the messages.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        waits: Waits,
+        words: "memoryview[int]",
+        clock: BubbleClock,
+        side: SideProcess,
+        publisher: Publisher,
+    ) -> None:
+        self.in_schedule = False
+        """Instructions run now that belong to a step."""
+        self.in_optimizer = False
+        """The optimizer's instruction runs now."""
+        self._engine = engine
+        self._waits = waits
+        self._words = words
+        self._clock = clock
+        self._clock_ns = time.monotonic_ns
+        self._side = side
+        self._publisher = publisher
+        self._pending = PendingMessages(publisher, clock)
+        # a stamp that is a time need not wait
+        self._send: Callable[[int, Message], None] = publisher.send_later if clock.follows_host else self._pending.send
+        self._times_instructions = clock.follows_host
+        self._schedules: dict[tuple[Any, ...], list[Slot]] = {}
+        self._slots: list[Slot] = []
+        self._index = 0
+        self._step = 0
+        self._in_step = False
+        self._step_begin_ns = 0
+        self._loss_begin_ns = 0
+        self._is_open = False
+        self._open_slot = 0
+        self._open_wait = 0
+        self._collectives = 0
+        self._flushed_step = 0
+        self._side_may_run_on = False
+        self._stopped_late = False
+        self._items: list[tuple[int, int, int, int]] = []
+
+    def begin_step(self, *_: Any) -> None:
+        """Before `train_batch`."""
+        self._step += 1
+        self._collectives = 0
+        self._in_step = True
+        self._step_begin_ns = self._clock.begin_step()
+        self._publisher.repeat_hello()
+        self._send(self._step_begin_ns, StepStart(self._step))
+
+    def end_step(self) -> None:
+        """After `train_batch`."""
+        self._in_step = False
+        if self._is_open:
+            self.close_bubble()
+        items, self._items = self._items, []
+        for first in range(0, len(items), INSTRUCTIONS_PER_MESSAGE):
+            part = tuple(items[first : first + INSTRUCTIONS_PER_MESSAGE])
+            self._send(self._step_begin_ns, Instructions(self._step, self._step_begin_ns, part))
+        dropped = self._publisher.dropped
+        self._words[Field.DROPPED] = dropped
+        self._send(self._clock.stamp(), StepEnd(self._step, dropped, self._words[Field.WORK]))
+        self._clock.end_step(self._step)
+
+    def begin_schedule(self, schedule: Any) -> None:
+        """Before the instructions of `schedule`. An evaluation's are left alone, its waits too."""
+        if not self._in_step:
+            return
+        key = (type(schedule), schedule.micro_batches, schedule.stages, schedule.stage_id)
+        slots = self._schedules.get(key)
+        if slots is None:
+            names = (type(command).__name__ for commands in schedule.steps() for command in commands)
+            slots = self._schedules[key] = list(find_slots(names, self._waits))
+        self._slots = slots
+        self._index = 0
+        self.in_schedule = True
+
+    def end_schedule(self) -> None:
+        """After the last instruction."""
+        self.in_schedule = self.in_optimizer = False
+        if self._is_open:
+            self.close_bubble()
+
+    def before_instruction(self, name: str) -> int:
+        """Before the next instruction, of class `name`. Returns its begin's stamp.
+
+        Raises:
+            AttachError: the schedule has another instruction here.
+        """
+        slot = self._slots[self._index]
+        if slot.name != name:
+            raise AttachError(f"instruction {self._index} is {name}, but the schedule announced {slot.name}")
+        if slot.opens is not None:
+            return self._open_bubble(self._index, slot.opens)
+        self.in_optimizer = slot.kind is InstructionKind.OPTIMIZER_STEP
+        return self._clock_ns()
+
+    def after_instruction(self, begin_ns: int) -> None:
+        """After that instruction."""
+        index = self._index
+        slot = self._slots[index]
+        self.in_optimizer = False
+        if slot.closes:
+            end_ns = self.close_bubble()
+        else:
+            end_ns = self._clock_ns()
+            if self._side_may_run_on and not self._is_open:
+                self._stopped_late |= self._side.halt()
+        self._index = index + 1
+        if self._times_instructions:
+            self._items.append((slot.kind, index, begin_ns - self._step_begin_ns, end_ns - self._step_begin_ns))
+
+    def begin_collective(self, _tensor: Any, _op: Any = None, group: Any = None, async_op: bool = False) -> bool:
+        """Before an all-reduce inside the optimizer's instruction. Returns whether a bubble opened.
+
+        Its slots come after the loss's. It is no bubble if it waits for nobody.
+        """
+        if async_op or (group is not None and group.size() < 2) or self._is_open:
+            return False
+        self._open_bubble(len(self._slots) + 1 + self._collectives, WaitKind.OPTIMIZER_STEP)
+        self._collectives += 1
+        return True
+
+    def begin_loss(self) -> None:
+        """Before the loss is broadcast. Its slot comes after the last instruction's."""
+        engine = self._engine
+        waits = engine.is_data_parallel or (engine.is_pipe_parallel and not engine.is_last_stage())
+        self._loss_begin_ns = self._open_bubble(len(self._slots), WaitKind.LOSS) if waits else self._clock_ns()
+
+    def end_loss(self) -> None:
+        """After the loss is there."""
+        end_ns = self.close_bubble() if self._is_open else self._clock_ns()
+        if self._times_instructions:
+            begin_ns = self._loss_begin_ns - self._step_begin_ns
+            self._items.append((InstructionKind.LOSS, len(self._slots), begin_ns, end_ns - self._step_begin_ns))
+
+    def close_bubble(self) -> int:
+        """The wait is over. Returns its end's stamp."""
+        clock = self._clock
+        end_ns = clock.close()
+        self._is_open = False
+        preemptive = bool(self._words[Field.PREEMPTIVE])
+        stopped = self._side.halt(let_end=not preemptive) or self._stopped_late
+        self._stopped_late = False
+        self._side_may_run_on = not preemptive
+        end = BubbleEnd(self._step, clock.epoch, self._open_slot, self._open_wait, clock.side_cpu_ns(), stopped)
+        self._send(end_ns, end)
+        return end_ns
+
+    def leave(self) -> None:
+        """Hand over what is known by now. The clock may have left already."""
+        self._pending.send_known()
+
+    def _open_bubble(self, slot: int, wait: int) -> int:
+        clock = self._clock
+        begin_ns = clock.open(self._step, slot, *planned_permit(self._words, self._step, slot))
+        permit_ns = clock.permit_ns
+        self._is_open = True
+        self._side_may_run_on = False
+        self._open_slot, self._open_wait = slot, wait
+        start = BubbleStart(self._step, clock.epoch, slot, wait, clock.side_cpu_ns(), permit_ns)
+        if permit_ns:
+            self._side.wake()
+        self._send(begin_ns, start)
+        if self._is_time_to_flush(slot):
+            self._flushed_step = self._step
+            self._publisher.flush()
+        return begin_ns
+
+    def _is_time_to_flush(self, slot: int) -> bool:
+        """Whether the daemon hears now: once a step, at the slot that it chose, else at the next step's first bubble.
+
+        It wakes on the main job's core and takes from its caches.
+        """
+        silent_steps = self._step - self._flushed_step
+        return silent_steps > 0 and (slot == self._words[Field.FLUSH_SLOT] or silent_steps > 1)
