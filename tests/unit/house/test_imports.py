@@ -1,13 +1,16 @@
 """Who imports whom, and what importing the hooks leaves alone."""
 
+import ast
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.support.paths import ROOT
 
+SHARED = ROOT / "ds_hooks" / "shared"
 NOT_FOR_THE_MAIN_JOB = ("torch", "deepspeed", "optuna", "numpy", "pydantic", "psutil", "squeezer", "trials", "launch")
 
 
@@ -24,7 +27,7 @@ def test_the_import_contracts_hold() -> None:
     assert " 0 broken" in lint.stdout
 
 
-@pytest.mark.parametrize("module", ["ds_hooks", "ds_hooks.handle", "ds_hooks.__main__"])
+@pytest.mark.parametrize("module", ["ds_hooks", "ds_hooks.handle", "ds_hooks.__main__", "ds_hooks.clock.registry"])
 def test_the_hooks_load_nothing_that_the_main_job_did_not(module: str) -> None:
     code = f"import sys, {module}; print([name for name in {NOT_FOR_THE_MAIN_JOB!r} if name in sys.modules])"
     done = run_python("-c", code)
@@ -37,12 +40,34 @@ def test_a_side_task_starts_no_thread_before_it_has_blocked_its_signals() -> Non
     assert (done.stdout, done.stderr) == ("1 False\n", "")
 
 
-def test_the_page_and_the_protocol_need_the_standard_library_only() -> None:
-    code = (
-        "import sys; before = set(sys.modules); sys.modules['ds_hooks'] = type(sys)('ds_hooks');"
-        "sys.modules['ds_hooks'].__path__ = ['ds_hooks']; import ds_hooks.shared.page, ds_hooks.shared.wire;"
-        "new = {name.partition('.')[0] for name in set(sys.modules) - before};"
-        "print(sorted(new - sys.stdlib_module_names))"
-    )
-    done = run_python("-c", code)
-    assert (done.stdout, done.stderr) == ("['ds_hooks']\n", "")
+IMPORT_ALL_OF_SHARED = """
+import importlib.util, pkgutil, sys
+sys.path.insert(0, sys.argv[1])
+assert importlib.util.find_spec("zmq") is None, "there are no site-packages here"
+import ds_hooks.shared
+for module in pkgutil.walk_packages(ds_hooks.shared.__path__, "ds_hooks.shared."):
+    importlib.import_module(module.name)
+    print(module.name)
+"""
+
+
+def test_what_the_processes_share_is_importable_where_nothing_is_installed() -> None:
+    # -I: no environment variables and no current folder; -S: no site-packages
+    command = [sys.executable, "-I", "-S", "-c", IMPORT_ALL_OF_SHARED, str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    modules = {f"ds_hooks.shared.{path.stem}" for path in SHARED.glob("*.py")} - {"ds_hooks.shared.__init__"}
+    assert (set(done.stdout.split()), done.stderr) == (modules, "")
+    assert {"ds_hooks.shared.page", "ds_hooks.shared.wire"} <= modules
+
+
+@pytest.mark.parametrize("path", sorted(SHARED.glob("*.py")), ids=lambda path: path.stem)
+def test_what_the_processes_share_imports_the_standard_library_and_itself(path: Path) -> None:
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):  # inside of functions, too
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module is not None
+            imported.add(node.module)
+    foreign = {name for name in imported if name.partition(".")[0] not in sys.stdlib_module_names}
+    assert {name for name in foreign if not name.startswith("ds_hooks.shared.")} == set()
