@@ -90,20 +90,22 @@ def t_quantile_975(degrees: int) -> float:
 
 
 def main_figures(steps: Sequence[StepTime]) -> dict[str, Any]:
-    """Step times and the slowdown: every squeezed window against its alone neighbours, as log ratios of means."""
+    """Step times and the slowdown: every squeezed window against its alone neighbours, as log ratios of means.
+
+    The two step times are the geometric means over these pairs, so their ratio is the slowdown. Plain means over all
+    steps would differ from it, even in sign, when the machine's speed drifts. Without a pair they are plain means.
+    """
     found = windows(steps)
-    ratios: list[float] = []
+    pairs_ms: list[tuple[float, float]] = []
     shared = 0
     paired_after = -1
     for i, window in enumerate(found):
         beside = [j for j in (i - 1, i + 1) if 0 <= j < len(found) and _comparable(window, found[j])]
         if not window.squeezed or not window.step_ms or not beside:
             continue
-        ratios.append(math.log(_mean(window.step_ms) / _mean([_mean(found[j].step_ms) for j in beside])))
+        pairs_ms.append((_mean(window.step_ms), _mean([_mean(found[j].step_ms) for j in beside])))
         shared += beside[0] == paired_after
         paired_after = beside[-1]
-    mean = _mean(ratios) if ratios else None
-    half = _half_width(ratios, shared)
     alone_ms, squeezed_ms = ([ms for w in found if w.squeezed is label for ms in w.step_ms] for label in (False, True))
     return {
         "steps": len(steps),
@@ -112,8 +114,24 @@ def main_figures(steps: Sequence[StepTime]) -> dict[str, Any]:
         "step_ms_alone": _mean_or_none(alone_ms),
         "step_ms_squeezed": _mean_or_none(squeezed_ms),
         "p99_slowdown": _quantile_ratio(squeezed_ms, alone_ms),
-        "slowdown": None if mean is None else math.expm1(mean),
-        "slowdown_ci95": None if half is None or mean is None else [math.expm1(mean - half), math.expm1(mean + half)],
+        **_slowdown(pairs_ms, shared),
+    }
+
+
+def _slowdown(pairs_ms: Sequence[tuple[float, float]], shared: int) -> dict[str, Any]:
+    """The mean log ratio of the pairs (squeezed, alone) with its interval, and the two step times it is made of."""
+    if not pairs_ms:
+        return {"slowdown": None, "slowdown_ci95": None, "slowdown_detected": None}
+    ratios = [math.log(squeezed / alone) for squeezed, alone in pairs_ms]
+    mean, half = _mean(ratios), _half_width(ratios, shared)
+    interval = None if half is None else [math.expm1(mean - half), math.expm1(mean + half)]
+    squeezed_ms, alone_ms = (math.exp(_mean([math.log(pair[side]) for pair in pairs_ms])) for side in (0, 1))
+    return {
+        "step_ms_alone": alone_ms,
+        "step_ms_squeezed": squeezed_ms,
+        "slowdown": squeezed_ms / alone_ms - 1,  # of these very numbers, so that rounding cannot turn its sign
+        "slowdown_ci95": interval,
+        "slowdown_detected": None if interval is None else interval[0] > 0,
     }
 
 

@@ -16,8 +16,9 @@ from squeezer.records.layout import journal_path
 from squeezer.records.reader import RankRun, load_run
 from squeezer.records.reader import ReportError as ReportError
 from squeezer.reports.metrics import Tally, main_figures, mean_over_ranks, pool, resumes, slot_figures
+from squeezer.reports.slowdown import printed, verdict
 
-REPORT_VERSION = 1
+REPORT_VERSION = 2
 WIDTH = 100
 NO_TRIALS: Mapping[str, Any] = {"completed": 0, "pruned": 0, "failed": 0, "running": 0, "best": None, "problem": None}
 
@@ -213,14 +214,13 @@ def render(report: Mapping[str, Any]) -> str:
     """The report as text, at most 100 columns wide; what is unknown is "n/a"."""
     main, side, trials, ranks = report["main"], report["side"], report["trials"], report["ranks"]
     overrun, resume, faults = side["overrun_us"], side["resume_us"], report["faults"]
-    low, high = main["slowdown_ci95"] or (None, None)
+    times = printed(main)
     killed = [f"rank {rank}" for rank, of in ranks.items() if not of["ended"]]
     lines = [
         f"Main job    {main['steps']} steps on {len(ranks)} rank{'s' * (len(ranks) != 1)}: "
-        f"{_ms(main['step_ms_alone'])} alone, {_ms(main['step_ms_squeezed'])} squeezed "
+        f"{_ms(times.alone_ms)} alone, {_ms(times.squeezed_ms)} squeezed "
         f"({_percent(main['alone_share'], '.0f')} and {_percent(main['squeezed_share'], '.0f')} of the steps)",
-        f"            slowdown {_percent(main['slowdown'], '+.2f')}, "
-        f"95% CI {_percent(low, '+.2f')} to {_percent(high, '+.2f')}",
+        f"            {verdict(main)}",
         f"Bubbles     {_percent(report['bubbles']['ratio'])} of step time{_lately(report)}",
         f"Side task   fill {_percent(side['fill'])}, harvest {_percent(side['harvest'])}; "
         f"{side['units']} units, {side['restarts']} restarts",
@@ -252,10 +252,9 @@ def render(report: Mapping[str, Any]) -> str:
     lines += ["", "               step ms                                            overrun µs      resume µs"]
     lines.append("rank stage   alone squeezed  slowdown bubbles   fill harvest      p50    p99    p50    p99    units")
     for rank, of in ranks.items():
-        own, task = of["main"], of["side"]
+        own, task = printed(of["main"]), of["side"]
         cells = [
-            f"{rank:>4} {_or_na(of['stage']):>5} {_number(own['step_ms_alone'], 2):>7}",
-            f"{_number(own['step_ms_squeezed'], 2):>8} {_percent(own['slowdown'], '+.2f'):>9}",
+            f"{rank:>4} {_or_na(of['stage']):>5} {own.alone_ms:>7} {own.squeezed_ms:>8} {own.slowdown:>9}",
             f"{_percent(of['bubbles']['ratio']):>7} {_percent(task['fill']):>6} {_percent(task['harvest']):>7}  ",
             *(f"{_number(task[key][p], 0):>6}" for key in ("overrun_us", "resume_us") for p in ("p50", "p99")),
             f"{task['units']:>8}",
@@ -282,8 +281,8 @@ def _number(value: float | None, digits: int) -> str:
     return "n/a" if value is None else f"{value:.{digits}f}"
 
 
-def _ms(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.2f} ms"
+def _ms(printed_ms: str) -> str:
+    return printed_ms if printed_ms == "n/a" else f"{printed_ms} ms"
 
 
 def _us(value: float | None) -> str:

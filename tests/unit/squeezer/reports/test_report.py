@@ -32,7 +32,8 @@ def test_every_figure_of_one_rank(tmp_path: Path) -> None:
     rank.write()
     report = build_report(tmp_path)
     assert report["main"]["steps"] == 16
-    assert (report["main"]["step_ms_alone"], report["main"]["step_ms_squeezed"]) == (100, 101)
+    times = (report["main"]["step_ms_alone"], report["main"]["step_ms_squeezed"])
+    assert times == pytest.approx((100, 101))
     assert report["main"]["slowdown"] == pytest.approx(0.01)
     assert report["main"]["slowdown_ci95"] == pytest.approx([0.01, 0.01])
     share = 16 * 20 / (10 * 100 + 6 * 101)
@@ -105,7 +106,7 @@ def test_two_jobs_in_one_file_are_not_compared_with_each_other(tmp_path: Path) -
     main = build_report(tmp_path)["main"]
     assert main["steps"] == 20
     assert main["slowdown"] == pytest.approx(0.02)
-    assert main["step_ms_squeezed"] == pytest.approx((4 * 102 + 2 * 300) / 6)
+    assert main["step_ms_squeezed"] == pytest.approx(102), "the other job's window has none alone beside it"
 
 
 def test_a_killed_daemon_leaves_what_it_wrote(tmp_path: Path) -> None:
@@ -148,7 +149,7 @@ def test_an_observed_run_without_steps_is_all_na(tmp_path: Path) -> None:
     report = build_report(tmp_path)
     assert report["bubbles"] == {"steps": 0, "ratio": None, "by_kind": {}}
     assert report["main"]["steps"] == 0
-    assert "slowdown n/a, 95% CI n/a to n/a" in render(report)
+    assert "slowdown n/a: no squeezed window beside one alone" in render(report)
 
 
 def test_ranks_of_two_machines_come_onto_one_clock(tmp_path: Path) -> None:
