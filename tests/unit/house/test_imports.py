@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -71,3 +72,13 @@ def test_what_the_processes_share_imports_the_standard_library_and_itself(path: 
             imported.add(node.module)
     foreign = {name for name in imported if name.partition(".")[0] not in sys.stdlib_module_names}
     assert {name for name in foreign if not name.startswith("ds_hooks.shared.")} == set()
+
+
+def test_no_test_imports_another_test() -> None:
+    importing = re.compile(r"^\s*(?:from|import) tests\.(?!support\b).*$", re.MULTILINE)
+    found = {
+        str(path.relative_to(ROOT)): lines
+        for path in (ROOT / "tests").rglob("*.py")
+        if (lines := importing.findall(path.read_text(encoding="utf-8")))
+    }
+    assert found == {}, "what tests share belongs in tests/support"
