@@ -8,6 +8,7 @@ import os
 import signal
 
 from ds_hooks.shared.page import Field, SideActivity
+from ds_hooks.shared.signals import WAKE_SIGNAL
 
 
 class SideProcess:
@@ -32,9 +33,10 @@ class SideProcess:
         words = self._words
         if self._stopped or words[Field.SIDE_PID] != self._pid:
             self._stopped = False
-            self._send(signal.SIGCONT)  # while it starts, the daemon may have stopped it, and SIGUSR1 would end it
+            # the daemon may have stopped it while it starts; the wake signal would end it, not being blocked yet
+            self._send(signal.SIGCONT)
         elif words[Field.SIDE_ACTIVITY] == SideActivity.ASLEEP:
-            self._send(signal.SIGUSR1)
+            self._send(WAKE_SIGNAL)
 
     def halt(self, *, let_end: bool = False) -> bool:
         """Stop it unless it sleeps by itself. Returns whether it was stopped.

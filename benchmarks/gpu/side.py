@@ -21,7 +21,8 @@ from benchmarks.gpu.device_kernels import Kernels, open_device
 from ds_hooks.shared.driver import DeviceWords, Driver
 from ds_hooks.shared.page import DeviceGate, Field, Role
 from ds_hooks.shared.page_file import Page
-from trials.gate.base import STOP_SIGNAL, StopRequested, block_signals
+from ds_hooks.shared.signals import END_SIGNAL
+from trials.gate.base import StopRequested, block_signals
 from trials.gate.cuda import CudaGate
 from trials.gate.process import nap
 
@@ -76,7 +77,7 @@ def _ready() -> None:
 
 def _idle(page: Page, driver: Driver, kernels: Kernels, unit_ns: int) -> None:
     _ready()
-    signal.sigwait({STOP_SIGNAL})
+    signal.sigwait({END_SIGNAL})
 
 
 def _waiting(page: Page, driver: Driver, kernels: Kernels, unit_ns: int) -> None:
@@ -84,7 +85,7 @@ def _waiting(page: Page, driver: Driver, kernels: Kernels, unit_ns: int) -> None
     driver.wait_at_least(words.stream, words.address(Field.DEVICE_GATE), DeviceGate.FORCED)
     kernels.work(words.stream, unit_ns)
     _ready()
-    signal.sigwait({STOP_SIGNAL})
+    signal.sigwait({END_SIGNAL})
     words.release()
 
 
@@ -94,7 +95,7 @@ def _naive(page: Page, driver: Driver, kernels: Kernels, unit_ns: int) -> None:
     free = [driver.create_event() for _ in range(3)]
     _ready()
     received = None
-    while received != STOP_SIGNAL:
+    while received != END_SIGNAL:
         if page.words[Field.PLAN_UNTIL_STEP] and free:  # it has its windows, too
             kernels.work(stream, unit_ns)
             queued.append(free.pop())

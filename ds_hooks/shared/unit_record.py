@@ -1,6 +1,7 @@
 """The record of one unit, or of a burst of short ones, as the side task writes it and a report reads it."""
 
 import struct
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -22,3 +23,8 @@ class Unit(NamedTuple):
 UNIT_FIELDS = Unit._fields
 UNIT_FORMATS = ("q", "I", "I", "i", "I")
 UNIT_RECORD = struct.Struct("<" + "".join(UNIT_FORMATS))
+
+
+def unit_names_path(units: Path) -> Path:
+    """The file that names the units of the records in `units`."""
+    return units.with_suffix(".jsonl")

@@ -1,7 +1,7 @@
 """The protocol between the hooks and a daemon: fixed-size, versioned messages.
 
-One struct per message kind behind one common header; little-endian, no pointers, no pickle. All times are
-CLOCK_MONOTONIC in nanoseconds, which processes of one machine share. The strings under fields and messages are their
+Each message is a header and a body, a struct per kind in `KINDS`; little-endian, no pointers, no pickle. All times are
+CLOCK_MONOTONIC in ns, which the processes of one machine share. The strings under fields and messages are their
 rows in docs/protocol.md.
 """
 
@@ -13,27 +13,12 @@ MAGIC = b"BSQZ"
 VERSION = 3
 INSTRUCTIONS_PER_MESSAGE = 32
 
-_HEADER_LAYOUT = "<4sBBHQq"
-_HEADER = struct.Struct(_HEADER_LAYOUT)
+HEADER_LAYOUT = "<4sBBHQq"
+_HEADER = struct.Struct(HEADER_LAYOUT)
 
 
 class ProtocolError(Exception):
     """Bytes that are not a message of this protocol version."""
-
-
-class WaitKind(IntEnum):
-    """What a stage waits for. A bubble of merged waits has the kind of its first receive, or else wait."""
-
-    RECV_ACTIVATION = 1
-    RECV_GRAD = 2
-    SEND_ACTIVATION = 3
-    SEND_GRAD = 4
-    COMMIT_P2P = 5
-    REDUCE_TIED_GRADS = 6
-    REDUCE_GRADS = 7
-    LOSS = 8
-    OPTIMIZER_STEP = 12
-    """A collective inside the optimizer's step: the all-reduce of the gradients' norm, if gradients are clipped."""
 
 
 class InstructionKind(IntEnum):
@@ -52,6 +37,24 @@ class InstructionKind(IntEnum):
     FORWARD_PASS = 10
     BACKWARD_PASS = 11
     OPTIMIZER_STEP = 12
+
+
+class WaitKind(IntEnum):
+    """What a stage waits for, by the number of the instruction.
+
+    A bubble of merged waits has the kind of its first receive, or else of its first wait.
+    """
+
+    RECV_ACTIVATION = InstructionKind.RECV_ACTIVATION
+    RECV_GRAD = InstructionKind.RECV_GRAD
+    SEND_ACTIVATION = InstructionKind.SEND_ACTIVATION
+    SEND_GRAD = InstructionKind.SEND_GRAD
+    COMMIT_P2P = InstructionKind.COMMIT_P2P
+    REDUCE_TIED_GRADS = InstructionKind.REDUCE_TIED_GRADS
+    REDUCE_GRADS = InstructionKind.REDUCE_GRADS
+    LOSS = InstructionKind.LOSS
+    OPTIMIZER_STEP = InstructionKind.OPTIMIZER_STEP
+    """A collective inside the optimizer's step: the all-reduce of the gradients' norm, if gradients are clipped."""
 
 
 class Header(NamedTuple):
@@ -161,8 +164,8 @@ class Bye(NamedTuple):
 
 
 Message = Hello | StepStart | StepEnd | BubbleStart | BubbleEnd | Instructions | Bye
-_KINDS: dict[int, tuple[type[Message], struct.Struct]] = {
-    kind: (message, struct.Struct(_HEADER_LAYOUT + body))
+KINDS: dict[int, tuple[type[Message], struct.Struct]] = {
+    kind: (message, struct.Struct(HEADER_LAYOUT + body))
     for kind, message, body in (
         (1, Hello, "qiiiii"),
         (2, StepStart, "q"),
@@ -173,7 +176,8 @@ _KINDS: dict[int, tuple[type[Message], struct.Struct]] = {
         (7, Bye, "ii"),
     )
 }
-_LAYOUTS = {message: (kind, layout) for kind, (message, layout) in _KINDS.items()}
+"""Kind number to message and its layout, header included."""
+_LAYOUTS = {message: (kind, layout) for kind, (message, layout) in KINDS.items()}
 _EMPTY_ITEM = (0, 0, 0, 0)
 
 
@@ -186,12 +190,12 @@ class Envelope(NamedTuple):
 
 
 def encode(seq: int, t_ns: int, message: Message) -> bytes:
-    """The bytes of one message.
+    """Encode one message.
 
     Args:
-        seq: the sender's running number; a gap at the receiver is a lost message.
-        t_ns: when it happened, CLOCK_MONOTONIC nanoseconds.
-        message: at most 32 items if it is `Instructions`.
+        seq: the sender's running number; the receiver takes a gap for lost messages.
+        t_ns: when it happened.
+        message: `Instructions` have at most `INSTRUCTIONS_PER_MESSAGE` items.
     """
     kind, layout = _LAYOUTS[type(message)]
     if isinstance(message, Instructions):
@@ -202,11 +206,11 @@ def encode(seq: int, t_ns: int, message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Envelope:
-    """The message in `data`.
+    """Decode one message.
 
     Raises:
-        ProtocolError: wrong magic, version, length or kind, also of a wait or an instruction; says which, and what is
-            spoken here.
+        ProtocolError: wrong magic, version, length or kind, or an unknown wait or instruction; the text names it and
+            what this side speaks.
     """
     if len(data) < _HEADER.size:
         raise ProtocolError(f"message of {len(data)} bytes; a header alone has {_HEADER.size}")
@@ -215,9 +219,9 @@ def decode(data: bytes) -> Envelope:
         raise ProtocolError(f"message begins with {magic!r}, not {MAGIC!r}")
     if version != VERSION:
         raise ProtocolError(f"message of protocol version {version}; this side speaks version {VERSION}")
-    message, layout = _KINDS.get(kind, (None, _HEADER))
+    message, layout = KINDS.get(kind, (None, _HEADER))
     if message is None:
-        raise ProtocolError(f"message of unknown kind {kind}; known are {sorted(_KINDS)}")
+        raise ProtocolError(f"message of unknown kind {kind}; known are {sorted(KINDS)}")
     if len(data) != layout.size:
         raise ProtocolError(f"{message.__name__} of {len(data)} bytes; version {VERSION} has {layout.size}")
     fields = layout.unpack(data)[len(Header._fields) :]

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-END_SIGNAL = signal.SIGTERM
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SideProcess:

@@ -4,8 +4,9 @@ import select
 import signal
 
 from ds_hooks.shared.page import Field
+from ds_hooks.shared.signals import END_SIGNAL
 from squeezer.config import DeviceTable
-from squeezer.device.base import END_SIGNAL, SideProcess, run_where, send
+from squeezer.device.base import SideProcess, run_where, send
 
 
 class CpuDevice:

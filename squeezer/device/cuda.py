@@ -12,8 +12,9 @@ from uuid import UUID
 
 from ds_hooks.shared.device_uuid import read_device_uuid
 from ds_hooks.shared.page import DeviceGate, Field
+from ds_hooks.shared.signals import END_SIGNAL
 from squeezer.config import DeviceTable
-from squeezer.device.base import END_SIGNAL, SideProcess, run_where, send
+from squeezer.device.base import SideProcess, run_where, send
 
 FORCE_EVERY_S = 0.005
 """The main job's device may shut the gate again at any bubble's end."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ds_hooks.shared.rotating_file import older, read_parts
+from ds_hooks.shared.unit_record import unit_names_path
 from squeezer.records.layout import DETAILS, RECORD_VERSION, details_path, events_path, units_path
 from squeezer.records.units import UNIT_DTYPE, attribute, cut_at_stops, stopped_intervals
 
@@ -148,7 +149,7 @@ def _load_rank(run: Path, number: int) -> RankRun:
     for bubble in records["bubble"]:
         index = bisect_right(attached_ns, bubble["start_ns"])
         bubble["job"] = records["job"][index - 1]["job"] if index else -1
-    names = units_path(run, number).with_suffix(".jsonl")
+    names = unit_names_path(units_path(run, number))
     groups = read_groups(names) if names.exists() else []
     ran = cut_at_stops(units, stopped_intervals(records["bubble"]))
     attribute(records["bubble"], ran, records["overran"])

@@ -89,7 +89,7 @@ def _offsets(formats: str, start: int = 0) -> list[tuple[int, str]]:
 
 
 def _header() -> str:
-    places = _offsets(wire._HEADER_LAYOUT)
+    places = _offsets(wire.HEADER_LAYOUT)
     return _table("offset | type | field | value", _named(places, wire.Header))
 
 
@@ -99,13 +99,13 @@ def _named(places: Iterable[tuple[int, str]], kind: Any) -> list[tuple[object, .
 
 
 def _messages() -> str:
-    rows = ((kind, f"`{m.__name__}`", form.size, _first_sentence(m)) for kind, (m, form) in wire._KINDS.items())
+    rows = ((kind, f"`{m.__name__}`", form.size, _first_sentence(m)) for kind, (m, form) in wire.KINDS.items())
     return _table("kind | message | bytes | it says", rows)
 
 
 def _fields() -> str:
     rows: list[tuple[object, ...]] = []
-    for message, form in wire._KINDS.values():
+    for message, form in wire.KINDS.values():
         places = _offsets(form.format)[len(wire.Header._fields) :]
         named = _instructions(places) if message is wire.Instructions else _named(places, message)
         rows += [(f"`{message.__name__}`", *row) for row in named]

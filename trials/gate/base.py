@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-STOP_SIGNAL = signal.SIGTERM
-GATE_SIGNALS = frozenset({signal.SIGUSR1, STOP_SIGNAL})
+from ds_hooks.shared.signals import END_SIGNAL, WAKE_SIGNAL
+
+GATE_SIGNALS = frozenset({WAKE_SIGNAL, END_SIGNAL})
 
 HOST_UNIT = -1
 """The unit number of host work between layers: building models, bookkeeping. It asks the gate like any other, but its

@@ -9,7 +9,8 @@ from time import monotonic_ns, thread_time_ns
 from ds_hooks.shared.page import Field, SideActivity
 from ds_hooks.shared.page_file import Page
 from ds_hooks.shared.plan import find_renewal
-from trials.gate.base import GATE_SIGNALS, HOST_UNIT, STOP_SIGNAL, StopRequested
+from ds_hooks.shared.signals import END_SIGNAL
+from trials.gate.base import GATE_SIGNALS, HOST_UNIT, StopRequested
 from trials.gate.unit_costs import DECLINED_BEFORE_DOUBT, LEAST_COST_NS, LOOK_AGAIN_S, UNKNOWN_COST_NEEDS_NS, UnitCosts
 from trials.gate.unit_records import UnitRecords
 
@@ -237,7 +238,7 @@ class CpuGate(UnitCosts):
                 from_ns, _ = self._renewal(unit, now_ns)
                 wait_s = max(from_ns - now_ns, 0) / 1e9 if from_ns else LOOK_AGAIN_S
                 received = signal.sigtimedwait(GATE_SIGNALS, min(wait_s, LOOK_AGAIN_S))
-            if (received is not None and received.si_signo == STOP_SIGNAL) or os.getppid() != self._parent_pid:
+            if (received is not None and received.si_signo == END_SIGNAL) or os.getppid() != self._parent_pid:
                 self._running = None
                 raise StopRequested
             words[Field.SIDE_ACTIVITY] = SideActivity.HOST if unit == HOST_UNIT else SideActivity.UNIT

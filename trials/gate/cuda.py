@@ -17,7 +17,8 @@ from ds_hooks.shared.device_uuid import read_device_uuid
 from ds_hooks.shared.driver import Driver, DriverError, address_of
 from ds_hooks.shared.page import PAGE_BYTES, DeviceGate, Field, SideActivity
 from ds_hooks.shared.page_file import Page
-from trials.gate.base import HOST_UNIT, STOP_SIGNAL, GateError, StopRequested
+from ds_hooks.shared.signals import END_SIGNAL
+from trials.gate.base import HOST_UNIT, GateError, StopRequested
 from trials.gate.bubble_watch import BubbleWatch
 from trials.gate.parent_watch import ParentWatch
 from trials.gate.process import nap
@@ -316,7 +317,7 @@ class CudaGate(UnitCosts):
         else:
             seconds = LOOK_AGAIN_S
         received = self._nap(seconds)
-        if received == STOP_SIGNAL or os.getppid() != self._parent_pid:
+        if received == END_SIGNAL or os.getppid() != self._parent_pid:
             raise StopRequested
         if received is not None:
             self._watch.stir()  # a bubble was planned just now
@@ -386,6 +387,6 @@ class CudaGate(UnitCosts):
         while not self._driver.is_done(event):
             if self._clock_ns() > end_ns:
                 return False
-            if self._nap(_RUNNING_NAP_S) == STOP_SIGNAL:
+            if self._nap(_RUNNING_NAP_S) == END_SIGNAL:
                 raise StopRequested
         return True

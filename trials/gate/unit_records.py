@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ds_hooks.shared.rotating_file import RotatingFile
-from ds_hooks.shared.unit_record import UNIT_RECORD
+from ds_hooks.shared.unit_record import UNIT_RECORD, unit_names_path
 
 _pack = UNIT_RECORD.pack
 
@@ -32,7 +32,7 @@ class UnitRecords:
             whole = path.stat().st_size // UNIT_RECORD.size
             os.truncate(path, whole * UNIT_RECORD.size)  # a killed side task may have left a part of one
         self._units = RotatingFile(path, most_bytes) if path else None
-        names = path.with_suffix(".jsonl") if path else None
+        names = unit_names_path(path) if path else None
         self._first_group = _groups_in(names) if names else 0
         self._names_file = RotatingFile(names) if names else None
         self._buffer = bytearray()

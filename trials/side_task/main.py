@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ds_hooks.shared.endings import JOB_ENDED_FIRST, USER_ERROR_STATUS
 from ds_hooks.shared.page import Field, Role, SideActivity
 from ds_hooks.shared.page_file import Page
-from trials.gate.base import STOP_SIGNAL, Gate, GateError, StopRequested, block_signals
+from ds_hooks.shared.signals import END_SIGNAL
+from trials.gate.base import Gate, GateError, StopRequested, block_signals
 from trials.gate.process import die_with_parent
 from trials.gate.unit_records import UnitRecords
 from trials.search.client import SearchClient
@@ -110,7 +111,7 @@ def _serve(study: "Study", arguments: argparse.Namespace, tell: "Callable[..., N
     finally:
         may_unmap = gate is not None and gate.close()
         # scores of a study that is done must reach it, however little time the search worker gets
-        closed = search.close(reason, is_urgent=lambda: reason != FINISHED or STOP_SIGNAL in signal.sigpending())
+        closed = search.close(reason, is_urgent=lambda: reason != FINISHED or END_SIGNAL in signal.sigpending())
         if may_unmap:  # else the device may still use it: it goes with this process
             page.close()
     if not closed:

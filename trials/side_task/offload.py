@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ds_hooks.shared.page import Field
-from trials.gate.base import HOST_UNIT, STOP_SIGNAL, Gate, StopRequested
+from ds_hooks.shared.signals import END_SIGNAL
+from trials.gate.base import HOST_UNIT, Gate, StopRequested
 from trials.gate.process import nap
 
 CHUNK_BYTES = 1 << 20
@@ -96,7 +97,7 @@ class Offload:
         self._tell(event="moved_out", held_bytes=held, limit_bytes=limit, left_bytes=self._count())
         while not self._move_in(parked, held):
             self._gate.rest()
-            if self._wait(_LOOK_AGAIN_S) == STOP_SIGNAL:
+            if self._wait(_LOOK_AGAIN_S) == END_SIGNAL:
                 raise StopRequested
         self._tell(event="moved_in", held_bytes=self._count())
 

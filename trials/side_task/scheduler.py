@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trials.gate.base import HOST_UNIT, STOP_SIGNAL, Gate, StopRequested
+from ds_hooks.shared.signals import END_SIGNAL
+from trials.gate.base import HOST_UNIT, Gate, StopRequested
 from trials.search.client import Search
 from trials.side_task.cohort import Cohort, Fit
 from trials.study import Study
@@ -121,7 +122,7 @@ class Scheduler:
         self._gate.rest()
         for answer in self._search.answers(wait_s=0.2):
             self._take(answer)
-        if STOP_SIGNAL in signal.sigpending():
+        if END_SIGNAL in signal.sigpending():
             raise StopRequested
 
     def _refill(self) -> None:
