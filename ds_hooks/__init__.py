@@ -1,6 +1,6 @@
-"""Runs inside the main job: publishes the bubbles of DeepSpeed's pipeline engine.
+"""Runs inside the main job: finds the bubbles of DeepSpeed's pipeline engine and publishes them.
 
-Importing it loads the standard library only, and `attach` loads pyzmq; torch and deepspeed are the main job's own.
+Importing it loads the standard library only. `attach` loads pyzmq; torch and deepspeed are loaded by the main job.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ __all__ = ["Handle", "attach"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load what the main job uses on first use, so that `ds_hooks.shared` is importable without pyzmq."""
+    """Load the hooks on first use, so that `ds_hooks.shared` is importable without pyzmq."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from ds_hooks import handle

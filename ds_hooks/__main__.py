@@ -1,7 +1,7 @@
-"""python -m ds_hooks [--module] train.py …: run a training script with hooks attached, without a change to it.
+"""The hooks without a code change: ``python -m ds_hooks [--module] train.py …`` runs a script with hooks attached.
 
-Also `deepspeed --module ds_hooks train.py …`. `deepspeed.initialize` is wrapped when the script imports deepspeed, not
-earlier, so that environment variables which the script sets first still count.
+Also ``deepspeed --module ds_hooks train.py …``. `deepspeed.initialize` is wrapped when the script imports deepspeed,
+not earlier, so environment variables that the script sets before still count.
 """
 
 import atexit
@@ -58,7 +58,7 @@ class _AttachWhenImported(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _split(arguments: list[str]) -> tuple[bool, str, list[str]]:
-    """(is a module, script, its arguments). Launchers put `--local_rank=N` before the script; it belongs behind."""
+    """(is a module, script, its arguments). Launchers put `--local_rank=N` before the script; it moves behind."""
     own: list[str] = []
     moved: list[str] = []
     rest = list(arguments)
@@ -73,7 +73,14 @@ def _split(arguments: list[str]) -> tuple[bool, str, list[str]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the script as `__main__`; afterwards say so if it never built a pipeline engine."""
+    """Run the script as `__main__`, and report at the end if it never built a pipeline engine.
+
+    Args:
+        arguments: options, the script and its arguments; None: those of the command line.
+
+    Raises:
+        SystemExit: an unknown option, or no such script.
+    """
     is_module, script, script_arguments = _split(sys.argv[1:] if arguments is None else arguments)
     if not is_module and not Path(script).is_file():
         raise SystemExit(f"ds_hooks: no such training script: {script}")

@@ -29,7 +29,7 @@ def check_engine(engine: Any) -> None:
     if device not in CLOCKS:
         raise AttachError(
             f"the engine's device is {device}; the true bubble bounds are known of {' and '.join(CLOCKS)} only (on an "
-            f"accelerator the host's clock tells when work was issued, not when it ran)"
+            f"accelerator the host's clock knows when work was issued, not when it ran)"
         )
     if hasattr(engine.train_batch, WRAPPER_MARK):
         raise AttachError("hooks are attached to this engine already; detach them first")

@@ -1,7 +1,7 @@
-"""Where the bubbles of a step are: read off the schedule before the step runs.
+"""Where the bubbles of a step are, found in its schedule before it runs.
 
-DeepSpeed's schedules are pure, so every wait is known in advance. Waits with no compute between them are one bubble,
-told by the index of its first instruction, its *slot*.
+DeepSpeed's schedules are pure, so every wait is known in advance. Waits with no compute between them are one bubble.
+Its *slot* is the index of its first instruction.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,12 @@ _REDUCTIONS = frozenset({"ReduceTiedGrads", "ReduceGrads"})
 class Slot:
     """One instruction of a step, and whether a bubble opens before it or closes after it.
 
-    `opens` is the kind of the bubble: its first receive, since sends wait briefly, or else its first wait.
+    Attributes:
+        name: the instruction's class.
+        kind: its number on the wire.
+        opens: the kind of the bubble that opens before it, if one does: its first receive, since sends wait briefly,
+            or else its first wait.
+        closes: whether a bubble closes after it.
     """
 
     name: str
@@ -41,7 +46,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Which instructions of an engine wait on a peer, and which do nothing that takes the device.
+    """Which instructions of an engine wait on a peer, and which neither wait nor compute.
 
     Args:
         queued_p2p: sends and receives only queue, and `CommitP2P` waits (DualPipeV).
@@ -54,7 +59,7 @@ class Waits:
     data_parallel: bool
 
     def waiting(self) -> frozenset[str]:
-        """Names of the instructions that wait."""
+        """The names of the instructions that wait."""
         names = {"CommitP2P"} if self.queued_p2p else set(_P2P)
         if self.tied:
             names.add("ReduceTiedGrads")
@@ -63,7 +68,7 @@ class Waits:
         return frozenset(names)
 
     def passive(self) -> frozenset[str]:
-        """Names of the instructions that neither wait nor compute: a bubble goes on across them."""
+        """The names of the instructions that neither wait nor compute, so that a bubble spans them."""
         return ((_P2P if self.queued_p2p else frozenset()) | _REDUCTIONS) - self.waiting()
 
 
@@ -73,6 +78,9 @@ def find_slots(names: Iterable[str], waits: Waits) -> Sequence[Slot]:
     Args:
         names: the class names of one stage's instructions in order.
         waits: what waits in this engine.
+
+    Returns:
+        One `Slot` per instruction.
     """
     order = list(names)
     waiting, passive = waits.waiting(), waits.passive()
@@ -95,6 +103,6 @@ def find_slots(names: Iterable[str], waits: Waits) -> Sequence[Slot]:
 
 
 def _bubble_kind(names: Sequence[str]) -> WaitKind:
-    """The kind of a bubble of these merged waits; both enumerations of kinds share their numbers."""
+    """The kind of a bubble of these merged waits."""
     first = next((name for name in names if name.startswith("Recv")), names[0])
     return WaitKind(int(INSTRUCTION_KINDS[first]))

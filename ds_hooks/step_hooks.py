@@ -155,7 +155,7 @@ class StepHooks:
     def begin_collective(self, _tensor: Any, _op: Any = None, group: Any = None, async_op: bool = False) -> bool:
         """Before an all-reduce inside the optimizer's instruction. Returns whether a bubble opened.
 
-        Its slots come after the loss's. It is no bubble if it waits for nobody.
+        Its slots come after the loss's. It is no bubble if it has no peer to wait for.
         """
         if async_op or (group is not None and group.size() < 2) or self._is_open:
             return False
@@ -210,9 +210,9 @@ class StepHooks:
         return begin_ns
 
     def _is_time_to_flush(self, slot: int) -> bool:
-        """Whether the daemon hears now: once a step, at the slot that it chose, else at the next step's first bubble.
+        """Whether to send now: once a step, at the slot that the daemon chose, else at the next step's first bubble.
 
-        It wakes on the main job's core and takes from its caches.
+        The daemon then wakes on the main job's core and takes from its caches.
         """
         silent_steps = self._step - self._flushed_step
         return silent_steps > 0 and (slot == self._words[Field.FLUSH_SLOT] or silent_steps > 1)

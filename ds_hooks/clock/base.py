@@ -21,7 +21,7 @@ class BubbleClock(Protocol):
     The device is then the host's own cores, and a signal halts what runs there.
     """
     epoch: int
-    """The number of the last bubble. It goes on from what the page says, so no two bubbles of a page share one."""
+    """The number of the last bubble. It continues the page's count, so no two bubbles of a page share one."""
     permit_ns: int
     """The permit of the bubble that was opened last; 0: it stays shut."""
 
@@ -76,7 +76,7 @@ class BubbleClock(Protocol):
         """The CPU time that the side task's process has used so far; 0 without one, -1 where it means nothing."""
 
     def leave(self, *, wait: bool) -> bool:
-        """Shut the bubble word and let go of the page, also in the middle of a bubble.
+        """Shut the bubble word and stop writing to the page, also in the middle of a bubble.
 
         Args:
             wait: give the device a second to finish.

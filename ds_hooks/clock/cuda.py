@@ -18,9 +18,9 @@ from ds_hooks.shared.page import ClockKind, DeviceGate, Field
 from ds_hooks.shared.page_file import Page
 
 WORD_MAX = 2**32 - 1
-"""A device writes the low half of a word."""
+"""The largest value that a device writes: the low half of a word."""
 STAMPS_AT_MOST = 1 << 16
-"""Unread stamps; more would mean that the device does not move."""
+"""Unread stamps; with more of them the device does not move."""
 _OFFSETS_KEPT = 64
 _MEMORY_EVERY_STEPS = 10
 _NAP_S = 2e-4
@@ -54,11 +54,11 @@ class CudaClock:
         self._step_begins: deque[int] = deque()
         self._last = 0
         self._newest = 0
-        self._device_ns = 0  # the time of `_last`, by a clock of the device that began with the first event
+        self._device_ns = 0  # time of `_last`, in device time since the first event
         self._least_ns: int | None = None
         self._offsets_ns: deque[int] = deque(maxlen=_OFFSETS_KEPT)
         self._offset_ns = 0
-        self._take_hold()
+        self._start_writing()
         page.words[Field.DEVICE_GATE] = DeviceGate.CLOSED
         page.words[Field.CLOCK_KIND] = self.kind
 
@@ -70,10 +70,10 @@ class CudaClock:
         self.epoch += 1
         self.permit_ns = permit_ns = 0 if opens_before_ns else min(permit_ns, WORD_MAX)
         if permit_ns:
-            self._due(((Field.DUE_PERMIT_NS, permit_ns), (Field.DUE_EPOCH, self.epoch)))
+            self._queue_writes(((Field.DUE_PERMIT_NS, permit_ns), (Field.DUE_EPOCH, self.epoch)))
         begin = self.stamp()
         if permit_ns:
-            self._at(
+            self._queue_writes_at(
                 begin,
                 (
                     (Field.STEP, step),
@@ -89,7 +89,7 @@ class CudaClock:
         """See `BubbleClock`. The wait is queued now."""
         end = self.stamp()
         if self.permit_ns:
-            self._at(end, ((Field.DEVICE_GATE, DeviceGate.CLOSED), (Field.BUBBLE, self.epoch << 1)))
+            self._queue_writes_at(end, ((Field.DEVICE_GATE, DeviceGate.CLOSED), (Field.BUBBLE, self.epoch << 1)))
             self.permit_ns = 0
         return end
 
@@ -160,25 +160,25 @@ class CudaClock:
         if newest and not (comes(self._driver, newest) if wait else self._driver.is_done(newest)):
             keep_mapped(self._words)
             return False
-        if not self._let_go():
+        if not self._stop_writing():
             return False
         self._words[Field.BUBBLE] &= ~1
         return True
 
-    # What the polled clock does differently
+    # What the polled clock does differently: writes happen in the order of these calls
 
-    def _take_hold(self) -> None:
+    def _start_writing(self) -> None:
         self._device_words = DeviceWords(self._driver, self._words, probe=Field.PROBE)
 
-    def _due(self, values: tuple[tuple[int, int], ...]) -> None:
+    def _queue_writes(self, values: tuple[tuple[int, int], ...]) -> None:
         for field, value in values:
             self._device_words.write(field, value & WORD_MAX)
 
-    def _at(self, event: int, values: tuple[tuple[int, int], ...]) -> None:
+    def _queue_writes_at(self, event: int, values: tuple[tuple[int, int], ...]) -> None:
         self._device_words.wait_event(event)
-        self._due(values)
+        self._queue_writes(values)
 
-    def _let_go(self) -> bool:
+    def _stop_writing(self) -> bool:
         return self._device_words.release()
 
 
@@ -190,7 +190,7 @@ class PolledCudaClock(CudaClock):
 
     kind = ClockKind.CUDA_POLLED
 
-    def _take_hold(self) -> None:
+    def _start_writing(self) -> None:
         self._work: queue.SimpleQueue[tuple[int, tuple[tuple[int, int], ...]] | None] = queue.SimpleQueue()
         self._looked_at: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._own_words = memoryview(self._words)  # the page may be closed while the thread still needs it
@@ -198,12 +198,12 @@ class PolledCudaClock(CudaClock):
         self._thread = threading.Thread(target=self._look, name="bubble clock", daemon=True)
         self._thread.start()
 
-    def _due(self, values: tuple[tuple[int, int], ...]) -> None:
+    def _queue_writes(self, values: tuple[tuple[int, int], ...]) -> None:
         if self._fault is not None:
             raise self._fault
         self._work.put((0, values))
 
-    def _at(self, event: int, values: tuple[tuple[int, int], ...]) -> None:
+    def _queue_writes_at(self, event: int, values: tuple[tuple[int, int], ...]) -> None:
         # an event of the thread's own, since the other one may be read and recorded again before the thread looks
         try:
             own = self._looked_at.get_nowait()
@@ -212,7 +212,7 @@ class PolledCudaClock(CudaClock):
         self._driver.record(own, self._compute_stream())
         self._work.put((own, values))
 
-    def _let_go(self) -> bool:
+    def _stop_writing(self) -> bool:
         self._work.put(None)
         self._thread.join(PATIENCE_S)
         return not self._thread.is_alive()
@@ -242,7 +242,7 @@ def cuda_clock(page: Page, clock_ns: Callable[[], int]) -> CudaClock:
     """Make the best clock that this process's CUDA device and the page's memory allow.
 
     Raises:
-        DriverError: not even events can be had.
+        DriverError: the device has not even events.
     """
     cuda = sys.modules["torch"].cuda
     driver = CudaDriver()

@@ -1,1 +1,1 @@
-"""What the processes agree on: messages, the page, and how a device is asked. Standard library only, and no pyzmq."""
+"""What the processes share: messages, the page, records, signals, a device's driver. Standard library only."""

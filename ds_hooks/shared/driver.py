@@ -1,7 +1,7 @@
-"""A device's streams, as the hooks and the side task's gate ask them: events, and words of shared memory.
+"""A device's streams, events and shared words, as the hooks and the side task's gate use them.
 
-`Driver` is what both need; `CudaDriver` is CUDA's own, by ctypes, so that no package is needed for it. Everything is
-queued and returns at once; nothing here ever waits for the device.
+`Driver` is the interface; `CudaDriver` calls CUDA's driver by ctypes, so it needs no package. Calls only queue work and
+return at once. `comes`, and the probe and release of `DeviceWords`, wait for the device, a second at most.
 """
 
 import ctypes
@@ -11,16 +11,16 @@ import time
 from typing import Any, Protocol
 
 NON_BLOCKING = 1
-"""A stream that does not wait for the legacy default stream, nor that for it."""
+"""A stream that neither waits for the legacy default stream nor holds it up."""
 _PORTABLE_AND_MAPPED = 1 | 2
 _WAIT_AT_LEAST = 0
 _EVENT_WITHOUT_TIME = 2
 _NOT_READY = 600
 PATIENCE_S = 1.0
-"""How long a probe waits for the device, at most; it takes some microseconds."""
+"""The longest wait for the device, at the start and the end of a run; it normally takes microseconds."""
 _NAP_S = 2e-4
 _API_VERSION = 12000
-"""Of the functions' signatures. Bare names in the library are those of the first version ever."""
+"""Fixes the functions' signatures. A bare name in the library is that of its first version."""
 
 _kept: list["memoryview[int]"] = []
 """Memory that a device may still write to."""
@@ -34,60 +34,62 @@ class Driver(Protocol):
     """One device. Streams, events and device addresses are the driver's own handles, as integers."""
 
     def adopt_thread(self) -> None:
-        """Use the device from the calling thread, too."""
+        """Let the calling thread use the device, too."""
 
     def create_stream(self) -> int:
-        """A stream that runs beside all others."""
+        """Make a stream that runs beside all others."""
 
     def destroy_stream(self, stream: int) -> None:
-        """Give it back; what is queued in it still runs."""
+        """Give `stream` back; what is queued in it still runs."""
 
     def create_event(self) -> int:
-        """A mark for a place in a stream, which keeps the device's time."""
+        """Make an event: a mark for a place in a stream, which keeps the device's time."""
 
     def destroy_event(self, event: int) -> None:
-        """Give it back."""
+        """Give `event` back."""
 
     def record(self, event: int, stream: int) -> None:
         """Put `event` at the end of `stream`: it is done when all that was queued before it is."""
 
     def wait_event(self, stream: int, event: int) -> None:
-        """Let what is queued in `stream` from now on wait for `event` as it was last recorded."""
+        """Make what is queued in `stream` from now on wait for `event` as it was last recorded."""
 
     def is_done(self, event: int) -> bool:
-        """Whether the device has come to it."""
+        """Whether the device has come to `event`."""
 
     def elapsed_ns(self, start: int, end: int) -> int:
-        """Device time between two events that are done."""
+        """Measure the device time between two events that are done."""
 
     def register(self, address: int, size: int) -> int:
-        """Let the device reach the `size` bytes of host memory at `address`, both multiples of a page.
+        """Let the device reach `size` bytes of host memory at `address`, both multiples of a memory page.
 
         Returns:
             The device's address for them.
         """
 
     def unregister(self, address: int) -> None:
-        """Undo `register`; nothing that is queued may still need it."""
+        """Undo `register`; nothing that is queued may still use the memory."""
 
     def write_word(self, stream: int, device_address: int, value: int) -> None:
-        """Queue: write the 32-bit `value`. What was queued before is visible first."""
+        """Queue a write of the 32-bit `value`. The effects of earlier work are visible before it."""
 
     def wait_at_least(self, stream: int, device_address: int, value: int) -> None:
-        """Queue: wait until the 32-bit word, with a sign, is `value` or more."""
+        """Queue a wait until the signed 32-bit word is `value` or more."""
 
 
 class CudaDriver:
     """CUDA, in the context that is current in this thread.
 
-    Functions and constants are those of the CUDA driver API, section "Stream Memory Operations" for words.
+    Functions and constants are those of the CUDA driver API; for words, its section "Stream Memory Operations".
+
+    Args:
+        device: the number of the device to use, in the context that torch would use; None: the current context.
 
     Raises:
         DriverError: no driver, one older than CUDA 12, or no context.
     """
 
     def __init__(self, device: int | None = None) -> None:
-        """Use the context that torch has made, or else that of the `device` with this number, which torch would use."""
         try:
             library = ctypes.CDLL("libcuda.so.1")
             self._look_up = library.cuGetProcAddress_v2
@@ -120,7 +122,7 @@ class CudaDriver:
         self.call("cuStreamDestroy", ctypes.c_void_p(stream))
 
     def create_event(self, *, timed: bool = True) -> int:
-        """See `Driver`; without time an event is cheaper."""
+        """See `Driver`. An event that is not `timed` is cheaper."""
         event = ctypes.c_void_p()
         self.call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(0 if timed else _EVENT_WITHOUT_TIME))
         return event.value or 0
@@ -142,7 +144,7 @@ class CudaDriver:
         return self.call("cuEventQuery", ctypes.c_void_p(event), also=_NOT_READY) == 0
 
     def elapsed_ns(self, start: int, end: int) -> int:
-        """See `Driver`. The driver tells it to half a microsecond."""
+        """See `Driver`. The resolution is half a microsecond."""
         elapsed_ms = ctypes.c_float()
         self.call("cuEventElapsedTime", ctypes.byref(elapsed_ms), ctypes.c_void_p(start), ctypes.c_void_p(end))
         return round(elapsed_ms.value * 1e6)
@@ -178,12 +180,15 @@ class CudaDriver:
         )
 
     def call(self, name: str, *arguments: Any, also: int = 0) -> int:
-        """Any function of the driver API, with arguments of ctypes.
+        """Call a function of the driver API.
 
         Args:
             name: as in the API's documentation.
-            arguments: the function's own.
-            also: a result that is no error, beside 0.
+            arguments: its arguments, as ctypes.
+            also: a result that is no error, besides 0.
+
+        Returns:
+            0 or `also`.
 
         Raises:
             DriverError: there is no such function, or it failed.
@@ -210,7 +215,7 @@ class CudaDriver:
 
 
 def comes(driver: Driver, event: int) -> bool:
-    """Whether the device comes to `event` within a second: for the start and the end of a run, never in between."""
+    """Wait a second at most for the device to come to `event`: at a run's start or end, never in between."""
     end_s = time.monotonic() + PATIENCE_S
     while not driver.is_done(event):
         if time.monotonic() > end_s:
@@ -220,15 +225,16 @@ def comes(driver: Driver, event: int) -> bool:
 
 
 class DeviceWords:
-    """Shared words as a device reaches them, and a stream of our own in which it reads and writes them.
+    """Shared words as a device reaches them, and a stream of its own in which it reads and writes them.
 
     Args:
         driver: the device.
-        words: mapped memory of whole pages.
-        probe: the index of a word that nobody else uses. The device must write it in time, and wait for the host to.
+        words: mapped memory, whole memory pages.
+        probe: the index of a word that nothing else uses. At start the device must write it in time, and must wait
+            until the host has written it.
 
     Raises:
-        DriverError: it refuses, or one side does not see what the other writes.
+        DriverError: the device refuses, or one side does not see what the other writes.
     """
 
     def __init__(self, driver: Driver, words: "memoryview[int]", *, probe: int) -> None:
@@ -247,19 +253,19 @@ class DeviceWords:
             raise
 
     def address(self, index: int) -> int:
-        """The device's address of a word; a device reads and writes its low 32 bits."""
+        """The device's address of a word. A device reads and writes its low 32 bits."""
         return self._device_address + 8 * index
 
     def write(self, index: int, value: int) -> None:
-        """Queue a write in our stream."""
+        """Queue a write in this stream."""
         self._driver.write_word(self.stream, self.address(index), value)
 
     def wait_event(self, event: int) -> None:
-        """Let our stream wait."""
+        """Make this stream wait for `event`."""
         self._driver.wait_event(self.stream, event)
 
     def release(self) -> bool:
-        """Give the words back. False if they must stay mapped, since the device has not come to the end in time."""
+        """Give the words back. Returns False if the device is late, so that they must stay mapped."""
         drained = self._driver.create_event()
         self._driver.record(drained, self.stream)
         if not comes(self._driver, drained):
@@ -276,7 +282,7 @@ class DeviceWords:
         written, passed = driver.create_event(), driver.create_event()
         self.write(index, 1)
         driver.record(written, self.stream)
-        # in case another thread waits for the device, holding the driver's lock, so that we never come to the release
+        # by a timer: another thread may wait for the device and hold the driver's lock, and this one is stuck then
         release = threading.Timer(PATIENCE_S, self._let_through, (index,))
         release.daemon = True
         release.start()
@@ -298,10 +304,10 @@ class DeviceWords:
 
 
 def keep_mapped(words: "memoryview[int]") -> None:
-    """Never unmap the memory behind `words`."""
+    """Keep the memory behind `words` mapped until the process ends."""
     _kept.append(memoryview(words))
 
 
 def address_of(words: "memoryview[int]") -> int:
-    """Where the mapped memory behind `words` begins in this process."""
+    """The address of `words` in this process."""
     return ctypes.addressof(ctypes.c_char.from_buffer(words))

@@ -1,4 +1,4 @@
-"""The layout of the shared page: which word lies where, who writes it, and what its values mean.
+"""The layout of the shared page: where each word lies, its writer, and the meaning of its values.
 
 A page has one device. The main job, the daemon and the side task map it. Every field is an aligned 64-bit word with one
 writer, so a reader never sees half a value. The main job's *bubble word* is the truth: `epoch << 1 | open`.

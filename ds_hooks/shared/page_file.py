@@ -1,7 +1,7 @@
-"""The file behind a shared page: where it lies, who may open it, who may write it, and how long it lives.
+"""The file behind a shared page: its path, its owner, the roles of its writers, and its life.
 
 Every process that uses a page holds a shared lock on its file, which the kernel drops with the process. The last one
-to leave removes the file. A page that nobody holds is stale, and whoever comes next replaces it.
+to leave removes the file. A page that nobody holds is stale, and the next process replaces it.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ class PageError(Exception):
 
 
 def runtime_dir() -> Path:
-    """Where this user's pages and sockets live when no run names a place: memory-backed, private, short.
+    """The directory of this user's pages and sockets where no run names another: memory-backed, private, a short path.
 
-    `$SQUEEZER_DIR` if set; else a folder of the user in /dev/shm, or in the temporary directory without one.
+    It is `$SQUEEZER_DIR` if set, else a folder of the user's in /dev/shm, or else in the temporary directory.
     """
     named = os.environ.get(DIRECTORY_VARIABLE)
     if named:
@@ -38,10 +38,10 @@ def runtime_dir() -> Path:
 
 
 def make_private_dir(path: Path) -> Path:
-    """Create `path` with mode 0700, or accept it if it is exactly that and ours.
+    """Create `path` with mode 0700, or accept it if it has that mode and this user owns it.
 
     Raises:
-        PageError: it is not a directory, another user's, or open to others.
+        PageError: it is not a directory, belongs to another user, or is open to others.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -59,17 +59,22 @@ def make_private_dir(path: Path) -> Path:
 
 
 def page_path(directory: Path, local_rank: int) -> Path:
-    """The page of the device that local rank `local_rank` uses."""
+    """The page of the device of local rank `local_rank`."""
     return directory / f"device{local_rank}.page"
 
 
 def socket_path(directory: Path, local_rank: int) -> Path:
-    """The socket on which that device's daemon hears the main job."""
+    """The socket on which that device's daemon receives the main job's messages."""
     return directory / f"device{local_rank}.sock"
 
 
 class Page:
-    """One mapped page. `words[Field.X]` reads and writes a word; hot paths may keep `words` in a local."""
+    """One mapped page. Use `Page.open`.
+
+    Attributes:
+        path: its file.
+        words: `words[Field.X]` reads and writes a word. Hot paths may keep it.
+    """
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
@@ -79,10 +84,15 @@ class Page:
 
     @classmethod
     def open(cls, path: Path, *, create: bool = True) -> "Page":
-        """Map the page at `path`; with `create`, make it if there is none or a stale one.
+        """Map the page at `path`.
+
+        Args:
+            path: see `page_path`.
+            create: make the page if there is none or a stale one.
 
         Raises:
-            PageError: no page (without `create`), another user's, open to others, or of another version and in use.
+            PageError: there is none (without `create`), or it belongs to another user, is open to others, or is in use
+                with another version.
         """
         if create:
             make_private_dir(path.parent)
@@ -111,7 +121,7 @@ class Page:
                 raise
 
     def claim(self, role: Role) -> None:
-        """Become the one writer of `role`'s words, until `close` or the end of this process.
+        """Become the only writer of `role`'s words, until `close` or the end of this process.
 
         Raises:
             PageError: another process has that role on this device.
@@ -127,11 +137,11 @@ class Page:
         self.words[role] = os.getpid()
 
     def is_open(self) -> bool:
-        """Whether the main job says that it is in a bubble now."""
+        """Whether the bubble word is open now."""
         return bool(self.words[Field.BUBBLE] & 1)
 
     def close(self) -> None:
-        """Unmap; remove the file if nobody else holds it. A second call does nothing."""
+        """Unmap the page, and remove the file if nobody else holds it. A second call does nothing."""
         if self._fd < 0:
             return
         self.words.release()
@@ -144,7 +154,7 @@ class Page:
 
 
 def _publish_new(path: Path) -> int | None:
-    """Link a complete page, held by us, into place, so that nobody ever opens half of one or takes it for stale.
+    """Link a complete page that this process holds into place. So nobody opens half of one or takes it for stale.
 
     Returns:
         Its file descriptor, or None if another process was faster.
@@ -203,7 +213,7 @@ def _sole_holder(fd: int) -> bool:
 
 
 def _is_stale(path: Path, fd: int) -> bool:
-    """Remove the page if nobody holds it. True if the caller must look again."""
+    """Remove the page if nobody holds it. Returns True if the caller must look again."""
     if not _sole_holder(fd):
         return False
     if _is_linked(path, fd):
@@ -212,9 +222,9 @@ def _is_stale(path: Path, fd: int) -> bool:
 
 
 def _lock_shared(path: Path, fd: int) -> bool:
-    """Hold the page. False if it was removed meanwhile and the caller must look again."""
+    """Hold the page. Returns False if it was removed meanwhile, so that the caller must look again."""
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
-        return False  # somebody is removing it right now
+        return False  # another process is removing it
     return _is_linked(path, fd)

@@ -1,6 +1,6 @@
-"""A file for what is recorded of every bubble and unit: it grows to a size, and then the oldest goes.
+"""A file of records that keeps the latest: when it is full, the older half goes.
 
-Here, since daemons and side tasks both have such files.
+Daemons keep one for bubbles, side tasks one for units.
 """
 
 import os
@@ -11,25 +11,25 @@ from pathlib import Path
 
 
 def older(path: Path) -> Path:
-    """Where `RotatingFile` keeps what came before `path`, such as ``rank0.units.old.bin``."""
+    """The path of the older half of `path`, such as ``rank0.units.old.bin``."""
     return path.with_name(f"{path.stem}.old{path.suffix}")
 
 
 def read_parts(path: Path) -> tuple[bytes, bytes]:
-    """What is left of a `RotatingFile`, the older part first; it may roll meanwhile."""
-    newer = _content(path)  # first: what becomes the older part meanwhile is found there
+    """Read both halves of a `RotatingFile`, the older first. The file may rotate meanwhile."""
+    newer = _content(path)  # first: if it becomes the older half meanwhile, it is found there
     before = _content(older(path))
     return (before, b"") if newer and before.startswith(newer) else (before, newer)
 
 
 class RotatingFile:
-    """Appends to a file. Once that is full it takes the place of the `older` one, and a new one begins.
+    """Appends to a file. When that is full it replaces the `older` one, and a new one begins.
 
-    A full disk costs what is written meanwhile, and is told once; whoever records must go on.
+    A full disk costs the records of that time and is reported once. The caller goes on.
 
     Args:
         path: the file; what it holds is kept.
-        most_bytes: when it is full. None: never.
+        most_bytes: the size at which it is full. None: it never is.
 
     Raises:
         OSError: the file cannot be made.
@@ -42,7 +42,7 @@ class RotatingFile:
         self._has_failed = False
 
     def write(self, data: bytes | bytearray) -> bool:
-        """Append all of `data`, or nothing; whether it was appended."""
+        """Append all of `data`, or nothing. Returns whether it was appended."""
         try:
             if self._file is None:
                 self._file = self._path.open("ab", buffering=0)
@@ -61,7 +61,7 @@ class RotatingFile:
             return False
 
     def close(self) -> None:
-        """Close the file; a later `write` opens it again."""
+        """Close the file. A later `write` opens it again."""
         if self._file is not None:
             self._file.close()
             self._file = None
