@@ -26,6 +26,8 @@ from squeezer.daemon import receiver
 from squeezer.policy import state
 from squeezer.records import layout
 from tests.support.paths import ROOT
+from trials.fusion import registry
+from trials.optim import registry as optim_registry
 
 _BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _TYPES = {"B": "u8", "H": "u16", "I": "u32", "i": "i32", "q": "i64", "Q": "u64", "4s": "4 bytes"}
@@ -199,6 +201,30 @@ def _default(name: str, field: FieldInfo) -> str:
     return f"`{json.dumps(field.default)}`"
 
 
+def _layers() -> str:
+    found: dict[str, set[str]] = {}
+    for kind, made in (*registry.RULES.items(), *registry.FORWARDS.items()):
+        homes = [each.__module__ for each in (made, *getattr(made, "__mro__", ()))]  # one made by `type` has none
+        home = next(home for home in homes if home.startswith("trials."))
+        found.setdefault(home.rpartition(".")[2], set()).add(kind.__name__)
+    return _table("file | layers", ((f"`{file}.py`", _joined(names)) for file, names in sorted(found.items())))
+
+
+def _optimizers() -> str:
+    return ", ".join(sorted(kind.__name__ for kind in optim_registry.RULES))
+
+
+def _joined(names: Iterable[str]) -> str:
+    """In one list, and by one name those that differ in their number of axes only: Conv1d/2d/3d."""
+    axes: dict[str, list[str]] = {}
+    for name in sorted(names):
+        stem = re.sub(r"[123]d$", "", name)
+        axes.setdefault(stem, []).append(name.removeprefix(stem))
+    plain = [stem for stem, found in axes.items() if "" in found]
+    numbered = [stem + "/".join(filter(None, found)) for stem, found in axes.items() if any(found)]
+    return ", ".join(sorted(plain + numbered))
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "header": _header,
     "messages": _messages,
@@ -209,6 +235,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "unit-record": _unit_record,
     "limits": _limits,
     "states": _states,
+    "layers": _layers,
+    "optimizers": _optimizers,
     **{f"keys-{name}": (lambda table=table: _keys(table)) for name, table in config._TABLES.items()},
 }
 

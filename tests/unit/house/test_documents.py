@@ -12,6 +12,8 @@ from tests.support.paths import ROOT
 DOCUMENTS = pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
 CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+RETIRED = re.compile(r"\b(clerk|ledger|lodger|bookkeeper|intake|rivals|row of units)", re.IGNORECASE)
+"""Words that had a synonym in the glossary of docs/architecture.md, which everything uses now."""
 TOP_LEVEL = ["ds_hooks", "squeezer", "trials", "launch", "benchmarks", "tests", "docs", "examples"]
 
 
@@ -75,3 +77,15 @@ def test_its_links_lead_somewhere(path: Path) -> None:
         target = path.parent / file if file else path
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
+
+
+@DOCUMENTS
+def test_it_uses_the_words_of_the_glossary(path: Path) -> None:
+    if path.name != "CHANGELOG.md":  # it names what once was
+        assert not RETIRED.findall(prose(path))
+
+
+def test_the_map_shows_every_room() -> None:
+    packages = {str(init.parent.relative_to(ROOT)) for top in TOP_LEVEL for init in ROOT.glob(f"{top}/**/__init__.py")}
+    shown = {name.rstrip("/") for name in named_files(prose(ROOT / "docs" / "architecture.md"))}
+    assert not packages - shown
