@@ -1,0 +1,77 @@
+"""Each import contract of setup.cfg holds, and breaks in a copy with one import that it forbids."""
+
+import configparser
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+PACKAGES = ("benchmarks", "ds_hooks", "launch", "squeezer", "trials")
+FORBIDDEN = {
+    "hooks-alone": ("ds_hooks/engine.py", "import squeezer.config"),
+    "hooks-floors": ("ds_hooks/shared/wire.py", "from ds_hooks import schedule"),
+    "squeezer": ("squeezer/device/cpu.py", "import ds_hooks.clock"),
+    "trials": ("trials/gate/cpu.py", "from ds_hooks import attach"),
+    "launch": ("launch/rank.py", "import ds_hooks.handle"),
+    "installed-alone": ("squeezer/doctor.py", "import benchmarks.common"),
+    "benchmarks": ("benchmarks/common.py", "from tests.support import sandbox"),
+    "policy": ("squeezer/policy/forecast.py", "import time"),
+    "trials-floors": ("trials/fusion/trees.py", "import trials.training.group"),
+    "gates-are-abstract": ("trials/training/group.py", "from trials.gate.cpu import CpuGate"),
+    "fusion-is-plain-pytorch": ("trials/optim/adam.py", "import optuna"),
+}
+"""Contract -> (a file, what it must not import)."""
+BROKEN = re.compile(r"^(.*) BROKEN\b", re.MULTILINE)
+
+
+def contracts() -> dict[str, str]:
+    """Contract -> its name as the linter prints it."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    prefix = "importlinter:contract:"
+    return {name.removeprefix(prefix): config[name]["name"] for name in config.sections() if name.startswith(prefix)}
+
+
+def lint(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    code = "from importlinter.cli import lint_imports_command as lint; lint()"
+    environment = {**os.environ, "PYTHONPATH": str(root), "COLUMNS": "400"}  # no name is wrapped
+    return subprocess.run(
+        [sys.executable, "-c", code, "--no-cache", *arguments],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_the_import_contracts_hold() -> None:
+    done = lint(ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f" {len(contracts())} kept, 0 broken" in done.stdout
+
+
+def test_each_contract_has_an_import_that_breaks_it() -> None:
+    assert FORBIDDEN.keys() == contracts().keys()
+
+
+@pytest.mark.parametrize("contract", FORBIDDEN)
+def test_a_forbidden_import_breaks_its_contract(contract: str, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "setup.cfg", tmp_path)
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            copied = tmp_path / path.relative_to(ROOT)
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copied)
+    file, line = FORBIDDEN[contract]
+    with (tmp_path / file).open("a", encoding="utf-8") as source:
+        source.write(f"\n\ndef late() -> None:\n    {line}\n")
+    done = lint(tmp_path, "--contract", contract)
+    assert done.returncode != 0, "the contract held"
+    assert BROKEN.findall(done.stdout) == [contracts()[contract]], done.stdout + done.stderr
