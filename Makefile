@@ -31,7 +31,7 @@ demo: install
 
 test: lint
 	$(BIN)/python -m pytest -m "not slow" tests/integration tests/conformance
-	$(BIN)/python -m pytest -m "not slow" -n logical --maxprocesses 8 tests/unit
+	$(BIN)/python -m pytest -m "not slow" -n logical --maxprocesses 8 --dist loadgroup tests/unit
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
