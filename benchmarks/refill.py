@@ -165,7 +165,7 @@ def _train(name: str, own: int, turns: Turns, seed: int, quick: bool, found: dic
         )
         line = Inside(SearchWorker(study, place, holder))
         start_s = thread_time()
-        Scheduler(study, gate, line, lambda **_: None).run()
+        Scheduler(study, gate, line, lambda _: None).run()
         cpu_s = thread_time() - start_s - line.cpu_s
     turns.pass_on(own, ended=True)
     found[name] = {"work": gate.work, "cpu_s": round(cpu_s, 3), "work_per_s": round(gate.work / cpu_s)}

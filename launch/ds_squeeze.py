@@ -7,6 +7,7 @@ is said before anything starts, with exit code 2; after that the exit code is th
 
 import argparse
 import json
+import logging
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ds_hooks.shared import logs
 from ds_hooks.shared.page_file import (
     DIRECTORY_VARIABLE,
     SOCKET_PATH_MAX_BYTES,
@@ -49,6 +51,8 @@ USAGE = "usage: ds_squeeze --squeezer FILE [what the deepspeed command takes] SC
 _FLAG = "--squeezer"
 _WAIT_FOR_DAEMONS_S = 30.0
 _LONGEST_DIRECTORY = SOCKET_PATH_MAX_BYTES - len(str(socket_path(Path("/run-abcdefgh"), 999)))
+
+log = logging.getLogger(__name__)
 
 
 class LaunchError(Exception):
@@ -205,7 +209,7 @@ def finish(run: Path, config: Config, reason: str) -> None:
             what()
         except Exception as error:
             name = what.__name__.replace("_", " ")
-            print(f"[ds_squeeze] {name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            log.error("%s: %s: %s", name, type(error).__name__, error)
 
 
 def squeeze(arguments: Sequence[str]) -> int:
@@ -240,14 +244,12 @@ def squeeze(arguments: Sequence[str]) -> int:
             around.enter_context(RunLock(run, directory))
             moved = move_records_aside(run)
             if moved:
-                print(f"[ds_squeeze] {moved} records of an earlier run moved to {run / 'previous'}", flush=True)
+                log.info("%d records of an earlier run moved to %s", moved, run / "previous")
         os.environ[rank.CONFIG] = str(Path(config_file).resolve())
         os.environ[rank.RUN] = str(run)
         os.environ[DIRECTORY_VARIABLE] = str(directory)
         for lock in dead_build_locks(os.environ):
-            print(
-                f"[ds_squeeze] no process here holds {lock}; if the job hangs, remove it", file=sys.stderr, flush=True
-            )
+            log.warning("no process here holds %s; if the job hangs, remove it", lock)
         if changed.bind_cores_to_rank:
             os.environ[rank.PIN_CORES] = "0"
         code = _launch(runner, changed)
@@ -259,6 +261,7 @@ def squeeze(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """The console script."""
+    logs.set_up()
     arguments = sys.argv[1:]
     if arguments[:1] in (["-h"], ["--help"]):
         print(f"{USAGE}\n\n  {_FLAG} FILE  the configuration of Bubble Squeezer (TOML)\n")

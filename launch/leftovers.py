@@ -1,10 +1,10 @@
 """What runs leave behind: records of an earlier run, daemons that are still ending, pages, child processes."""
 
 import fcntl
+import logging
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +16,7 @@ RECORDS = (
     "rank*.events.jsonl",
     "rank*.details.*",
     "rank*.units.*",
+    "rank*.log",
     "report.json",
     "trace.json",
     "step.svg",
@@ -23,6 +24,8 @@ RECORDS = (
 )
 """The files in a run's directory that are ours."""
 _AFTER_SIGNAL_S = 5.0
+
+log = logging.getLogger(__name__)
 _DEEPSPEED_TEARDOWN_S = 40.0
 
 
@@ -148,7 +151,7 @@ def end_daemons(running: Callable[[], list[int]], timeout_s: float) -> None:
         left = running()
         if not left:
             return
-        print(f"[ds_squeeze] daemons {left} do not end: sending {number.name}", file=sys.stderr, flush=True)
+        log.warning("daemons %s do not end: sending %s", left, number.name)
         for pid in left:
             try:
                 os.kill(pid, number)

@@ -7,6 +7,7 @@ Whatever goes wrong in here is said loudly, and the training starts all the same
 imported by a process that runs user code: it replaces itself by `python -m ds_hooks`, which runs the user's script.
 """
 
+import logging
 import os
 import subprocess
 import sys
@@ -117,12 +118,11 @@ def main() -> None:
             _pin_cores(local_rank, first_number(os.environ, _LOCAL_SIZE, 1))
         _start_daemon(local_rank)
     except Exception as error:
-        print(
-            f"[ds_squeeze] rank {local_rank}: no daemon, so nothing is squeezed, and the training goes on: "
-            f"{type(error).__name__}: {error}",
-            file=sys.stderr,
-            flush=True,
-        )
+        from ds_hooks.shared import logs
+
+        logs.set_up(rank=first_number(os.environ, ("RANK",), local_rank))
+        text = "no daemon, so nothing is squeezed, and the training goes on"
+        logging.getLogger("launch.rank").error("%s: %s: %s", text, type(error).__name__, error)
     command = training_command(sys.executable, script, local_rank_option)
     os.execv(command[0], command)
 

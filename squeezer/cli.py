@@ -1,12 +1,12 @@
 """The `squeezer` command."""
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from ds_hooks.shared import logs
 from ds_hooks.shared.endings import USER_ERROR_STATUS
 from ds_hooks.shared.page_file import PageError
 from squeezer.config import ConfigError, load_config
@@ -53,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _daemon(parsed: argparse.Namespace) -> int:
     from squeezer.daemon.loop import Daemon
     from squeezer.daemon.receiver import DaemonError
+    from squeezer.records.layout import log_path
     from squeezer.records.writer import RecordError
 
     config = load_config(parsed.config)
@@ -62,8 +63,8 @@ def _daemon(parsed: argparse.Namespace) -> int:
     except (DaemonError, RecordError) as error:
         print(f"squeezer: {error}", file=sys.stderr)
         return USER_ERROR_STATUS
-    if parsed.job_pid is None:
-        print(f"[squeezer] process {os.getpid()} serves device {parsed.local_rank}; records go to {run}", flush=True)
+    logs.set_up(rank=daemon.rank)
+    logs.add_file(log_path(run, daemon.rank), rank=daemon.rank, run=run.name)
     daemon.run()
     return 0
 

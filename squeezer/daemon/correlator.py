@@ -1,124 +1,165 @@
-"""Turns the main job's messages into the records of its steps and bubbles."""
+"""Puts the main job's messages together: a start and its end are a step or a bubble. It decides and records nothing."""
 
-from typing import Any
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from ds_hooks.shared import wire
 from squeezer.policy.forecast import Forecast
-from squeezer.records.writer import Recorder
+from squeezer.policy.state import BubbleEnded, Overran, StepEnded
+from squeezer.records.facts import Bubble, Fact, Instructions, Job, Step
+
+Found = Fact | StepEnded | BubbleEnded | Overran
+"""What messages amount to: facts for the records, and events for the policy."""
 
 
-class Bookkeeper:
-    """Notes jobs, steps, bubbles and instructions, each when all that belongs to it is known.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _OpenBubble:
+    """A bubble that has begun."""
+
+    message: wire.BubbleStart
+    start_ns: int
+    gap_ns: int | None
+    forecast: Forecast | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _OpenStep:
+    """A step that has begun."""
+
+    step: int
+    start_ns: int
+    squeezed: bool | None
+
+
+class Correlator:
+    """Follows one device's main jobs. Each method takes one message and returns what is known by it.
 
     Args:
-        recorder: takes the records.
-        knows_gaps: whether the main job knows at a bubble's begin when the one before has ended: not if it runs ahead
-            of its device.
+        forecast_of: the policy's forecast for a slot and the gap before its bubble.
+        host_measures: whether the main job's host sees a bubble's end, and measures what the side task uses beyond it.
+            Else the host runs ahead of its device, and only the side task measures its overruns.
+
+    Attributes:
+        job: the index of the job that is followed; -1 before the first.
+        bubble_ns: the length of all bubbles so far.
+        dropped: how many messages the hooks say they could not send.
     """
 
-    def __init__(self, recorder: Recorder, *, knows_gaps: bool) -> None:
-        self._knows_gaps = knows_gaps
-        self.gap_ns: int | None = None
-        """How long after the end of the bubble before it the last one began; None: that is not known."""
-        self._recorder = recorder
+    def __init__(self, forecast_of: Callable[[int, int | None], Forecast | None], *, host_measures: bool) -> None:
+        self._forecast_of = forecast_of
+        self._host_measures = host_measures
         self.job = -1
-        """The index of the job that is recorded; -1 before the first."""
         self.bubble_ns = 0
-        """All bubbles so far."""
         self.dropped = 0
-        """What the hooks say they could not send."""
-        self._bubble: dict[str, Any] | None = None
-        self._ended_bubble: dict[str, Any] | None = None
+        self._step: _OpenStep | None = None
+        self._open: _OpenBubble | None = None
+        self._ended: Bubble | None = None
         self._last_end = (-1, 0)
-        """The epoch and the end of the last bubble."""
+        """(epoch, end) of the last bubble."""
         self._side_cpu_ns = 0
-        self._step: tuple[int, int, bool | None] | None = None
+        self._opened_slot: int | None = None
+        self._side_overruns_ns: Counter[int] = Counter()
 
-    def job_attached(self, t_ns: int, message: wire.Hello) -> None:
+    def job_attached(self, t_ns: int, message: wire.Hello) -> list[Found]:
         """A job begins."""
         self.job += 1
         self._step = None
         self._last_end = (-1, 0)
-        self._recorder.add("job", job=self.job, t_ns=t_ns, **message._asdict())
+        self._opened_slot = None
+        return [Job(job=self.job, t_ns=t_ns, **message._asdict())]
 
-    def job_lost(self) -> None:
-        """The job is over: no next bubble will tell what its last one overran."""
-        self._note_bubble(None)
-        self._bubble = None
+    def job_lost(self) -> list[Found]:
+        """The job is over. No next bubble will show by how much its last one was overrun."""
+        found = self._complete_bubble(None)
+        self._open = None
+        return found
 
-    def step_started(self, t_ns: int, message: wire.StepStart, *, squeezed: bool | None) -> None:
+    def step_started(self, t_ns: int, message: wire.StepStart, *, squeezed: bool | None) -> list[Found]:
         """A step begins; `squeezed` is None if the side task only starts in its bubbles."""
-        self._step = (message.step, t_ns, squeezed)
+        self._step = _OpenStep(step=message.step, start_ns=t_ns, squeezed=squeezed)
+        return []
 
-    def step_ended(self, t_ns: int, message: wire.StepEnd) -> int | None:
-        """A step has ended.
-
-        Returns:
-            How long it took in ns, or None if its start was lost.
-        """
+    def step_ended(self, t_ns: int, message: wire.StepEnd) -> list[Found]:
+        """A step has ended. It counts only if its start was heard of."""
         self.dropped = message.dropped
-        if self._step is None or self._step[0] != message.step:
-            return None
-        step, start_ns, squeezed = self._step
-        times = {"start_ns": start_ns, "end_ns": t_ns}
-        self._recorder.add("step", job=self.job, step=step, **times, squeezed=squeezed, work=message.work)
-        return t_ns - start_ns
+        begun = self._step
+        if begun is None or begun.step != message.step:
+            return []
+        step = Step(
+            job=self.job,
+            step=message.step,
+            start_ns=begun.start_ns,
+            end_ns=t_ns,
+            squeezed=begun.squeezed,
+            work=message.work,
+        )
+        return [step, StepEnded(message.step, t_ns - begun.start_ns)]
 
-    def bubble_began(self, t_ns: int, epoch: int) -> int | None:
-        """The bubble of `epoch` begins. Returns its `gap_ns`, which is not known if the end before it was lost."""
+    def bubble_started(self, t_ns: int, message: wire.BubbleStart) -> list[Found]:
+        """A bubble begins, so the one before it is complete, and so is its overrun."""
         last_epoch, last_end_ns = self._last_end
-        self.gap_ns = t_ns - last_end_ns if self._knows_gaps and epoch == last_epoch + 1 else None
-        return self.gap_ns
-
-    def bubble_started(self, t_ns: int, message: wire.BubbleStart, forecast: Forecast | None) -> tuple[int, int] | None:
-        """A bubble began, of which `forecast` was made.
-
-        Returns:
-            (slot, overrun in ns) of the bubble before it, if that was opened.
-        """
-        overran = self._note_bubble(message.side_cpu_ns if message.side_cpu_ns >= 0 else None)
+        gap_ns = t_ns - last_end_ns if self._host_measures and message.epoch == last_epoch + 1 else None
+        forecast = self._forecast_of(message.slot, gap_ns)
+        found = self._complete_bubble(message.side_cpu_ns if message.side_cpu_ns >= 0 else None)
+        if not self._host_measures:
+            found += self._reported_overrun(message)
         self._side_cpu_ns = message.side_cpu_ns
-        self._bubble = {
-            "step": message.step,
-            "epoch": message.epoch,
-            "slot": message.slot,
-            "wait": wire.WaitKind(message.wait).name,
-            "start_ns": t_ns,
-            "forecast_ns": None if forecast is None else [forecast.length_ns, forecast.low_ns, forecast.high_ns],
-            "permit_until_ns": t_ns + message.permit_ns if message.permit_ns else None,
-        }
-        return overran
+        self._open = _OpenBubble(message=message, start_ns=t_ns, gap_ns=gap_ns, forecast=forecast)
+        return found
 
-    def bubble_ended(self, t_ns: int, message: wire.BubbleEnd) -> int | None:
-        """A bubble has ended. Returns its length in ns, or None if its start was lost."""
-        bubble, self._bubble = self._bubble, None
-        if bubble is None or bubble["epoch"] != message.epoch:
-            return None
+    def bubble_ended(self, t_ns: int, message: wire.BubbleEnd) -> list[Found]:
+        """A bubble has ended. It counts only if its start was heard of."""
+        begun, self._open = self._open, None
+        if begun is None or begun.message.epoch != message.epoch:
+            return []
         self._last_end = (message.epoch, t_ns)
-        length_ns: int = t_ns - bubble["start_ns"]
+        length_ns = t_ns - begun.start_ns
         self.bubble_ns += length_ns
-        squeezed = self._step[2] if self._step is not None else False
-        told = message.side_cpu_ns >= 0
-        side_ns = max(0, message.side_cpu_ns - self._side_cpu_ns) if told else None
-        stopped = bool(message.stopped)
-        self._ended_bubble = {**bubble, "end_ns": t_ns, "squeezed": squeezed, "side_ns": side_ns, "stopped": stopped}
+        start, forecast = begun.message, begun.forecast
+        is_measured = message.side_cpu_ns >= 0
+        self._ended = Bubble(
+            step=start.step,
+            epoch=start.epoch,
+            slot=start.slot,
+            wait=wire.WaitKind(start.wait).name,
+            start_ns=begun.start_ns,
+            forecast_ns=None if forecast is None else (forecast.length_ns, forecast.low_ns, forecast.high_ns),
+            permit_until_ns=begun.start_ns + start.permit_ns if start.permit_ns else None,
+            end_ns=t_ns,
+            squeezed=self._step.squeezed if self._step is not None else False,
+            side_ns=max(0, message.side_cpu_ns - self._side_cpu_ns) if is_measured else None,
+            stopped=bool(message.stopped),
+            overrun_ns=None,
+        )
         self._side_cpu_ns = message.side_cpu_ns
-        return length_ns
+        return [BubbleEnded(message.slot, wire.WaitKind(message.wait).name, length_ns, begun.gap_ns)]
 
-    def instructions(self, message: wire.Instructions) -> None:
-        """When a part of a step's instructions ran."""
+    def instructions(self, message: wire.Instructions) -> list[Found]:
+        """A part of a step's instructions has run."""
         items = [
-            [wire.InstructionKind(kind).name, slot, message.base_ns + begin_ns, message.base_ns + end_ns]
+            (wire.InstructionKind(kind).name, slot, message.base_ns + begin_ns, message.base_ns + end_ns)
             for kind, slot, begin_ns, end_ns in message.items
         ]
-        self._recorder.add("instructions", step=message.step, items=items)
+        return [Instructions(step=message.step, items=tuple(items))]
 
-    def _note_bubble(self, side_cpu_ns: int | None) -> tuple[int, int] | None:
-        bubble, self._ended_bubble = self._ended_bubble, None
+    def side_task_overran(self, slot: int, overrun_ns: int) -> None:
+        """The side task has measured an overrun. It counts when the next bubble begins."""
+        self._side_overruns_ns[slot] += overrun_ns
+
+    def _complete_bubble(self, side_cpu_ns: int | None) -> list[Found]:
+        bubble, self._ended = self._ended, None
         if bubble is None:
-            return None
-        overrun_ns = None if side_cpu_ns is None else max(0, side_cpu_ns - self._side_cpu_ns)
-        self._recorder.add("bubble", **bubble, overrun_ns=overrun_ns)
-        if overrun_ns is None or bubble["permit_until_ns"] is None:
-            return None
-        return bubble["slot"], overrun_ns
+            return []
+        if side_cpu_ns is None:
+            return [bubble]
+        overrun_ns = max(0, side_cpu_ns - self._side_cpu_ns)
+        found: list[Found] = [replace(bubble, overrun_ns=overrun_ns)]
+        if bubble.permit_until_ns is not None:
+            found.append(Overran(bubble.slot, overrun_ns))
+        return found
+
+    def _reported_overrun(self, message: wire.BubbleStart) -> list[Found]:
+        """The last opened bubble is over: what the side task has reported of its slot counts now."""
+        slot, self._opened_slot = self._opened_slot, message.slot if message.permit_ns else None
+        return [] if slot is None else [Overran(slot, self._side_overruns_ns.pop(slot, 0))]

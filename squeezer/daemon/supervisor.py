@@ -1,6 +1,7 @@
 """Starts, restarts and ends the side task's process; signals go through its pidfd, so they never hit another one."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -11,15 +12,25 @@ from typing import Any
 from ds_hooks.shared.endings import USER_ERROR_STATUS
 from squeezer.config import SideTable
 from squeezer.device import Device, SideProcess
-from squeezer.records.layout import units_path
+from squeezer.records.layout import side_log_path, units_path
 
 RUNNER = "trials.side_task.main"
 """The side task's program."""
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SidePlace:
-    """Where one side task works, and `RotatingFile`'s size for the units that it records."""
+class SideFiles:
+    """The files that one side task reads and writes.
+
+    Attributes:
+        page: of its device.
+        run: the directory of the run.
+        rank: whose device it is; part of its files' names.
+        storage: of the study, see `trials.search.storage`.
+        units_bytes: how large the file of its units may grow.
+    """
 
     page: Path
     run: Path
@@ -31,28 +42,28 @@ class SidePlace:
 class Supervisor:
     """At most one side task at a time, restarted a bounded number of times."""
 
-    def __init__(self, config: SideTable, device: Device, place: SidePlace) -> None:
+    def __init__(self, config: SideTable, device: Device, files: SideFiles) -> None:
         self._config = config
         self._device = device
-        self._place = place
-        self._worker = f"{os.uname().nodename}:{place.run}:rank{place.rank}"
+        self._files = files
+        self._worker = f"{os.uname().nodename}:{files.run}:rank{files.rank}"
         self._process: subprocess.Popen[bytes] | None = None
-        self._status = b""
         self.side: SideProcess | None = None
         self.status_fd = -1
         self.restarts = 0
 
     def start(self) -> None:
         """Start the process; `status_fd` and `side.pidfd` become readable when it says something or ends."""
-        place, config = self._place, self._config
+        files, config = self._files, self._config
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(write_fd, True)
         command = [
             *(sys.executable, "-m", RUNNER, "--study", str(config.study)),
-            *("--study-name", config.study_name, "--storage", place.storage),
-            *("--worker", self._worker, "--lock", str(place.run / "ask.lock")),
-            *("--page", str(place.page), "--units", str(units_path(place.run, place.rank))),
-            *("--units-bytes", str(place.units_bytes)),
+            *("--study-name", config.study_name, "--storage", files.storage),
+            *("--worker", self._worker, "--lock", str(files.run / "ask.lock")),
+            *("--page", str(files.page), "--units", str(units_path(files.run, files.rank))),
+            *("--units-bytes", str(files.units_bytes)),
+            *("--rank", str(files.rank), "--log", str(side_log_path(files.run, files.rank))),
             *("--threads", str(config.threads), "--nice", str(config.nice), "--status-fd", str(write_fd)),
             *self._device.arguments(),
         ]
@@ -66,22 +77,13 @@ class Supervisor:
         self.status_fd = read_fd
         self.side = SideProcess(pid=self._process.pid, pidfd=os.pidfd_open(self._process.pid))
 
-    def read_status(self) -> list[dict[str, Any]]:
-        """What the side task has said since the last call."""
-        try:
-            self._status += os.read(self.status_fd, 65536)
-        except BlockingIOError:
-            return []
-        *lines, self._status = self._status.split(b"\n")
-        return [json.loads(line) for line in lines]
-
     def reap(self) -> int:
         """The exit status of a process that has ended; negative if a signal ended it."""
         assert self._process is not None and self.side is not None
         status = self._process.wait()
         os.close(self.side.pidfd)
         os.close(self.status_fd)
-        self._process, self.side, self.status_fd, self._status = None, None, -1, b""
+        self._process, self.side, self.status_fd = None, None, -1
         return status
 
     def may_restart(self, status: int) -> bool:
@@ -105,7 +107,7 @@ class Supervisor:
             reason: what the trials are told.
             idle: a main job is there, so let this have no more than its idle time.
         """
-        command = [sys.executable, "-m", "trials.search.worker", "--close", "--storage", self._place.storage]
+        command = [sys.executable, "-m", "trials.search.worker", "--close", "--storage", self._files.storage]
         command += ["--study-name", self._config.study_name, "--worker", self._worker, "--reason", reason]
         return subprocess.Popen([*command, *(["--idle"] if idle else [])], stdin=subprocess.DEVNULL)
 
@@ -126,7 +128,7 @@ class Supervisor:
             )
             return dict(json.loads(done.stdout.splitlines()[-1]))
         except (subprocess.SubprocessError, json.JSONDecodeError, IndexError) as error:
-            print(f"[squeezer] no dedicated rate, so no harvest: {error}", file=sys.stderr)
+            log.warning("no dedicated rate, so no harvest: %s", error)
             return None
 
 

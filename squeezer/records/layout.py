@@ -27,6 +27,8 @@
 `RUN/rank3.units.bin`, also of the last steps only, is an array of `UNIT_RECORD`. `RUN/rank3.units.jsonl` names them,
 some of a group per line: `{"group": 0, "trials": K, "units": ["0.Linear forward", …]}`. Times are in ns of
 CLOCK_MONOTONIC.
+
+Beside them `RUN/rank3.log` and `RUN/rank3.side.log` are for people: what the daemon and the side task logged.
 """
 
 from pathlib import Path
@@ -48,6 +50,16 @@ def events_path(run: Path, rank: int) -> Path:
 def details_path(run: Path, rank: int) -> Path:
     """Where the daemon of `rank` writes what is of the last steps only."""
     return run / f"rank{rank}.details.jsonl"
+
+
+def log_path(run: Path, rank: int) -> Path:
+    """Where the daemon of `rank` logs."""
+    return run / f"rank{rank}.log"
+
+
+def side_log_path(run: Path, rank: int) -> Path:
+    """Where the side task of `rank` logs."""
+    return run / f"rank{rank}.side.log"
 
 
 def journal_path(run: Path) -> Path:

@@ -1,11 +1,15 @@
 """Writes a run's records: collected in memory, and put on disk while the device is idle anyway."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from ds_hooks.shared.rotating_file import RotatingFile
+from squeezer.records.facts import KINDS, Fact
 from squeezer.records.layout import DETAILS, SHARES, details_path, events_path
+
+_FIELDS = {kind: [field.name for field in fields(kind)] for kind in KINDS}
 
 
 class RecordError(Exception):
@@ -32,19 +36,24 @@ class Recorder:
             self._details = RotatingFile(details_path(run, rank), most_bytes)
         except OSError as error:
             raise RecordError(f"cannot write to run.directory {run}: {error.strerror}") from error
-        self._waiting: list[dict[str, Any]] = []
+        self._waiting: list[dict[str, Any] | Fact] = []
 
     def add(self, kind: str, **fields: Any) -> None:
         """Remember one record."""
         self._waiting.append({"r": kind, **fields})
+
+    def add_fact(self, fact: Fact) -> None:
+        """Remember what the main job did."""
+        self._waiting.append(fact)
 
     def write(self, at_least: int = 1) -> None:
         """Write what waits, if there are `at_least` so many: all at once is cheaper, with the code in the caches."""
         if len(self._waiting) < at_least:
             return
         encode = json.JSONEncoder(separators=(",", ":")).encode
+        records = [each if isinstance(each, dict) else _as_record(each) for each in self._waiting]
         for file, are_details in ((self._events, False), (self._details, True)):
-            lines = [encode(record) for record in self._waiting if (record["r"] in DETAILS) is are_details]
+            lines = [encode(record) for record in records if (record["r"] in DETAILS) is are_details]
             if lines:
                 # begins anew: a killed daemon may have left half a line
                 file.write("\n".join(["", *lines, ""]).encode())
@@ -55,3 +64,8 @@ class Recorder:
         self.write()
         self._events.close()
         self._details.close()
+
+
+def _as_record(fact: Fact) -> dict[str, Any]:
+    kind = type(fact)
+    return {"r": KINDS[kind], **{name: getattr(fact, name) for name in _FIELDS[kind]}}

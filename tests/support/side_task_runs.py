@@ -11,6 +11,7 @@ from optuna.trial import FrozenTrial
 from torch import nn
 from torch.optim import lr_scheduler as lrs
 
+from ds_hooks.shared.statuses import Status
 from tests.support.fused_and_solo import OPTIMIZERS, AtOnce, Batch, close
 from tests.support.rich_study import RichSolo, RichStudy
 from trials.gate.base import OpenGate, Starved
@@ -102,13 +103,13 @@ def make_study(own: bool, length: Callable[[int], int] = lambda epoch: 3) -> Sev
     return study
 
 
-def run(own: bool, gate: Starving, study: Seven | None = None) -> tuple[list[FrozenTrial], list[dict[str, Any]]]:
-    """The trials in the end, and what the runner told of itself."""
+def run(own: bool, gate: Starving, study: Seven | None = None) -> tuple[list[FrozenTrial], list[Status]]:
+    """The trials in the end, and the statuses that were sent."""
     study = study or make_study(own)
     place = WorkerConfig(storage="sqlite:///:memory:", study_name="s", worker="w", lock_file=Path(os.devnull))
     worker = SearchWorker(study, place, AtOnce())
-    told: list[dict[str, Any]] = []
-    Scheduler(study, gate, Direct(worker), lambda **line: told.append(line)).run()
+    told: list[Status] = []
+    Scheduler(study, gate, Direct(worker), told.append).run()
     return worker._study.get_trials(), told
 
 

@@ -22,6 +22,7 @@ from typing import Any, TextIO, TypeVar
 import optuna
 from optuna.trial import Trial, TrialState
 
+from ds_hooks.shared import logs
 from trials.gate.base import GATE_SIGNALS
 from trials.gate.process import die_with_parent, run_when_idle
 from trials.search.storage import open_storage
@@ -229,7 +230,7 @@ def serve(
     if is_idle:
         run_when_idle()
     try:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        logs.adopt("optuna")
         worker = SearchWorker(study, config, holder)
         for line in requests:
             if not is_idle and attached():
@@ -280,7 +281,8 @@ def main() -> int:
     parser.add_argument("--reason", default="the run ended")
     parser.add_argument("--idle", action="store_true", help="a main job trains: take only its idle time")
     arguments = parser.parse_args()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    logs.set_up()
+    logs.adopt("optuna")
     if arguments.idle:
         run_when_idle()
     close_study(arguments.storage, arguments.study_name, arguments.reason, arguments.worker)

@@ -1,6 +1,6 @@
 """Cohorts, and what is known of how many trials fit the bubbles when they are fused."""
 
-import sys
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any
@@ -15,6 +15,8 @@ from trials.training.member import Member
 
 UNLIKE_EPOCHS = "the study's epochs differ in the number or the shapes of their batches"
 SHARED_LOADER = "Study.batches gives several epochs the same object, and to read one may disturb the other"
+
+log = logging.getLogger(__name__)
 
 
 class Fit:
@@ -150,7 +152,7 @@ class Cohort:
 
     def part_epochs(self, cause: str) -> None:
         """From now on let trials at different epochs be in different groups, and say why."""
-        print(f"[trials] {cause}: trials at different epochs are not fused, but take turns", file=sys.stderr)
+        log.warning("%s: trials at different epochs are not fused, but take turns", cause)
         self.fit.mixes = False
 
     def _alike(self, group: TrialGroup, batches: Mapping[int, Batch]) -> list[TrialGroup]:

@@ -1,7 +1,7 @@
 """Where a side task computes: on the rank's cores, or on its CUDA device. Only this and what it uses knows which."""
 
 import ctypes
-import sys
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from ds_hooks.shared.device_uuid import uuid_number
 from ds_hooks.shared.driver import CudaDriver, DriverError
 from ds_hooks.shared.page import Field
 from ds_hooks.shared.page_file import Page
+from ds_hooks.shared.statuses import Status
 from trials.gate.base import Gate
 from trials.gate.cpu import CpuGate
 from trials.gate.cuda import CudaGate
@@ -27,6 +28,8 @@ CONTEXT_BYTES = 600 << 20
 """What a context takes besides what is allocated in it; it counts as the side task's."""
 
 _BLOCKING_SYNC = 4
+
+log = logging.getLogger(__name__)
 
 
 class SideDeviceError(Exception):
@@ -45,7 +48,7 @@ class SideDevice(Protocol):
     def rehearse(self, study: Study, page: Page, gate: Gate) -> int:
         """Train throw-away trials: what is imported, compiled or wrong shows. Returns how many trials fit at most."""
 
-    def offload(self, page: Page, gate: Gate, tell: Callable[..., None]) -> Offload | None:
+    def offload(self, page: Page, gate: Gate, tell: Callable[[Status], None]) -> Offload | None:
         """What gives way to the main job's memory; None where nothing does."""
 
 
@@ -64,7 +67,7 @@ class CpuSideDevice:
         rehearse(study)
         return study.fused
 
-    def offload(self, page: Page, gate: Gate, tell: Callable[..., None]) -> Offload | None:
+    def offload(self, page: Page, gate: Gate, tell: Callable[[Status], None]) -> Offload | None:
         """None: the machine's memory is large."""
         return None
 
@@ -140,7 +143,7 @@ class CudaSideDevice:
         told = page.words[Field.SIDE_LIMIT_BYTES]  # by now a main job is there
         return most_trials(one, two, min(self._limit, told) if told else self._limit)
 
-    def offload(self, page: Page, gate: Gate, tell: Callable[..., None]) -> Offload | None:
+    def offload(self, page: Page, gate: Gate, tell: Callable[[Status], None]) -> Offload | None:
         """See `Offload`."""
         return Offload(page.words, gate, CudaMeter(), lambda: tensors_on("cuda"), tell)
 
@@ -167,4 +170,4 @@ def _sleep_while_waiting() -> None:
         or library.cuDevicePrimaryCtxSetFlags_v2(device, ctypes.c_uint(_BLOCKING_SYNC))
     )
     if failed:
-        print(f"[trials] the host spins where it waits for the device: error {failed} of its driver", file=sys.stderr)
+        log.warning("the host spins where it waits for the device: error %d of its driver", failed)

@@ -6,8 +6,9 @@ import os
 import signal
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ds_hooks.shared import logs, statuses
 from ds_hooks.shared.endings import JOB_ENDED_FIRST, USER_ERROR_STATUS
 from ds_hooks.shared.page import Field, Role, SideActivity
 from ds_hooks.shared.page_file import Page
@@ -36,6 +37,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--page", type=Path)
     parser.add_argument("--units", type=Path)
     parser.add_argument("--units-bytes", type=int, help="when that file is full; default: never")
+    parser.add_argument("--rank", type=int, help="named in what is logged")
+    parser.add_argument("--log", type=Path, metavar="FILE")
     parser.add_argument("--status-fd", type=int, default=-1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the first that is visible")
     parser.add_argument("--memory-fraction", type=float, default=1.0, help="of a CUDA device's memory, at most")
@@ -49,6 +52,7 @@ def _parse() -> argparse.Namespace:
 def main() -> int:
     """Serve one page until the study is done or the daemon asks to stop."""
     arguments = _parse()
+    logs.set_up(rank=arguments.rank)
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the daemon ends us
     block_signals()
@@ -69,17 +73,17 @@ def main() -> int:
         print(json.dumps(measure_dedicated(study, trials, arguments.measure)))
         return 0
     except (StudyError, SideDeviceError) as error:
-        tell(event="error", message=str(error))
+        tell(statuses.Error(str(error)))
         return USER_ERROR_STATUS
 
 
-def _tell(status_fd: int, **status: Any) -> None:
-    """One line to the daemon, if there is one."""
+def _tell(status_fd: int, status: statuses.Status) -> None:
+    """Send one status to the daemon, if there is one."""
     if status_fd >= 0:
-        os.write(status_fd, json.dumps(status).encode() + b"\n")
+        os.write(status_fd, statuses.encode(status))
 
 
-def _serve(study: "Study", arguments: argparse.Namespace, tell: "Callable[..., None]") -> int:
+def _serve(study: "Study", arguments: argparse.Namespace, tell: "Callable[[statuses.Status], None]") -> int:
     from trials.search.worker import WorkerConfig, serve
     from trials.side_task.devices import SideDeviceError, make_side_device
 
@@ -91,6 +95,8 @@ def _serve(study: "Study", arguments: argparse.Namespace, tell: "Callable[..., N
     )
     # forked before the page is opened, so that the page's locks stay this process's own, and before there is a context
     search = SearchClient(partial(serve, study, worker_config, attached=partial(_job_attached, arguments.page)))
+    if arguments.log is not None:  # this process's own, as one may turn it over
+        logs.add_file(arguments.log, rank=arguments.rank or 0, run=arguments.log.parent.name)
     page = Page.open(arguments.page, create=False)
     page.claim(Role.SIDE)
     page.words[Field.SIDE_ACTIVITY] = SideActivity.HOST
@@ -106,7 +112,7 @@ def _serve(study: "Study", arguments: argparse.Namespace, tell: "Callable[..., N
     except (Exception, GateError) as error:
         reason = f"{type(error).__name__}: {error}"
         if not isinstance(error, SideDeviceError):
-            tell(event="error", message=reason)
+            tell(statuses.Error(reason))
         raise
     finally:
         may_unmap = gate is not None and gate.close()
@@ -115,7 +121,7 @@ def _serve(study: "Study", arguments: argparse.Namespace, tell: "Callable[..., N
         if may_unmap:  # else the device may still use it: it goes with this process
             page.close()
     if not closed:
-        tell(event="error", message="its search worker could not write all that it was told in time")
+        tell(statuses.Error("its search worker could not write all that it was told in time"))
     return 0 if closed else 1
 
 
@@ -125,7 +131,7 @@ def _train(
     page: Page,
     gate: Gate,
     search: SearchClient,
-    tell: "Callable[..., None]",
+    tell: "Callable[[statuses.Status], None]",
     nice: int,
 ) -> None:
     from trials.side_task.devices import SideDeviceError
@@ -139,8 +145,8 @@ def _train(
     Scheduler(study, gate, search, tell, most, device.offload(page, gate, tell)).run()
 
 
-def _tell_overrun(tell: "Callable[..., None]", slot: int, overrun_ns: int) -> None:
-    tell(event="overran", slot=slot, overrun_ns=overrun_ns)
+def _tell_overrun(tell: "Callable[[statuses.Status], None]", slot: int, overrun_ns: int) -> None:
+    tell(statuses.Overran(slot, overrun_ns))
 
 
 def _job_attached(path: Path) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ds_hooks.shared import statuses
 from ds_hooks.shared.page import Field
 from ds_hooks.shared.signals import END_SIGNAL
 from trials.gate.base import HOST_UNIT, Gate, StopRequested
@@ -56,7 +57,7 @@ class Offload:
         gate: asked before each copy.
         meter: of the device's allocator.
         tensors: all that are on the device.
-        tell: one line to the daemon.
+        tell: sends a status to the daemon.
         wait: sleeps for some seconds, or until a signal comes, which it returns.
         clock_ns: the host's clock.
     """
@@ -67,7 +68,7 @@ class Offload:
         gate: Gate,
         meter: Meter,
         tensors: Callable[[], Iterable[Tensor]],
-        tell: Callable[..., None],
+        tell: Callable[[statuses.Status], None],
         wait: Callable[[float], int | None] = nap,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
@@ -94,12 +95,12 @@ class Offload:
             return
         limit = self._words[Field.SIDE_LIMIT_BYTES]
         parked = self._move_out()
-        self._tell(event="moved_out", held_bytes=held, limit_bytes=limit, left_bytes=self._count())
+        self._tell(statuses.MovedOut(held_bytes=held, limit_bytes=limit, left_bytes=self._count()))
         while not self._move_in(parked, held):
             self._gate.rest()
             if self._wait(_LOOK_AGAIN_S) == END_SIGNAL:
                 raise StopRequested
-        self._tell(event="moved_in", held_bytes=self._count())
+        self._tell(statuses.MovedIn(self._count()))
 
     def trim(self) -> None:
         """Give back what is not used any more."""

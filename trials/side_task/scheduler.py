@@ -5,14 +5,15 @@ batches in the order that it would see alone. Rows that pruning frees are given 
 Cohorts take turns. A group whose units are longer than every bubble is split in halves.
 """
 
+import logging
 import signal
-import sys
 from collections import deque
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ds_hooks.shared import statuses
 from ds_hooks.shared.signals import END_SIGNAL
 from trials.gate.base import HOST_UNIT, Gate, StopRequested
 from trials.search.client import Search
@@ -35,6 +36,9 @@ ASK_AHEAD_EPOCHS = 2
 """As many trials are asked for as rows will be free after so many epochs; and enough to refill what pruning frees."""
 
 
+log = logging.getLogger(__name__)
+
+
 class Scheduler:
     """Keeps the bubbles supplied with fused work until the study is done.
 
@@ -42,7 +46,7 @@ class Scheduler:
         study: what is trained.
         gate: asked before every unit.
         search: knows which trials.
-        tell: one line to the daemon.
+        tell: sends a status to the daemon.
         most: how many trials may be trained at once; None: as many as the study wants.
         offload: gives way to the main job's memory, where that is short.
     """
@@ -52,7 +56,7 @@ class Scheduler:
         study: Study,
         gate: Gate,
         search: Search,
-        tell: "Callable[..., None]",
+        tell: "Callable[[statuses.Status], None]",
         most: int | None = None,
         offload: "Offload | None" = None,
     ) -> None:
@@ -78,7 +82,7 @@ class Scheduler:
         Raises:
             StopRequested: the daemon asked.
         """
-        self.tell(event="ready")
+        self.tell(statuses.Ready())
         while True:
             for answer in self._search.answers():
                 self._take(answer)
@@ -93,9 +97,9 @@ class Scheduler:
             self._train_epoch(cohort)
             if cohort.groups:
                 self._cohorts.append(cohort)
-            self.tell(event="progress", work=self._work, trials_running=self._rows(), epochs=self._epochs)
+            self.tell(statuses.Progress(work=self._work, trials_running=self._rows(), epochs=self._epochs))
         self._gate.rest()
-        self.tell(event="finished", work=self._work)
+        self.tell(statuses.Finished(self._work))
 
     def _rows(self) -> int:
         return sum(len(cohort.numbers) for cohort in self._cohorts)
@@ -237,7 +241,7 @@ class Scheduler:
         """
         rows = self._rows() + len(asked)
         self._most = max(rows // 2, 1)
-        self.tell(event="out_of_memory", trials=rows, most=rows // 2)
+        self.tell(statuses.OutOfMemory(trials=rows, most=rows // 2))
         if rows > 1:
             self._ready.extendleft(reversed(asked))
         else:
@@ -264,14 +268,14 @@ class Scheduler:
             self._in_use = None
         elif not cohort.fit.is_news(longest.unit):
             return
-        self.tell(
-            event="starved",
+        status = statuses.Starved(
             unit=longest.unit,
             trials=longest.trials,
             needs_ms=round(longest.needs_ns / 1e6, 3),
             longest_bubble_ms=round(longest.longest_ns / 1e6, 3),
             did=did,
         )
+        self.tell(status)
 
     def _drop_lost_rows(self, group: TrialGroup) -> None:
         finite = group.finite_K().tolist()
@@ -302,6 +306,6 @@ class Scheduler:
         """
         self._gate.rest()
         reason = f"{type(error).__name__}: {error}"
-        print(f"[trials] trials {numbers} failed: {reason}", file=sys.stderr)
+        log.warning("trials %s failed: %s", numbers, reason)
         for number in numbers:
             self._search.send(fail=number, reason=reason)

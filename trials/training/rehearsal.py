@@ -1,6 +1,6 @@
 """Training without a gate: the rehearsal before a study, and what a device of the study's own would do."""
 
-import sys
+import logging
 import time
 from collections.abc import Iterator
 from itertools import count, islice
@@ -13,6 +13,8 @@ from trials.study import Study
 from trials.training.batches import fuse_batches
 from trials.training.group import TrialGroup
 from trials.training.member import build_member
+
+log = logging.getLogger(__name__)
 
 
 def train_ungated(study: Study, trials: int) -> Iterator[int]:
@@ -126,8 +128,8 @@ def _try_mixed(study: Study, group: TrialGroup, gate: Gate) -> None:
     except Exception as error:
         study.mix_epochs = False
         cause = f"{type(error).__name__}: {error}"
-        print(f"[trials] trials at different epochs are not fused, but take turns: {cause}", file=sys.stderr)
+        log.warning("trials at different epochs are not fused, but take turns: %s", cause)
 
 
 def _say_rehearsal_failed(study: Study, error: Exception) -> None:
-    print(f"[trials] a rehearsal of {type(study).__name__} failed: {type(error).__name__}: {error}", file=sys.stderr)
+    log.warning("a rehearsal of %s failed: %s: %s", type(study).__name__, type(error).__name__, error)

@@ -23,6 +23,7 @@ from launch.leftovers import (
     remove_deepspeed_buffers,
     running_daemons,
 )
+from tests.support.logged import logged
 
 
 def deepspeed_parser(arguments: list[str]) -> argparse.Namespace:
@@ -104,7 +105,7 @@ def test_a_bad_line_ends_with_one_message_and_code_2(
     line: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["ds_squeeze", *line])
-    with pytest.raises(SystemExit) as ended:
+    with logged(), pytest.raises(SystemExit) as ended:
         ds_squeeze.main()
     assert ended.value.code == 2
     assert said in capsys.readouterr().err

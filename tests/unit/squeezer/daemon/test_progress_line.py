@@ -1,5 +1,6 @@
 """The line that a job prints while it trains."""
 
+from ds_hooks.shared.statuses import Progress
 from squeezer.daemon.progress_line import EVERY_NS, ProgressLine
 
 S = 1_000_000_000
@@ -7,15 +8,14 @@ S = 1_000_000_000
 
 def test_the_first_line_comes_when_there_is_something_to_compare_with() -> None:
     progress = ProgressLine()
-    assert progress.line(1, 5 * S, 4 * S, EVERY_NS) is None
-    assert progress.line(2, 6 * S, 5 * S, 2 * EVERY_NS - 1) is None, "not yet time"
+    assert progress.line(1, 5 * S, 4 * S, None, EVERY_NS) is None
+    assert progress.line(2, 6 * S, 5 * S, None, 2 * EVERY_NS - 1) is None, "not yet time"
     # since the first call: 3 s of 10 s idle, and the side task is not there
-    assert progress.line(30, 8 * S, 7 * S, 2 * EVERY_NS) == "[squeezer] step 30: rank 0 idle 30% of the time"
+    assert progress.line(30, 8 * S, 7 * S, None, 2 * EVERY_NS) == "step 30: idle 30% of the time"
 
 
 def test_with_a_side_task_it_says_how_much_of_the_bubbles_is_used() -> None:
     progress = ProgressLine()
-    progress.side = {"trials_running": 16}
-    progress.line(1, 0, 0, EVERY_NS)
-    line = progress.line(30, 4 * S, 3 * S, 2 * EVERY_NS)
-    assert line == "[squeezer] step 30: rank 0 idle 40% of the time, 75% of it used; 16 trials running"
+    progress.line(1, 0, 0, None, EVERY_NS)
+    line = progress.line(30, 4 * S, 3 * S, Progress(work=9, trials_running=16, epochs=1), 2 * EVERY_NS)
+    assert line == "step 30: idle 40% of the time, 75% of it used; 16 trials running"

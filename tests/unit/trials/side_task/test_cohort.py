@@ -9,11 +9,18 @@ import torch
 from optuna.trial import TrialState
 
 from tests.support.fused_and_solo import Batch
+from tests.support.logged import logged
 from tests.support.side_task_runs import Seven, Starving, assert_as_alone, data, make_study, run
 from trials.side_task.cohort import SHARED_LOADER, UNLIKE_EPOCHS
 from trials.training.batches import Pinned
 from trials.training.group import TrialGroup
 from trials.training.rehearsal import rehearse
+
+
+@pytest.fixture(autouse=True)
+def set_up() -> Iterator[None]:
+    with logged():
+        yield
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ds_hooks.shared.page import Field
 from ds_hooks.shared.page_file import Page, page_path
+from ds_hooks.shared.statuses import MovedIn, MovedOut, Status
 from tests.support.fused_and_solo import OPTIMIZERS
 from tests.support.rich_study import RichStudy
 from trials import TrialGroup, build_member
@@ -73,7 +74,7 @@ class Home:
 
     def __init__(self, page: Page, tensors: Sequence[Tensor], cached: int = 0) -> None:
         self.words, self.gate = page.words, CountingGate()
-        self.told: list[dict[str, Any]] = []
+        self.told: list[Status] = []
         self.while_out: list[Callable[[], int | None]] = []
         self._clock_ns = itertools.count(0, LOOK_EVERY_NS // 2)
         self.meter = FakeMeter(lambda: tensors, cached)
@@ -82,7 +83,7 @@ class Home:
             self.gate,
             self.meter,
             lambda: tensors,
-            lambda **line: self.told.append(line),
+            self.told.append,
             self._wait,
             lambda: next(self._clock_ns),
         )
@@ -148,8 +149,8 @@ def test_all_goes_to_the_host_in_pieces_through_the_gate_and_comes_back_when_the
 
     home.while_out = [still_short, enough]
     home.offload.step_ended()
-    assert [line["event"] for line in home.told] == ["moved_out", "moved_in"]
-    assert home.told[0]["left_bytes"] == 0
+    moved_out, moved_in = home.told
+    assert isinstance(moved_out, MovedOut) and moved_out.left_bytes == 0 and isinstance(moved_in, MovedIn)
     assert all(torch.equal(view, own) for view, own in zip(views, before, strict=True))
     assert home.gate.asked.count(HOST_UNIT) >= 2 * 5 and set(home.gate.asked) == {HOST_UNIT}
     assert home.gate.rests == 2
@@ -188,7 +189,8 @@ def test_a_group_that_was_out_goes_on_bitwise_as_if_it_had_stayed(page: Page) ->
             home.limit(1)
             home.while_out = [lambda home=home: home.limit(0)]  # type: ignore[misc]
             home.offload.step_ended()
-            assert home.told[0]["left_bytes"] < home.told[0]["held_bytes"] / 10
+            moved_out = home.told[0]
+            assert isinstance(moved_out, MovedOut) and moved_out.left_bytes < moved_out.held_bytes / 10
             del mine, home
     for row in range(3):
         for one, other in zip(stays.extract(row), moves.extract(row), strict=True):

@@ -8,6 +8,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from optuna.trial import FrozenTrial, TrialState
 
+from ds_hooks.shared import statuses
+from ds_hooks.shared.statuses import Status
 from tests.support.fused_and_solo import close
 from tests.support.side_task_runs import MS, Direct, Starving, run
 from trials.gate.base import GateError, Starved
@@ -16,17 +18,22 @@ from trials.training.group import TrialGroup
 
 
 @pytest.fixture(scope="module", params=[False, True])
-def whole(request: pytest.FixtureRequest) -> tuple[bool, list[FrozenTrial], list[dict[str, Any]]]:
+def whole(request: pytest.FixtureRequest) -> tuple[bool, list[FrozenTrial], list[Status]]:
     """Whether trials have their own batches, and a run in which nothing is split."""
     return request.param, *run(request.param, Starving(()))
 
 
-def starved(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [line for line in told if line["event"] == "starved"]
+def starved(sent: list[Status]) -> list[statuses.Starved]:
+    return [status for status in sent if isinstance(status, statuses.Starved)]
+
+
+def out_of_memory(sent: list[Status]) -> list[tuple[int, int]]:
+    """(trials, most) each time."""
+    return [(status.trials, status.most) for status in sent if isinstance(status, statuses.OutOfMemory)]
 
 
 def test_trials_that_crowd_others_out_of_the_memory_begin_anew_with_them(
-    whole: tuple[bool, list[FrozenTrial], list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+    whole: tuple[bool, list[FrozenTrial], list[Status]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, roomy, _ = whole
     merge = TrialGroup.merge
@@ -39,7 +46,7 @@ def test_trials_that_crowd_others_out_of_the_memory_begin_anew_with_them(
 
     monkeypatch.setattr(TrialGroup, "merge", crowded)
     tight, told = run(own, Starving(()))
-    assert [(line["trials"], line["most"]) for line in told if line["event"] == "out_of_memory"] == [(4, 2)]
+    assert out_of_memory(told) == [(4, 2)]
     for one, other in zip(tight, roomy, strict=True):
         assert one.state == other.state
         for epoch, value in other.intermediate_values.items():
@@ -55,13 +62,13 @@ def test_trials_that_crowd_others_out_of_the_memory_begin_anew_with_them(
 )
 @given(times=st.sets(st.integers(1, 24), min_size=1, max_size=4))
 def test_trials_of_split_groups_give_the_same(
-    whole: tuple[bool, list[FrozenTrial], list[dict[str, Any]]], times: set[int]
+    whole: tuple[bool, list[FrozenTrial], list[Status]], times: set[int]
 ) -> None:
     own, unsplit, told_unsplit = whole
     split, told = run(own, Starving(times))
     first = starved(told)[0]
-    assert first["did"] == ("split" if first["trials"] > 1 else "nothing")
-    assert told[-1] == told_unsplit[-1] and told[-1]["event"] == "finished"
+    assert first.did == ("split" if first.trials > 1 else "nothing")
+    assert told[-1] == told_unsplit[-1] and isinstance(told[-1], statuses.Finished)
     ended = {0: TrialState.COMPLETE, 1: TrialState.FAIL, 2: TrialState.PRUNED}
     for one, other in zip(split, unsplit, strict=True):
         assert one.state == other.state == ended.get(one.number, TrialState.COMPLETE)
@@ -76,20 +83,18 @@ def test_later_cohorts_are_no_wider_than_what_fits_and_the_longest_unit_is_told(
     trials, told = run(False, gate)
     assert len(trials) == 7
     assert max(gate.sizes[: gate.sizes.index(2)]) == 4 and max(gate.sizes[gate.sizes.index(2) :]) == 2
-    assert starved(told) == [
-        {"event": "starved", "unit": "loss", "trials": 4, "needs_ms": 5.0, "longest_bubble_ms": 3.0, "did": "split"}
-    ]
+    assert starved(told) == [statuses.Starved(unit="loss", trials=4, needs_ms=5.0, longest_bubble_ms=3.0, did="split")]
 
 
 def test_a_group_is_split_down_to_one_trial() -> None:
     _, told = run(False, Starving(range(1, 1000)))
-    did = [(line["trials"], line["did"]) for line in starved(told)]
+    did = [(status.trials, status.did) for status in starved(told)]
     assert did == [(4, "split"), (2, "split"), (2, "split"), (1, "nothing")]
 
 
 def test_what_a_split_does_not_shorten_is_split_no_further_and_told_once() -> None:
     _, told = run(False, Starving(range(1, 1000), lambda trials: 9))
-    assert [(line["trials"], line["did"]) for line in starved(told)] == [(4, "split"), (2, "nothing")]
+    assert [(status.trials, status.did) for status in starved(told)] == [(4, "split"), (2, "nothing")]
 
 
 def test_a_device_that_fails_is_no_trials_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +124,7 @@ def test_a_device_that_fails_is_no_trials_fault(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("fits", [3, 1])
 def test_trials_that_do_not_fit_into_the_memory_are_trained_in_smaller_groups_and_give_the_same(
-    whole: tuple[bool, list[FrozenTrial], list[dict[str, Any]]], fits: int, monkeypatch: pytest.MonkeyPatch
+    whole: tuple[bool, list[FrozenTrial], list[Status]], fits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, roomy, _ = whole
     step = TrialGroup.train_step
@@ -134,8 +139,7 @@ def test_trials_that_do_not_fit_into_the_memory_are_trained_in_smaller_groups_an
 
     monkeypatch.setattr(TrialGroup, "train_step", crowded)
     tight, told = run(own, Starving(()))
-    said = [(line["trials"], line["most"]) for line in told if line["event"] == "out_of_memory"]
-    assert said == ([(4, 2)] if fits == 3 else [(4, 2), (2, 1)])
+    assert out_of_memory(told) == ([(4, 2)] if fits == 3 else [(4, 2), (2, 1)])
     for one, other in zip(tight, roomy, strict=True):
         assert one.state == other.state
         for epoch, value in other.intermediate_values.items():
@@ -150,7 +154,7 @@ def test_a_trial_that_does_not_fit_alone_fails_with_that_reason(monkeypatch: pyt
     trials, told = run(False, Starving(()))
     assert {trial.state for trial in trials} == {TrialState.FAIL}
     assert all("does not fit" in trial.user_attrs["squeezer_reason"] for trial in trials)
-    assert [line["most"] for line in told if line["event"] == "out_of_memory"][:3] == [2, 1, 0]
+    assert [most for _, most in out_of_memory(told)][:3] == [2, 1, 0]
 
 
 @pytest.mark.parametrize(

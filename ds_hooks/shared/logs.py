@@ -1,0 +1,149 @@
+"""What our processes log: short lines on the terminal, complete ones in a file.
+
+    [squeezer] rank 0: warning: side task ended with status 3; restarting                       on the terminal
+    2026-11-24T03:20:11.482Z WARNING rank 0 run study squeezer.daemon.side_task: side task …    in the file
+
+The terminal takes level INFO and above, the file DEBUG too. The programs call `set_up` once; nothing is configured at
+import. Only our own loggers are touched, never the root logger: it belongs to the user's code. No handler raises, and
+none waits long for whoever reads standard error.
+"""
+
+import logging
+import select
+import sys
+import time
+from pathlib import Path
+from typing import TextIO
+
+from ds_hooks.shared.rotating_file import RotatingFile
+
+LOG_BYTES = 1 << 20
+"""When a log file is full; the one before it is kept, too."""
+PATIENCE_S = 0.1
+"""How long to wait for whoever reads standard error; then the line is dropped."""
+
+_PACKAGES = {"squeezer": "squeezer", "trials": "trials", "launch": "ds_squeeze"}
+"""Package -> the name under which its lines appear on the terminal."""
+
+
+class TerminalHandler(logging.Handler):
+    """Short lines on standard error. The level is named only if it is at least a warning.
+
+    Args:
+        rank: named in every line; None: it has none.
+    """
+
+    def __init__(self, rank: int | None = None) -> None:
+        super().__init__(logging.INFO)
+        self._rank = rank
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line, or none if standard error is closed, full or stuck."""
+        try:
+            stream = sys.stderr
+            if stream is not None and _takes_more(stream):
+                stream.write(self.line(record) + "\n")
+                stream.flush()
+        except Exception:
+            return  # whoever logs must go on
+
+    def line(self, record: logging.LogRecord) -> str:
+        """The line without its end."""
+        package = record.name.partition(".")[0]
+        rank = "" if self._rank is None else f"rank {self._rank}: "
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        return f"[{_PACKAGES.get(package, package)}] {rank}{level}{_indented(record.getMessage())}"
+
+
+class FileHandler(logging.Handler):
+    """Complete lines in a file of bounded size. A full disk costs the lines, not the process.
+
+    Args:
+        path: of the file.
+        rank: named in every line.
+        run: likewise.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+
+    def __init__(self, path: Path, rank: int, run: str) -> None:
+        super().__init__()
+        self._file = RotatingFile(path, LOG_BYTES)
+        self._origin = f"rank {rank} run {run}"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Append one line."""
+        try:
+            self._file.write((self.line(record) + "\n").encode(errors="backslashreplace"))
+        except Exception:
+            return  # whoever logs must go on
+
+    def line(self, record: logging.LogRecord) -> str:
+        """The line without its end."""
+        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+        text = record.getMessage()
+        if record.exc_info:
+            text += "\n" + logging.Formatter().formatException(record.exc_info)
+        return f"{when} {record.levelname} {self._origin} {record.name}: {_indented(text)}"
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        super().close()
+
+
+def set_up(*, rank: int | None = None) -> None:
+    """Log to the terminal from now on, and nowhere else. A second call replaces the first.
+
+    Args:
+        rank: of the device that this process works for; None: it works for no single one.
+    """
+    terminal = TerminalHandler(rank)
+    for package in _PACKAGES:
+        logger = logging.getLogger(package)
+        for handler in tuple(logger.handlers):
+            logger.removeHandler(handler)
+            handler.close()
+        logger.addHandler(terminal)
+        logger.setLevel(logging.DEBUG)
+        logger.propagate = False
+
+
+def adopt(name: str, level: int = logging.WARNING) -> None:
+    """Have the loggers of another library write where ours do, from `level` on; after `set_up`."""
+    logger = logging.getLogger(name)
+    logger.handlers[:] = logging.getLogger(next(iter(_PACKAGES))).handlers
+    logger.setLevel(level)
+    logger.propagate = False
+
+
+def add_file(path: Path, *, rank: int, run: str) -> None:
+    """Log to a file, too. One that cannot be made is named on the terminal, and missed no further.
+
+    Args:
+        path: of the file; only this process may write it.
+        rank: of the device that this process works for.
+        run: what the run is called.
+    """
+    try:
+        handler = FileHandler(path, rank, run)
+    except OSError as error:
+        logging.getLogger("squeezer").warning("no log file %s: %s", path, error.strerror)
+        return
+    for package in _PACKAGES:
+        logging.getLogger(package).addHandler(handler)
+
+
+def _indented(text: str) -> str:
+    """One record's further lines stand below its first, so that nobody takes them for records."""
+    return "\n    ".join(text.splitlines())
+
+
+def _takes_more(stream: TextIO) -> bool:
+    """Whether a line can be written without waiting long."""
+    try:
+        number = stream.fileno()
+    except (OSError, ValueError, AttributeError):
+        return True  # no file: nobody to wait for
+    return bool(select.select([], [number], [], PATIENCE_S)[1])

@@ -1,0 +1,197 @@
+"""The main job, as the daemon sees it: its hello, its messages, its process, and its end."""
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+
+from ds_hooks.shared import wire
+from ds_hooks.shared.page import ClockKind, Field
+from squeezer.config import Config
+from squeezer.daemon.correlator import Correlator, Found
+from squeezer.daemon.memory_limit import MemoryLimit
+from squeezer.daemon.receiver import Receiver
+from squeezer.device import Device
+from squeezer.policy.state import (
+    BubbleEnded,
+    Event,
+    GateMachine,
+    JobAttached,
+    JobLost,
+    Overran,
+    State,
+    StepEnded,
+    StepStarted,
+)
+from squeezer.records.writer import Recorder
+
+RECORDS_AT_ONCE = 256
+POLLED_LATE_NS = 1_000_000
+"""How much wider margins are where a thread of the main job must first find time to see that a bubble is over."""
+
+log = logging.getLogger(__name__)
+
+
+class MainJob:
+    """The main jobs of one device, one after another.
+
+    Args:
+        config: the squeezer file.
+        words: the page's.
+        device: joined once a job's process is known.
+        receiver: of the hooks' messages.
+        correlator: puts the messages together.
+        machine: the policy; it is asked for its state, and gets its events by `feed`.
+        watched: what the daemon waits on: file descriptor -> what to call when it becomes readable.
+        recorder: takes the records.
+        feed: takes events for the policy.
+        fault: takes a sentence about whatever is wrong.
+        first_attached: called after the first hello.
+        step_started: called with the number of every step.
+        owner_ended: called when `owner_pid` is gone.
+        owner_pid: the only job that is served. None: every job that says hello.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        words: "memoryview[int]",
+        device: Device,
+        receiver: Receiver,
+        correlator: Correlator,
+        machine: GateMachine,
+        watched: dict[int, Callable[[], None]],
+        recorder: Recorder,
+        feed: Callable[[Event], None],
+        fault: Callable[[str], None],
+        first_attached: Callable[[], None],
+        step_started: Callable[[int], None],
+        owner_ended: Callable[[], None],
+        owner_pid: int | None,
+    ) -> None:
+        self._nice = None if config.side is None else config.side.nice
+        self._memory_limit = MemoryLimit(words, int(config.device.reserve_mb * 2**20))
+        self._words = words
+        self._device = device
+        self._receiver = receiver
+        self._correlator = correlator
+        self._machine = machine
+        self._watched = watched
+        self._recorder = recorder
+        self._feed = feed
+        self._fault = fault
+        self._first_attached = first_attached
+        self._step_started = step_started
+        self._owner_ended = owner_ended
+        self._owner_pid = owner_pid
+        self._pid = 0
+        self._pidfd = -1
+
+    def receive(self) -> None:
+        """Take the messages that have arrived."""
+        for part in self._receiver.parts():
+            envelope = self._receiver.decode(part)
+            if envelope is not None:
+                self._take(envelope.t_ns, envelope.message)
+        self._recorder.write(at_least=RECORDS_AT_ONCE)
+
+    def watch(self, pid: int) -> bool:
+        """Notice when process `pid` ends. Returns whether it still runs."""
+        if pid == self._pid:
+            return True
+        self.unwatch()
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            if pid == self._owner_pid:
+                self._owner_ended()
+            return False
+        self._pid = pid
+        self._watched[self._pidfd] = self._process_ended
+        return True
+
+    def unwatch(self) -> None:
+        """Forget the process."""
+        if self._pidfd >= 0:
+            del self._watched[self._pidfd]
+            os.close(self._pidfd)
+        self._pidfd, self._pid = -1, 0
+
+    def _take(self, t_ns: int, message: wire.Message) -> None:
+        if isinstance(message, wire.Hello):
+            self._hello(t_ns, message)
+            return
+        correlator = self._correlator
+        if correlator.job < 0 or self._pid == 0:
+            return  # of a job that has not said hello, or whose process is gone
+        match message:
+            case wire.BubbleStart():
+                self._pass_on(correlator.bubble_started(t_ns, message))
+            case wire.BubbleEnd():
+                self._pass_on(correlator.bubble_ended(t_ns, message))
+            case wire.StepStart():
+                self._feed(StepStarted(message.step))
+                correlator.step_started(t_ns, message, squeezed=self._machine.squeezed)
+                self._step_started(message.step)
+            case wire.StepEnd():
+                self._pass_on(correlator.step_ended(t_ns, message))
+                self._memory_limit.update()
+            case wire.Instructions():
+                self._pass_on(correlator.instructions(message))
+            case wire.Bye():
+                if message.fault:
+                    self._fault("the hooks of the main job switched themselves off; its stderr says why")
+                self._lose()
+                if self._owner_pid is None:
+                    self.unwatch()
+
+    def _pass_on(self, found: Iterable[Found]) -> None:
+        """Facts go to the records, events to the policy."""
+        for each in found:
+            if isinstance(each, StepEnded | BubbleEnded | Overran):
+                self._feed(each)
+            else:
+                self._recorder.add_fact(each)
+
+    def _hello(self, t_ns: int, message: wire.Hello) -> None:
+        attached = self._machine.state is not State.ABSENT
+        if self._correlator.job >= 0 and self._pid == message.pid and attached:
+            return  # repeated in every step
+        if message.pid != self._words[Field.MAIN_PID]:
+            self._receiver.refuse(f"hello from process {message.pid}, which is not the page's main job")
+            return
+        if not self.watch(message.pid):
+            return  # it has ended since
+        self._receiver.new_job()
+        self._check_device()
+        self._device.join(message.pid)
+        if self._nice is not None:  # the daemon's work can wait as long as the side task's
+            os.setpriority(os.PRIO_PROCESS, 0, max(self._nice, os.nice(0)))
+        log.debug("a main job has attached: %s", message)
+        self._pass_on(self._correlator.job_attached(t_ns, message))
+        polled = self._words[Field.CLOCK_KIND] == ClockKind.CUDA_POLLED
+        self._feed(JobAttached(POLLED_LATE_NS if polled else 0))
+        if self._correlator.job == 0:
+            self._first_attached()
+
+    def _check_device(self) -> None:
+        if self._device.stops != (self._words[Field.CLOCK_KIND] == ClockKind.CPU):
+            mismatch = f"the main job's device is not of kind {self._device.name}, so nothing runs in its bubbles"
+            self._fault(mismatch)
+            log.error("%s: set kind in [device]", mismatch)
+
+    def _lose(self) -> None:
+        self._pass_on(self._correlator.job_lost())
+        self._feed(JobLost())
+
+    def _process_ended(self) -> None:
+        self.receive()  # its last words
+        pid = self._pid
+        self.unwatch()
+        if self._machine.state is not State.ABSENT:
+            self._fault("the main job ended without saying goodbye")
+            self._lose()
+        if self._words[Field.MAIN_PID] in (0, pid):
+            self._device.main_ended()
+        if self._owner_pid is not None:
+            self._owner_ended()

@@ -1,0 +1,159 @@
+"""The life of the side task, as the daemon sees it: start, statuses, death, restart, and the trials it leaves."""
+
+import logging
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ds_hooks.shared import statuses
+from ds_hooks.shared.endings import JOB_ENDED_FIRST
+from ds_hooks.shared.page import Field, SideActivity
+from squeezer.daemon.correlator import Correlator
+from squeezer.daemon.notices import too_large, too_long
+from squeezer.daemon.status_reader import StatusReader
+from squeezer.daemon.supervisor import Supervisor, wait_or_kill
+from squeezer.device import SideProcess
+from squeezer.policy.state import Event, Side, SideChanged
+from squeezer.records.layout import DETAILS
+from squeezer.records.writer import Recorder
+
+END_TIMEOUT_S = 15.0
+
+log = logging.getLogger(__name__)
+
+
+class SideTask:
+    """The side task of one device, over all its processes.
+
+    Args:
+        supervisor: starts and ends the processes.
+        words: the page's.
+        watched: what the daemon waits on: file descriptor -> what to call when it becomes readable.
+        recorder: takes the records.
+        correlator: takes the overruns that the side task measures.
+        feed: takes events for the policy.
+        fault: takes a sentence about whatever is wrong.
+
+    Attributes:
+        progress: the last that was reported; None: no epoch has ended yet.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        words: "memoryview[int]",
+        watched: dict[int, Callable[[], None]],
+        recorder: Recorder,
+        correlator: Correlator,
+        feed: Callable[[Event], None],
+        fault: Callable[[str], None],
+    ) -> None:
+        self._supervisor = supervisor
+        self._words = words
+        self._watched = watched
+        self._recorder = recorder
+        self._correlator = correlator
+        self._feed = feed
+        self._fault = fault
+        self.progress: statuses.Progress | None = None
+        self._reader: StatusReader | None = None
+        self._was_ready = False
+        self._has_left_trials = False
+        self._closer: subprocess.Popen[bytes] | None = None
+        self._noticed_units: set[tuple[str, str]] = set()
+
+    @property
+    def process(self) -> SideProcess | None:
+        """The process that runs now."""
+        return self._supervisor.side
+
+    def start(self) -> None:
+        """Start a process."""
+        supervisor = self._supervisor
+        supervisor.start()
+        assert supervisor.side is not None
+        self._reader = StatusReader(supervisor.status_fd, self._fault)
+        self._watched[supervisor.status_fd] = self._read_statuses
+        self._watched[supervisor.side.pidfd] = self._died
+        self._record("started", pid=supervisor.side.pid)
+        self._words[Field.SIDE_ACTIVITY] = SideActivity.HOST  # in its place, until it can say so itself
+        self._words[Field.SIDE_PROCESS] = supervisor.side.pid
+        self._feed(SideChanged(Side.STARTING))
+
+    def end(self) -> None:
+        """End the process for good, and close the trials that it leaves unfinished."""
+        if self._supervisor.end(END_TIMEOUT_S):
+            self._read_statuses()  # its last words
+            status = self._supervisor.reap()
+            self._record("exited", status=status, restarted=False)
+            self._has_left_trials = self._was_ready and (self._has_left_trials or status != 0)
+        if self._has_left_trials:
+            self._close_trials(JOB_ENDED_FIRST, idle=False)
+        if self._closer is not None:
+            wait_or_kill(self._closer, END_TIMEOUT_S)
+
+    def measure_dedicated(self, seconds: float) -> dict[str, Any] | None:
+        """The rate of the same side task on this device alone; None if it never worked, or it cannot be measured."""
+        if self.progress is None or seconds <= 0:
+            return None
+        return self._supervisor.measure_dedicated(seconds, trials=0)
+
+    def _read_statuses(self) -> None:
+        assert self._reader is not None
+        for status in self._reader.read():
+            fields = statuses.as_fields(status)
+            kind = fields["event"] if fields["event"] in DETAILS else "side"
+            self._recorder.add(kind, t_ns=time.monotonic_ns(), **fields)
+            self._take(status)
+        if self._reader.is_over:
+            self._watched.pop(self._supervisor.status_fd, None)
+
+    def _take(self, status: statuses.Status) -> None:
+        match status:
+            case statuses.Ready():
+                self._was_ready = True
+                self._feed(SideChanged(Side.READY))
+            case statuses.Progress():
+                self.progress = status
+            case statuses.Overran(slot, overrun_ns):
+                self._correlator.side_task_overran(slot, overrun_ns)
+            case statuses.OutOfMemory():
+                log.warning("side task: %s", too_large(status))
+            case statuses.Starved(unit=unit, did=did) if (unit, did) not in self._noticed_units:
+                self._noticed_units.add((unit, did))
+                log.warning("side task: %s", too_long(status))
+            case statuses.Error(message):
+                log.error("side task: %s", message)
+
+    def _died(self) -> None:
+        """The process is gone: start another one, or give the side task up and fail its trials."""
+        supervisor = self._supervisor
+        assert supervisor.side is not None
+        self._read_statuses()  # its last words
+        self._watched.pop(supervisor.status_fd, None)
+        del self._watched[supervisor.side.pidfd]
+        self._words[Field.SIDE_PROCESS] = 0  # while its number is still its own
+        status = supervisor.reap()
+        self._has_left_trials = self._was_ready and status != 0
+        self._words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
+        self._words[Field.SIDE_BYTES] = 0
+        self._feed(SideChanged(Side.NONE))
+        restarts = supervisor.may_restart(status)
+        self._record("exited", status=status, restarted=restarts)
+        if restarts:
+            log.warning("side task ended with status %d; restarting", status)
+            self.start()
+        elif status != 0:
+            log.error("side task ended with status %d and is given up; the main job goes on alone", status)
+            self._record("given_up", status=status)
+            if self._has_left_trials:
+                self._close_trials(f"the side task ended with status {status} and was given up", idle=True)
+
+    def _close_trials(self, reason: str, *, idle: bool) -> None:
+        self._closer = self._supervisor.close_trials(reason, idle=idle)
+        self._has_left_trials = False
+
+    def _record(self, event: str, **fields: object) -> None:
+        log.debug("side task: %s %s", event, fields)
+        self._recorder.add("side", t_ns=time.monotonic_ns(), event=event, **fields)
