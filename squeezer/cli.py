@@ -56,6 +56,7 @@ def _daemon(parsed: argparse.Namespace) -> int:
     from squeezer.records.layout import log_path
     from squeezer.records.writer import RecordError
 
+    logs.set_up()
     config = load_config(parsed.config)
     run = (parsed.run or config.run.directory).resolve()
     try:

@@ -9,6 +9,7 @@ none waits long for whoever reads standard error.
 """
 
 import logging
+import os
 import select
 import sys
 import time
@@ -99,6 +100,7 @@ def set_up(*, rank: int | None = None) -> None:
     Args:
         rank: of the device that this process works for; None: it works for no single one.
     """
+    _fill_standard_streams()
     terminal = TerminalHandler(rank)
     for package in _PACKAGES:
         logger = logging.getLogger(package)
@@ -133,6 +135,19 @@ def add_file(path: Path, *, rank: int, run: str) -> None:
         return
     for package in _PACKAGES:
         logging.getLogger(package).addHandler(handler)
+
+
+def _fill_standard_streams() -> None:
+    """Give what was started with closed standard streams an empty one of each.
+
+    Else the next file that is opened, such as a page, would take that number, and get what libraries and children
+    write to standard error.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def _indented(text: str) -> str:

@@ -18,7 +18,7 @@ class ProgressLine:
         Args:
             step: the main job's.
             bubble_ns: all bubbles so far.
-            busy_ns: the side task's device time so far.
+            busy_ns: all the side task's device time so far.
             progress: what the side task reported last; None: nothing yet.
             now_ns: the present time.
         """

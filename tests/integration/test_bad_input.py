@@ -283,6 +283,21 @@ def test_a_second_job_on_the_same_device(sandbox: Sandbox) -> None:
     assert [job["pid"] for job in sandbox.events("job")] == [first.pid]
 
 
+def test_garbage_on_the_status_pipe_is_a_fault_and_the_side_task_is_served_on(sandbox: Sandbox) -> None:
+    served = sandbox.daemon(sandbox.config("garbled.py"))
+    job = sandbox.job()
+    wait_for(lambda: sandbox.side("exited"), "the end of the study")
+    assert is_alive(served.pid), served.said()
+    assert job.finish() == 0
+    assert served.kill(signal.SIGTERM) == 0
+    faults = [fault["what"] for fault in sandbox.events("fault")]
+    assert len(faults) == 7 and all(fault.startswith("the side task sent no status: ") for fault in faults)
+    for words in ("b'Traceback", "unknown status 'sleeping'", "overrun_ns is inf", "allowed are ['message']"):
+        assert any(words in fault for fault in faults), (words, faults)
+    assert [len(sandbox.side(event)) for event in ("ready", "finished", "exited")] == [1, 1, 1]
+    assert all(trial.state.is_finished() for trial in sandbox.trials("garbled"))
+
+
 def test_garbage_on_the_socket_is_counted_and_the_job_is_served_on(sandbox: Sandbox) -> None:
     served = sandbox.daemon(sandbox.config())
     job = sandbox.job("--bubble-ms", "10")

@@ -10,6 +10,7 @@ import pytest
 from optuna.trial import TrialState
 
 from ds_hooks.shared.page import Field
+from ds_hooks.shared.page_file import socket_path
 from squeezer.policy.state import AHEAD_STEPS
 from squeezer.records.reader import load_run, read_groups
 from squeezer.reports.report import build_report, render
@@ -206,6 +207,24 @@ def test_at_its_end_a_daemon_removes_what_names_it_to_others(sandbox: Sandbox, h
     status, said = sandbox.run_to_end(*options)
     assert status == 2 and "preemptive" in said
     assert not named.parent.exists()
+
+
+def test_a_daemon_without_standard_error_serves_all_the_same_and_logs_to_its_file(sandbox: Sandbox) -> None:
+    script = "import os, sys; os.close(2); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    options = ("-m", "squeezer", "daemon", "--config", str(sandbox.config("crashes.py")))
+    served: Child = sandbox.start(Child, "-c", script, *options)
+    wait_for(lambda: socket_path(sandbox.directory, 0).exists(), "the daemon")
+    assert os.readlink(f"/proc/{served.pid}/fd/2") == os.devnull, (
+        "not the page, into which the side task would write its errors"
+    )
+    job = sandbox.job()
+    wait_for(lambda: sandbox.side("given_up"), "giving up")
+    job.beats(3)
+    assert job.finish() == 0
+    assert served.kill(signal.SIGTERM) == 0
+    log = (sandbox.run / "rank0.log").read_text()
+    assert "WARNING rank 0 run run squeezer.daemon.side_task: side task ended with status 3; restarting" in log
+    assert "is given up; the main job goes on alone" in log
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
