@@ -252,7 +252,7 @@ def test_a_unit_that_no_bubble_lets_start_any_more_shuts_the_gate_for_good(world
         world.run(gate, 0, 4 * MS, name)
     for epoch in range(1, 50):
         world.bubble(epoch, epoch * 10 * MS, 2 * MS, 1 * MS)
-    with pytest.raises(GateError, match="too long for all that have come since"):
+    with pytest.raises(GateError, match="too long for every bubble that has come since"):
         world.run(gate, 0, 4 * MS, "never")
     assert not world.kernels
 

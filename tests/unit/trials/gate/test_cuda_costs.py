@@ -66,7 +66,7 @@ def test_settling_waits_for_what_runs_and_sees_meanwhile_that_the_bubble_ends(wo
     world.bubble(1, 1 * MS, 6 * MS)
     world.run(gate, 0, 9 * MS)
     gate.settle()
-    assert not gate._queued and world.overruns and world.overruns[0][1] == pytest.approx(3 * MS, rel=0.1)
+    assert not gate._queue and world.overruns and world.overruns[0][1] == pytest.approx(3 * MS, rel=0.1)
 
 
 def test_each_operation_of_host_work_waits_for_a_bubble(world: World) -> None:
