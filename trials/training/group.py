@@ -19,6 +19,7 @@ from trials.training.batches import Reader, fuse_batches, rounds
 from trials.training.malloc import keep_freed_memory
 from trials.training.member import Member, build_member, facts_of, fuse_optimizers_of, restored
 from trials.training.phase import Phase
+from trials.training.roster import Roster
 from trials.training.trial_state import Control, step_on_scores, step_schedulers, wait_for_score
 
 
@@ -27,10 +28,7 @@ class TrialGroup:
 
     If a unit raises `StopRequested`, the group is in the middle of a step; go on from its last `state_dict`.
 
-    Attributes:
-        numbers: the trials' numbers, one per row.
-        params: their hyperparameters, one per row.
-        epochs_done: how many epochs each has behind it, as counted by `end_epoch`.
+    Shapes: K trials, B examples in a batch.
     """
 
     def __init__(self, study: Study, members: Sequence[Member], gate: Gate) -> None:
@@ -50,27 +48,39 @@ class TrialGroup:
         self._structure: Structure = shape
         for member in members[1:]:
             self._check(facts_of(member), self._facts, member.number)
-        self.numbers = [member.number for member in members]
-        self.params = [member.params for member in members]
-        self.epochs_done = [0] * len(members)
         self._saved_names = list(members[0].model.state_dict())
         self._device = _device(members[0].model)
         self._units = Units(gate)
         models = [member.model for member in members]
         self._fused: Fused = assemble(models, shape, self._generators(members), self._units)
-        self._optimizers, self._progress = fuse_optimizers_of(self._study, members, self._fused.rows)
+        self._optimizers, progress = fuse_optimizers_of(self._study, members, self._fused.rows)
+        self._roster = Roster.of(members, progress, like=torch.empty(0))
         phases = by_phase(members[0].optimizer)
         self._phases = [Phase(name, self._fused, self._optimizers[name], self._units) for name in phases]
-        self._control = Control(self._progress, self._device)
+        self._control = Control(progress, self._device)
         self._scalars = {name: Scalar(f"Study.{name}", getattr(study, name)) for name in ("loss", "score")}
         self._number_units()
-        self._losses_K = torch.full((self.size,), torch.nan)
         self.use_units()
 
     @property
     def size(self) -> int:
         """K."""
-        return len(self.numbers)
+        return len(self._roster)
+
+    @property
+    def numbers(self) -> list[int]:
+        """The trials' numbers in the study, one per row."""
+        return self._roster.numbers
+
+    @property
+    def params(self) -> list[dict[str, Any]]:
+        """Their hyperparameters, one per row."""
+        return self._roster.params
+
+    @property
+    def epochs_done(self) -> list[int]:
+        """How many epochs each has finished, as counted by `end_epoch`."""
+        return self._roster.epochs_done
 
     def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor, bool]]:
         """What to call `train_step` with, if all trials are at the same epoch, counted from 0.
@@ -83,8 +93,8 @@ class TrialGroup:
             yield fuse_batches([batches[number] for number in self.numbers])
 
     def readers(self) -> list[Reader]:
-        """The trials, and the epoch that each has before it."""
-        return [Reader(*trial) for trial in zip(self.numbers, self.params, self.epochs_done, strict=True)]
+        """The trials, and the epoch that each trains next, counted from 0."""
+        return self._roster.readers()
 
     def train_step(self, inputs: Tensor, targets: Tensor, per_trial: bool = False) -> None:
         """One step of all trials on one batch: forward, loss, backward and optimizer, each unit through the gate.
@@ -103,7 +113,7 @@ class TrialGroup:
         losses_K = [
             phase.run(inputs, per_trial, loss, self._control, self._precision(), self._device) for phase in self._phases
         ]
-        self._losses_K = torch.stack(losses_K).sum(0) if len(losses_K) > 1 else losses_K[0]
+        self._roster.losses_K = torch.stack(losses_K).sum(0) if len(losses_K) > 1 else losses_K[0]
         if self._study.scheduler_every == "step":
             self._step_schedulers()
 
@@ -113,26 +123,26 @@ class TrialGroup:
         Returns:
             The trials' scores if some scheduler wanted them, else None.
         """
-        self.epochs_done = [epochs + 1 for epochs in self.epochs_done]
+        self._roster.end_epoch()
         if self._study.scheduler_every == "epoch":
             self._step_schedulers()
-        if not wait_for_score(self._progress):
+        if not wait_for_score(self._roster.progress):
             return None
         scores = self.evaluate()
-        step_on_scores(self._progress, scores)
+        step_on_scores(self._roster.progress, scores)
         self._optimizers.changed()
         return scores
 
     def losses_K(self) -> Tensor:
         """Each trial's loss in the last step (``[K]``), with several optimizers their sum; NaN before the first."""
-        return self._losses_K
+        return self._roster.losses_K
 
     def finite_K(self) -> Tensor:
         """Which trials have had finite losses only (``[K]``, bool).
 
         Weights, buffers and optimizers of the others stay as they were before the step that lost them.
         """
-        return torch.tensor([not trial.lost for trial in self._progress], dtype=torch.bool)
+        return torch.tensor([not trial.lost for trial in self._roster.progress], dtype=torch.bool)
 
     @torch.no_grad()
     def evaluate(self) -> list[float]:
@@ -168,11 +178,7 @@ class TrialGroup:
         self._check_rows(rows, "kept")
         self._fused.rows.take(rows)
         self._optimizers.take(rows)
-        self.numbers = [self.numbers[row] for row in rows]
-        self.params = [self.params[row] for row in rows]
-        self.epochs_done = [self.epochs_done[row] for row in rows]
-        self._progress = [self._progress[row] for row in rows]
-        self._losses_K = self._losses_K[list(rows)]
+        self._roster.take(rows)
         self._changed()
 
     def add(self, members: Sequence[Member]) -> None:
@@ -190,11 +196,7 @@ class TrialGroup:
         rows.to(self._device)
         optimizers.moved()
         self._append(rows, optimizers)
-        self.numbers += [member.number for member in members]
-        self.params += [member.params for member in members]
-        self.epochs_done += [0] * len(members)
-        self._progress += progress
-        self._losses_K = torch.cat([self._losses_K, self._losses_K.new_full((len(members),), torch.nan)])
+        self._roster.append(Roster.of(members, progress, like=self._roster.losses_K))
         self._changed()
 
     def merge(self, other: "TrialGroup") -> None:
@@ -208,11 +210,7 @@ class TrialGroup:
             return
         other.to(self._device)
         self._append(other._fused.rows, other._optimizers)
-        self.numbers += other.numbers
-        self.params += other.params
-        self.epochs_done += other.epochs_done
-        self._progress += other._progress
-        self._losses_K = torch.cat([self._losses_K, other._losses_K])
+        self._roster.append(other._roster)
         other.keep([])
         self._changed()
 
@@ -239,7 +237,7 @@ class TrialGroup:
         self._device = torch.device(device)
         self._fused.rows.to(self._device)
         self._optimizers.moved()
-        self._losses_K = self._losses_K.to(self._device)
+        self._roster.to(self._device)
         self._changed()
 
     def extract(self, row: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -252,18 +250,14 @@ class TrialGroup:
         """What else the trial in `row` carries: ``schedulers`` and ``scaler``, each as its own `state_dict`, whether it
         is ``lost``, and ``rng_state``, where its stream of random numbers goes on.
         """
-        return {**self._progress[row].state_dict(), "rng_state": self._fused.rows.generators[row].get_state()}
+        return {**self._roster.progress[row].state_dict(), "rng_state": self._fused.rows.generators[row].get_state()}
 
     def state_dict(self) -> dict[str, Any]:
         """The whole group as plain containers, to be read by ``torch.load(..., weights_only=True)``."""
         return {
-            "numbers": list(self.numbers),
-            "params": [dict(params) for params in self.params],
-            "epochs_done": list(self.epochs_done),
-            "losses": self._losses_K.clone(),
+            **self._roster.state_dict(),
             "rows": self._fused.rows.state_dict(),
             "optimizers": self._optimizers.state_dict(),
-            "progress": [trial.state_dict() for trial in self._progress],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -274,15 +268,11 @@ class TrialGroup:
         """
         self._fused.rows.load_state_dict(state["rows"])
         self._optimizers.load_state_dict(state["optimizers"])
-        self.numbers = list(state["numbers"])
-        self.params = [dict(params) for params in state["params"]]
-        self.epochs_done = list(state["epochs_done"])
-        self._progress = [
-            restored(self._study, *each) for each in zip(self.params, self._optimizers.holders, strict=True)
+        progress = [
+            restored(self._study, dict(params), holders)
+            for params, holders in zip(state["params"], self._optimizers.holders, strict=True)
         ]
-        for trial, saved in zip(self._progress, state["progress"], strict=True):
-            trial.load_state_dict(saved)
-        self._losses_K = state["losses"].to(self._device)
+        self._roster = Roster.restored(state, progress, self._device)
         self._changed()
 
     def _per_trial(self, name: str, outputs: Any, targets: Tensor, per_trial: bool = False) -> Tensor:
@@ -299,7 +289,7 @@ class TrialGroup:
         self._units.declare(self.size)
 
     def _changed(self) -> None:
-        self._control = Control(self._progress, self._device)
+        self._control = Control(self._roster.progress, self._device)
         if self._control.touches:
             self._units.number("gradients")
         if self.size:
@@ -328,8 +318,8 @@ class TrialGroup:
         return nullcontext() if kind is None else torch.autocast(self._device.type, kind)
 
     def _step_schedulers(self) -> None:
-        if any(trial.schedulers for trial in self._progress):
-            step_schedulers(self._progress)
+        if any(trial.schedulers for trial in self._roster.progress):
+            step_schedulers(self._roster.progress)
             self._optimizers.changed()
 
     def _generators(self, members: Sequence[Member]) -> list[torch.Generator]:

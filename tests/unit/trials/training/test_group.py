@@ -165,7 +165,7 @@ def test_stop_goes_through(unit: str) -> None:
 def test_trials_leave_and_join() -> None:
     study = Classes()
     group = TrialGroup(study, members(study, range(4)), OpenGate())
-    group.epochs_done = [1, 2, 3, 4]
+    group.epochs_done[:] = [1, 2, 3, 4]
     train(group, study, 2)
     group.keep([3, 1])
     assert (group.numbers, group.epochs_done, group.size) == ([3, 1], [4, 2], 2)
@@ -201,7 +201,7 @@ def test_checkpoint(optimizer: str) -> None:
     study = Classes(optimizer)
     group = TrialGroup(study, members(study, range(3)), OpenGate())
     train(group, study, 2)
-    group.epochs_done = [1, 1, 1]
+    group.epochs_done[:] = [1, 1, 1]
     file = io.BytesIO()
     torch.save(group.state_dict(), file)
     file.seek(0)
