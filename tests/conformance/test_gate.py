@@ -1,7 +1,7 @@
-"""What every gate must do, whatever the device: a core, a device played by threads, and a GPU where there is one.
+"""What every gate must do: on a core, on a CUDA device that threads play, and on a GPU where there is one.
 
-The main job is a thread that writes the page's words as its device would; the side task is the test. Machines are busy,
-so a start counts as outside of bubbles only in the second half of the time between two of them.
+A thread plays the main job; the test is the side task. Machines are busy, so a start counts as outside of bubbles only
+in the second half of the time between two of them. Gates that never close must pass what does not need a bubble.
 """
 
 import signal
@@ -9,19 +9,24 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import pytest
 import torch
+from torch import nn
 
 from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.shared.driver import CudaDriver
 from ds_hooks.shared.page import DeviceGate, Field, SideActivity
 from ds_hooks.shared.page_file import Page, page_path
 from ds_hooks.shared.plan import plan_slot
-from trials.gate.base import GATE_SIGNALS, HOST_UNIT, StopRequested
+from tests.support.fused_and_solo import RecordingGate, ToyStudy, members
+from tests.support.main_job import MainJob
+from trials.gate.base import GATE_SIGNALS, HOST_UNIT, Gate, OpenGate, StopRequested
 from trials.gate.cpu import CpuGate
 from trials.gate.cuda import CudaGate
+from trials.gate.unit_costs import UnitCosts
+from trials.training.group import TrialGroup
 
 pytestmark = pytest.mark.integration
 
@@ -31,7 +36,7 @@ MS = 1_000_000
 class Kind(Protocol):
     """A gate with the device behind it."""
 
-    gate: Any
+    gate: Gate
 
     def work(self, ms: int) -> None:
         """The device work of a unit, right after it was let in."""
@@ -43,7 +48,7 @@ class Kind(Protocol):
         """End it wherever it is."""
 
 
-class Core:
+class Cpu:
     def __init__(self, page: Page) -> None:
         self.gate = CpuGate(page)
         self._spans: list[tuple[int, int]] = []
@@ -61,7 +66,7 @@ class Core:
         self.gate.close()
 
 
-class Threads:
+class FakeCuda:
     def __init__(self, page: Page) -> None:
         self.driver = FakeDriver()
         self.stream = self.driver.create_stream()
@@ -77,7 +82,7 @@ class Threads:
         self.driver.close()
 
 
-class Gpu:
+class Cuda:
     def __init__(self, page: Page) -> None:
         self._words = page.words
         self._stream = torch.cuda.Stream()
@@ -116,69 +121,30 @@ class Gpu:
         assert self.gate.close()
 
 
-class MainJob:
-    """Opens bubbles of the page, and tells the side task's thread."""
+class NeverCloses:
+    """A gate without a device."""
 
     def __init__(self, page: Page) -> None:
-        self._words = page.words
-        self._side = threading.get_ident()
-        self._epoch = page.words[Field.BUBBLE] >> 1
-        self.bubbles: list[tuple[int, int]] = []
-        self._thread: threading.Thread | None = None
+        self.gate: Gate = OpenGate()
 
-    def open(self, permit_ms: int) -> None:
-        words = self._words
-        self._epoch += 1
-        words[Field.DUE_PERMIT_NS] = words[Field.PERMIT_LENGTH_NS] = permit_ms * MS
-        words[Field.DUE_EPOCH] = self._epoch
-        start_ns = time.monotonic_ns()
-        words[Field.BUBBLE_START_NS] = words[Field.PLAN_BASE_NS] = start_ns
-        words[Field.PERMIT_UNTIL_NS] = start_ns + permit_ms * MS
-        self.bubbles.append((start_ns, 0))
-        words[Field.BUBBLE] = self._epoch << 1 | 1
-        words[Field.DEVICE_GATE] = max(words[Field.DEVICE_GATE], DeviceGate.open_for(permit_ms * MS))
-        signal.pthread_kill(self._side, signal.SIGUSR1)
+    def work(self, ms: int) -> None: ...
 
-    def close(self) -> None:
-        if self._words[Field.DEVICE_GATE] != DeviceGate.FORCED:
-            self._words[Field.DEVICE_GATE] = DeviceGate.CLOSED
-        self._words[Field.BUBBLE] = self._epoch << 1
-        self.bubbles[-1] = self.bubbles[-1][0], time.monotonic_ns()
+    def spans(self) -> list[tuple[int, int]]:
+        return []
 
-    def due(self, permit_ms: int) -> None:
-        self._words[Field.DUE_PERMIT_NS] = permit_ms * MS
-        self._words[Field.DUE_EPOCH] = self._epoch + 1
+    def leave(self) -> None:
+        self.gate.close()
 
-    def play(self, *bubbles: tuple[int, int, int]) -> None:
-        """Begin bubbles of (ms before it, ms of permit, ms long), one after another, and return meanwhile."""
 
-        def run() -> None:
-            for before_ms, permit_ms, length_ms in bubbles:
-                self.due(permit_ms)
-                time.sleep(before_ms / 1e3)
-                self.open(permit_ms)
-                time.sleep(length_ms / 1e3)
-                self.close()
+class Records(NeverCloses):
+    """The gate by which tests see what was asked for."""
 
-        self._thread = threading.Thread(target=run)
-        self._thread.start()
-
-    def join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-
-    def strays(self, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """What began in no bubble, nor soon after one."""
-        nexts = [begin for begin, _ in self.bubbles[1:]] + [2**63]
-        first = self.bubbles[0][0]
-        gaps = [(end, begin) for (_, end), begin in zip(self.bubbles, nexts, strict=True) if end]
-        late = [(end + min(begin - end, 100 * MS) // 2, begin) for end, begin in gaps]
-        return [span for span in spans if span[0] < first or any(a <= span[0] < b for a, b in late)]
+    def __init__(self, page: Page) -> None:
+        self.gate = RecordingGate()
 
 
 GPU = pytest.param(
-    Gpu, marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+    Cuda, marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 )
 
 
@@ -198,15 +164,22 @@ def page(tmp_path: Path) -> Iterator[Page]:
     made.close()
 
 
-@pytest.fixture(params=[Core, Threads, GPU])
+@pytest.fixture(params=[Cpu, FakeCuda, GPU])
 def kind(request: pytest.FixtureRequest, page: Page, signals: None) -> Iterator[Kind]:
     made = request.param(page)
     yield made
     made.leave()
 
 
-@pytest.fixture(params=[Threads, GPU])
-def streams(request: pytest.FixtureRequest, page: Page, signals: None) -> Iterator[Kind]:
+@pytest.fixture(params=[NeverCloses, Records, Cpu, FakeCuda, GPU])
+def any_kind(request: pytest.FixtureRequest, page: Page, signals: None) -> Iterator[Kind]:
+    made = request.param(page)
+    yield made
+    made.leave()
+
+
+@pytest.fixture(params=[FakeCuda, GPU])
+def cuda(request: pytest.FixtureRequest, page: Page, signals: None) -> Iterator[Kind]:
     made = request.param(page)
     yield made
     made.leave()
@@ -217,6 +190,40 @@ def main(page: Page, signals: None) -> Iterator[MainJob]:
     made = MainJob(page)
     yield made
     made.join()
+
+
+def test_all_calls_return_while_a_bubble_is_open(any_kind: Kind, main: MainJob) -> None:
+    gate = any_kind.gate
+    gate.use(["a", "b"], 2)
+    main.open(10_000)
+    gate.enter(HOST_UNIT)
+    for unit in (0, 1, 0):
+        gate.enter(unit)
+        any_kind.work(1)
+    gate.settle()
+    gate.add_work(6)
+    gate.rest()
+    assert gate.take_starved() == []
+    gate.use(["c"], 1)
+    gate.enter(0)
+    gate.rest()
+    assert gate.close() and gate.close(), "the page may be unmapped"
+    main.close()
+
+
+def test_no_gate_changes_a_number(any_kind: Kind, main: MainJob) -> None:
+    data = [(torch.randn(5, 3, dtype=torch.float64), torch.zeros(5)) for _ in range(2)]
+    study = ToyStudy(lambda n: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1)).double(), "adam", data)
+    ungated = TrialGroup(study, members(study, range(2)), OpenGate())
+    main.open(60_000)
+    any_kind.gate.enter(HOST_UNIT)
+    gated = TrialGroup(study, members(study, range(2)), any_kind.gate)
+    for group in (ungated, gated):
+        for batch in data:
+            group.train_step(*batch)
+    assert gated.evaluate() == ungated.evaluate()
+    assert torch.equal(gated.losses_K(), ungated.losses_K())
+    main.close()
 
 
 def test_units_start_in_bubbles_only(kind: Kind, main: MainJob) -> None:
@@ -241,7 +248,7 @@ def test_a_unit_that_does_not_fit_waits_for_a_bubble_that_is_long_enough(kind: K
         kind.gate.rest()
         main.join()
         kind.gate.rest()
-    assert kind.gate._costs_ns[0] > 20 * MS, "its cost is known"
+    assert isinstance(kind.gate, UnitCosts) and kind.gate._costs_ns[0] > 20 * MS, "its cost is known"
     main.play((20, 15, 60), (60, 15, 60), (60, 300, 300))
     kind.gate.enter(0)
     kind.work(30)
@@ -305,59 +312,59 @@ def test_it_says_when_it_sleeps(kind: Kind, main: MainJob, page: Page) -> None:
     main.close()
 
 
-def test_a_queued_unit_starts_without_the_host(streams: Kind, main: MainJob) -> None:
-    streams.gate.use(["a"], 1)
+def test_a_queued_unit_starts_without_the_host(cuda: Kind, main: MainJob) -> None:
+    cuda.gate.use(["a"], 1)
     main.due(100)
-    streams.gate.enter(0)
-    streams.work(4)
-    streams.gate.enter(0)
-    streams.work(4)
+    cuda.gate.enter(0)
+    cuda.work(4)
+    cuda.gate.enter(0)
+    cuda.work(4)
     time.sleep(0.05)
-    assert streams.spans() == []
+    assert cuda.spans() == []
     main.open(100)
     time.sleep(0.1)
     main.close()
-    assert len(streams.spans()) == 2 and main.strays(streams.spans()) == []
+    assert len(cuda.spans()) == 2 and main.strays(cuda.spans()) == []
 
 
-def test_the_third_unit_waits_for_the_first(streams: Kind, main: MainJob) -> None:
-    streams.gate.use(["a"], 1)
+def test_the_third_unit_waits_for_the_first(cuda: Kind, main: MainJob) -> None:
+    cuda.gate.use(["a"], 1)
     main.open(10_000)
     for _ in range(3):
-        streams.gate.enter(0)
-        streams.work(20)
+        cuda.gate.enter(0)
+        cuda.work(20)
     third_ns = time.monotonic_ns()
     time.sleep(0.15)
-    assert streams.spans()[0][1] <= third_ns + MS
+    assert cuda.spans()[0][1] <= third_ns + MS
     main.close()
 
 
-def test_a_bubble_that_ends_between_two_queued_units_holds_the_second_back(streams: Kind, main: MainJob) -> None:
-    streams.gate.use(["a"], 1)
+def test_a_bubble_that_ends_between_two_queued_units_holds_the_second_back(cuda: Kind, main: MainJob) -> None:
+    cuda.gate.use(["a"], 1)
     main.due(1000)
-    streams.gate.enter(0)
-    streams.work(100)
-    streams.gate.enter(0)
-    streams.work(4)
+    cuda.gate.enter(0)
+    cuda.work(100)
+    cuda.gate.enter(0)
+    cuda.work(4)
     main.open(1000)
     time.sleep(0.03)
     main.close()
     time.sleep(0.15)
-    assert len(streams.spans()) == 1
+    assert len(cuda.spans()) == 1
     main.open(1000)
     time.sleep(0.05)
-    assert len(streams.spans()) == 2 and main.strays(streams.spans()) == []
+    assert len(cuda.spans()) == 2 and main.strays(cuda.spans()) == []
     main.close()
 
 
-def test_a_forced_gate_lets_through_what_is_queued_and_no_more(streams: Kind, main: MainJob, page: Page) -> None:
-    streams.gate.use(["a"], 1)
+def test_a_forced_gate_lets_through_what_is_queued_and_no_more(cuda: Kind, main: MainJob, page: Page) -> None:
+    cuda.gate.use(["a"], 1)
     main.due(1000)
-    streams.gate.enter(0)
-    streams.work(4)
+    cuda.gate.enter(0)
+    cuda.work(4)
     page.words[Field.DEVICE_GATE] = DeviceGate.FORCED
     threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), signal.SIGTERM)).start()
     with pytest.raises(StopRequested):
-        streams.gate.enter(0)
-    assert len(streams.spans()) == 1
-    assert streams.gate.close()
+        cuda.gate.enter(0)
+    assert len(cuda.spans()) == 1
+    assert cuda.gate.close()

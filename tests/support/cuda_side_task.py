@@ -1,4 +1,4 @@
-"""The side task's program on a device with streams, played by threads. The trials themselves compute on the host.
+"""The side task's program on a CUDA device that threads play. The trials themselves compute on the host.
 
 Each unit queues a kernel. At its end it says when they ran, in the file that `$STREAM_KERNELS` names.
 """
@@ -9,15 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import trials.side_task.devices
 from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.shared.page_file import Page
-from trials.gate.base import HOST_UNIT
+from trials.gate.base import HOST_UNIT, Gate
 from trials.gate.cuda import CudaGate
 from trials.gate.process import die_with_parent
 from trials.gate.unit_records import UnitRecords
-from trials.side_task import main as runner
-from trials.side_task.devices import CpuSideDevice, Gate
+from trials.side_task import devices
+from trials.side_task import main as side_task
+from trials.side_task.devices import CpuSideDevice
 from trials.study import Study
 from trials.training.rehearsal import try_out
 
@@ -30,20 +30,22 @@ class BusyGate(CudaGate):
     def enter(self, unit: int) -> None:
         super().enter(unit)
         if unit != HOST_UNIT:
-            self.fake.launch(self._stream, KERNEL_NS)
+            self.fake.launch(self.stream, KERNEL_NS)
 
     fake: FakeDriver
+    stream: int
 
 
-class StreamPlace(CpuSideDevice):
+class FakeCudaSideDevice(CpuSideDevice):
     """The device."""
 
     def __init__(self) -> None:
         self.driver = FakeDriver()
 
     def gate(self, page: Page, records: UnitRecords, on_overrun: Callable[[int, int], None]) -> Gate:
-        made = BusyGate(page, self.driver, self.driver.create_stream(), records, on_overrun=on_overrun)
-        made.fake = self.driver
+        stream = self.driver.create_stream()
+        made = BusyGate(page, self.driver, stream, records, on_overrun=on_overrun)
+        made.fake, made.stream = self.driver, stream
         die_with_parent(False)  # as CudaSideDevice
         return made
 
@@ -54,16 +56,18 @@ class StreamPlace(CpuSideDevice):
 
 def main() -> int:
     """The real program, elsewhere."""
-    made: list[StreamPlace] = []
+    made: list[FakeCudaSideDevice] = []
 
-    def make_side_device(kind: str, memory_fraction: float) -> StreamPlace:
+    def make_side_device(kind: str, memory_fraction: float) -> FakeCudaSideDevice:
         assert kind == "cuda"
-        made.append(StreamPlace())  # not before: the gate's signals are blocked now, and its threads must not get them
+        made.append(
+            FakeCudaSideDevice()
+        )  # not before: the gate's signals are blocked now, and its threads must not get them
         return made[0]
 
-    places: Any = trials.side_task.devices
-    places.make_side_device = make_side_device
-    status = runner.main()
+    program: Any = devices
+    program.make_side_device = make_side_device
+    status = side_task.main()
     kernels = [(kernel.start_ns, kernel.end_ns) for kernel in made[0].driver.kernels]
     Path(os.environ["STREAM_KERNELS"]).write_text(json.dumps(kernels))
     made[0].driver.close()

@@ -1,48 +1,24 @@
-"""A side task's place on a CUDA device, with a PyTorch that only notes what is asked of it."""
+"""A side task on a CUDA device, with a PyTorch that only notes what is asked of it."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-import trials.side_task.devices as places
 from ds_hooks.shared.page import Field
+from tests.support.fake_torch_cuda import GB, TOTAL_BYTES, fake_torch_cuda
 from tests.support.fused_and_solo import OPTIMIZERS
 from tests.support.rich_study import RichStudy
+from trials.side_task import devices
 from trials.side_task.devices import CONTEXT_BYTES, CpuSideDevice, CudaSideDevice, SideDeviceError, make_side_device
-
-GB = 1 << 30
-TOTAL = 80 * GB
 
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What was asked of the device, in order."""
-    asked: list[tuple[Any, ...]] = []
-
-    def note(name: str, gives: Any = None) -> None:
-        monkeypatch.setattr(torch.cuda, name, lambda *args, **named: asked.append((name, *args)) or gives)
-
-    note("is_available", True)
-    note("set_device")
-    note("get_device_properties", SimpleNamespace(total_memory=TOTAL, uuid="89f4a2c1-0000-1111-2222-f33344445555"))
-    note("set_per_process_memory_fraction")
-    note("Stream", SimpleNamespace(cuda_stream=77))
-    note("set_stream")
-    note("reset_peak_memory_stats")
-    note("max_memory_allocated", 1 << 30)
-    real_empty = torch.empty
-
-    def empty(*args: Any, **named: Any) -> Any:
-        if named.get("device") == torch.device("cuda", 0):
-            return asked.append(("empty", *args))
-        return real_empty(*args, **named)
-
-    monkeypatch.setattr(torch, "empty", empty)
-    monkeypatch.setattr(places, "_sleep_while_waiting", lambda: asked.append(("sleep",)))
-    return asked
+    return fake_torch_cuda(monkeypatch)
 
 
 def test_the_host_is_told_to_sleep_before_there_is_a_context_and_the_stream_is_current_before_any_work(
@@ -56,7 +32,7 @@ def test_the_host_is_told_to_sleep_before_there_is_a_context_and_the_stream_is_c
 def test_the_allocators_share_leaves_room_for_the_context(cuda: list[tuple[Any, ...]]) -> None:
     make_side_device("cuda", 0.25)
     (share,) = [args[0] for name, *args in cuda if name == "set_per_process_memory_fraction"]
-    assert share * TOTAL + CONTEXT_BYTES == pytest.approx(0.25 * TOTAL)
+    assert share * TOTAL_BYTES + CONTEXT_BYTES == pytest.approx(0.25 * TOTAL_BYTES)
 
 
 def test_the_devices_name_is_a_number(cuda: list[tuple[Any, ...]]) -> None:
@@ -103,22 +79,24 @@ def test_what_one_and_two_trials_take_tells_how_many_fit_into_the_share_and_besi
         if trials == fails_at:
             raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(places, "try_out", try_out)
+    monkeypatch.setattr(devices, "try_out", try_out)
     nothing: Any = None
     page: Any = SimpleNamespace(words=words)
     assert CudaSideDevice(0.25).rehearse(nothing, page, nothing) == most
 
 
-def test_a_study_need_not_know_the_device(cuda: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned: list[Tensor] = []
-    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
+def pinned(asked: list[tuple[Any, ...]]) -> int:
+    return sum(name == "pin_memory" for name, *_ in asked)
+
+
+def test_a_study_need_not_know_the_device(cuda: list[tuple[Any, ...]]) -> None:
     data = [(torch.zeros(2, 3), torch.zeros(2))]
     study = RichStudy(lambda n: nn.Linear(3, 1), OPTIMIZERS["adamw"], data)
-    place = CudaSideDevice(0.25)
-    place._device = torch.device("meta")
-    place.adopt(study)
+    device = CudaSideDevice(0.25)
+    device._device = torch.device("meta")
+    device.adopt(study)
     model = study.model({"n": 0})
     assert model.weight.device.type == "meta"
     study.optimizer({"n": 0}, model)
-    assert list(study.batches(0)) == data and len(pinned) == 2
-    assert len(list(study.validation())) > 0 and len(pinned) > 2
+    assert list(study.batches(0)) == data and pinned(cuda) == 2
+    assert len(list(study.validation())) > 0 and pinned(cuda) > 2

@@ -1,0 +1,71 @@
+"""A main job that a thread plays: it writes the page's words as the job's device would."""
+
+import signal
+import threading
+import time
+
+from ds_hooks.shared.page import DeviceGate, Field
+from ds_hooks.shared.page_file import Page
+
+MS = 1_000_000
+
+
+class MainJob:
+    """Opens bubbles on the page, and signals the side task, which is the thread that made this."""
+
+    def __init__(self, page: Page) -> None:
+        self._words = page.words
+        self._side = threading.get_ident()
+        self._epoch = page.words[Field.BUBBLE] >> 1
+        self.bubbles: list[tuple[int, int]] = []
+        self._thread: threading.Thread | None = None
+
+    def open(self, permit_ms: int) -> None:
+        words = self._words
+        self._epoch += 1
+        words[Field.DUE_PERMIT_NS] = words[Field.PERMIT_LENGTH_NS] = permit_ms * MS
+        words[Field.DUE_EPOCH] = self._epoch
+        start_ns = time.monotonic_ns()
+        words[Field.BUBBLE_START_NS] = words[Field.PLAN_BASE_NS] = start_ns
+        words[Field.PERMIT_UNTIL_NS] = start_ns + permit_ms * MS
+        self.bubbles.append((start_ns, 0))
+        words[Field.BUBBLE] = self._epoch << 1 | 1
+        words[Field.DEVICE_GATE] = max(words[Field.DEVICE_GATE], DeviceGate.open_for(permit_ms * MS))
+        signal.pthread_kill(self._side, signal.SIGUSR1)
+
+    def close(self) -> None:
+        if self._words[Field.DEVICE_GATE] != DeviceGate.FORCED:
+            self._words[Field.DEVICE_GATE] = DeviceGate.CLOSED
+        self._words[Field.BUBBLE] = self._epoch << 1
+        self.bubbles[-1] = self.bubbles[-1][0], time.monotonic_ns()
+
+    def due(self, permit_ms: int) -> None:
+        self._words[Field.DUE_PERMIT_NS] = permit_ms * MS
+        self._words[Field.DUE_EPOCH] = self._epoch + 1
+
+    def play(self, *bubbles: tuple[int, int, int]) -> None:
+        """Begin bubbles of (ms before it, ms of permit, ms long), one after another, and return meanwhile."""
+
+        def run() -> None:
+            for before_ms, permit_ms, length_ms in bubbles:
+                self.due(permit_ms)
+                time.sleep(before_ms / 1e3)
+                self.open(permit_ms)
+                time.sleep(length_ms / 1e3)
+                self.close()
+
+        self._thread = threading.Thread(target=run)
+        self._thread.start()
+
+    def join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def strays(self, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """What began in no bubble, nor soon after one."""
+        nexts = [begin for begin, _ in self.bubbles[1:]] + [2**63]
+        first = self.bubbles[0][0]
+        gaps = [(end, begin) for (_, end), begin in zip(self.bubbles, nexts, strict=True) if end]
+        late = [(end + min(begin - end, 100 * MS) // 2, begin) for end, begin in gaps]
+        return [span for span in spans if span[0] < first or any(a <= span[0] < b for a, b in late)]
