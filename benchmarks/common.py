@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import fmean, variance
 from typing import Any
 
+from ds_hooks.shared.page_file import DIRECTORY_VARIABLE
 from squeezer.reports.metrics import t_quantile_975
 
 ROOT = Path(__file__).parents[1]
@@ -133,5 +134,5 @@ def places() -> Iterator[tuple[Path, Path]]:
 def environment(pages: Path) -> dict[str, str]:
     """The environment of every process of a measured job: one thread, on the CPU, our packages found."""
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    named = {"DS_ACCELERATOR": "cpu", "SQUEEZER_DIR": str(pages), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    named = {"DS_ACCELERATOR": "cpu", DIRECTORY_VARIABLE: str(pages), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     return {**os.environ, **named}

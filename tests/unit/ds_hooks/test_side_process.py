@@ -123,3 +123,15 @@ def test_without_one_nothing_happens(page: Page) -> None:
     side = SideProcess(page.words)
     side.wake()
     assert not side.halt()
+
+
+def test_one_whose_work_is_queued_on_a_device_is_woken_and_never_halted(
+    page: Page, process: subprocess.Popen[str]
+) -> None:
+    page.words[Field.SIDE_PID] = process.pid
+    side = SideProcess(page.words, can_halt=False)
+    assert not side.halt() and not side.halt(let_end=True)
+    page.words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
+    side.wake()
+    assert process.stdout is not None and process.stdout.readline() == "woken\n", "so it was not stopped"
+    side.leave()

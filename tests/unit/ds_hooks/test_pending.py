@@ -1,0 +1,39 @@
+"""Messages on a device whose times are known later: none leaves early, none overtakes, none is lost."""
+
+from typing import Any
+
+from ds_hooks.pending import PendingMessages
+from ds_hooks.shared.wire import Message, StepStart
+
+
+class Device:
+    """A clock whose device has come to some of its stamps, and a publisher."""
+
+    def __init__(self) -> None:
+        self.reached = 0
+        self.asked: list[int] = []
+        self.sent: list[tuple[int, Message]] = []
+
+    def time_ns(self, stamp: int) -> int | None:
+        self.asked.append(stamp)
+        return 1000 * stamp if stamp <= self.reached else None
+
+    def send_later(self, t_ns: int, message: Message) -> None:
+        self.sent.append((t_ns, message))
+
+
+def test_messages_leave_in_order_once_the_device_has_come_to_their_moments() -> None:
+    device: Any = Device()
+    pending = PendingMessages(device, device)
+    for stamp in (1, 2, 3):
+        pending.send(stamp, StepStart(stamp))
+    assert device.sent == [] and set(device.asked) == {1}, "later stamps are not asked for before their time"
+    device.reached = 2
+    pending.send(4, StepStart(4))
+    assert device.sent == [(1000, StepStart(1)), (2000, StepStart(2))]
+    device.reached = 9
+    pending.send_known()
+    assert [t_ns for t_ns, _ in device.sent] == [1000, 2000, 3000, 4000]
+    asked = len(device.asked)
+    pending.send_known()
+    assert len(device.asked) == asked, "each is asked for until it is known, and not again"
