@@ -27,7 +27,6 @@ from benchmarks.common import (
     kept_runs,
     parse,
     places,
-    pooled_ratio_with_ci95,
     write,
 )
 from benchmarks.processes import last_core, start
@@ -41,7 +40,6 @@ from benchmarks.utilization.window_figures import (
     collect,
     gate_figures,
     mode_figures,
-    normalized_steps,
     recovery,
 )
 from benchmarks.utilization.windows import (
@@ -341,9 +339,10 @@ def _shown(own: Mapping[str, Any]) -> str:
 
 
 def _summary(all_runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Over all scenarios: slowdowns pooled by their precision, medians of the rest; guarded ones each by itself.
+    """Medians over the scenarios, and each scenario by itself.
 
-    Those that are measured again beside one mode count once.
+    A scenario that is measured again beside one other mode counts once. Slowdowns have no figure over all scenarios:
+    `utilization/claims.py` has them by class.
     """
     summary: dict[str, Any] = {"plain_keys_are": PREEMPTIVE}
     guards = [run for run in all_runs if "guarded" in run]
@@ -357,9 +356,6 @@ def _summary(all_runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         own = [run["baselines"][mode] for run in runs if run["baselines"][mode] is not None]
         if not own:
             continue
-        slowdown, ci95 = pooled_ratio_with_ci95([figures["pairs_ms"] for figures in own])
-        prefix = "" if mode == PREEMPTIVE else f"{mode}_"
-        summary |= {f"{prefix}slowdown": slowdown, f"{prefix}slowdown_ci95": ci95}
         keys = {
             "harvest": mode,
             "fill": mode if mode == COOPERATIVE else None,
@@ -374,10 +370,8 @@ def _summary(all_runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 summary[f"{prefix_of}_{key}"] = median(values)
             if mode == PREEMPTIVE:
                 summary[key] = median(values)
-    squeezed, alone = (np.percentile(normalized_steps(runs, mode), 99) for mode in (PREEMPTIVE, ALONE))
-    summary["p99_step_slowdown"] = float(squeezed / alone - 1)
     ratios = [f"harvest_over_{name}" for name in COMPARED]
-    shown = ("slowdown", "slowdown_ci95", "harvest", "p99_step_slowdown", *ratios)
+    shown = ("slowdown", "slowdown_ci95", "harvest", *ratios)
     summary["by_scenario"] = {
         run["scenario"]: {
             mode: None if own is None else {key: own[key] for key in shown if key in own}

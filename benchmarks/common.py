@@ -22,8 +22,6 @@ from ds_hooks.shared.page_file import DIRECTORY_VARIABLE
 from squeezer.reports.metrics import t_quantile_975
 
 ROOT = Path(__file__).parents[1]
-MINIMUM_VARIANCE = 1e-30
-"""Of log ratios; far below what any clock resolves."""
 
 
 def parse(name: str, about: str) -> argparse.Namespace:
@@ -96,29 +94,15 @@ Pairs = Sequence[tuple[float, float]]
 
 
 def ratio_with_ci95(pairs: Pairs) -> tuple[float, list[float]]:
-    """(mean of a ÷ b, less 1, and its 95% t-interval) over independent pairs, by their log ratios."""
-    return pooled_ratio_with_ci95([pairs])
+    """(mean of a ÷ b, less 1, and its 95% t-interval) over independent pairs, by their log ratios.
 
-
-def pooled_ratio_with_ci95(scenarios: Sequence[Pairs]) -> tuple[float, list[float]]:
-    """The same over several scenarios, each weighted by its precision (the inverse of its mean's variance).
-
-    One scenario with ten times the noise of another says a hundred times less about what both have in common. A
-    scenario with fewer than two pairs has no known precision, and is left out where another has.
+    The interval of a single pair is not a number.
     """
-    logs = [[math.log(a / b) for a, b in pairs] for pairs in scenarios]
-    known = [scenario for scenario in logs if len(scenario) > 1]
-    if not known:
-        middle = fmean(logs[0])
+    ratios = [math.log(a / b) for a, b in pairs]
+    middle = fmean(ratios)
+    if len(ratios) == 1:
         return math.expm1(middle), [math.nan, math.nan]
-    precisions = [len(scenario) / max(variance(scenario), MINIMUM_VARIANCE) for scenario in known]
-    shares = [precision / sum(precisions) for precision in precisions]
-    degrees = [len(scenario) - 1 for scenario in known]
-    middle = fmean((fmean(scenario) for scenario in known), weights=shares)
-    # the precisions are estimates too: Meier 1953, Biometrics 9, 59-73; degrees of freedom as Satterthwaite's
-    widened = 1 + 4 * sum(share * (1 - share) / n for share, n in zip(shares, degrees, strict=True))
-    effective = 1 / sum(share**2 / n for share, n in zip(shares, degrees, strict=True))
-    half = t_quantile_975(max(1, int(effective))) * math.sqrt(widened / sum(precisions))
+    half = t_quantile_975(len(ratios) - 1) * math.sqrt(variance(ratios) / len(ratios))
     return math.expm1(middle), [math.expm1(middle - half), math.expm1(middle + half)]
 
 

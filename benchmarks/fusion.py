@@ -229,7 +229,7 @@ def _measure(name: str, sizes: Iterable[int], seconds: float) -> dict[str, Any]:
             file=sys.stderr,
             flush=True,
         )
-    size = _planned(by_k)["k"]
+    size = planned_point(by_k)["k"]
     _, (fused_mib,) = _workers(name, 1, size, seconds / 2)
     _, processes_mib = _processes(name, size, seconds)
     print(f"{name}: K={size} is planned, {fused_mib:.0f} of {processes_mib:.0f} MiB", file=sys.stderr, flush=True)
@@ -337,7 +337,7 @@ def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     `memory_ratio` is the worst, over the smaller size of each model, of what one process with K fused trials needs
     against K processes, at the planned K. A planned K of 1 means that fusing does not pay, and counts as about 1.
     """
-    planned = {run["scenario"]: {**run, **_planned(run["by_k"])} for run in runs}
+    planned = {run["scenario"]: {**run, **planned_point(run["by_k"])} for run in runs}
     single = [point for run in runs for point in run["by_k"] if point["k"] == 1]
     small = {name.rpartition("_")[0]: planned[name] for name in reversed(MODELS) if name in planned}
     return {
@@ -359,7 +359,7 @@ def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _planned(by_k: list[dict[str, Any]]) -> dict[str, Any]:
+def planned_point(by_k: list[dict[str, Any]]) -> dict[str, Any]:
     """The point of the best K by the first pairs of each two, with the speedup of the second ones."""
     chosen = max(by_k, key=lambda point: ratio_with_ci95(point["pairs_s"][::2])[0])
     speedup, ci95 = ratio_with_ci95(chosen["pairs_s"][1::2])

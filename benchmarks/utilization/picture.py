@@ -1,11 +1,11 @@
-"""A table and a picture of `bubble_utilization`, beside its JSON: `python -m benchmarks.utilization.picture FILE.json`.
+"""Draws the results of `bubble_utilization` as a table (.md) and a picture (.svg) beside FILE.json.
 
 The colours are of Okabe and Ito's palette, which colour-blind people can tell apart.
 """
 
+import argparse
 import json
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -190,4 +190,6 @@ def _text(x: float, y: float, words: str, css: str = "ink", anchor: str = "start
 
 
 if __name__ == "__main__":
-    write_figures(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.utilization.picture", description=__doc__)
+    parser.add_argument("results", type=Path, metavar="FILE.json")
+    write_figures(parser.parse_args().results)

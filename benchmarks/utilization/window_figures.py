@@ -128,16 +128,14 @@ def _figures(windows: Sequence[Window], mode: str) -> dict[str, Any]:
     own = [window for window in windows if window.mode == mode]
     compared = pairs(windows, mode)
     slowdown, slowdown_ci95 = ratio_with_ci95(compared)
-    steps_ms, alone_ms = ([ms for w in windows if w.mode == each for ms in w.step_ms] for each in (mode, ALONE))
     bubble_ms = sum(window.bubble_ms for window in own)
     work, capacity, whole = (sum(getattr(window, key) for window in own) for key in ("work", "capacity", "whole"))
     per_window = [window.work / window.capacity for window in own if window.capacity]
     return {
-        "steps": len(steps_ms),
+        "steps": sum(len(window.step_ms) for window in own),
         "pairs_ms": [[round(a, 3), round(b, 3)] for a, b in compared],
         "slowdown": slowdown,
         "slowdown_ci95": slowdown_ci95,
-        "p99_step_slowdown": float(np.percentile(steps_ms, 99) / np.percentile(alone_ms, 99) - 1),
         "harvest": work / capacity if capacity else None,
         "harvest_ci95": _mean_ci95(per_window),
         "net_gain": work / whole + 1 / (1 + slowdown) - 1 if whole else None,
@@ -219,13 +217,3 @@ def _quotient(windows: Sequence[Window], over: str, under: str) -> float:
 
 RECOVERED = 0.9
 """Fill has recovered when it is at least this share of what it was, or can be."""
-
-
-def normalized_steps(runs: Iterable[Mapping[str, Any]], mode: str) -> list[float]:
-    """Step times of a mode over all runs, each as a share of its run's median step alone."""
-    shares: list[float] = []
-    for run in runs:
-        alone = [ms for window in run["windows"] if window["mode"] == ALONE for ms in window["step_ms"]]
-        own = [ms for window in run["windows"] if window["mode"] == mode for ms in window["step_ms"]]
-        shares += [ms / float(np.median(alone)) for ms in own]
-    return shares

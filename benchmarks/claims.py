@@ -1,0 +1,134 @@
+"""What README.md may say about speed, recomputed from the raw runs in benchmarks/results/. Measures nothing.
+
+`--details` adds what stands behind the first table: every class of scenario and every mode, with the number of
+scenarios, the interval, and the lowest and the highest. A test compares the tables in the documents with this output.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean, variance
+from typing import Any
+
+from benchmarks.common import ROOT, ratio_with_ci95
+from benchmarks.fusion import planned_point
+from benchmarks.utilization.claims import (
+    ClassFigure,
+    class_harvest,
+    class_slowdown,
+    harvest_ratio_range,
+    intervals_above_zero,
+    signed,
+    speed_table,
+)
+from benchmarks.utilization.scenario_classes import CLASSES, GHOST_STAGES
+from benchmarks.utilization.windows import ALONE, COOPERATIVE, NAIVE, ORACLE, PREEMPTIVE, SCHED_IDLE, STEP_GRAIN
+from squeezer.reports.metrics import t_quantile_975
+
+RESULTS = ROOT / "benchmarks" / "results"
+MODES = (COOPERATIVE, PREEMPTIVE, STEP_GRAIN, SCHED_IDLE, NAIVE, ALONE)
+HOOKED = {"real_two_ranks": "real job", "ghost_4_0_4": "first of 4 stages", "ghost_4_1_4": "second of 4 stages"}
+SMALL_MLP = "mlp_32"
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.claims", description=__doc__)
+    parser.add_argument("--details", action="store_true", help="every class of scenario and every mode")
+    options = parser.parse_args()
+    runs = raw_runs("bubble_utilization")
+    print(speed_table(runs), other_table(), sep="\n\n")
+    if options.details:
+        print("", *details(runs), sep="\n")
+
+
+def raw_runs(benchmark: str) -> list[dict[str, Any]]:
+    """The committed raw runs of a benchmark."""
+    runs: list[dict[str, Any]] = json.loads((RESULTS / f"{benchmark}.json").read_text(encoding="utf-8"))["runs"]
+    return runs
+
+
+def other_table() -> str:
+    """Hooks alone, and fused training, in Markdown."""
+    lines = ["| figure | value (95% CI) | measured by |", "|---|---|---|"]
+    lines += [f"| {name} | {value} | `python -m benchmarks.{of}` |" for name, value, of in _other_figures()]
+    return "\n".join(lines)
+
+
+def _other_figures() -> Iterator[tuple[str, str, str]]:
+    pairs_ms = {run["scenario"]: run["pairs_ms"] for run in raw_runs("hooks_overhead")}
+    for scenario, name in HOOKED.items():
+        slowdown, interval = ratio_with_ci95(pairs_ms[scenario])
+        bounds = " to ".join(_percent(bound, 2) for bound in interval)
+        yield f"hooks alone, {name}: slowdown", f"{_percent(slowdown, 2)} ({bounds})", "hooks_overhead"
+    runs = raw_runs("fusion")
+    every = geometric_mean(planned_point(run["by_k"])["speedup"] for run in runs)
+    others = geometric_mean(planned_point(run["by_k"])["speedup"] for run in runs if run["scenario"] != SMALL_MLP)
+    name = f"fused training against one trial after another: geometric mean of {len(runs)} models at their best K"
+    yield name, f"{every:.1f}×; without the small MLP {others:.1f}×", "fusion"
+    (small,) = (run for run in runs if run["scenario"] == SMALL_MLP)
+    gain, (low, high) = over_own_single(small)
+    yield "the most: a small MLP, against itself fused with K = 1", f"{gain:.0f}× ({low:.1f} to {high:.1f})", "fusion"
+
+
+def geometric_mean(ratios: Iterable[float]) -> float:
+    """Of speedups, where a half and a double cancel."""
+    return math.exp(fmean(map(math.log, ratios)))
+
+
+def over_own_single(run: Mapping[str, Any]) -> tuple[float, tuple[float, float]]:
+    """(speedup at the best K ÷ speedup at K = 1, its 95% interval): what fusing gains, without what else is faster.
+
+    The fused code with K = 1 is not plain PyTorch: its optimizer, for one, is faster. Welch's interval, of log ratios.
+    """
+    best = planned_point(run["by_k"])
+    (single,) = (point for point in run["by_k"] if point["k"] == 1)
+    samples = [[math.log(a / b) for a, b in pairs] for pairs in (best["pairs_s"][1::2], single["pairs_s"])]
+    errors = [variance(sample) / len(sample) for sample in samples]
+    degrees = sum(errors) ** 2 / sum(e**2 / (len(s) - 1) for e, s in zip(errors, samples, strict=True))
+    middle, half = fmean(samples[0]) - fmean(samples[1]), t_quantile_975(int(degrees)) * math.sqrt(sum(errors))
+    return math.exp(middle), (math.exp(middle - half), math.exp(middle + half))
+
+
+def details(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Every class and mode; the ghost stages whose own interval lies above zero; ratios of harvests, in Markdown."""
+    yield "| class | in the bubbles | slowdown against the idle class | by scenario | harvest | by scenario |"
+    yield "|---" * 6 + "|"
+    for of in (*CLASSES, GHOST_STAGES):
+        for mode in MODES:
+            slowdown = None if mode == SCHED_IDLE else class_slowdown(runs, of, mode)
+            harvest = None if mode in (NAIVE, ALONE) else class_harvest(runs, of, mode)
+            yield f"| {of.title} | {mode} | {' | '.join((*_slowdown(slowdown), *_harvest(harvest)))} |"
+    yield ""
+    for mode in (COOPERATIVE, PREEMPTIVE, STEP_GRAIN):
+        above, count = intervals_above_zero(runs, mode)
+        told = [f"{name} {signed(estimate)}" for name, estimate in above.items()]
+        yield f"- {mode}: {len(above)} of {count} ghost stages have an interval above zero{'; '.join(['', *told])}"
+    for mode, other in ((COOPERATIVE, ORACLE), (COOPERATIVE, STEP_GRAIN), (PREEMPTIVE, STEP_GRAIN)):
+        low, high, count = harvest_ratio_range(runs, mode, other)
+        yield f"- harvest at equal speed, {mode} ÷ {other}: {low:.2f} to {high:.2f} in {count} runs"
+
+
+def _slowdown(figure: ClassFigure | None) -> tuple[str, str]:
+    if figure is None:
+        return "", ""
+    low, high = (_percent(bound, 1) for bound in figure.bounds)
+    return f"{signed(figure.estimate)}, n = {figure.estimate.units}", f"{low} to {high}" * (len(figure.by_scenario) > 1)
+
+
+def _harvest(figure: ClassFigure | None) -> tuple[str, str]:
+    if figure is None:
+        return "", ""
+    mean, low, high = (f"{100 * value:.0f}" for value in figure.estimate[:3])
+    least, most = (f"{100 * bound:.0f}" for bound in figure.bounds)
+    told = f"{mean}% ({low} to {high}), n = {figure.estimate.units}"
+    return told, f"{least} to {most}%" * (len(figure.by_scenario) > 1)
+
+
+def _percent(ratio: float, digits: int) -> str:
+    return f"{100 * ratio + 0.0:+.{digits}f}%".replace("-", "−")
+
+
+if __name__ == "__main__":
+    main()
