@@ -1,4 +1,4 @@
-"""Measurements of the project, and the ghost pipeline that they run on.
+"""Benchmarks, and the ghost pipeline that they run on.
 
-Nothing here is part of the installed package. Raw runs lie in `benchmarks/results/`.
+Not part of the installed package. Raw runs are in `benchmarks/results/`; `docs/benchmarks.md` explains each figure.
 """

@@ -1,4 +1,7 @@
-"""python -m benchmarks: every benchmark one after another, with raw results in benchmarks/results/."""
+"""Runs every benchmark that needs no GPU, one after another: python -m benchmarks.
+
+Raw results go to `benchmarks/results/`. Options, such as `--quick`, are passed to each.
+"""
 
 import subprocess
 import sys

@@ -1,11 +1,12 @@
-"""What squeezing costs the main job and what the side task gets, beside its baselines, all in one run per scenario.
+"""Slowdown of the main job and harvest of the side task, beside six other modes, for many scenarios.
 
-Windows alternate (`windows.py`): alone; ours, preemptive and cooperative; an oracle that knows each bubble's true end;
-and three baselines (`utilization/baselines.py`): naive co-location, the kernel's idle class, and gating by whole steps,
-as FreeRide does. Scenarios are a real two-rank job, and stages of ghost pipelines: balanced, unbalanced, disturbed, and
-with several side tasks; two of them again beside one other mode alone.
+Each scenario is one run in which windows alternate (`utilization/windows.py`): nothing; ours, preemptive and
+cooperative; an oracle that knows each bubble's true end; and three baselines (`utilization/baselines.py`): naive
+co-location, the kernel's idle class, and gating by whole steps as FreeRide does. Scenarios are a real two-rank job and
+stages of ghost pipelines: balanced, unbalanced, disturbed, and with several side tasks. Two of them are repeated beside
+one other mode.
 
-Keys without a mode's name are those of the preemptive mode, the default.
+Keys of the summary without a mode's name are those of the preemptive mode, the default.
 """
 
 import signal

@@ -1,7 +1,7 @@
-"""What README.md may say about speed, recomputed from the raw runs in benchmarks/results/. Measures nothing.
+"""Prints the figures that README.md claims on speed, recomputed from the raw runs in benchmarks/results/.
 
-`--details` adds what stands behind the first table: every class of scenario and every mode, with the number of
-scenarios, the interval, and the lowest and the highest. A test compares the tables in the documents with this output.
+It measures nothing. `--details` adds every class of scenario and every mode, with the number of scenarios, the
+interval, and the lowest and the highest. A test compares the tables in the documents with this output.
 """
 
 import argparse

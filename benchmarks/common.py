@@ -1,4 +1,4 @@
-"""What every benchmark shares: its command line, the machine's description, and its JSON.
+"""Shared by all benchmarks: the command line, the machine's description, the JSON, and intervals of ratios.
 
 The JSON holds `name`, `commit`, `machine`, `runs` (raw figures of every window and run) and `summary` (flat).
 """

@@ -1,7 +1,7 @@
-"""Whether `torch.compile` of what lies between two pauses would pay: seconds to compile against seconds gained a step.
+"""Speedup by `torch.compile` between two pause points, and the steps until the compilation has paid for itself.
 
-Each layer of a group is compiled on its own, forward and backward, so that the gate is still asked between them. Steps
-of the group as it is and of the compiled one alternate in one process with one thread.
+Each layer of a group is compiled on its own, forward and backward, so that the gate is still asked between layers.
+Plain and compiled steps alternate in one process with one thread.
 """
 
 import sys

@@ -1,8 +1,8 @@
-"""Trials per second: K trials fused, against the same K one after another, and against K processes on the same cores.
+"""Speedup and memory of K fused trials: against the same K one after another, and against K processes.
 
-Each model in two sizes, with AdamW and one thread per process. Fused and solo steps alternate in one process, so that
-both see the same machine; the K processes run a fixed time on all cores together. Memory is the peak of a process's
-resident set, torch and all, at the K that the planner would choose.
+Every model in two sizes, with AdamW and one thread per process. Fused and solo steps alternate in one process, so that
+both meet the same machine. The K processes run for a fixed time on all cores together. Memory is a process's peak
+resident set, torch included, at the K that the planner would choose.
 """
 
 import argparse

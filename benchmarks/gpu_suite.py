@@ -1,12 +1,12 @@
-"""All that must be known of a GPU before anyone squeezes on it, in some minutes and without a package registry.
+"""Checks on a GPU everything that squeezing relies on, in a few minutes and without a package registry.
 
-Each row of its table is a promise that holds or does not. `--device cpu` plays it on the fake driver, which shows that
-the suite works and says nothing of a device.
+It prints a table of promises and whether each holds. `--device cpu` runs it on the fake driver, which shows that the
+suite works and nothing about a device.
 
-    words     the words of a shared page between two processes on one device: do they pass, and how fast
+    words     do words of a shared page pass between two processes on one device, and how fast
     context   what a second process costs the main job: idle, waiting at the gate, or computing
     ghost     a ghost stage alone, and beside a side task: naive, behind the host's gate, behind the device's
-    memory    how much of the device a context takes, and whether a cap on an allocator holds
+    memory    how much of the device a context takes, and whether an allocator's cap holds
     fusion    ResNet-18 of an eighth of its width, fused, against one of full width
     faults    SIGSTOP with a deep queue; SIGKILL while a stream waits at the gate
 """

@@ -1,6 +1,7 @@
-"""What the hooks cost the main job when no side task runs: attached and detached in alternating windows of one run.
+"""Slowdown of the main job by the hooks alone, with no side task.
 
-A daemon listens and records, as it would; on ghost stages and on a real two-rank job.
+Hooks are attached and detached in alternating windows of one run, on ghost stages and on a real two-rank job. A daemon
+receives and records, as in use.
 """
 
 import json

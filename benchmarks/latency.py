@@ -1,8 +1,8 @@
-"""How long a side task takes to resume and to pause, segment by segment, and what the gate's check costs.
+"""Latencies of the way into a bubble and out of it, segment by segment, and the cost of one gate check.
 
-A main job that only computes and waits, on one core with a side task that only computes: the real hooks' marks and
-signals on one side, the real gate on the other, no model in between. Both modes: *cooperative*, in which the side task
-sleeps by itself at the bubble's end, and *preemptive*, in which it is stopped there and continued in the next bubble.
+A main job only computes and waits, on one core with a side task that only computes: the real hooks' clock and signals
+on one side, the real gate on the other. Both modes are measured: *cooperative*, in which the side task goes to sleep
+by itself at the bubble's end, and *preemptive*, in which it is stopped there and continued in the next bubble.
 """
 
 import argparse

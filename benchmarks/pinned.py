@@ -1,4 +1,4 @@
-"""`benchmarks.toggle` with each rank on a core of its own, as `ds_squeeze` would bind it."""
+"""`benchmarks.toggle` with each rank on its own core, as `ds_squeeze` binds it."""
 
 import os
 

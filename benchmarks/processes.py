@@ -1,4 +1,4 @@
-"""How benchmarks start and end their processes."""
+"""Starts and ends the processes of a benchmark."""
 
 import os
 import subprocess

@@ -1,13 +1,12 @@
-"""What it gains to give rows that pruning frees to new trials in the same group, at an epoch of their own.
+"""Speedup of a pruned study when freed rows go to new trials in the same group, each at its own epoch.
 
     python -m benchmarks.refill [--quick] [--json FILE]
 
-The example's study, pruned at its rungs, is trained to its end without a gate, over and over: mixed, as it is done, and
-with trials at different epochs in groups of their own that take turns (`mix_epochs = False`). The two alternate with
-every training step, so that both see the same machine. What counts is the work per CPU time of training.
+The example's study is pruned at its rungs and trained to its end without a gate, over and over: *mixed*, as usual, and
+*apart*, with trials at different epochs in groups of their own (`mix_epochs = False`). The two alternate with every
+training step, so that both meet the same machine. The figure is work per CPU time of training.
 
-The models of `benchmarks.fusion` tell where it gains: a step of 16 trials, half of them at another epoch, mixed, and as
-two groups of 8.
+For each model of `benchmarks.fusion`: one step of 16 trials, half of them at another epoch, against two groups of 8.
 """
 
 import sys

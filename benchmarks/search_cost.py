@@ -1,9 +1,9 @@
-"""What the search worker costs: the CPU time of a new trial and of a score, with a journal and with an SQLite database.
+"""CPU time of the search worker per new trial and per score, with a journal and with an SQLite database.
 
     python -m benchmarks.search_cost [--quick] [--json FILE]
 
-A search worker of each storage works on the example's study, cohort by cohort in turn, in alternating order. Its time
-is the bubbles', so it is lost to training.
+A worker of each storage runs the example's study, cohort by cohort in alternating order. Its time comes out of the
+bubbles, so training loses it.
 """
 
 import sys

@@ -1,9 +1,9 @@
-"""From which length on does a bubble pay? What squeezing gains and costs, by the length of the bubbles.
+"""Gain and cost of squeezing by the length of the bubbles: from what length does a bubble pay?
 
-A main job that multiplies matrices and waits, on one core with a side task that trains the digits study: the hooks' own
-marks and signals on one side, the gate on the other, and waits of a length that is known. Windows with and without
-squeezing alternate. What a bubble *costs* is how much longer the main job takes from one bubble to the next; what it
-*gains* is the side task's work in it, in time of a device of its own. `squeeze.min_bubble_ms` follows from both.
+A main job multiplies matrices and waits for a known time, on one core with a side task that trains the digits study. It
+uses the hooks' own clock and signals, and the real gate. Windows with and without squeezing alternate. The *cost* of a
+bubble is how much longer the main job takes from one bubble to the next; the *gain* is the side task's work in it, as
+time of a dedicated device. `squeeze.min_bubble_ms` follows from both.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""Hooks on and off in alternating windows of one run, and the time of every step.
+"""Attaches and detaches the hooks in alternating windows of one run, and records every step's time.
 
-As a script, `python -m benchmarks.toggle WINDOW TIMES train.py …` does so to an ordinary training script; each rank
-writes `TIMES.RANK`.
+`python -m benchmarks.toggle WINDOW TIMES train.py …` does so to an ordinary training script; each rank writes
+`TIMES.RANK`.
 """
 
 import atexit

@@ -1,1 +1,1 @@
-"""One process as one true stage of a simulated pipeline."""
+"""A ghost pipeline: one process runs one true stage, and the other stages are simulated."""

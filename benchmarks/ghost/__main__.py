@@ -1,4 +1,4 @@
-"""python -m benchmarks.ghost: run one ghost stage and print its waits."""
+"""Runs one ghost stage and prints its waits: python -m benchmarks.ghost."""
 
 from benchmarks.ghost.stage import main
 

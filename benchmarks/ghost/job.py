@@ -1,8 +1,8 @@
-"""A main job that is one true stage of a ghost pipeline: the process that the benchmarks squeeze.
+"""The main job of the ghost scenarios: one true stage of a ghost pipeline, as a process to squeeze.
 
     python -m benchmarks.ghost.job --stages 4 --stage 1 --micro-batches 4 --steps 100 [--toggle W --times FILE]
 
-Waits for its side task (if `--wait-for-side`) and for files (`--wait-for`) so that no measured step is lost to another
+It waits for its side task (`--wait-for-side`) and for files (`--wait-for`), so that no measured step is lost to another
 process's imports.
 """
 

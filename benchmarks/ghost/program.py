@@ -1,4 +1,4 @@
-"""Which pipeline it is, and what its stages do in a step, as plain data: DeepSpeed's schedule in numbered ops."""
+"""A pipeline's shape and its stages' steps as plain data: DeepSpeed's schedule in numbered operations."""
 
 from __future__ import annotations
 

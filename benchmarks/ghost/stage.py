@@ -1,8 +1,8 @@
-"""One process as one true stage of a pipeline of any size: DeepSpeed's engine and schedule run untouched.
+"""One true stage of a pipeline of any size, in one process; DeepSpeed's engine and schedule run untouched.
 
-`torch.distributed`'s fake process group stands for the other ranks, and DeepSpeed's point-to-point functions are
-replaced by ghosts that answer when the real peers would (`model`). A ghost receive sleeps, as gloo's does, and
-leaves the core free. Use one ghost stage at a time; after `close()` the same process can make another.
+`torch.distributed`'s fake process group replaces the other ranks. Ghosts replace DeepSpeed's point-to-point functions,
+and answer when the real peers would (`model.py`). A ghost receive sleeps, as gloo's does, and leaves the core free. Use
+one ghost stage at a time; after `close()` the same process can make another.
 
 `python -m benchmarks.ghost --stages 4 --stage 1 --micro-batches 4` prints each slot's wait beside its forecast.
 """

@@ -1,4 +1,4 @@
-"""The ghosts' end of DeepSpeed's wire: stand-ins for its point-to-point functions and two collectives."""
+"""The ghosts' end of the wire: replacements for DeepSpeed's point-to-point functions and two collectives."""
 
 from __future__ import annotations
 

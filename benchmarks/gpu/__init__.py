@@ -1,1 +1,1 @@
-"""The parts of `benchmarks.gpu_suite`, and the fake driver that stands for a GPU in tests."""
+"""The parts of `benchmarks.gpu_suite`, and the fake driver that replaces a GPU in tests."""

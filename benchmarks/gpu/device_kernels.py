@@ -1,4 +1,4 @@
-"""Kernels of known length, which note when they ran by the device's own timer; on CUDA, or on the fake driver.
+"""Kernels of known length that record when they ran, by the device's own timer; on CUDA or on the fake driver.
 
 CUDA's are written in PTX, which the driver compiles, so no compiler and no torch are needed.
 """

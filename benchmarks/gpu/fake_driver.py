@@ -1,8 +1,8 @@
-"""A driver whose streams are threads: the same calls, orders and refusals as a device's, on any machine.
+"""A driver whose streams are threads: the same calls, orders and refusals as a GPU's, on any machine.
 
-It is no device: a kernel sleeps for its time. What it shows is order (what waits for what, which word is written when)
-and what happens if a call fails, comes late, or never gets through. Words are real shared memory, so streams of several
-processes see each other's as those of a device would, and end with their process.
+A kernel only sleeps for its time. So the fake shows order (what waits for what, which word is written when) and what
+happens when a call fails, comes late or never returns; it shows no speed. Words are real shared memory, so the streams
+of several processes see each other's, and end with their process.
 """
 
 import ctypes

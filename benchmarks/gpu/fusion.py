@@ -1,7 +1,7 @@
-"""The part of `gpu_suite` about fusion: ResNet-18 at an eighth of its width, as Hydro's artifact measured it.
+"""The part `fusion` of `gpu_suite`: speedup of fused ResNet-18 at an eighth of its width, as Hydro measured it.
 
-Hydro compares the samples per second of K fused narrow trials with those of one trial of full width, on images of
-CIFAR-10's shape in batches of 256. The other comparison is with the same K trials one after another.
+It compares the samples per second of K fused narrow trials with those of one trial of full width, on images of
+CIFAR-10's shape in batches of 256; and with the same K trials one after another.
 """
 
 import time

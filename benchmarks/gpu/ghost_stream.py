@@ -1,10 +1,9 @@
-"""A true stage on a device's stream, and peers that answer when the device really sends.
+"""A true stage on a device's stream, with peers that answer when the device really sends.
 
-The host issues a whole step ahead of the device, so no host call can tell when a message leaves. The device says so
-itself: in the order of its stream it counts on the word SENT how many of the stage's messages it has come to. A process
-of its own (`python -m benchmarks.gpu.ghost_stream`) plays the other stages by that, and counts on READY how many
-messages may pass. A receive is a wait for READY: by the stream itself, which takes no multiprocessor, or by a kernel
-that spins.
+The host issues a whole step ahead of the device, so no host call shows when a message leaves. Instead the device
+counts, in stream order, on the word SENT how many of the stage's messages it has reached. A separate process (`python
+-m benchmarks.gpu.ghost_stream`) simulates the other stages from that, and counts on READY how many messages may pass.
+A receive waits for READY: in the stream itself, which takes no multiprocessor, or in a kernel that spins.
 """
 
 import argparse

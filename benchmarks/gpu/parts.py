@@ -1,4 +1,4 @@
-"""The parts of `gpu_suite` that need no pipeline: words, contexts, faults and memory."""
+"""The parts `words`, `context`, `faults` and `memory` of `gpu_suite`, which need no pipeline."""
 
 import ctypes
 import json

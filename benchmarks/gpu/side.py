@@ -1,9 +1,9 @@
-"""The side task of `gpu_suite`: kernels of known length, in one of the ways in which a second process can use a device.
+"""The side task of `gpu_suite`: kernels of known length, in one of five ways to use a device.
 
-    idle     it has a context, and that is all
+    idle     it has a context and runs nothing
     waiting  its stream waits for a gate that nobody opens
     naive    it always computes
-    host     layer by layer, when its host sees an open bubble in which the layer fits: a gate without the device's help
+    host     layer by layer, when its host sees an open bubble in which the layer fits: a gate on the host alone
     gate     ours: each layer waits on the device itself
 
 `python -m benchmarks.gpu.side WAY --page FILE --out FILE` prints a line when it is ready, and ends by SIGTERM.

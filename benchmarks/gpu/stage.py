@@ -1,7 +1,7 @@
-"""The part of `gpu_suite` with a pipeline: a ghost stage with the real hooks, and side tasks of three kinds beside it.
+"""The part `ghost` of `gpu_suite`: slowdown and harvest of a ghost stage with the real hooks and three side tasks.
 
-The benchmark is the daemon: it hears the hooks' messages, forecasts each slot, and plans the windows that are squeezed.
-Windows alternate; before each the device comes to its end, so that no step of one feels the other.
+The benchmark acts as the daemon: it receives the hooks' messages, forecasts each slot, and plans the squeezed windows.
+Windows alternate. Before each window the device drains, so that no step feels the window before.
 """
 
 import sys

@@ -1,14 +1,13 @@
-"""The baselines that other processes are: the same study, trained on the main job's cores without our gate.
+"""The baselines of `bubble_utilization`: the same study, trained on the main job's cores without our gate.
 
-    naive        an ordinary process, never gated: what everyone tries first
+    naive        an ordinary process, never gated
     sched_idle   the same in the kernel's idle class, which runs when nothing else wants the core
-    step_grain   as FreeRide does it: a whole training step runs, ungated, if 1.2 times its median fits into what is
-                 left of the forecast bubble. Polls every 10 ms while it waits, and looks at once after a step
+    step_grain   as FreeRide gates: a whole training step runs, ungated, if 1.2 times its median fits into what is left
+                 of the forecast bubble. It polls every 10 ms while it waits, and at once after a step
 
-They are started before the run, and run only in the windows that are theirs; otherwise they are stopped. So all
-baselines share one run. `step_grain` has our forecasts and our niceness: what differs is the gate alone. In the first
-step of each window that is not ours the main job is stopped for a moment, and the naive one tells what a device of its
-own does.
+All start before the run and are stopped except in their own windows, so that they share one run. `step_grain` has our
+forecasts and our niceness; only the gate differs. In the first step of each ungated window the main job is stopped for
+a moment, in which the naive one measures the rate of a dedicated device.
 
 `Baselines` starts `python -m benchmarks.utilization.baselines --study FILE --pages DIR --rank N --logs DIR` per rank.
 """

@@ -1,4 +1,4 @@
-"""The side task of the benchmarks: the example's study, whose trials never end and never report."""
+"""The side task of most scenarios: the example's study, whose trials never end and never report."""
 
 import sys
 from pathlib import Path

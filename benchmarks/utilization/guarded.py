@@ -1,6 +1,6 @@
-"""Disturbed ghost stages with the guard on, as users have it: does the budget hold over any 50 steps?
+"""The scenarios `guarded_…`: disturbed ghost stages with the guard on. Does the budget hold over any 50 steps?
 
-The daemon is the ordinary one with its defaults, but for a quarter of the steps left alone, for narrower intervals.
+The daemon has its defaults, except that a quarter of the steps is left alone, for narrower intervals.
 """
 
 import json

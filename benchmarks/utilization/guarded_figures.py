@@ -1,7 +1,7 @@
-"""Whether the budget held in a guarded run that was disturbed: every 50 steps after the first 10, one by one.
+"""Cost of squeezing in every 50 steps of a guarded run after the first 10 of its disturbance.
 
-Each step's length is taken as a share of what the ghosts' model says of that step, so what jitter, a stall or another
-batch size does to it is no noise. What remains is the machine's, and the side task's.
+A step counts as a share of what the ghosts' model says of that very step, so jitter, a stall or another batch size is
+no noise. What remains is due to the machine and the side task.
 """
 
 import math

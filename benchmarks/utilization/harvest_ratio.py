@@ -1,10 +1,10 @@
-"""One mode's harvest as a ratio to another's, at equal speed of the machine.
+"""Ratio of one mode's harvest to another's, at equal speed of the machine.
 
-A shared machine changes its speed by tens of percent within seconds, so two windows rarely meet the same one. How fast
-it is in a window, the main job tells: by the time of its own computation, its steps less their bubbles. Over the
-windows of one scenario that explains most of what their work varies by, and it is taken out: each window's work is
-multiplied by (its computation ÷ the mean one) to a power that a regression finds (analysis of covariance, Cochran
-1957, Biometrics 13, 261-281). Squeezing itself changes that computation by about a percent.
+The speed of a shared machine changes by tens of percent within seconds, so two windows rarely meet the same machine.
+The main job's own compute time (its steps less their bubbles) shows the speed in a window. Over the windows of one
+scenario it explains most of the variation of the work, and is taken out: each window's work is multiplied by (its
+compute time ÷ the mean one) to a power that a regression finds (analysis of covariance, Cochran 1957, Biometrics 13,
+261-281). Squeezing itself changes that compute time by about a percent.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Loads ahead for `unruly`: for each byte that comes, a while of waiting for data and copying them, and a byte back."""
+"""The data loader of `unruly`: for each byte received it waits, copies data for a while, and sends a byte back."""
 
 import os
 import sys

@@ -1,7 +1,7 @@
-"""Which class each scenario of `bubble_utilization` belongs to. Claims are made per class, never over all classes.
+"""The classes of scenarios of `bubble_utilization`. Harvest is claimed per class, never over all classes.
 
 Bubbles are *short* where a step has less than `SHORT_BELOW_MS` of bubble time per micro-batch. The classes follow the
-bubbles, not what was harvested in them; a test recomputes them from the raw runs.
+bubbles, not the harvest; a test recomputes them from the raw runs.
 """
 
 from typing import NamedTuple

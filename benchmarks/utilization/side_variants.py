@@ -1,6 +1,6 @@
-"""Side tasks of other kinds than the digits study, one per run: `BENCHMARK_SIDE_TASK` names it.
+"""Side tasks other than the digits study; `BENCHMARK_SIDE_TASK` selects one per run.
 
-The data stay the digits; what differs is how many trials are fused, and how deep, wide and heavy their models are.
+The data stay the digits. The number of fused trials differs, and how deep, wide and heavy their models are.
 """
 
 import os

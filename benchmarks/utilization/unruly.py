@@ -1,9 +1,10 @@
-"""A side task that is more harmful than forecast for a while: as long as the main job's step is one of those that
-`BENCHMARK_UNRULY` names, "loader:120:240" or "costs:120:240".
+"""A side task that becomes more harmful than forecast, for the scenarios `guarded_loader` and `guarded_costs`.
 
-    loader  its batches are loaded ahead by a process beside it that takes a third of the core, in bubbles and out of
-            them, where no gate sees it. Shut out, the side task asks for no more, and it rests
-    costs   its batches are eight times as large, and so the units longer than their forecasts
+It does so while the main job's step is in the range that `BENCHMARK_UNRULY` gives, "loader:120:240" or "costs:120:240".
+
+    loader  a process beside it loads its batches and takes a third of the core, in bubbles and out of them, where no
+            gate sees it. When the side task is shut out it asks for no more batches, and the loader rests
+    costs   its batches are eight times as large, so its units take longer than forecast
 """
 
 import os

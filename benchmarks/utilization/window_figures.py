@@ -1,6 +1,6 @@
-"""Figures of one windowed run: of every baseline its slowdown, its harvest, and how far its steps stray.
+"""Slowdown, harvest, fill and overrun of every mode in one windowed run.
 
-A window is compared with the windows alone next to it. Its first step counts for nothing: it still feels the window
+A window is compared with the windows alone next to it. Its first step does not count, because it still feels the window
 before it.
 """
 

@@ -1,7 +1,7 @@
-"""The daemon with the windows of a benchmark: `python -m benchmarks.utilization.windowed_daemon squeezer daemon …`.
+"""The daemon of `bubble_utilization`, which squeezes in the benchmark's gated windows and no others.
 
-It squeezes in the benchmark's gated windows and no others, preemptively or cooperatively as the window says, and tells
-its forecasts on the page for the baseline that works by steps.
+It squeezes preemptively or cooperatively as the window says, and puts its forecasts on the page for the baseline
+`step_grain`. Started as `python -m benchmarks.utilization.windowed_daemon squeezer daemon …`.
 """
 
 import sys

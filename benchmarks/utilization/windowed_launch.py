@@ -1,6 +1,6 @@
-"""`ds_squeeze` with the benchmark's daemons: `bubble_utilization` starts it as a module, with `ds_squeeze`'s options.
+"""`ds_squeeze` with the benchmark's daemons; takes `ds_squeeze`'s options.
 
-DeepSpeed starts this same file once per rank, where it is `launch/rank.py` but for the daemon that it starts.
+DeepSpeed starts this same file once per rank, where it is `launch/rank.py` except for the daemon that it starts.
 """
 
 import os

@@ -1,5 +1,6 @@
-"""The windows of one run: which baseline has the main job's next steps. All processes of a run know them by the step's
-number alone.
+"""The windows of one run: which mode has the main job's next steps.
+
+All processes of a run derive them from the step's number alone.
 """
 
 import json
