@@ -143,10 +143,10 @@ def test_a_steps_end_tells_the_work_of_that_moment_however_late_it_is_heard(
     connect(engine, daemon)
     done = []
     for work in (100, 250):
-        handle._page.words[Field.WORK] = work
+        daemon.page.words[Field.WORK] = work
         engine.train_batch()
         done.append(work)
-    handle._page.words[Field.WORK] = 900
+    daemon.page.words[Field.WORK] = 900
     handle.detach()
     ends = [message for message in daemon.hear_all() if isinstance(message, StepEnd)]
     assert [end.work for end in ends[-2:]] == done
