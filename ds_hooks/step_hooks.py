@@ -70,7 +70,7 @@ class StepHooks:
         self._index = 0
         self._step = 0
         self._in_step = False
-        self._step_begin_ns = 0
+        self._step_begin = 0  # a stamp
         self._loss_begin_ns = 0
         self._is_open = False
         self._open_slot = 0
@@ -86,9 +86,9 @@ class StepHooks:
         self._step += 1
         self._collectives = 0
         self._in_step = True
-        self._step_begin_ns = self._clock.begin_step()
+        self._step_begin = self._clock.begin_step()
         self._publisher.repeat_hello()
-        self._send(self._step_begin_ns, StepStart(self._step))
+        self._send(self._step_begin, StepStart(self._step))
 
     def end_step(self) -> None:
         """After `train_batch`."""
@@ -98,7 +98,7 @@ class StepHooks:
         items, self._items = self._items, []
         for first in range(0, len(items), INSTRUCTIONS_PER_MESSAGE):
             part = tuple(items[first : first + INSTRUCTIONS_PER_MESSAGE])
-            self._send(self._step_begin_ns, Instructions(self._step, self._step_begin_ns, part))
+            self._send(self._step_begin, Instructions(self._step, self._step_begin, part))
         dropped = self._publisher.dropped
         self._words[Field.DROPPED] = dropped
         self._send(self._clock.stamp(), StepEnd(self._step, dropped, self._words[Field.WORK]))
@@ -150,7 +150,7 @@ class StepHooks:
                 self._stopped_late |= self._side.halt()
         self._index = index + 1
         if self._times_instructions:
-            self._items.append((slot.kind, index, begin_ns - self._step_begin_ns, end_ns - self._step_begin_ns))
+            self._items.append((slot.kind, index, begin_ns - self._step_begin, end_ns - self._step_begin))
 
     def begin_collective(self, _tensor: Any, _op: Any = None, group: Any = None, async_op: bool = False) -> bool:
         """Before an all-reduce inside the optimizer's instruction. Returns whether a bubble opened.
@@ -173,8 +173,8 @@ class StepHooks:
         """After the loss is there."""
         end_ns = self.close_bubble() if self._is_open else self._clock_ns()
         if self._times_instructions:
-            begin_ns = self._loss_begin_ns - self._step_begin_ns
-            self._items.append((InstructionKind.LOSS, len(self._slots), begin_ns, end_ns - self._step_begin_ns))
+            begin_ns = self._loss_begin_ns - self._step_begin
+            self._items.append((InstructionKind.LOSS, len(self._slots), begin_ns, end_ns - self._step_begin))
 
     def close_bubble(self) -> int:
         """The wait is over. Returns its end's stamp."""

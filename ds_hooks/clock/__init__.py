@@ -1,1 +1,1 @@
-"""When a bubble begins and ends: by the host's clock on a CPU, by events in the stream on CUDA."""
+"""When a bubble begins and ends: `base` has the protocol, `cpu` and `cuda` the clocks, `registry` chooses."""
