@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from squeezer.records.reader import KINDS
 from tests.support.document_tables import documents, rewritten
 from tests.support.paths import ROOT
 
@@ -89,3 +90,13 @@ def test_the_map_shows_every_room() -> None:
     packages = {str(init.parent.relative_to(ROOT)) for top in TOP_LEVEL for init in ROOT.glob(f"{top}/**/__init__.py")}
     shown = {name.rstrip("/") for name in named_files(prose(ROOT / "docs" / "architecture.md"))}
     assert not packages - shown
+
+
+def test_the_protocol_describes_every_kind_of_record() -> None:
+    _, _, records = prose(ROOT / "docs" / "protocol.md").partition("## Records")
+    named = {
+        kind
+        for row in re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| [^|]*`", records, re.MULTILINE)
+        for kind in CODE.findall(row)
+    }
+    assert named == {*KINDS, "event"}  # which only `squeezer.replay` reads
