@@ -73,13 +73,13 @@ calibrate_s = 0.0  # the baselines measure the dedicated rate
 [guard]
 enabled = false
 """
-"""The configuration of every measured run. Whatever could end squeezing in its middle must be off in it."""
+"""The configuration of every measured run. It switches off whatever could end squeezing in mid-run."""
 
 WINDOWS = Windows(
     observe=6,
     warm_up=32,
     cycle=(
-        # ours first after those that change bubbles: the preemptive mode needs no forecasts, which they have upset
+        # ungated modes upset the forecasts, so the preemptive mode follows them: it needs none
         *((ALONE, 4), (PREEMPTIVE, 4), (ALONE, 3), (COOPERATIVE, 6), (ALONE, 3), (ORACLE, 6)),
         *((STEP_GRAIN, 4), (SCHED_IDLE, 3), (NAIVE, 2)),
     ),
@@ -88,14 +88,14 @@ REAL_WINDOWS = Windows(
     observe=6,
     warm_up=80,  # its bubbles are short
     cycle=(
-        # its steps vary most from one to the next, so more of them are ours
+        # its steps vary most, so more of them are ours
         *((ALONE, 5), *((PREEMPTIVE, 4), (ALONE, 3), (COOPERATIVE, 4), (ALONE, 3)) * 3),
         *((STEP_GRAIN, 4), (SCHED_IDLE, 4), (NAIVE, 3)),
     ),
 )
 REAL_CYCLES = 30
 GHOST_CYCLES = 8
-"""At least, however long its steps are."""
+"""The least number, however long a step is."""
 DISTURBED_WINDOWS = Windows(observe=6, warm_up=32, cycle=((PREEMPTIVE, 3), (ALONE, 2), (COOPERATIVE, 3), (ALONE, 2)))
 """Ten steps each, so that the first cycle after a disturbance is its first ten steps."""
 BESIDE_WINDOWS = {
@@ -106,7 +106,7 @@ BESIDE_WINDOWS = {
     )
     for other in (ORACLE, STEP_GRAIN)
 }
-"""Ours beside one other mode, for close calls: more windows, and no baselines that upset forecasts."""
+"""Ours beside one other mode, for close calls: more windows, and no ungated baselines that upset forecasts."""
 DISTURBED_AT_CYCLE = 3
 CYCLES_AFTER = 5
 """50 steps."""
@@ -130,7 +130,7 @@ class Ghost:
 
     @property
     def name(self) -> str:
-        """Of the scenario."""
+        """The scenario's name."""
         kinds = {
             "slow_last": self.slow_last != 1.0,
             "jitter": self.jitter,
@@ -145,25 +145,25 @@ class Ghost:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether something happens in mid-run."""
+        """Whether the run is disturbed half-way."""
         return self.stalls or self.resizes
 
     @property
     def windows(self) -> Windows:
-        """Of its run."""
+        """The windows of its run."""
         if self.beside is not None:
             return BESIDE_WINDOWS[self.beside]
         return DISTURBED_WINDOWS if self.is_disturbed else WINDOWS
 
     @property
     def seconds(self) -> float:
-        """How long its windows take, at least."""
+        """The least time for its windows."""
         if self.beside is not None:
             return 240.0
         return 75.0 if self.side else 110.0
 
     def arguments(self) -> list[str]:
-        """For `benchmarks.ghost.job`."""
+        """Options for `benchmarks.ghost.job`."""
         shape = ["--stages", self.stages, "--stage", self.stage, "--micro-batches", self.micro_batches]
         more = ["--micro-batch-size", self.rows, "--slow-last", self.slow_last, "--jitter", self.jitter]
         disturbed_step = self.windows.first_step(DISTURBED_AT_CYCLE) - 1  # counted from 0
@@ -206,7 +206,7 @@ def _ghosts() -> list[Ghost]:
 def main() -> None:
     """Measure, print, write."""
     options = parse(NAME, __doc__ or "")
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that nothing is left running
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # leaves nothing running
     ghosts = {ghost.name: ghost for ghost in _ghosts()}
     names = [REAL, *ghosts, *guarded.SCENARIOS]
     if options.only not in (None, *names):
@@ -222,7 +222,7 @@ def main() -> None:
         else:
             least = (30.0, 3) if options.quick else (ghosts[name].seconds, GHOST_CYCLES)
             runs.append(_ghost(ghosts[name], *least))
-        if options.json:  # a run that is cut short keeps what it has
+        if options.json:  # a run that is cut short keeps its results
             write(NAME, options, runs, _summary(runs))
     finish(NAME, options, runs, _summary(runs))
     if options.json:
@@ -230,7 +230,7 @@ def main() -> None:
 
 
 def _ghost(ghost: Ghost, seconds: float, cycles: int) -> dict[str, Any]:
-    """Its windows take at least `seconds` and `cycles`."""
+    """Run a ghost scenario for at least `seconds` and `cycles`."""
     core = last_core()
     with places() as (run, pages):
         study = VARIANTS if ghost.side else STUDY
@@ -259,7 +259,7 @@ def _real(*, cycles: int) -> dict[str, Any]:
     with places() as (run, pages):
         env = {**environment(pages), **REAL_WINDOWS.environment()}
         steps = REAL_WINDOWS.first_step(cycles) - 1
-        logs = run.parent / "baselines"  # the launcher would move strange files out of the run's directory
+        logs = run.parent / "baselines"  # the launcher would move unknown files out of the run's directory
         logs.mkdir()
         command = [
             sys.executable,

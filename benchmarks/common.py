@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def parse(name: str, about: str) -> argparse.Namespace:
-    """`--quick`, `--json FILE` and `--only SCENARIO`."""
+    """Parse `--quick`, `--json FILE` and `--only SCENARIO`."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=about)
     parser.add_argument("--quick", action="store_true", help="a rough answer in about three minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw runs and the summary there")
@@ -34,7 +34,7 @@ def parse(name: str, about: str) -> argparse.Namespace:
 
 
 def kept_runs(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """With `--only`, the runs of the other scenarios that the JSON file holds already."""
+    """With `--only`, the other scenarios' runs in the JSON file."""
     if not options.only or not options.json or not options.json.exists():
         return []
     runs: list[dict[str, Any]] = json.loads(options.json.read_text(encoding="utf-8"))["runs"]
@@ -42,7 +42,7 @@ def kept_runs(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Describe the machine of the measurement."""
     import deepspeed
     import torch
 
@@ -59,7 +59,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit that is checked out, marked if files differ from it."""
+    """The checked-out commit, with a mark if files differ from it."""
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -67,7 +67,7 @@ def commit() -> str:
 
 
 def write(name: str, options: argparse.Namespace, runs: Sequence[Any], summary: dict[str, Any]) -> None:
-    """Write the JSON that was asked for; rows of numbers stand in one line each."""
+    """Write the JSON file, each row of numbers on one line."""
     content = {
         "name": name,
         "commit": commit(),
@@ -84,7 +84,7 @@ def write(name: str, options: argparse.Namespace, runs: Sequence[Any], summary: 
 
 
 def finish(name: str, options: argparse.Namespace, runs: Sequence[Any], summary: dict[str, Any]) -> None:
-    """Print the summary; write the JSON if asked."""
+    """Print the summary, and write the JSON file if one was asked for."""
     print(json.dumps(summary, indent=2))
     if options.json:
         write(name, options, runs, summary)
@@ -108,7 +108,7 @@ def ratio_with_ci95(pairs: Pairs) -> tuple[float, list[float]]:
 
 @contextmanager
 def places() -> Iterator[tuple[Path, Path]]:
-    """(a directory for results, a private one for pages and sockets); both are removed."""
+    """Make (a directory for results, a private one for pages and sockets), and remove both in the end."""
     with tempfile.TemporaryDirectory(prefix="bsq-", dir="/tmp") as base:
         run, pages = Path(base) / "run", Path(base) / "pages"
         pages.mkdir(mode=0o700)
@@ -116,7 +116,7 @@ def places() -> Iterator[tuple[Path, Path]]:
 
 
 def environment(pages: Path) -> dict[str, str]:
-    """The environment of every process of a measured job: one thread, on the CPU, our packages found."""
+    """The environment of a measured job's processes: one thread each, on the CPU, our packages on the path."""
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     named = {"DS_ACCELERATOR": "cpu", DIRECTORY_VARIABLE: str(pages), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     return {**os.environ, **named}

@@ -43,7 +43,7 @@ def _measure(name: str, size: int, seconds: float) -> dict[str, Any]:
     plain, compiled = Together(study, size), Together(study, size)
     _compile(compiled)
     start_s = time.monotonic()
-    for _ in range(2):  # what was compiled first without knowing the next layer's needs is compiled again
+    for _ in range(2):  # a layer compiled before the next one's needs were known is compiled again
         compiled.step()
     compile_s = time.monotonic() - start_s
     pairs = alternate(plain.step, compiled.step, 1, seconds)
@@ -61,7 +61,7 @@ def _measure(name: str, size: int, seconds: float) -> dict[str, Any]:
 
 
 def _compile(trainer: Together) -> None:
-    """Compile each layer of the training forward, with the backward that belongs to it."""
+    """Compile each layer of the training forward, and its backward."""
     way = trainer.group._fused.train._way
     assert isinstance(way, Program)  # the models here can be traced
     for step in way.steps:

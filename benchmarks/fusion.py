@@ -29,7 +29,7 @@ KS = (1, 2, 4, 8, 16, 32, 64, 128)
 QUICK_KS = (1, 16)
 QUICK_MODELS = ("mlp_32", "lenet_4", "gpt_16", "resnet18_4", "lstm_16")
 SECONDS, QUICK_SECONDS = 1.0, 0.4
-"""For how long each K is measured, at least."""
+"""The least time for each K."""
 
 BATCH = 32
 
@@ -62,7 +62,7 @@ class _Block(nn.Module):
 
 
 def resnet18(width: int) -> nn.Module:
-    """As for images of 32 × 32; the full width is 64."""
+    """ResNet-18 for images of 32 × 32; the full width is 64."""
     widths = (width, width, 2 * width, 4 * width, 8 * width)
     blocks = [_Block(widths[s + b], widths[s + 1], 1 + (s > 0 and not b)) for s in range(4) for b in range(2)]
     stem = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
@@ -140,29 +140,36 @@ class Classes(Study):
         self.batch = batch(), torch.randint(10, (BATCH,))
 
     def suggest(self, trial: Any) -> dict[str, Any]:
+        """Draw a learning rate."""
         return {"lr": trial.suggest_float("lr", 1e-4, 1e-2, log=True)}
 
     def model(self, params: dict[str, Any]) -> nn.Module:
+        """Make the model of this study."""
         return self._make()
 
     def optimizer(self, params: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
+        """AdamW."""
         return torch.optim.AdamW(model.parameters(), lr=params["lr"])
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy."""
         return functional.cross_entropy(outputs, targets)
 
     def batches(self, epoch: int) -> Iterable[tuple[Tensor, Tensor]]:
+        """The one batch, over and over."""
         return [self.batch]
 
     def validation(self) -> Iterable[tuple[Tensor, Tensor]]:
+        """The same batch."""
         return [self.batch]
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Accuracy."""
         return (outputs.argmax(-1) == targets).float().mean()
 
 
 class _Alone:
-    """One trial by plain PyTorch."""
+    """One trial in plain PyTorch."""
 
     def __init__(self, study: Classes) -> None:
         member = build_member(study, 0, {"lr": 1e-3})
@@ -253,7 +260,7 @@ def alternate(
 
 
 def _count(step: Callable[[], None], seconds: float) -> int:
-    """How many steps fill `seconds`."""
+    """The number of steps that fill `seconds`."""
     return max(1, int(seconds / _time(step, 1)))
 
 
@@ -267,7 +274,7 @@ def _time(step: Callable[[], None], count: int) -> float:
 def _processes(name: str, size: int, seconds: float) -> tuple[float, float]:
     """Trial steps per second and MiB of `size` processes at once.
 
-    More processes than cores only share them, so at most two per core are run, and memory is scaled to `size`.
+    At most two processes run per core, since more would only share it; memory is scaled to `size`.
     """
     count = min(size, 2 * len(os.sched_getaffinity(0)))
     rate, mib = _some_processes(name, count, seconds)
@@ -281,7 +288,7 @@ def _some_processes(name: str, count: int, seconds: float) -> tuple[float, float
 
 
 def _workers(name: str, count: int, size: int, seconds: float) -> tuple[list[float], list[float]]:
-    """Start `count` processes, let them train at the same time, and collect trial steps per second, and peak MiB."""
+    """Train in `count` processes at the same time, and collect trial steps per second and peak MiB."""
     command = [sys.executable, "-m", "benchmarks.fusion", "worker", name, str(size), str(seconds)]
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
@@ -301,7 +308,7 @@ def _workers(name: str, count: int, size: int, seconds: float) -> tuple[list[flo
 
 
 def _work() -> None:
-    """One process, `worker NAME K SECONDS`, K 0 for plain PyTorch: a line when it is ready, then its figures."""
+    """Run as `worker NAME K SECONDS`, with K = 0 for plain PyTorch: print a line when ready, then the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fusion worker")
     parser.add_argument("name")
     parser.add_argument("size", type=int)
@@ -328,14 +335,14 @@ def _peak_mib() -> float:
 
 
 def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """What of all K the planner would choose, and what is worth saying of that.
+    """The K that the planner would choose for each model, and the figures there.
 
-    Which K the planner chooses is decided by every other pair of blocks, and `speedup` there is of the rest: of several
-    K that are equally good, the luckiest would look better than it is. It compares ratios within pairs, since rates
-    drift with the machine from one K to the next.
+    Every other pair of blocks decides the K, and `speedup` comes from the rest. Otherwise the luckiest of several equal
+    K would be chosen for its luck. The choice compares ratios within pairs, because rates drift with the machine from
+    one K to the next.
 
-    `memory_ratio` is the worst, over the smaller size of each model, of what one process with K fused trials needs
-    against K processes, at the planned K. A planned K of 1 means that fusing does not pay, and counts as about 1.
+    `memory_ratio` is one process with K fused trials ÷ K processes, at the planned K: the worst over the smaller size
+    of each model. A planned K of 1 means that fusing does not pay, and counts as about 1.
     """
     planned = {run["scenario"]: {**run, **planned_point(run["by_k"])} for run in runs}
     single = [point for run in runs for point in run["by_k"] if point["k"] == 1]
@@ -360,7 +367,7 @@ def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def planned_point(by_k: list[dict[str, Any]]) -> dict[str, Any]:
-    """The point of the best K by the first pairs of each two, with the speedup of the second ones."""
+    """The best K by every other pair, with the speedup of the remaining pairs."""
     chosen = max(by_k, key=lambda point: ratio_with_ci95(point["pairs_s"][::2])[0])
     speedup, ci95 = ratio_with_ci95(chosen["pairs_s"][1::2])
     return {**chosen, "speedup": 1 + speedup, "speedup_ci95": [1 + bound for bound in ci95]}

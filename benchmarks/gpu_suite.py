@@ -28,7 +28,7 @@ from benchmarks.gpu.stage import ghost_stage
 NAME = "gpu_suite"
 NO_ERROR, NONE, YES = "no error", "0", "True"
 TIMELESS = frozenset({NO_ERROR, NONE, YES})
-"""What is wanted of promises that have no time in them."""
+"""The wanted value of promises without a time."""
 
 
 class Promise(NamedTuple):
@@ -60,7 +60,7 @@ def main() -> int:
                 print(f"{name} …", file=sys.stderr, flush=True)
                 try:
                     found = part(bench)
-                except Exception as error:  # the other parts are still worth their time on a borrowed device
+                except Exception as error:  # the other parts still count
                     found = [{"scenario": name, "error": f"{type(error).__name__}: {error}"}]
                     print(f"{name}: {found[0]['error']}", file=sys.stderr)
                 runs += found
@@ -90,7 +90,7 @@ PARTS: dict[str, Callable[[Bench], list[dict[str, Any]]]] = {
 
 
 def _promises(runs: list[dict[str, Any]], *, timed: bool) -> Iterator[Promise]:
-    """What the runs say; without a device, whose times mean something, only what has no time in it holds or not."""
+    """The promises, from the runs. On the fake driver times mean nothing, so only promises without one can hold."""
     for promise in _all_promises(runs):
         yield promise if timed or promise.wanted in TIMELESS else promise._replace(wanted="", holds=None)
 
@@ -151,7 +151,7 @@ def _at_most(what: str, values: list[float], most: float, unit: str) -> Promise:
 
 def _slowdown(what: str, run: dict[str, Any], most: float | None) -> Promise:
     low, high = run["slowdown_ci95"]
-    # too noisy to say where the interval lies on both sides
+    # too noisy where the interval lies on both sides
     holds = None if most is None or low <= most < high else high <= most
     measured = f"{100 * run['slowdown']:+.2f}% [{100 * low:+.2f}, {100 * high:+.2f}]"
     return Promise(what, measured, "" if most is None else f"≤ {100 * most:g}%", holds)

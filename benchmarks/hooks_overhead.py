@@ -22,7 +22,7 @@ GHOSTS = ((4, 0, 4), (4, 1, 4))
 """(stages, stage, micro-batches)."""
 WINDOW_STEPS = 8
 GHOST_STEPS, REAL_STEPS = 1600, 400
-"""Pairs of windows vary by 1.3% in ghosts and by 5% in the real job: it would need over ten times as many."""
+"""Pairs of windows vary by 1.3% in ghosts and 5% in the real job: equal precision would need 15 times the pairs."""
 
 
 def main() -> None:
@@ -71,8 +71,10 @@ def _real(steps: int) -> dict[str, Any]:
 
 
 def _result(scenario: str, ranks: list[list[tuple[bool, float]]]) -> dict[str, Any]:
-    """Pairs of neighbouring windows (with hooks, without), by the mean over ranks of each step; the first pair is lost
-    to warm-up, and each window's first step to what attaching costs."""
+    """Pairs of neighbouring windows (with hooks, without), by each step's mean over the ranks.
+
+    Warm-up takes the first pair; attaching takes the first step of each window.
+    """
     steps = [(on, fmean(rank[i][1] for rank in ranks)) for i, (on, _) in enumerate(ranks[0])]
     size = 2 * WINDOW_STEPS
     pairs = []
@@ -113,7 +115,7 @@ class _daemons:
 
 
 def _last_core() -> int:
-    """A core for the ghost stage that is not the first, which the rest of the machine likes best."""
+    """A core for the ghost stage other than the first, which the rest of the machine prefers."""
     return max(os.sched_getaffinity(0))
 
 

@@ -34,7 +34,7 @@ BUBBLE_MS, COMPUTE_MS = 8.0, 4.0
 UNIT_US = 100
 UNITS = 8
 GAP_NS = 200_000
-"""A side task that does not see the clock for so long was off the core."""
+"""A side task that misses this much of the clock was off the core."""
 CHECKS = 100_000
 SEGMENTS = {
     "cooperative": ("hook_open", "signal", "gate_opens", "resume", "hook_close", "acknowledge", "overrun"),
@@ -65,7 +65,7 @@ def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _gate_check_us() -> float:
-    """What a unit pays for asking an open gate and for its own record, in µs."""
+    """Cost per unit of asking an open gate and of writing its record, in µs."""
     with tempfile.TemporaryDirectory(prefix="bsq-") as folder:
         pages = make_private_dir(Path(folder) / "pages")
         page = Page.open(page_path(pages, 0))
@@ -83,7 +83,7 @@ def _gate_check_us() -> float:
 
 
 def _measure(mode: str, bubbles: int) -> dict[str, list[float]]:
-    """Segment -> µs of each bubble."""
+    """Map each segment to its µs in every bubble."""
     with tempfile.TemporaryDirectory(prefix="bsq-") as folder:
         pages, log = make_private_dir(Path(folder) / "pages"), Path(folder) / "side.npy"
         page = Page.open(page_path(pages, 0))
@@ -103,12 +103,12 @@ def _measure(mode: str, bubbles: int) -> dict[str, list[float]]:
 
 
 def _bubbles(page: Page, count: int, *, preemptive: bool) -> np.ndarray:
-    """Be the main job. A row per bubble: begin, woken, end, halted (times in ns), overrun (ns of CPU time)."""
+    """Run the main job. Returns a row per bubble: begin, woken, end, halted (ns), overrun (ns of CPU time)."""
     clock, side = CpuClock(page, time.monotonic_ns), SideProcess(page.words)
     rows: list[list[int]] = []
     for step in range(1, count + 1):
         _spin_until(time.monotonic_ns() + int(COMPUTE_MS * 1e6))
-        side.halt()  # who was let run on must not run into the next bubble
+        side.halt()  # a task that was left running must not reach the next bubble
         before_cpu_ns = clock.side_cpu_ns()
         begin_ns = clock.open(step, 0, 60_000_000_000)
         side.wake()
@@ -196,7 +196,7 @@ def _be_the_side_task() -> None:
 
 
 def _timed(wait: Callable[..., Any], times: list[tuple[int, int]]) -> Callable[..., Any]:
-    """`wait`, which also notes when it was entered and left."""
+    """Wrap `wait` to record when it was entered and left."""
 
     def timed(*args: Any) -> Any:
         entered_ns = time.monotonic_ns()

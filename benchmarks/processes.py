@@ -9,12 +9,12 @@ from benchmarks.common import ROOT
 
 
 def last_core() -> str:
-    """The core that a ghost stage and all that runs beside it share."""
+    """The core that a ghost stage shares with everything beside it."""
     return str(max(os.sched_getaffinity(0)))
 
 
 def start(command: Sequence[str], env: Mapping[str, str], ends: ExitStack) -> "subprocess.Popen[bytes]":
-    """Start a process that is ended with `ends`, if it has not ended by then."""
+    """Start a process; `ends` ends it if it still runs."""
     process = subprocess.Popen(command, env=dict(env), cwd=ROOT, stdout=subprocess.DEVNULL)
 
     def end() -> None:

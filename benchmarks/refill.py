@@ -37,7 +37,7 @@ ROWS, STEPS, QUICK_STEPS, WARM_UP_STEPS = 16, 24, 8, 3
 
 
 class Turns:
-    """Two threads, of which one runs at a time, until one has ended."""
+    """Makes two threads run one at a time, until one has ended."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -45,19 +45,19 @@ class Turns:
         self._ended = False
 
     def wait(self, own: int) -> None:
-        """Until it is `own` turn."""
+        """Wait for the turn of `own`."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._turn == own)
 
     def pass_on(self, own: int, *, ended: bool = False) -> None:
-        """Let the other one run."""
+        """Let the other thread run."""
         with self._changed:
             self._turn, self._ended = 1 - own, self._ended or ended
             self._changed.notify_all()
 
 
 class Ungated(OpenGate):
-    """Counts the work, and passes on the turn after each training step."""
+    """An open gate that counts the work, and passes the turn after each training step."""
 
     def __init__(self, turns: Turns, own: int) -> None:
         self.work = 0
@@ -86,13 +86,13 @@ class Inside:
         self.cpu_s += thread_time() - start_s
 
     def answers(self, wait_s: float = 0.0) -> list[dict[str, Any]]:
-        """What was answered since the last call."""
+        """The answers since the last call."""
         found, self._answers = self._answers, []
         return found
 
 
 def main() -> int:
-    """Measure."""
+    """Measure, print, write."""
     options = parse("refill", "work per CPU time of a pruned study, with its rows refilled and not")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     torch.set_num_threads(1)
@@ -171,7 +171,7 @@ def _train(name: str, own: int, turns: Turns, seed: int, quick: bool, found: dic
 
 
 def _summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Work per CPU time, mixed over apart."""
+    """Work per CPU time, mixed ÷ apart."""
     summary: dict[str, Any] = {}
     for run in runs:
         if run["scenario"] == "study":

@@ -25,7 +25,7 @@ COHORTS, QUICK_COHORTS = 12, 3
 
 
 def main() -> int:
-    """Measure."""
+    """Measure, print, write."""
     options = parse("search_cost", "CPU time of the search worker, by storage")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = load_study(ROOT / "examples" / "digits.py")
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def _cohort(worker: SearchWorker, trials: int) -> dict[str, Any]:
-    """CPU ms of each of the search worker's answers while as many trials are asked for, and report until they end."""
+    """CPU ms of each of the search worker's answers, for one cohort of trials from first to last."""
     start_s = time.process_time()
     numbers = [trial["number"] for trial in worker.ask(trials)["trials"]]
     ask_ms = (time.process_time() - start_s) * 1e3 / len(numbers)

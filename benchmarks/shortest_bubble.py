@@ -30,19 +30,19 @@ NAME = "shortest_bubble"
 MODES = ("preemptive", "cooperative")
 LENGTHS_MS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 20.0)
 BUBBLES = 30
-"""Of a window; the first counts for nothing."""
+"""Per window; the first does not count."""
 MARGIN_MS = 0.3
-"""The default of `squeeze.margin_ms`, which the cooperative mode keeps."""
+"""The default of `squeeze.margin_ms`, for the cooperative mode."""
 DEDICATED_S = 0.5
 WARM_UPS = 4
 """Long bubbles in which the side task builds its trials."""
 COMPUTE_ROWS, COMPUTE_WIDTH = 256, 512
-"""A few milliseconds, with weights and activations that fill a cache."""
+"""A few milliseconds of work, with weights and activations that fill a cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Mean time between two bubbles' beginnings less the wait, and work per bubble."""
+    """Mean time from one bubble's start to the next, less the wait; and work per bubble."""
 
     between_ms: float
     work: float
@@ -94,7 +94,7 @@ class _MainJob:
         self._weights = [torch.randn(COMPUTE_WIDTH, COMPUTE_WIDTH) / COMPUTE_WIDTH**0.5 for _ in range(4)]
 
     def window(self, length_ms: float, *, squeezed: bool) -> Window:
-        """Some bubbles in a row."""
+        """Run some bubbles in a row."""
         between_ms = []
         work = 0
         begin_ns = 0
@@ -108,7 +108,7 @@ class _MainJob:
         return Window(fmean(between_ms), (self._words[Field.WORK] - work) / BUBBLES)
 
     def dedicated_per_ms(self) -> float:
-        """What the side task does in a long bubble, per ms of its CPU time."""
+        """The side task's work in a long bubble, per ms of its CPU time."""
         self._bubble(DEDICATED_S * 200, squeezed=True)
         work, cpu_ns = self._words[Field.WORK], self._clock.side_cpu_ns()
         self._bubble(DEDICATED_S * 1e3, squeezed=True)
@@ -139,7 +139,7 @@ Found = dict[float, tuple[list[tuple[Window, Window]], list[float]]]
 
 
 def _windows(job: _MainJob, cycles: int) -> Found:
-    """By length: pairs of windows (squeezed, alone), and the dedicated rate beside each."""
+    """Map each length to pairs of windows (squeezed, alone), and the dedicated rate beside each."""
     found: Found = {length_ms: ([], []) for length_ms in LENGTHS_MS}
     for _ in range(WARM_UPS):
         job.dedicated_per_ms()
@@ -178,7 +178,7 @@ def _ci95(values: Sequence[float]) -> list[float]:
 
 
 def _summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Per mode and length: harvest, and cost as a share of the bubble; and from where on bubbles pay for sure."""
+    """Per mode and length: harvest, cost and net gain; and the length from which bubbles pay with 95% confidence."""
     summary: dict[str, Any] = {}
     for run in runs:
         by_length = run["by_length"]

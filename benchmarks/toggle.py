@@ -16,7 +16,7 @@ from ds_hooks import Handle, attach
 
 
 class Toggled:
-    """Attaches hooks to `engine` for `window` steps, detaches them for as many, and so on."""
+    """Attaches hooks to `engine` for `window` steps, then detaches them for as many, in turn."""
 
     def __init__(self, engine: Any, window: int) -> None:
         self._engine = engine
@@ -37,7 +37,7 @@ class Toggled:
         self._start_ns = time.monotonic_ns()
 
     def after_step(self) -> None:
-        """Note the step's time."""
+        """Record the step's time."""
         self.steps.append((self._handle is not None, (time.monotonic_ns() - self._start_ns) / 1e6))
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class _ToggledEngine:
 
 
 def main() -> None:
-    """Run the training script with `deepspeed.initialize` giving back an engine that toggles."""
+    """Run the training script with a `deepspeed.initialize` that returns a toggling engine."""
     # DeepSpeed's launcher puts --local_rank before all else
     window, times, script, *rest = (argument for argument in sys.argv[1:] if not argument.startswith("--local_rank"))
     import deepspeed

@@ -31,7 +31,7 @@ def build_engine(
         programs: one program for each stage.
         size_BH: rows and columns of the tensors that stages exchange.
         layers: blocks in each rank.
-        undo: receives what must be undone at the end, and has done so even if this raises.
+        undo: collects the clean-up, even if this raises.
 
     Returns:
         The engine, and the wire, which still answers everything at once.
@@ -47,7 +47,7 @@ def build_engine(
     if get_accelerator().device_name() != "cpu":
         raise RuntimeError("a ghost stage runs on the CPU: set DS_ACCELERATOR=cpu before DeepSpeed is imported")
     _join_fake_group(shape, undo)
-    backend = deepspeed.comm.comm.cdb  # beneath what hooks take hold of
+    backend = deepspeed.comm.comm.cdb  # below what the hooks wrap
     wire = GhostWire(
         programs,
         shape.stage,
@@ -76,7 +76,7 @@ def build_engine(
         config = {
             "train_micro_batch_size_per_gpu": size_BH[0],
             "gradient_accumulation_steps": shape.micro_batches,
-            # The gradient that arrives is always the same, so a larger rate would drive the weights away.
+            # The incoming gradient is always the same, so a larger rate would let the weights diverge.
             "optimizer": {"type": "Adam", "params": {"lr": 1e-5, "torch_adam": True}},
             "gradient_clipping": 1.0 if shape.clipping else 0.0,
             "steps_per_print": 1_000_000_000,
@@ -95,7 +95,7 @@ def build_engine(
 
 
 def feed(engine: Any, size_BH: tuple[int, int], *, seed: int) -> None:
-    """Give `engine` batches of this size from now on."""
+    """Give `engine` batches of this size from the next step on."""
     generator = torch.Generator().manual_seed(seed)
     batches = [tuple(torch.randn(size_BH, generator=generator) for _ in range(2)) for _ in range(4)]
     engine.set_dataiterator(itertools.cycle(batches))
@@ -121,7 +121,7 @@ def _after(first: Callable[[], None], run: Callable[..., None]) -> Callable[...,
 
 
 def _join_fake_group(shape: GhostShape, undo: contextlib.ExitStack) -> None:
-    """Make this process rank `shape.stage` of a process group that exists only in its mind."""
+    """Make this process rank `shape.stage` of a process group that exists only in this process."""
     import deepspeed
     from torch import distributed
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -134,6 +134,6 @@ def _join_fake_group(shape: GhostShape, undo: contextlib.ExitStack) -> None:
     distributed.init_process_group("fake", rank=shape.stage, world_size=shape.stages, store=FakeStore())
     undo.callback(distributed.destroy_process_group)
     undo.callback(setattr, backend_state, "cdb", None)
-    # DeepSpeed's shared-memory all-reduce would be compiled for a minute, and then wait for ranks that do not exist.
+    # DeepSpeed's shared-memory all-reduce takes a minute to compile, then waits for ranks that do not exist.
     with mock.patch.object(torch_backend, "build_shm_op", lambda: None):
         deepspeed.init_distributed(verbose=False, auto_mpi_discovery=False)

@@ -38,7 +38,7 @@ def wait_for_side() -> None:
 
 
 def wait_for_files(files: list[Path]) -> None:
-    """Return when all are there."""
+    """Return when all files exist."""
     deadline_s = time.monotonic() + PATIENCE_S
     while not all(file.exists() for file in files):
         if time.monotonic() > deadline_s:
@@ -47,14 +47,14 @@ def wait_for_files(files: list[Path]) -> None:
 
 
 class Oracle:
-    """In the oracle's windows, permits last to the true end of the wait, which a ghost knows when it begins."""
+    """In the oracle's windows, a permit lasts to the true end of the wait, which a ghost knows in advance."""
 
     def __init__(self, windows: Windows) -> None:
         self._windows = windows
         self._page = Page.open(page_path(runtime_dir(), 0))
 
     def on_wait(self, arrival_ns: int) -> None:
-        """The permit of an open bubble, in place of what the plan says."""
+        """Set the open bubble's permit, in place of the planned one."""
         words = self._page.words
         is_squeezed = words[Field.BUBBLE] & 1 and words[Field.PERMIT_UNTIL_NS]
         if is_squeezed and self._windows.locate(words[Field.STEP]).mode == ORACLE:
@@ -95,7 +95,7 @@ def main() -> None:
         if options.wait_for_side:
             wait_for_side()
         wait_for_files(options.wait_for)
-        # not before all is quiet: the ghosts are as fast as this stage is now
+        # only when all is quiet, because the ghosts become as fast as this stage is now
         halved = None
         if options.resize_step is not None:
             stage.resize(options.micro_batch_size // 2)

@@ -19,7 +19,7 @@ from benchmarks.ghost.program import GhostModelError, Op
 
 
 class Stall(NamedTuple):
-    """The first compute of `stage` in `step` takes so much longer."""
+    """A delay of the first compute of `stage` in `step`."""
 
     stage: int
     step: int
@@ -28,7 +28,7 @@ class Stall(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """How long a stage's work takes. `stage_ratios` has one factor for each stage, or is empty (all 1.0)."""
+    """Durations of a stage's work. `stage_ratios` has one factor per stage, or is empty (all 1.0)."""
 
     forward_ns: int
     backward_ns: int
@@ -61,18 +61,18 @@ class Wait:
 
     @property
     def idle_ns(self) -> int:
-        """Time in which the stage had nothing to compute; 0 if the message was there first."""
+        """Time without anything to compute; 0 if the message was there first."""
         return max(0, self.end_ns - self.start_ns) if self.arrival_ns > self.start_ns else 0
 
 
 class _Work(NamedTuple):
-    """An op as the walkers need it: what they do takes the true stage's time.
+    """An op in the form in which a program is walked fastest: the walk takes the true stage's time.
 
     Attributes:
-        op: it.
-        duration_ns: how long it computes, if that is always the same; -1: no computation, or another time each time.
-        message: what it sends, as a number; -1: nothing.
-        sources: what it waits for, likewise.
+        op: the op itself.
+        duration_ns: its compute time if that is constant; -1: none, or a varying one.
+        message: the number of the message it sends; -1: none.
+        sources: the numbers of the messages it waits for.
     """
 
     op: Op
@@ -94,7 +94,7 @@ class _Walker:
 
 
 class PipelineModel:
-    """All stages but the true one, advancing as far as what the true one has sent allows.
+    """All stages but the true one. They advance as far as the true one's messages allow.
 
     Args:
         programs: one program for each stage, in order.
@@ -137,12 +137,12 @@ class PipelineModel:
         self._ready = list(self.walkers)
 
     def sent(self, step: int, op: Op, at_ns: int) -> None:
-        """The true stage has sent the message of `op`, or come to its sync, at `at_ns`. Sends return at once."""
+        """Record when the true stage sent the message of `op`, or reached its sync. Sends return at once."""
         assert self._true_stage is not None
         self._send(step, self._message(op, self._true_stage), at_ns)
 
     def arrival_ns(self, step: int, op: Op) -> int:
-        """When what the true stage's receive or sync `op` waits for is there.
+        """When the message arrives that the true stage's receive or sync `op` waits for.
 
         Raises:
             GhostModelError: if the ghosts cannot send it before the true stage sends something first.
@@ -237,7 +237,7 @@ class PipelineModel:
         return tuple(self._message(op, source) for source in (others if op.verb == "sync" else [op.peer]))
 
     def _forget_before(self, step: int) -> None:
-        # Once the true stage waits in step s, every ghost has left step s - 2: its messages are of no use to anyone.
+        # Once the true stage waits in step s, every ghost has left step s - 2, so nobody needs its messages.
         while self._oldest_step < step:
             self._sent_ns.pop(self._oldest_step, None)
             self._oldest_step += 1
@@ -245,7 +245,7 @@ class PipelineModel:
 
 @dataclass(frozen=True, slots=True)
 class StageTrace:
-    """What one stage did in a replay: its receives, and the time at which each of its steps ended."""
+    """One stage in a replay: its receives, and when each of its steps ended."""
 
     waits: tuple[Wait, ...]
     step_ends_ns: tuple[int, ...]

@@ -24,7 +24,7 @@ _COMMIT = "CommitP2P"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GhostShape:
-    """Which pipeline, and which of its stages is true.
+    """A pipeline's shape, and the number of its true stage.
 
     Attributes:
         stages: P, at least 2.
@@ -34,9 +34,9 @@ class GhostShape:
         jitter: every ghost compute is scaled by a factor drawn from 1 - jitter .. 1 + jitter.
         jitter_step: from this step on, counted from 0.
         seed: of the jitter, the weights and the data.
-        latency_us: time from a send to the arrival of its message.
+        latency_us: time from a send to its message's arrival.
         stall_step: a step, counted from 0, in which a neighbouring stage takes `stall_ms` longer; None: never.
-        stall_ms: how much longer.
+        stall_ms: the length of the stall.
         clipping: clip gradients by their norm over all stages, as DeepSpeed does by default. Its all-reduce makes every
             stage wait in `OptimizerStep` for the last one to get there.
         dualpipev: DeepSpeed's DualPipeV: each rank holds two stages, and micro-batches travel out and back again.
@@ -76,12 +76,12 @@ class GhostShape:
 
 
 class GhostModelError(RuntimeError):
-    """The true stage and its program disagree, or a message was asked for that nobody can send."""
+    """The true stage and its program disagree, or nobody can send a requested message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One thing that a stage does in a step.
+    """One operation of a stage in a step.
 
     Attributes:
         slot: index of the instruction in the stage's flattened schedule; the loss broadcast comes after the last one.
@@ -140,13 +140,13 @@ def stage_program(schedule: Any, *, clipping: bool = True) -> tuple[Op, ...]:
 
 
 def _peer(stage: int, verb: Verb, what: str, *, outwards: bool = True) -> int:
-    """The other end of a message of a pipeline that goes from stage 0 outwards, or back."""
+    """The stage at the other end of a message."""
     downstream = (verb == "send") == (what == "activation")
     return stage + 1 if downstream == outwards else stage - 1
 
 
 class StageCursor:
-    """Follows the true stage through its program, so that each of its messages is known by step and op.
+    """Follows the true stage through its program, to identify each of its messages by step and op.
 
     Args:
         program: the true stage's ops.
@@ -157,7 +157,7 @@ class StageCursor:
         self._position = 0
 
     def peek(self, verb: Verb, what: str, peer: int = -1) -> tuple[int, Op]:
-        """Return (step, op) of the message that comes next.
+        """Return (step, op) of the next message.
 
         Args:
             verb: what the engine does.
@@ -174,7 +174,7 @@ class StageCursor:
         return step, op
 
     def take(self, verb: Verb, what: str, peer: int = -1) -> tuple[int, Op]:
-        """Like `peek`, and go on to the message after it."""
+        """Like `peek`, then move to the message after it."""
         found = self.peek(verb, what, peer)
         self._position += 1
         return found

@@ -87,11 +87,11 @@ class GhostStage:
         return float(self.engine.train_batch())
 
     def resize(self, micro_batch_size: int, timing: Timing | None = None) -> None:
-        """Train with micro-batches of another size from the next step on.
+        """Change the size of micro-batches from the next step on.
 
         Args:
             micro_batch_size: B.
-            timing: what `calibrate` found for this size earlier; the model starts anew with it. None: call `calibrate`.
+            timing: an earlier result of `calibrate` for this size; the model restarts with it. None: call `calibrate`.
         """
         size_BH = (micro_batch_size, self._hidden)
         self.engine.set_train_micro_batch_size(micro_batch_size)
@@ -104,12 +104,12 @@ class GhostStage:
 
     @property
     def step_ms(self) -> float:
-        """How long the model forecasts a step to take, at the present timing."""
+        """The model's forecast of a step's time, at the present timing."""
         ends_ns = replay(self.programs, replace(self.timing, stall=None), steps=4)[self.shape.stage].step_ends_ns
         return (ends_ns[-1] - ends_ns[-2]) / 1e6
 
     def modelled_step_ms(self, steps: int) -> list[float]:
-        """How long the model says that the first `steps` steps since the start take, each with its own disturbances."""
+        """The modelled times of the first `steps` steps since the start, each with its own disturbances."""
         ends_ns = replay(self.programs, self.timing, steps=steps)[self.shape.stage].step_ends_ns
         return [(end_ns - begin_ns) / 1e6 for begin_ns, end_ns in pairwise((0, *ends_ns))]
 
@@ -135,9 +135,9 @@ class GhostStage:
     def calibrate(self, steps: int = 5) -> None:
         """Measure this stage's own durations (medians) and give them to the ghosts: the pipeline is then balanced.
 
-        Receives answer at once meanwhile. Everything between two computations counts as part of the second, and what
-        is left of a step as part of the optimizer, so that the ghosts carry the engine's overhead too. The model then
-        starts anew: `waits` is empty, and the next `train_batch` is step 0.
+        Meanwhile receives answer at once. All time between two computations counts as part of the second, and the rest
+        of a step as part of the optimizer, so that the ghosts carry the engine's overhead too. Then the model
+        restarts: `waits` is empty, and the next `train_batch` is step 0.
         """
         gaps_ns: dict[str, list[int]] = {"ForwardPass": [], "BackwardPass": [], "rest": []}
         mark_ns = 0
@@ -169,10 +169,10 @@ class GhostStage:
         self.wire.restart(self.timing)
 
     def _timing(self, forward_ns: int, backward_ns: int, optimizer_ns: int) -> Timing:
-        """Durations of an ordinary stage, from those of the true stage."""
+        """An ordinary stage's durations, from the true stage's."""
         shape = self.shape
         is_last = shape.stage == shape.stages - 1
-        # A true last stage is itself the slow one: its ghosts are faster than it by the same ratio.
+        # A true last stage is itself the slow one, so its ghosts are faster by the same ratio.
         own_ratio = shape.slow_last if is_last else 1.0
         return Timing(
             forward_ns=round(forward_ns / own_ratio),

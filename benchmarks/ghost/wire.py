@@ -17,14 +17,14 @@ _META_SIZE = 256  # deepspeed.runtime.pipe.engine.TENSOR_META_SIZE
 
 
 class _Done:
-    """A request of a batch: what it asked for is there."""
+    """A request of a batch that is already complete."""
 
     def wait(self) -> None:
         """Return at once."""
 
 
 class GhostWire:
-    """Answers the true stage's messages and collectives at the time at which real peers would.
+    """Answers the true stage's messages and collectives when real peers would.
 
     A receive sleeps until its message arrives (the kernel waits, the core is free), on `time.monotonic_ns`'s clock.
 
@@ -33,15 +33,15 @@ class GhostWire:
         stage: the true stage.
         size_BH: rows and columns of the float32 tensors that stages exchange.
         dtype_id: DeepSpeed's number for float32 in its tensor metadata.
-        broadcast: DeepSpeed's own broadcast, which the stand-in calls.
-        all_reduce: that of DeepSpeed's communication backend, which the stand-in calls.
+        broadcast: DeepSpeed's own broadcast, which the replacement calls.
+        all_reduce: that of DeepSpeed's communication backend, which the replacement calls.
         seed: of the tensors that arrive.
 
     Attributes:
         waits: every receive so far, every loss broadcast and norm all-reduce among them, newest last.
         step_ends_ns: when each step's loss broadcast returned.
         on_wait: called with the time of arrival when the true stage begins to wait for a message.
-        at_once: True: no model, no waits; every message is there already.
+        at_once: True: no model and no waits; every message is there already.
         loss_group: the process group of the loss broadcast; broadcasts in other groups pass through.
         norm_group: the same for the all-reduce of the gradients' norm.
         queues: the engine queues its sends and receives and launches them as a batch (DualPipeV). Its few messages
@@ -73,7 +73,7 @@ class GhostWire:
         self.queues = False
 
     def resize(self, size_BH: tuple[int, int]) -> None:
-        """From now on tensors of this size are exchanged."""
+        """Exchange tensors of this size from now on."""
         self._meta = torch.tensor([0, self._dtype_id, len(size_BH), *size_BH], dtype=torch.int32)  # 0: a single tensor
         generator = torch.Generator().manual_seed(self._seed)
         self._payloads = {
@@ -82,7 +82,7 @@ class GhostWire:
         }
 
     def restart(self, timing: Timing) -> None:
-        """Forget all that was; step 0 begins at `begin`, or with the first message."""
+        """Forget everything; step 0 begins at `begin`, or with the first message."""
         self.waits: deque[Wait] = deque(maxlen=_WAITS_KEPT)
         self.step_ends_ns: deque[int] = deque(maxlen=_WAITS_KEPT)
         self._timing = timing
@@ -90,19 +90,19 @@ class GhostWire:
         self._model: PipelineModel | None = None
 
     def begin(self) -> PipelineModel:
-        """Start all ghosts' clocks now, unless they run already."""
+        """Start all ghosts' clocks, unless they run already."""
         if self._model is None:
             start_ns = time.monotonic_ns()
             self._model = PipelineModel(self._programs, self._timing, true_stage=self._stage, start_ns=start_ns)
         return self._model
 
     def think(self) -> None:
-        """Let the ghosts go on as far as they can: in the true stage's computations, so that its waits are idle."""
+        """Advance the ghosts as far as they can: during the true stage's computations, so that its waits are idle."""
         if self._model is not None and not self.at_once:
             self._model.advance()
 
     def send(self, tensor: torch.Tensor, dest_stage: int, async_op: bool = False) -> None:
-        """Stand-in for `deepspeed.runtime.pipe.p2p.send`: eager, it returns at once."""
+        """Replaces `deepspeed.runtime.pipe.p2p.send`: eager, it returns at once."""
         now_ns = time.monotonic_ns()
         if self.at_once or self._is_meta(tensor):
             return
@@ -110,7 +110,7 @@ class GhostWire:
         self.begin().sent(step, op, now_ns)
 
     def recv(self, tensor: torch.Tensor, src_stage: int, async_op: bool = False) -> None:
-        """Stand-in for `deepspeed.runtime.pipe.p2p.recv`: sleeps until the ghost's message would be there."""
+        """Replaces `deepspeed.runtime.pipe.p2p.recv`: sleeps until the ghost's message would arrive."""
         start_ns = time.monotonic_ns()
         what = "activation" if src_stage < self._stage else "gradient"
         is_meta = self._is_meta(tensor)
@@ -126,8 +126,9 @@ class GhostWire:
         self._wait(step, op, start_ns)
 
     def batch(self, operations: Sequence[Any]) -> list[_Done]:
-        """Stand-in for `deepspeed.comm.batch_isend_irecv`: sends are eager, and all that is to be received has come
-        when it returns. So what the caller then waits for is there.
+        """Replaces `deepspeed.comm.batch_isend_irecv`: sends are eager, and returns when every message has arrived.
+
+        The requests that the caller then waits for are complete.
         """
         start_ns = time.monotonic_ns()
         named = [("activation" if each.tensor.requires_grad else "gradient", each) for each in operations]
@@ -143,7 +144,7 @@ class GhostWire:
         return [_Done() for _ in operations]
 
     def broadcast(self, tensor: torch.Tensor, src: int, group: Any = None, **options: Any) -> Any:
-        """Stand-in for `deepspeed.comm.broadcast`: the loss arrives when the last stage has ended its schedule."""
+        """Replaces `deepspeed.comm.broadcast`: the loss arrives when the last stage has finished its schedule."""
         start_ns = time.monotonic_ns()
         result = self._real_broadcast(tensor, src, group=group, **options)
         if self.at_once or group is not self.loss_group:
@@ -158,7 +159,7 @@ class GhostWire:
         return result
 
     def all_reduce(self, tensor: torch.Tensor, op: Any, group: Any = None, async_op: bool = False) -> Any:
-        """Stand-in for the backend's `all_reduce`: the gradients' norm is known when every stage has come to it."""
+        """Replaces the backend's `all_reduce`: the gradients' norm is known when every stage has reached it."""
         start_ns = time.monotonic_ns()
         result = self._real_all_reduce(tensor, op, group, async_op)
         if not self.at_once and group is not None and group is self.norm_group:
@@ -171,7 +172,7 @@ class GhostWire:
         self._wait_for([(step, op)], start_ns)
 
     def _wait_for(self, messages: Sequence[tuple[int, Op]], start_ns: int | None = None) -> None:
-        """Sleep until all are there, one after another."""
+        """Sleep until all have arrived."""
         arrivals_ns = [self.begin().arrival_ns(step, op) for step, op in messages]
         if self.on_wait is not None and arrivals_ns:
             self.on_wait(max(arrivals_ns))

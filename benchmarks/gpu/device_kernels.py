@@ -12,10 +12,10 @@ from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.shared.driver import CudaDriver, Driver, address_of
 
 STAMPS = 1 << 18
-"""How many kernels one process can note."""
+"""The number of kernels that one process can record."""
 _THREADS = 256
 _BLOCKS_EACH = 8
-"""For each multiprocessor: as many threads as it can hold, so that nothing else finds room beside them."""
+"""Per multiprocessor: as many threads as it can hold, so that nothing else fits beside them."""
 _MULTIPROCESSORS = 16
 """cuDeviceGetAttribute's number of CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT."""
 _NAME_BYTES = 256
@@ -78,13 +78,13 @@ _RECEIVE_BLOCKS = 4
 
 
 class Kernels(Protocol):
-    """What the benchmarks run on a device."""
+    """Kernels of known length on a device."""
 
     name: str
     """Of the device."""
 
     def work(self, stream: int, busy_ns: int) -> None:
-        """Queue a kernel that fills the device for about so long, if it has the device to itself."""
+        """Queue a kernel that fills the device for about this long, if it has the device to itself."""
 
     def receive(self, stream: int, device_address: int, value: int) -> None:
         """Queue a kernel that spins until the 32-bit word is `value` or more."""
@@ -169,7 +169,7 @@ class CudaKernels:
         return [(start_ns, end_ns) for start_ns, end_ns in pairs if end_ns]
 
     def _calibrate(self) -> None:
-        """Measure how many rounds a nanosecond takes: after a few kernels the clocks have risen."""
+        """Measure the rounds per nanosecond, after a few kernels that bring the clocks up."""
         asked_ns = 2_000_000
         for _ in range(3):
             first = self._count

@@ -19,21 +19,21 @@ from ds_hooks.shared.driver import DriverError
 
 NAP_S = 2e-5
 _DEVICE_OFFSET = 1 << 44
-"""Device addresses differ from the host's, so that a mix-up shows."""
+"""Makes device addresses differ from the host's, so that a mix-up shows."""
 
 DEFAULT_STREAM = 0
 
 
 @dataclass(slots=True)
 class _Mark:
-    """An event as it was recorded once."""
+    """One recording of an event."""
 
     done_ns: int | None = None
 
 
 @dataclass(slots=True)
 class Kernel:
-    """What ran in a stream: when, and what it was called."""
+    """A kernel that ran in a stream: its times and its name."""
 
     name: str
     stream: int
@@ -53,8 +53,8 @@ class FakeDriver:
     """See `ds_hooks.shared.driver.Driver`; a context manager that ends its streams.
 
     Attributes:
-        kernels: all that began, in that order.
-        late_ns: how long a word is written after its time.
+        kernels: all that have begun, in order.
+        late_ns: the delay of every written word.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class FakeDriver:
         self.close()
 
     def close(self) -> None:
-        """End all streams wherever they are, as the end of their process would."""
+        """End all streams where they are, as their process's end would."""
         self._ended.set()
         for stream in self._streams.values():
             stream.work.put(None)
@@ -89,18 +89,18 @@ class FakeDriver:
         self._failures[call].add(self._calls[call] + at)
 
     def launch(self, stream: int, busy_ns: int, name: str = "kernel") -> None:
-        """Queue a kernel that takes so long."""
+        """Queue a kernel of this length."""
         self._called("launch")
         self._put(stream, lambda: self._run(stream, busy_ns, name))
 
     def is_idle(self, stream: int) -> bool:
-        """Whether all that was queued in `stream` has ended."""
+        """Whether everything queued in `stream` has ended."""
         mark = _Mark()
         self._put(stream, lambda: _stamp(mark))
         time.sleep(NAP_S)
         return mark.done_ns is not None
 
-    # The calls of `Driver`
+    # Calls of `Driver`
 
     def adopt_thread(self) -> None:
         """See `Driver`."""
@@ -181,7 +181,7 @@ class FakeDriver:
         self._called("wait_at_least")
         self._queue_word(stream, device_address, lambda word: self._until(lambda: word.value >= value))
 
-    # Within
+    # Internals
 
     def _called(self, name: str) -> None:
         self._calls[name] += 1

@@ -38,7 +38,7 @@ class OnDevice(Classes):
         return resnet18(self._width).to(self._device)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """As everywhere here."""
+        """Cross-entropy, as in all benchmarks of fusion."""
         return functional.cross_entropy(outputs, targets)
 
 
@@ -65,7 +65,7 @@ def fusion(bench: Bench) -> list[dict[str, Any]]:
 
 
 def _alone(study: OnDevice) -> Callable[[], None]:
-    """A step of one trial by plain PyTorch."""
+    """A step of one trial in plain PyTorch."""
     member = build_member(study, 0, {"lr": 1e-3})
     optimizer = study.optimizer(member.params, member.model)
     inputs_B, targets_B = study.batch
@@ -79,7 +79,7 @@ def _alone(study: OnDevice) -> Callable[[], None]:
 
 
 def _step_s(step: Callable[[], None], device: str, quick: bool) -> float:
-    """Seconds per step, over a block of steps that the device has ended."""
+    """Seconds per step, over a block of steps that the device has finished."""
     wait = torch.cuda.synchronize if device == "cuda" else int
     step()
     wait()

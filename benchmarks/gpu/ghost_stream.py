@@ -28,11 +28,11 @@ from ds_hooks.shared.driver import DeviceWords, Driver
 SENT, READY, END, PROBE = range(4)
 _WORDS_BYTES = 4096
 PEERS_NAP_S = {"cuda": 0.0, "cpu": 5e-5}
-"""A core of its own may poll; on two cores with everything else it must not."""
+"""Poll only with a core to spare; two cores have none."""
 
 
 def programs_of(shape: GhostShape) -> list[tuple[Op, ...]]:
-    """What every stage of the pipeline does in a step."""
+    """Every stage's operations in a step."""
     from deepspeed.runtime.pipe.schedule import TrainSchedule
 
     schedules = [TrainSchedule(shape.micro_batches, shape.stages, stage) for stage in range(shape.stages)]
@@ -55,10 +55,10 @@ class StreamStage:
 
     Args:
         shape: the pipeline, and the stage.
-        timing: how long compute takes, here and there.
+        timing: compute times of the stage and its peers.
         driver: the device.
         kernels: for it.
-        stream: tells the compute stream.
+        stream: returns the compute stream.
         device: ``"cuda"`` or ``"cpu"`` (the fake driver).
         spinning: whether receives are spinning kernels.
         folder: a directory in memory.
@@ -120,7 +120,7 @@ class StreamStage:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._words[READY] = 2**31 - 1  # whatever still waits gets through
+        self._words[READY] = 2**31 - 1  # lets everything through that still waits
         self._words[END] = 1
         try:
             self._peers.wait(30)
@@ -130,7 +130,7 @@ class StreamStage:
         self._device_words.release()
 
     def is_last_stage(self) -> bool:
-        """As DeepSpeed's."""
+        """As in DeepSpeed."""
         return self.stage_id == self.num_stages - 1
 
     def train_batch(self) -> float:
@@ -175,7 +175,7 @@ class Peers:
         self._blocked_at = -1
 
     def play(self, nap_s: float) -> None:
-        """Answer until the true stage's process says that it is over, or has ended."""
+        """Answer until the true stage's process says that it is done, or has ended."""
         parent = os.getppid()
         words = self._words
         while not words[END] and os.getppid() == parent:
@@ -192,7 +192,7 @@ class Peers:
         return step, self._messages[index]
 
     def _see(self, now_ns: int) -> None:
-        """The true stage's device has come to its next message."""
+        """Record that the true stage's device has reached its next message."""
         if self._model is None:
             self._model = PipelineModel(self._programs, self._timing, true_stage=self._stage, start_ns=now_ns)
         step, op = self._op(self._seen)
@@ -201,12 +201,12 @@ class Peers:
             self._model.sent(step, op, now_ns)
 
     def _let_pass(self, now_ns: int) -> None:
-        """Count what may pass by now, also what the true stage has not come to yet."""
+        """Count the messages that may pass by now, including those that the true stage has not reached yet."""
         while self._model is not None:
             step, op = self._op(self._passed)
             if op.verb != "send":
                 if self._next_ns is None and self._blocked_at == self._seen:
-                    return  # not before the true stage has sent something
+                    return  # wait for the true stage's first message
                 try:
                     self._next_ns = self._next_ns or self._model.arrival_ns(step, op)
                 except GhostModelError:
@@ -222,7 +222,7 @@ class Peers:
 
 
 def main() -> None:
-    """Be the peers."""
+    """Run the peers' process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("told", type=Path)
     told = json.loads(parser.parse_args().told.read_text(encoding="utf-8"))

@@ -38,7 +38,7 @@ try:
 except torch.OutOfMemoryError:
     print(torch.cuda.max_memory_reserved() / torch.cuda.get_device_properties(0).total_memory)
 """
-"""Allocates until it may not, and prints the share of the device that it holds then."""
+"""Allocates until it is refused, then prints its share of the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +54,19 @@ class Bench:
 
     @classmethod
     def open(cls, device: str, folder: Path, *, quick: bool) -> Self:
-        """Take the device."""
+        """Open the device and its page."""
         driver, kernels = open_device(device)
         page = Page.open(page_path(make_private_dir(folder / "pages"), 0))
         return cls(device, driver, kernels, page, folder, quick)
 
     def close(self) -> None:
-        """Give it back."""
+        """Release both."""
         self.page.close()
         if isinstance(self.driver, FakeDriver):
             self.driver.close()
 
     def finish(self, stream: int) -> None:
-        """Wait until all that is queued in `stream` has ended."""
+        """Wait until everything queued in `stream` has ended."""
         event = self.driver.create_event()
         self.driver.record(event, stream)
         end_s = time.monotonic() + PATIENCE_S
@@ -78,7 +78,7 @@ class Bench:
 
     @contextmanager
     def side(self, way: str, page: Page | None = None) -> Iterator["Side"]:
-        """A second process on the device; see `side` for the ways."""
+        """Start a second process on the device; `side.py` lists the ways."""
         page = page or self.page
         out = self.folder / f"{way}.stamps"
         command = [sys.executable, "-m", "benchmarks.gpu.side", way, "--device", self.device, "--page", str(page.path)]
@@ -104,7 +104,7 @@ class Side:
     out: Path
 
     def end(self) -> None:
-        """Let it through its gate, and end it."""
+        """Open its gate, and end it."""
         if self.process.poll() is None:
             self.page.words[Field.DEVICE_GATE] = DeviceGate.FORCED
             self.process.send_signal(signal.SIGCONT)
@@ -117,7 +117,7 @@ class Side:
         self.page.words[Field.DEVICE_GATE] = DeviceGate.CLOSED
 
     def stamps(self) -> list[tuple[int, int]]:
-        """(start, end) of its kernels, once it has ended."""
+        """(start, end) of its kernels, after it has ended."""
         return [(start_ns, end_ns) for start_ns, end_ns in json.loads(self.out.read_text(encoding="utf-8"))]
 
 
@@ -136,13 +136,13 @@ def mps_server(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            # it may wait for its clients, and we are one
+            # it may wait for its clients, of which this process is one
             with suppress(subprocess.TimeoutExpired):
                 subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, check=False, timeout=_END_S)
 
 
 def words_between_processes(bench: Bench) -> list[dict[str, Any]]:
-    """How long a word takes to the host and back, and from here to a side task at the gate, by kernels' own stamps."""
+    """Time of a word to the host and back, and from here to a side task at the gate, by the kernels' own stamps."""
     driver, words = bench.driver, bench.page.words
     bench.page.claim(Role.MAIN)
     shared = DeviceWords(driver, words, probe=Field.PROBE)
@@ -176,7 +176,7 @@ def _until(true: Callable[[], bool]) -> None:
 
 
 def _across(bench: Bench, shared: DeviceWords, count: int) -> list[float]:
-    """From the end of a kernel here to the start of the first one behind the gate there, in µs."""
+    """Time from the end of a kernel here to the start of the first one behind the other's gate, in µs."""
     kernels, words = bench.kernels, bench.page.words
     first = len(kernels.stamps())
     permit_ns = 2**31
@@ -186,7 +186,7 @@ def _across(bench: Bench, shared: DeviceWords, count: int) -> list[float]:
             shared.write(Field.DUE_EPOCH, epoch)
             bench.finish(shared.stream)
             os.kill(side.process.pid, signal.SIGUSR1)
-            time.sleep(2e-3)  # it arms itself
+            time.sleep(2e-3)  # time to arm itself
             kernels.work(shared.stream, 200_000)
             shared.write(Field.PERMIT_LENGTH_NS, permit_ns)
             shared.write(Field.BUBBLE, epoch << 1 | 1)
@@ -208,7 +208,7 @@ def _across(bench: Bench, shared: DeviceWords, count: int) -> list[float]:
 
 
 def context_costs(bench: Bench) -> list[dict[str, Any]]:
-    """The same kernels with and without another process on the device, in turn."""
+    """Time of the same kernels with and without another process on the device, in turn."""
     return [_context_cost(bench, way) for way in ("idle", "waiting", "naive")]
 
 
@@ -227,7 +227,7 @@ def _context_cost(bench: Bench, way: str) -> dict[str, Any]:
 
 
 def _batch_ns(bench: Bench) -> float:
-    """How long a batch of kernels takes, by their stamps: the middle one of five."""
+    """Time of a batch of kernels, by their stamps: the median of five."""
     kernels, stream = bench.kernels, bench.driver.create_stream()
     times_ns = []
     for _ in range(5):
@@ -242,12 +242,12 @@ def _batch_ns(bench: Bench) -> float:
 
 
 def faults(bench: Bench) -> list[dict[str, Any]]:
-    """Does SIGSTOP reach what is queued? Does the device go on when a process is killed whose stream waits?"""
+    """Does SIGSTOP reach queued kernels? Does the device survive the death of a process whose stream waits?"""
     return [_sigstop(bench), _sigkill(bench)]
 
 
 def _sigstop(bench: Bench) -> dict[str, Any]:
-    """Our own queue, deep, while our process is stopped: a child continues us."""
+    """Stop this process with a deep queue; a child continues it."""
     stream = bench.driver.create_stream()
     first = len(bench.kernels.stamps())
     unit_ns = round(UNIT_US[bench.device] * 1e3)
@@ -271,13 +271,13 @@ def _sigkill(bench: Bench) -> dict[str, Any]:
     event = bench.driver.create_event()
     bench.driver.record(event, stream)
     goes_on = comes(bench.driver, event)
-    with bench.side("idle"):  # and another process may take its place
+    with bench.side("idle"):  # another process may take its place
         pass
     return {"scenario": "sigkill", "goes_on": goes_on}
 
 
 def memory(bench: Bench) -> list[dict[str, Any]]:
-    """What a context takes of the device's memory, and whether an allocator's cap holds."""
+    """The device memory of a context, and whether an allocator's cap holds."""
     if not isinstance(bench.kernels, CudaKernels):
         return []
     before = _free_bytes(bench.driver)

@@ -30,28 +30,28 @@ UNITS = 8
 
 
 class HostGate(CudaGate):
-    """What a gate can do that the device does not help: it looks, and queues when it has seen the bubble open."""
+    """A gate without the device's help: it queues a unit when it has seen the bubble open."""
 
     def _probe(self) -> None:
-        """Nothing waits on the device, so nothing may be queued ahead."""
+        """Allow nothing to be queued ahead, because nothing waits on the device."""
         self._watch.ahead = False
 
 
 class NoWaits:
-    """A driver whose streams wait for no word."""
+    """A driver whose streams ignore waits for words."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
     def wait_at_least(self, stream: int, device_address: int, value: int) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._driver, name)
 
 
 def main() -> None:
-    """Be the side task."""
+    """Run the side task."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.side")
     parser.add_argument("way", choices=WAYS)
     parser.add_argument("--device", default="cuda")

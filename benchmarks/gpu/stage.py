@@ -44,12 +44,12 @@ _PATIENCE_S = 10.0
 
 
 def ghost_stage(bench: Bench) -> list[dict[str, Any]]:
-    """Every kind of side task with every kind of receive."""
+    """Run every kind of side task with every kind of receive."""
     return [_measure(bench, way, spinning) for spinning in (False, True) for way in WAYS]
 
 
 class Listener:
-    """Hears the hooks, forecasts, and plans."""
+    """Receives the hooks' messages, forecasts, and plans."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
@@ -65,7 +65,7 @@ class Listener:
         self._over = False
 
     def hear(self) -> None:
-        """Take what has been said."""
+        """Receive all pending messages."""
         more = True
         while more:
             more = False
@@ -76,14 +76,14 @@ class Listener:
                     self._take(envelope.t_ns, envelope.message)
 
     def hear_the_end(self) -> None:
-        """Take all up to the goodbye."""
+        """Receive all messages up to the goodbye."""
         end_s = time.monotonic() + _PATIENCE_S
         while not self._over and time.monotonic() < end_s:
             self.hear()
             time.sleep(1e-3)
 
     def plan(self, *, squeezed: bool, slots: bool) -> None:
-        """For all steps that are issued from now on."""
+        """Plan all steps issued from now on."""
         for slot in sorted(self._slots):
             length_ns = self._forecast.length_ns(slot) or 0
             permit_ns = length_ns - MARGIN_NS if slots and length_ns >= MIN_BUBBLE_NS else 0
@@ -91,7 +91,7 @@ class Listener:
         plan_steps(self._page.words, *((1, 2**31) if squeezed else (0, 0)))
 
     def close(self) -> None:
-        """Give the socket back."""
+        """Close the socket."""
         self._receiver.close()
 
     def _take(self, t_ns: int, message: wire.Message) -> None:
@@ -113,7 +113,7 @@ class Listener:
 
 @contextmanager
 def _compute_stream(bench: Bench) -> Iterator[int]:
-    """The stream on which the main job computes, as hooks will find it."""
+    """The stream on which the main job computes, where the hooks look for it."""
     driver = bench.driver
     if not isinstance(driver, FakeDriver):
         import torch
@@ -143,7 +143,7 @@ def _measure(bench: Bench, way: str, spinning: bool) -> dict[str, Any]:
     place.mkdir()
     windows = QUICK_WINDOWS if bench.quick else WINDOWS
     first = len(bench.kernels.stamps())
-    programs_of(SHAPE)  # so that DeepSpeed is imported before a fake takes torch's place
+    programs_of(SHAPE)  # imports DeepSpeed before a fake replaces torch
     with ExitStack() as stack:
         page = Page.open(page_path(make_private_dir(place / "pages"), 0))
         stack.callback(page.close)
@@ -191,7 +191,7 @@ def _window(bench: Bench, stage: StreamStage, listener: Listener, stream: int, s
 def _figures(
     listener: Listener, bounds: list[tuple[int, int]], own: list[tuple[int, int]], side: Side, bench: Bench
 ) -> dict[str, Any]:
-    """What the windows gave, window by window: alone first, then beside the side task."""
+    """Figures of each pair of windows: alone, then beside the side task."""
     theirs = sorted(side.stamps())
     per_step = 2 * SHAPE.micro_batches + 1
     pairs, bubble_ns, kernels, outside, resume_us = [], 0.0, 0, 0, []
@@ -225,5 +225,5 @@ def _figures(
 
 
 def _inner(window: tuple[int, int]) -> range:
-    """The steps of a window, counted from 1, without the first one, which fills the pipeline anew."""
+    """The steps of a window, counted from 1, without the first, which refills the pipeline."""
     return range(window[0] + 2, window[1] + 1)

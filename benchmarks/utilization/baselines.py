@@ -42,18 +42,18 @@ POLL_S = 0.01
 FITS = 1.2
 PROFILED_STEPS = 20
 SETTLE_S, SLICE_S = 0.1, 0.25
-"""Of the dedicated rate: left out at first, for cold caches; and measured then."""
+"""Of the dedicated rate: the start that cold caches spoil, and the slice that is measured."""
 STEP = struct.Struct("<qqq")
 """end_ns, trial-samples, CPU time in ns since the record before: one per training step, its batch's loading with it."""
 
 
 def log_path(logs: Path, rank: int, name: str) -> Path:
-    """Where a baseline notes its steps. The file with the suffix .pid beside it says that it is ready."""
+    """A baseline's log of steps. A file with the suffix .pid appears beside it when it is ready."""
     return logs / f"baseline{rank}.{name}.steps"
 
 
 def find_page(pages: Path, rank: int) -> Page | None:
-    """The page of `rank` somewhere below `pages`, if it is there yet."""
+    """The page of `rank` below `pages`, if it exists yet."""
     for path in pages.rglob(page_path(Path(), rank).name):
         try:
             return Page.open(path, create=False)
@@ -66,12 +66,12 @@ class Baselines(threading.Thread):
     """Lets the baselines of every rank run in their windows.
 
     Args:
-        pages: below which directory the run's pages will be.
-        ranks: how many.
-        windows: whose steps are whose.
-        env: the environment for them.
-        study: what they train.
-        logs: a directory that is there.
+        pages: a directory above the run's pages.
+        ranks: the number of ranks.
+        windows: the windows of the run.
+        env: the baselines' environment.
+        study: the study that they train.
+        logs: an existing directory for their logs.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class Baselines(threading.Thread):
 
     @property
     def ready_files(self) -> list[Path]:
-        """They exist when all baselines are ready, and stopped until their windows."""
+        """Files that exist once all baselines are ready, and stopped until their windows."""
         return [
             log_path(self._logs, rank, name).with_suffix(".pid") for rank in range(self._ranks) for name in BASELINES
         ]
 
     def run(self) -> None:
-        """Look at the step, and let the baselines of its window run."""
+        """Follow the main job's steps, and let each window's baseline run."""
         pages: list[Page | None] = [None] * self._ranks
         bound = False
         measured: set[tuple[int, int]] = set()
@@ -120,7 +120,7 @@ class Baselines(threading.Thread):
                 continue
             position = self._windows.locate(words[Field.STEP])
             self._let_run(position.mode)
-            # the first step of a window counts for nothing: it may take as long as it likes
+            # the first step of a window does not count, so it may be stopped
             if position.mode not in GATED and position.cycle >= 0 and position.at == 0 and position[:2] not in measured:
                 measured.add(position[:2])
                 self._measure_dedicated(pages, position.cycle)
@@ -150,7 +150,7 @@ class Baselines(threading.Thread):
         return {cycle: sum(s[1] for s in own) / sum(s[2] for s in own) * 1e9 for cycle, own in inside.items() if own}
 
     def _measure_dedicated(self, pages: "list[Page | None]", cycle: int) -> None:
-        """Let the naive baselines have the devices to themselves for a moment, while the main job is stopped."""
+        """Stop the main job for a moment, in which the naive baselines have the devices to themselves."""
         mains = [page.words[Field.MAIN_PID] for page in pages if page is not None]
         try:
             for pid in mains:
@@ -180,7 +180,7 @@ class Baselines(threading.Thread):
             process.wait()
 
     def _bind(self, pages: "list[Page | None]") -> bool:
-        """Put the baselines on the cores of their rank, threads and all, once they and the main job are there."""
+        """Put the baselines and their threads on the cores of their rank, once they and the main job exist."""
         mains = [page.words[Field.MAIN_PID] if page is not None else 0 for page in pages]
         if not all(mains) or not all(file.exists() for file in self.ready_files):
             return False
@@ -204,7 +204,7 @@ class Baselines(threading.Thread):
         return int(log_path(self._logs, rank, name).with_suffix(".pid").read_text())
 
 
-# In the baseline's own process
+# From here on: in the baseline's own process
 
 
 class BubbleSteps:
@@ -239,7 +239,7 @@ def _train(
     when_ready: Callable[[], object],
     before_step: Callable[[float], object],
 ) -> None:
-    """Train for ever; stopped once a few steps have told how long one takes."""
+    """Train for ever; stop this process once a few steps have shown how long one takes."""
     costs_ns: deque[int] = deque(maxlen=64)
     done, recorded_ns = 0, time.thread_time_ns()
     with log.open("wb", buffering=0) as file:
@@ -255,7 +255,7 @@ def _train(
                 recorded_ns = end_ns
                 done += 1
                 if done == PROFILED_STEPS:
-                    when_ready()  # not before: it would take ever so long while everybody starts
+                    when_ready()  # not earlier: it would take very long while all processes start
                     ready = log.with_suffix(".pid")
                     ready.with_suffix(".new").write_text(str(os.getpid()))
                     ready.with_suffix(".new").rename(ready)
@@ -264,7 +264,7 @@ def _train(
 
 
 def main() -> None:
-    """Be the baselines of one rank: one process each, forked once the study is loaded."""
+    """Run the baselines of one rank: one process each, forked once the study is loaded."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.utilization.baselines")
     parser.add_argument("--study", type=Path, required=True)
     parser.add_argument("--pages", type=Path, required=True)

@@ -9,7 +9,7 @@ from digits import Digits
 
 
 class EndlessDigits(Digits):
-    """16 fused trials for as long as there are bubbles."""
+    """16 fused trials that train as long as there are bubbles."""
 
     trials = 64  # 16 for each of up to four ranks
     epochs = 1_000_000

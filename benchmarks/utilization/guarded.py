@@ -33,7 +33,7 @@ BUDGET = 0.01
 """The default of `guard.slowdown_budget`."""
 RECOVERED = 0.9
 BEFORE_STEPS, DISTURBED_STEPS, AFTER_STEPS = 90, 110, 200
-"""A broken budget shuts the gate for 50 steps, and for 100 the second time; to acquit may take 40 more."""
+"""A broken budget closes the gate for 50 steps, then for 100; clearing the side task may take 40 more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,26 +45,26 @@ class Guarded:
 
     @property
     def name(self) -> str:
-        """Of the scenario."""
+        """The scenario's name."""
         return f"guarded_{self.how}"
 
     @property
     def first_step(self) -> int:
-        """Of the disturbance, counted from 1."""
+        """The first step of the disturbance, counted from 1."""
         return BEFORE_STEPS + 1
 
     @property
     def until_step(self) -> int:
-        """The first step after the disturbance, or after what is looked at of a lasting one."""
+        """The first step after the disturbance, or after the part of a lasting one that is judged."""
         return self.first_step + DISTURBED_STEPS
 
     @property
     def is_unruly(self) -> bool:
-        """Whether it is the side task that goes astray."""
+        """Whether the side task is the disturbance."""
         return self.how in ("loader", "costs")
 
     def arguments(self) -> list[str]:
-        """For `benchmarks.ghost.job`."""
+        """Options for `benchmarks.ghost.job`."""
         shape = ["--stages", "4", "--stage", "1", "--micro-batches", "4", "--micro-batch-size", "256"]
         steps = self.until_step - 1 + AFTER_STEPS
         more = {
@@ -142,11 +142,10 @@ def _result(scenario: Guarded, run: Path, modelled_ms: list[float]) -> dict[str,
 
 
 def _recovered(harvest: Mapping[str, Mapping[str, float | None]], since: str) -> bool:
-    """Whether in the last 60 steps as much of the bubbles is filled as in the steps `since`, or nearly.
+    """Whether the last 60 steps fill at least nearly as much of the bubbles as the steps `since`.
 
-    Not by the harvest: the machine's own speed drifts within a run by more than that. After a resize bubbles are half
-    as long, and of short ones less can be filled however well they are known: there the question is whether steps 11
-    and later are at the final level already.
+    The harvest will not do, because it follows the machine's speed, which drifts by more. After a resize bubbles are
+    half as long, and less of a short bubble can be filled, so steps 11 and later are compared with the final level.
     """
     parts = (harvest[part] for part in (since, "last_60"))
     first, last = ((part["fill"] or 0.0) * (part["squeezed_share"] or 0.0) for part in parts)

@@ -27,10 +27,10 @@ class GuardedStep:
 
     Attributes:
         step: its number, from 1.
-        squeezed: as in the records: False is alone, None was shut by the guard.
+        squeezed: as in the records: False is alone, None closed by the guard.
         carries_over: the first of a window of more than two steps: it still feels the window before it.
-        ms: its length.
-        modelled_ms: what the model says of it.
+        ms: its time.
+        modelled_ms: its time in the ghosts' model.
         work: trial-samples done in it.
         bubble_ms: all its bubbles.
         side_ms: the side task's CPU time in them.
@@ -87,9 +87,9 @@ def guarded_steps(
 
 
 def interval_cost(steps: Sequence[GuardedStep]) -> dict[str, Any] | None:
-    """What squeezing cost the main job in these steps; None with too few steps alone to tell.
+    """What squeezing cost the main job in these steps; None with too few steps alone.
 
-    `cost` is of all their time: the slowdown of the squeezed ones, by the share that they are.
+    `cost` is a share of all their time: the squeezed steps' slowdown × their share.
     """
     squeezed = [s.ratio for s in steps if s.squeezed and not s.carries_over]
     without = [s.ratio for s in steps if not s.squeezed and not s.carries_over]
@@ -109,7 +109,7 @@ def _welch(squeezed: Sequence[float], without: Sequence[float]) -> tuple[float, 
     """(relative difference of the means, half of its 95% interval)."""
     ratio = fmean(squeezed) / fmean(without)
     own, other = (variance(each) / fmean(each) ** 2 for each in (squeezed, without))
-    # a few steps in a row tell their own noise badly: it is no less than that of the others
+    # a few steps show their own noise badly; it is no less than that of the others
     parts = [max(own, other if len(squeezed) < FEW_STEPS else 0.0) / len(squeezed), other / len(without)]
     if not sum(parts):
         return ratio - 1, 0.0
@@ -119,7 +119,7 @@ def _welch(squeezed: Sequence[float], without: Sequence[float]) -> tuple[float, 
 
 
 def judge(steps: Sequence[GuardedStep], disturbed_step: int, budget: float) -> dict[str, Any]:
-    """Every interval of 50 steps that begins after the first 10 of the disturbance, and the worst of them.
+    """Judge every interval of 50 steps after the first 10 of the disturbance, and find the worst.
 
     The budget counts as broken in an interval if the 95% interval of its cost lies above it.
     """
@@ -141,13 +141,12 @@ def judge(steps: Sequence[GuardedStep], disturbed_step: int, budget: float) -> d
 
 
 def placebo(run: Mapping[str, Any]) -> dict[str, Any]:
-    """What `judge` says of the squeezed steps alone, of which some pass for steps that were not.
+    """What `judge` finds where there is nothing to find: a third of the squeezed steps passes for steps alone.
 
-    Between these nothing can differ but by noise. So how often the budget seems broken here is how often the machine's
-    noise makes it seem so.
+    The two can differ by noise only, so this is how often noise makes the budget seem broken.
 
     Args:
-        run: a guarded one's result.
+        run: the result of a guarded run.
     """
     told = run["steps"]
     numbered = zip(told["squeezed"], told["ms"], told["modelled_ms"], strict=True)
@@ -169,7 +168,8 @@ def harvests(steps: Sequence[GuardedStep], disturbed_step: int, until_step: int,
     Args:
         steps: all.
         disturbed_step: the first that is disturbed.
-        until_step: the first that is disturbed no more; the last 60 steps come after it, or tell how it goes on.
+        until_step: the first that is disturbed no more. The last 60 steps come after it, or at the end of a lasting
+            disturbance.
         per_ms: trial-samples per ms of a dedicated device.
     """
     before = [s for s in steps if s.step < disturbed_step]

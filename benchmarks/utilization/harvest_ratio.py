@@ -20,11 +20,11 @@ from benchmarks.utilization.windows import ALONE, COOPERATIVE, NAIVE, ORACLE, PR
 from squeezer.reports.metrics import t_quantile_975
 
 COMPARED = {ORACLE: (COOPERATIVE,), STEP_GRAIN: (PREEMPTIVE, COOPERATIVE)}
-"""Whose harvest is also told as a ratio to that of the first."""
+"""Maps a mode to those whose harvest is compared with it."""
 
 
 def harvest_ratios(windows: Sequence[Window], mode: str) -> dict[str, Any]:
-    """All ratios of `mode` that are told, by their keys."""
+    """All reported ratios of `mode`, by key."""
     return {
         f"harvest_over_{other}": harvest_ratio(windows, mode, other)
         for other, modes in COMPARED.items()
@@ -62,9 +62,9 @@ def harvest_ratio(windows: Sequence[Window], mode: str, other: str) -> dict[str,
 
 
 def speed_power(windows: Sequence[Window]) -> float:
-    """How work falls as computation takes longer: the slope of their logarithms within modes, times −1.
+    """How work falls as compute time rises: −1 × the slope of their logarithms within modes.
 
-    What got nothing in a window says nothing of it. 0 where the computation does not vary.
+    Windows without work are left out. 0 where the compute time does not vary.
     """
     by_mode: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for window in windows:

@@ -5,13 +5,13 @@ import sys
 import time
 
 LOAD_BYTES = 8 << 20
-"""More than the caches hold, with its copy."""
+"""Together with its copy, more than the caches hold."""
 PARTS, WAIT_S, COPY_NS = 16, 0.008, 4_000_000
 """A third of a core for a fifth of a second."""
 
 
 def main() -> None:
-    """Serve until the side task is gone."""
+    """Serve until the side task has ended."""
     source, target = bytearray(LOAD_BYTES), bytearray(LOAD_BYTES)
     while os.read(sys.stdin.fileno(), 1):
         for _ in range(PARTS):

@@ -77,7 +77,7 @@ def table(content: Mapping[str, Any]) -> str:
 
 
 def _guarded_table(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What squeezing cost with the guard on, in the worst 50 steps in a row, and how it went on."""
+    """The cost of squeezing with the guard on in the worst 50 consecutive steps, and the guard's decisions."""
     yield (
         "With the guard on: what squeezing cost the main job in the worst 50 steps in a row after the first 10 of the "
         f"disturbance, in percent, with its 95% interval; the budget is {100 * runs[0]['budget']:g}%. How many of "

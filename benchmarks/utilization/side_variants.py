@@ -21,7 +21,7 @@ ENVIRONMENT = "BENCHMARK_SIDE_TASK"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variant:
-    """K trials of perceptrons with `depth` hidden layers of `width`, in batches of `batch`."""
+    """K fused perceptrons with `depth` hidden layers of `width`, in batches of `batch`."""
 
     fused: int = 16
     depth: int = 2
@@ -53,7 +53,7 @@ class VariantDigits(Digits):
         self.trials = 4 * self.fused  # for each of up to four ranks
 
     def model(self, params: dict[str, Any]) -> nn.Module:
-        """As the digits study's, with other numbers."""
+        """As the digits study's, of another size."""
         width = self._variant.width
         layers: list[nn.Module] = []
         for inputs in [64] + [width] * (self._variant.depth - 1):

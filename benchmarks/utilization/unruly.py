@@ -23,7 +23,7 @@ TIMES_AS_LARGE = 8
 
 
 class UnrulyDigits(EndlessDigits):
-    """See above."""
+    """The digits study, with a loader or with larger batches for a while."""
 
     def __init__(self) -> None:
         """Read the data."""
@@ -50,7 +50,9 @@ class UnrulyDigits(EndlessDigits):
         return self._first <= self._page.words[Field.STEP] < self._until
 
     def _load_ahead(self, unruly: bool) -> None:
-        if self._loader is None:  # with the first batch, in the rehearsal: so it is not as nice as the side task
+        if (
+            self._loader is None
+        ):  # with the first batch, in the rehearsal, so that it does not inherit the side task's niceness
             command = [sys.executable, "-m", "benchmarks.utilization.loader"]
             self._loader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
             assert self._loader.stdout is not None

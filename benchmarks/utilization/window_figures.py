@@ -23,7 +23,7 @@ Log = Sequence[tuple[int, int, int]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankLog:
-    """What one rank left behind: the daemon's records, what the baselines did, and what one does alone."""
+    """One rank's data: the daemon's records, the baselines' logs, and the dedicated rate."""
 
     run: RankRun
     baselines: Mapping[str, Log]
@@ -33,24 +33,24 @@ class RankLog:
 
 @dataclass(kw_only=True, slots=True)
 class Window:
-    """One window, over all ranks. Times are of its steps but the first."""
+    """One window, over all ranks. Its first step is left out of all times."""
 
     cycle: int
     mode: str
     step_ms: list[float] = field(default_factory=list)
     work: float = 0.0
     capacity: float = 0.0
-    """Work that the dedicated devices would do in the time of these bubbles."""
+    """Work of dedicated devices in the time of these bubbles."""
     whole: float = 0.0
-    """And in all the time of these steps."""
+    """Work of dedicated devices in all the time of these steps."""
     bubble_ms: float = 0.0
     busy_ms: float = 0.0
     """CPU time of the gated side task in these bubbles, or of a baseline in these steps."""
     computing_ms: float = 0.0
-    """What a step takes on a rank beside its bubbles, on average."""
+    """Mean time of a step on a rank without its bubbles."""
 
     def raw(self) -> dict[str, Any]:
-        """For the JSON."""
+        """The window as raw JSON."""
         keys = ("work", "capacity", "whole", "bubble_ms", "busy_ms", "computing_ms")
         numbers = {key: round(getattr(self, key), 3) for key in keys}
         return {"cycle": self.cycle, "mode": self.mode, "step_ms": [round(ms, 3) for ms in self.step_ms], **numbers}
@@ -80,7 +80,9 @@ def collect(windows: Windows, ranks: Sequence[RankLog]) -> list[Window]:
             step_ms.setdefault(number, []).append(step_ns / 1e6)
             computing_ms.setdefault(at, []).append((step_ns - bubble_ns[number]) / 1e6)
             window.bubble_ms += bubble_ns[number] / 1e6
-            per_s = rank.work_per_s.get(position.cycle, mean_per_s)  # one that was cut short may have none of its own
+            per_s = rank.work_per_s.get(
+                position.cycle, mean_per_s
+            )  # a cycle that was cut short may have no rate of its own
             window.capacity += per_s * bubble_ns[number] / 1e9
             window.whole += per_s * step_ns / 1e9
             if position.mode in GATED:
@@ -100,7 +102,7 @@ def collect(windows: Windows, ranks: Sequence[RankLog]) -> list[Window]:
 
 
 def mode_figures(windows: Sequence[Window]) -> dict[str, dict[str, Any] | None]:
-    """Of every mode its figures, or None where it has no window. `windows` as `collect` gives them."""
+    """Map every mode to its figures, or to None where it has no window. `windows` as from `collect`."""
     present = {window.mode for window in windows}
     return {mode: _figures(windows, mode) if mode in present else None for mode in MODES}
 
@@ -108,7 +110,7 @@ def mode_figures(windows: Sequence[Window]) -> dict[str, dict[str, Any] | None]:
 def pairs(windows: Sequence[Window], mode: str) -> Pairs:
     """(mean step with it, mean step alone) of every window of `mode` and the windows alone next to it, on both sides.
 
-    Next to it, since a machine's speed drifts by more within a cycle than what is looked for.
+    Only neighbours, because a machine's speed drifts within a cycle by more than the effect.
     """
     found = []
     for at, window in enumerate(windows):
@@ -182,14 +184,14 @@ def _percentile(sample: Sequence[float], percent: float) -> float | None:
 def recovery(found: Sequence[Window], first_cycle: int, cycles: int, *, resized: bool = False) -> dict[str, Any]:
     """Harvest and fill of our modes before, in, and after the cycle that begins with a disturbance.
 
-    Told by the fill whether it recovered: the machine's own speed drifts by more than what is asked here.
+    The fill decides whether it recovered, because the harvest follows the machine's speed, which drifts by more.
 
     Args:
         found: all windows.
-        first_cycle: it begins with the disturbance.
-        cycles: as many after it count.
-        resized: bubbles are half as long since then, and of short ones less can be filled however well they are known.
-            So the first cycle is compared with what there is to be had, which is what the others fill.
+        first_cycle: the cycle that begins with the disturbance.
+        cycles: how many after it count.
+        resized: bubbles became half as long, and less of a short bubble can be filled. So the first cycle is
+            compared with the later ones.
     """
     parts = {
         "before": [w for w in found if w.cycle < first_cycle],

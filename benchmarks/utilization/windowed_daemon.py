@@ -23,7 +23,7 @@ bubble before: no step here has so many instructions."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowedPolicy(Policy):
-    """The daemon's policy, for which the benchmark's windows decide what is squeezed."""
+    """The daemon's policy, except that the benchmark's windows decide which steps are squeezed."""
 
     windows: Windows
 
@@ -48,19 +48,19 @@ class WindowedMachine(GateMachine):
             gated = self._windows.next_gated(event.step)
             if gated != self._gated:
                 self._gated = gated
-                self._plans = dict.fromkeys(self._plans)  # all are planned anew
+                self._plans = dict.fromkeys(self._plans)  # plan all of them again
             preemptive = gated == PREEMPTIVE
             shortest_ns = int(pays_from_ms(preemptive) * 1e6)
             self.policy = replace(self.policy, preemptive=preemptive, min_bubble_ns=shortest_ns)
         actions = super().handle(event)
-        if self._gated == ORACLE:  # who knows the end never goes on beyond it
+        if self._gated == ORACLE:  # a task that knows the end never runs past it
             actions = [replace(each, renewals=()) if isinstance(each, PlanSlot) else each for each in actions]
         if isinstance(event, BubbleEnded):
             actions = [*actions, *self._told(event.slot)]
         return actions
 
     def _told(self, slot: int) -> list[Action]:
-        """The forecast of a slot, if it is another one than before."""
+        """The forecast of a slot, if it has changed."""
         end = self.forecast.end(slot)
         forecast_ns = self.forecast.length_ns(slot) if end is None else end.length_ns
         if forecast_ns is None or self._forecasts_ns.get(slot) == forecast_ns:
@@ -70,7 +70,7 @@ class WindowedMachine(GateMachine):
 
 
 class WindowedDaemon(Daemon):
-    """Tells the main job the mode, too."""
+    """The daemon, which also passes the mode on to the main job."""
 
     def _feed(self, event: Event) -> None:
         super()._feed(event)
@@ -82,4 +82,4 @@ if __name__ == "__main__":
         mock.patch.object(squeezer.daemon.loop, "GateMachine", WindowedMachine),
         mock.patch.object(squeezer.daemon.loop, "Daemon", WindowedDaemon),
     ):
-        sys.exit(main(sys.argv[2:]))  # after "squeezer", by which the launcher knows its daemons
+        sys.exit(main(sys.argv[2:]))  # after "squeezer", by which the launcher recognizes its daemons

@@ -10,13 +10,13 @@ from typing import Any
 from unittest import mock
 
 if __name__ == "__main__" and sys.path[0] == str(Path(__file__).resolve().parent):
-    del sys.path[0]  # run by its path: the modules beside it are the package's, not everybody's
+    del sys.path[0]  # run by its path, so the modules beside it would be importable by their bare names
 
 from launch import ds_squeeze, rank
 
 
 def daemon_command(*arguments: Any) -> list[str]:
-    """As `rank.daemon_command`, with the benchmark's daemon."""
+    """`rank.daemon_command` with the benchmark's daemon."""
     command = _original(*arguments)
     at = command.index("squeezer")
     return [*command[:at], "benchmarks.utilization.windowed_daemon", *command[at:]]

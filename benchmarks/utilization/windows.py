@@ -20,7 +20,7 @@ MODES = (*GATED, *BASELINES)
 
 
 class WindowStep(NamedTuple):
-    """Where a step lies. `cycle` is -1 before the first one; `at` counts the steps of the window."""
+    """A step's place. `cycle` is -1 before the first cycle; `at` counts the steps of the window from 0."""
 
     cycle: int
     window: int
@@ -30,9 +30,10 @@ class WindowStep(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Windows:
-    """First `observe` steps without a side task, then `warm_up` squeezed ones in which it builds its trials and the
-    daemon learns how it overruns, then `cycle` again and again: pairs of a mode and its number of steps. Where the
-    cooperative mode is measured, the first half of the warm-up is cooperative.
+    """The order of a run's windows: `observe` steps without a side task, `warm_up` squeezed ones, then cycles.
+
+    In the warm-up the side task builds its trials, and the daemon learns how it overruns; where the cooperative mode is
+    measured, the first half is cooperative. `cycle` holds pairs of a mode and its number of steps, and repeats.
 
     The daemon changes its plan in steps that are not gated, so between two gated windows lies another one.
     """
@@ -52,12 +53,12 @@ class Windows:
 
     @property
     def length(self) -> int:
-        """Steps of one cycle."""
+        """The number of steps in a cycle."""
         return sum(steps for _, steps in self.cycle)
 
     @property
     def modes(self) -> set[str]:
-        """Those of the cycle."""
+        """The modes of the cycle."""
         return {mode for mode, _ in self.cycle}
 
     def first_step(self, cycle: int) -> int:
@@ -85,11 +86,11 @@ class Windows:
         return next(mode for later in range(step, step + self.length + 1) if (mode := self.locate(later).mode) in GATED)
 
     def environment(self) -> dict[str, str]:
-        """What tells other processes."""
+        """The environment variable that passes the windows to other processes."""
         return {ENVIRONMENT: json.dumps(asdict(self))}
 
     @classmethod
     def of_environment(cls) -> Self:
-        """What another process has told."""
+        """The windows that another process has passed."""
         told = json.loads(os.environ[ENVIRONMENT])
         return cls(**{**told, "cycle": tuple((mode, steps) for mode, steps in told["cycle"])})
