@@ -106,11 +106,15 @@ def _messages() -> str:
 
 
 def _fields() -> str:
-    rows: list[tuple[object, ...]] = []
+    found: dict[tuple[object, ...], list[str]] = {}
+    meanings: dict[tuple[object, ...], object] = {}
     for message, form in wire.KINDS.values():
         places = _offsets(form.format)[len(wire.Header._fields) :]
         named = _instructions(places) if message is wire.Instructions else _named(places, message)
-        rows += [(f"`{message.__name__}`", *row) for row in named]
+        for *place, meaning in named:
+            found.setdefault(tuple(place), []).append(f"`{message.__name__}`")
+            meanings.setdefault(tuple(place), meaning)
+    rows = ((", ".join(messages), *place, meanings[place]) for place, messages in found.items())
     return _table("message | offset | type | field | meaning", rows)
 
 
