@@ -207,7 +207,7 @@ def close_study(storage: str, name: str, reason: str, worker: str | None = None)
         unfinished = [trial for trial in unfinished if trial.user_attrs.get(WORKER) == worker]
     for frozen in unfinished:
         Trial(study, frozen._trial_id).set_user_attr(REASON, reason)
-        study.tell(frozen.number, state=TrialState.FAIL)
+        study._storage.set_trial_state_values(frozen._trial_id, state=TrialState.FAIL)  # `tell` refuses waiting ones
     return len(unfinished)
 
 
