@@ -2,8 +2,10 @@
 
     deepspeed --num_accelerators 2 examples/pretrain.py --steps 100
 
-It knows nothing of Bubble Squeezer. The text is Python's own standard library, so nothing is downloaded. Everything
-follows from `--seed`: `--losses FILE` writes each step's loss exactly, to compare two runs bit by bit.
+It knows nothing of Bubble Squeezer. The text is Python's own standard library, so nothing is downloaded. The seed
+decides everything: `--losses FILE` writes each step's loss exactly, to compare two runs bit by bit.
+
+Shape letters: B sequences in a batch, T tokens in a sequence, D the width, V the vocabulary.
 """
 
 import argparse
@@ -32,6 +34,7 @@ class Embedding(nn.Module):
         self.place = nn.Embedding(TOKENS, width)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Add each byte's vector and its place's."""
         return self.byte(tokens_BT) + self.place(torch.arange(tokens_BT.shape[1], device=tokens_BT.device))
 
 
@@ -47,6 +50,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        """Attend, then apply the perceptron, each added to its input."""
         b, t, d = x_BTD.shape
         q, k, v = (
             part.view(b, t, HEADS, d // HEADS).transpose(1, 2) for part in self.qkv(self.norm1(x_BTD)).chunk(3, dim=-1)
@@ -65,6 +69,7 @@ class Head(nn.Module):
         self.logits = nn.Linear(width, VOCABULARY)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        """Score the next byte at each place: (batch, tokens, VOCABULARY)."""
         return self.logits(self.norm(x_BTD))
 
 
@@ -90,8 +95,9 @@ def batches(text: Tensor, batch: int, seed: int) -> Iterator[tuple[Tensor, Tenso
 
 
 def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=290, help="default: 290, in which the demo's study ends")
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--micro-batch-size", type=int, default=4)
@@ -105,6 +111,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
+    """Train."""
     options = parse_arguments()
     if "OMP_NUM_THREADS" not in os.environ:  # a launcher that pins each rank to its cores sets it
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_SIZE", "1"))))

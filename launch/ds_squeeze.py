@@ -1,8 +1,8 @@
-"""ds_squeeze --squeezer squeezer.toml train.py …: the `deepspeed` command, and bubbles are squeezed.
+"""ds_squeeze --squeezer squeezer.toml train.py …: the `deepspeed` command, with the bubbles squeezed.
 
-Takes everything that `deepspeed` takes. DeepSpeed's launcher does the launching: it is given `rank.py` instead of the
-user's script, and `rank.py` starts a daemon and then the script. Everything that can be wrong with the configuration
-is said before anything starts, with exit code 2; after that the exit code is the job's.
+It takes every option of `deepspeed`. DeepSpeed's launcher does the launching, but runs `rank.py` in place of the user's
+script; `rank.py` starts a daemon and then the script. A mistake in the command line or the configuration ends with exit
+code 2 before anything starts. After that, the exit code is the job's.
 """
 
 import argparse
@@ -22,6 +22,9 @@ from types import FrameType
 from typing import Any
 
 from ds_hooks.shared import logs
+from ds_hooks.shared.command_line import version
+from ds_hooks.shared.endings import USER_ERROR_STATUS
+from ds_hooks.shared.moved import MOVED
 from ds_hooks.shared.page_file import (
     DIRECTORY_VARIABLE,
     SOCKET_PATH_MAX_BYTES,
@@ -47,29 +50,34 @@ from launch.leftovers import (
 )
 from squeezer.config import Config, ConfigError, load_config
 
-USAGE = "usage: ds_squeeze --squeezer FILE [what the deepspeed command takes] SCRIPT [ARGUMENT …]"
+USAGE = "usage: ds_squeeze --squeezer FILE [options of deepspeed] SCRIPT [ARGUMENT …]"
+EXAMPLE = "example:\n  ds_squeeze --squeezer examples/demo.toml --num_accelerators 2 examples/pretrain.py"
 _FLAG = "--squeezer"
 _WAIT_FOR_DAEMONS_S = 30.0
+_ENDED_WELL = "the main job has ended"
 _LONGEST_DIRECTORY = SOCKET_PATH_MAX_BYTES - len(str(socket_path(Path("/run-abcdefgh"), 999)))
 
 log = logging.getLogger(__name__)
 
 
 class LaunchError(Exception):
-    """A command line that cannot be launched; the text says why and what is allowed."""
+    """A command line that cannot be launched; the text says why, and what is allowed."""
 
 
 def take_flag(
     arguments: Sequence[str], parse: Callable[[list[str]], argparse.Namespace]
 ) -> tuple[str, list[str], argparse.Namespace]:
-    """(the configuration's path, DeepSpeed's options as typed, what DeepSpeed's own parser makes of the rest).
+    """Part our own option from DeepSpeed's.
 
     Args:
         arguments: the command line without the command.
         parse: DeepSpeed's parser. It decides where the user's script begins; what follows is never ours.
 
+    Returns:
+        The configuration's path, DeepSpeed's options as typed, and what DeepSpeed's parser makes of the rest.
+
     Raises:
-        LaunchError: no `--squeezer` before the script, or none with a value.
+        LaunchError: `--squeezer` is missing before the script, or has no value.
     """
     at = next((i for i, a in enumerate(arguments) if a == _FLAG or a.startswith(_FLAG + "=")), None)
     if at is None:
@@ -89,10 +97,10 @@ def take_flag(
 
 
 def redirect_to_rank(parsed: argparse.Namespace) -> argparse.Namespace:
-    """The same job with `rank.py` as its script, and the user's script as the first argument of that.
+    """Make `rank.py` the job's script, and the user's script its first argument.
 
     Raises:
-        LaunchError: an option of DeepSpeed's with which no hook can be attached.
+        LaunchError: with one of DeepSpeed's options, no hook can be attached.
     """
     if parsed.no_python:
         raise LaunchError("--no_python runs a program that is not Python; only Python scripts can be squeezed")
@@ -107,20 +115,20 @@ def redirect_to_rank(parsed: argparse.Namespace) -> argparse.Namespace:
 
 
 def needs_port(options: Sequence[str], hostfile_exists: bool) -> bool:
-    """Whether to choose a free master port: on one node, unless the user named one (in full or abbreviated)."""
+    """Whether to choose a free master port: on a single node, unless the user named one, abbreviated or not."""
     return not hostfile_exists and not any(option.startswith("--master_p") for option in options)
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on at this moment."""
+    """Find a TCP port on which nobody listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def _prepare_environment() -> None:
-    """What DeepSpeed looks at while it is imported, and what its compiler calls need."""
-    tools = str(Path(sys.executable).parent)  # ninja lies beside Python
+    """Set what DeepSpeed reads while it is imported, and what its compiler calls need."""
+    tools = str(Path(sys.executable).parent)  # ninja is beside Python
     path = os.environ.get("PATH", os.defpath)
     if tools not in path.split(os.pathsep):
         os.environ["PATH"] = tools + os.pathsep + path
@@ -129,11 +137,11 @@ def _prepare_environment() -> None:
 
 
 def _fresh_directory() -> Path:
-    """A private place for this run's pages and sockets, in memory and with a short path."""
+    """Make a private place for this run's pages and sockets, in memory and with a short path."""
     parent = make_private_dir(runtime_dir()).resolve()
     if len(str(parent)) > _LONGEST_DIRECTORY:
         raise LaunchError(
-            f"{parent} is too long a path for sockets; allowed are {_LONGEST_DIRECTORY} characters: "
+            f"{parent} is too long a path for sockets; allowed: {_LONGEST_DIRECTORY} characters; "
             f"name another directory with ${DIRECTORY_VARIABLE}"
         )
     remove_dead_directories(parent)
@@ -142,7 +150,7 @@ def _fresh_directory() -> Path:
 
 @contextmanager
 def _ended_once() -> Iterator[None]:
-    """The first SIGTERM ends us by `SystemExit`; more of them do not stop the clearing up, which takes seconds."""
+    """End by `SystemExit` on the first SIGTERM; ignore further ones, so that they do not stop the cleaning up."""
 
     def terminated(number: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -156,7 +164,7 @@ def _ended_once() -> Iterator[None]:
 
 
 def _launch(runner: Any, parsed: argparse.Namespace) -> int:
-    """Run the job by DeepSpeed's launcher; the job's exit code."""
+    """Run the job with DeepSpeed's launcher; returns the job's exit code."""
     runner.parse_args = lambda args=None: parsed
     if "SQUEEZER_" not in runner.EXPORT_ENVS:
         runner.EXPORT_ENVS.append("SQUEEZER_")
@@ -175,18 +183,28 @@ def _launch(runner: Any, parsed: argparse.Namespace) -> int:
 
 
 def _reason(code: int) -> str:
-    """Why the study is closed, for people who look at it later."""
+    """Say why the run ended, for whoever looks at the study later."""
     if code == 0:
-        return "the main job has ended"
+        return _ENDED_WELL
     if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
         return f"the main job was stopped by {signal.Signals(code - 128).name}"
     return f"the main job failed with exit code {code}"
 
 
 def finish(run: Path, config: Config, reason: str) -> None:
-    """Close the study, then write and print the report. What fails here is said and does not stop the rest."""
+    """Close the study, write report, trace and picture, and print the closing screen.
+
+    If one of these fails, the error is printed and the others still run.
+
+    Args:
+        run: the run's directory.
+        config: the run's configuration. Without a side task, the screen is the table of idle time.
+        reason: why the run ended.
+    """
+    from squeezer.reports.closing import closing_lines
+    from squeezer.reports.idle import idle_of_run, render_idle
     from squeezer.reports.perfetto import write_trace
-    from squeezer.reports.report import render, write_report
+    from squeezer.reports.report import write_report
     from squeezer.reports.step_svg import draw_step
 
     def close_study() -> None:
@@ -202,7 +220,12 @@ def finish(run: Path, config: Config, reason: str) -> None:
             draw_step(run, run / "step.svg")
 
     def report() -> None:
-        print(render(json.loads(write_report(run).read_text(encoding="utf-8"))), flush=True)
+        content = json.loads(write_report(run).read_text(encoding="utf-8"))
+        if config.side is None:
+            screen = f"{render_idle(idle_of_run(run))}\n\nRecords and trace.json (for ui.perfetto.dev) are in {run}"
+        else:
+            screen = "\n".join(closing_lines(content, run, config.side.study_name))
+        print(f"\n{screen}" if reason == _ENDED_WELL else f"\n{reason[0].upper()}{reason[1:]}.\n{screen}", flush=True)
 
     for what in (close_study, trace, picture, report):
         try:
@@ -213,12 +236,18 @@ def finish(run: Path, config: Config, reason: str) -> None:
 
 
 def squeeze(arguments: Sequence[str]) -> int:
-    """Launch, wait, report; the job's exit code.
+    """Launch, wait, report; returns the job's exit code.
 
     Raises:
-        LaunchError, ConfigError, PageError, RunInUseError: before anything has started.
+        LaunchError: the command line cannot be launched. Nothing has started, as in the other cases.
+        ConfigError: the configuration cannot be used.
+        PageError: there is no private directory for pages and sockets.
+        RunInUseError: another run uses the run's directory.
     """
     if not any(a == _FLAG or a.startswith(_FLAG + "=") for a in arguments):
+        moved = MOVED.get(f"ds_squeeze {arguments[0]}") if arguments else None
+        if moved is not None and not Path(arguments[0]).exists():
+            raise LaunchError(f"no training script {arguments[0]!r}; use: {moved}")
         raise LaunchError(f"{_FLAG} FILE is missing\n{USAGE}")
     _prepare_environment()
     from deepspeed.launcher import runner  # takes seconds, and looks at the environment
@@ -233,7 +262,7 @@ def squeeze(arguments: Sequence[str]) -> int:
         changed.master_port = free_port()
 
     run = config.run.directory
-    is_first_node = changed.node_rank <= 0  # with --no_ssh every node has a launcher; the first one's reports
+    is_first_node = changed.node_rank <= 0  # with --no_ssh every node has a launcher; the first one reports
     with _ended_once(), ExitStack() as around:
         directory = _fresh_directory()
         around.callback(close_directory, directory)
@@ -260,20 +289,24 @@ def squeeze(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """The console script."""
+    """Run the command `ds_squeeze`."""
     logs.set_up()
     arguments = sys.argv[1:]
     if arguments[:1] in (["-h"], ["--help"]):
-        print(f"{USAGE}\n\n  {_FLAG} FILE  the configuration of Bubble Squeezer (TOML)\n")
+        print(f"{USAGE}\n\n  {_FLAG} FILE  the configuration of Bubble Squeezer (TOML)")
+        print(f"  --version        print the version, and exit\n\n{EXAMPLE}\n")
         print("All other options are those of the deepspeed command:\n", flush=True)
         from deepspeed.launcher import runner
 
         runner.parse_args(["--help"])
+    if arguments[:1] == ["--version"]:
+        print(f"ds_squeeze {version()}")
+        return
     try:
         code = squeeze(arguments)
     except (LaunchError, ConfigError, PageError, RunInUseError) as error:
         print(f"ds_squeeze: {error}", file=sys.stderr)
-        code = 2
+        code = USER_ERROR_STATUS
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
     sys.exit(code)

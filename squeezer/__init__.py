@@ -1,4 +1,9 @@
-"""The daemon of one device, and the command line.
+"""The daemon of one device, and the `squeezer` command.
 
-Decisions are in `state`, sockets and the clock in `loop`, the side task's process in `supervisor`, figures in `report`.
+Decisions are in `policy`, whatever touches the world in `daemon`, what a run leaves behind in `records`, figures in
+`reports`.
 """
+
+from ds_hooks.shared.moved import refuse_moved_module
+
+refuse_moved_module()

@@ -1,4 +1,4 @@
-"""The `squeezer` command."""
+"""The `squeezer` command. Each sub-command imports what it needs only when it runs."""
 
 import argparse
 import sys
@@ -6,68 +6,67 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from ds_hooks.shared import logs
-from ds_hooks.shared.endings import USER_ERROR_STATUS
-from ds_hooks.shared.page_file import PageError
-from squeezer.config import ConfigError, load_config
-from squeezer.doctor import main_doctor
+from ds_hooks.shared.command_line import Command, make_parser, refuse_unknown_command
+from ds_hooks.shared.moved import refuse
+
+PROGRAM = "squeezer"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand; a mistake of the user's ends with one clear line and status 2."""
-    parser = argparse.ArgumentParser(
-        prog="squeezer", description="Use the bubbles of DeepSpeed's pipeline parallelism."
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    daemon = commands.add_parser("daemon", help="serve one device, before, during and after the jobs on it")
-    daemon.add_argument("--config", type=Path, required=True, metavar="FILE", help="the squeezer file (TOML)")
-    daemon.add_argument("--run", type=Path, metavar="DIR", help="where records go; default: the file's run.directory")
-    daemon.add_argument("--local-rank", type=int, default=0, metavar="N", help="the device's number on this machine")
-    daemon.add_argument("--job-pid", type=int, metavar="PID", help="serve only this rank, and end with it")
-    daemon.add_argument(
-        "--pid-file", type=Path, metavar="FILE", help="what names this process to others: removed at its end"
-    )
-    report = commands.add_parser("report", help="print what a run gave and what it cost")
-    report.add_argument("run", type=Path, metavar="RUN", help="the directory of a run")
-    report.add_argument("--json", action="store_true", help="as JSON")
-    why = commands.add_parser("why", help="tell what was not squeezed, and the cause of each decision")
-    why.add_argument("run", type=Path, metavar="RUN", help="the directory of a run")
-    why.add_argument("--rank", type=int, metavar="N", help="only this rank")
-    doctor = commands.add_parser("doctor", help="tell what this machine allows, and which way is taken for each thing")
-    doctor.add_argument("--device", type=int, default=0, metavar="N", help="the CUDA device to probe, if there is one")
-    parsed = parser.parse_args(arguments)
+    """Run one sub-command; returns the exit status. A mistake of the user's ends with one clear line and status 2."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    refuse_unknown_command(PROGRAM, words, [command.name for command in COMMANDS])
+    launched: list[str] = []
+    if words[:1] == ["observe"]:  # what follows its own options is DeepSpeed's and the script's
+        from squeezer.observe import split_arguments
+
+        own, launched = split_arguments(words[1:])
+        words = ["observe", *own]
+    parsed = make_parser(PROGRAM, "Use the bubbles of DeepSpeed's pipeline parallelism.", COMMANDS).parse_args(words)
+    parsed.launched = launched
+
+    from ds_hooks.shared.page_file import PageError
+    from squeezer.config import ConfigError
+
     try:
-        if parsed.command == "daemon":
-            with ExitStack() as ends:
-                if parsed.pid_file is not None:
-                    ends.callback(_remove, parsed.pid_file)
-                return _daemon(parsed)
-        if parsed.command == "doctor":
-            return main_doctor(parsed.device)
-        return _tell(parsed)
+        status: int = parsed.run(parsed)
     except (ConfigError, PageError) as error:
-        print(f"squeezer: {error}", file=sys.stderr)
-        return USER_ERROR_STATUS
+        refuse(PROGRAM, error)
+    return status
 
 
 def _daemon(parsed: argparse.Namespace) -> int:
+    from ds_hooks.shared import logs
+    from squeezer.config import load_config
     from squeezer.daemon.loop import Daemon
     from squeezer.daemon.receiver import DaemonError
     from squeezer.records.layout import log_path
     from squeezer.records.writer import RecordError
 
     logs.set_up()
-    config = load_config(parsed.config)
-    run = (parsed.run or config.run.directory).resolve()
-    try:
-        daemon = Daemon(config, run, parsed.local_rank, job_pid=parsed.job_pid)
-    except (DaemonError, RecordError) as error:
-        print(f"squeezer: {error}", file=sys.stderr)
-        return USER_ERROR_STATUS
-    logs.set_up(rank=daemon.rank)
-    logs.add_file(log_path(run, daemon.rank), rank=daemon.rank, run=run.name)
-    daemon.run()
+    with ExitStack() as ends:
+        if parsed.pid_file is not None:
+            ends.callback(_remove, parsed.pid_file)
+        config = load_config(parsed.config)
+        run = (parsed.run_directory or config.run.directory).resolve()
+        try:
+            daemon = Daemon(config, run, parsed.local_rank, job_pid=parsed.job_pid)
+        except (DaemonError, RecordError) as error:
+            refuse(PROGRAM, error)
+        logs.set_up(rank=daemon.rank)
+        logs.add_file(log_path(run, daemon.rank), rank=daemon.rank, run=run.name)
+        daemon.run()
     return 0
+
+
+def _add_daemon(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the configuration (TOML)")
+    parser.add_argument(
+        "--run", dest="run_directory", type=Path, metavar="DIR", help="where records go; default: run.directory"
+    )
+    parser.add_argument("--local-rank", type=int, default=0, metavar="N", help="the device's number on this machine")
+    parser.add_argument("--job-pid", type=int, metavar="PID", help="serve only this process, and end with it")
+    parser.add_argument("--pid-file", type=Path, metavar="FILE", help="a file to remove at the end")
 
 
 def _remove(pid_file: Path) -> None:
@@ -77,19 +76,134 @@ def _remove(pid_file: Path) -> None:
         pid_file.parent.rmdir()
 
 
-def _tell(parsed: argparse.Namespace) -> int:
+def _report(parsed: argparse.Namespace) -> int:
     from squeezer.records.reader import ReportError
     from squeezer.reports.report import main_report
+
+    try:
+        return main_report(parsed.directory, parsed.json)
+    except ReportError as error:
+        refuse(PROGRAM, error)
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    _add_run(parser)
+    parser.add_argument("--json", action="store_true", help="as JSON, for programs")
+
+
+def _why(parsed: argparse.Namespace) -> int:
+    from squeezer.records.reader import ReportError
     from squeezer.reports.why import main_why
 
     try:
-        if parsed.command == "why":
-            return main_why(parsed.run, parsed.rank)
-        return main_report(parsed.run, parsed.json)
+        return main_why(parsed.directory, parsed.rank)
     except ReportError as error:
-        print(f"squeezer: {error}", file=sys.stderr)
-        return USER_ERROR_STATUS
+        refuse(PROGRAM, error)
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def _add_why(parser: argparse.ArgumentParser) -> None:
+    _add_run(parser)
+    parser.add_argument("--rank", type=int, metavar="N", help="only this rank")
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", type=Path, metavar="RUN", help="a run's directory")
+
+
+def _doctor(parsed: argparse.Namespace) -> int:
+    from squeezer.doctor import main_doctor
+
+    return main_doctor(parsed.device)
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", type=int, default=0, metavar="N", help="the CUDA device to probe, if there is one")
+
+
+def _replay(parsed: argparse.Namespace) -> int:
+    from squeezer.replay import ReplayError, main_replay
+
+    try:
+        return main_replay(parsed.recorded, write=parsed.write)
+    except ReplayError as error:
+        refuse(PROGRAM, error)
+
+
+def _add_replay(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "recorded",
+        type=Path,
+        metavar="FILE",
+        help="a recorded trace (.jsonl.gz), or the directory of a run with record_events = true",
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="write what the daemon decides now: into the trace, or for a run into RUN/rankN.replay.jsonl.gz",
+    )
+
+
+def _observe(parsed: argparse.Namespace) -> int:
+    from squeezer.observe import ObserveError, main_observe
+
+    try:
+        main_observe(parsed.run_directory, parsed.launched)
+    except ObserveError as error:
+        refuse(PROGRAM, error)
+
+
+def _add_observe(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "squeezer observe [--run DIR] [options of deepspeed] SCRIPT [ARGUMENT …]"
+    parser.add_argument(
+        "--run",
+        dest="run_directory",
+        type=Path,
+        metavar="DIR",
+        help="where records go; stands first; default: runs/observe-DATE-TIME",
+    )
+
+
+COMMANDS = (
+    Command(
+        name="observe",
+        summary="run a job as deepspeed would, and show how long its devices are idle",
+        example="squeezer observe --num_accelerators 2 examples/pretrain.py --steps 100",
+        run=_observe,
+        add_arguments=_add_observe,
+    ),
+    Command(
+        name="report",
+        summary="print what a run gained and what it cost",
+        example="squeezer report runs/demo",
+        run=_report,
+        add_arguments=_add_report,
+    ),
+    Command(
+        name="why",
+        summary="print what was not squeezed in a run, and the cause of each decision",
+        example="squeezer why runs/demo --rank 0",
+        run=_why,
+        add_arguments=_add_why,
+    ),
+    Command(
+        name="doctor",
+        summary="report what this machine supports, and which way is taken for each thing",
+        example="squeezer doctor",
+        run=_doctor,
+        add_arguments=_add_doctor,
+    ),
+    Command(
+        name="daemon",
+        summary="serve one device: before, during and after the jobs on it",
+        example="squeezer daemon --config squeezer.toml --local-rank 0",
+        run=_daemon,
+        add_arguments=_add_daemon,
+    ),
+    Command(
+        name="replay",
+        summary="repeat a recorded run's decisions, and print where they differ now (status 1 if they do)",
+        example="squeezer replay runs/demo",
+        run=_replay,
+        add_arguments=_add_replay,
+    ),
+)

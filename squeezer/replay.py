@@ -1,12 +1,14 @@
 """Replays a recorded run through the state machine: the same events must give the same actions.
 
-A run records them with `record_events = true` in its configuration. What changes the machine's mind on purpose changes
-the recorded runs in tests/unit/squeezer/golden/ too: `python -m squeezer.replay FILE` writes anew what it would do now.
+A run records them with `record_events = true` in its configuration. Whatever changes the machine's decisions on purpose
+changes the recorded traces in tests/unit/squeezer/golden/ too: `squeezer replay TRACE` shows how, and with `--write` it
+writes what the machine does now.
 """
 
 import gzip
 import json
-import sys
+import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -15,8 +17,74 @@ from typing import Any, get_args
 
 from squeezer.config import GuardTable, SqueezeTable
 from squeezer.policy import state
+from squeezer.records.layout import RECORD_VERSION, events_path
+from squeezer.records.reader import read_events
 
 _EVENTS = {kind.__name__: kind for kind in get_args(state.Event)}
+SHOWN = 10
+"""How many differences of one rank are printed."""
+
+
+class ReplayError(Exception):
+    """What cannot be replayed; the text says why, and what can be."""
+
+
+def main_replay(recorded: Path, *, write: bool) -> int:
+    """Print where the machine decides otherwise than `recorded`; 1 if it does anywhere, else 0.
+
+    Args:
+        recorded: a compressed trace, or the directory of a run.
+        write: also write what it decides now: over the trace, or beside a run's own records.
+
+    Raises:
+        ReplayError: nothing is recorded there, or nothing that this version understands.
+    """
+    differs = False
+    for name, records, target in _traces(recorded):
+        try:
+            pairs = list(replay(records))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ReplayError(f"{name}: not recorded by this version: {type(error).__name__}: {error}") from error
+        found = [(index, old, new) for index, (old, new) in enumerate(pairs) if old["actions"] != new["actions"]]
+        differs = differs or bool(found)
+        print(f"{name}: {len(pairs)} events, {len(found)} answered differently")
+        for index, old, new in found[:SHOWN]:
+            print(f"  event {index}: {_short(old['event'])}")
+            print(f"    recorded: {_short(old['actions'])}\n    now:      {_short(new['actions'])}")
+        if len(found) > SHOWN:
+            print(f"  … and {len(found) - SHOWN} more")
+        if write:
+            write_golden(target, records)
+            print(f"  written to {target}")
+    return int(differs)
+
+
+def _traces(recorded: Path) -> Iterator[tuple[str, list[dict[str, Any]], Path]]:
+    """(name, records, where to write) of the one trace, or of each rank of a run that recorded events."""
+    if not recorded.is_dir():
+        try:
+            yield recorded.name, read_golden(recorded), recorded
+        except (OSError, EOFError, zlib.error, UnicodeDecodeError, json.JSONDecodeError) as error:
+            said = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise ReplayError(f"{recorded}: not a recorded trace (.jsonl.gz) nor a run's directory: {said}") from error
+        return
+    found = (re.fullmatch(r"rank(\d+)\.events\.jsonl", path.name) for path in recorded.iterdir())
+    any_events = False
+    for rank in sorted(int(match[1]) for match in found if match):
+        records = [record for record in read_events(events_path(recorded, rank)) if record["r"] in ("run", "event")]
+        versions = {record["version"] for record in records if record["r"] == "run"} - {RECORD_VERSION}
+        if versions:
+            raise ReplayError(f"{recorded}: record version {versions.pop()}; allowed is version {RECORD_VERSION}")
+        if any(record["r"] == "event" for record in records):
+            any_events = True
+            yield f"rank {rank}", records, recorded / f"rank{rank}.replay.jsonl.gz"
+    if not any_events:
+        raise ReplayError(f"{recorded}: no events are recorded here; set record_events = true in [run], and run again")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 200 else f"{text[:199]}…"
 
 
 def as_record(event: state.Event, actions: Iterable[state.Action]) -> dict[str, Any]:
@@ -35,7 +103,8 @@ def replay(records: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, 
         if record["r"] == "run":
             machine = state.GateMachine(_policy(record["config"]))
         elif record["r"] == "event":
-            assert machine is not None, "records begin with a run"
+            if machine is None:
+                raise ValueError("the records do not begin with a run")
             event = _event(record["event"])
             actions = machine.handle(event)
             machine.validate()
@@ -84,8 +153,3 @@ def _event(plain: list[Any]) -> state.Event:
         return state.SideChanged(state.Side[values[0]])
     made: state.Event = kind(*values)
     return made
-
-
-if __name__ == "__main__":
-    golden = Path(sys.argv[1])
-    write_golden(golden, read_golden(golden))

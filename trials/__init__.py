@@ -6,6 +6,8 @@ Names are loaded on first use: a side task must block its signals before an impo
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ds_hooks.shared.moved import refuse_moved_module
+
 if TYPE_CHECKING:
     from trials.fused import FusedModule, PerTrial, fuse, fuse_optimizers
     from trials.fusion import FuseError
@@ -27,6 +29,8 @@ __all__ = [
     "group_key",
     "load_study",
 ]
+
+refuse_moved_module()
 
 _HOMES = {
     "fused": ("FusedModule", "PerTrial", "fuse", "fuse_optimizers"),

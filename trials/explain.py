@@ -1,20 +1,16 @@
-"""`trials explain study.py`: how each layer of a study's model is computed for all trials at once, and why."""
+"""What fusing does with a study's model, and whether the study works at all: `trials explain` and `trials check`."""
 
-import argparse
-import sys
+import time
+from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import optuna
 
-from ds_hooks.shared.endings import USER_ERROR_STATUS
 from trials.fusion import FuseError
 from trials.gate.base import OpenGate
-from trials.study import Study, StudyError, load_study
+from trials.study import Study
 from trials.training.group import TrialGroup
 from trials.training.member import build_member, group_key
-
-TRIALS = 2
 
 
 class _Names(OpenGate):
@@ -29,52 +25,62 @@ class _Names(OpenGate):
 
 
 def explain(study: Study) -> list[str]:
-    """What fusing does with the study's model, found by training two trials on one batch, and scoring them.
+    """How each layer is computed for all trials at once, and why.
+
+    Two trials, drawn at random, are trained on one batch and scored.
 
     Raises:
         FuseError: the model cannot be fused.
     """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    draws = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    first = build_member(study, 0, study.suggest(draws.ask()))
-    second = build_member(study, 1, study.suggest(draws.ask()))
-    together = group_key(first) == group_key(second)
     gate = _Names()
-    group = TrialGroup(study, [first, second] if together else [first], gate)
+    group = _two_trials(study, gate)
     batch = next(group.batches(0), None)
     if batch is None:
-        raise FuseError("the study gave no batches in epoch 0; allowed: at least one")
+        raise FuseError(_NO_BATCHES)
     group.train_step(*batch)
     group.evaluate()
     ways = group.ways()
     width = max((len(name) for name, _ in ways), default=0)
     lines = [f"{name:{width}}  {how}" for name, how in ways]
-    lines.append(
-        "" if together else "\nThese two trials differ in structure, hence are trained in groups of their own."
-    )
-    return [*lines, "Units, in the order of a training step:", *(f"  {unit}" for unit in gate.units)]
+    together = "" if group.size == 2 else "\nThe two trials differ in structure: each trains in a group of its own."
+    return [*lines, together, "Units, in the order of a training step:", *(f"  {unit}" for unit in gate.units)]
 
 
-def main() -> int:
-    """The command `trials`."""
-    parser = argparse.ArgumentParser(prog="trials", description="Fused training of hyperparameter trials.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("explain", help="print, per layer, how trials are computed together, and why")
-    command.add_argument("study", type=Path, help="a Python file that defines one study")
-    path = parser.parse_args().study
-    try:
-        study = load_study(path)
-    except StudyError as error:
-        print(f"trials explain: {error}", file=sys.stderr)
-        return USER_ERROR_STATUS
-    try:
-        lines = explain(study)
-    except Exception as error:
-        print(f"trials explain: {path}: {type(error).__name__}: {error}", file=sys.stderr)
-        return USER_ERROR_STATUS
-    print("\n".join(lines))
-    return 0
+def check(study: Study) -> list[str]:
+    """Try the study before a run: a whole epoch of two trials drawn at random, then their scores.
+
+    Raises:
+        FuseError: the model cannot be fused, or there is nothing to train on.
+    """
+    group = _two_trials(study, OpenGate())
+    begin_s = time.monotonic()
+    steps = 0
+    for batch in group.batches(0):
+        group.train_step(*batch)
+        steps += 1
+    if not steps:
+        raise FuseError(_NO_BATCHES)
+    group.end_epoch()
+    seconds = time.monotonic() - begin_s
+    scores = ", ".join(f"{score:.4g}" for score in group.evaluate())
+    ways = Counter(how.partition(" ")[0].rstrip(":") for _, how in group.ways())
+    rungs = f"rungs {', '.join(map(str, study.rungs))}" if study.rungs else "no rungs"
+    return [
+        f"study   {type(study).__name__}: {study.trials} trials of {study.epochs} epochs, up to {study.fused} fused, "
+        f"{rungs}; {study.direction} the score",
+        f"layers  {ways['rule']} by rule, {ways['vmap']} by vmap, {ways['loop']} in a loop over the trials",
+        f"epoch   {steps} steps of {group.size} trial{'s' * (group.size != 1)} in {seconds:.2f} s; scores {scores}",
+    ]
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+_NO_BATCHES = "the study gave no batches in epoch 0; allowed: at least one"
+
+
+def _two_trials(study: Study, gate: OpenGate) -> TrialGroup:
+    """Two trials drawn at random as one group; the first alone if they differ in structure."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    draws = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    first = build_member(study, 0, study.suggest(draws.ask()))
+    second = build_member(study, 1, study.suggest(draws.ask()))
+    together = group_key(first) == group_key(second)
+    return TrialGroup(study, [first, second] if together else [first], gate)

@@ -41,6 +41,7 @@ class MadeUpRank:
         wall_s: float = 1.7e9,
         version: int = RECORD_VERSION,
         keep_bytes: int | None = None,
+        **place: int,
     ) -> None:
         self.path = events_path(run, rank)
         self._units_path = units_path(run, rank)
@@ -49,17 +50,19 @@ class MadeUpRank:
         self._slots = 0
         self.job, self.number, self.now_ns = -1, 0, BOOT_NS
         self._rank = rank
+        self._place: dict[str, int] = {}
         config = {"side": {"storage": None, "study_name": "digits"}}
         self.add("run", version=version, rank=rank, config=config, wall_s=wall_s, t_ns=BOOT_NS)
-        self.attach()
+        self.attach(**{"world_size": 2, "stage": rank, "stages": 2, "micro_batches": 4, **place})
 
     def add(self, kind: str, **fields: Any) -> None:
         self._recorder.add(kind, **fields)
 
-    def attach(self) -> None:
+    def attach(self, **place: int) -> None:
+        """Begin a job, in the same place as the one before but for what `place` says."""
         self.job, self.number = self.job + 1, 0
-        place = {"world_size": 2, "stage": self._rank, "stages": 2, "micro_batches": 4}
-        self.add("job", job=self.job, pid=7, rank=self._rank, t_ns=self.now_ns, **place)
+        self._place = {**self._place, **place}
+        self.add("job", job=self.job, pid=7, rank=self._rank, t_ns=self.now_ns, **self._place)
 
     def step(
         self,
@@ -68,7 +71,9 @@ class MadeUpRank:
         bubbles: Sequence[Bubble] = (),
         units: Sequence[Unit] = (),
         opened: bool = True,
+        waits: Sequence[str] = (),
     ) -> None:
+        """Write a step; `waits` are the kinds of its bubbles, all RECV_GRAD by default."""
         self.number += 1
         self.work += self.work_per_step
         begin_ns = self.now_ns
@@ -76,7 +81,8 @@ class MadeUpRank:
         for slot, (at_ms, length_ms) in enumerate(bubbles):
             start_ns, end_ns = (begin_ns + round(t * MS) for t in (at_ms, at_ms + length_ms))
             permit = end_ns if squeezed and opened else None
-            what = {"slot": slot, "epoch": self._slots, "wait": "RECV_GRAD", "forecast_ns": [5 * MS, 4 * MS, 12 * MS]}
+            wait = waits[slot] if waits else "RECV_GRAD"
+            what = {"slot": slot, "epoch": self._slots, "wait": wait, "forecast_ns": [5 * MS, 4 * MS, 12 * MS]}
             times = {"start_ns": start_ns, "end_ns": end_ns, "permit_until_ns": permit}
             times |= used(bubbles, slot, units)
             stopped = self._slots in self.stopped_epochs

@@ -1,10 +1,15 @@
-"""What `trials explain` prints."""
+"""What the `trials` command prints."""
 
+import json
 from pathlib import Path
 
+import optuna
 import pytest
+import torch
+from optuna.trial import TrialState
 
-from trials.explain import main
+from trials.cli import main
+from trials.search.storage import open_storage
 
 STUDY = """
 import torch
@@ -35,15 +40,10 @@ class Mine(Study):
 """
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr("sys.argv", ["trials", *arguments])
-    return main()
-
-
-def test_explain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.py"
     path.write_text(STUDY)
-    assert run(monkeypatch, "explain", str(path)) == 0
+    assert main(["explain", str(path)]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == "a.Linear rule FusedLinear"
     assert lines[1] == "rnn.LSTM rule FusedRecurrent"
@@ -63,6 +63,17 @@ def test_explain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert units[:5] == forward and units[-1] == "score" and "optimizer step" in units
 
 
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line with which the command ends for a mistake of the user's."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1 and captured.err.startswith("trials")
+    return captured.err
+
+
+@pytest.mark.parametrize("command", ["explain", "check"])
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -73,15 +84,82 @@ def test_explain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         (STUDY.replace("return [(", "return [][:0] and [("), "the study gave no batches in epoch 0"),
     ],
 )
-def test_bad_study(
-    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_study(command: str, text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.py"
     path.write_text(text)
-    assert run(monkeypatch, "explain", str(path)) == 2
-    assert message in capsys.readouterr().err
+    assert message in refused(capsys, command, str(path))
 
 
-def test_missing_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, "explain", str(tmp_path / "none.py")) == 2
-    assert "no such file; expected a Python file that defines a Study" in capsys.readouterr().err
+@pytest.mark.parametrize("command", ["explain", "check", "measure"])
+def test_a_missing_study(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, command, str(tmp_path / "none.py"))
+    assert (
+        said.startswith(f"trials {command}: ") and "no such file; expected a Python file that defines a Study" in said
+    )
+
+
+def test_check_trains_a_whole_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(STUDY.replace("torch.zeros(5))]", "torch.zeros(5))] * 3"))
+    assert main(["check", str(path)]) == 0
+    study, layers, epoch = capsys.readouterr().out.splitlines()
+    assert study == "study   Mine: 4 trials of 1 epochs, up to 16 fused, no rungs; maximize the score"
+    assert layers == "layers  2 by rule, 3 by vmap, 1 in a loop over the trials"
+    assert epoch.startswith("epoch   3 steps of 2 trials in ") and "; scores " in epoch
+
+
+def test_check_finds_what_is_wrong_in_a_later_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(STUDY.replace("torch.zeros(5))]", "torch.zeros(5)), (torch.randn(5, 2, 3), torch.zeros(5))]"))
+    assert "mine.py: RuntimeError: " in refused(capsys, "check", str(path))
+
+
+def test_measure_prints_the_rate_for_people_and_for_programs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(STUDY)
+    threads = torch.get_num_threads()
+    try:
+        assert main(["measure", str(path), "--seconds", "0.01"]) == 0
+        assert capsys.readouterr().out.startswith("4 trials fused: ")
+        assert main(["measure", str(path), "--seconds", "0.01", "--trials", "3", "--json"]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    measured = json.loads(capsys.readouterr().out)
+    assert measured["trials"] == 3 and measured["work_per_s"] > 0
+
+
+def test_close_ends_what_is_unfinished_as_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = tmp_path / "study.journal"
+    study = optuna.create_study(storage=open_storage(str(journal)), study_name="mine")
+    study.tell(study.ask(), 1.0)
+    study.ask()
+    study.enqueue_trial({"lr": 0.1})
+    close = ["close", "--storage", str(journal), "--study-name", "mine", "--reason", "a crash"]
+    assert main(close) == 0
+    assert capsys.readouterr().out == "2 unfinished trials of mine ended as failed: a crash\n"
+    states = [trial.state for trial in study.get_trials()]
+    assert states == [TrialState.COMPLETE, TrialState.FAIL, TrialState.FAIL]
+    assert main(close) == 0
+    assert capsys.readouterr().out.startswith("0 unfinished trials")
+
+
+def test_close_makes_no_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no journal" in refused(capsys, "close", "--storage", str(tmp_path / "x"), "--study-name", "mine")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "the following arguments are required: COMMAND; see trials --help"),
+        (("chek", "study.py"), "no command 'chek'; did you mean: trials check"),
+        (("frobnicate",), "no command 'frobnicate'; allowed: check, explain, measure, close"),
+        (("runner",), "no command 'runner'; use: trials measure"),
+        (("check",), "trials check: the following arguments are required: STUDY"),
+        (("measure", "study.py", "--seconds", "0"), "trials measure: argument --seconds: invalid positive float"),
+    ],
+)
+def test_a_mistake_in_the_command_line(words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert says in refused(capsys, *words)

@@ -1,0 +1,140 @@
+"""What all command lines share: one-line errors, an example in each --help, --version, completion."""
+
+import argparse
+import difflib
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from ds_hooks.shared.endings import USER_ERROR_STATUS
+from ds_hooks.shared.moved import MOVED, refuse
+
+DISTRIBUTION = "bubble-squeezer"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """One sub-command.
+
+    Attributes:
+        name: what the user types.
+        summary: one line for --help, without a full stop.
+        example: a command line that works, shown at the end of its --help.
+        run: does it; returns the exit status.
+        add_arguments: declares its arguments.
+    """
+
+    name: str
+    summary: str
+    example: str
+    run: Callable[[argparse.Namespace], int]
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` that reports a mistake in one line, and takes no abbreviated options."""
+
+    def __init__(self, **options: Any) -> None:
+        options |= {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
+        super().__init__(**options)
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with one line and the status of a user's mistake."""
+        self.exit(USER_ERROR_STATUS, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def make_parser(program: str, description: str, commands: Sequence[Command]) -> Parser:
+    """The parser of `program`; what it parses has the command's `run`."""
+    parser = Parser(prog=program, description=description, epilog=_example(commands[0].example))
+    add_version(parser)
+    parser.add_argument(
+        "--print-completion",
+        action=_PrintCompletion,
+        choices=("bash", "zsh", "tcsh"),
+        help="print a completion script for this shell, and exit",
+    )
+    children = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in commands:
+        child = children.add_parser(
+            command.name, help=command.summary, description=f"{command.summary}.", epilog=_example(command.example)
+        )
+        command.add_arguments(child)
+        child.set_defaults(run=command.run)
+    return parser
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    """Give `parser` the option --version."""
+    parser.add_argument("--version", action=_Version, help="print the version, and exit")
+
+
+def version() -> str:
+    """The installed distribution's version."""
+    from importlib import metadata  # slow to import, and seldom needed
+
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return "unknown: not installed"
+
+
+def refuse_unknown_command(program: str, arguments: Sequence[str], known: Collection[str]) -> None:
+    """Exit with one line if the first word is no command of `program`: where it went, or what was meant."""
+    words = [word for word in arguments if not word.startswith("-")]
+    if not words or words[0] in known or arguments[0].startswith("-"):
+        return
+    moved = MOVED.get(f"{program} {words[0]}")
+    near = difflib.get_close_matches(words[0], [*known, *_moved_from(program)], n=1)
+    if moved is not None:
+        hint = f"use: {moved}"
+    elif near:
+        hint = f"did you mean: {MOVED.get(f'{program} {near[0]}', f'{program} {near[0]}')}"
+    else:
+        hint = f"allowed: {', '.join(known)}"
+    refuse(program, f"no command {words[0]!r}; {hint}")
+
+
+def _example(command_line: str) -> str:
+    return f"example:\n  {command_line}"
+
+
+def _moved_from(program: str) -> list[str]:
+    return [old.removeprefix(f"{program} ") for old in MOVED if old.startswith(f"{program} ")]
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, dest=argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        print(f"{parser.prog} {version()}")
+        parser.exit()
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints a static script: pressing TAB never starts Python."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _namespace: Any, values: Any, _option: Any = None) -> NoReturn:
+        import shtab
+
+        _complete_paths(parser, shtab.FILE, shtab.DIRECTORY)
+        print(shtab.complete(parser, values))
+        parser.exit()
+
+
+_FILES = ("FILE", "SCRIPT", "STUDY")
+_DIRECTORIES = ("DIR", "RUN")
+
+
+def _complete_paths(parser: argparse.ArgumentParser, files: Any, directories: Any) -> None:
+    """Have arguments complete to paths, by what their metavar says."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                _complete_paths(child, files, directories)
+        elif action.metavar in _FILES:
+            vars(action)["complete"] = files  # where shtab looks
+        elif action.metavar in _DIRECTORIES:
+            vars(action)["complete"] = directories

@@ -1,0 +1,76 @@
+"""What the launcher prints when a squeezed job has ended: five lines. `squeezer report` prints all of it."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def closing_lines(report: Mapping[str, Any], run: Path, study_name: str) -> list[str]:
+    """What was gained, at what cost, and where to look next.
+
+    Args:
+        report: what `build_report` gives.
+        run: the run's directory.
+        study_name: Optuna's name of the study.
+    """
+    shown = _short(run)
+    return [
+        f"Gained  {_trials(report['trials'], study_name)}",
+        f"Used    {_used(report)}",
+        f"Cost    {_cost(report)}",
+        f"Next    squeezer report {shown}  |  squeezer why {shown}",
+        f"Files   {shown}/step.svg (one step, drawn), {shown}/trace.json (open it in ui.perfetto.dev)",
+    ]
+
+
+def slowdown_text(main: Mapping[str, Any]) -> str:
+    """The slowdown and how sure it is; no slowdown is claimed that the interval does not show."""
+    if main["slowdown_ci95"] is None:
+        return "unknown: too few windows with and without squeezing to compare"
+    low, high = main["slowdown_ci95"]
+    interval = f"95% interval {_signed(low)} to {_signed(high)}"
+    if low > 0:
+        return f"{_signed(main['slowdown'])} slower steps ({interval})"
+    if high < 0:
+        return f"no slowdown detected; steps were {_signed(main['slowdown'])} with squeezing ({interval})"
+    return f"no slowdown detected, ±{50 * (high - low):.1f}% ({interval})"
+
+
+def _trials(trials: Mapping[str, Any], name: str) -> str:
+    if trials["problem"] is not None:
+        return f"study {name} cannot be read: {trials['problem']}"
+    ended = ", ".join(f"{trials[key]} {key}" for key in ("completed", "pruned", "failed", "running") if trials[key])
+    text = f"study {name}: {ended or 'no trial'}"
+    if trials["best"]:
+        text += f"; best score {trials['best']['value']:.4g} (trial {trials['best']['number']})"
+    return text
+
+
+def _used(report: Mapping[str, Any]) -> str:
+    idle, fill, harvest = report["bubbles"]["ratio"], report["side"]["fill"], report["side"]["harvest"]
+    text = f"devices were idle {_percent(idle)} of the time; trials ran in {_percent(fill)} of that"
+    return text if harvest is None else f"{text}, and did {_percent(harvest)} of a dedicated device's work"
+
+
+def _cost(report: Mapping[str, Any]) -> str:
+    main = report["main"]
+    text = slowdown_text(main)
+    alone, squeezed = main["step_ms_alone"], main["step_ms_squeezed"]
+    if alone is not None and squeezed is not None:
+        text += f"; steps {alone:.1f} ms without, {squeezed:.1f} ms with"
+    return text
+
+
+def _short(run: Path) -> str:
+    """The path as the user would type it here."""
+    relative = os.path.relpath(run)
+    return str(run) if relative.startswith("..") else relative
+
+
+def _signed(ratio: float) -> str:
+    return f"{100 * ratio:+.1f}%"
+
+
+def _percent(ratio: float | None) -> str:
+    return "n/a" if ratio is None else f"{100 * ratio:.0f}%"

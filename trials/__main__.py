@@ -1,0 +1,5 @@
+"""python -m trials: the `trials` command."""
+
+from trials.cli import main
+
+raise SystemExit(main())
