@@ -245,9 +245,9 @@ def squeeze(arguments: Sequence[str]) -> int:
         RunInUseError: another run uses the run's directory.
     """
     if not any(a == _FLAG or a.startswith(_FLAG + "=") for a in arguments):
-        moved = MOVED.get(f"ds_squeeze {arguments[0]}") if arguments else None
-        if moved is not None and not Path(arguments[0]).exists():
-            raise LaunchError(f"no training script {arguments[0]!r}; use: {moved}")
+        new_name = MOVED.get(f"ds_squeeze {arguments[0]}") if arguments else None
+        if new_name is not None and not Path(arguments[0]).exists():
+            raise LaunchError(f"no training script {arguments[0]!r}; use: {new_name}")
         raise LaunchError(f"{_FLAG} FILE is missing\n{USAGE}")
     _prepare_environment()
     from deepspeed.launcher import runner  # takes seconds, and looks at the environment
