@@ -5,11 +5,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any, NoReturn
 
-from ds_hooks.shared.command_line import Command, make_parser, refuse_unknown_command
+from ds_hooks.shared.command_line import Command, complete_paths, make_parser, refuse_unknown_command
 from ds_hooks.shared.moved import refuse
 
 PROGRAM = "squeezer"
+DESCRIPTION = "Use the bubbles of DeepSpeed's pipeline parallelism."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         own, launched = split_arguments(words[1:])
         words = ["observe", *own]
-    parsed = make_parser(PROGRAM, "Use the bubbles of DeepSpeed's pipeline parallelism.", COMMANDS).parse_args(words)
+    parsed = make_parser(PROGRAM, DESCRIPTION, COMMANDS, _PrintCompletion).parse_args(words)
     parsed.launched = launched
 
     from ds_hooks.shared.page_file import PageError
@@ -161,6 +163,17 @@ def _add_observe(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="where records go; stands first; default: runs/observe-DATE-TIME",
     )
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints a static script: pressing TAB never starts Python."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _namespace: Any, shell: Any, _option: Any = None) -> NoReturn:
+        import shtab
+
+        complete_paths(parser, shtab.FILE, shtab.DIRECTORY)
+        print(shtab.complete(parser, shell))
+        parser.exit()
 
 
 COMMANDS = (

@@ -5,23 +5,23 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ds_hooks.shared.command_line import Command, make_parser, refuse_unknown_command
+from ds_hooks.shared.command_line import Command, complete_paths, make_parser, refuse_unknown_command
 from ds_hooks.shared.moved import refuse
 
 if TYPE_CHECKING:
     from trials.study import Study
 
 PROGRAM = "trials"
+DESCRIPTION = "Hyperparameter trials, trained together as one model."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one sub-command; returns the exit status. A mistake of the user's ends with one clear line and status 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     refuse_unknown_command(PROGRAM, words, [command.name for command in COMMANDS])
-    parser = make_parser(PROGRAM, "Hyperparameter trials, trained together as one model.", COMMANDS)
-    parsed = parser.parse_args(words)
+    parsed = make_parser(PROGRAM, DESCRIPTION, COMMANDS, _PrintCompletion).parse_args(words)
     status: int = parsed.run(parsed)
     return status
 
@@ -128,6 +128,17 @@ def _load(parsed: argparse.Namespace) -> "Study":
 
 def _refuse_study(parsed: argparse.Namespace, error: Exception) -> NoReturn:
     refuse(f"{PROGRAM} {parsed.command}", f"{parsed.study}: {type(error).__name__}: {error}")
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints a static script: pressing TAB never starts Python."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _namespace: Any, shell: Any, _option: Any = None) -> NoReturn:
+        import shtab
+
+        complete_paths(parser, shtab.FILE, shtab.DIRECTORY)
+        print(shtab.complete(parser, shell))
+        parser.exit()
 
 
 COMMANDS = (

@@ -43,13 +43,22 @@ class Parser(argparse.ArgumentParser):
         self.exit(USER_ERROR_STATUS, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
-def make_parser(program: str, description: str, commands: Sequence[Command]) -> Parser:
-    """The parser of `program`; what it parses has the command's `run`."""
+def make_parser(
+    program: str, description: str, commands: Sequence[Command], print_completion: type[argparse.Action]
+) -> Parser:
+    """The parser of `program`; what it parses has the command's `run`.
+
+    Args:
+        program: its name.
+        description: one sentence.
+        commands: its sub-commands.
+        print_completion: prints the completion script of the shell that it is given, and exits.
+    """
     parser = Parser(prog=program, description=description, epilog=_example(commands[0].example))
     add_version(parser)
     parser.add_argument(
         "--print-completion",
-        action=_PrintCompletion,
+        action=print_completion,
         choices=("bash", "zsh", "tcsh"),
         help="print a completion script for this shell, and exit",
     )
@@ -113,27 +122,22 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-class _PrintCompletion(argparse.Action):
-    """Prints a static script: pressing TAB never starts Python."""
-
-    def __call__(self, parser: argparse.ArgumentParser, _namespace: Any, values: Any, _option: Any = None) -> NoReturn:
-        import shtab
-
-        _complete_paths(parser, shtab.FILE, shtab.DIRECTORY)
-        print(shtab.complete(parser, values))
-        parser.exit()
-
-
-_FILES = ("FILE", "SCRIPT", "STUDY")
+_FILES = ("FILE", "STUDY")
 _DIRECTORIES = ("DIR", "RUN")
 
 
-def _complete_paths(parser: argparse.ArgumentParser, files: Any, directories: Any) -> None:
-    """Have arguments complete to paths, by what their metavar says."""
+def complete_paths(parser: argparse.ArgumentParser, files: object, directories: object) -> None:
+    """Have arguments complete to paths, by what their metavar says.
+
+    Args:
+        parser: whose arguments, and those of its sub-commands.
+        files: what shtab wants to read on an argument that is a file.
+        directories: likewise.
+    """
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for child in action.choices.values():
-                _complete_paths(child, files, directories)
+                complete_paths(child, files, directories)
         elif action.metavar in _FILES:
             vars(action)["complete"] = files  # where shtab looks
         elif action.metavar in _DIRECTORIES:

@@ -110,10 +110,12 @@ def test_one_rank_of_several(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         rank.write()
     said = why(tmp_path, capsys, "--rank", "1")
     assert said.startswith("rank 1") and "rank 0" not in said
-    assert main(["why", str(tmp_path), "--rank", "7"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["why", str(tmp_path), "--rank", "7"])
     assert "no rank 7 in it" in capsys.readouterr().err
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["why", str(tmp_path)]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["why", str(tmp_path)])
     assert "no records of a run here" in capsys.readouterr().err

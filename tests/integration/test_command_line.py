@@ -1,0 +1,189 @@
+"""The command lines as processes: what they load, what moved, what a shell completes, and `squeezer observe`."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ds_hooks.shared.moved import MOVED
+from squeezer.config import load_config
+from squeezer.records.reader import load_run
+from tests.support.jobs import PRETRAIN, environment, pretrain, run, short_directory
+from tests.support.paths import ROOT
+from tests.support.sandbox import Child, Sandbox, new_sandbox, wait_for
+
+pytestmark = pytest.mark.integration
+
+HEAVY = ("torch", "optuna", "deepspeed", "numpy", "zmq")
+SQUEEZING = ("squeez", "guard", "harvest", "fill", "trials", "slowdown")
+STEPS = 25
+
+
+def python(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize("package", ["squeezer", "trials"])
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version_load_nothing_heavy(package: str, option: str) -> None:
+    code = (
+        f"import runpy, sys; sys.argv = [{package!r}, {option!r}]\n"
+        f"try: runpy.run_module({package!r}, run_name='__main__')\n"
+        f"except SystemExit as ended: print(ended.code, [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = python("-c", code)
+    assert done.stdout.splitlines()[-1] == "0 []", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("old", [old for old in MOVED if old.startswith("python -m ")])
+def test_a_module_that_moved_says_where(old: str, tmp_path: Path) -> None:
+    done = python("-m", old.removeprefix("python -m "), "an", "--argument", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"{old}: this command has moved; use: {MOVED[old]}\n"
+
+
+def test_a_word_of_the_new_launcher_says_where_it_went(tmp_path: Path) -> None:
+    done = python("-m", "launch.ds_squeeze", "report", "runs/demo", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "ds_squeeze: no training script 'report'; use: squeezer report\n"
+
+
+def test_the_launcher_has_a_version() -> None:
+    done = python("-m", "launch.ds_squeeze", "--version")
+    assert done.returncode == 0 and re.fullmatch(r"ds_squeeze \d.*\n", done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("package", "words", "offered"),
+    [
+        ("squeezer", ["re"], {"report", "replay"}),
+        ("squeezer", ["o"], {"observe"}),
+        ("squeezer", ["report", "--j"], {"--json"}),
+        ("squeezer", ["report", "run"], {"runs_here"}),
+        ("trials", [""], {"check", "explain", "measure", "close"}),
+        ("trials", ["check", "my_"], {"my_study.py"}),
+    ],
+)
+def test_bash_completes(package: str, words: list[str], offered: set[str], tmp_path: Path) -> None:
+    (tmp_path / "runs_here").mkdir()
+    (tmp_path / "my_study.py").touch()
+    script = tmp_path / "completion"
+    script.write_text(python("-m", package, "--print-completion", "bash").stdout)
+    quoted = " ".join(f"'{word}'" for word in (package, *words))
+    asked = (
+        f"source {script}; complete -p {package} >&2; COMP_WORDS=({quoted}); COMP_CWORD={len(words)}; "
+        f'_shtab_{package}; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    )
+    done = subprocess.run(
+        [shutil.which("bash") or "bash", "--norc", "-c", asked],
+        cwd=tmp_path,
+        env={"PATH": ""},  # pressing TAB starts no Python, nor anything else
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert f"-F _shtab_{package} {package}" in done.stderr, done.stderr
+    assert offered <= set(done.stdout.split()), done.stdout + done.stderr
+    assert all(word.startswith(words[-1]) for word in done.stdout.split())
+
+
+@pytest.mark.parametrize("package", ["squeezer", "trials"])
+@pytest.mark.parametrize("shell", ["zsh", "tcsh"])
+def test_other_shells_have_a_script_too(package: str, shell: str) -> None:
+    done = python("-m", package, "--print-completion", shell)
+    assert done.returncode == 0 and package in done.stdout and done.stderr == ""
+
+
+# squeezer observe
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with short_directory() as made:
+        yield made
+
+
+def observe(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "squeezer", "observe", *arguments]
+
+
+def test_observe_shows_the_idle_time_of_an_ordinary_job(tmp_path: Path, directory: Path) -> None:
+    script = pretrain(tmp_path / "losses", STEPS)
+    ended = run(observe("--run", "seen", "--num_accelerators", "2", *script), directory, tmp_path / "losses")
+    assert ended.status == 0, ended.output
+    assert len(ended.losses) == STEPS
+    seen = tmp_path / "seen"
+    table = ended.output[ended.output.index("2 stages × 1 device") :]
+    assert "4 micro-batches: 23 steps of" in table
+    shares = [float(share) for share in re.findall(r"^ +[01] +1 +([\d.]+)% +[\d.]+", table, re.M)]
+    assert len(shares) == 2 and all(0 < share < 100 for share in shares)
+    hours = [float(of) for of in re.findall(r"^(?: +[01] +1|total +2) +[\d.]+% +([\d.]+)", table, re.M)]
+    assert hours[2] == pytest.approx(hours[0] + hours[1], abs=0.11)
+    assert hours[0] == pytest.approx(24 * shares[0] / 100, abs=0.06)
+    assert "ACTIVATION" in table and "GRAD" in table and f"are in {seen}" in table
+    for line in table.splitlines():
+        assert not any(word in line.lower() for word in SQUEEZING), line
+    assert "of it used" not in ended.output and "Cost" not in ended.output
+    assert load_config(seen / "observe.toml").side is None
+    for rank in load_run(seen):
+        assert not rank.records["side"] and len(rank.records["step"]) == STEPS
+        assert all(bubble["permit_until_ns"] is None for bubble in rank.records["bubble"]), "nothing was opened"
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "says"),
+    [
+        ("print('no pipeline')", 0, "No pipeline engine was seen"),
+        ("import sys; sys.exit(7)", 7, "The main job failed with exit code 7."),
+    ],
+)
+def test_observe_of_a_job_without_a_pipeline_keeps_its_status(
+    script: str, status: int, says: str, tmp_path: Path, directory: Path
+) -> None:
+    (tmp_path / "train.py").write_text(script)
+    ended = run(observe("--num_accelerators", "2", "train.py"), directory, tmp_path / "losses")
+    assert ended.status == status, ended.output
+    assert says in ended.output and "No pipeline engine was seen" in ended.output
+    (made,) = (tmp_path / "runs").iterdir()
+    assert made.name.startswith("observe-") and f"are in {made}" in ended.output
+
+
+def test_observe_of_no_script_ends_before_anything_starts(tmp_path: Path, directory: Path) -> None:
+    ended = run(observe("--num_accelerators", "2", "gone.py"), directory, tmp_path / "losses")
+    assert ended.status == 2 and "there is no training script gone.py" in ended.output
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
+    with new_sandbox(tmp_path) as made:
+        yield made
+
+
+def test_an_interrupted_observe_ends_the_job_and_still_shows_the_table(sandbox: Sandbox, tmp_path: Path) -> None:
+    job = sandbox.start(
+        Child,
+        *("-m", "squeezer", "observe", "--run", str(tmp_path / "seen"), "--num_accelerators", "2"),
+        *(str(PRETRAIN), "--steps", "100000", "--width", "64"),
+        **{name: environment(sandbox.directory)[name] for name in ("DS_ACCELERATOR", "PATH", "OMP_NUM_THREADS")},
+    )
+    events = tmp_path / "seen" / "rank0.events.jsonl"
+    wait_for(lambda: events.exists() and events.read_text().count('"r":"step"') > 30, "thirty steps", 300.0)
+    os.killpg(job.pid, signal.SIGINT)  # as a terminal does for Ctrl-C
+    assert job.ended() == 128 + signal.SIGINT, job.said()
+    said = job.said()
+    assert "The main job was stopped by SIGINT." in said
+    assert re.search(r"^total +2 +[\d.]+%", said, re.M), said

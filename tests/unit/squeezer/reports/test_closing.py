@@ -1,0 +1,60 @@
+"""The five lines at a squeezed job's end: nothing is claimed that the interval does not show."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from squeezer.reports.closing import closing_lines, slowdown_text
+from squeezer.reports.report import NO_TRIALS
+
+
+def main_of(slowdown: float | None, interval: tuple[float, float] | None) -> dict[str, Any]:
+    return {"slowdown": slowdown, "slowdown_ci95": interval, "step_ms_alone": 100.0, "step_ms_squeezed": 101.25}
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "interval", "text"),
+    [
+        (0.001, (-0.008, 0.010), "no slowdown detected, ±0.9% (95% interval -0.8% to +1.0%)"),
+        (0.02, (0.012, 0.028), "+2.0% slower steps (95% interval +1.2% to +2.8%)"),
+        (-0.02, (-0.03, -0.01), "no slowdown detected; steps were -2.0% with squeezing (95% interval -3.0% to -1.0%)"),
+        (0.05, None, "unknown: too few windows with and without squeezing to compare"),
+    ],
+)
+def test_what_is_said_of_the_slowdown(slowdown: float, interval: tuple[float, float] | None, text: str) -> None:
+    assert slowdown_text(main_of(slowdown, interval)) == text
+
+
+def test_five_lines_say_what_was_gained_at_what_cost_and_where_to_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    best = {"number": 147, "value": 0.98765, "params": {"lr": 0.1}}
+    report = {
+        "main": main_of(0.001, (-0.008, 0.010)),
+        "bubbles": {"ratio": 0.23},
+        "side": {"fill": 0.78, "harvest": 0.515},
+        "trials": {**NO_TRIALS, "completed": 108, "pruned": 52, "best": best},
+    }
+    assert closing_lines(report, tmp_path / "runs" / "demo", "digits") == [
+        "Gained  study digits: 108 completed, 52 pruned; best score 0.9877 (trial 147)",
+        "Used    devices were idle 23% of the time; trials ran in 78% of that, and did 52% of a "
+        "dedicated device's work",
+        "Cost    no slowdown detected, ±0.9% (95% interval -0.8% to +1.0%); steps 100.0 ms without, 101.2 ms with",
+        "Next    squeezer report runs/demo  |  squeezer why runs/demo",
+        "Files   runs/demo/step.svg (one step, drawn), runs/demo/trace.json (open it in ui.perfetto.dev)",
+    ]
+
+
+def test_what_is_unknown_is_not_made_up(tmp_path: Path) -> None:
+    report = {
+        "main": {**main_of(None, None), "step_ms_alone": None},
+        "bubbles": {"ratio": None},
+        "side": {"fill": None, "harvest": None},
+        "trials": {**dict.fromkeys(NO_TRIALS), "problem": "no such table"},
+    }
+    gained, used, cost, *_ = closing_lines(report, tmp_path, "digits")
+    assert gained == "Gained  study digits cannot be read: no such table"
+    assert used == "Used    devices were idle n/a of the time; trials ran in n/a of that"
+    assert cost == "Cost    unknown: too few windows with and without squeezing to compare"
