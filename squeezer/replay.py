@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from squeezer.config import GuardTable, SqueezeTable
-from squeezer.policy import state
+from squeezer.policy.actions import Action
+from squeezer.policy.events import Event, Side, SideChanged
+from squeezer.policy.state import GateMachine, Policy
 from squeezer.records.layout import RECORD_VERSION, events_path
 from squeezer.records.reader import read_events
 
-_EVENTS = {kind.__name__: kind for kind in get_args(state.Event)}
+_EVENTS = {kind.__name__: kind for kind in get_args(Event)}
 SHOWN = 10
 """How many differences of one rank are printed."""
 
@@ -87,7 +89,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:199]}…"
 
 
-def as_record(event: state.Event, actions: Iterable[state.Action]) -> dict[str, Any]:
+def as_record(event: Event, actions: Iterable[Action]) -> dict[str, Any]:
     """An event and what was done about it, as plain data."""
     return {"event": _plain(event), "actions": [_plain(action) for action in actions]}
 
@@ -98,10 +100,10 @@ def replay(records: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, 
     Args:
         records: all that `record.read_events` gives. Each "run" among them begins with a new machine.
     """
-    machine: state.GateMachine | None = None
+    machine: GateMachine | None = None
     for record in records:
         if record["r"] == "run":
-            machine = state.GateMachine(_policy(record["config"]))
+            machine = GateMachine(_policy(record["config"]))
         elif record["r"] == "event":
             if machine is None:
                 raise ValueError("the records do not begin with a run")
@@ -132,7 +134,7 @@ def write_golden(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
-def _policy(config: Mapping[str, Any]) -> state.Policy:
+def _policy(config: Mapping[str, Any]) -> Policy:
     return SqueezeTable(**config["squeeze"]).policy(GuardTable(**config["guard"]))
 
 
@@ -146,10 +148,10 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _event(plain: list[Any]) -> state.Event:
+def _event(plain: list[Any]) -> Event:
     name, *values = plain
     kind = _EVENTS[name]
-    if kind is state.SideChanged:
-        return state.SideChanged(state.Side[values[0]])
-    made: state.Event = kind(*values)
+    if kind is SideChanged:
+        return SideChanged(Side[values[0]])
+    made: Event = kind(*values)
     return made

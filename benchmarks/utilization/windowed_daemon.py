@@ -14,7 +14,9 @@ from ds_hooks.shared.page import Field
 from squeezer.cli import main
 from squeezer.config import pays_from_ms
 from squeezer.daemon.loop import Daemon
-from squeezer.policy.state import Action, BubbleEnded, Event, GateMachine, PlanSlot, Policy, StepStarted
+from squeezer.policy.actions import Action, PlanSlot
+from squeezer.policy.events import BubbleEnded, Event, StepStarted
+from squeezer.policy.state import GateMachine, Policy
 
 FORECASTS = 2048
 """The plan's words from this slot on tell the forecasts of slots from 0 on, and whether they count from the end of the

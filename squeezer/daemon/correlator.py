@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ds_hooks.shared import wire
+from squeezer.policy.events import BubbleEnded, Overran, StepEnded
 from squeezer.policy.forecast import Forecast
-from squeezer.policy.state import BubbleEnded, Overran, StepEnded
 from squeezer.records.facts import Bubble, Fact, Instructions, Job, Step
 
 Found = Fact | StepEnded | BubbleEnded | Overran

@@ -25,19 +25,9 @@ from squeezer.daemon.receiver import Receiver, wakeup_on_signals
 from squeezer.daemon.side_task import SideTask
 from squeezer.daemon.supervisor import SideFiles, Supervisor
 from squeezer.device import DEVICES, kind_of
-from squeezer.policy.state import (
-    Action,
-    Continue,
-    Event,
-    ForgetPlan,
-    GateMachine,
-    Note,
-    PlanSlot,
-    PlanSteps,
-    State,
-    Stop,
-    TellAt,
-)
+from squeezer.policy.actions import Action, Continue, ForgetPlan, Note, PlanSlot, PlanSteps, Stop, TellAt
+from squeezer.policy.events import Event
+from squeezer.policy.state import GateMachine, State
 from squeezer.records.layout import RECORD_VERSION, SHARES
 from squeezer.records.writer import Recorder
 from squeezer.replay import as_record

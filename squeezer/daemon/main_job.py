@@ -11,17 +11,8 @@ from squeezer.daemon.correlator import Correlator, Found
 from squeezer.daemon.memory_limit import MemoryLimit
 from squeezer.daemon.receiver import Receiver
 from squeezer.device import Device
-from squeezer.policy.state import (
-    BubbleEnded,
-    Event,
-    GateMachine,
-    JobAttached,
-    JobLost,
-    Overran,
-    State,
-    StepEnded,
-    StepStarted,
-)
+from squeezer.policy.events import BubbleEnded, Event, JobAttached, JobLost, Overran, StepEnded, StepStarted
+from squeezer.policy.state import GateMachine, State
 from squeezer.records.writer import Recorder
 
 RECORDS_AT_ONCE = 256

@@ -14,7 +14,7 @@ from squeezer.daemon.notices import too_large, too_long
 from squeezer.daemon.status_reader import StatusReader
 from squeezer.daemon.supervisor import Supervisor, wait_or_kill
 from squeezer.device import SideProcess
-from squeezer.policy.state import Event, Side, SideChanged
+from squeezer.policy.events import Event, Side, SideChanged
 from squeezer.records.layout import DETAILS
 from squeezer.records.writer import Recorder
 

@@ -12,8 +12,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from squeezer.policy.actions import NO_STEPS, Action, Continue, ForgetPlan, Note, PlanSlot, PlanSteps, Stop, TellAt
+from squeezer.policy.events import (
+    BubbleEnded,
+    Event,
+    JobAttached,
+    JobLost,
+    Overran,
+    Side,
+    SideChanged,
+    StepEnded,
+    StepStarted,
+)
 from squeezer.policy.forecast import LONGEST_NS, Forecast, SlotForecast
-from squeezer.policy.guard import LEAST_MARGIN_NS, Decision, Guard
+from squeezer.policy.guard import LEAST_MARGIN_NS, Guard
 
 STORY_LENGTH = 64
 AHEAD_STEPS = 3
@@ -28,131 +40,6 @@ class State(Enum):
     ABSENT = "no main job: no bubble, so nothing to plan"
     SHUT = "a main job, and no plan for its next steps: it opens no bubble"
     PLANNED = "the main job opens the bubbles of its next steps by the plan"
-
-
-class Side(Enum):
-    """The side task's process, as far as the gate cares."""
-
-    NONE = "no process"
-    STARTING = "imports and builds; does not ask the gate yet, so the main job halts it at every bubble's end"
-    READY = "asks the gate"
-
-
-# Events
-
-
-@dataclass(frozen=True, slots=True)
-class JobAttached:
-    """Hooks said hello. They open and close a bubble up to `late_ns` after its true bounds."""
-
-    late_ns: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class JobLost:
-    """Hooks said goodbye, or their process is gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepStarted:
-    """The main job has begun `step` (counted from 1)."""
-
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepEnded:
-    """The step that began last has ended, after `duration_ns`."""
-
-    step: int
-    duration_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Overran:
-    """The side task used `overrun_ns` of CPU time between the end of an opened bubble of `slot` and the next bubble."""
-
-    slot: int
-    overrun_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class BubbleEnded:
-    """A bubble of `slot` was `length_ns` long. It began `gap_ns` after the end of the one before; None: unknown."""
-
-    slot: int
-    wait: str
-    length_ns: int
-    gap_ns: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SideChanged:
-    """The side task's process started, became ready, or ended."""
-
-    side: Side
-
-
-Event = JobAttached | JobLost | StepStarted | StepEnded | Overran | BubbleEnded | SideChanged
-
-# Actions
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetPlan:
-    """Another job: its slots are others."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanSlot:
-    """Let the side task run for `permit_ns` from the start of each bubble of `slot`; 0: not at all.
-
-    If the bubble lasts so long, it may run again in each of the `renewals`: (from, until) in ns after its start. With
-    `opens_before_ns`, all these times count from the end of the bubble before, and only what begins earlier than so
-    long after that end is opened.
-    """
-
-    slot: int
-    permit_ns: int
-    renewals: tuple[tuple[int, int], ...] = ()
-    opens_before_ns: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PlanSteps:
-    """Let the plan hold from `from_step` until before `until_step`, and for no other step."""
-
-    from_step: int
-    until_step: int
-
-
-@dataclass(frozen=True, slots=True)
-class TellAt:
-    """Have the main job send its messages in the bubbles of `slot`."""
-
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Stop the side task by the device's own means (SIGSTOP)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Continue:
-    """Let the side task run on (SIGCONT), in case it is stopped."""
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """The guard has decided something: let it be known."""
-
-    decision: Decision
-
-
-Action = ForgetPlan | PlanSlot | PlanSteps | TellAt | Stop | Continue | Note
-
-NO_STEPS = PlanSteps(0, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,7 +103,8 @@ class GateMachine:
         """Take one event.
 
         Raises:
-            TransitionError: the table has no entry for it; the message ends with the story.
+            TransitionError: the table has no entry for it, or the entry does not name the state that it led to. The
+                message ends with the story.
         """
         entry = TABLE.get((self.state, type(event)))
         if entry is None:
@@ -224,6 +112,12 @@ class GateMachine:
         before = self.state
         actions = entry.run(self, event)
         self._story.append((before, event, self.state, actions))
+        if self.state not in entry.leads_to:
+            allowed = ", ".join(state.name for state in entry.leads_to)
+            raise TransitionError(
+                f"{type(event).__name__} in state {before.name} led to {self.state.name}; allowed is {allowed}"
+                f"{self.story()}"
+            )
         return actions
 
     def story(self) -> str:

@@ -22,7 +22,8 @@ from ds_hooks.shared.page import Field
 from ds_hooks.shared.page_file import Page, page_path
 from ds_hooks.shared.plan import plan_slot, plan_steps, planned_permit
 from squeezer.config import GuardTable, SqueezeTable
-from squeezer.policy.state import BubbleEnded, Event, JobAttached, PlanSlot, PlanSteps, Side, SideChanged, StepStarted
+from squeezer.policy.actions import PlanSlot, PlanSteps
+from squeezer.policy.events import BubbleEnded, Event, JobAttached, Side, SideChanged, StepStarted
 from squeezer.records.reader import RankRun
 from squeezer.records.units import UNIT_DTYPE
 

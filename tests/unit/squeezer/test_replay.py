@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from squeezer.policy import state
+from squeezer.policy.actions import PlanSlot
 from squeezer.replay import read_golden, replay, write_golden
 from tests.support.paths import GOLDEN
 
@@ -31,7 +31,7 @@ def test_there_are_runs_of_both_modes_and_one_that_the_guard_shut() -> None:
 
 def test_there_is_a_run_whose_ends_follow_the_bubble_before() -> None:
     plans = [
-        state.PlanSlot(*action[1:])
+        PlanSlot(*action[1:])
         for path in RUNS
         for record in read_golden(path)[1:]
         for action in record["actions"]

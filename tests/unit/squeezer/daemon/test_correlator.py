@@ -7,8 +7,8 @@ import pytest
 
 from ds_hooks.shared import wire
 from squeezer.daemon.correlator import Correlator, Found
+from squeezer.policy.events import BubbleEnded, Overran, StepEnded
 from squeezer.policy.forecast import Forecast
-from squeezer.policy.state import BubbleEnded, Overran, StepEnded
 from squeezer.records.facts import Bubble, Instructions, Job, Step
 from squeezer.records.layout import details_path, events_path
 from squeezer.records.writer import Recorder

@@ -1,40 +1,27 @@
 """The gate's state machine: what it plans, what it never does, and that the documents show it as it is."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squeezer.policy.forecast import LONGEST_NS
-from squeezer.policy.guard import LEAST_MARGIN_NS
-from squeezer.policy.state import (
-    AHEAD_STEPS,
-    NO_STEPS,
-    TABLE,
-    Action,
+from squeezer.policy.actions import NO_STEPS, Action, Continue, ForgetPlan, Note, PlanSlot, PlanSteps, Stop, TellAt
+from squeezer.policy.events import (
     BubbleEnded,
-    Continue,
     Event,
-    ForgetPlan,
-    GateMachine,
     JobAttached,
     JobLost,
-    Note,
     Overran,
-    PlanSlot,
-    PlanSteps,
-    Policy,
     Side,
     SideChanged,
-    State,
     StepEnded,
     StepStarted,
-    Stop,
-    TellAt,
-    TransitionError,
-    diagram,
 )
+from squeezer.policy.forecast import LONGEST_NS
+from squeezer.policy.guard import LEAST_MARGIN_NS
+from squeezer.policy.state import AHEAD_STEPS, TABLE, GateMachine, Policy, State, TransitionError, diagram
 from tests.support.paths import ROOT
 
 MS = 1_000_000
@@ -278,6 +265,25 @@ def test_what_the_table_does_not_hold_is_an_error_with_the_story(machine: GateMa
     attached(machine)
     with pytest.raises(TransitionError, match=r"(?s)Surprise in state SHUT.*JobAttached"):
         machine.handle(type("Surprise", (), {})())
+
+
+@pytest.mark.parametrize(
+    ("key", "leads_to", "says"),
+    [
+        ((State.ABSENT, JobAttached), (State.ABSENT,), "JobAttached in state ABSENT led to SHUT; allowed is ABSENT"),
+        ((State.SHUT, StepStarted), (State.SHUT,), "StepStarted in state SHUT led to PLANNED; allowed is SHUT"),
+        ((State.PLANNED, JobLost), (State.SHUT, State.PLANNED), "allowed is SHUT, PLANNED"),
+    ],
+)
+def test_a_state_that_its_entry_does_not_name_is_an_error_with_the_story(
+    key: tuple[State, type], leads_to: tuple[State, ...], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TABLE, key, replace(TABLE[key], leads_to=leads_to))
+    machine = GateMachine(policy())
+    machine.handle(SideChanged(Side.READY))
+    with pytest.raises(TransitionError, match=rf"(?s){says}.*SideChanged.*{key[1].__name__}"):
+        for event in (JobAttached(), StepStarted(3), JobLost()):
+            machine.handle(event)
 
 
 def test_windows_are_the_same_for_every_rank() -> None:

@@ -1,0 +1,62 @@
+"""Actions: all that the policy can have done. The daemon carries them out."""
+
+from dataclasses import dataclass
+
+from squeezer.policy.guard import Decision
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetPlan:
+    """Another job: its slots are others."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSlot:
+    """Let the side task run for `permit_ns` from the start of each bubble of `slot`; 0: not at all.
+
+    If the bubble lasts so long, it may run again in each of the `renewals`: (from, until) in ns after its start. With
+    `opens_before_ns`, all these times count from the end of the bubble before, and only what begins earlier than so
+    long after that end is opened.
+    """
+
+    slot: int
+    permit_ns: int
+    renewals: tuple[tuple[int, int], ...] = ()
+    opens_before_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSteps:
+    """Let the plan hold from `from_step` until before `until_step`, and for no other step."""
+
+    from_step: int
+    until_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellAt:
+    """Have the main job send its messages in the bubbles of `slot`."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop the side task by the device's own means (SIGSTOP)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Let the side task run on (SIGCONT), in case it is stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """The guard has decided something: let it be known."""
+
+    decision: Decision
+
+
+Action = ForgetPlan | PlanSlot | PlanSteps | TellAt | Stop | Continue | Note
+
+NO_STEPS = PlanSteps(0, 0)

@@ -1,0 +1,67 @@
+"""Events: all that the policy learns of the main job and of the side task's process."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Side(Enum):
+    """The side task's process, as far as the gate cares."""
+
+    NONE = "no process"
+    STARTING = "imports and builds; does not ask the gate yet, so the main job halts it at every bubble's end"
+    READY = "asks the gate"
+
+
+@dataclass(frozen=True, slots=True)
+class JobAttached:
+    """Hooks said hello. They open and close a bubble up to `late_ns` after its true bounds."""
+
+    late_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobLost:
+    """Hooks said goodbye, or their process is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepStarted:
+    """The main job has begun `step` (counted from 1)."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnded:
+    """The step that began last has ended, after `duration_ns`."""
+
+    step: int
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overran:
+    """The side task used `overrun_ns` of CPU time between the end of an opened bubble of `slot` and the next bubble."""
+
+    slot: int
+    overrun_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class BubbleEnded:
+    """A bubble of `slot` was `length_ns` long. It began `gap_ns` after the end of the one before; None: unknown."""
+
+    slot: int
+    wait: str
+    length_ns: int
+    gap_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SideChanged:
+    """The side task's process started, became ready, or ended."""
+
+    side: Side
+
+
+Event = JobAttached | JobLost | StepStarted | StepEnded | Overran | BubbleEnded | SideChanged
