@@ -8,7 +8,16 @@ import sys
 
 from benchmarks.common import ROOT
 
-NAMES = ("hooks_overhead", "latency", "shortest_bubble", "bubble_utilization", "fusion", "refill", "search_cost")
+NAMES = (
+    "hooks_overhead",
+    "latency",
+    "shortest_bubble",
+    "bubble_utilization",
+    "fusion",
+    "compiled",
+    "refill",
+    "search_cost",
+)
 
 for name in NAMES:
     results = ROOT / "benchmarks" / "results" / f"{name}.json"

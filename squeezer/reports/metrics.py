@@ -1,6 +1,6 @@
 """The figures of a recorded run: pure functions over plain data. `docs/report.md` defines each figure.
 
-`Tally` holds what can be added up over ranks, so that one function makes the figures of a rank and of the whole run.
+`Tally` holds the sums and samples that ranks can be added up by, so one function serves a rank and the whole run.
 """
 
 import math
@@ -31,10 +31,10 @@ class Window(NamedTuple):
 
 
 def mean_over_ranks(ranks: Sequence[Sequence[StepTime]]) -> list[StepTime]:
-    """The steps of a whole run: equal numbers that overlap in time are one step, with the mean of the durations.
+    """Merge the ranks' steps: equal numbers that overlap in time are one step, with the mean duration.
 
-    Time decides, not the job's index: after a daemon's restart the same job has another index on that rank. A step
-    is squeezed if it is on any rank, since one slowed rank slows its peers, and alone if it is on every rank.
+    Time decides, not the job's index, which changes on a rank when its daemon restarts. A step is squeezed if any rank
+    squeezed it, since one slow rank slows its peers, and alone if every rank was.
     """
     by_number = sorted((step for rank in ranks for step in rank), key=lambda s: (s.step, s.start_ns))
     merged: list[list[StepTime]] = []
@@ -57,7 +57,7 @@ def mean_over_ranks(ranks: Sequence[Sequence[StepTime]]) -> list[StepTime]:
 
 
 def windows(steps: Iterable[StepTime]) -> list[Window]:
-    """Steps in their order, grouped; a mean over other ranks (one lost a message) is a window of its own."""
+    """Group steps into windows, in order. A mean over other ranks (one lost a message) starts a window of its own."""
     found = []
     seen: dict[int, int] = {}
     for (job, ranks, squeezed), group in groupby(steps, key=lambda s: (s.job, s.ranks, s.squeezed)):
@@ -141,7 +141,7 @@ def _comparable(squeezed: Window, other: Window) -> bool:
 
 
 def _half_width(ratios: Sequence[float], shared: int) -> float | None:
-    """Half the t-interval, widened for `shared` neighbours: their correlation hides from the plain sample variance."""
+    """Half the t-interval, widened for `shared` neighbours, whose correlation the plain sample variance misses."""
     n = len(ratios)
     if n < 2:
         return None
@@ -154,17 +154,18 @@ class Resumes(NamedTuple):
     """When the side task's units ran in each bubble, one entry per bubble."""
 
     resume_ns: NDArray[np.int64]
-    """Bubble start to the first unit that starts in it; -1 if none does, or one that was stopped goes on."""
+    """Bubble start to the first unit that starts in it; -1 if none does, or if a stopped one continues."""
     ran: NDArray[np.bool_]
     """Whether any unit ran in it, started there or before."""
 
 
 def resumes(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], units: NDArray[Any]) -> Resumes:
-    """Finds the first unit of every bubble.
+    """Find the first unit of every bubble.
 
     Args:
-        start_ns: of each bubble, ascending and without overlap; `end_ns` likewise.
-        units: `UNIT_DTYPE`, by start.
+        start_ns: each bubble's start, in order; bubbles do not overlap.
+        end_ns: each bubble's end.
+        units: `UNIT_DTYPE`, in order of start.
     """
     begin = units["start_ns"].astype(np.int64)
     until = np.maximum.accumulate(begin + units["wall_ns"]) if len(units) else begin
@@ -173,7 +174,7 @@ def resumes(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], units: NDArr
     starts_here = after > first
     found = np.append(begin, 0)[first]
     goes_on = np.append(-1, until)[first] > start_ns
-    # what is left of a stopped unit begins with the bubble, for want of knowing when it really went on
+    # when a stopped unit continued is unknown, so its rest begins with the bubble
     starts_anew = starts_here & (found > start_ns)
     return Resumes(np.where(starts_anew, found - start_ns, -1), starts_here | goes_on)
 
@@ -232,7 +233,7 @@ def _slot_figures(slot: int, bubbles: Sequence[Mapping[str, Any]]) -> SlotFigure
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tally:
-    """Sums and samples of one rank, or of several pooled. `capacity` is the work a dedicated device would have done."""
+    """Sums and samples of one rank, or of several. `capacity` is a dedicated device's work in these bubbles."""
 
     steps: int
     step_ns: int

@@ -63,12 +63,11 @@ def _without_overlap(spans: Iterable[tuple[int, int, str, dict[str, Any]]]) -> I
 
 
 def write_trace(run: Path, most_steps: int = 40) -> Path:
-    """Write ``trace.json`` in `run`: one process per rank, tracks for steps, instructions, bubbles and side
-    task, and the guard's decisions as instants.
+    """Write ``trace.json`` in `run`: a process per rank, with tracks and the guard's decisions as instants.
 
     Args:
         run: directory of a recorded run.
-        most_steps: how many consecutive steps to show. All ranks show the same time.
+        most_steps: the number of consecutive steps to show. All ranks show the same time.
 
     Raises:
         ReportError: no records, or no step in them.

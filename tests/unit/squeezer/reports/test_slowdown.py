@@ -1,6 +1,8 @@
 """A printed slowdown never contradicts the step times beside it, and claims nothing that its interval does not show."""
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,9 @@ from hypothesis import strategies as st
 
 from squeezer.records.reader import StepTime
 from squeezer.reports.metrics import main_figures
+from squeezer.reports.report import build_report, render
 from squeezer.reports.slowdown import printed, verdict
+from tests.support.made_up_rank import MadeUpRank
 
 MS = 1_000_000
 
@@ -72,6 +76,21 @@ def test_the_printed_slowdown_has_the_sign_of_the_printed_times(
     main = main_figures(run_of(windows))
     assert main["slowdown"] is not None
     assert agree(main), printed(main)
+
+
+def test_the_text_of_a_drifting_run_agrees_for_the_run_and_for_its_rank(tmp_path: Path) -> None:
+    rank = MadeUpRank(tmp_path)
+    for i in range(11):
+        for _ in range(9 if i % 2 and i > 4 else 3):
+            rank.step(i % 2 == 1, (300 + 15 * i) * (0.96 if i % 2 else 1))
+    rank.end()
+    rank.write()
+    text = render(build_report(tmp_path))
+    said = re.search(r"([\d.]+) ms alone, ([\d.]+) ms squeezed.*\n.*?([-+][\d.]+)%, 95% CI", text)
+    row = re.search(r"^ +0 +\d+ +([\d.]+) +([\d.]+) +([-+][\d.]+)% ", text, re.MULTILINE)
+    assert said and row, text
+    for alone, squeezed, slowdown in (said.groups(), row.groups()):
+        assert float(slowdown) < -3 and float(squeezed) < float(alone)
 
 
 def figures(slowdown: float | None, interval: list[float] | None) -> dict[str, Any]:
