@@ -1,15 +1,15 @@
-"""The slowdown as people read it: two step times and their ratio, which always agree, and a verdict in words."""
+"""The printed slowdown: two step times and their ratio, which always agree, and what the interval shows, in words."""
 
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 DIGITS = 4
-"""Of the printed ratio: one unit is 0.01%."""
+"""Decimals of the printed ratio: its unit is 0.01%."""
 
 
 class Printed(NamedTuple):
-    """Rounded figures of one report's `main`. `squeezed_ms` > `alone_ms` exactly if `slowdown` > 0; so for < and =."""
+    """Rounded figures of one report's `main`. `slowdown` has the sign of `squeezed_ms` − `alone_ms`."""
 
     alone_ms: str
     squeezed_ms: str
