@@ -21,11 +21,14 @@ from pydantic_core import PydanticUndefined
 
 from ds_hooks import publisher
 from ds_hooks.shared import page, page_file, unit_record, wire
+from ds_hooks.shared.command_line import Command
+from squeezer import cli as squeezer_cli
 from squeezer import config
 from squeezer.daemon import receiver
 from squeezer.policy import state
 from squeezer.records import layout
 from tests.support.paths import ROOT
+from trials import cli as trials_cli
 from trials.fusion import registry
 from trials.optim import registry as optim_registry
 
@@ -229,6 +232,11 @@ def _joined(names: Iterable[str]) -> str:
     return ", ".join(sorted(plain + numbered))
 
 
+def _commands(program: str, commands: Iterable[Command]) -> str:
+    rows = ((f"`{program} {each.name}`", each.summary, f"`{each.example}`") for each in commands)
+    return _table("command | what it does | example", rows)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "header": _header,
     "messages": _messages,
@@ -239,6 +247,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "unit-record": _unit_record,
     "limits": _limits,
     "states": _states,
+    "commands-squeezer": lambda: _commands("squeezer", squeezer_cli.COMMANDS),
+    "commands-trials": lambda: _commands("trials", trials_cli.COMMANDS),
     "layers": _layers,
     "optimizers": _optimizers,
     **{f"keys-{name}": (lambda table=table: _keys(table)) for name, table in config._TABLES.items()},
