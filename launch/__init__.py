@@ -1,4 +1,4 @@
-"""The launcher `ds_squeeze`, the bootstrap of each rank, and examples of service files.
+"""The launcher `ds_squeeze`, the program that prepares each rank, and examples of service files.
 
 No process that runs user code imports this package.
 """

@@ -1,4 +1,4 @@
-"""What runs leave behind: records of an earlier run, daemons that are still ending, pages, child processes."""
+"""Cleans up what runs leave behind: old records, daemons that are still ending, pages, child processes."""
 
 import fcntl
 import logging
@@ -22,7 +22,7 @@ RECORDS = (
     "step.svg",
     "study.journal",
 )
-"""The files in a run's directory that are ours."""
+"""Our files in a run's directory."""
 _AFTER_SIGNAL_S = 5.0
 
 log = logging.getLogger(__name__)
@@ -30,13 +30,13 @@ _DEEPSPEED_TEARDOWN_S = 40.0
 
 
 class RunInUseError(Exception):
-    """Another run writes to this directory; the text says which process."""
+    """Another run uses this directory; the text says which."""
 
 
 class RunLock:
-    """One launcher per run directory: a context manager, released with the process at the latest.
+    """Allows one launcher per run directory. A context manager; the kernel releases it if the process dies.
 
-    The file names where the daemons are, for a launcher that comes after a crash of this one.
+    The lock's file says where the daemons are, for the launcher that follows a crash.
     """
 
     def __init__(self, run: Path, directory: Path) -> None:
@@ -45,10 +45,10 @@ class RunLock:
         self._fd = -1
 
     def __enter__(self) -> "RunLock":
-        """Take the directory, and make it if there is none.
+        """Take the directory, and make it if needed.
 
         Raises:
-            RunInUseError: another launcher, or a daemon that has outlived its launcher, uses it.
+            RunInUseError: another launcher uses it, or a daemon that outlived its launcher.
         """
         try:
             self._run.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ class RunLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let others have the directory."""
+        """Release the directory."""
         self._close()
 
     def _close(self) -> None:
@@ -84,9 +84,9 @@ _LAUNCHER_LOCK = "launcher.lock"
 
 
 def claim_directory(directory: Path) -> int:
-    """Mark `directory` as used as long as this process lives; the descriptor that holds the lock.
+    """Mark `directory` as in use while this process lives; returns the descriptor that holds the lock.
 
-    The lock is taken before it can be seen, so nobody finds it free in between.
+    The lock is taken before its file gets its name, so no other process finds it free.
     """
     made = directory / f"{_LAUNCHER_LOCK}.new"
     descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -96,7 +96,7 @@ def claim_directory(directory: Path) -> int:
 
 
 def remove_dead_directories(parent: Path) -> list[Path]:
-    """Remove the directories of runs whose launcher was killed and whose daemons are gone; which."""
+    """Remove the directories of killed launchers whose daemons are gone too; returns them."""
     dead = []
     for lock in sorted(parent.glob(f"run-*/{_LAUNCHER_LOCK}")):
         try:
@@ -116,7 +116,7 @@ def remove_dead_directories(parent: Path) -> list[Path]:
 
 
 def move_records_aside(run: Path) -> int:
-    """Move an earlier run's records to `previous/`, in place of those there; how many. Other files stay."""
+    """Move an earlier run's records to `previous/`, replacing those there; returns how many. Other files stay."""
     previous = run / "previous"
     found = [path for pattern in RECORDS for path in run.glob(pattern)]
     if not found:
@@ -131,7 +131,7 @@ def move_records_aside(run: Path) -> int:
 
 
 def running_daemons(directory: Path) -> list[int]:
-    """The daemons that `rank.py` started for the run in `directory` and that have not ended."""
+    """Find the daemons that `rank.py` started for the run in `directory` and that still run; returns their ids."""
     running = []
     for path in sorted(directory.glob("daemon*.pid")):
         try:
@@ -145,7 +145,7 @@ def running_daemons(directory: Path) -> list[int]:
 
 
 def end_daemons(running: Callable[[], list[int]], timeout_s: float) -> None:
-    """Wait until no daemon runs; after `timeout_s` say so, terminate, and in the end kill."""
+    """Wait until no daemon runs. After `timeout_s`, log it and terminate them; then kill them."""
     _wait(running, timeout_s)
     for number in (signal.SIGTERM, signal.SIGKILL):
         left = running()
@@ -167,10 +167,10 @@ def _wait(running: Callable[[], list[int]], timeout_s: float) -> None:
 
 
 def stop_children(patience_s: float) -> None:
-    """End DeepSpeed's launcher if it still runs, which ends the ranks.
+    """End DeepSpeed's launcher if it still runs; it ends the ranks.
 
     Args:
-        patience_s: how long it may take to end by itself, for it has had the same Ctrl-C.
+        patience_s: how long it may take to end by itself: Ctrl-C reached it too.
     """
     children = psutil.Process().children()
     _, alive = psutil.wait_procs(children, timeout=patience_s)
@@ -182,9 +182,9 @@ def stop_children(patience_s: float) -> None:
 
 
 def dead_build_locks(environment: Mapping[str, str]) -> list[Path]:
-    """Locks of torch's extension builder whose builder on this machine has died; whoever builds next waits forever.
+    """Find locks of torch's extension builder whose builder has died: the next one to build would wait forever.
 
-    A builder keeps its lock open, so a lock that no process has open is dead, or another machine's.
+    A builder keeps its lock open. So a lock that no process here has open is dead, or another machine's.
     """
     named = environment.get("TORCH_EXTENSIONS_DIR")
     root = Path(named) if named else Path.home() / ".cache" / "torch_extensions"
@@ -201,7 +201,7 @@ def dead_build_locks(environment: Mapping[str, str]) -> list[Path]:
 
 
 def remove_build_locks(since_s: float) -> None:
-    """Remove the dead locks made after `since_s` (seconds since 1970): they are those of the ranks that just ended."""
+    """Remove the dead locks made after `since_s` (seconds since 1970): those of the ranks that just ended."""
     for path in dead_build_locks(os.environ):
         try:
             if path.stat().st_mtime >= since_s:
@@ -211,16 +211,16 @@ def remove_build_locks(since_s: float) -> None:
 
 
 def remove_deepspeed_buffers(port: int, memory: Path = Path("/dev/shm")) -> None:
-    """Remove the shared memory (66 MiB a rank) that DeepSpeed's CPU reduction leaves under the job's master port.
+    """Remove the shared memory (66 MiB per rank) that DeepSpeed's CPU reduction leaves under the job's master port.
 
-    A job on the usual port finds and uses it again; one on a port of its own would leave more after every run.
+    Jobs on DeepSpeed's default port reuse it. Jobs on ports of their own would leave more after every run.
     """
     for path in memory.glob(f"deepspeed_allreduce_buffer_{os.getuid()}_*_{port}_*"):
         path.unlink(missing_ok=True)
 
 
 def close_directory(directory: Path) -> None:
-    """End the daemons that still run for this run, soon, and remove its pages and sockets."""
+    """End this run's remaining daemons now, and remove its pages and sockets."""
     end_daemons(lambda: running_daemons(directory), 0.0)
     if not running_daemons(directory):
         shutil.rmtree(directory, ignore_errors=True)

@@ -3,8 +3,8 @@
     rank.py [--local_rank=N] SCRIPT [ARGUMENT …]
     rank.py [--local_rank=N] --module MODULE [ARGUMENT …]
 
-Whatever goes wrong in here is said loudly, and the training starts all the same. This file is run by its path, never
-imported by a process that runs user code: it replaces itself by `python -m ds_hooks`, which runs the user's script.
+If anything fails here, the error is printed and the training starts all the same. This file is run by its path and
+never imported by a process that runs user code: it replaces itself with `python -m ds_hooks`, which runs the script.
 """
 
 import logging
@@ -54,14 +54,14 @@ def first_number(environment: Mapping[str, str], names: Sequence[str], default: 
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """(DeepSpeed's `--local_rank=N` or None, everything else): it comes before the script, where it does not belong."""
+    """Part DeepSpeed's `--local_rank=N` (or None) from the rest: it stands before the script, where it is not ours."""
     if arguments and arguments[0].startswith("--local_rank="):
         return arguments[0], list(arguments[1:])
     return None, list(arguments)
 
 
 def core_share(cores: Sequence[int], local_rank: int, local_size: int) -> list[int]:
-    """The even, contiguous share of `cores` for one of `local_size` ranks; one core in turn if there are too few."""
+    """The even, contiguous share of `cores` for one of `local_size` ranks; if there are too few, one core in turn."""
     if local_size > len(cores):
         return [cores[local_rank % len(cores)]]
     begin, end = (len(cores) * part // local_size for part in (local_rank, local_rank + 1))
@@ -69,18 +69,18 @@ def core_share(cores: Sequence[int], local_rank: int, local_size: int) -> list[i
 
 
 def daemon_command(python: str, config: str, run: str, local_rank: int, job_pid: int, pid_file: Path) -> list[str]:
-    """How this device's daemon is started, to end with process `job_pid`."""
+    """The command that starts this device's daemon, which ends with process `job_pid`."""
     daemon = [python, "-m", "squeezer", "daemon", "--config", config, "--run", run]
     return [*daemon, "--local-rank", str(local_rank), "--job-pid", str(job_pid), "--pid-file", str(pid_file)]
 
 
 def training_command(python: str, script: Sequence[str], local_rank_option: str | None) -> list[str]:
-    """How the user's script is started, with DeepSpeed's option behind it, where its parser looks for it."""
+    """The command that starts the user's script, followed by DeepSpeed's option, where the script looks for it."""
     return [python, "-u", "-m", "ds_hooks", *script, *([local_rank_option] if local_rank_option else [])]
 
 
 def daemon_pid_path(directory: Path, local_rank: int) -> Path:
-    """The file that tells the launcher which daemon to wait for."""
+    """The file in which the launcher finds the daemon that it waits for."""
     return directory / f"daemon{local_rank}.pid"
 
 
