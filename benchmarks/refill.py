@@ -32,6 +32,7 @@ from trials.training.rehearsal import rehearse
 
 STUDY = ROOT / "examples" / "digits.py"
 TRIALS, PAIRS = 96, 6
+EPOCHS, RUNGS = 30, (4, 8, 16)
 QUICK_TRIALS, QUICK_PAIRS = 64, 2
 ROWS, STEPS, QUICK_STEPS, WARM_UP_STEPS = 16, 24, 8, 3
 
@@ -155,6 +156,7 @@ def _train(name: str, own: int, turns: Turns, seed: int, quick: bool, found: dic
     turns.wait(own)
     study = load_study(STUDY)
     study.trials = QUICK_TRIALS if quick else TRIALS
+    study.epochs, study.rungs = EPOCHS, RUNGS
     study.mix_epochs = name == "mixed"
     study.sampler = lambda: optuna.samplers.RandomSampler(seed=seed)  # type: ignore[method-assign]
     gate = Ungated(turns, own)
