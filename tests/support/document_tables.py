@@ -12,6 +12,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from ds_hooks import publisher
-from ds_hooks.shared import page, page_file, unit_record, wire
+from ds_hooks.shared import page, page_file, statuses, unit_record, wire
 from ds_hooks.shared.command_line import Command
 from squeezer import cli as squeezer_cli
 from squeezer import config
@@ -182,6 +183,8 @@ def _limits() -> str:
         ("multipart messages queued for the daemon", publisher.SEND_HIGH_WATER_MARK),
         ("size of one part that the daemon accepts", f"{receiver.MAXIMUM_MESSAGE_BYTES} bytes"),
         ("length of a socket's path", f"{page_file.SOCKET_PATH_MAX_BYTES} bytes"),
+        ("length of a status line", f"{statuses.MAXIMUM_LINE_BYTES} bytes"),
+        ("length of an error's text in one", f"{statuses.MAXIMUM_MESSAGE_CHARACTERS} characters"),
     ]
     return _table("limit | value", rows)
 
@@ -232,6 +235,17 @@ def _joined(names: Iterable[str]) -> str:
     return ", ".join(sorted(plain + numbered))
 
 
+def _statuses() -> str:
+    rows = []
+    for event, kind in statuses._KINDS.items():
+        says, _, attributes = (inspect.getdoc(kind) or "").partition("\n\nAttributes:\n")
+        meanings = dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", attributes, re.MULTILINE))
+        keys = [(each.name, " ".join(meanings.get(each.name, "").split()).rstrip(".")) for each in fields(kind)]
+        named = ", ".join(f"`{name}` ({meaning})" if meaning else f"`{name}`" for name, meaning in keys)
+        rows.append((f"`{event}`", " ".join(says.split()), named))
+    return _table("event | it says | other keys", rows)
+
+
 def _commands(program: str, commands: Iterable[Command]) -> str:
     rows = ((f"`{program} {each.name}`", each.summary, f"`{each.example}`") for each in commands)
     return _table("command | what it does | example", rows)
@@ -247,6 +261,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "unit-record": _unit_record,
     "limits": _limits,
     "states": _states,
+    "statuses": _statuses,
     "commands-squeezer": lambda: _commands("squeezer", squeezer_cli.COMMANDS),
     "commands-trials": lambda: _commands("trials", trials_cli.COMMANDS),
     "layers": _layers,

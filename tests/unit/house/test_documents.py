@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from squeezer.records.facts import KINDS as FACTS
 from squeezer.records.reader import KINDS
 from tests.support.document_tables import documents, rewritten
 from tests.support.paths import ROOT
@@ -103,3 +105,10 @@ def test_the_protocol_describes_every_kind_of_record() -> None:
         for kind in CODE.findall(row)
     }
     assert named == {*KINDS, "event"}  # which only `squeezer.replay` reads
+
+
+@pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.__name__)
+def test_the_protocol_names_every_field_of_a_record(fact: type) -> None:
+    row = re.search(rf"^\| `{FACTS[fact]}` \|.*$", prose(ROOT / "docs" / "protocol.md"), re.MULTILINE)
+    assert row is not None
+    assert {field.name for field in fields(fact)} <= set(CODE.findall(row[0]))
