@@ -1,4 +1,4 @@
-"""The report of a run: what squeezing cost the main job and what the side task got. Keys: `docs/report.md`."""
+"""The report of a run: the cost to the main job and the gain of the side task. Keys: `docs/report.md`."""
 
 import json
 import textwrap
@@ -61,7 +61,7 @@ def write_report(run: Path) -> Path:
 
 
 def main_report(run: Path, as_json: bool) -> int:
-    """Print the report of `run`; the exit status of the command line.
+    """Print the report of `run`; returns the exit status.
 
     Raises:
         ReportError: as `build_report`; the command line prints it.
@@ -116,12 +116,12 @@ def _guard(rank: RankRun) -> dict[str, Any]:
 
 
 def _has_overrun(bubble: Mapping[str, Any]) -> bool:
-    """Whether the bubble was opened, and a next one tells what it overran."""
+    """Whether the bubble was opened, and a next one shows its overrun."""
     return bubble["permit_until_ns"] is not None and bubble["overrun_ns"] is not None
 
 
 def _work(steps: Sequence[Mapping[str, Any]]) -> float:
-    """Trial-samples over all steps; the page's counter begins at 0 again with a new page."""
+    """Trial-samples over all steps; a new page starts counting at 0."""
     counts = [step["work"] for step in steps]
     return float(sum(max(0, after - before) for before, after in pairwise(counts)))
 
@@ -138,7 +138,7 @@ def _faults(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, int
 
 
 def _starved(said: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The units that were longer than all bubbles, in the order in which they were found."""
+    """The units longer than every bubble, in the order found."""
     keys = ("unit", "trials", "needs_ms", "longest_bubble_ms", "did")
     return [{key: line[key] for key in keys} for line in said if line["event"] == "starved"]
 
@@ -176,7 +176,7 @@ def _percentiles(sample: NDArray[np.float64]) -> dict[str, float | None]:
 
 
 def _trials(run: Path, ranks: Sequence[RankRun]) -> dict[str, Any]:
-    """How the study's trials ended. A storage that cannot be read is named in "problem": the rest still counts."""
+    """How the study's trials ended. An unreadable storage is named in "problem"; the rest of the report stands."""
     sides = [side for rank in ranks if (side := rank.records["run"][0]["config"].get("side"))]
     named = str((sides[0].get("storage") if sides else None) or journal_path(run))
     file = named.removeprefix("sqlite:///").split("?")[0]
@@ -264,7 +264,7 @@ def render(report: Mapping[str, Any]) -> str:
 
 
 def _lately(report: Mapping[str, Any]) -> str:
-    """Of how many steps bubbles and units are kept, unless of all."""
+    """The number of steps whose bubbles and units are kept, unless all are."""
     kept, recorded = (min(of[key]["steps"] for of in report["ranks"].values()) for key in ("bubbles", "main"))
     return "" if kept == recorded else f"; bubbles and units are of the last {kept} steps"
 

@@ -1,4 +1,4 @@
-"""Draws one recorded step of every rank as an SVG: what the main job did, its bubbles, and what ran in them.
+"""Draws one recorded step of every rank as an SVG: the main job's work, its bubbles, and the units in them.
 
 The colours are of Okabe and Ito's palette, which colour-blind people can tell apart. They are plain attributes; one
 style block replaces the few that must differ on a dark page.
@@ -20,7 +20,7 @@ LEFT, RIGHT, TOP = 132, 24, 78
 MAIN_HEIGHT, SIDE_HEIGHT, ROW_GAP, RANK_GAP = 34, 20, 4, 24
 FOOT = 84
 NARROW_PX = 0.6
-"""Units closer than this are drawn as one; a gap below it would not be seen, and there may be thousands."""
+"""Units closer than this are drawn as one: the gap would not show, and there may be thousands."""
 
 FORWARD, BACKWARD, OTHER, SIDE, OVERRUN = "#0072B2", "#E69F00", "#CC79A7", "#009E73", "#D55E00"
 STYLE = """
@@ -123,7 +123,7 @@ def _svg(ranks: Sequence[RankRun], step: StepTime) -> str:
 
 
 def _inside(bubbles: Sequence[Mapping[str, Any]], step: StepTime) -> Sequence[Mapping[str, Any]]:
-    """Those that overlap the step's time, whatever number they carry: a rank may have another number for the job."""
+    """Select by time, not by job number, which may differ between ranks."""
     first = bisect_right(bubbles, step.start_ns, key=lambda bubble: bubble["end_ns"])
     return bubbles[first : bisect_left(bubbles, step.end_ns, key=lambda bubble: bubble["start_ns"])]
 

@@ -1,4 +1,4 @@
-"""`squeezer why RUN`: what was not squeezed in a recorded run, and the cause of each decision."""
+"""`squeezer why RUN`: what was not squeezed in a recorded run, and why the guard decided as it did."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -21,7 +21,7 @@ _SHARES = ("slowdown", "overrun_share", "share_beyond_p95")
 
 
 def main_why(run: Path, number: int | None) -> int:
-    """Print why of `run`, of one rank or of all; the exit status of the command line.
+    """Print the account of one rank of `run`, or of all; returns the exit status.
 
     Raises:
         ReportError: as `load_run`; the command line prints it.
@@ -57,7 +57,7 @@ def _steps(rank: RankRun) -> Iterator[str]:
 
 
 def _is_guarded(rank: RankRun, step: int) -> bool:
-    """Whether the last decision about the gate before `step` was to shut it."""
+    """Whether the guard's last decision before `step` was to close the gate."""
     gate = [
         d["what"]
         for d in rank.records["guard"]
