@@ -1,1 +1,1 @@
-"""The daemon of one device: everything of it that touches the world."""
+"""The daemon of one device: all its parts that touch the world. It starts in `loop`."""

@@ -1,4 +1,4 @@
-"""What the daemon hears: the socket on which the hooks' messages arrive, what is wrong with them, and signals."""
+"""The daemon's ears: the socket for the hooks' messages, which it checks, and a socket for signals."""
 
 import os
 import signal
@@ -22,11 +22,11 @@ class DaemonError(Exception):
 class Receiver:
     """The receiving end of `ds_hooks.publisher`.
 
-    Whoever holds the daemon's role on the page may replace what an earlier daemon left at `path`.
+    The process that holds the daemon's role on the page may replace what an earlier daemon left at `path`.
 
     Args:
         path: of the socket.
-        fault: told of everything that is lost or foreign.
+        fault: takes a sentence about whatever is lost or foreign.
 
     Raises:
         DaemonError: the path is too long, or taken by something that is not a socket.
@@ -63,15 +63,15 @@ class Receiver:
 
     @property
     def fd(self) -> int:
-        """Becomes readable when something arrives; look at `has_more` before waiting on it."""
+        """Becomes readable when something arrives. Check `has_more` before waiting on it."""
         return int(self._socket.getsockopt(zmq.FD))
 
     def has_more(self) -> bool:
-        """Whether something waits to be read. The descriptor says so only once."""
+        """Whether a message waits. The descriptor becomes readable only once."""
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def parts(self) -> Iterator[bytes]:
-        """What has arrived, in order, up to a bound that keeps a flood from starving the daemon's other duties."""
+        """The messages that have arrived, in order; not all of a flood at once, since the daemon has other duties."""
         for _ in range(MAXIMUM_BATCH):
             try:
                 yield from self._socket.recv_multipart(zmq.DONTWAIT)
@@ -96,7 +96,7 @@ class Receiver:
             self._fault(f"foreign message: {why}")
 
     def new_job(self) -> None:
-        """Another sender, with numbers of its own."""
+        """Another sender begins, with its own numbers."""
         self._seq = None
 
     def close(self) -> None:

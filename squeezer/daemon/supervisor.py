@@ -53,7 +53,7 @@ class Supervisor:
         self.restarts = 0
 
     def start(self) -> None:
-        """Start the process; `status_fd` and `side.pidfd` become readable when it says something or ends."""
+        """Start the process; `status_fd` becomes readable when it reports something, `side.pidfd` when it ends."""
         files, config = self._files, self._config
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(write_fd, True)
@@ -104,15 +104,15 @@ class Supervisor:
         """Start to end as failed the trials that this device's side tasks have left running.
 
         Args:
-            reason: what the trials are told.
-            idle: a main job is there, so let this have no more than its idle time.
+            reason: recorded with each trial.
+            idle: use only the main job's idle time.
         """
         command = [sys.executable, "-m", "trials.search.worker", "--close", "--storage", self._files.storage]
         command += ["--study-name", self._config.study_name, "--worker", self._worker, "--reason", reason]
         return subprocess.Popen([*command, *(["--idle"] if idle else [])], stdin=subprocess.DEVNULL)
 
     def measure_dedicated(self, seconds: float, trials: int, timeout_s: float = 60.0) -> dict[str, Any] | None:
-        """How much the same side task does on this device alone; None if it could not be measured."""
+        """The rate of the same side task with this device to itself; None if it cannot be measured."""
         config = self._config
         command = [sys.executable, "-m", RUNNER, "--study", str(config.study), "--measure", str(seconds)]
         command += ["--threads", str(config.threads), "--nice", str(config.nice), "--trials", str(trials)]

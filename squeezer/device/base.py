@@ -1,4 +1,4 @@
-"""What the daemon needs from a kind of device; the rest of it never learns which kind that is."""
+"""The daemon's interface to a device. Nothing else in it depends on the kind of device."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ class Device(Protocol):
     Attributes:
         name: of its kind.
         stops: whether it can halt the side task in the middle of its work; else a unit that has started runs to its
-            end, and the side task itself tells what it ran over.
+            end, and only the side task itself can measure its overrun.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Device(Protocol):
         """Let this daemon, and what it starts from now on, run where the rank `main_pid` runs."""
 
     def arguments(self) -> list[str]:
-        """What tells a side task's program where to run."""
+        """Options that say where a side task's program runs."""
 
     def environment(self, threads: int) -> dict[str, str]:
         """Environment variables for a side task that uses `threads` host threads."""
@@ -63,4 +63,4 @@ def send(side: SideProcess, signals: Sequence[signal.Signals]) -> None:
         for number in signals:
             signal.pidfd_send_signal(side.pidfd, number)
     except ProcessLookupError:
-        return  # its pidfd tells the loop so
+        return  # the loop sees that by its pidfd

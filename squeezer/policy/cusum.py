@@ -1,48 +1,57 @@
-"""Are the main job's steps suddenly longer, or shorter, than they were? Two cumulative sums (Page 1954, Biometrika 41).
+"""Notices steps that suddenly become longer, or shorter, by two cumulative sums (Page 1954, Biometrika 41).
 
-A mean over many steps needs many bad ones before it says so, and until then the budget is broken. A cumulative sum
-takes three or four, if they are bad enough; a single one, such as a peer's stall, is not enough.
+A mean over many steps moves only after many bad ones, and meanwhile the budget is broken. A cumulative sum needs three
+or four, if they are bad enough. A single one, such as a peer's stall, never suffices.
 """
 
 from collections.abc import Sequence
 from statistics import median
 
-STRAYS_MOST = 4.0
-"""In standard deviations: what one step adds, at most."""
+DEVIATION_MAX = 4.0
+"""The most that one step adds, in standard deviations."""
 SLACK = 1.0
-"""And what every step takes away."""
+"""What every step takes away, in standard deviations."""
 LIMIT = 8.0
+"""The sum that counts as a change, in standard deviations."""
 LEAST_DEVIATION = 0.02
-"""As a share of a step: so much a machine drifts by itself for some steps."""
+"""As a share of a step: machines drift by this much on their own."""
 SHORTER = 0.1
-"""Squeezing never makes steps shorter by so much: then they are other steps, and the baseline is stale."""
+"""As a share of a step. Squeezing never shortens steps this much: the job has changed, and the baseline is stale."""
 _DEVIATION_OF_MAD = 1.4826
 
 
 class Cusum:
-    """Follows squeezed steps against a baseline."""
+    """Compares squeezed steps with a baseline.
+
+    Args:
+        budget: the slowdown that is allowed, such as 0.01.
+
+    Attributes:
+        run: for how many steps the sum for longer ones has been above 0.
+    """
 
     def __init__(self, budget: float) -> None:
-        """A slowdown of `budget` is allowed, such as 0.01."""
         self._budget = budget
         self.forget()
 
     def forget(self) -> None:
-        """What came before tells nothing about what comes."""
+        """Start anew: the steps so far say nothing about the next ones."""
         self._longer = self._shorter = 0.0
         self.run = 0
-        """How many steps the sum for longer ones has been above 0."""
 
     def squeezed(self, duration_ns: float, alone_ns: Sequence[float]) -> str:
-        """A squeezed step has ended; `longer`, `shorter` or nothing, against the steps alone before it.
+        """A squeezed step has ended.
 
         Args:
             duration_ns: how long it took.
-            alone_ns: the latest steps alone.
+            alone_ns: how long the latest steps without squeezing took.
+
+        Returns:
+            "longer" or "shorter" if steps have become so, else "".
         """
         level_ns = median(alone_ns)
         deviation = _DEVIATION_OF_MAD * median(abs(each - level_ns) for each in alone_ns) / level_ns
-        # few steps tell their own deviation badly
+        # few steps give a poor estimate
         deviation = max(LEAST_DEVIATION, deviation * (1 + 4 / len(alone_ns)))
         ratio = duration_ns / level_ns - 1
         self._longer = _sum(self._longer, (ratio - self._budget) / deviation)
@@ -53,5 +62,5 @@ class Cusum:
         return "shorter" if self._shorter > LIMIT else ""
 
 
-def _sum(before: float, strays: float) -> float:
-    return max(0.0, before + min(strays, STRAYS_MOST) - SLACK)
+def _sum(before: float, deviations: float) -> float:
+    return max(0.0, before + min(deviations, DEVIATION_MAX) - SLACK)

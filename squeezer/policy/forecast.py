@@ -1,12 +1,12 @@
-"""How long will this bubble be, and when in it is its end near? Steps repeat, so each slot's past tells.
+"""Forecasts when a slot's bubbles end. Steps repeat, so each slot's past shows its future.
 
-A bubble ends when a peer's message comes. Where the peers keep pace, that is as long after the bubble before as ever,
-however long our own work took in between; where they do not, the bubble's own length tells as much. So both are
-counted, from the bubble's start and from the end of the one before, and what varies less is used.
+A bubble ends when a peer's message arrives. If the peers keep pace, that is always equally long after the bubble
+before, however long our own work took in between. If they do not, the bubble's own length is the better guide. So ends
+are counted both ways, from the bubble's start and from the end of the bubble before, and the steadier way is used.
 
-Of the last values the latest count most. Their quantile is the forecast. Where ends lie close together, something that
-still runs then makes an overrun, so their neighbourhood is left out; where they are far between, to wait for each of
-them would waste more than it saves.
+Later values weigh more, and the forecast is their quantile. Where ends lie close together, work that still runs then
+would overrun, so the time around them is left out. Where ends are far apart, avoiding each of them would waste more
+than it saves.
 """
 
 from bisect import bisect_left, bisect_right
@@ -17,27 +17,27 @@ from typing import NamedTuple
 
 HISTORY = 32
 HALF_LIFE = 8
-"""A length counts half as much as one so many bubbles later: a slow drift is followed in about so many steps."""
+"""In bubbles: a length counts half as much as one this much later, so forecasts follow a drift in as many steps."""
 MINIMUM_OBSERVATIONS = 2
 REFRESH_EVERY = 4
-"""Bubbles; a forecast changes little from one to the next, and is made in the main job's idle time."""
+"""In bubbles. A forecast changes little from one to the next, and costs some of the main job's idle time."""
 FEW = 8
-"""With fewer observations it is made anew for each."""
+"""With fewer observations than this, every one refreshes the forecast."""
 CLEARLY = 2.0
-"""By this factor ends must vary less, counted from the bubble before, to be counted so."""
+"""Ends are counted from the bubble before only if they vary less by this factor that way."""
 SHIFT_AFTER = 3
-"""So many lengths in a row beyond all that came before are another level, such as that of another batch size."""
+"""This many lengths in a row beyond all earlier ones are a new level, such as that of another batch size."""
 SHIFT_BY = 1.1
-"""And by this factor at least, or chance would be taken for a shift."""
+"""They must be beyond by this factor, or chance would pass for a shift."""
 LOW, HIGH = 0.1, 0.9
-SHORTEST_WINDOW_NS = 500_000
-"""For less, waking up again costs as much as it gives."""
-MOST_WINDOWS = 4
-"""Of a bubble; the longest ones."""
+SHORTEST_INTERVAL_NS = 500_000
+"""Waking up for less costs as much as it gains."""
+MOST_INTERVALS = 4
+"""The most per bubble; the longest are kept."""
 STALLED = 2
-"""What lasts so many times as long as any bubble before has no forecast, and its end may be far."""
+"""A bubble that lasts this many times longer than any before it has no forecast, and its end may be far."""
 LONGEST_NS = 60_000_000_000
-"""Longer than any bubble; an end must be, in case the main job hangs in one."""
+"""Longer than any bubble. There must be an end, in case the main job hangs in one."""
 
 _RESCALE_AFTER = 64 * HALF_LIFE
 _WEIGHTS = [2.0 ** (number / HALF_LIFE) for number in range(_RESCALE_AFTER)]
@@ -48,8 +48,8 @@ class Forecast(NamedTuple):
 
     Attributes:
         length_ns: the quantile that was asked for.
-        low_ns: nine bubbles of ten took longer, lately.
-        high_ns: and nine of ten less; the distance tells how sure the forecast is.
+        low_ns: 90% of the latest bubbles took longer.
+        high_ns: 90% took less. The closer the two, the surer the forecast.
         mean_ns: their mean.
     """
 
@@ -60,14 +60,14 @@ class Forecast(NamedTuple):
 
 
 class _Sample:
-    """The last values of one kind, each with a weight that tells how late it came.
+    """The last values of one kind, weighted by age.
 
-    A new value's weight is more than its predecessor's, so that no other one changes: this is done for every bubble,
-    in the main job's own idle time.
+    A new value weighs more than its predecessor, so that no other weight has to change: this runs for every bubble, in
+    the main job's idle time.
 
     Attributes:
         values: in ascending order.
-        number: how many there were, or so many less that a weight stays a number.
+        number: how many there were since weights were last scaled down.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class _Sample:
         self.number = 0
 
     def add(self, value: int) -> bool:
-        """The latest one. Whether it is the third on another level: then what was before is forgotten."""
+        """Add the latest value. Returns whether it is the third on a new level; earlier values are forgotten then."""
         if self.number == _RESCALE_AFTER:
             self.number = 0
             self._weights = [weight / 2.0**64 for weight in self._weights]
@@ -95,7 +95,7 @@ class _Sample:
         return True
 
     def below(self) -> list[float]:
-        """The weight of all that come before, per value, and of all."""
+        """The weight of all smaller values, per value, and last that of all values."""
         return list(accumulate(self._weights, initial=0.0))
 
     def forecast(self, quantile: float) -> Forecast:
@@ -126,7 +126,7 @@ class _Slot:
     Attributes:
         lengths: of its bubbles.
         ends: when they ended, after the end of the bubble before.
-        by_end: whether that is what its windows are counted by.
+        by_end: whether its intervals count from the end of the bubble before.
         length: the forecast of the next length; None: too little is known.
         end: the same of its end.
     """
@@ -136,11 +136,11 @@ class _Slot:
         self.by_end = False
         self.length: Forecast | None = None
         self.end: Forecast | None = None
-        self.windows: dict[int, list[tuple[int, int]]] = {}
+        self.intervals: dict[int, list[tuple[int, int]]] = {}
 
     def refresh(self, quantile: float) -> None:
-        """Make the forecasts anew."""
-        self.windows.clear()
+        """Update the forecasts."""
+        self.intervals.clear()
         self.length = self.lengths.forecast(quantile)
         if len(self.ends.values) >= FEW:
             self.end = self.ends.forecast(quantile)
@@ -202,23 +202,22 @@ class SlotForecast:
         return None if forecast is None else forecast.length_ns
 
     def end(self, slot: int) -> Forecast | None:
-        """When it is expected to end, after the end of the bubble before; None: its length tells more, or as much."""
+        """When it is expected to end, after the end of the bubble before; None: its length is as good a guide."""
         known = self._slots.get(slot)
         return known.end if known is not None and known.by_end else None
 
-    def windows_ns(self, slot: int, margin_ns: int) -> list[tuple[int, int]]:
-        """When in a bubble of `slot` its end is not near: (from, until) in ns, in order.
+    def intervals_ns(self, slot: int, margin_ns: int) -> list[tuple[int, int]]:
+        """When work may run in a bubble of `slot`, since no end is near: (from, until) in ns, in order.
 
-        They count from its start, or from the end of the bubble before it if there is an `end`.
+        They count from the bubble's start, or from the end of the bubble before it if there is an `end`.
 
-        An end is kept clear of, from `margin_ns` before it, if of the bubbles that are open then a share of `quantile`
-        or more end no later than `margin_ns` after it. So the last end always is. If ends are as frequent since the
-        one before it, that time is left out, too. A last window begins where a bubble is longer by far than all that
-        were.
+        Work stops `margin_ns` before an end near which many bubbles end: at least a share of `quantile` of those still
+        open, until `margin_ns` after it. That always holds for the last end. If ends are just as frequent back to the
+        one before, the time between is left out as well. The last interval is for a bubble far longer than any before.
 
         Args:
             slot: its number.
-            margin_ns: how long before an end nothing may run any more; not below 0.
+            margin_ns: how long before an end work must stop; not below 0.
 
         Returns:
             At most five, or four if none begins with the bubble; none if too little is known, or the slot's bubbles are
@@ -227,20 +226,20 @@ class SlotForecast:
         known = self._slots.get(slot)
         if known is None or known.length is None:
             return []
-        windows_ns = known.windows.get(margin_ns)
-        if windows_ns is None:
+        intervals_ns = known.intervals.get(margin_ns)
+        if intervals_ns is None:
             sample, gap_ns = known.lengths, 0
             if known.by_end and known.end is not None:
                 sample, gap_ns = known.ends, known.end.mean_ns - known.length.mean_ns
-            windows_ns = known.windows[margin_ns] = self._windows_ns(sample, margin_ns, gap_ns)
-        return windows_ns
+            intervals_ns = known.intervals[margin_ns] = self._intervals_ns(sample, margin_ns, gap_ns)
+        return intervals_ns
 
     def forget(self) -> None:
-        """Another job: its slots are others."""
+        """Another job begins, with other slots."""
         self._slots.clear()
 
-    def _windows_ns(self, sample: _Sample, margin_ns: int, gap_ns: int) -> list[tuple[int, int]]:
-        """The windows, if the bubble usually begins `gap_ns` after what they count from."""
+    def _intervals_ns(self, sample: _Sample, margin_ns: int, gap_ns: int) -> list[tuple[int, int]]:
+        """The intervals, if the bubble usually begins `gap_ns` after what they count from."""
         values, below = sample.values, sample.below()
         found, from_ns, last_ns, total = [], 0, 0, below[-1]
         for index, value in enumerate(values):
@@ -251,13 +250,13 @@ class SlotForecast:
                 left = len(values) - index
                 if index and 2 * margin_ns >= self._quantile * left * (value - last_ns):
                     until_ns = min(until_ns, last_ns)
-                if until_ns - max(from_ns, gap_ns) >= SHORTEST_WINDOW_NS:
+                if until_ns - max(from_ns, gap_ns) >= SHORTEST_INTERVAL_NS:
                     found.append((from_ns, until_ns))
                 from_ns = value
             last_ns = value
         if not found:
             return []
-        longest = sorted(found, key=lambda window: window[1] - max(window[0], gap_ns))[-MOST_WINDOWS:]
+        longest = sorted(found, key=lambda each: each[1] - max(each[0], gap_ns))[-MOST_INTERVALS:]
         if min(longest)[0]:  # none is the permit, so all are renewals, of which a slot has four
-            longest = longest[1 - MOST_WINDOWS :]
+            longest = longest[1 - MOST_INTERVALS :]
         return [*sorted(longest), (STALLED * values[-1], LONGEST_NS)]

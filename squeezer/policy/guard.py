@@ -1,14 +1,15 @@
-"""Keeps the main job's slowdown within its budget while it runs: pure, steps in and decisions out.
+"""Keeps the main job's slowdown within its budget while it runs. Pure: steps in, decisions out.
 
-What tells that squeezing costs too much: the *overrun* is the side task's own CPU time outside bubbles: exact, and
-nobody else's doing. The *mean* compares the last squeezed steps with the alone steps before them; *sudden* is a few
-squeezed steps in a row that are much longer; the *tail* counts squeezed steps that are longer than nearly every alone
-step. The mean, and what is sudden, also see what the main job or the machine does by itself; so before they count, a
-few steps are left alone, as a check. If those are as slow, it was not us, or the machine is slow as well: a comparison
-in short windows tells. The *windows* compare every squeezed window with the alone windows on both sides of it: slow,
-but a small slowdown shows.
+Five tests watch for a broken budget. *Overrun* is the side task's own CPU time outside bubbles: exact, and caused by
+nothing else. *Mean* compares the last squeezed steps with the steps alone before them. *Sudden* is a few squeezed steps
+in a row that are much longer. *Tail* counts squeezed steps that are longer than nearly every step alone. *Windows*
+compares every squeezed window with the windows alone on both sides of it: slow, but it finds a small slowdown.
 
-Whatever breaks the budget shuts the gate for a number of steps, twice as many each time, and then it is tried again.
+The main job or the machine can cause *mean* and *sudden* too. So before those count, a few steps are left alone, as a
+check. If these are just as slow, either squeezing is not the cause or the whole machine is slow: then short windows,
+squeezed and alone in turn, decide.
+
+A broken budget shuts the gate for a number of steps, twice as many each time. Then squeezing is tried again.
 """
 
 import math
@@ -23,26 +24,26 @@ from squeezer.policy.cusum import Cusum
 from squeezer.policy.sprt import Sprt, WindowPairs, relative_variance
 
 RECENT_STEPS = 50
-"""The budget holds over any so many steps."""
+"""Over how many steps the budget must hold."""
 WARM_UP_STEPS = 2
-"""The first steps of a job tell nothing."""
+"""The first steps of a job do not count."""
 LEAST_STEPS = 4
-"""Fewer steps than this tell nothing either."""
+"""Fewer steps than this prove nothing."""
 CHECK_STEPS = 6
-"""Left alone to tell whether slow steps are our doing; the first still carries what went before."""
+"""How many steps a check leaves alone. The first still shows the effects of the one before."""
 TAIL_STEPS = 100
 TAIL_QUANTILE = 0.95
 TAIL_MOST = 0.2
-"""Of squeezed steps, at most this share may be longer than 95 of 100 alone steps: by chance it is not reached."""
+"""The most squeezed steps, as a share, that may be longer than 95% of the steps alone. Chance does not reach it."""
 SURE = 3.0
-"""In standard errors: above the budget by so much is no chance."""
+"""In standard errors: further above the budget than chance explains."""
 LONGEST_DOUBLINGS = 5
 MOST_OVERRUN_NS = 1_000_000
-"""One bubble that overruns by more widens its slot's margin."""
+"""A larger overrun widens its slot's margin at once."""
 OVERRUN_MEMORY = 16
-"""Bubbles of a slot over which its mean overrun reaches back."""
+"""Over how many bubbles of a slot its mean overrun is taken."""
 NARROW_AFTER = 64
-"""So many bubbles of a slot after the last change, its margin becomes smaller again."""
+"""After how many quiet bubbles of a slot its margin narrows again."""
 MARGIN_DOUBLINGS = 6
 LEAST_MARGIN_NS = 100_000
 
@@ -52,7 +53,7 @@ class Breaker(Enum):
 
     CLOSED = "squeezing"
     CHECKING = "a few steps are left alone: are they as slow?"
-    COMPARING = "they were: short windows, squeezed and alone in turn, tell whether squeezing is slow too"
+    COMPARING = "they were: short windows, squeezed and alone in turn, decide"
     OPEN = "the budget was broken: no squeezing for a while"
 
 
@@ -84,7 +85,7 @@ class Guard:
     """The guard of one device.
 
     Args:
-        budget: the slowdown that is allowed, such as 0.01; infinite: nothing is guarded.
+        budget: the slowdown that is allowed, such as 0.01; infinite switches the guard off.
         retry_steps: how long the gate stays shut after the first time that the budget was broken.
         margin_ns: how long before a bubble's forecast end permits end, at least.
     """
@@ -97,7 +98,7 @@ class Guard:
         self.forget()
 
     def forget(self) -> None:
-        """Another job: all is learnt anew."""
+        """Another job begins: learn everything anew."""
         self.breaker = Breaker.CLOSED
         self._shut_until = 0
         self._doublings = 0
@@ -247,7 +248,7 @@ class Guard:
         return []
 
     def _share_beyond(self) -> float | None:
-        """The share of squeezed steps that are longer than 95 of 100 alone ones, by more than the budget."""
+        """The share of squeezed steps that are longer than 95% of the steps alone, by more than the budget."""
         if len(self._squeezed_ratios) < TAIL_STEPS // 2 or len(self._alone_ratios) < TAIL_STEPS // 2:
             return None
         bound = quantiles(self._alone_ratios, n=100)[round(100 * TAIL_QUANTILE) - 1] * (1 + self._budget)
@@ -268,11 +269,11 @@ class Guard:
         alone_ns = self._checked_ns[1:]
         excess = excess_over(self._suspect_ns, alone_ns, self._budget)
         figures = {"slowdown": _slowdown(self._suspect_ns, alone_ns)}
-        # of a mean over many steps it is known already that they are slow, and asked is only who did it
+        # a mean over many steps has shown already that they are slow: the question is only why
         if excess is not None and excess > (1.0 if self._cause == "mean" else SURE):
             return [self._shut(step, self._cause, figures)]
         if self._cause == "shorter":
-            return [self._acquit(step, alone_ns, figures)]
+            return [self._clear(step, alone_ns, figures)]
         return [self._begin_comparison(step, self._cause, alone_ns, figures)]
 
     def _begin_comparison(self, step: int, cause: str, alone_ns: Sequence[float], figures: dict[str, Any]) -> Decision:
@@ -290,14 +291,14 @@ class Guard:
             return [self._shut(step, "overrun", overruns)]
         comparison = self._sprt
         assert comparison is not None
-        guilty = comparison.step_ended(duration_ns, squeezed=squeezed)
-        if guilty is None:
+        is_to_blame = comparison.step_ended(duration_ns, squeezed=squeezed)
+        if is_to_blame is None:
             return []
-        if guilty:
+        if is_to_blame:
             return [self._shut(step, self._cause, comparison.figures)]
-        return [self._acquit(step, comparison.alone_ns, comparison.figures)]
+        return [self._clear(step, comparison.alone_ns, comparison.figures)]
 
-    def _acquit(self, step: int, alone_ns: Sequence[float], figures: dict[str, Any]) -> Decision:
+    def _clear(self, step: int, alone_ns: Sequence[float], figures: dict[str, Any]) -> Decision:
         self._go_on()
         for each_ns in alone_ns:
             self._left_alone(each_ns)
@@ -316,13 +317,13 @@ class Guard:
 
     def _wait(self, step: int, duration_ns: float) -> list[Decision]:
         self._checked_ns.append(duration_ns)
-        if step < self._shut_until or len(self._checked_ns) < CHECK_STEPS:  # some may not have been heard of
+        if step < self._shut_until or len(self._checked_ns) < CHECK_STEPS:  # messages may have been lost
             return []
         alone_ns = self._checked_ns[1:]
         return [self._begin_comparison(step, self._cause, alone_ns, {"alone_ms": fmean(alone_ns) / 1e6})]
 
     def _go_on(self) -> None:
-        """Squeeze again, and judge by what comes from now on."""
+        """Squeeze again, and judge by the steps from now on."""
         self.breaker = Breaker.CLOSED
         self._sprt = None
         self._good_steps = 0
@@ -335,11 +336,11 @@ class Guard:
         self._windows.forget()
 
     def _overruns_most(self, margin: _Margin) -> bool:
-        """Whether a step's bubbles together overrun by more than half of the budget, and this slot's the most."""
+        """Whether a step's bubbles together overrun by more than half the budget, and this slot's by the most."""
         if len(self._durations_ns) < LEAST_STEPS:
             return False
         if self._mean_overruns_ns < self._budget / 2 * min(self._durations_ns):
-            return False  # asked for every bubble: nearly always this answers it
+            return False  # runs for every bubble, and nearly always ends here
         means_ns = [each.mean_overrun_ns for each in self._margins.values()]
         allowed_ns = self._budget / 2 * fmean(self._durations_ns)
         return sum(means_ns) > allowed_ns and margin.mean_overrun_ns == max(means_ns)
@@ -348,7 +349,7 @@ class Guard:
 def excess_over(squeezed_ns: Sequence[float], alone_ns: Sequence[float], budget: float) -> float | None:
     """By how many standard errors the mean squeezed step is longer than the budget allows; None: too few steps.
 
-    Welch's: both samples have their own variance; fewer than four squeezed steps have that of the alone ones.
+    Welch's test: each sample has its own variance. Fewer than four squeezed steps borrow that of the steps alone.
     """
     if len(squeezed_ns) < 2 or len(alone_ns) < LEAST_STEPS or not math.isfinite(budget):
         return None

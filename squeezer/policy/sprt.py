@@ -1,7 +1,7 @@
-"""Is squeezing what makes steps longer, or is the machine slow by itself? Windows of both, in turn.
+"""Decides whether squeezing makes steps longer, or the machine is slow on its own: a sequential test over windows.
 
-A machine has bursts of some steps in which all is slower, and one comparison may fall into one. So each squeezed window
-is compared with the alone windows on both sides of it, and its evidence is added up: the logarithm of the ratio of two
+Machines have slow phases of a few steps, and a single comparison may fall into one. So each squeezed window is compared
+with the windows without squeezing on both sides of it, and the evidence is summed: the logarithm of the ratio of two
 likelihoods, that squeezing is as slow as suspected, and that it keeps the budget.
 """
 
@@ -13,49 +13,54 @@ from statistics import fmean, median
 from typing import Any
 
 SQUEEZED_STEPS, ALONE_STEPS = 3, 4
-"""Of a short window; its first step still carries what went before, and counts for nothing."""
+"""Length of a short window. Its first step still shows the effects of the one before, and does not count."""
 LARGE = 0.1
-"""A slowdown by so much shows in one step, and two would cost twice as much."""
+"""A slowdown that shows in a single step; a second one would double the cost."""
 MOST_ROUNDS = 6
 SURE = 4.0
-"""Of evidence: one is 55 times as likely as the other."""
+"""Evidence that settles it: one is 55 times as likely as the other."""
 SUSPICIOUS = 2.0
-"""7 times as likely: enough for a comparison, which costs little. Noise alone did so in none of 20 recorded runs."""
+"""Evidence for a comparison, which costs little: 7 times as likely. Noise never reached it in 20 recorded runs."""
 LIKELY = 1.0
-"""And of what is not sure after the last window, so much speaks against squeezing; after any, if it was found guilty
-before: as it then costs much, it is not tried for long."""
+"""Evidence that suffices after the last window; after any window, if squeezing was too slow before, since then each
+further try is likely to cost."""
 BEGAN = 2.0
-"""Or so much since it spoke most for squeezing: what burdens the steps may have begun meanwhile."""
-MOST_ACQUITTING = 2.5
-"""What one window may say for squeezing, so that two are needed; against it one may do, as every step costs."""
+"""Evidence since the sum was lowest: the cause of the slowdown may have begun in between."""
+MOST_CLEARING = 2.5
+"""The most that one window clears squeezing by, so that it takes two. One may suffice against it: each step costs."""
 LEAST_DEVIATION = 0.02
-"""As a share of a step: so much a machine drifts by itself for some steps."""
+"""As a share of a step: machines drift by this much on their own."""
 LEAST_SUSPECTED = 0.02
-"""A slowdown by less is not told from none by a few windows."""
+"""A smaller slowdown does not show in a few windows."""
 SUSPECTED = 0.05
-"""What ordinary windows are searched for."""
+"""The slowdown that ordinary windows are searched for."""
 LEAST_WINDOWS, MOST_WINDOWS = 8, 64
 SURE_ERRORS = 3.0
-"""In standard errors: above the budget by so much is no chance."""
+"""In standard errors: further above the budget than chance explains."""
 MEDIAN_VARIANCE = 1.57
-"""Of the median of many; the mean's is 1."""
+"""Of the median of many samples, relative to their mean's."""
 DEVIATIONS = 8
-"""Windows by which the noise of steps is known."""
+"""How many windows estimate the noise of steps."""
 
 
 @dataclass(frozen=True, slots=True)
-class Weighed:
-    """What a squeezed window says: `log`, of its steps' length to those beside it, and the evidence in that."""
+class WindowEvidence:
+    """What one squeezed window shows.
+
+    Attributes:
+        log: the logarithm of its steps' length relative to the steps beside it.
+        evidence: above 0 against squeezing, below 0 for it.
+    """
 
     log: float
     evidence: float
 
 
-class Scales:
-    """Weighs squeezed windows.
+class LikelihoodRatio:
+    """Compares a squeezed window with the windows beside it.
 
     Args:
-        slowdown: that squeezing is suspected of, such as 0.1.
+        slowdown: the one suspected, such as 0.1.
         budget: the slowdown that is allowed.
     """
 
@@ -64,32 +69,38 @@ class Scales:
         self._suspected = math.log1p(max(slowdown, budget + LEAST_SUSPECTED))
         self._variances: deque[float] = deque(maxlen=DEVIATIONS)
 
-    def weigh(self, squeezed_ns: Sequence[float], before_ns: Sequence[float], after_ns: Sequence[float]) -> Weighed:
-        """A squeezed window, and the steps alone before and after it."""
-        # one that strays, such as by a peer's stall, says nothing of the others
+    def evidence_of(
+        self, squeezed_ns: Sequence[float], before_ns: Sequence[float], after_ns: Sequence[float]
+    ) -> WindowEvidence:
+        """The evidence in one squeezed window, given the steps without squeezing before and after it."""
+        # medians: one outlier, such as a peer's stall, must not count for the others
         squeezed, before, after = (math.log(median(each)) for each in (squeezed_ns, before_ns, after_ns))
         self._variances += [relative_variance(each) for each in (before_ns, after_ns) if len(each) > 1]
         variance = fmean(self._variances) if self._variances else 0.0
         variance *= MEDIAN_VARIANCE * (1 / len(squeezed_ns) + 1 / (len(before_ns) + len(after_ns)))
-        # the machine's speed changed meanwhile, and nobody knows when
+        # the machine's speed changed in between, at an unknown time
         variance = max(variance, LEAST_DEVIATION**2) + ((after - before) / 2) ** 2
         log = squeezed - (before + after) / 2
         middle, width = (self._suspected + self._none) / 2, self._suspected - self._none
-        return Weighed(log, max(-MOST_ACQUITTING, min(width * (log - middle) / variance, SURE)))
+        return WindowEvidence(log, max(-MOST_CLEARING, min(width * (log - middle) / variance, SURE)))
 
 
 class Sprt:
-    """In short windows, until it is sure: a sequential test (Wald 1945, Annals of Mathematical Statistics 16).
+    """A sequential test in short windows (Wald 1945, Annals of Mathematical Statistics 16).
 
     Args:
-        slowdown: that squeezing is suspected of.
+        slowdown: the one suspected.
         budget: the slowdown that is allowed.
-        alone_ns: the steps just left alone.
-        again: whether it was found guilty before.
+        alone_ns: how long the steps just left alone took.
+        again: whether squeezing was found too slow before.
+
+    Attributes:
+        alone_ns: how long the latest steps without squeezing took.
+        wants_squeezed: whether the next step should be squeezed.
     """
 
     def __init__(self, slowdown: float, budget: float, alone_ns: Sequence[float], *, again: bool = False) -> None:
-        self._scales = Scales(slowdown, budget)
+        self._ratio = LikelihoodRatio(slowdown, budget)
         self._again = again
         self._squeezed_steps = SQUEEZED_STEPS - (slowdown >= LARGE)
         self._before_ns = list(alone_ns[1 - ALONE_STEPS :])
@@ -99,17 +110,15 @@ class Sprt:
         self._evidence = self._least_evidence = 0.0
         self._logs: list[float] = []
         self.alone_ns: list[float] = self._before_ns
-        """The latest steps alone."""
         self.wants_squeezed = True
-        """Whether the next step should be squeezed."""
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The slowdown in the mean of the windows so far, and how many they are."""
+        """The mean slowdown of the windows so far, and their number."""
         return {"slowdown": math.expm1(fmean(self._logs)) if self._logs else 0.0, "windows": len(self._logs)}
 
     def step_ended(self, duration_ns: float, *, squeezed: bool) -> bool | None:
-        """A step has ended. Returns whether it is the squeezing, or None as long as that is not known."""
+        """A step has ended. Returns whether squeezing is to blame, or None while that is not settled."""
         carries_over, self._label = squeezed is not self._label, squeezed
         if carries_over:
             return None
@@ -120,16 +129,16 @@ class Sprt:
         self._after_ns.append(duration_ns)
         if len(self._after_ns) < ALONE_STEPS - 1:
             return None
-        guilty = None if self.wants_squeezed else self._weigh()
+        is_to_blame = None if self.wants_squeezed else self._judge_window()
         self.alone_ns = self._before_ns + self._after_ns
         self._before_ns, self._after_ns = self._after_ns, []
-        return guilty
+        return is_to_blame
 
-    def _weigh(self) -> bool | None:
-        weighed = self._scales.weigh(self._squeezed_ns, self._before_ns, self._after_ns)
-        self._evidence += weighed.evidence
+    def _judge_window(self) -> bool | None:
+        window = self._ratio.evidence_of(self._squeezed_ns, self._before_ns, self._after_ns)
+        self._evidence += window.evidence
         self._least_evidence = min(self._least_evidence, self._evidence)
-        self._logs.append(weighed.log)
+        self._logs.append(window.log)
         self._squeezed_ns = []
         self.wants_squeezed = True
         if self._again and self._evidence > LIKELY:
@@ -140,35 +149,38 @@ class Sprt:
 
 
 class WindowPairs:
-    """Follows the ordinary windows of a job: a cumulative sum of evidence, and the mean of many (see `cusum`)."""
+    """Follows the ordinary windows of a job: a cumulative sum of evidence (see `cusum`), and a mean over many windows.
+
+    Args:
+        budget: the slowdown that is allowed.
+    """
 
     def __init__(self, budget: float) -> None:
-        """A slowdown of `budget` is allowed."""
         self._budget = budget
         self.forget()
 
     def forget(self) -> None:
-        """What came before tells nothing about what comes."""
-        self._scales = Scales(SUSPECTED, self._budget)
+        """Start anew: the windows so far say nothing about the next ones."""
+        self._ratio = LikelihoodRatio(SUSPECTED, self._budget)
         self._evidence = 0.0
         self._logs: deque[float] = deque(maxlen=MOST_WINDOWS)
         self.divide()
 
     def divide(self) -> None:
-        """What comes next is not beside what came before."""
+        """The next window has no neighbours among those before it."""
         self._steps_ns: list[float] = []
         self._before_ns: list[float] = []
         self._squeezed_ns: list[float] = []
 
     def add(self, duration_ns: float) -> None:
-        """A step of the window that there is."""
+        """Add a step to the current window."""
         self._steps_ns.append(duration_ns)
 
     def end(self, *, squeezed: bool) -> tuple[str, dict[str, Any]] | None:
         """A window has ended, squeezed or alone.
 
         Returns:
-            Whether that is "suspect", by some windows, or "sure", by many, and the figures; else None.
+            "suspect" if a few windows speak against squeezing, "sure" if many do, with the figures; else None.
         """
         steps_ns, self._steps_ns = self._steps_ns, []
         if squeezed:
@@ -177,9 +189,9 @@ class WindowPairs:
         before_ns, self._before_ns = self._before_ns, steps_ns
         if not (before_ns and steps_ns and self._squeezed_ns) or not math.isfinite(self._budget):
             return None
-        weighed = self._scales.weigh(self._squeezed_ns, before_ns, steps_ns)
+        window = self._ratio.evidence_of(self._squeezed_ns, before_ns, steps_ns)
         self._logs.append(math.log(fmean(self._squeezed_ns) * 2 / (fmean(before_ns) + fmean(steps_ns))))
-        self._evidence = max(0.0, self._evidence + weighed.evidence)
+        self._evidence = max(0.0, self._evidence + window.evidence)
         figures = {"slowdown": math.expm1(fmean(self._logs)), "windows": len(self._logs)}
         if len(self._logs) >= LEAST_WINDOWS:
             mean = fmean(self._logs)
@@ -188,11 +200,11 @@ class WindowPairs:
                 return "sure", figures
         if self._evidence >= SUSPICIOUS:
             self._evidence = 0.0
-            return "suspect", {"slowdown": math.expm1(weighed.log), "windows": 1}
+            return "suspect", {"slowdown": math.expm1(window.log), "windows": 1}
         return None
 
 
 def relative_variance(sample: Sequence[float]) -> float:
-    """The variance, as a share of the mean's square. Of floats: that of `statistics` is exact, and takes 50 times."""
+    """The variance divided by the squared mean. In floats: the exact one of `statistics` takes 50 times as long."""
     mean = fmean(sample)
     return sum([(each / mean - 1) ** 2 for each in sample]) / (len(sample) - 1)

@@ -1,9 +1,9 @@
-"""What a daemon decides: a pure machine of events in and actions out.
+"""The daemon's decisions: a pure machine that takes events and returns actions.
 
-It never acts in a bubble itself. It plans: how long the side task may run in the bubbles of each slot, and for which
-steps that holds; the main job opens and closes bubbles by this plan, alone. No socket, clock, torch or signal in here;
-`loop` supplies the events and carries out the actions. The table says which event may come in which state; what is not
-in it is an error that carries the machine's story. `python -m squeezer.policy.state` prints the table as the diagram in
+It never acts during a bubble. It plans ahead how long the side task may run in the bubbles of each slot, and in which
+steps; the main job opens and closes bubbles by this plan without asking. `squeezer.daemon.loop` feeds the events and
+carries out the actions. The table at the end lists what each event does in each state, and where it may lead. Anything
+else is an error that carries the machine's story. `python -m squeezer.policy.state` prints the table as the diagram in
 docs/architecture.md.
 """
 
@@ -29,7 +29,7 @@ from squeezer.policy.guard import LEAST_MARGIN_NS, Guard
 
 STORY_LENGTH = 64
 AHEAD_STEPS = 3
-"""A plan holds for the step that was heard of and so many more: if the daemon falls silent, so does the squeezing."""
+"""A plan holds for the latest step and this many more, so that squeezing ends soon after the daemon falls silent."""
 TELL_ELSEWHERE = 1.25
 """The daemon wakes in the longest bubble; another slot's must be longer by this factor to take its place."""
 
@@ -77,7 +77,7 @@ class Policy:
 
 
 class TransitionError(Exception):
-    """An event came in a state that has no place for it: a fault of this program."""
+    """An event in a state that does not expect it, or a state that it must not lead to: a fault of this program."""
 
 
 class GateMachine:
@@ -121,7 +121,7 @@ class GateMachine:
         return actions
 
     def story(self) -> str:
-        """What came and what was done about it last, for errors."""
+        """The latest events and the answers to them, for errors."""
         lines = [f"{before.name} {event} -> {after.name} {actions}" for before, event, after, actions in self._story]
         return "; the story so far:\n  " + "\n  ".join(lines)
 
@@ -160,7 +160,7 @@ class GateMachine:
     def _lose(self, _event: Event) -> list[Action]:
         actions = self._plan(NO_STEPS)
         self.state = State.ABSENT
-        # its bubbles end no more: whoever was stopped at one's end would stay so
+        # no bubble will end any more: a side task stopped at the end of one would stay stopped
         return actions + ([Continue()] if self.side is not Side.NONE else [])
 
     def _step(self, event: Event) -> list[Action]:
@@ -216,10 +216,10 @@ class GateMachine:
         margin_ns = self.guard.margin_ns(slot)
         if end is not None and margin_ns == policy.margin_ns:  # it is known well, and the guard has not widened it
             margin_ns = min(margin_ns, max(LEAST_MARGIN_NS, end.high_ns - end.low_ns))
-        windows_ns = self.forecast.windows_ns(slot, margin_ns + self._late_ns)
-        if not windows_ns or windows_ns[0][0]:
-            return PlanSlot(slot, int(bool(windows_ns)), tuple(windows_ns), opens_before_ns)  # 0 would not open it
-        (_, permit_ns), *renewals = windows_ns
+        intervals_ns = self.forecast.intervals_ns(slot, margin_ns + self._late_ns)
+        if not intervals_ns or intervals_ns[0][0]:
+            return PlanSlot(slot, int(bool(intervals_ns)), tuple(intervals_ns), opens_before_ns)  # 0 would not open it
+        (_, permit_ns), *renewals = intervals_ns
         return PlanSlot(slot, permit_ns, tuple(renewals), opens_before_ns)
 
     def _side_changed(self, event: Event) -> list[Action]:

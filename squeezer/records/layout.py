@@ -1,28 +1,29 @@
 """What a run leaves behind: two JSON-lines files per rank, and a binary file of the side task's units.
 
-`RUN/rank3.events.jsonl` holds one object per line, told apart by its key "r":
+`RUN/rank3.events.jsonl` holds one object per line; its key "r" names its kind:
 
     run           version, rank, config, wall_s and t_ns (one instant on both clocks)
     job           job (its index in this file), pid, rank, world_size, stage, stages, micro_batches, t_ns
     step          job, step, start_ns, end_ns, squeezed (false: a window without squeezing, or still
-                  observing; null: neither, for the side task started in it, or the guard had the gate shut), work
+                  observing; null: neither, since the side task was starting or the guard had the gate shut), work
                   (trial-samples that the side task has trained so far, by the page)
-    action        t_ns, action, cause; what the daemon did, other than to plan
+    action        t_ns, action, cause; what the daemon did beyond planning
     guard         t_ns, step, what, cause, figures; see `squeezer.policy.guard.Decision`
-    event         event, actions: what the daemon decided by, and what it did about it; only if asked for
-    side          t_ns, event, and what belongs to it: started, ready, exited, given_up, finished
-    fault         t_ns, what: a lost or foreign message, a hook that switched itself off
+    event         event, actions: what the policy learned, and what it decided; only if asked for
+    side          t_ns, event, and what belongs to it: started, exited, given_up, or one of the statuses that the
+                  side task sends (`ds_hooks.shared.statuses`)
+    fault         t_ns, what: such as a lost or foreign message, or hooks that switched themselves off
     end           t_ns, lost_messages, dropped_messages, foreign_messages, dedicated (null or see `Dedicated`)
 
-`RUN/rank3.details.jsonl` likewise holds what is of the last steps only (`RotatingFile`):
+`RUN/rank3.details.jsonl` holds details of the last steps only (`RotatingFile`):
 
     bubble        step, epoch, slot, wait, start_ns, end_ns, squeezed, forecast_ns (null: none;
                   the forecast, its low and its high), permit_until_ns (null: shut),
                   side_ns (the side task's CPU time in it), overrun_ns (and from its end to the next one's start),
                   stopped (whether the side task had to be stopped at its end)
     instructions  step, items: [kind, slot, start_ns, end_ns] each
-    progress      t_ns, event, work, trials_running, epochs; as the side task says
-    overran       t_ns, event, slot, overrun_ns; as the side task says, where only it can know
+    progress      t_ns, event, work, trials_running, epochs; a status
+    overran       t_ns, event, slot, overrun_ns; a status, from devices where only the side task can measure it
 
 `RUN/rank3.units.bin`, also of the last steps only, is an array of `UNIT_RECORD`. `RUN/rank3.units.jsonl` names them,
 some of a group per line: `{"group": 0, "trials": K, "units": ["0.Linear forward", …]}`. Times are in ns of
@@ -36,7 +37,7 @@ from pathlib import Path
 RECORD_VERSION = 3
 
 DETAILS = frozenset({"bubble", "instructions", "progress", "overran"})
-"""The kinds of which only the last are kept."""
+"""The kinds of which only the latest are kept."""
 
 SHARES = 4
 """Details and units have two files each, an older one and one that grows."""

@@ -144,7 +144,7 @@ def _load_rank(run: Path, number: int) -> RankRun:
         records[record["r"]].append(record)
     units = _read_units(units_path(run, number))
     first = _first_detailed(run, number, records, units)
-    # a successor of the daemon is told of the job as its predecessor was
+    # a daemon's successor gets the same hello as its predecessor
     attached_ns = [max(job["t_ns"], daemon["t_ns"]) for job, daemon in zip(records["job"], served_by, strict=True)]
     for bubble in records["bubble"]:
         index = bisect_right(attached_ns, bubble["start_ns"])

@@ -27,9 +27,9 @@ def stopped_intervals(bubbles: Iterable[Mapping[str, Any]]) -> list[tuple[int, i
 
 
 def attribute(bubbles: Sequence[dict[str, Any]], units: NDArray[Any], overruns: Iterable[Mapping[str, Any]]) -> None:
-    """Fill in what the main job could not know of its bubbles, where units run by a device's time.
+    """Fill in what the main job could not measure in its bubbles, because units run on a device's time.
 
-    `side_ns` is what units took within the bubble. `overrun_ns` is what the side task has told of it, or else 0.
+    `side_ns` is what units took within the bubble. `overrun_ns` is what the side task has reported, or else 0.
 
     Args:
         bubbles: the "bubble" records of one rank in order; those with `side_ns` already stay as they are.
@@ -55,11 +55,11 @@ def attribute(bubbles: Sequence[dict[str, Any]], units: NDArray[Any], overruns: 
         if bubble["permit_until_ns"] is not None:
             bubble["overrun_ns"] = 0
             opened.setdefault(bubble["slot"], []).append(bubble)
-    for told in overruns:
-        own = opened.get(told["slot"], [])
-        index = bisect_right(own, told["t_ns"], key=lambda bubble: bubble["start_ns"])
+    for overrun in overruns:
+        own = opened.get(overrun["slot"], [])
+        index = bisect_right(own, overrun["t_ns"], key=lambda bubble: bubble["start_ns"])
         if index:
-            own[index - 1]["overrun_ns"] += told["overrun_ns"]
+            own[index - 1]["overrun_ns"] += overrun["overrun_ns"]
 
 
 def cut_at_stops(units: NDArray[Any], stops: Sequence[tuple[int, int]]) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Writes a run's records: collected in memory, and put on disk while the device is idle anyway."""
+"""Writes a run's records: they collect in memory, and go to disk while the device is idle anyway."""
 
 import json
 from dataclasses import fields
@@ -17,12 +17,12 @@ class RecordError(Exception):
 
 
 class Recorder:
-    """Collects in memory and writes when the device is idle anyway.
+    """Collects records in memory; its owner decides when to write them.
 
     Args:
         run: the directory.
         rank: whose records these are.
-        keep_bytes: what details and units may take on disk. None: whatever they take.
+        keep_bytes: how much details and units may take on disk. None: no limit.
 
     Raises:
         RecordError: the directory or the files cannot be made.
@@ -47,7 +47,7 @@ class Recorder:
         self._waiting.append(fact)
 
     def write(self, at_least: int = 1) -> None:
-        """Write what waits, if there are `at_least` so many: all at once is cheaper, with the code in the caches."""
+        """Write the records that wait, if there are `at_least` that many: batches are cheaper."""
         if len(self._waiting) < at_least:
             return
         encode = json.JSONEncoder(separators=(",", ":")).encode

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pytest
 
 from ds_hooks.shared.page import RENEWALS_PER_SLOT
-from squeezer.policy.forecast import LONGEST_NS, MOST_WINDOWS, SHIFT_AFTER, STALLED, Forecast, SlotForecast
+from squeezer.policy.forecast import LONGEST_NS, MOST_INTERVALS, SHIFT_AFTER, STALLED, Forecast, SlotForecast
 
 MS = 1_000_000
 
@@ -48,38 +48,40 @@ def test_as_many_bubbles_are_shorter_as_the_quantile_says(quantile: float) -> No
     assert in_range / 3900 == pytest.approx(0.8, abs=0.08), "how sure it says it is"
 
 
-def windows_ms(lengths_ms: Iterable[float], margin_ms: float = 0.5, quantile: float = 0.4) -> list[tuple[float, float]]:
+def intervals_ms(
+    lengths_ms: Iterable[float], margin_ms: float = 0.5, quantile: float = 0.4
+) -> list[tuple[float, float]]:
     """Without the one for stalls."""
     forecast = SlotForecast(quantile)
     for ms in lengths_ms:
         forecast.observe(3, round(ms * MS))
-    *found, (stalled_ns, until_ns) = forecast.windows_ns(3, round(margin_ms * MS))
+    *found, (stalled_ns, until_ns) = forecast.intervals_ns(3, round(margin_ms * MS))
     assert stalled_ns >= STALLED * found[-1][1] and until_ns == LONGEST_NS
     return [(from_ns / MS, until_ns / MS) for from_ns, until_ns in found]
 
 
 def test_where_all_end_together_nothing_may_run() -> None:
     noise = random.Random(2)
-    ((from_ms, until_ms),) = windows_ms(20 + noise.gauss(0, 0.2) for _ in range(64))
+    ((from_ms, until_ms),) = intervals_ms(20 + noise.gauss(0, 0.2) for _ in range(64))
     assert from_ms == 0 and 19 < until_ms < 19.7
 
 
 def test_each_of_two_places_where_many_end_is_kept_clear_of() -> None:
-    assert windows_ms([1, 30] * 16) == [(0, 0.5), (1, 29.5)]
-    assert windows_ms([1, 30] * 16, margin_ms=2) == [(1, 28)], "too short a window is none"
+    assert intervals_ms([1, 30] * 16) == [(0, 0.5), (1, 29.5)]
+    assert intervals_ms([1, 30] * 16, margin_ms=2) == [(1, 28)], "too short an interval is none"
 
 
 def test_where_ends_are_far_between_only_the_last_are_kept_clear_of() -> None:
-    found = windows_ms(range(10, 42))
+    found = intervals_ms(range(10, 42))
     assert found[0][0] == 0 and found[0][1] > 37
-    assert windows_ms(range(10, 42), quantile=0) == [(0, 9.5)], "the quantile of the shortest"
+    assert intervals_ms(range(10, 42), quantile=0) == [(0, 9.5)], "the quantile of the shortest"
 
 
 def test_a_lower_quantile_also_leaves_out_the_time_before_the_last_ends() -> None:
     lengths_ms = [10 + 3 * (at * 5 % 8) for at in range(32)]
-    assert windows_ms(lengths_ms, quantile=0.4) == [(0, 27.5), (28, 30.5)]
-    assert windows_ms(lengths_ms, quantile=0.05) == [(0, 9.5), (19, 21.5), (22, 24.5), (25, 27.5)]
-    assert windows_ms(lengths_ms, quantile=0.01) == [(0, 9.5)]
+    assert intervals_ms(lengths_ms, quantile=0.4) == [(0, 27.5), (28, 30.5)]
+    assert intervals_ms(lengths_ms, quantile=0.05) == [(0, 9.5), (19, 21.5), (22, 24.5), (25, 27.5)]
+    assert intervals_ms(lengths_ms, quantile=0.01) == [(0, 9.5)]
 
 
 @pytest.mark.parametrize("margin_ms", [0.3, 1])
@@ -87,42 +89,42 @@ def test_a_lower_quantile_never_opens_more(margin_ms: float) -> None:
     noise = random.Random(5)
     lengths_ms = [noise.uniform(10, 40) for _ in range(32)]
     quantiles = (0, 0.02, 0.05, 0.1, 0.2, 0.4)
-    opened_ms = [sum(b - a for a, b in windows_ms(lengths_ms, margin_ms, quantile)) for quantile in quantiles]
+    opened_ms = [sum(b - a for a, b in intervals_ms(lengths_ms, margin_ms, quantile)) for quantile in quantiles]
     assert opened_ms == sorted(opened_ms) and opened_ms[-1] > 2 * opened_ms[0]
 
 
 def test_a_wider_margin_never_opens_more() -> None:
     noise = random.Random(3)
     lengths_ms = [noise.lognormvariate(0, 0.6) * 10 for _ in range(32)]
-    opened_ms = [sum(b - a for a, b in windows_ms(lengths_ms, margin_ms)) for margin_ms in (0.1, 0.3, 0.6, 1.2, 2.4)]
+    opened_ms = [sum(b - a for a, b in intervals_ms(lengths_ms, margin_ms)) for margin_ms in (0.1, 0.3, 0.6, 1.2, 2.4)]
     assert opened_ms == sorted(opened_ms, reverse=True) and opened_ms[0] > 2 * opened_ms[-1]
 
 
-def test_windows_are_few_apart_and_in_order() -> None:
+def test_intervals_are_few_apart_and_in_order() -> None:
     noise = random.Random(4)
     for _ in range(200):
-        found = windows_ms([noise.choice((3, 6, 9, 12, 15, 18)) + noise.random() / 10 for _ in range(32)])
-        bounds = [bound for window in found for bound in window]
-        assert len(found) <= MOST_WINDOWS and bounds == sorted(bounds)
+        found = intervals_ms([noise.choice((3, 6, 9, 12, 15, 18)) + noise.random() / 10 for _ in range(32)])
+        bounds = [bound for each in found for bound in each]
+        assert len(found) <= MOST_INTERVALS and bounds == sorted(bounds)
         assert all(until_ms - from_ms >= 0.5 for from_ms, until_ms in found)
 
 
 def test_all_renewals_of_a_bubble_fit_into_the_page() -> None:
     long_ms = [8.2 + 8 * (at % 8) for at in range(16)]
-    assert windows_ms(long_ms, quantile=0.1)[0][0] == 0, "this one is the permit"
-    assert len(windows_ms(long_ms, quantile=0.1)) == MOST_WINDOWS
-    half_are_short = windows_ms([ms for one in long_ms for ms in (0.2, one)], quantile=0.1)
+    assert intervals_ms(long_ms, quantile=0.1)[0][0] == 0, "this one is the permit"
+    assert len(intervals_ms(long_ms, quantile=0.1)) == MOST_INTERVALS
+    half_are_short = intervals_ms([ms for one in long_ms for ms in (0.2, one)], quantile=0.1)
     assert half_are_short[0][0] > 0 and len(half_are_short) == RENEWALS_PER_SLOT - 1, "and the one for stalls"
 
 
 def test_nothing_is_opened_of_what_is_unknown_or_too_short() -> None:
     forecast = SlotForecast(0.4)
-    assert forecast.windows_ns(3, 0) == []
+    assert forecast.intervals_ns(3, 0) == []
     for _ in range(8):
         forecast.observe(3, MS)
-    assert forecast.windows_ns(3, MS // 2) != [] == forecast.windows_ns(3, MS)
+    assert forecast.intervals_ns(3, MS // 2) != [] == forecast.intervals_ns(3, MS)
     forecast.forget()
-    assert forecast.windows_ns(3, 0) == []
+    assert forecast.intervals_ns(3, 0) == []
 
 
 def test_the_mean_is_of_the_same_lengths_and_weights() -> None:
@@ -176,7 +178,7 @@ def test_where_peers_keep_pace_an_end_follows_the_bubble_before() -> None:
         forecast.observe(3, length_ns, gap_ns)
     assert len(errors_ns) > 180, "it shows within some bubbles"
     assert max(errors_ns) < 0.2 * MS and 10 * sum(errors_ns) < sum(blind_ns)
-    (from_ns, until_ns), _ = forecast.windows_ns(3, MS // 10)
+    (from_ns, until_ns), _ = forecast.intervals_ns(3, MS // 10)
     assert from_ns == 0 and 14.7 * MS < until_ns < 15 * MS, "counted from the end of the bubble before"
 
 
@@ -186,7 +188,7 @@ def test_where_they_do_not_its_length_tells_as_much() -> None:
         forecast.observe(3, length_ns, gap_ns)
         assert forecast.end(3) is None
     assert forecast.of(3, 5 * MS) == forecast.of(3)
-    (_, until_ns), _ = forecast.windows_ns(3, MS // 10)
+    (_, until_ns), _ = forecast.intervals_ns(3, MS // 10)
     assert until_ns < 12 * MS, "counted from the bubble's start"
 
 
