@@ -19,7 +19,7 @@ CURRENT = pytest.mark.parametrize(
 """All but the changelog, which names what once was."""
 CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-RETIRED = re.compile(r"\b(clerk|ledger|lodger|bookkeeper|intake|rivals|row of units)", re.IGNORECASE)
+RETIRED = re.compile(r"\b(clerk|ledger|lodger|bookkeeper|intake|rivals|runner|row of units)", re.IGNORECASE)
 """Words that had a synonym in the glossary of docs/architecture.md, which everything uses now."""
 TOP_LEVEL = ["ds_hooks", "squeezer", "trials", "launch", "benchmarks", "tests", "docs", "examples"]
 
