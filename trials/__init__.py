@@ -1,6 +1,6 @@
-"""Fused training of hyperparameter trials. What users import: `Study`, `fuse`, `fuse_optimizers`, `TrialGroup`.
+"""Fused training of hyperparameter trials. Users import `Study`, `fuse`, `fuse_optimizers` and `TrialGroup`.
 
-Names are loaded on first use: a side task must block its signals before an import starts threads.
+Each name is loaded on first use, because a side task must block its signals before an import starts threads.
 """
 
 import importlib

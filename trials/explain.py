@@ -14,7 +14,7 @@ from trials.training.member import build_member, group_key
 
 
 class _Names(OpenGate):
-    """Remembers the units that a group declares."""
+    """Keeps the names of the units that a group declares."""
 
     def __init__(self) -> None:
         self.units: list[str] = []

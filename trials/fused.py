@@ -22,20 +22,20 @@ from trials.optim import fuse_optimizers as over_rows
 
 @dataclass(frozen=True, slots=True)
 class PerTrial:
-    """An input of which each trial has its own.
+    """An input with a batch for each trial.
 
     Attributes:
-        x_KB: ``[K, B, ...]``.
+        x_KB: ``[K, B, ...]``: K trials, B examples for each.
     """
 
     x_KB: Tensor
 
 
 class FusedModule(nn.Module):
-    """K modules of one structure as one.
+    """K modules of one structure in one module.
 
-    Its parameters and buffers are those of the modules with a leading axis K, under the same names behind ``trials.``.
-    A loss is to be summed over the trials, not averaged, for each trial to get its own gradient.
+    Its parameters and buffers are those of the modules, with a leading axis K and the same names behind ``trials.``.
+    Sum the loss over the trials, do not average it: then each trial gets its own gradient.
     """
 
     def __init__(self, models: Sequence[nn.Module], generators: Sequence[torch.Generator] | None = None) -> None:
@@ -57,7 +57,7 @@ class FusedModule(nn.Module):
         self._device = next((tensor.device for tensor in models[0].parameters()), torch.device("cpu"))
         if generators is None:
             generators = [generator(self._device, int(seed)) for seed in torch.randint(2**62, (len(models),))]
-        self._template = (copy.deepcopy(models[0]),)  # in a tuple, for it is no part of this module
+        self._template = (copy.deepcopy(models[0]),)  # in a tuple, because it is no part of this module
         self._names_K = [WeakIdKeyDictionary({p: name for name, p in m.named_parameters()}) for m in models]
         self._optimizers: WeakSet[FusedOptimizer] = WeakSet()
         self._fused = assemble(models, common, list(generators), Units(OpenGate()))
@@ -67,7 +67,7 @@ class FusedModule(nn.Module):
 
     @property
     def rows(self) -> Rows:
-        """Everything that the trials own; trial k is row k."""
+        """All tensors of the trials. Trial k is row k."""
         return self._fused.rows
 
     def forward(self, x: Tensor | PerTrial) -> Any:
@@ -139,36 +139,36 @@ class FusedModule(nn.Module):
 
 
 def fuse(models: Sequence[nn.Module], generators: Sequence[torch.Generator] | None = None) -> FusedModule:
-    """Make one module of K modules of one structure. The models themselves stay as they are.
+    """Make one module from K modules of one structure. The models themselves do not change.
 
     Args:
         models: one per trial; their tensors are copied.
-        generators: a stream of random numbers per trial (dropout); None: seeded from the global one.
+        generators: a random stream per trial (dropout); None: they are seeded from the global random numbers.
 
     Returns:
-        A module from a batch ``x_B...`` that all trials share, or `PerTrial`, one for each, to outputs ``y_KB...``.
+        A module that takes a batch ``x_B...`` for all trials, or a `PerTrial`, and returns outputs ``y_KB...``.
 
     Raises:
-        FuseError: they cannot be fused; the text names the module, the difference and what is allowed.
+        FuseError: they cannot be fused. The message names the module, the difference and what is allowed.
     """
     return FusedModule(models, generators)
 
 
 def fuse_optimizers(optimizers: Sequence[torch.optim.Optimizer], fused: FusedModule) -> FusedOptimizer:
-    """Make one optimizer for `fused` of K ordinary ones, each over the parameters of one of the fused models.
+    """Make one optimizer for `fused` from K ordinary ones, each over the parameters of one of the fused models.
 
-    The optimizers' state is copied. Their `param_groups` stay where hyperparameters are read, at each step: what sets
-    them, such as a scheduler made for one of them, goes on working.
+    The optimizers' state is copied. Each step reads hyperparameters from their `param_groups`, so a scheduler of one of
+    them still works.
 
     Args:
         optimizers: one per trial, in the order of the models.
-        fused: what was made of their models.
+        fused: the fused models.
 
     Returns:
         An optimizer with `zero_grad` and `step`; its `extract(k)` is the `state_dict` of trial k's own.
 
     Raises:
-        FuseError: they cannot be fused; the text names the optimizer, the difference and what is allowed.
+        FuseError: they cannot be fused. The message names the optimizer, the difference and what is allowed.
     """
     if len(optimizers) != fused.rows.size:
         raise FuseError(f"{len(optimizers)} optimizers for {fused.rows.size} models; allowed: one for each")
@@ -183,14 +183,14 @@ def fuse_optimizers(optimizers: Sequence[torch.optim.Optimizer], fused: FusedMod
                 "allowed: the same for all"
             )
     for optimizer in optimizers:
-        vars(optimizer)["_opt_called"] = True  # a scheduler of it would else warn that it steps too early
+        vars(optimizer)["_opt_called"] = True  # else its scheduler would warn that it steps too early
     made = over_rows(optimizers, fused.rows, names_K)
     fused._optimizers.add(made)
     return made
 
 
 def _owner(root: nn.Module | None, name: str) -> nn.Module:
-    """The module below `root` that holds the tensor called `name`; made where there is none."""
+    """Return the module below `root` that holds the tensor called `name`; make it if there is none."""
     assert root is not None  # made with the fused module
     for part in name.split(".")[:-1]:
         root = root._modules.setdefault(part, nn.Module())

@@ -22,21 +22,21 @@ _OURS = ("trials", "squeezer", "ds_hooks", "launch")
 
 
 class StudyError(Exception):
-    """A study's file or class is not usable; the text names the file and what is missing."""
+    """A study's file or class cannot be used. The message names the file and what is missing."""
 
 
 class Study(abc.ABC):
-    """The search over many trials. Its methods see one trial and one model; that K are trained at once never shows.
+    """The search over many trials. Its methods see one trial and one model, though many train as one.
 
     Attributes:
-        trials: how many trials in all.
-        fused: how many are trained at once, at most.
-        epochs: the budget of one trial.
+        trials: how many trials there are in all.
+        fused: how many train at once, at most.
+        epochs: the epochs of one trial.
         rungs: epochs after which a trial reports a score and may be stopped; it always reports after the last.
-        direction: whether a score is to ``"maximize"`` or to ``"minimize"``.
-        autocast: the type in which `torch.autocast` runs forward and loss, or None.
-        scheduler_every: whether schedulers step after every ``"epoch"`` or every ``"step"``.
-        mix_epochs: whether trials at different epochs may be fused; `batches` is read for several epochs at once then.
+        direction: ``"maximize"`` or ``"minimize"`` the score.
+        autocast: the type in which `torch.autocast` runs forward and loss; None: no autocast.
+        scheduler_every: schedulers step after every ``"epoch"`` or every ``"step"``.
+        mix_epochs: whether trials at different epochs may be fused. If so, several epochs are read at once.
     """
 
     trials: int
@@ -50,86 +50,93 @@ class Study(abc.ABC):
 
     @abc.abstractmethod
     def suggest(self, trial: "optuna.Trial") -> dict[str, Any]:
-        """Choose a trial's hyperparameters by asking `trial`; plain numbers, strings and the like."""
+        """Choose a trial's hyperparameters by asking `trial`. Return plain values, such as numbers or text."""
 
     @abc.abstractmethod
     def model(self, params: dict[str, Any]) -> nn.Module:
-        """A fresh model; random numbers are seeded before the call."""
+        """Return a fresh model. Random numbers are seeded before the call."""
 
     @abc.abstractmethod
     def optimizer(
         self, params: dict[str, Any], model: nn.Module
     ) -> "torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]":
-        """An ordinary optimizer over parameters of `model`.
+        """Return an ordinary optimizer over parameters of `model`.
 
-        Or several, by names of methods of `model`, as for the two of a GAN. A training step then has a phase for each,
-        in this order: the method is called with the batch's inputs, in place of `forward`; `loss` is given what it
-        returns; all gradients are fresh; and this optimizer steps.
+        Or return several, by names of methods of `model`, such as the two of a GAN. A training step then has one phase
+        for each, in this order. The phase calls the method instead of `forward` with the batch's inputs, passes the
+        result to `loss`, computes fresh gradients, and steps this optimizer.
         """
 
     @abc.abstractmethod
     def loss(self, outputs: Any, targets: Tensor) -> Tensor:
-        """The loss of one model on one batch, a scalar."""
+        """Return the loss of one model on one batch, a scalar tensor."""
 
     @abc.abstractmethod
     def batches(self, epoch: int) -> Iterable[tuple[Tensor, Tensor]]:
-        """The training batches ``(inputs_B, targets_B)`` of an epoch, counted from 0; the same for all trials."""
+        """Return the training batches of `epoch`, counted from 0: pairs ``(inputs_B, targets_B)`` of B examples.
+
+        All trials train on the same batches.
+        """
 
     @abc.abstractmethod
     def validation(self) -> Iterable[tuple[Tensor, Tensor]]:
-        """The validation batches ``(inputs_B, targets_B)``."""
+        """Return the validation batches, pairs ``(inputs_B, targets_B)``."""
 
     @abc.abstractmethod
     def score(self, outputs: Any, targets: Tensor) -> Tensor:
-        """The score of one model on one batch, a scalar tensor; a trial's score is the mean over all examples."""
+        """Return the score of one model on one batch, a scalar tensor. A trial's score is the mean over all."""
 
     def scheduler(self, params: dict[str, Any], optimizer: Any) -> "LRScheduler | Sequence[LRScheduler] | None":
-        """The trial's learning-rate scheduler or schedulers, over `optimizer`, which is what the method of
-        that name has returned.
+        """Return the trial's learning-rate scheduler or schedulers; None: the rate is constant.
 
-        They step as `scheduler_every` says, `ReduceLROnPlateau` after every epoch with the trial's score.
+        They step every epoch or every step, by `scheduler_every`; `ReduceLROnPlateau` steps after every epoch, with the
+        trial's score.
+
+        Args:
+            params: the trial's hyperparameters.
+            optimizer: what `Study.optimizer` returned.
         """
         return None
 
     def clip_norm(self, params: dict[str, Any]) -> float | None:
-        """The norm to which the trial's gradients are clipped, as `torch.nn.utils.clip_grad_norm_` does."""
+        """Return the limit for the norm of the trial's gradients, as for `clip_grad_norm_`; None: no limit."""
         return None
 
     def clip_value(self, params: dict[str, Any]) -> float | None:
-        """The absolute value to which each gradient is clipped, before `clip_norm`."""
+        """Return the absolute value to which each gradient is clipped, before `clip_norm`; None: no clipping."""
         return None
 
     def scaler(self, params: dict[str, Any]) -> "torch.amp.GradScaler | None":
-        """How the trial's loss is scaled: a fresh scaler, of which the settings are read."""
+        """Return a fresh scaler with the settings for the trial's loss scale; None: the loss is not scaled."""
         return None
 
     def trial_batches(self, params: dict[str, Any], number: int, epoch: int) -> Iterable[tuple[Tensor, Tensor]] | None:
-        """Like `batches`, but for trial `number` alone: its own order or augmentation. None: `batches` feeds all.
+        """Like `batches`, for trial `number` alone: its own order or augmentation. None: `batches` feeds all trials.
 
-        All trials' batches must have the same number and shapes.
+        All trials must have the same number of batches, of the same shapes.
         """
         return None
 
     def seed(self, params: dict[str, Any], number: int) -> int:
-        """The seed of trial `number`: its initial weights and its dropout do not depend on its neighbours."""
+        """Return the seed of trial `number`, for its initial weights and its dropout."""
         return number
 
     def sampler(self) -> "optuna.samplers.BaseSampler | None":
-        """What proposes hyperparameters; None for the usual choice."""
+        """Return Optuna's sampler, which proposes hyperparameters; None: Optuna's default."""
         return None
 
     def pruner(self) -> "optuna.pruners.BasePruner | None":
-        """What stops trials at rungs; None for the usual choice."""
+        """Return Optuna's pruner, which stops trials at rungs; None: Optuna's default."""
         return None
 
 
 def load_study(path: str | Path) -> Study:
     """Import the file at `path` and instantiate the one study that it defines.
 
-    The file's directory comes first on `sys.path`, as for a script, so that it can import its own helpers.
+    The file's directory comes first on `sys.path`, as for a script, so the file can import modules beside it.
 
     Raises:
-        StudyError: the file is missing or fails, or what it defines is not a complete study.
+        StudyError: the file is missing or fails, or defines no complete study.
     """
     file = Path(path).resolve()
     if not file.is_file():
@@ -172,7 +179,7 @@ def _execute(file: Path) -> ModuleType:
     added = directory not in sys.path
     if added:
         sys.path.insert(0, directory)
-    sys.modules[name] = module  # dataclasses and pickling look their module up there
+    sys.modules[name] = module  # dataclasses and pickle look up their module there
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -184,7 +191,7 @@ def _execute(file: Path) -> ModuleType:
 
 
 def _where(error: BaseException, file: Path) -> str:
-    """The error's own message, with the line of the study's file that led to it."""
+    """Return the error's message, with the line of the study's file that led to it."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     if isinstance(error, SyntaxError) and error.filename == str(file):
         lines.append(error.lineno)

@@ -1,1 +1,1 @@
-"""What a side task asks before every unit of device work, by kind of device."""
+"""Gates: what a side task asks before every unit of device work. One file per kind of device: `cpu`, `cuda`."""

@@ -1,7 +1,7 @@
-"""What a side task asks before every unit of device work, and what it may be told.
+"""The gate protocol: what a side task asks before every unit of device work.
 
-A *unit* is the smallest piece of work that is never interrupted: one fused layer's forward or backward, the loss,
-or a piece of the optimizer's step. Units are numbered; `Gate.use` names them.
+A *unit* is the smallest piece of work that runs without asking again: the forward or backward of one fused layer, the
+loss, or a piece of the optimizer's step. Units have numbers, which `Gate.use` names.
 """
 
 import signal
@@ -14,33 +14,33 @@ from ds_hooks.shared.signals import END_SIGNAL, WAKE_SIGNAL
 GATE_SIGNALS = frozenset({WAKE_SIGNAL, END_SIGNAL})
 
 HOST_UNIT = -1
-"""The unit number of host work between layers: building models, bookkeeping. It asks the gate like any other, but its
-length is not forecast, since the device can stop it anywhere."""
+"""The unit number of host work between layers, such as building models. It asks the gate like any other unit, but its
+length is not forecast."""
 
 
 class StopRequested(BaseException):
-    """The side task must end now: its supervisor asked, or is gone.
+    """The side task must end now: its supervisor asked for that, or is gone.
 
     Not an `Exception`, so that a study's own `except Exception` cannot swallow it.
     """
 
 
 class GateError(BaseException):
-    """The device refused a call, so the gate is shut for good; the message names the call and the reason.
+    """The device refused a call, so the gate is shut for good. The message names the call and the reason.
 
-    Not an `Exception`: no study can go on without its gate.
+    Not an `Exception`, because no study can continue without its gate.
     """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Starved:
-    """A unit that is longer than all bubbles were while it waited; found by trying it.
+    """A unit that ran longer than every bubble that had come while it waited.
 
     Attributes:
         unit: its name.
         trials: K.
-        needs_ns: what it took of the device.
-        longest_ns: what the longest of those bubbles gave it.
+        needs_ns: the device time that it took.
+        longest_ns: the time that the longest of those bubbles left it.
     """
 
     unit: str
@@ -61,27 +61,27 @@ class Gate(Protocol):
         """
 
     def enter(self, unit: int) -> None:
-        """Return when `unit` may start on the device; the unit that ran until now has ended.
+        """Wait until `unit` may start on the device. The unit that was entered before has ended, or has been queued.
 
         Raises:
             StopRequested: the side task must end.
         """
 
     def settle(self) -> None:
-        """Return when what was entered has ended: the host is about to read a number from the device.
+        """Wait until everything entered has ended, because the host is about to read a number from the device.
 
         Raises:
             StopRequested: the side task must end.
         """
 
     def rest(self) -> None:
-        """The unit that ran until now has ended, and no device work follows before the next `enter`."""
+        """End the last unit. No device work follows before the next `enter`."""
 
     def take_starved(self) -> list[Starved]:
-        """Units found too long for every bubble since the last call or the last change of units."""
+        """Return the units found too long for every bubble since the last call or the last `use`."""
 
     def add_work(self, trial_samples: int) -> None:
-        """Count finished work where the daemon reads it."""
+        """Count finished work for the daemon, in trials × examples."""
 
     def close(self) -> bool:
         """Write what is buffered.
@@ -92,7 +92,7 @@ class Gate(Protocol):
 
 
 class OpenGate:
-    """A gate that never closes: training outside a pipeline, and the reference in tests."""
+    """A gate that never closes, for training outside a pipeline and as the reference in tests."""
 
     def use(self, units: Sequence[str], trials: int) -> None:
         """Accept any units."""
@@ -111,7 +111,7 @@ class OpenGate:
         return []
 
     def add_work(self, trial_samples: int) -> None:
-        """Count nothing: nobody reads it."""
+        """Count nothing."""
 
     def close(self) -> bool:
         """Return True: there is no page."""
@@ -119,5 +119,5 @@ class OpenGate:
 
 
 def block_signals() -> None:
-    """Block the gate's signals in this thread and all that it will start. Call it before importing torch."""
+    """Block the gate's signals in this thread and in all that it starts later. Call it before importing torch."""
     signal.pthread_sigmask(signal.SIG_BLOCK, GATE_SIGNALS)

@@ -1,4 +1,4 @@
-"""What the host of a side task knows of bubbles that the main job's device opens and closes: it looks now and then."""
+"""Bubbles that the main job's device opens and closes, as seen by a host that looks now and then."""
 
 from collections import deque
 from collections.abc import Callable
@@ -15,8 +15,8 @@ class BubbleWatch:
 
     Attributes:
         bubble: the bubble word as it was last seen.
-        closings: (when, slot) of the last bubbles that were seen to have ended.
-        ahead: whether a bubble counts that is due, but has not begun.
+        closings: (time, slot) of the last bubbles that were seen to have ended; time in ns of the host's clock.
+        ahead: whether a bubble counts that is announced but has not begun.
     """
 
     def __init__(self, words: "memoryview[int]", clock_ns: Callable[[], int]) -> None:
@@ -26,10 +26,10 @@ class BubbleWatch:
         self.ahead = True
         self._slot = 0
         self._looked_ns = self._stirred_ns = clock_ns()
-        self._begin_ns = self._looked_ns - _LONGEST_PERMIT_NS  # nobody knows how old it is
+        self._begin_ns = self._looked_ns - _LONGEST_PERMIT_NS  # its age is unknown
 
     def look(self) -> bool:
-        """See whether a bubble is open. Whether one has begun since the last look, which is when at the earliest."""
+        """Read the words. Returns whether a bubble has begun since the last look; that look is taken as its begin."""
         words, looked_ns = self._words, self._clock_ns()
         bubble = words[Field.BUBBLE]
         has_begun = False
@@ -44,37 +44,37 @@ class BubbleWatch:
         return has_begun
 
     def stir(self) -> None:
-        """The main job has given another sign of itself."""
+        """Note another sign of life of the main job."""
         self._stirred_ns = self._clock_ns()
 
     @property
     def quiet_ns(self) -> int:
-        """How long there has been no sign of the main job."""
+        """The time since the last sign of life of the main job."""
         return self._looked_ns - self._stirred_ns
 
     @property
     def is_open(self) -> bool:
-        """Whether a bubble was open when it was last looked at."""
+        """Whether a bubble was open at the last look."""
         return bool(self.bubble & 1)
 
     @property
     def is_due(self) -> bool:
-        """Whether the next bubble is known, and has not begun."""
+        """Whether the next bubble is announced, and has not begun."""
         return self.ahead and self._words[Field.DUE_EPOCH] > self.bubble >> 1
 
     def planned_ns(self) -> int:
-        """What the open bubble was planned for, renewals aside, or else the one that is due."""
+        """The planned length of the open bubble, without renewals; if none is open, of the next."""
         return self._words[Field.PERMIT_LENGTH_NS if self.is_open else Field.DUE_PERMIT_NS]
 
     def left_ns(self, needs_ns: float) -> int:
-        """How long what is queued now may run in this bubble, or else in the one that is due.
+        """How long work that is queued now may run in the open bubble or, if none is open, in the next.
 
         Args:
-            needs_ns: how long it takes: if the permit is over, a renewal that is long enough counts.
+            needs_ns: how long it takes. If the permit leaves less, a renewal that leaves enough counts.
         """
         words = self._words
         if words[Field.DEVICE_GATE] == DeviceGate.FORCED:
-            return 0  # what was queued gets through; the process ends, or is saved
+            return 0  # queued work gets through; then the process ends, or is saved
         if self.is_open:
             elapsed_ns, permit_ns = self._clock_ns() - self._begin_ns, words[Field.PERMIT_LENGTH_NS]
             left_ns = permit_ns - elapsed_ns

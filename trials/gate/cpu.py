@@ -1,4 +1,4 @@
-"""The gate of a side task on a CPU: it sleeps in the kernel until the main job wakes it, and never polls."""
+"""The gate of a side task on a CPU. It sleeps in the kernel until the main job wakes it, and never polls."""
 
 import os
 import signal
@@ -15,37 +15,38 @@ from trials.gate.unit_costs import DECLINED_BEFORE_DOUBT, LEAST_COST_NS, LOOK_AG
 from trials.gate.unit_records import UnitRecords
 
 GRAIN_NS = 1_000_000
-"""Units in a row that are forecast to take no longer than this together are measured and recorded as one. Each still
-asks; but most of what asking costs is to read the thread's clock, and to account for what it says."""
+"""Consecutive units that are forecast to take at most this long together are a burst, measured and recorded as one.
+Each unit still asks; but reading the thread's clock and accounting for it are most of the cost of asking."""
 
 PREEMPTIVE_GRAIN_NS = 20_000_000
-"""The same where a unit may be stopped in its middle, so that no forecast needs to be exact, and only a
-row looks for more than whether there is a bubble."""
+"""The same where a unit may be stopped in the middle. No forecast needs to be exact there, so the units of a burst only
+check that a bubble is open."""
 
-ROWS_PER_LESSON = 16
-"""Where a unit may be stopped, host work joins a row, too, since no forecast needs to be exact. One row in so many
-keeps it out, and teaches what its units take."""
+BURSTS_PER_LESSON = 16
+"""Where a unit may be stopped, host work joins bursts too. One burst in this many leaves it out, and so
+learns what the units alone take."""
 
 AS_FORECAST = (0.9, 1.02)
-"""A row that takes this share of its forecast teaches next to nothing."""
+"""A burst whose time over its forecast lies in this range changes no forecast."""
 
 ACCOUNT_EVERY_NS = 20_000_000
-"""What units took is learned and recorded for so much of it at once: each time, that code is cold and slow."""
+"""Account for units once they have taken this much CPU time together: that code runs seldom, so it is cold and slow."""
 
 
 class CpuGate(UnitCosts):
-    """The gate of a side task: opens and closes with the shared page's words.
+    """Opens and closes with the words of the shared page.
 
-    Open costs a few memory reads. Closed, the process sleeps in the kernel until a signal comes: it never polls. The
-    signals must be blocked before any thread starts (`block_signals`), so none is lost between the look and the sleep.
+    An open gate costs a few memory reads. At a closed gate the process sleeps in the kernel until a signal comes. The
+    signals must be blocked before any thread starts (`block_signals`), so that none is lost between the look and the
+    sleep.
 
-    A unit starts only if it is forecast to end within the permit, or, if the bubble outlives that, within a renewal.
-    Its forecast follows its thread CPU time, rising fast and falling slowly, so it settles near the 0.9 expectile of
-    what it costs. One that waits in vain for many bubbles is tried in one of the longest; if it proves to be longer,
-    `take_starved` names it.
+    A unit starts only if it is forecast to end within the permit or, if the bubble outlives the permit, within a
+    renewal. The forecast follows the unit's thread CPU time. It rises fast and falls slowly, so it settles near the 0.9
+    expectile. A unit that has waited in vain for many bubbles is tried in one of the longest. If it is longer than that
+    bubble, `take_starved` names it.
 
-    Short units in a row share a record, under a name such as "0.Linear forward … 2.ReLU forward". What they took
-    together is shared out among their forecasts.
+    The short units of a burst share one record, under a name such as "0.Linear forward … 2.ReLU forward". The time that
+    they took together updates all their forecasts.
 
     Args:
         page: the device's page; the caller has claimed the side task's role.
@@ -55,14 +56,14 @@ class CpuGate(UnitCosts):
     def __init__(self, page: Page, records: UnitRecords | None = None) -> None:
         super().__init__(page, records)
         self._running: int | None = None
-        self._row: list[int] = []  # units that joined the running one
+        self._burst: list[int] = []  # the units that joined the running one
         self._room_ns = 0.0
-        self._may_be_stopped = False  # in the middle of the running row, by whoever ends the bubble
-        self._host_joins = False  # the running row
-        self._rows_begun = 0
+        self._may_be_stopped = False  # the running burst, in its middle, when the bubble ends
+        self._host_joins = False  # in the running burst
+        self._bursts_begun = 0
         self._ended: list[tuple[int, tuple[int, ...], int, int, int, int]] = []
         self._ended_ns = 0
-        self._rows: dict[tuple[int, int, int], int] = {}  # (group, first, last unit) to its number
+        self._bursts: dict[tuple[int, int, int], int] = {}  # (group, first, last unit) to its number
         self._bubble = 0
         self._until_ns = 0  # the end of the permit, or of the renewal, in which the running unit began
         self._start_ns = 0
@@ -72,7 +73,7 @@ class CpuGate(UnitCosts):
 
     def use(self, units: Sequence[str], trials: int) -> None:
         """See `UnitCosts.use`."""
-        if self._running is not None:  # a row that goes on would have units of both numberings
+        if self._running is not None:  # else a burst could hold units of both numberings
             now_ns, cpu_ns = monotonic_ns(), thread_time_ns()
             self._end_running(now_ns, cpu_ns)
             self._running, self._room_ns = HOST_UNIT, 0.0
@@ -94,9 +95,9 @@ class CpuGate(UnitCosts):
             )
         ):
             self._room_ns -= cost_ns
-            self._row.append(unit)
+            self._burst.append(unit)
             return
-        # said before the look: a main job that finds us asleep at a bubble's end may count on it
+        # written before the look: the main job relies on it if it finds the side task asleep at a bubble's end
         words[Field.SIDE_ACTIVITY] = SideActivity.HOST if unit == HOST_UNIT else SideActivity.UNIT
         cpu_ns = thread_time_ns()
         if self._running is not None:
@@ -106,18 +107,18 @@ class CpuGate(UnitCosts):
             start_ns, cpu_ns = self._pause(unit), thread_time_ns()
         self._running = unit
         self._start_ns, self._start_cpu_ns = start_ns, cpu_ns
-        # what is host work, unknown, or was declined too often is measured by itself
+        # host work, unknown units and those declined too often are measured by themselves
         own_ns = self._costs_ns[unit]
         if unit == HOST_UNIT or not own_ns or self._longest_ns:
             self._room_ns = 0.0
         else:
             self._may_be_stopped = bool(words[Field.PREEMPTIVE])
             self._room_ns = (PREEMPTIVE_GRAIN_NS if self._may_be_stopped else GRAIN_NS) - own_ns
-            self._rows_begun += 1
-            self._host_joins = self._may_be_stopped and bool(self._rows_begun % ROWS_PER_LESSON)
+            self._bursts_begun += 1
+            self._host_joins = self._may_be_stopped and bool(self._bursts_begun % BURSTS_PER_LESSON)
 
     def settle(self) -> None:
-        """Return at once: what ran has ended when the host goes on."""
+        """Return at once: on a CPU, a unit has ended when its call returns."""
 
     def rest(self) -> None:
         """See `Gate.rest`."""
@@ -135,10 +136,10 @@ class CpuGate(UnitCosts):
         return True
 
     def _start_of(self, unit: int) -> int:
-        """The time at which `unit` starts: now, or 0 if it may not.
+        """The time at which `unit` starts: now, or 0 if it may not start.
 
-        The main job may take the core at any moment of this, for as long as it likes. The word is the same before and
-        after the clock is read, so that time lies within the bubble.
+        The main job may take the core at any moment here, for any time. The bubble word is the same before and after
+        the clock is read, so that time lies within the bubble.
         """
         words = self._words
         bubble = words[Field.BUBBLE]
@@ -171,11 +172,11 @@ class CpuGate(UnitCosts):
         unit = self._running
         assert unit is not None
         cpu_ns = now_cpu_ns - self._start_cpu_ns
-        row = tuple(self._row)
-        self._ended.append((unit, row, self._start_ns, now_ns - self._start_ns, cpu_ns, self._longest_ns))
-        self._row.clear()
+        burst = tuple(self._burst)
+        self._ended.append((unit, burst, self._start_ns, now_ns - self._start_ns, cpu_ns, self._longest_ns))
+        self._burst.clear()
         self._ended_ns += cpu_ns
-        # what was unknown or in doubt may be asked for again at once
+        # a unit that was unknown or in doubt may be asked for again at once
         if not self._costs_ns[unit] or self._longest_ns or self._ended_ns >= ACCOUNT_EVERY_NS:
             self._settle()
         self._longest_ns = 0
@@ -185,12 +186,12 @@ class CpuGate(UnitCosts):
         if not self._ended:
             return
         units, busy_ns, group = 0, 0, self._group
-        for unit, row, start_ns, wall_ns, cpu_ns, longest_ns in self._ended:
-            units += 1 + len(row)
+        for unit, burst, start_ns, wall_ns, cpu_ns, longest_ns in self._ended:
+            units += 1 + len(burst)
             busy_ns += cpu_ns
             number = unit
-            if row:
-                number = self._learn_row((unit, *row), cpu_ns)
+            if burst:
+                number = self._learn_burst((unit, *burst), cpu_ns)
             else:
                 self._learn(unit, cpu_ns, longest_ns, group)
             self._records.add(start_ns, wall_ns, cpu_ns, number, group)
@@ -198,41 +199,41 @@ class CpuGate(UnitCosts):
         self._ended_ns = 0
         self._count(units, busy_ns)
 
-    def _learn_row(self, row: tuple[int, ...], cpu_ns: int) -> int:
-        """Share out what a row of units took; the number under which it is recorded."""
-        if HOST_UNIT in row:
-            while row[-1] == HOST_UNIT:
-                row = row[:-1]
+    def _learn_burst(self, burst: tuple[int, ...], cpu_ns: int) -> int:
+        """Learn from what a burst took together. Returns the number under which it is recorded."""
+        if HOST_UNIT in burst:
+            while burst[-1] == HOST_UNIT:
+                burst = burst[:-1]
         else:
-            self._share_out(row, cpu_ns)
-        ends = (self._group, row[0], row[-1])
-        number = self._rows.get(ends)
+            self._share_out(burst, cpu_ns)
+        ends = (self._group, burst[0], burst[-1])
+        number = self._bursts.get(ends)
         if number is None:
-            number = self._rows[ends] = self._records.add_row(*ends)
+            number = self._bursts[ends] = self._records.add_burst(*ends)
         return number
 
-    def _share_out(self, row: tuple[int, ...], cpu_ns: int) -> None:
-        """Learn from what a row of units took together."""
+    def _share_out(self, burst: tuple[int, ...], cpu_ns: int) -> None:
+        """Scale the forecasts of a burst's units by what they took together."""
         costs_ns = self._costs_ns
-        # of the present forecasts: an earlier row of the same units may have changed them since this one ran
-        ratio = cpu_ns / sum([costs_ns[unit] for unit in row])
+        # the present forecasts: an earlier burst of the same units may have changed them since this one ran
+        ratio = cpu_ns / sum([costs_ns[unit] for unit in burst])
         if not AS_FORECAST[0] < ratio < AS_FORECAST[1]:
             factor = 1 + (ratio - 1) * (0.5 if ratio > 1 else 0.05)
-            for unit in set(row):
+            for unit in set(burst):
                 costs_ns[unit] = max(LEAST_COST_NS, costs_ns[unit] * factor)
 
     def _pause(self, unit: int) -> int:
-        """Sleep until `unit` may start, and return that time. Waking in vain counts as declined.
+        """Sleep until `unit` may start, and return that time. A wake-up in vain counts as declined.
 
-        One slow run, or a unit longer than every bubble, must not keep it out for ever: after many bubbles in vain its
-        forecast is forgotten, and it is tried in one of the longest, and stopped at its end if it must be.
+        One slow run must not keep a unit out for ever. After many bubbles in vain its forecast is dropped, and it is
+        tried in one of the longest bubbles. If it is too long for that one too, it is stopped at the bubble's end.
         """
         words = self._words
         left_ns: deque[int] = deque(maxlen=DECLINED_BEFORE_DOUBT)
         while True:
             words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
             received = None
-            # a bubble that began before we said that we sleep found nobody to wake: look once more
+            # a bubble that began before ASLEEP was written woke nobody: look once more
             if not self._start_of(unit):
                 now_ns = monotonic_ns()
                 from_ns, _ = self._renewal(unit, now_ns)

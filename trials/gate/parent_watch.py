@@ -1,4 +1,4 @@
-"""How a side task ends whose daemon was killed: nobody else is left to open the gate, and its stream may wait there."""
+"""Ends a CUDA side task whose daemon was killed: its stream may wait at a gate that nobody else would open."""
 
 import os
 import select
@@ -9,23 +9,23 @@ import time
 from ds_hooks.shared.page import DeviceGate, Field
 
 FORCE_EVERY_S = 1e-3
-"""The main job's device may shut the gate again."""
+"""Force the gate again this often, because the main job's device may shut it again."""
 
 PATIENCE_S = 20.0
-"""What is queued takes milliseconds. A side task that has not come to its end by then never will."""
+"""Queued work takes milliseconds, so a side task that has not ended by then never will."""
 
 
 class ParentWatch:
-    """Instead of `die_with_parent`, in a thread that sleeps while the parent lives.
+    """Does the work of `die_with_parent` in a thread, which sleeps while the parent lives.
 
-    Once the parent has ended, the gate is forced open until `close`, which the side task calls when nothing waits any
-    more, since it sees that the parent has ended. Then the gate is shut and the process killed, so that its trials are
-    as those of any killed side task: another takes them over.
+    When the parent has ended, the gate is forced open until `close`. The side task sees the end of its parent too, and
+    calls `close` when nothing waits any more. Then the gate is shut and the process killed. Another side task takes its
+    trials over, as those of any killed one.
 
     Args:
         words: the page's.
-        parent_pid: whose end is watched.
-        patience_s: for how long the gate is forced at most.
+        parent_pid: the process whose end is watched.
+        patience_s: the longest time for which the gate is forced.
     """
 
     def __init__(self, words: "memoryview[int]", parent_pid: int, patience_s: float = PATIENCE_S) -> None:
@@ -39,7 +39,7 @@ class ParentWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Nothing waits for the gate any more."""
+        """End the thread: nothing waits for the gate any more."""
         if self._thread.is_alive():
             os.eventfd_write(self._over_fd, 1)
             self._thread.join()

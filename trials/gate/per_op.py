@@ -1,4 +1,4 @@
-"""Host work on a device with streams: nobody knows its length, so each operation waits for a bubble by itself."""
+"""Host work on a CUDA device: its length is unknown, so each operation waits for a bubble by itself."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class PerOp(TorchDispatchMode):
-    """While it is entered, `before` is called before every operation of PyTorch that this thread starts."""
+    """While entered, calls `before` ahead of every PyTorch operation that this thread starts."""
 
     def __init__(self, before: Callable[[], None]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the processes of a side task ask of the kernel."""
+"""Requests of a side task's processes to the kernel."""
 
 import ctypes
 import os
@@ -12,24 +12,28 @@ _SLACK_NS = 1000
 
 
 def die_with_parent(wanted: bool = True) -> None:
-    """Have the kernel kill this process when its parent ends, even if it is stopped then; or not. Linux only."""
+    """Have the kernel kill this process when its parent ends, even if it is stopped then. Linux only.
+
+    Args:
+        wanted: False takes that back.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if wanted else 0)
 
 
 def wake_promptly() -> None:
-    """Have the kernel end this thread's sleeps, and those of all that it will start, within a microsecond."""
+    """Have the kernel end the sleeps of this thread, and of all that it starts later, within a microsecond."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(_SLACK_NS))
 
 
 def run_when_idle() -> None:
-    """Run this thread only when nothing else wants the core (SCHED_IDLE): for work whose time nobody waits for.
+    """Run this thread only when nothing else wants the core (SCHED_IDLE), for work that nothing waits for.
 
-    Only a privileged process may take that back.
+    Only a privileged process can take that back.
     """
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def nap(seconds: float) -> int | None:
-    """Sleep in the kernel until one of the gate's signals comes, and return it, or None after `seconds`."""
+    """Sleep in the kernel for `seconds`, or until one of the gate's signals comes. Returns the signal, or None."""
     received = signal.sigtimedwait(GATE_SIGNALS, seconds)
     return None if received is None else received.si_signo

@@ -1,4 +1,4 @@
-"""What every gate keeps of its units: their names, what they cost, which were too long, and a record of each."""
+"""What every gate knows of its units: their names, their costs, and which were too long for every bubble."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -9,32 +9,32 @@ from trials.gate.base import HOST_UNIT, Starved
 from trials.gate.unit_records import UnitRecords
 
 UNKNOWN_COST_NEEDS_NS = 1_000_000
-"""A unit that never ran starts only if at least this much of the permit is left."""
+"""A unit of unknown cost starts only if at least this much of the permit is left."""
 
 HOST_WORK_NEEDS_NS = 200_000
 """Host work starts only if at least this much of the permit is left."""
 
 LEAST_COST_NS = 1_000.0
-"""No unit is forecast to take less: it would be as good as unknown."""
+"""No unit is forecast to take less, because 0 means unknown."""
 
 DECLINED_BEFORE_DOUBT = 32
-"""More than a step has bubbles, so what fits the longest one waits for it."""
+"""This many bubbles are more than one step has, so a unit that fits the longest bubble has met it by then."""
 
 NEARLY_LONGEST = 0.9
-"""What was declined so often is tried in a bubble that is not much shorter than the longest of those."""
+"""A unit that was declined that often is tried in a bubble of at least this share of the longest of them."""
 
 LOOK_AGAIN_S = 0.5
 
 
 class UnitCosts:
-    """Numbers units and knows their costs; the part of a gate that does not depend on the device.
+    """Numbers units and forecasts their costs: the part of a gate that does not depend on the device.
 
-    A unit's forecast follows the device time that it took, rising fast and falling slowly, so it settles near the 0.9
-    expectile of what it costs.
+    A unit's forecast follows the device time that it took. It rises fast and falls slowly, so it settles near the 0.9
+    expectile.
 
     Args:
         page: the device's page; the caller has claimed the side task's role.
-        records: where units are recorded; None: nowhere.
+        records: receives a record of each unit; None: no record is kept.
     """
 
     def __init__(self, page: Page, records: UnitRecords | None = None) -> None:
@@ -60,27 +60,27 @@ class UnitCosts:
         self._starved.clear()
 
     def take_starved(self) -> list[Starved]:
-        """The units that were found too long for all bubbles since the last call or the last change of units."""
+        """See `Gate.take_starved`."""
         found, self._starved = self._starved, []
         return found
 
     def add_work(self, trial_samples: int) -> None:
-        """Count finished work on the page, where the daemon reads it."""
+        """See `Gate.add_work`. The count is on the page, where the daemon reads it."""
         self._words[Field.WORK] += trial_samples
 
     def _account(
         self, unit: int, start_ns: int, wall_ns: int, busy_ns: int, longest_ns: int, group: int, *, learn: bool = True
     ) -> None:
-        """Note that `unit` ran, and what it took of the device.
+        """Note that `unit` ran, and how much device time it took.
 
         Args:
             unit: its number.
             start_ns: when it began.
-            wall_ns: how long that was ago at its end.
-            busy_ns: what it took of the device.
+            wall_ns: the time from its begin to its end.
+            busy_ns: the device time that it took.
             longest_ns: the longest of the bubbles in which it had been declined, if it ran to find out; else 0.
             group: the index of the units in use when it was asked for.
-            learn: whether it says what the unit will take.
+            learn: whether its time predicts the next run.
         """
         if learn:
             self._learn(unit, busy_ns, longest_ns, group)
@@ -88,14 +88,14 @@ class UnitCosts:
         self._records.add(start_ns, wall_ns, busy_ns, unit, group)
 
     def _is_known(self, group: int, unit: int) -> bool:
-        """Whether there is a forecast for a unit of these units."""
+        """Whether there is a forecast for `unit` of `group`."""
         if group == self._group or unit == HOST_UNIT:
             return bool(self._costs_ns[unit])
         trials, names = self._declared[group]
         return bool(self._known_costs_ns.get(_key(trials, names[unit])))
 
     def _learn(self, unit: int, busy_ns: int, longest_ns: int, group: int) -> None:
-        """Forecast what `unit` costs by what it took; the arguments are those of `_account`."""
+        """Update the forecast of `unit` by what it took; for the arguments see `_account`."""
         if unit == HOST_UNIT:
             self._costs_ns[unit] = HOST_WORK_NEEDS_NS  # even if it was in doubt
             return
@@ -115,10 +115,14 @@ class UnitCosts:
         words[Field.BUSY_NS] += busy_ns
 
     def _doubt(self, unit: int, left_ns: "deque[int]") -> int:
-        """After many bubbles in vain, of which the last ones left it so much: forget what `unit` costs.
+        """Drop the forecast of `unit` if it has waited for many bubbles in vain.
+
+        Args:
+            unit: its number.
+            left_ns: how much time the last bubbles left it.
 
         Returns:
-            The longest of them, in one of which it is to be tried now; 0: not yet.
+            The longest of those times; the unit is to be tried when it has nearly as much. 0: not yet.
         """
         if len(left_ns) < DECLINED_BEFORE_DOUBT:
             return 0
@@ -134,7 +138,7 @@ class UnitCosts:
 
 
 def _learned_ns(cost_ns: float, busy_ns: int, longest_ns: int) -> float:
-    """What a unit is forecast to cost after it took `busy_ns`."""
+    """Return the forecast of a unit that took `busy_ns`; `cost_ns` is the forecast before, 0 if there was none."""
     if not cost_ns or longest_ns:
         return max(LEAST_COST_NS, float(busy_ns))
     return max(LEAST_COST_NS, cost_ns + (busy_ns - cost_ns) * (0.5 if busy_ns > cost_ns else 0.05))

@@ -1,4 +1,4 @@
-"""What a side task leaves behind of its units: when each ran, and their names."""
+"""The record that a side task leaves of its units: their names, and when each ran."""
 
 import json
 import os
@@ -17,13 +17,13 @@ _U32_MAX = 2**32 - 1
 class UnitRecords:
     """Units in a rotating file, and their names by group in one that only grows.
 
-    A file that is written anew would keep the side task waiting for the disk. One that comes after another goes on with
-    the numbers of that one's groups.
+    The names' file only grows, because rewriting it would make the side task wait for the disk. A side task that
+    continues an earlier one's files continues the numbers of its groups.
 
     Args:
-        path: receives a `UNIT_RECORD` per unit that ran, or row of short ones. The same with the suffix ``.jsonl``
+        path: receives a `UNIT_RECORD` per unit that ran, or burst of short units. The same with the suffix ``.jsonl``
             receives the names, one JSON object per line, ``{"group": 0, "trials": K, "units": [...]}``; a later line of
-            the same group goes on with its names. None: nothing is written.
+            the same group has its further names. None: nothing is written.
         most_bytes: when `path` is full; see `RotatingFile`.
     """
 
@@ -42,22 +42,22 @@ class UnitRecords:
         self._has_new_names = False
 
     def add_group(self, trials: int, names: Sequence[str]) -> int:
-        """A group of `trials`, with as many units as `names`; its number."""
+        """Add a group of `trials` trials, with a unit for each of `names`. Returns its number."""
         self._trials.append(trials)
         self._names.append(list(names))
         self._written.append(0)
         self._has_new_names = True
         return len(self._names) - 1
 
-    def add_row(self, group: int, first: int, last: int) -> int:
-        """A row of units, from the `first` to the `last` one; its number."""
+    def add_burst(self, group: int, first: int, last: int) -> int:
+        """Add a name for the burst of units from `first` to `last`. Returns its number."""
         names = self._names[group]
         names.append(f"{names[first]} … {names[last]}")
         self._has_new_names = True
         return len(names) - 1
 
     def add(self, start_ns: int, wall_ns: int, busy_ns: int, unit: int, group: int) -> None:
-        """A unit, or a row of units, has run."""
+        """Record that a unit, or a burst of units, has run."""
         if self._units is None:
             return
         if wall_ns > _U32_MAX:
@@ -74,14 +74,14 @@ class UnitRecords:
                 file.close()
 
     def _write(self) -> None:
-        """Units, and before them all names that they may have."""
+        """Write the units, and before them all names that they may have."""
         if self._names_file is not None and self._has_new_names:
             self._has_new_names = False
             for group, names in enumerate(self._names):
                 new = names[self._written[group] :]
                 if new:
                     line = {"group": self._first_group + group, "trials": self._trials[group], "units": new}
-                    # begins anew: a killed side task may have left half a line
+                    # on a line of its own: a killed side task may have left half a line
                     if not self._names_file.write(f"\n{json.dumps(line)}\n".encode()):
                         self._has_new_names = True
                         break
@@ -92,11 +92,11 @@ class UnitRecords:
 
 
 def _groups_in(path: Path) -> int:
-    """How many groups an earlier side task has named."""
+    """Return how many groups an earlier side task has named."""
     count = 0
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             count = max(count, json.loads(line)["group"] + 1)
         except json.JSONDecodeError:
-            continue  # it is empty, or was cut short
+            continue  # empty, or cut short
     return count

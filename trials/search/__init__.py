@@ -1,1 +1,1 @@
-"""The process that talks to Optuna, and the training process's line to it."""
+"""The process that talks to Optuna, and the training process's end of the line to it."""

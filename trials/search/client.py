@@ -22,16 +22,16 @@ class Search(Protocol):
 
 
 class SearchClient:
-    """The training process's end of the line to the search worker, a forked process; reading never blocks for long.
+    """Forks the search worker, and is the line to it. Reading never blocks for long.
 
     Args:
-        serve: what the search worker does with its requests and answers.
+        serve: runs in the search worker, with its requests and answers.
     """
 
     def __init__(self, serve: Callable[[TextIO, TextIO], None]) -> None:
         requests_fd, send_fd = os.pipe()
         receive_fd, answers_fd = os.pipe()
-        pid = os.fork()  # nothing has computed yet, so there are no threads to lose
+        pid = os.fork()  # nothing has been computed yet, so there are no threads to lose
         if pid == 0:
             status = 1
             try:
@@ -55,7 +55,7 @@ class SearchClient:
         os.write(self._send_fd, json.dumps(request).encode() + b"\n")
 
     def answers(self, wait_s: float = 0.0) -> list[dict[str, Any]]:
-        """What the search worker has answered; waits up to `wait_s` for a first answer.
+        """See `Search.answers`.
 
         Raises:
             RuntimeError: the search worker reported an error or is gone.
@@ -73,15 +73,15 @@ class SearchClient:
         return found
 
     def close(self, reason: str, timeout_s: float = 10.0, *, is_urgent: Callable[[], bool] = lambda: True) -> bool:
-        """Let the search worker do what it was asked, end what still runs as failed for `reason`, and leave.
+        """Let the search worker finish its requests, end the trials that still run as failed, and exit.
 
         Args:
-            reason: why trials fail that have not ended.
+            reason: the recorded cause of failure of those trials.
             timeout_s: how long it may take once it is urgent.
-            is_urgent: until then there is all the time that it needs; beside a busy main job that is long.
+            is_urgent: until this returns True, the worker may take any time. Beside a busy main job it needs long.
 
         Returns:
-            Whether it did.
+            Whether it finished.
         """
         try:
             self.send(stop=reason)

@@ -1,4 +1,4 @@
-"""Where Optuna keeps a study: the storage that a configuration names."""
+"""Opens the storage, named in the configuration, where Optuna keeps a study."""
 
 import fcntl
 import os
@@ -7,16 +7,19 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
 SQLITE_PATIENCE_S = 60
-"""SQLite gives up after five seconds; a search worker in the middle of a write may get no time for longer than that."""
+"""By default SQLite gives up after five seconds. A search worker in mid-write may wait longer for a core."""
 
 LONGEST_LINE = 1 << 20
-"""Of a journal, in bytes, by far."""
+"""No line of a journal has nearly as many bytes."""
 
 
 class _FileLock:
-    """Optuna's locks of a journal are files, which outlive a killed process, and are then waited for half a minute.
+    """A journal's lock that ends with its process.
 
-    Who gets it removes half a line that a full disk or a crash has left: behind it, the next would be unreadable too.
+    Optuna's own lock is a file. It outlives a killed process, and then others wait for it for half a minute.
+
+    Getting this lock also removes half a line that a full disk or a crash has left. The next line would be unreadable
+    behind it.
     """
 
     def __init__(self, path: str) -> None:
@@ -38,12 +41,11 @@ class _FileLock:
 
 
 def open_storage(named: str) -> BaseStorage:
-    """Optuna's storage.
+    """Open Optuna's storage.
 
     Args:
-        named: a database's URL, or the path of a journal, which is made if there is none. A journal costs a search
-        worker
-            less by far: what others wrote is read from the end of a file.
+        named: a database's URL, or the path of a journal, which is created if it does not exist. A journal costs far
+            less, because what others wrote is read from the end of a file.
     """
     if "://" not in named:
         return JournalStorage(JournalFileBackend(named, _FileLock(named)))

@@ -1,10 +1,13 @@
 """The search worker: a process that talks to Optuna, so that the training process never waits for a database.
 
-The side task's main program forks it once torch and the study are loaded. One JSON object per line. In: `{"ask": n}`,
-`{"report": number, "epoch": e, "value": v, "final": bool}`, `{"fail": number, "reason": text}`, `{"stop": reason}`.
-Out: `{"trials": [{"number": i, "params": {…}}, …], "exhausted": bool}`, `{"pruned": number}`, `{"error": text}`. Its
-core is the main job's too, so it runs only when nothing else wants that core, but for two things: the first trials, if
-no main job is there yet, and what it does under the lock for which other search workers wait.
+The side task's main program forks it once torch and the study are loaded. They exchange one JSON object per line.
+
+- Requests: `{"ask": n}`, `{"report": number, "epoch": e, "value": v, "final": bool}`,
+  `{"fail": number, "reason": text}`, `{"stop": reason}`.
+- Answers: `{"trials": [{"number": i, "params": {…}}, …], "exhausted": bool}`, `{"pruned": number}`, `{"error": text}`.
+
+Its core belongs to the main job, so it runs only when nothing else wants that core. Two things are exempt: the first
+trials, if no main job has come yet, and work under the lock for which other search workers wait.
 """
 
 import argparse
@@ -33,20 +36,20 @@ PARAMS = "squeezer_params"
 REASON = "squeezer_reason"
 
 HOLDER_NICE = 10
-"""Of what holds the lock, a few ms per trial: the main job keeps nine tenths of a core that it needs all the time."""
+"""The niceness of work under the lock, a few ms per trial. A busy main job still keeps nine tenths of its core."""
 
 _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerConfig:
-    """Where a search worker works.
+    """Where a search worker keeps its trials, and its name.
 
     Args:
         storage: a database's URL or a journal's path, see `open_storage`.
-        study_name: Optuna's study name; made if there is none yet.
-        worker: who we are; trials that an earlier process of this name left running are taken over.
-        lock_file: workers of one machine take trials under its lock, so that none too many is made.
+        study_name: Optuna's study name; the study is created if it does not exist.
+        worker: this worker's name. It takes over trials that an earlier process of this name left running.
+        lock_file: workers of one machine take trials under its lock, so that they create no more than the study wants.
     """
 
     storage: str
@@ -59,9 +62,9 @@ class SearchWorker:
     """One worker's share in a study.
 
     Args:
-        study: what the user wrote.
-        config: where.
-        holder: runs what is done under the lock.
+        study: the user's.
+        config: where its trials are.
+        holder: runs the work that is done under the lock.
     """
 
     def __init__(self, study: Study, config: WorkerConfig, holder: Executor) -> None:
@@ -79,13 +82,13 @@ class SearchWorker:
         ]
 
     def ask(self, most: int) -> dict[str, Any]:
-        """Up to `most` trials to train: first those left behind, then new ones."""
+        """Return up to `most` trials to train: first those left behind, then new ones."""
         found: list[dict[str, Any]] = []
         while len(found) < most and self._left_behind:
             frozen = self._left_behind.pop()
             if PARAMS in frozen.user_attrs:
                 params: dict[str, Any] | None = json.loads(frozen.user_attrs[PARAMS])
-            else:  # killed while it asked
+            else:  # its worker was killed while it asked
                 params = self._suggest(self._begin(frozen._trial_id))
             if params is not None:
                 found.append({"number": frozen.number, "params": params})
@@ -101,9 +104,9 @@ class SearchWorker:
         return {"trials": found, "exhausted": exhausted}
 
     def report(self, number: int, epoch: int, value: float, final: bool) -> dict[str, Any] | None:
-        """Note a score; the answer says so if the trial is pruned."""
+        """Record a score. Returns an answer if the trial is pruned."""
         if self._has_ended(number):
-            return None  # pruned, and this was on its way already
+            return None  # it was pruned while this score was on its way
         trial = self._trial(number)
         trial.report(value, epoch)
         if final:
@@ -114,7 +117,7 @@ class SearchWorker:
         return None
 
     def fail(self, number: int, reason: str) -> None:
-        """End a trial as failed, with its reason."""
+        """End trial `number` as failed for `reason`."""
         if self._has_ended(number):
             return
         self._trial(number).set_user_attr(REASON, reason)
@@ -127,9 +130,10 @@ class SearchWorker:
                 self.fail(trial.number, reason)
 
     def _claim(self, most: int) -> list[int]:
-        """The ids of up to `most` trials that are ours now: those that the user has enqueued, then new ones.
+        """Claim up to `most` trials, first those that the user has enqueued, then new ones. Returns their ids.
 
-        As `Study.ask`, but new ones are ours from the first moment: killed in between, they would be nobody's.
+        Like `Study.ask`, but new trials carry this worker's name from the start. Otherwise,
+        if it were killed before writing its name, no worker would take them over.
         """
         known = self._study.get_trials(deepcopy=False)
         claimed: list[int] = []
@@ -145,7 +149,7 @@ class SearchWorker:
         return claimed
 
     def _begin(self, trial_id: int) -> Trial:
-        self._study._thread_local.cached_all_trials = None  # as `Study.ask`: the sampler must see what is new
+        self._study._thread_local.cached_all_trials = None  # as in `Study.ask`: the sampler must see new trials
         trial = Trial(self._study, trial_id)
         self._trials[trial.number] = trial
         return trial
@@ -178,7 +182,7 @@ class SearchWorker:
 
 
 def _open_study(study: Study, config: WorkerConfig) -> optuna.Study:
-    """To be called alone: of two that make a new storage's tables, or its study, at once, one fails."""
+    """Call it under the lock: if two create the tables of a new storage at once, or its study, one of them fails."""
     return optuna.create_study(
         storage=open_storage(config.storage),
         study_name=config.study_name,
@@ -190,18 +194,18 @@ def _open_study(study: Study, config: WorkerConfig) -> optuna.Study:
 
 
 def close_study(storage: str, name: str, reason: str, worker: str | None = None) -> int:
-    """End every trial that is still running or waiting as failed, with its reason. Returns how many.
+    """End every trial that is still running or waiting as failed. Returns how many.
 
     Args:
         storage: see `open_storage`.
         name: Optuna's study name.
-        reason: why they fail.
-        worker: only those which this worker has begun; None: all.
+        reason: the recorded cause.
+        worker: end only trials that this worker has begun; None: all.
     """
     try:
         study = optuna.load_study(study_name=name, storage=open_storage(storage))
     except KeyError:
-        return 0  # no side task ever came so far
+        return 0  # no side task has created it
     unfinished = study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))
     if worker is not None:
         unfinished = [trial for trial in unfinished if trial.user_attrs.get(WORKER) == worker]
@@ -217,11 +221,11 @@ def serve(
     """Be the search worker: answer requests until they end or one asks to stop.
 
     Args:
-        study: what the user wrote.
-        config: where.
+        study: the user's.
+        config: where its trials are.
         requests: one JSON object per line.
-        answers: likewise; what goes wrong is told here before it is raised.
-        attached: whether a main job is there; if so, even the first trials are found in its idle time.
+        answers: the same. An error is written here before it is raised.
+        attached: whether a main job has come. If so, even the first trials are found in its idle time.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GATE_SIGNALS)
     die_with_parent()
@@ -251,9 +255,9 @@ def serve(
 
 
 def _start_holder() -> Executor:
-    """A thread that is never idle, for what holds a lock: others would wait until a busy core has time for it.
+    """Start a thread for work under the lock. It is outside the idle class, because others wait for the lock.
 
-    There is no way back from `run_when_idle`, but each thread has a class and a niceness of its own.
+    `run_when_idle` cannot be undone, but each thread has a scheduling class and a niceness of its own.
     """
     holder = ThreadPoolExecutor(max_workers=1)
     holder.submit(os.nice, HOLDER_NICE).result()

@@ -1,1 +1,1 @@
-"""The side task's process: what is trained when, and on which device."""
+"""The side task's process: which trials train when, and on which device."""

@@ -1,4 +1,4 @@
-"""Cohorts, and what is known of how many trials fit the bubbles when they are fused."""
+"""Cohorts of trials that can be fused, and how many of them may be without units too long for the bubbles."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 
 
 class Fit:
-    """What hinders trials of one structure from being fused.
+    """Limits on fusing trials of one structure.
 
     Attributes:
-        most: the trials that a group may have, so that no unit of it is longer than the bubbles.
-        mixes: whether they may be at different epochs.
+        most: how many trials a group may have without a unit longer than the bubbles.
+        mixes: whether trials of a group may be at different epochs.
     """
 
     def __init__(self, most: int, mixes: bool = True) -> None:
@@ -32,10 +32,13 @@ class Fit:
         self.most = most
         self.mixes = mixes
         self._needs_ns: dict[str, dict[int, int]] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def may_halve(self, found: Starved) -> bool:
-        """Whether fewer trials may make the unit short enough: not, if what it took with more trials says otherwise."""
+        """Whether a group of half the trials may make the unit short enough.
+
+        Not so if a straight line through its times with these and with more trials stays too long for one trial.
+        """
         known_ns = self._needs_ns.setdefault(found.unit, {})
         known_ns[found.trials] = found.needs_ns
         if found.trials == 1:
@@ -47,23 +50,23 @@ class Fit:
         return found.needs_ns - (found.trials - 1) * per_trial_ns <= found.longest_ns
 
     def is_news(self, unit: str) -> bool:
-        """Whether this is asked for the first time of `unit`."""
-        if unit in self._told:
+        """Whether this is the first call for `unit`."""
+        if unit in self._reported:
             return False
-        self._told.add(unit)
+        self._reported.add(unit)
         return True
 
 
 class Cohort:
-    """Trials of one structure, each at an epoch of its own; all begin an epoch together.
+    """Trials of one structure, each at an epoch of its own. All begin their epochs together.
 
     Args:
         study: the user's.
         gate: the groups'.
-        fit: what is known of their structure.
+        fit: the limits of their structure.
 
     Attributes:
-        groups: of the trials: one, or several that take turns with every batch.
+        groups: the trials' groups: one, or several that take turns with every batch.
         fit: see above.
     """
 
@@ -75,26 +78,26 @@ class Cohort:
 
     @property
     def numbers(self) -> list[int]:
-        """The trials that are left."""
+        """The trials' numbers."""
         return [number for group in self.groups for number in group.numbers]
 
     @property
     def readers(self) -> list[Reader]:
-        """The same, and what epoch each has before it."""
+        """The trials, and the epoch that each trains next."""
         return [reader for group in self.groups for reader in group.readers()]
 
     @property
     def asked(self) -> list[dict[str, Any]]:
-        """The same as the search worker has told of them."""
+        """The trials, as the search worker sends them."""
         return [{"number": reader.number, "params": reader.params} for reader in self.readers]
 
     def add(self, members: Sequence[Member]) -> None:
-        """Let `members` begin with the next epoch: in groups that have room for them, or in new ones.
+        """Let `members` begin with the next epoch, in groups that have room for them or in new ones.
+
+        After any error, trials that are no longer in the cohort are lost.
 
         Raises:
             FuseError: they cannot be fused.
-
-        Whatever is raised, trials that are not left in the cohort then are lost.
         """
         waiting, most = list(members), self.fit.most
         for group in tuple(self.groups) if self.fit.mixes else ():
@@ -102,7 +105,7 @@ class Cohort:
             joining, waiting = waiting[:room], waiting[room:]
             if joining:
                 fresh = self._fused(joining)
-                self.groups.remove(group)  # one that could not take them all is in pieces
+                self.groups.remove(group)  # a group that fails to take them all is in pieces
                 group.merge(fresh)
                 self.groups.append(group)
         count = ceil(len(waiting) / most)
@@ -110,10 +113,10 @@ class Cohort:
             self.groups.append(self._fused(waiting[first::count]))
 
     def batches(self) -> Iterator[tuple[TrialGroup, Tensor, Tensor, bool]]:
-        """The batches of each trial's epoch, for all groups in turn, and what else `TrialGroup.train_step` takes.
+        """Yield the batches of each trial's epoch, for all groups in turn, with the arguments of `train_step`.
 
         Each epoch is read once: side by side if trials at different epochs mix, else one after another. A group may be
-        split meanwhile: both halves go on with the next batch.
+        split meanwhile; both halves continue with the next batch.
         """
         readers = self.readers
         if self.fit.mixes:
@@ -126,7 +129,7 @@ class Cohort:
             yield from self._trained([reader for reader in readers if reader.epoch == epoch])
 
     def halve(self, group: TrialGroup) -> None:
-        """Make two groups of `group`; each trial gives what it would have given. The gate uses neither's units yet."""
+        """Split `group` in two. No trial's result changes. Call `use_units` of one before it runs."""
         half = group.size // 2
         self.fit.most = min(self.fit.most, group.size - half)
         self._split(group, group.numbers[group.size - half :])
@@ -151,13 +154,13 @@ class Cohort:
                         yield (part, *fuse_batches(chosen))
 
     def part_epochs(self, cause: str) -> None:
-        """From now on let trials at different epochs be in different groups, and say why."""
+        """Put trials at different epochs in different groups from now on, and log the cause."""
         log.warning("%s: trials at different epochs are not fused, but take turns", cause)
         self.fit.mixes = False
 
     def _alike(self, group: TrialGroup, batches: Mapping[int, Batch]) -> list[TrialGroup]:
-        """`group`, in parts if trials at different epochs have batches of different shapes, or some have none."""
-        distinct = {id(batch): batch for batch in map(batches.get, group.numbers)}  # asked with every step
+        """Return `group`, in parts if some of its trials have batches of different shapes, or none."""
+        distinct = {id(batch): batch for batch in map(batches.get, group.numbers)}  # computed in every step
         if len(set(map(shapes, distinct.values()))) == 1:
             return [group]
         alike: dict[object, list[int]] = {}

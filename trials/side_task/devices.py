@@ -1,4 +1,4 @@
-"""Where a side task computes: on the rank's cores, or on its CUDA device. Only this and what it uses knows which."""
+"""Where a side task computes: on the rank's cores, or on its CUDA device. The rest of the side task need not know."""
 
 import ctypes
 import logging
@@ -25,7 +25,7 @@ from trials.training.batches import Pinned
 from trials.training.rehearsal import rehearse, try_out
 
 CONTEXT_BYTES = 600 << 20
-"""What a context takes besides what is allocated in it; it counts as the side task's."""
+"""The device memory that a CUDA context takes besides its allocations. It counts as the side task's."""
 
 _BLOCKING_SYNC = 4
 
@@ -33,23 +33,33 @@ log = logging.getLogger(__name__)
 
 
 class SideDeviceError(Exception):
-    """A side task cannot compute here, now or ever; the text says why."""
+    """A side task cannot compute on this device. The message gives the reason."""
 
 
 class SideDevice(Protocol):
-    """Made once per process, before any tensor."""
+    """The device of a side task. Created once per process, before any tensor."""
 
     def adopt(self, study: Study) -> None:
-        """Have `study` work here; it need not know."""
+        """Make `study` work on this device, without its knowledge."""
 
     def gate(self, page: Page, records: UnitRecords, on_overrun: Callable[[int, int], None]) -> Gate:
-        """The gate of this device."""
+        """Return the gate of this device.
+
+        Args:
+            page: the device's page.
+            records: receives a record of each unit.
+            on_overrun: called with (slot, ns) of a unit that ran on after its bubble, if the device notices.
+        """
 
     def rehearse(self, study: Study, page: Page, gate: Gate) -> int:
-        """Train throw-away trials: what is imported, compiled or wrong shows. Returns how many trials fit at most."""
+        """Train throw-away trials, so that imports, compilations and errors come first.
+
+        Returns:
+            How many trials fit at most.
+        """
 
     def offload(self, page: Page, gate: Gate, tell: Callable[[Status], None]) -> Offload | None:
-        """What gives way to the main job's memory; None where nothing does."""
+        """Return what gives memory back to the main job; None where memory is not shared."""
 
 
 class CpuSideDevice:
@@ -59,30 +69,30 @@ class CpuSideDevice:
         """Nothing to do."""
 
     def gate(self, page: Page, records: UnitRecords, on_overrun: Callable[[int, int], None]) -> Gate:
-        """The main job itself knows what ran over."""
+        """See `CpuGate`. The main job itself notices overruns."""
         return CpuGate(page, records)
 
     def rehearse(self, study: Study, page: Page, gate: Gate) -> int:
-        """Without the gate: the main job stops this process at every bubble's end."""
+        """Train without the gate: the main job stops this process at the end of every bubble."""
         rehearse(study)
         return study.fused
 
     def offload(self, page: Page, gate: Gate, tell: Callable[[Status], None]) -> Offload | None:
-        """None: the machine's memory is large."""
+        """Return None: the machine's memory is large."""
         return None
 
 
 class CudaSideDevice:
     """The one CUDA device that this process sees.
 
-    All of it runs on one stream of the lowest priority, which is current in this thread from now on, and in the
+    All its work runs on one stream of the lowest priority. That stream becomes current in this thread, and in the
     backward passes that it starts. The host sleeps while it waits for the device.
 
     Args:
         memory_fraction: the most of the device's memory that this process may hold, its context included.
 
     Raises:
-        SideDeviceError: there is no such device, or the share is too small for a context.
+        SideDeviceError: there is no such device, or the share is too small for a CUDA context.
     """
 
     def __init__(self, memory_fraction: float) -> None:
@@ -107,7 +117,7 @@ class CudaSideDevice:
         wake_promptly()
 
     def adopt(self, study: Study) -> None:
-        """Models are made on the host and moved, so that a trial begins as it would there; batches are pinned."""
+        """Build models on the host and move them, so that a trial begins as it would there. Pin batches."""
         own = vars(study)
         make, batches, validation = study.model, study.batches, study.validation
 
@@ -126,11 +136,11 @@ class CudaSideDevice:
             raise SideDeviceError(f"the device cannot wait for bubbles: {error}") from None
         stream = self._stream.cuda_stream
         gate = CudaGate(page, driver, stream, records, device_uuid=self._uuid, on_overrun=on_overrun)
-        die_with_parent(False)  # the stream may wait then: the gate sees to it that this process ends
+        die_with_parent(False)  # the stream may be waiting then; the gate ends this process
         return gate
 
     def rehearse(self, study: Study, page: Page, gate: Gate) -> int:
-        """Some steps of one trial, and of two, in bubbles like any; what they take of the memory tells what fits."""
+        """Train one trial, then two, for some steps in bubbles. Their peaks of memory show how many fit."""
         peaks = []
         for trials in (1, 2):
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -140,8 +150,8 @@ class CudaSideDevice:
                 return trials - 1
             peaks.append(torch.cuda.max_memory_allocated(self._device))
         one, two = peaks
-        told = page.words[Field.SIDE_LIMIT_BYTES]  # by now a main job is there
-        return most_trials(one, two, min(self._limit, told) if told else self._limit)
+        limit = page.words[Field.SIDE_LIMIT_BYTES]  # set by now, because a main job has come
+        return most_trials(one, two, min(self._limit, limit) if limit else self._limit)
 
     def offload(self, page: Page, gate: Gate, tell: Callable[[Status], None]) -> Offload | None:
         """See `Offload`."""
@@ -149,7 +159,7 @@ class CudaSideDevice:
 
 
 def make_side_device(kind: str, memory_fraction: float) -> SideDevice:
-    """The side task on a kind of device.
+    """Return the side task's device of `kind`, "cpu" or "cuda".
 
     Raises:
         SideDeviceError: it cannot be used.
@@ -158,7 +168,9 @@ def make_side_device(kind: str, memory_fraction: float) -> SideDevice:
 
 
 def _sleep_while_waiting() -> None:
-    """Have the host sleep, not spin, where it waits for device 0. PyTorch offers no way; before there is a context.
+    """Have the host sleep, not spin, while it waits for device 0. Call it before there is a context.
+
+    PyTorch has no option for this.
 
     Source: CUDA driver API, `cuDevicePrimaryCtxSetFlags`, `CU_CTX_SCHED_BLOCKING_SYNC`.
     """

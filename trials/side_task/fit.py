@@ -1,14 +1,14 @@
 """How many trials fit into a share of a device's memory."""
 
 FRAGMENTED = 0.1
-"""What an allocator cannot use of what it holds."""
+"""The share of its memory that an allocator cannot use."""
 
 
 def most_trials(one: int, two: int, limit: int) -> int:
-    """The largest K whose training fits, by a straight line through two measurements.
+    """Return the largest number of trials whose training fits, by a straight line through two measurements.
 
     Args:
-        one: the most bytes that were in use while one trial was trained.
+        one: the peak of bytes in use while one trial trained.
         two: the same for two trials, fused.
         limit: the bytes that may be held.
 
@@ -18,5 +18,5 @@ def most_trials(one: int, two: int, limit: int) -> int:
     usable = limit * (1 - FRAGMENTED)
     if one > usable:
         return 0
-    slope = max(two - one, one // 16, 1)  # what two trials share cannot be all of it: a line must rise
+    slope = max(two - one, one // 16, 1)  # two trials cannot share everything, so the line must rise
     return 1 + int((usable - one) // slope)

@@ -1,4 +1,4 @@
-"""The side task's main program: trains a study's trials, fused, whenever the gate lets it."""
+"""The side task's main program: trains the fused trials of a study whenever the gate is open."""
 
 import argparse
 import json
@@ -54,7 +54,7 @@ def main() -> int:
     arguments = _parse()
     logs.set_up(rank=arguments.rank)
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the daemon ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the daemon ends this one
     block_signals()
     import torch
 
@@ -93,7 +93,7 @@ def _serve(study: "Study", arguments: argparse.Namespace, tell: "Callable[[statu
         worker=arguments.worker,
         lock_file=arguments.lock,
     )
-    # forked before the page is opened, so that the page's locks stay this process's own, and before there is a context
+    # forked before the page is opened, so that only this process holds its locks, and before there is a CUDA context
     search = SearchClient(partial(serve, study, worker_config, attached=partial(_job_attached, arguments.page)))
     if arguments.log is not None:  # this process's own, as one may turn it over
         logs.add_file(arguments.log, rank=arguments.rank or 0, run=arguments.log.parent.name)
@@ -116,12 +116,12 @@ def _serve(study: "Study", arguments: argparse.Namespace, tell: "Callable[[statu
         raise
     finally:
         may_unmap = gate is not None and gate.close()
-        # scores of a study that is done must reach it, however little time the search worker gets
+        # the scores of a finished study must reach Optuna, however long the search worker takes
         closed = search.close(reason, is_urgent=lambda: reason != FINISHED or END_SIGNAL in signal.sigpending())
-        if may_unmap:  # else the device may still use it: it goes with this process
+        if may_unmap:  # else the device may still use the page, which then ends with this process
             page.close()
     if not closed:
-        tell(statuses.Error("its search worker could not write all that it was told in time"))
+        tell(statuses.Error("its search worker could not record all results in time"))
     return 0 if closed else 1
 
 
@@ -140,7 +140,7 @@ def _train(
     most = device.rehearse(study, page, gate)
     if not most:
         raise SideDeviceError("not even one trial fits into the side task's share of the device's memory")
-    # not before: until the job's first step there is nobody to be nice to
+    # not earlier: before the job's first step there is nothing to yield to
     os.nice(max(0, nice - os.nice(0)))
     Scheduler(study, gate, search, tell, most, device.offload(page, gate, tell)).run()
 

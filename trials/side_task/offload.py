@@ -1,7 +1,7 @@
-"""The side task gives way when the main job needs the device's memory, and takes it again when it can.
+"""Gives device memory back when the main job needs it, and takes it again when it can.
 
-State goes to the host's memory storage by storage, in place: every tensor object stays what it is, and so do all that
-refer to it. What comes back is bitwise what left.
+State moves to the host's memory storage by storage, in place: every tensor object stays the same, and so does all that
+refers to it. The bits that come back are those that left.
 """
 
 import gc
@@ -19,21 +19,21 @@ from trials.gate.base import HOST_UNIT, Gate, StopRequested
 from trials.gate.process import nap
 
 CHUNK_BYTES = 1 << 20
-"""What is copied at once, as host work: some tenths of a millisecond."""
+"""Copy this much at once, as host work. It takes some tenths of a millisecond."""
 
 LOOK_EVERY_NS = 50_000_000
-"""The allocator takes some tenths of a millisecond to tell."""
+"""Asking the allocator takes some tenths of a millisecond."""
 _LOOK_AGAIN_S = 0.05
 
 
 class Meter(Protocol):
-    """What an allocator tells of itself, and what it can give back."""
+    """Measures an allocator, and has it give memory back."""
 
     def held_bytes(self) -> int:
-        """What it holds of the device, used or not."""
+        """Return the device memory that it holds, used or not."""
 
     def trim(self) -> None:
-        """Give back what is not used."""
+        """Give back what it holds and does not use."""
 
 
 class CudaMeter:
@@ -44,19 +44,19 @@ class CudaMeter:
         return torch.cuda.memory_reserved()
 
     def trim(self) -> None:
-        """See `Meter`. The device must have nothing queued: freeing waits for it."""
+        """See `Meter`. Nothing may be queued on the device, because freeing waits for it."""
         getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
         torch.cuda.empty_cache()
 
 
 class Offload:
-    """Holds device memory as long as the daemon lets it.
+    """Holds device memory as long as the daemon's limit allows.
 
     Args:
         words: the page's.
         gate: asked before each copy.
-        meter: of the device's allocator.
-        tensors: all that are on the device.
+        meter: measures the device's allocator.
+        tensors: returns all that are on the device.
         tell: sends a status to the daemon.
         wait: sleeps for some seconds, or until a signal comes, which it returns.
         clock_ns: the host's clock.
@@ -77,7 +77,7 @@ class Offload:
         self._look_again_ns = 0
 
     def step_ended(self) -> None:
-        """Between two training steps: move out if the limit is below what is held, and return when it is back.
+        """Call it between training steps. If more is held than the limit, move out, and return when all is back.
 
         Raises:
             StopRequested: the side task must end.
@@ -103,7 +103,7 @@ class Offload:
         self._tell(statuses.MovedIn(self._count()))
 
     def trim(self) -> None:
-        """Give back what is not used any more."""
+        """Give back memory that is no longer used."""
         gc.collect()
         self._meter.trim()
         self._count()
@@ -117,7 +117,7 @@ class Offload:
         return bool(limit) and held > limit
 
     def _move_out(self) -> list[tuple[Any, Tensor]]:
-        """(storage, its bytes in the host's memory) of all that was on the device."""
+        """Return (storage, its bytes in the host's memory) of all that was on the device."""
         parked = []
         for storage in _storages(self._tensors()):
             there = _bytes_of(storage)
@@ -130,7 +130,7 @@ class Offload:
         return parked
 
     def _move_in(self, parked: list[tuple[Any, Tensor]], needed: int) -> bool:
-        """Take all back, if the limit allows what was held before. False: not yet."""
+        """Take all back, if the limit allows as much as before. Returns whether it did."""
         limit = self._words[Field.SIDE_LIMIT_BYTES]
         if limit and limit < needed:
             return False
@@ -154,7 +154,7 @@ class Offload:
 
 
 def tensors_on(kind: str) -> Iterator[Tensor]:
-    """All tensors of this process on a kind of device, and their gradients."""
+    """Yield all tensors of this process on a kind of device, and their gradients."""
     for found in gc.get_objects():
         if type(found) in (Tensor, nn.Parameter) and found.device.type == kind and found.layout is torch.strided:
             yield found
@@ -163,7 +163,7 @@ def tensors_on(kind: str) -> Iterator[Tensor]:
 
 
 def _storages(tensors: Iterable[Tensor]) -> list[Any]:
-    """Those of `tensors` that can be moved, each once."""
+    """Return the storages of `tensors` that can be moved, each once."""
     found = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()

@@ -1,7 +1,7 @@
-"""Keeps the bubbles supplied with a study's trials, fused.
+"""Decides which trials train next, until the study is done.
 
-Trials of one structure form a *cohort*: one `TrialGroup`, in which each is at an epoch of its own, so each sees the
-batches in the order that it would see alone. Rows that pruning frees are given to new trials when an epoch ends.
+Trials of one structure form a *cohort*, normally one `TrialGroup`. Each trial is at an epoch of its own, so it sees the
+batches in the order that it would see alone. When an epoch ends, new trials get the rows that pruning has freed.
 Cohorts take turns. A group whose units are longer than every bubble is split in halves.
 """
 
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
 
 
 REFILL_MIXED, REFILL_APART = 0.25, 0.5
-"""While trials are trained, new ones begin once this share of the rows can be filled. To join a group takes some 20 ms;
-a group of their own costs nearly as much as one of all rows, however few they are."""
+"""While trials train, new ones begin once they fill this share of the rows: mixed with the others, or apart. Joining a
+group takes some 20 ms. A group of their own costs nearly as much as a full one, however few they are."""
 
 ASK_AHEAD_EPOCHS = 2
-"""As many trials are asked for as rows will be free after so many epochs; and enough to refill what pruning frees."""
+"""Ask for as many trials as rows will be free after this many epochs, and for enough to replace pruned ones."""
 
 
 log = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """Keeps the bubbles supplied with fused work until the study is done.
+    """Trains a study's trials, fused, until the study is done.
 
     Args:
-        study: what is trained.
+        study: the user's.
         gate: asked before every unit.
-        search: knows which trials.
+        search: supplies trials, and takes their scores.
         tell: sends a status to the daemon.
-        most: how many trials may be trained at once; None: as many as the study wants.
-        offload: gives way to the main job's memory, where that is short.
+        most: how many trials may train at once; None: as many as the study wants.
+        offload: gives memory back to the main job, where that is short.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Scheduler:
         """Train until no trial is left.
 
         Raises:
-            StopRequested: the daemon asked.
+            StopRequested: the daemon asked for the end.
         """
         self.tell(statuses.Ready())
         while True:
@@ -105,7 +105,7 @@ class Scheduler:
         return sum(len(cohort.numbers) for cohort in self._cohorts)
 
     def _ask(self) -> None:
-        """Ask ahead, since the search worker takes a while to answer; but not far ahead, since later it knows more."""
+        """Ask ahead, because the search worker takes a while; but not far ahead, because later it knows more scores."""
         readers = [reader for cohort in self._cohorts for reader in cohort.readers]
         soon = self._study.epochs - ASK_AHEAD_EPOCHS
         staying = sum(reader.epoch < soon and reader.number not in self._pruned for reader in readers)
@@ -130,7 +130,7 @@ class Scheduler:
             raise StopRequested
 
     def _refill(self) -> None:
-        """Give free rows to ready trials: at once if nothing else is trained, or no more of them will come."""
+        """Give free rows to ready trials, at once if nothing else trains or no further trials will come."""
         room = self._most - self._rows()
         if not self._ready or room <= 0:
             return
@@ -144,7 +144,7 @@ class Scheduler:
         while self._ready and len(members) < room:
             member = self._build(self._ready[0])
             if member is not None and members and group_key(member) != group_key(members[0]):
-                self._ready.rotate(-1)  # another structure: in a cohort of its own
+                self._ready.rotate(-1)  # it has another structure, so it needs another cohort
                 break
             self._ready.popleft()
             if member is not None:
@@ -172,7 +172,7 @@ class Scheduler:
                 self._fail([each["number"] for each in lost], error)
         if not cohort.groups:
             self._cohorts.remove(cohort)
-        if not fits:  # not within `except`, for the error holds what is to be freed
+        if not fits:  # not within `except`, because the error holds tensors that must be freed
             members.clear()
             self._crowded(lost)
 
@@ -192,10 +192,10 @@ class Scheduler:
             return
         except Exception as error:
             fits = not isinstance(error, torch.OutOfMemoryError)
-            # what works on one batch for all may not on one for each
+            # a study may fail on a batch for each trial that works on one for all
             parted = fits and cohort.fit.mixes and len({reader.epoch for reader in cohort.readers}) > 1
             if parted:
-                self._gate.rest()  # the device itself may have failed
+                self._gate.rest()  # raises if the device itself has failed
                 cohort.part_epochs(f"{type(error).__name__}: {error}")
                 self._ready.extendleft(reversed(cohort.asked))
             elif fits:
@@ -203,7 +203,7 @@ class Scheduler:
         asked = cohort.asked
         cohort.groups.clear()
         self._in_use = None
-        if not fits:  # not within `except`, for the error holds what is to be freed
+        if not fits:  # not within `except`, because the error holds tensors that must be freed
             self._crowded(asked)
 
     def _train_batches(self, cohort: Cohort) -> None:
@@ -235,9 +235,9 @@ class Scheduler:
         cohort.drop_empty()
 
     def _crowded(self, asked: list[dict[str, Any]]) -> None:
-        """Trials did not fit into the device's memory: train half as many at once from now on, these from the start.
+        """Trials did not fit into the device's memory: train half as many from now on, and these from the start.
 
-        Whatever had begun of a step cannot be taken back, and from the start each gives what it would have given.
+        A half-done step cannot be undone. Trained from the start, each trial gives the result that it would have given.
         """
         rows = self._rows() + len(asked)
         self._most = max(rows // 2, 1)
@@ -257,7 +257,7 @@ class Scheduler:
             self._in_use = group
 
     def _relieve(self, cohort: Cohort, group: TrialGroup) -> None:
-        """Split `group` if its last units were too long for every bubble, and tell the daemon what can be done."""
+        """Split `group` if its last units were too long for every bubble, and report it to the daemon."""
         starved = self._gate.take_starved()
         if not starved or not group.size:
             return
@@ -302,7 +302,7 @@ class Scheduler:
         """End trials as failed.
 
         Raises:
-            GateError: the device has failed, not they.
+            GateError: the device has failed, not the trials.
         """
         self._gate.rest()
         reason = f"{type(error).__name__}: {error}"

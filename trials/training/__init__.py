@@ -1,1 +1,1 @@
-"""Trains K trials as one: the group, its phases, its data."""
+"""Trains K trials as one: the group, its phases and its data."""

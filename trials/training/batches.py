@@ -1,4 +1,4 @@
-"""What trials are trained on: one loader for all that are at the same epoch, or each trial's own batches."""
+"""The batches that trials train on: one loader for all at the same epoch, or each trial's own."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
@@ -12,27 +12,27 @@ from trials.study import Study
 
 
 class SharedLoaderError(Exception):
-    """`Study.batches` gave two epochs the same object, so that to read one may disturb the other."""
+    """`Study.batches` gave two epochs the same object, so reading one may disturb the other."""
 
 
 Batch = tuple[Tensor, Tensor]
-"""``(inputs_B, targets_B)``."""
+"""``(inputs_B, targets_B)`` of B examples."""
 
 
 class Pinned:
-    """Batches in memory from where a device copies by itself; else the host would wait for the gate with it."""
+    """Batches in pinned memory. A device copies from there by itself, so the host does not wait for the gate too."""
 
     def __init__(self, given: Iterable[Batch]) -> None:
         self.given = given
 
     def __iter__(self) -> Iterator[Batch]:
-        """Each pinned as it is read."""
+        """Pin each batch as it is read."""
         for inputs, targets in self.given:
             yield _pin(inputs), _pin(targets)
 
 
 class Reader(NamedTuple):
-    """A trial, and the epoch, counted from 0, whose batches it reads."""
+    """A trial, and the epoch whose batches it reads, counted from 0."""
 
     number: int
     params: dict[str, Any]
@@ -40,15 +40,15 @@ class Reader(NamedTuple):
 
 
 def rounds(study: Study, readers: Sequence[Reader]) -> Iterator[dict[int, Batch]]:
-    """What each trial is trained on next, by its number, until the epochs of all are over.
+    """Yield the next batch of each trial, by its number, until the epochs of all are over.
 
     Trials at the same epoch of `Study.batches` get the very same pair. A trial whose epoch is over gets none.
 
     Raises:
-        FuseError: the own batches of trials at the same epoch differ in number or shape.
-        SharedLoaderError: before any batch, if epochs cannot be read side by side.
+        FuseError: trials at the same epoch have batches of their own that differ in number or shape.
+        SharedLoaderError: epochs cannot be read side by side. Raised before any batch.
     """
-    streams: list[tuple[list[int], Iterator[Batch]]] = []
+    readings: list[tuple[list[int], Iterator[Batch]]] = []
     loaders: list[object] = []
     owners: list[Reader] = []
     for epoch in dict.fromkeys(reader.epoch for reader in readers):
@@ -56,20 +56,20 @@ def rounds(study: Study, readers: Sequence[Reader]) -> Iterator[dict[int, Batch]
         own = [study.trial_batches(reader.params, reader.number, epoch) for reader in here]
         if any(batches is not None for batches in own):
             owners += here
-            streams += [([r.number], iter(() if given is None else given)) for r, given in zip(here, own, strict=True)]
+            readings += [([r.number], iter(() if given is None else given)) for r, given in zip(here, own, strict=True)]
             continue
         given = study.batches(epoch)
         loader = given.given if isinstance(given, Pinned) else given
         if any(loader is other for other in loaders) and not isinstance(loader, (list, tuple)):
             raise SharedLoaderError
         loaders.append(loader)
-        stream = iter(given)
-        # its order is drawn now, before another epoch is asked for
-        streams.append(([reader.number for reader in here], chain(tuple(islice(stream, 1)), stream)))
+        reading = iter(given)
+        # reading the first batch draws the epoch's order, before another epoch is asked for
+        readings.append(([reader.number for reader in here], chain(tuple(islice(reading, 1)), reading)))
     while True:
         found: dict[int, Batch] = {}
-        for numbers, stream in streams:
-            batch = next(stream, None)
+        for numbers, reading in readings:
+            batch = next(reading, None)
             if batch is not None:
                 found.update(dict.fromkeys(numbers, batch))
         if not found:
@@ -79,12 +79,12 @@ def rounds(study: Study, readers: Sequence[Reader]) -> Iterator[dict[int, Batch]
 
 
 def shapes(batch: Batch | None) -> tuple[torch.Size, torch.Size] | None:
-    """Equal for batches that can be fused; None for none."""
+    """Return a key that is equal for batches that can be fused; None for no batch."""
     return None if batch is None else (batch[0].shape, batch[1].shape)
 
 
 def fuse_batches(batches: Sequence[Batch]) -> tuple[Tensor, Tensor, bool]:
-    """What `TrialGroup.train_step` is called with, from a batch of each trial, of equal shapes."""
+    """Return the arguments of `TrialGroup.train_step`, from one batch per trial, of equal shapes."""
     first = batches[0]
     if all(batch is first for batch in batches):
         return (*first, False)

@@ -1,4 +1,4 @@
-"""A trial group: K trials of one structure, trained as one model, whose rows can be taken out, added and saved."""
+"""A trial group: K trials of one structure that train as one model. Its rows can be removed, added and saved."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -24,18 +24,18 @@ from trials.training.trial_state import Control, step_on_scores, step_schedulers
 
 
 class TrialGroup:
-    """K trials as one model. The loss is the sum of the trials' own losses, so none sees another's gradient.
+    """K trials as one model. The loss is the sum of the trials' losses, so no trial sees another's gradient.
 
-    If a unit raises `StopRequested`, the group is in the middle of a step; go on from its last `state_dict`.
+    If a unit raises `StopRequested`, the group is in the middle of a step. Continue from its last `state_dict`.
 
     Shapes: K trials, B examples in a batch.
     """
 
     def __init__(self, study: Study, members: Sequence[Member], gate: Gate) -> None:
-        """Fuse `members`; their tensors and optimizer states are copied.
+        """Fuse `members`. Their tensors and optimizer states are copied.
 
         Raises:
-            FuseError: they cannot be fused; the text names the module, the difference and what is allowed.
+            FuseError: they cannot be fused. The message names the module, the difference and what is allowed.
         """
         if not members:
             raise FuseError("a trial group needs at least one trial")
@@ -83,7 +83,7 @@ class TrialGroup:
         return self._roster.epochs_done
 
     def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor, bool]]:
-        """What to call `train_step` with, if all trials are at the same epoch, counted from 0.
+        """Yield the arguments of `train_step` for `epoch`, counted from 0, if all trials are at it.
 
         Raises:
             FuseError: the trials' own batches differ in number or shape.
@@ -99,11 +99,11 @@ class TrialGroup:
     def train_step(self, inputs: Tensor, targets: Tensor, per_trial: bool = False) -> None:
         """One step of all trials on one batch: forward, loss, backward and optimizer, each unit through the gate.
 
-        The last unit has not ended: tell the gate what follows it, be it host work or rest.
+        The last unit has not ended. Enter host work next, or let the gate rest.
 
         Args:
             inputs: ``x_B...`` for all trials, or ``x_KB...`` if `per_trial`.
-            targets: the same.
+            targets: likewise.
             per_trial: whether each trial has a batch of its own.
         """
 
@@ -121,7 +121,7 @@ class TrialGroup:
         """Count an epoch and step the schedulers that are due.
 
         Returns:
-            The trials' scores if some scheduler wanted them, else None.
+            The trials' scores if some scheduler acts on them, else None.
         """
         self._roster.end_epoch()
         if self._study.scheduler_every == "epoch":
@@ -134,22 +134,22 @@ class TrialGroup:
         return scores
 
     def losses_K(self) -> Tensor:
-        """Each trial's loss in the last step (``[K]``), with several optimizers their sum; NaN before the first."""
+        """Each trial's loss in the last step, ``[K]``; with several phases their sum. NaN before the first step."""
         return self._roster.losses_K
 
     def finite_K(self) -> Tensor:
-        """Which trials have had finite losses only (``[K]``, bool).
+        """Whether all losses of each trial were finite, ``[K]``, bool.
 
-        Weights, buffers and optimizers of the others stay as they were before the step that lost them.
+        Weights, buffers and optimizers of the others stay as before the step that lost them.
         """
         return torch.tensor([not trial.lost for trial in self._roster.progress], dtype=torch.bool)
 
     @torch.no_grad()
     def evaluate(self) -> list[float]:
-        """Each trial's score: the mean over the validation batches, weighted by their sizes.
+        """Return each trial's score: the mean over the validation batches, weighted by their sizes.
 
         Raises:
-            FuseError: the study has no validation batches, or its score is no scalar.
+            FuseError: the study has no validation batches, or its score is not a scalar.
         """
         total_K = torch.zeros(self.size, dtype=torch.float64, device=self._device)
         count = 0
@@ -174,7 +174,7 @@ class TrialGroup:
         self._optimizers.set_lr(row, value, group)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only the trials in `rows` (none: the group is over), in that order, with all their state."""
+        """Keep only the trials in `rows`, in that order, with all their state. Without any, the group is over."""
         self._check_rows(rows, "kept")
         self._fused.rows.take(rows)
         self._optimizers.take(rows)
@@ -200,7 +200,7 @@ class TrialGroup:
         self._changed()
 
     def merge(self, other: "TrialGroup") -> None:
-        """Take over all trials of `other`, which is over then.
+        """Take over all trials of `other`, which is empty then.
 
         Raises:
             FuseError: they differ from these in structure.
@@ -215,9 +215,9 @@ class TrialGroup:
         self._changed()
 
     def split(self, rows: Sequence[int]) -> "TrialGroup":
-        """Move the trials in `rows` into a group of their own, in that order; the others stay.
+        """Move the trials in `rows` into a group of their own, in that order. The others stay.
 
-        The gate goes on with this group's units; call `use_units` of the other before it runs.
+        The gate keeps numbering this group's units. Call `use_units` of the other group before it runs.
         """
         self._check_rows(rows, "split off")
         if not rows:
@@ -231,8 +231,9 @@ class TrialGroup:
         return other
 
     def to(self, device: torch.device | str) -> None:
-        """Move all trials. Random streams go on where they were, unless `device` is of another kind: then they go on
-        from a seed that they give.
+        """Move all trials to `device`.
+
+        Random streams continue where they were. On another kind of device they continue from a seed that they draw.
         """
         self._device = torch.device(device)
         self._fused.rows.to(self._device)
@@ -241,19 +242,22 @@ class TrialGroup:
         self._changed()
 
     def extract(self, row: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The trial in `row` as the user knows it: the `state_dict` of its module and that of its optimizer."""
+        """Return the trial in `row` as the user knows it: its module's `state_dict`, and its optimizer's."""
         rows = self._fused.rows
         model = {name: rows.require("", name)[row].detach().clone() for name in self._saved_names}
         return model, self._optimizers.extract(row)
 
     def progress(self, row: int) -> dict[str, Any]:
-        """What else the trial in `row` carries: ``schedulers`` and ``scaler``, each as its own `state_dict`, whether it
-        is ``lost``, and ``rng_state``, where its stream of random numbers goes on.
+        """Return the other state of the trial in `row`.
+
+        Returns:
+            ``schedulers`` and ``scaler``, each as its own `state_dict`; ``lost``, whether a loss was not finite; and
+            ``rng_state``, where its random stream continues.
         """
         return {**self._roster.progress[row].state_dict(), "rng_state": self._fused.rows.generators[row].get_state()}
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole group as plain containers, to be read by ``torch.load(..., weights_only=True)``."""
+        """Return the whole group as plain containers, which ``torch.load(..., weights_only=True)`` reads."""
         return {
             **self._roster.state_dict(),
             "rows": self._fused.rows.state_dict(),
@@ -261,10 +265,10 @@ class TrialGroup:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Become the group that `state` was taken of; K may change.
+        """Become the group that `state` is from. K may change.
 
         Raises:
-            FuseError: its trials are of another structure.
+            FuseError: its trials have another structure.
         """
         self._fused.rows.load_state_dict(state["rows"])
         self._optimizers.load_state_dict(state["optimizers"])
@@ -276,16 +280,16 @@ class TrialGroup:
         self._changed()
 
     def _per_trial(self, name: str, outputs: Any, targets: Tensor, per_trial: bool = False) -> Tensor:
-        """The user's scalar for one model, for each of K models."""
+        """Evaluate the user's function of one model, a scalar, for each of K models. Returns ``[K]``."""
         targets = targets.to(self._device, non_blocking=True)
         return self._scalars[name](outputs, targets, per_trial)
 
     def ways(self) -> list[tuple[str, str]]:
-        """Each layer's name, and how its training forward is computed for all trials; known after the first step."""
+        """Return each layer's name, and how its training forward is computed. Known after the first step."""
         return list(dict.fromkeys(pair for phase in self._fused.phases.values() for pair in phase.ways()))
 
     def use_units(self) -> None:
-        """Tell the gate this group's units again, after another group has used the gate."""
+        """Declare this group's units to the gate, after another group has used it."""
         self._units.declare(self.size)
 
     def _changed(self) -> None:
@@ -327,7 +331,7 @@ class TrialGroup:
         return [generator(self._device, seed, m.rng_state) for seed, m in zip(seeds, members, strict=True)]
 
     def _number_units(self) -> None:
-        """In the order of a step, and the score last."""
+        """Number the units in the order of a step, and the score last."""
         for phase in self._phases:
             phase.number_units()
             if self._control.touches:
@@ -337,7 +341,7 @@ class TrialGroup:
 
 
 def _without_devices(facts: Facts) -> Facts:
-    """Without the devices: trials are moved to the group's."""
+    """Drop the devices, because trials that join are moved to the group's."""
     return {(owner, name): value for (owner, name), value in facts.items() if name != "device"}
 
 

@@ -1,4 +1,4 @@
-"""How the process of a side task keeps its memory."""
+"""Keeps freed memory in the side task's process."""
 
 import ctypes
 from functools import cache
@@ -7,17 +7,17 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _NEVER = 2**31 - 1
 _LARGEST = 1 << 30
 _LARGEST_ONCE = 32 << 20
-"""What earlier releases of the library allow at most."""
+"""Earlier releases of the library allow at most this."""
 
 
 @cache
 def keep_freed_memory() -> None:
-    """Have the C library keep what is freed for the next step, which wants the same again.
+    """Have the C library keep freed memory for the next step, which needs the same again.
 
     A step of many trials allocates tensors of some hundred KiB. By default these come fresh from the kernel each time,
-    and the page faults take longer than the arithmetic. The peak stays what it is; only after it less is given back.
+    and the page faults take longer than the arithmetic. The peak stays the same; only less is given back after it.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc; others do without
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it; other libraries do without
     if mallopt is not None:
         if not mallopt(_M_MMAP_THRESHOLD, _LARGEST):
             mallopt(_M_MMAP_THRESHOLD, _LARGEST_ONCE)

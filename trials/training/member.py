@@ -22,19 +22,19 @@ from trials.training.trial_state import Progress, new_progress, new_schedulers
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One trial before it is fused: what the user's study made of its hyperparameters.
+    """One trial before it is fused: what the study builds from its hyperparameters.
 
     Attributes:
         number: the trial's number in the study.
         params: its hyperparameters.
-        model: its own module; its tensors are copied when it joins a group.
-        optimizer: its own optimizer, over `model`; or several by phase, see `Study.optimizer`.
-        rng_state: where its stream of random numbers goes on (dropout), or None: at the start of seed `number`.
-        schedulers: its own, over `optimizer`; copies go on in the group.
-        structure: what of the model must be equal for trials to be fused.
+        model: its module. The tensors are copied when it joins a group.
+        optimizer: its optimizer over `model`, or several by phase; see `Study.optimizer`.
+        rng_state: where its random stream (dropout) continues; None: it begins with seed `number`.
+        schedulers: its schedulers over `optimizer`. The group uses copies.
+        structure: what must be equal in the models of fused trials.
 
     Raises:
-        FuseError: the model can be fused with none; the text names what hinders it.
+        FuseError: the model cannot be fused with any other. The message names the cause.
     """
 
     number: int
@@ -46,7 +46,7 @@ class Member:
     structure: Structure = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Trace the model once; several questions are asked about it later."""
+        """Trace the model once, for all later questions about it."""
         phases = list(by_phase(self.optimizer))
         for phase in phases:
             if not callable(getattr(self.model, phase, None)):
@@ -58,12 +58,12 @@ class Member:
 
 
 def build_member(study: Study, number: int, params: dict[str, Any]) -> Member:
-    """Make trial `number` of `study`, from its own seed, and leave the global random numbers as they were.
+    """Build trial `number` of `study` from its own seed. The global random state stays as it was.
 
-    What the study's code raises, goes through.
+    Exceptions of the study's code pass through.
 
     Raises:
-        FuseError: its model can be fused with none.
+        FuseError: its model cannot be fused with any other.
     """
     with torch.random.fork_rng():
         torch.manual_seed(study.seed(params, number))
@@ -74,12 +74,12 @@ def build_member(study: Study, number: int, params: dict[str, Any]) -> Member:
 
 
 def group_key(member: Member) -> Hashable:
-    """Equal for members that can be fused."""
+    """Return a key that is equal for members that can be fused."""
     return tuple(facts_of(member).items())
 
 
 def facts_of(member: Member) -> Facts:
-    """What must be equal for members to be fused."""
+    """Return what must be equal for members to be fused."""
     names, facts = canonical_names(member.model), dict(member.structure.facts)
     for phase, optimizer in by_phase(member.optimizer).items():
         prefix = "" if phase == FORWARD else f"{phase}: "
@@ -88,8 +88,9 @@ def facts_of(member: Member) -> Facts:
 
 
 def fuse_optimizers_of(study: Study, members: Sequence[Member], rows: Rows) -> tuple[Optimizers, list[Progress]]:
-    """The optimizers of `members`, whose tensors are `rows`: their state is copied, and so are their schedulers, which
-    act on the copies.
+    """Fuse the optimizers of `members`, whose tensors are `rows`.
+
+    Optimizer states and schedulers are copied; the copied schedulers act on the copied optimizers.
     """
     given_K = [by_phase(member.optimizer) for member in members]
     holders_K = [{phase: stand_in(own) for phase, own in given.items()} for given in given_K]
@@ -110,7 +111,7 @@ def fuse_optimizers_of(study: Study, members: Sequence[Member], rows: Rows) -> t
 
 
 def restored(study: Study, params: dict[str, Any], holders: dict[str, torch.optim.Optimizer]) -> Progress:
-    """A trial's, with fresh schedulers; making them must not touch the rates that `holders` were loaded with."""
+    """Return a trial's progress with fresh schedulers, and leave the learning rates of `holders` as they are."""
     before = {phase: plain_groups(holder.param_groups) for phase, holder in holders.items()}
     made = new_progress(study, params, new_schedulers(study, params, as_given(holders)))
     for phase, groups in before.items():

@@ -15,27 +15,27 @@ from trials.training.trial_state import Control
 
 
 class Phase:
-    """By default a step has one phase; with several optimizers, each has its own.
+    """One optimizer's part of a step. A study with several optimizers has one phase for each.
 
     Attributes:
-        name: the method of the user's model that is called.
-        optimizer: what steps at its end.
+        name: the method of the user's model that it calls.
+        optimizer: steps at its end.
     """
 
     def __init__(self, name: str, fused: Fused, optimizer: FusedOptimizer, units: Units) -> None:
-        """`fused` are the trials."""
+        """For the trials in `fused`."""
         self.name, self.optimizer = name, optimizer
         self._fused, self._forward, self._units = fused, fused.phases[name], units
         self._prefix = "" if name == FORWARD else f"{name} "
 
     def number_units(self) -> None:
-        """After the forward's units: the loss, its own backward and the layers'."""
+        """Number the units after the forward's: the loss, its backward and the layers' backwards."""
         self._loss_unit = self._units.number(f"{self._prefix}loss")
         self._loss_backward_unit = self._units.number(f"{self._prefix}loss backward")
         self._forward.declare_backward()
 
     def number_step(self) -> None:
-        """After the unit of the gradients, if there is one."""
+        """Number the optimizer's units, after the unit of the gradients if there is one."""
         self._step_units = [self._units.number(self._prefix + name) for name in self.optimizer.units]
 
     def run(
@@ -50,11 +50,11 @@ class Phase:
         """Train all trials, each unit through the gate.
 
         Args:
-            inputs: ``x_B...`` for all trials, or ``x_KB...`` if `per_trial`.
+            inputs: ``x_B...``, B examples for all trials, or ``x_KB...``, B for each of K trials, if `per_trial`.
             per_trial: whether each trial has a batch of its own.
             loss: from outputs to each trial's loss ``[K]``.
-            control: what is done to losses and gradients.
-            precision: in which forward and loss run.
+            control: scales, clips and skips.
+            precision: forward and loss run in it.
             device: where the trials are.
 
         Returns:
@@ -68,7 +68,7 @@ class Phase:
             self._units.enter(self._loss_unit)
             losses_K = loss(outputs)
         total = control.total(losses_K)
-        if total.device.type == "cpu":  # a device runs both without a break
+        if total.device.type == "cpu":  # a CUDA device runs both without a break
             self._units.enter(self._loss_backward_unit)
         total.backward()
         losses_K = losses_K.detach()
@@ -84,7 +84,7 @@ class Phase:
         return losses_K
 
     def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Those of the parameters that are trained, and those whose norm is clipped: of a single phase, all."""
+        """Return the gradients of this phase's parameters, and those to clip by norm: all, if it is the only phase."""
         found = {n: p.grad for n, p in self._fused.rows.parameters.items() if p.grad is not None}
         trained = [found[name] for name in self.optimizer.names if name in found]
         return trained, (list(found.values()) if self.name == FORWARD else trained)

@@ -1,4 +1,4 @@
-"""Training without a gate: the rehearsal before a study, and what a device of the study's own would do."""
+"""Throw-away training: the rehearsal before a study, and the rate that a dedicated device would reach."""
 
 import logging
 import time
@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 
 def train_ungated(study: Study, trials: int) -> Iterator[int]:
-    """Train `trials` fused trials with hyperparameters drawn at random, as long as the caller asks.
+    """Train `trials` fused trials with random hyperparameters, as long as the caller asks.
 
     Yields:
-        The trial-samples of each epoch.
+        The work of each epoch, in trials × examples.
     """
     group = _random_group(study, trials, OpenGate())
     for epoch in count():
@@ -34,7 +34,7 @@ def train_ungated(study: Study, trials: int) -> Iterator[int]:
 
 
 def rehearse(study: Study) -> None:
-    """Train two throw-away trials for an epoch: what is imported, compiled or wrong shows before the gate counts."""
+    """Train two throw-away trials for an epoch, so that imports, compilations and errors come first."""
     try:
         next(train_ungated(study, trials=2))
         _try_mixed(study, _random_group(study, 2, OpenGate()), OpenGate())
@@ -43,13 +43,13 @@ def rehearse(study: Study) -> None:
 
 
 STEPS_TRIED = 3
-"""The first allocates, the second has an optimizer's state, and the third finds all as it will be."""
+"""The first step allocates, the second has the optimizer's state, and the third is as all later ones."""
 
 
 def try_out(study: Study, gate: Gate, trials: int) -> None:
     """Train `trials` throw-away trials for some steps, and evaluate them, through `gate`.
 
-    What is wrong with the study is said, and shows again with the first real trials.
+    An error of the study is logged, and comes again with the first real trials.
 
     Raises:
         torch.OutOfMemoryError: they do not fit.
@@ -66,20 +66,20 @@ def try_out(study: Study, gate: Gate, trials: int) -> None:
         raise
     except Exception as error:
         _say_rehearsal_failed(study, error)
-    gate.enter(HOST_UNIT)  # its tensors are given back in a bubble
+    gate.enter(HOST_UNIT)  # its tensors are freed in a bubble
 
 
 SLICES = 4
 
 
 def measure_dedicated(study: Study, trials: int, seconds: float) -> dict[str, float]:
-    """Train `trials` fused trials ungated for `seconds`: what this core would do if it were the study's own.
+    """Train `trials` fused trials without a gate for `seconds`, to measure the rate of a dedicated device.
 
-    Whatever else the machine does in that time can only slow it down, so the fastest of four slices counts.
+    Other work on the machine can only slow this down, so the fastest of four slices counts.
 
     Returns:
-        ``{"trials": K, "work_per_s": trial-samples per second}``, without the first epoch; K is halved until it fits
-        into the device's memory.
+        ``{"trials": K, "work_per_s": trials × examples per second}``, without the first epoch. K is halved until it
+        fits into the device's memory.
     """
     while True:
         epochs = train_ungated(study, trials)
@@ -102,16 +102,16 @@ def _rate(epochs: Iterator[int], seconds: float) -> float:
 
 
 def _random_group(study: Study, trials: int, gate: Gate) -> TrialGroup:
-    """Trials with hyperparameters drawn at random."""
+    """Return a group of trials with random hyperparameters."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     draws = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     return TrialGroup(study, [build_member(study, k, study.suggest(draws.ask())) for k in range(trials)], gate)
 
 
 def _try_mixed(study: Study, group: TrialGroup, gate: Gate) -> None:
-    """Some steps as of trials at different epochs, with a batch for each, which takes more memory.
+    """Train some steps with a batch per trial, as for trials at different epochs. These take more memory.
 
-    If they fail, such trials will not be fused.
+    If they fail, trials at different epochs will not be fused.
 
     Raises:
         torch.OutOfMemoryError: they do not fit.

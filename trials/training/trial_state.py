@@ -1,4 +1,4 @@
-"""What a trial carries besides its tensors: its schedulers, its loss scale, its clipping, and whether it is lost."""
+"""A trial's state besides its tensors: schedulers, loss scale, clipping, and whether the trial is lost."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from trials.study import Study
 
 @dataclass(slots=True)
 class Scale:
-    """One trial's loss scale, which lives as a `torch.amp.GradScaler` does."""
+    """One trial's loss scale. It grows and shrinks as in `torch.amp.GradScaler`."""
 
     scale: float = 1.0
     growth_factor: float = 1.0
@@ -27,11 +27,11 @@ class Scale:
     _growth_tracker: int = 0
 
     def __post_init__(self) -> None:
-        """It is a float32 there."""
+        """Round to float32, as `GradScaler` does."""
         self.scale = float(np.float32(self.scale))
 
     def update(self, overflowed: bool) -> None:
-        """After a step."""
+        """Adapt the scale after a step."""
         if overflowed:
             self.scale = float(np.float32(self.scale * self.backoff_factor))
             self._growth_tracker = 0
@@ -44,20 +44,20 @@ class Scale:
 
     @property
     def inverse(self) -> float:
-        """What gradients are multiplied by."""
+        """The factor that undoes the scale in gradients."""
         return float(np.float32(1 / self.scale))
 
 
 @dataclass(slots=True)
 class Progress:
-    """One trial's.
+    """The progress of one trial.
 
     Attributes:
         schedulers: act on its optimizer, or on what stands for it.
-        scale: None: its loss is not scaled.
+        scale: its loss scale; None: the loss is not scaled.
         clip_norm: the largest norm of its gradients.
         clip_value: the largest absolute value of a gradient.
-        lost: whether a loss of it was not finite; from then on its weights stay as they are.
+        lost: whether one of its losses was not finite. From then on its weights stay as they are.
     """
 
     schedulers: list[LRScheduler] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Progress:
     lost: bool = False
 
     def state_dict(self) -> dict[str, Any]:
-        """As plain containers; what follows from the trial's hyperparameters is not in it."""
+        """Return plain containers, without what follows from the trial's hyperparameters."""
         return {
             "schedulers": [copy.deepcopy(scheduler.state_dict()) for scheduler in self.schedulers],
             "scaler": None if self.scale is None else asdict(self.scale),
@@ -75,10 +75,10 @@ class Progress:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`.
+        """Continue from `state`.
 
         Raises:
-            FuseError: it was taken of a trial with other schedulers.
+            FuseError: `state` is from a trial with other schedulers.
         """
         if len(state["schedulers"]) != len(self.schedulers):
             raise FuseError(
@@ -92,7 +92,7 @@ class Progress:
 
 
 def new_schedulers(study: Study, params: dict[str, Any], optimizer: Any) -> list[LRScheduler]:
-    """What the study schedules for a trial, as a list."""
+    """Return the trial's schedulers as a list."""
     given = study.scheduler(params, optimizer)
     if given is None:
         return []
@@ -104,7 +104,7 @@ def new_schedulers(study: Study, params: dict[str, Any], optimizer: Any) -> list
 
 
 def new_progress(study: Study, params: dict[str, Any], schedulers: list[LRScheduler]) -> Progress:
-    """A fresh trial's.
+    """Return the progress of a fresh trial.
 
     Raises:
         FuseError: the study gives a limit that is not positive.
@@ -116,7 +116,7 @@ def new_progress(study: Study, params: dict[str, Any], schedulers: list[LRSchedu
 
 
 def step_schedulers(trials: Sequence[Progress]) -> None:
-    """Step all that do not wait for a score."""
+    """Step all schedulers that do not act on scores."""
     for trial in trials:
         for scheduler in trial.schedulers:
             if not isinstance(scheduler, ReduceLROnPlateau):
@@ -137,10 +137,10 @@ def step_on_scores(trials: Sequence[Progress], scores: Sequence[float]) -> None:
 
 
 class Control:
-    """What is done to the losses and gradients of K trials in each step: scaled, clipped, and skipped."""
+    """Scales, clips and skips: what happens to the losses and gradients of K trials in each step."""
 
     def __init__(self, trials: Sequence[Progress], device: torch.device) -> None:
-        """For `trials`, in the order of their rows; made anew when the rows change."""
+        """For `trials`, in the order of their rows. Made anew when the rows change."""
         self._trials = trials
         self._device = device
         self._norm_K = self._vector([t.clip_norm for t in trials])
@@ -152,17 +152,17 @@ class Control:
 
     @property
     def touches(self) -> bool:
-        """Whether there is anything to do to gradients."""
+        """Whether gradients must be changed at all."""
         return self.scales or self.clips or self._limits
 
     def total(self, losses_K: Tensor) -> Tensor:
-        """The scalar to differentiate."""
+        """Return the scalar to differentiate: the sum of the losses ``[K]``, each times its scale."""
         if not self.scales:
             return losses_K.sum()
         return (losses_K * self._vector([1.0 if t.scale is None else t.scale.scale for t in self._trials])).sum()
 
     def watch(self, losses_K: Tensor, total: float) -> None:
-        """Note which trials are lost, given the sum of all losses."""
+        """Note which trials are lost, given all losses ``[K]`` and their total."""
         if np.isfinite(total):
             return
         for row, finite in enumerate(torch.isfinite(losses_K).tolist()):
@@ -170,11 +170,11 @@ class Control:
         self.lost = [row for row, trial in enumerate(self._trials) if trial.lost]
 
     def gradients(self, trained: Sequence[Tensor], all_of_them: Sequence[Tensor]) -> tuple[Gradients, list[int]]:
-        """What is to be done to gradients ``[K, *shape]``, and the rows that take no step.
+        """Return how to change gradients ``[K, *shape]``, and the rows that take no step.
 
         Args:
-            trained: those of the parameters that the optimizer trains.
-            all_of_them: those of the whole model, whose norm is clipped.
+            trained: the gradients of the parameters that the optimizer trains.
+            all_of_them: the gradients whose norm is clipped.
         """
         skip = set(self.lost)
         factor_K = limit_K = None

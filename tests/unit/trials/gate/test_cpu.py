@@ -318,7 +318,7 @@ def test_names_that_a_full_disk_does_not_take_are_written_later(tmp_path: Path) 
     names, records._names_file = records._names_file, RotatingFile(Path("/dev/full"))
     records._write()
     records._names_file = names
-    records.add_row(group, 0, 1)
+    records.add_burst(group, 0, 1)
     records.close()
     assert read_groups(tmp_path / "units.jsonl") == [{"trials": 4, "units": ["a", "b", "a … b"]}]
 

@@ -1,4 +1,4 @@
-"""When the gate accounts for units: short ones in rows, known ones many at once. The clock and the sleep are given."""
+"""When the CPU gate accounts for units: short ones in bursts, known ones many at once. Clock and sleep are fakes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from ds_hooks.shared.unit_record import UNIT_RECORD
 from squeezer.records.reader import read_groups
 from tests.support.cpu_world import MS, US, World, decline
 from trials.gate.base import HOST_UNIT
-from trials.gate.cpu import ROWS_PER_LESSON, CpuGate
+from trials.gate.cpu import BURSTS_PER_LESSON, CpuGate
 from trials.gate.unit_records import UnitRecords
 
 
@@ -69,8 +69,8 @@ def test_short_units_in_a_row_share_a_record_and_each_still_asks(world: World, t
         world.work(cost_ns)
     gate.close()
     assert world.words[Field.UNITS_RUN] == before + 4
-    *_, row, long = UNIT_RECORD.iter_unpack(units.read_bytes())
-    assert row == (start_ns, 490 * US, 490 * US, 4, 0), "no longer than the grain"
+    *_, burst, long = UNIT_RECORD.iter_unpack(units.read_bytes())
+    assert burst == (start_ns, 490 * US, 490 * US, 4, 0), "no longer than the grain"
     assert long == (start_ns + 490 * US, 600 * US, 600 * US, 3, 0), "a longer unit has its own"
     assert read_groups(names) == [{"trials": 1, "units": ["a", "b", "c", "d", "a … c"]}]
     gate = CpuGate(world.page)
@@ -90,8 +90,8 @@ def test_rows_are_longer_where_a_unit_may_be_stopped(world: World, tmp_path: Pat
         gate.enter(unit)
         world.work(cost_ns)
     gate.close()
-    *_, row, last = UNIT_RECORD.iter_unpack(units.read_bytes())
-    assert row == (start_ns, 20 * MS, 20 * MS, 3, 0)
+    *_, burst, last = UNIT_RECORD.iter_unpack(units.read_bytes())
+    assert burst == (start_ns, 20 * MS, 20 * MS, 3, 0)
     assert last == (start_ns + 20 * MS, 1 * MS, 1 * MS, 2, 0)
 
 
@@ -129,7 +129,7 @@ def test_rows_with_host_work_teach_nothing_and_some_are_kept_without_it(world: W
     gate.use(["a"], 1)
     known(world, gate, 1 * MS)
     costs_ns = []
-    for _ in range(2 * ROWS_PER_LESSON):
+    for _ in range(2 * BURSTS_PER_LESSON):
         gate.enter(0)
         world.work(1 * MS)
         gate.enter(0)
@@ -139,7 +139,7 @@ def test_rows_with_host_work_teach_nothing_and_some_are_kept_without_it(world: W
         gate.rest()
         costs_ns.append(gate._costs_ns[0])
     assert costs_ns == [pytest.approx(1 * MS)] * len(costs_ns), "the units themselves take what they took"
-    for _ in range(2 * ROWS_PER_LESSON):
+    for _ in range(2 * BURSTS_PER_LESSON):
         for unit in (0, 0, HOST_UNIT):
             gate.enter(unit)
             world.work(1500 * US)
@@ -161,8 +161,8 @@ def test_a_row_ends_where_units_are_numbered_anew(world: World, tmp_path: Path) 
     gate.enter(0)
     world.work(1 * MS)
     gate.close()
-    _, _, row, host, last = UNIT_RECORD.iter_unpack(units.read_bytes())
-    assert [(each[1] // MS, *each[3:]) for each in (row, host, last)] == [(3, 2, 0), (2, HOST_UNIT, 1), (1, 0, 1)]
+    _, _, burst, host, last = UNIT_RECORD.iter_unpack(units.read_bytes())
+    assert [(each[1] // MS, *each[3:]) for each in (burst, host, last)] == [(3, 2, 0), (2, HOST_UNIT, 1), (1, 0, 1)]
     assert [group["units"] for group in read_groups(names)] == [["a", "b", "a … b"], ["c"]]
 
 
@@ -183,7 +183,7 @@ def test_a_short_unit_joins_none_where_it_may_not_start(world: World, why: str) 
         world.open(3, world.now_ns + MS)
     gate.enter(1)
     assert world.sleeps == slept
-    assert gate._start_ns == world.now_ns and not gate._row, "it has a record of its own"
+    assert gate._start_ns == world.now_ns and not gate._burst, "it has a record of its own"
 
 
 def test_a_row_that_was_stopped_goes_on_in_any_bubble_and_in_none_without(world: World) -> None:
@@ -195,12 +195,12 @@ def test_a_row_that_was_stopped_goes_on_in_any_bubble_and_in_none_without(world:
     world.work(2 * MS)
     world.open(3, world.now_ns)  # it was stopped, and goes on in a later bubble, whatever that one's permit
     gate.enter(1)
-    assert gate._row == [1] and not world.sleeps
+    assert gate._burst == [1] and not world.sleeps
     world.work(1 * MS)
     world.close(3)  # and whoever should have stopped it did not
     world.while_asleep = [lambda: world.open(7, 10**15)]
     gate.enter(2)
-    assert world.sleeps == 1 and not gate._row
+    assert world.sleeps == 1 and not gate._burst
 
 
 def test_what_a_row_takes_is_shared_out_among_its_forecasts(world: World) -> None:
@@ -224,7 +224,7 @@ def test_a_unit_that_is_tried_in_vain_is_measured_by_itself(world: World) -> Non
     known(world, gate, 12 * MS, 10 * US)
     decline(world, gate, *[0.3] * 32)
     gate.enter(1)
-    assert not gate._row
+    assert not gate._burst
 
 
 def test_units_that_take_no_time_stay_known(world: World) -> None:
@@ -261,7 +261,7 @@ def test_names_are_written_with_the_units_that_bear_them_and_no_sooner(world: Wo
     known(world, gate, 200 * US, 200 * US, 200 * US)
     at = 0
     while not units.stat().st_size:
-        assert not names.stat().st_size, "not with each row"
+        assert not names.stat().st_size, "not with each burst"
         gate.enter(at % 3)
         world.work(200 * US)
         at += 1
