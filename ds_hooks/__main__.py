@@ -95,7 +95,7 @@ def main(arguments: list[str] | None = None) -> None:
             handle.detach()
         if not finder.handles:
             print(
-                f"[ds_hooks] {script} ended without a pipeline engine, so nothing was squeezed; needed is "
+                f"[ds_hooks] {script} ended without a pipeline engine, so no bubble was seen; needed is "
                 f"deepspeed.initialize(model=...) with a PipelineModule or a DualPipeVModule",
                 file=sys.stderr,
             )

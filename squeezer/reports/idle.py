@@ -173,7 +173,7 @@ def _lines(job: JobIdle) -> Iterator[str]:
     layout = job.layout
     steps = min(stage.steps for stage in job.stages)
     known = [stage for stage in job.stages if stage.step_ms is not None]
-    times = f"{layout.stages} stages × {layout.devices} device{'s' * (layout.devices != 1)}"
+    times = f"{_count(layout.stages, 'stage')} × {_count(layout.devices, 'device')}"
     several = f"{job.jobs} jobs of " if job.jobs > 1 else ""
     if not known:
         yield f"{several}{times}: no step after the {WARM_UP_STEPS} of warm-up, so no share is known."
@@ -194,6 +194,10 @@ def _lines(job: JobIdle) -> Iterator[str]:
         yield f"No records of rank{'s' * (len(job.missing) > 1)} {', '.join(map(str, job.missing))}. " + (
             "Their stages are counted by their other ranks; n/a where there are none."
         )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _kinds(job: JobIdle) -> list[str]:

@@ -368,7 +368,7 @@ def test_a_script_without_a_pipeline_engine_keeps_its_exit_status(
     ended, said = sandbox.run_to_end("-m", "ds_hooks", str(path))
     assert ended == status
     assert says in said
-    assert f"{path} ended without a pipeline engine, so nothing was squeezed; needed is deepspeed.initialize" in said
+    assert f"{path} ended without a pipeline engine, so no bubble was seen; needed is deepspeed.initialize" in said
     assert "PipelineModule or a DualPipeVModule" in said
 
 

@@ -103,7 +103,7 @@ def test_jobs_of_one_layout_share_a_table_and_others_have_their_own(tmp_path: Pa
     assert both.stages[0].share == pytest.approx(0.3), "each job's own warm-up is left out"
     assert other.stages[0].share == pytest.approx(0.6)
     text = render_idle([both, other])
-    assert text.startswith("2 jobs of 1 stages × 1 device, 4 micro-batches: 40 steps") and "8 micro-batches: 20" in text
+    assert text.startswith("2 jobs of 1 stage × 1 device, 4 micro-batches: 40 steps") and "8 micro-batches: 20" in text
 
 
 def test_a_daemon_that_was_restarted_makes_no_second_job(tmp_path: Path) -> None:
