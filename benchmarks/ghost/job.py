@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.ghost.stage import GhostShape, GhostStage
+from benchmarks.ghost.program import GhostShape
+from benchmarks.ghost.stage import GhostStage
 from benchmarks.toggle import Toggled
 from benchmarks.utilization.windows import ENVIRONMENT, ORACLE, Windows
 from ds_hooks import attach

@@ -20,8 +20,8 @@ from types import SimpleNamespace, TracebackType
 from typing import Any, ClassVar, Self
 
 from benchmarks.common import ROOT
-from benchmarks.ghost.model import GhostModelError, PipelineModel, Timing
-from benchmarks.ghost.program import GhostShape, Op, stage_program
+from benchmarks.ghost.model import PipelineModel, Timing
+from benchmarks.ghost.program import GhostModelError, GhostShape, Op, stage_program
 from benchmarks.gpu.device_kernels import Kernels
 from ds_hooks.shared.driver import DeviceWords, Driver
 

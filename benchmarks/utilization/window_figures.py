@@ -214,7 +214,7 @@ def recovery(found: Sequence[Window], first_cycle: int, cycles: int, *, resized:
 
 
 def _quotient(windows: Sequence[Window], over: str, under: str) -> float:
-    return sum(getattr(w, over) for w in windows) / sum(getattr(w, under) for w in windows)
+    return float(sum(getattr(w, over) for w in windows) / sum(getattr(w, under) for w in windows))
 
 
 RECOVERED = 0.9

@@ -133,13 +133,10 @@ def test_times_come_to_the_hosts_clock_and_lengths_stay_the_devices(clock: CudaC
         start = clock.begin_step()
         begin, end = issue_step(clock, driver, 5 * MS, compute_ms=1)
         until(partial(driver.is_done, end))
-        for stamp in (start, begin, end):
-            told_ns = clock.time_ns(stamp)
-            assert told_ns is not None
-            if stamp == begin:
-                begin_ns = told_ns
-        lengths_ns.append(told_ns - begin_ns)
-        late_ns.append(told_ns - driver.kernels[-2].end_ns)
+        start_ns, begin_ns, end_ns = (clock.time_ns(stamp) for stamp in (start, begin, end))
+        assert start_ns is not None and begin_ns is not None and end_ns is not None
+        lengths_ns.append(end_ns - begin_ns)
+        late_ns.append(end_ns - driver.kernels[-2].end_ns)
     receives = [kernel for kernel in driver.kernels if kernel.name == "receive"]
     for length_ns, receive in zip(lengths_ns, receives, strict=True):
         assert length_ns >= receive.end_ns - receive.start_ns

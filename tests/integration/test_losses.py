@@ -10,7 +10,6 @@ from squeezer.records.layout import events_path, units_path
 from squeezer.records.reader import read_events
 from tests.support.jobs import (
     PATIENT,
-    ROOT,
     Ended,
     KillInBubble,
     deepspeed,
@@ -19,6 +18,7 @@ from tests.support.jobs import (
     run,
     short_directory,
 )
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.integration
 STEPS = 40

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import pytest
 
@@ -39,7 +39,7 @@ def threads(pid: int) -> dict[int, int]:
     return {os.sched_getscheduler(thread): os.getpriority(os.PRIO_PROCESS, thread) for thread in found}
 
 
-def answer(search: SearchClient) -> list[dict[str, object]]:
+def answer(search: SearchClient) -> list[dict[str, Any]]:
     return list(wait_for(lambda: search.answers(wait_s=1), "an answer"))
 
 
@@ -53,7 +53,7 @@ def test_until_a_main_job_is_there_it_does_not_wait_for_idle_time(search: Search
     main_job.touch()
     search.send(ask=4)
     (last,) = answer(search)
-    assert [trial["number"] for trial in last["trials"]] == [4, 5] and last["exhausted"]  # type: ignore[attr-defined]
+    assert [trial["number"] for trial in last["trials"]] == [4, 5] and last["exhausted"]
     found = threads(pid)
     assert set(found) == {os.SCHED_OTHER, os.SCHED_IDLE}
     assert found[os.SCHED_OTHER] == HOLDER_NICE, "for what it does under the lock"
@@ -69,7 +69,7 @@ def test_search_workers_that_begin_at_once_make_one_study_and_no_trial_twice(tmp
     for line in lines:
         line.send(ask=1)
     found = [answer(line)[0]["trials"] for line in lines]
-    assert sorted(trial["number"] for (trial,) in found) == [0, 1, 2, 3]  # type: ignore[misc]
+    assert sorted(asked[0]["number"] for asked in found) == [0, 1, 2, 3]
     assert all(line.close("the test is over") for line in lines)
 
 

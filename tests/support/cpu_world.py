@@ -24,7 +24,7 @@ class World:
         self.while_asleep: list[Callable[[], int | None]] = []
         monkeypatch.setattr(gate_module, "monotonic_ns", lambda: self.now_ns)
         monkeypatch.setattr(gate_module, "thread_time_ns", lambda: self.cpu_ns)
-        monkeypatch.setattr(gate_module.signal, "sigtimedwait", self._sleep)
+        monkeypatch.setattr(signal, "sigtimedwait", self._sleep)
         monkeypatch.setattr(gate_module, "ACCOUNT_EVERY_NS", 0)
 
     def open(self, epoch: int, until_ns: int) -> int:

@@ -8,8 +8,9 @@ Takes the metronome's orders. At its end it prints the bubbles that its device h
 import json
 import sys
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks.gpu.fake_driver import DEFAULT_STREAM, FakeDriver
 from ds_hooks.clock.cuda import CudaClock
@@ -38,7 +39,7 @@ class CudaMetronome(metronome.Metronome):
         DRIVER.launch(DEFAULT_STREAM, int(self.bubble_ms * 1e6), RECEIVE)
         self._waits_issued += 1
 
-    _INSTRUCTION_MAP = {  # noqa: RUF012
+    _INSTRUCTION_MAP: ClassVar[dict[type, Callable[[Any], None]]] = {
         metronome.ForwardPass: _stall,
         metronome.RecvGrad: _wait,
         metronome.BackwardPass: _compute,

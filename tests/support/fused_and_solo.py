@@ -1,6 +1,6 @@
 """What the tests of fused training share: a study around any model, its solo run, and a gate that remembers."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from itertools import groupby
 from typing import Any
@@ -48,7 +48,9 @@ class ToyStudy(Study):
     def model(self, params: dict[str, Any]) -> nn.Module:
         return self.make(params["n"])
 
-    def optimizer(self, params: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
+    def optimizer(
+        self, params: dict[str, Any], model: nn.Module
+    ) -> torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]:
         return self.make_optimizer(params["n"], model.parameters())
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -95,6 +97,12 @@ class AtOnce(Executor):
         return future
 
 
+def only_optimizer(member: Member) -> torch.optim.Optimizer:
+    """The optimizer of a trial that has one."""
+    assert isinstance(member.optimizer, torch.optim.Optimizer)
+    return member.optimizer
+
+
 class Solo:
     """One trial trained alone by ordinary PyTorch, from the same seed."""
 
@@ -102,7 +110,8 @@ class Solo:
         self.study = study
         member = build_member(study, number, {"n": number})
         assert member.rng_state is not None
-        self.model, self.optimizer, self.rng_state = member.model, member.optimizer, member.rng_state
+        self.model, self.rng_state = member.model, member.rng_state
+        self.optimizer = only_optimizer(member)
         self.loss = float("nan")
 
     def step(self, inputs: Tensor, targets: Tensor) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from tests.support.fused_and_solo import Batch, Solo, ToyStudy
+from tests.support.fused_and_solo import Batch, Solo, ToyStudy, only_optimizer
 from trials import Study, build_member
 
 Schedule = Callable[[int, torch.optim.Optimizer], Any]
@@ -55,7 +55,8 @@ class RichSolo(Solo):
         member = build_member(study, number, {"n": number})
         assert member.rng_state is not None
         self.study, self.number, self.params = study, number, member.params
-        self.model, self.optimizer, self.rng_state = member.model, member.optimizer, member.rng_state
+        self.model, self.rng_state = member.model, member.rng_state
+        self.optimizer = only_optimizer(member)
         self.schedulers: Sequence[LRScheduler] = member.schedulers
         self.scaler = study.scaler(self.params) or torch.amp.GradScaler("cpu", enabled=False)
         self.epochs = 0

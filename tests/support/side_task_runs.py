@@ -64,6 +64,8 @@ class Seven(RichStudy):
     """Seven trials, four at once: number 1 diverges, number 2 is pruned. Every epoch has other batches."""
 
     trials, fused, epochs, rungs = 7, 4, EPOCHS, (1, 2)
+    length: Callable[[int], int]
+    """Batches of an epoch."""
 
     def batches(self, epoch: int) -> list[Batch]:
         return data(epoch, self.length(epoch))
@@ -99,7 +101,7 @@ def make_study(own: bool, length: Callable[[int], int] = lambda epoch: 3) -> Sev
         schedule=lambda n, o: [lrs.StepLR(o, 1), *([lrs.ReduceLROnPlateau(o, patience=0)] if n % 2 else [])],
         own=lambda n, epoch: data(100 * n + epoch, length(epoch)) if own else None,
     )
-    study.length = length  # type: ignore[attr-defined]
+    study.length = length
     return study
 
 

@@ -4,7 +4,7 @@ import os
 import random
 import sys
 
-from tests.support.studies.tiny import Tiny
+from tiny import Tiny
 
 if "--status-fd" in sys.argv:
     pipe = int(sys.argv[sys.argv.index("--status-fd") + 1])

@@ -1,7 +1,7 @@
 """Six small trials. Those with an odd number cannot learn and are pruned; the second epoch can be held by a file."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import optuna
@@ -18,7 +18,7 @@ class Tiny(Study):
     trials = 6
     fused = 3
     epochs = 3
-    rungs = (2,)
+    rungs: tuple[int, ...] = (2,)
 
     def __init__(self) -> None:
         self.inputs = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
@@ -36,7 +36,7 @@ class Tiny(Study):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return functional.mse_loss(outputs, targets)
 
-    def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, epoch: int) -> Iterable[tuple[Tensor, Tensor]]:
         """As many batches as it takes until the file is gone, in the second epoch."""
         for _ in range(20):
             yield self.inputs, self.targets

@@ -58,7 +58,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = tmp_path_factory.mktemp("installed")
     run([sys.executable, "-m", "venv", "--without-pip", environment], environment)
     python = environment / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]
     run([*pip, "install", "-q", "--no-deps", "--no-index", wheel], environment)
     own = sysconfig.get_path("purelib", "venv", {"base": str(environment), "platbase": str(environment)})
     # a folder that a .pth file names has its own .pth files ignored, and so the editable installation of the checkout

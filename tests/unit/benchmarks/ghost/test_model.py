@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ def drive(programs: Programs, timing: Timing, stage: int, steps: int, delays: De
     return arrivals_ns
 
 
-def longest_paths(programs: Programs, timing: Timing, stage: int, steps: int, delays: Delays) -> dict:
+def longest_paths(programs: Programs, timing: Timing, stage: int, steps: int, delays: Delays) -> dict[Any, int]:
     """The same arrivals from the dependency graph: each op ends after its predecessor and after its message."""
 
     def op_of(ops: tuple[Op, ...], what: str) -> Op:
@@ -56,8 +57,10 @@ def longest_paths(programs: Programs, timing: Timing, stage: int, steps: int, de
             return end_ns(at, step - 1, len(programs[at]) - 1) if step else 0
         op, before_ns = programs[at][index], end_ns(at, step, index - 1)
         if op.verb == "compute":
-            stalls = timing.stall is not None and (at, step, index) == (*timing.stall[:2], first_compute(programs[at]))
-            return before_ns + round(timing.compute_ns(at, op.what)) + (timing.stall.length_ns if stalls else 0)
+            stall = timing.stall
+            if stall is not None and (at, step, index) == (*stall[:2], first_compute(programs[at])):
+                before_ns += stall.length_ns
+            return before_ns + round(timing.compute_ns(at, op.what))
         if op.verb == "send":
             return before_ns + (delays.get((step, op.what, op.micro_batch), 0) if at == stage else 0)
         return max(before_ns, arrival_ns(at, step, op))
@@ -67,8 +70,8 @@ def longest_paths(programs: Programs, timing: Timing, stage: int, steps: int, de
             others = [(other, ops.index(op_of(ops, "norm"))) for other, ops in enumerate(programs) if other != at]
             return max(end_ns(other, step, index - 1) for other, index in others) + timing.latency_ns
         source = {"activation": at - 1, "gradient": at + 1, "loss": len(programs) - 1}[op.what]
-        wanted = ("send", op.what, op.micro_batch)
-        keys = [(sent.verb, sent.what, sent.micro_batch) for sent in programs[source]]
+        wanted: tuple[str, str, int] = ("send", op.what, op.micro_batch)
+        keys: list[tuple[str, str, int]] = [(sent.verb, sent.what, sent.micro_batch) for sent in programs[source]]
         return end_ns(source, step, keys.index(wanted)) + timing.latency_ns
 
     receives = [(step, op) for step in range(steps) for op in programs[stage] if op.verb in ("recv", "sync")]
@@ -171,8 +174,8 @@ def test_steps_repeat_once_the_pipeline_has_settled() -> None:
 def test_norm_holds_the_last_stage_until_the_first_one_is_done() -> None:
     waits = {wait.what: wait.idle_ns for wait in replay(programs_of(4, 4), UNIT, steps=3)[3].waits if wait.step == 2}
     assert waits == {"activation": 0, "norm": 6}  # of the activations, the last; the first one takes 3
-    waits = [wait.idle_ns for wait in replay(programs_of(4, 4, clipping=False), UNIT, steps=3)[3].waits]
-    assert waits[-4:] == [9, 0, 0, 0]
+    idle_ns = [wait.idle_ns for wait in replay(programs_of(4, 4, clipping=False), UNIT, steps=3)[3].waits]
+    assert idle_ns[-4:] == [9, 0, 0, 0]
 
 
 def test_no_stage_ends_a_step_before_the_loss_is_known() -> None:
@@ -243,8 +246,9 @@ def test_cursor_goes_round_and_refuses_what_the_schedule_does_not_say() -> None:
     ],
 )
 def test_shape_names_the_field_that_is_wrong(field: str, value: float) -> None:
+    fields: dict[str, Any] = {"stages": 4, "stage": 1, "micro_batches": 4, field: value}
     with pytest.raises(ValueError, match=rf"GhostShape\.{field} = "):
-        GhostShape(**{"stages": 4, "stage": 1, "micro_batches": 4, field: value})
+        GhostShape(**fields)
 
 
 def dualpipev_programs(stages: int, micro_batches: int) -> Programs:

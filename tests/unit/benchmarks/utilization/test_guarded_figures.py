@@ -121,10 +121,16 @@ def test_steps_are_read_from_the_records() -> None:
     def step(number: int, squeezed: bool | None, work: int) -> dict[str, Any]:
         return {"step": number, "squeezed": squeezed, "start_ns": 0, "end_ns": 100_000_000, "work": work}
 
-    bubble = {"step": 2, "start_ns": 0, "end_ns": 30_000_000, "permit_until_ns": 1, "overrun_ns": 200_000}
-    bubble["side_ns"] = 20_000_000
+    bubble: dict[str, Any] = {
+        "step": 2,
+        "start_ns": 0,
+        "end_ns": 30_000_000,
+        "permit_until_ns": 1,
+        "overrun_ns": 200_000,
+        "side_ns": 20_000_000,
+    }
     labels = [True, True, True, False, False, None]
-    records = {
+    records: dict[str, list[dict[str, Any]]] = {
         "step": [step(number, label, 10 * number) for number, label in enumerate(labels, start=1)],
         "bubble": [bubble, {**bubble, "permit_until_ns": None}, {**bubble, "overrun_ns": None}],
     }

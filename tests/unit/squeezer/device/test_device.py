@@ -1,6 +1,7 @@
 """The daemon's side of a device: its kind, a side task's environment, and what a main job's end leaves of the page."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ WORDS = memoryview(bytearray(512)).cast("q")
     ],
 )
 def test_the_kind_is_the_users_or_what_deepspeed_will_choose(
-    named: str, accelerator: str | None, has: str, kind: str
+    named: Any, accelerator: str | None, has: str, kind: str
 ) -> None:
     environment = {} if accelerator is None else {"DS_ACCELERATOR": accelerator}
     assert kind_of(DeviceTable(kind=named), environment, lambda path: path == has) == kind

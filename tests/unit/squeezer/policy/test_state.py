@@ -200,7 +200,7 @@ def test_a_broken_budget_withdraws_the_plan_at_once_until_it_is_tried_again(mach
     actions = steps_of(machine, range(8, 14), 100, overrun_ms=20)
     decided = [action.decision.what if isinstance(action, Note) else action for action in actions]
     assert decided[decided.index("shut") + 1] == NO_STEPS
-    assert machine.state is State.SHUT and machine.squeezed is None
+    assert (machine.state, machine.squeezed) == (State.SHUT, None)
     again = steps_of(machine, range(14, 130), 100)
     assert "go_on" in [action.decision.what for action in again if isinstance(action, Note)]
     assert machine.state is State.PLANNED

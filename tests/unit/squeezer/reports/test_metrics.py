@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def units_of(*units: tuple[int, int, int]) -> np.ndarray:
     return np.array([(start, wall, cpu, 0, 0) for start, wall, cpu in units], UNIT_DTYPE)
 
 
-def resumes_of(bubbles: list[tuple[int, int]], units: np.ndarray) -> tuple[list, ...]:
+def resumes_of(bubbles: list[tuple[int, int]], units: np.ndarray) -> tuple[list[Any], ...]:
     starts, ends = (np.array([b[i] for b in bubbles], np.int64) for i in (0, 1))
     return tuple(column.tolist() for column in resumes(starts, ends, units))
 
@@ -159,5 +160,5 @@ def test_resumes_agree_with_counting(edges: list[int], units: list[tuple[int, in
     resume, ran = resumes_of(bubbles, units_of(*units))
     for i, (start, end) in enumerate(bubbles):
         starts = [s - start for s, _, _ in units if start <= s < end]
-        assert resume[i] == (min(starts) if starts and min(starts) else -1), "0: the rest of one that was stopped"
+        assert resume[i] == (min(starts, default=0) or -1), "0: the rest of one that was stopped"
         assert ran[i] == any(s < end and s + wall > start for s, wall, _ in units)

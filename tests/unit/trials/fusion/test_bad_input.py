@@ -24,6 +24,7 @@ class Model(nn.Module):
         self.call, self.looks = forward, looks
         self.a = nn.Linear(3, 3)
         self.calls, self.kept = 0, {"last": 0}
+        self.cache: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
         if self.looks and len(x) < 1:
@@ -107,13 +108,13 @@ def linear(*sizes: int, **options: object) -> nn.Module:
 
 def tied_pair() -> list[nn.Module]:
     one, other = linear(2, 2), linear(2, 2)
-    other[0].bias = one[0].bias  # type: ignore[index, operator]
+    other[0].bias = one[0].bias  # type: ignore[index]
     return [one, other]
 
 
 def two_devices() -> list[nn.Module]:
-    models = [nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2)]
-    models[0][1].to("meta")
+    models: list[nn.Module] = [nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2)]
+    models[0].get_submodule("1").to("meta")
     return models
 
 

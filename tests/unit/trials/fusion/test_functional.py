@@ -27,6 +27,7 @@ class Model(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.own = nn.Parameter(torch.randn(6))
         self.matrix = nn.Parameter(torch.randn(6, 6))
+        self.scale: Tensor
         self.register_buffer("scale", torch.full((1,), 1.0 + n))
         self.plain = torch.full((6,), 2.0 + n, dtype=torch.float64)
 

@@ -31,6 +31,7 @@ class Scaled(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(6, 6))
         self.shift = torch.full((6,), 1.0 + n, dtype=torch.float64)
+        self.seen: Tensor
         self.register_buffer("seen", torch.zeros(()))
         self.number = 0.5
 
@@ -52,6 +53,7 @@ class Untraceable(nn.Module):
         self.own = Scaled(n)
         self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
         self.shared = self.layers[0]
+        self.mean: Tensor
         self.register_buffer("mean", torch.zeros(6))
         self.to_number = to_number
 

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -131,8 +132,8 @@ def gpt2(drop: float) -> Callable[[int], nn.Module]:
     class Logits(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            sizes = {"vocab_size": 13, "n_positions": 8, "n_embd": 8, "n_layer": 2, "n_head": 2}
-            rates = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": drop}
+            sizes: dict[str, Any] = {"vocab_size": 13, "n_positions": 8, "n_embd": 8, "n_layer": 2, "n_head": 2}
+            rates: dict[str, Any] = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": drop}
             self.model = GPT2LMHeadModel(GPT2Config(bos_token_id=0, eos_token_id=0, **sizes, **rates))
 
         def forward(self, x_BT: Tensor) -> Tensor:
@@ -232,18 +233,18 @@ def test_fused_module() -> None:
     fused.eval()
     for row, model in enumerate(models):
         assert all(torch.equal(value, before[row][name]) for name, value in model.state_dict().items())
-        own = fused.extract(row)
+        own: Any = fused.extract(row)
         assert not own.training and own[2].p == model[2].p
         torch.testing.assert_close(fused(trials.PerTrial(x_KB))[row], own(x_KB[row]))
         torch.testing.assert_close(fused(x_KB[0])[row], own(x_KB[0]))
     fused.double()
-    assert fused(x_KB[0].double()).dtype == fused.extract(1)[1].running_mean.dtype == torch.float64
+    assert fused(x_KB[0].double()).dtype == fused.extract(1).get_buffer("1.running_mean").dtype == torch.float64
     with pytest.raises(FuseError, match=r"PerTrial input of shape \[2, 5, 4\]; allowed: 3 trials first"):
         fused(trials.PerTrial(x_KB[:2]))
 
 
 def test_extracted_modules_stay_tied() -> None:
-    own = trials.fuse([GPT(), GPT()]).extract(1)
+    own: Any = trials.fuse([GPT(), GPT()]).extract(1)
     assert own.logits.weight is own.tokens.weight
 
 

@@ -84,8 +84,8 @@ def test_scalar(name: str, own: bool) -> None:
     close(values_K, alone_K, name)
     assert bool(scalar._steps) == traced
     if alone_K.requires_grad:
-        grads = [torch.autograd.grad(v.sum(), y_KBC)[0] for v in (values_K, alone_K)]
-        close(*grads, name)
+        fused, alone = (torch.autograd.grad(v.sum(), y_KBC)[0] for v in (values_K, alone_K))
+        close(fused, alone, name)
 
 
 def test_state_is_read_each_time() -> None:

@@ -1,5 +1,6 @@
 """The side task's gate: what it lets start, how it sleeps, what it says about it. The clock and the sleep are given."""
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,7 +87,7 @@ def test_a_bubble_that_outlives_its_permit_is_used_again_and_it_wakes_by_itself(
         naps_s.append(timeout_s)
         world.now_ns += round(timeout_s * 1e9)
 
-    monkeypatch.setattr(gate_module.signal, "sigtimedwait", nap)
+    monkeypatch.setattr(signal, "sigtimedwait", nap)
     gate.enter(0)
     assert world.now_ns == start_ns + 7 * MS, "it is too long for the first renewal"
     world.work(2 * MS)
@@ -168,7 +169,7 @@ def test_the_end_signal_and_a_dead_daemon_end_it(world: World, monkeypatch: pyte
     world.while_asleep = [lambda: signal.SIGTERM]
     with pytest.raises(StopRequested):
         gate.enter(0)
-    monkeypatch.setattr(gate_module.os, "getppid", lambda: 1)
+    monkeypatch.setattr(os, "getppid", lambda: 1)
     world.while_asleep = [lambda: None]
     with pytest.raises(StopRequested):
         gate.enter(0)

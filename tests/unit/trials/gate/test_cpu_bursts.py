@@ -13,6 +13,7 @@ from squeezer.records.reader import read_groups
 from tests.support.cpu_world import MS, US, World, decline
 from trials.gate.base import HOST_UNIT
 from trials.gate.cpu import BURSTS_PER_LESSON, CpuGate
+from trials.gate.unit_costs import LEAST_COST_NS
 from trials.gate.unit_records import UnitRecords
 
 
@@ -195,7 +196,7 @@ def test_a_row_that_was_stopped_goes_on_in_any_bubble_and_in_none_without(world:
     world.work(2 * MS)
     world.open(3, world.now_ns)  # it was stopped, and goes on in a later bubble, whatever that one's permit
     gate.enter(1)
-    assert gate._burst == [1] and not world.sleeps
+    assert (gate._burst, world.sleeps) == ([1], 0)
     world.work(1 * MS)
     world.close(3)  # and whoever should have stopped it did not
     world.while_asleep = [lambda: world.open(7, 10**15)]
@@ -251,7 +252,7 @@ def test_many_rows_of_the_same_units_before_a_rest_teach_no_more_than_one_after_
             world.work(took_us * US)
     gate.rest()
     for cost_ns in gate._costs_ns[:2]:
-        assert max(gate_module.LEAST_COST_NS, 0.9 * took_us * US) <= cost_ns <= max(200, 1.1 * took_us) * US
+        assert max(LEAST_COST_NS, 0.9 * took_us * US) <= cost_ns <= max(200, 1.1 * took_us) * US
 
 
 def test_names_are_written_with_the_units_that_bear_them_and_no_sooner(world: World, tmp_path: Path) -> None:

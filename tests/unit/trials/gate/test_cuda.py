@@ -1,6 +1,7 @@
 """The gate of a device with streams: what it queues when, and what it says. Device, clock and sleep are made up."""
 
 import ctypes
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -8,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import trials.gate.cuda as gate_module
 from ds_hooks.shared.device_uuid import write_device_uuid
 from ds_hooks.shared.page import PAGE_BYTES, DeviceGate, Field, SideActivity
 from ds_hooks.shared.page_file import Page, page_path
@@ -151,7 +151,7 @@ def test_the_end_signal_and_a_dead_daemon_end_it(world: World, monkeypatch: pyte
     if how == "signal":
         world.signals.append(signal.SIGTERM)
     else:
-        monkeypatch.setattr(gate_module.os, "getppid", lambda: 1)
+        monkeypatch.setattr(os, "getppid", lambda: 1)
     with pytest.raises(StopRequested):
         gate.enter(HOST_UNIT)
 

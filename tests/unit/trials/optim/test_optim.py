@@ -26,7 +26,7 @@ class Signs(torch.optim.Optimizer):
         self.first = self.param_groups[0]["params"][0]
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         assert self.first is self.param_groups[0]["params"][0]
         for group in self.param_groups:
             for p in group["params"]:
@@ -304,6 +304,7 @@ def test_where_work_is_queued_a_unit_is_asked_for_once() -> None:
 
 
 def test_optimizers_that_cannot_be_fused() -> None:
+    x = torch.zeros(3)
     refused = {
         r"LBFGS .*evaluates the model anew.*step\(\) needs no closure, such as torch\.optim\.AdamW": lambda n, ps: (
             torch.optim.LBFGS(ps)
@@ -312,7 +313,6 @@ def test_optimizers_that_cannot_be_fused() -> None:
         "differentiable=True cannot be fused": lambda n, ps: torch.optim.Adam(ps, differentiable=True),
         r"parameter of shape \[3\] that is not the model's": lambda n, ps: torch.optim.SGD([*ps, nn.Parameter(x)]),
     }
-    x = torch.zeros(3)
     for message, make in refused.items():
         study = ToyStudy(model, make)
         with pytest.raises(FuseError, match=message):

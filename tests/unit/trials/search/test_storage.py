@@ -27,7 +27,7 @@ def test_who_is_killed_in_the_middle_of_a_write_holds_nobody_up(tmp_path: Path) 
     read_fd, write_fd = os.pipe()
     pid = os.fork()
     if pid == 0:
-        storage._backend._lock.acquire()  # type: ignore[attr-defined]
+        storage._backend._lock.acquire()
         os.write(write_fd, b"!")
         signal.pause()
     os.read(read_fd, 1)

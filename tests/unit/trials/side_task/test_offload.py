@@ -187,7 +187,7 @@ def test_a_group_that_was_out_goes_on_bitwise_as_if_it_had_stayed(page: Page) ->
             mine = [t for t in tensors_on("cpu") if t.untyped_storage().data_ptr() not in kept]
             home = Home(page, mine)
             home.limit(1)
-            home.while_out = [lambda home=home: home.limit(0)]  # type: ignore[misc]
+            home.while_out = [lambda home=home: home.limit(0)]
             home.offload.step_ended()
             moved_out = home.told[0]
             assert isinstance(moved_out, MovedOut) and moved_out.left_bytes < moved_out.held_bytes / 10

@@ -7,7 +7,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.fused_and_solo import RecordingGate, Solo, ToyStudy, assert_same_trial, close, members, same_bits
+from tests.support.fused_and_solo import (
+    RecordingGate,
+    Solo,
+    ToyStudy,
+    assert_same_trial,
+    close,
+    members,
+    only_optimizer,
+    same_bits,
+)
 from trials import FuseError, TrialGroup, build_member
 from trials.gate.base import OpenGate, StopRequested
 
@@ -247,7 +256,7 @@ def test_extracted_state_goes_into_the_users_objects() -> None:
     member = build_member(study, 2, {"n": 2})
     model_state, optimizer_state = group.extract(2)
     member.model.load_state_dict(model_state)
-    member.optimizer.load_state_dict(optimizer_state)
+    only_optimizer(member).load_state_dict(optimizer_state)
     assert_same_trial(TrialGroup(study, [member], OpenGate()), 0, solo)
 
 

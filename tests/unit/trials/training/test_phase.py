@@ -119,8 +119,9 @@ def test_adversaries_in_turns(traced: bool, clip: float | None) -> None:
     group = TrialGroup(study, members(study, range(3)), OpenGate())
     solos = [Alone(study, number) for number in range(3)]
     for step in range(6):
-        for each in (group.train_step, *(solo.step for solo in solos)):
-            each(*study.data[step % 3])
+        group.train_step(*study.data[step % 3])
+        for solo in solos:
+            solo.step(*study.data[step % 3])
     for row, solo in enumerate(solos):
         assert_same(group, row, solo)
         solo.model.eval()

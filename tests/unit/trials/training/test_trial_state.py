@@ -245,6 +245,8 @@ class Statistics(nn.Module):
     def __init__(self, traced: bool, kind: str) -> None:
         super().__init__()
         self.first, self.norm = nn.Linear(6, 4), getattr(nn, kind)(4, track_running_stats=True)
+        self.mean: Tensor
+        self.seen: Tensor
         self.register_buffer("mean", torch.zeros(4))
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
         self.traced = traced
@@ -320,7 +322,7 @@ def test_autocast() -> None:
     study = RichStudy(lambda n: model(0).float(), "adamw", data)
     study.autocast = torch.bfloat16
     kinds = []
-    study.loss = lambda outputs, targets: kinds.append(outputs.dtype) or outputs.float().square().mean()  # type: ignore[method-assign,func-returns-value]
+    study.loss = lambda outputs, targets: kinds.append(outputs.dtype) or outputs.float().square().mean()  # type: ignore[method-assign]
     group = TrialGroup(study, members(study, range(2)), OpenGate())
     group.train_step(*data[0])
     assert kinds == [torch.bfloat16]
