@@ -161,10 +161,10 @@ def _train(name: str, own: int, turns: Turns, seed: int, quick: bool, found: dic
     study.sampler = lambda: optuna.samplers.RandomSampler(seed=seed)  # type: ignore[method-assign]
     gate = Ungated(turns, own)
     with tempfile.TemporaryDirectory(prefix="bsq-") as folder, ThreadPoolExecutor(1) as holder:
-        place = WorkerConfig(
+        config = WorkerConfig(
             storage=f"{folder}/study.journal", study_name="digits", worker="w", lock_file=Path(folder, "lock")
         )
-        line = Inside(SearchWorker(study, place, holder))
+        line = Inside(SearchWorker(study, config, holder))
         start_s = thread_time()
         Scheduler(study, gate, line, lambda _: None).run()
         cpu_s = thread_time() - start_s - line.cpu_s

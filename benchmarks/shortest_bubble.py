@@ -64,8 +64,8 @@ def main() -> None:
 
 
 def _measure(mode: str, *, cycles: int) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory(prefix="bsq-") as place:
-        page = Page.open(page_path(make_private_dir(Path(place) / "pages"), 0))
+    with tempfile.TemporaryDirectory(prefix="bsq-") as folder:
+        page = Page.open(page_path(make_private_dir(Path(folder) / "pages"), 0))
         page.claim(Role.MAIN)
         command = [sys.executable, "-m", "benchmarks.shortest_bubble", "side", str(page.path)]
         with subprocess.Popen(command, env=environment(page.path.parent), cwd=ROOT) as process:

@@ -139,13 +139,13 @@ def _measure(bench: Bench, way: str, spinning: bool) -> dict[str, Any]:
     forward_ns = int(FORWARD_MS[bench.device] * 1e6)
     timing = Timing(forward_ns=forward_ns, backward_ns=2 * forward_ns, optimizer_ns=forward_ns // 2)
     name = f"ghost_{way}_{'spinning' if spinning else 'waiting'}"
-    place = bench.folder / name
-    place.mkdir()
+    folder = bench.folder / name
+    folder.mkdir()
     windows = QUICK_WINDOWS if bench.quick else WINDOWS
     first = len(bench.kernels.stamps())
     programs_of(SHAPE)  # imports DeepSpeed before a fake replaces torch
     with ExitStack() as stack:
-        page = Page.open(page_path(make_private_dir(place / "pages"), 0))
+        page = Page.open(page_path(make_private_dir(folder / "pages"), 0))
         stack.callback(page.close)
         page.claim(Role.DAEMON)
         listener = Listener(page)
@@ -159,7 +159,7 @@ def _measure(bench: Bench, way: str, spinning: bool) -> dict[str, Any]:
             stream=stream,
             device=bench.device,
             spinning=spinning,
-            folder=place,
+            folder=folder,
         )
         stack.enter_context(stage)
         handle = attach(stage, directory=page.path.parent, local_rank=0)

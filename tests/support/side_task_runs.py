@@ -108,8 +108,8 @@ def make_study(own: bool, length: Callable[[int], int] = lambda epoch: 3) -> Sev
 def run(own: bool, gate: Starving, study: Seven | None = None) -> tuple[list[FrozenTrial], list[Status]]:
     """The trials in the end, and the statuses that were sent."""
     study = study or make_study(own)
-    place = WorkerConfig(storage="sqlite:///:memory:", study_name="s", worker="w", lock_file=Path(os.devnull))
-    worker = SearchWorker(study, place, AtOnce())
+    config = WorkerConfig(storage="sqlite:///:memory:", study_name="s", worker="w", lock_file=Path(os.devnull))
+    worker = SearchWorker(study, config, AtOnce())
     told: list[Status] = []
     Scheduler(study, gate, Direct(worker), told.append).run()
     return worker._study.get_trials(), told

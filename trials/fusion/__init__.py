@@ -1,5 +1,7 @@
-"""K models of one structure become one: a table of rules for layers, one file per family (`registry`, `linear`, ...),
-the tensors of all trials (`rows`), and the forward as a list of steps (`trace`, `program`).
+"""Makes one model from K models of one structure.
+
+A table has rules for layers (`registry`), one file per family (`layers/`). `rows` has the tensors of all trials. The
+forward is a list of steps (`trace`, `program`), or the user's own code as a whole (`forward`, `mapped`).
 """
 
 from collections.abc import Sequence
@@ -38,7 +40,7 @@ class Fused:
     Attributes:
         rows: all their tensors.
         layers: path -> fused layer, or why there is none.
-        phases: what is called in training mode, by default their forward alone.
+        phases: the methods that a training step calls, by default `forward` alone.
         eval: their forward in evaluation mode.
     """
 
@@ -49,11 +51,11 @@ class Fused:
 
     @property
     def train(self) -> Forward:
-        """Their forward in training mode, where that is the only phase."""
+        """Their forward in training mode, if that is the only phase."""
         return self.phases[FORWARD]
 
     def bind(self) -> None:
-        """Let layers and forwards take the tensors of `rows`; called after each change of them."""
+        """Let layers and forwards take the tensors of `rows`. Call it after each change of them."""
         for layer in self.layers.values():
             if isinstance(layer, Layer):
                 layer.bind(self.rows)
@@ -68,7 +70,7 @@ def assemble(models: Sequence[nn.Module], common: Structure, generators: list[to
     Args:
         models: one per trial; their tensors are copied.
         common: the structure of each of them.
-        generators: a stream of random numbers per trial.
+        generators: a random stream per trial.
         units: where the forward's units are numbered.
 
     Raises:

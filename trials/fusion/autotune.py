@@ -1,7 +1,7 @@
-"""Which of several ways to compute the same is the fastest: measured at the first use, and kept for the process.
+"""Chooses the fastest of several ways to compute the same. The first use measures, and the process keeps the choice.
 
-Ways may differ in the order of their sums, hence in the last bits; as the choice is kept, a layer's bits do not change
-from step to step.
+Ways may sum in different orders, so their last bits may differ. The choice is kept, so a layer's bits do not
+change from step to step.
 """
 
 import time
@@ -16,23 +16,22 @@ Ways = Mapping[str, Callable[..., Tensor]]
 
 _RUNS = 3
 _LONG_NS = 20_000_000
-"""A way that takes longer is run twice only, as measuring happens within a unit of work: not once, for the first run
-finds its memory cold, and would be held against the way that happens to be tried first."""
+"""A slower way runs only twice, because measuring happens within a unit of work. One run would be unfair: the memory is
+cold for the way that is tried first."""
 
 _chosen: dict[Hashable, str] = {}
 _pinned: list[str] = []
 
 
 def choose(situation: Hashable, ways: Ways, *inputs: Any) -> str:
-    """The name of the fastest of `ways`, which all compute the same from `inputs`.
+    """Return the name of the fastest of `ways`, which all compute the same from `inputs`.
 
-    Measured is the forward, and the backward where there will be one, on the tensors without their history: no gradient
-    of the caller's is touched.
+    Measures the forward, and the backward where there will be one, on detached tensors. The caller's gradients stay.
 
     Args:
-        situation: what else than the tensors' shapes, types, device and the number of threads tells cases apart.
-        ways: name -> way; the first is taken where there is nothing to choose from.
-        inputs: tensors, and other values that the ways take.
+        situation: what distinguishes cases besides the tensors' shapes, types and device, and the number of threads.
+        ways: name -> way. The first is taken where there is no choice.
+        inputs: the ways' arguments, tensors and others.
     """
     names = list(ways)
     if len(names) == 1:
@@ -51,7 +50,7 @@ def choose(situation: Hashable, ways: Ways, *inputs: Any) -> str:
 
 @contextmanager
 def pinned(*names: str) -> Iterator[None]:
-    """Within this, a choice that has one of the ways `names` takes it unmeasured: results repeat to the bit."""
+    """While entered, a choice among ways that include one of `names` takes that one, so results repeat to the bit."""
     _pinned[:0] = names
     try:
         yield
@@ -60,7 +59,7 @@ def pinned(*names: str) -> Iterator[None]:
 
 
 def _time_ns(way: Callable[..., Tensor], inputs: tuple[Any, ...]) -> int:
-    """The shortest of a few runs; the first one also warms up."""
+    """Return the shortest time of a few runs; the first one also warms up."""
     own = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in inputs]
     trained = [x for x in own if isinstance(x, Tensor) and x.requires_grad]
     backward = bool(trained) and torch.is_grad_enabled()

@@ -1,6 +1,6 @@
-"""What a value is, in a form that can be hashed and compared: between trials, or before and after a forward.
+"""Describes values in a form that can be hashed and compared, between trials or before and after a forward.
 
-Code that is not traced is run for all trials from one trial's module, so all that it may read must be equal.
+Code that is not traced runs for all trials from one trial's module, so all that it may read must be equal.
 """
 
 import functools
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _OWN = frozenset(vars(nn.Module()))
-"""What every module has: its tables of parameters, buffers, submodules and hooks, which are compared elsewhere."""
+"""The tables of parameters, buffers, submodules and hooks of every module. They are compared elsewhere."""
 
 
 def attributes(model: nn.Module) -> dict[tuple[str, str], Hashable]:
-    """(path, attribute) -> its description, for all that the modules of `model` hold beside tensors of their own."""
+    """Map (path, attribute) to its description, for all but tensors that the modules of `model` hold."""
     describe = Describer(model)
     return {
         (path, name): describe(value)
@@ -30,12 +30,12 @@ def attributes(model: nn.Module) -> dict[tuple[str, str], Hashable]:
 
 
 def plain_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """The tensors that `module` holds as plain attributes: neither parameters nor buffers, but a trial's own."""
+    """Return the tensors in plain attributes of `module`: neither parameters nor buffers, but a trial's own."""
     return {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
 
 
 def global_values(model: nn.Module) -> dict[tuple[str, str], Hashable]:
-    """(path, name) -> the description of each global variable that a forward of `model` names and could change."""
+    """Map (path, name) to the description of each global variable that a forward of `model` could change."""
     describe = Describer(model)
     found = {}
     for path, module in model.named_modules():
@@ -50,7 +50,7 @@ def global_values(model: nn.Module) -> dict[tuple[str, str], Hashable]:
 
 
 def class_of(value: object) -> Hashable:
-    """The class of `value`; one that a function has made is told by what its methods do."""
+    """Describe the class of `value`. A class made in a function is described by its methods' code."""
     return Describer(None)(type(value))
 
 
@@ -58,7 +58,7 @@ class Describer:
     """Describes values, each object once."""
 
     def __init__(self, model: nn.Module | None) -> None:
-        """The modules and tensors of `model` are named, not looked into."""
+        """Modules and tensors of `model` are described by their names."""
         self._names: dict[int, str] = {}
         if model is not None:
             for table in (model.named_modules(), model.named_parameters(), model.named_buffers()):
@@ -66,7 +66,7 @@ class Describer:
         self._seen: dict[int, tuple[object, Hashable]] = {}
 
     def __call__(self, value: Any) -> Hashable:
-        """The description of `value`."""
+        """Describe `value`."""
         if isinstance(value, _PLAIN):
             return value if value == value else repr(value)
         if id(value) in self._names:
@@ -132,7 +132,7 @@ def _content(cell: types.CellType) -> object:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """The global names, and more, that `code` and the functions inside it read or set."""
+    """Return the global names, and more, that `code` and the functions inside it read or set."""
     return set(code.co_names).union(*(_names(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)))
 
 

@@ -2,8 +2,8 @@
 
 
 class FuseError(Exception):
-    """Trials, or a layer of theirs, cannot be fused; the text names the place and what is allowed."""
+    """Trials, or one of their layers, cannot be fused. The message names the module or setting, and what is allowed."""
 
 
 class RefusedError(FuseError):
-    """No way to fuse can help: the forward does what K trials at once cannot do each for itself."""
+    """No way to fuse helps: the forward does something that K trials at once cannot do separately."""

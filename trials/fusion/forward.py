@@ -1,4 +1,4 @@
-"""The forward of K trials in one mode: by its graph, or as a whole where there is none or it fails."""
+"""The forward of K trials in one mode: by its graph, or as a whole if there is no graph or it fails."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -24,13 +24,13 @@ class Way(Protocol):
         """Take the tensors of `rows`."""
 
     def run(self, x: Tensor, per_trial: bool) -> Any:
-        """From ``x_B...``, or ``x_KB...`` if `per_trial`, to the model's output, all its tensors with the axis K."""
+        """Return the model's output for ``x_B...``, or ``x_KB...`` if `per_trial`. All its tensors have the axis K."""
 
     def declare_backward(self) -> None:
         """Number the backward units."""
 
     def ways(self) -> Iterator[tuple[str, str]]:
-        """Each layer or node, and how it is computed."""
+        """Yield each layer or node, and how it is computed."""
 
 
 class Whole:
@@ -39,7 +39,7 @@ class Whole:
     def __init__(
         self, model: nn.Module, name: str, modes: dict[str, bool], units: Units, reason: str, method: str
     ) -> None:
-        """Take a copy of one trial's `model`, called `name`; `reason` says why its `method` has no graph."""
+        """Take a copy of one trial's `model`, called `name`. `reason` is why its `method` has no graph."""
         self._own = LayerUnits(units, f"{name} forward")
         self._mapped = Mapped(model, "", modes, self._own)
         self._mapped.label = name  # `model` may be a graph's code
@@ -70,7 +70,7 @@ class Whole:
 class Forward:
     """The forward of K trials in one mode.
 
-    Its graph is run step by step; if a step fails on the first batch, the graph's code is from then on run as a whole.
+    Its graph runs step by step. If a step fails on the first batch, the graph's code runs as a whole from then on.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Forward:
         untraced: str,
         method: str = FORWARD,
     ) -> None:
-        """Prepare the best way.
+        """Choose the best way.
 
         Args:
             model: one trial's.
@@ -150,7 +150,7 @@ class Forward:
         self._way.declare_backward()
 
     def ways(self) -> Iterator[tuple[str, str]]:
-        """Each layer or node, and how it is computed."""
+        """Yield each layer or node, and how it is computed."""
         return self._way.ways()
 
     def _run_instead(self, x: Tensor, per_trial: bool, way: Way) -> Any:

@@ -1,4 +1,4 @@
-"""Functional code between layers: what runs as it is, with its axes moved by one, or under `vmap`."""
+"""Tables for functional code between layers: it runs unchanged, with its axes moved by one, or under `vmap`."""
 
 import operator
 from collections.abc import Callable
@@ -90,9 +90,9 @@ def _split(x_K: Tensor, split_size_or_sections: Any, dim: int = 0) -> Any:
 
 
 def _getitem(x_K: Any, index: Any) -> Any:
-    places = index if isinstance(index, tuple) else (index,)
-    plain = all(type(place) in (int, slice, type(...), type(None)) for place in places)
-    return x_K[(slice(None), *places)] if plain else NotImplemented
+    indices = index if isinstance(index, tuple) else (index,)
+    plain = all(type(each) in (int, slice, type(...), type(None)) for each in indices)
+    return x_K[(slice(None), *indices)] if plain else NotImplemented
 
 
 def _getattr(x_K: Tensor, name: str) -> Any:
@@ -134,22 +134,22 @@ MOVED: dict[Any, Callable[..., Any]] = {
     "dim": lambda x_K: x_K.ndim - 1,
     getattr: _getattr,
 }
-"""Equivalents on ``x_K...`` of what a trial does on ``x...``, without `vmap`'s overhead. Arguments that an equivalent
-does not take (`TypeError`) or answers with `NotImplemented` leave the call to `vmap`."""
+"""What a trial does on ``x...``, done on ``x_K...`` without the overhead of `vmap`. If an equivalent raises
+`TypeError` or returns `NotImplemented`, `vmap` runs the call."""
 
 JOINT: set[Any] = set()
-"""Those in `MOVED` whose second input may be each trial's own: it has a leading axis K too, or else 1."""
+"""Those in `MOVED` whose second input may be each trial's own. It has a leading axis of K, or of 1."""
 
 
 def aligned(values: list[Any], flags: list[bool]) -> list[Any] | None:
-    """The stacked `values` so that broadcasting them does what broadcasting each trial's own values does.
+    """Align stacked `values`, so that broadcasting them equals broadcasting each trial's own values.
 
     Args:
         values: the arguments, tensors and others.
         flags: which of them have the leading axis K.
 
     Returns:
-        None where that cannot be.
+        The aligned values; None if that is impossible.
     """
     own = [v for v, flag in zip(values, flags, strict=True) if flag]
     if not all(isinstance(v, Tensor) for v in own):
@@ -166,7 +166,7 @@ def aligned(values: list[Any], flags: list[bool]) -> list[Any] | None:
 
 
 def cat(tensors: Any, flags: list[bool], dim: int) -> Tensor | None:
-    """Concatenate along each trial's axis `dim`; None if some tensor is shared or has other axes."""
+    """Concatenate along each trial's axis `dim`. None: some tensor is shared, or has other axes."""
     if not all(flags) or any(t.ndim != tensors[0].ndim for t in tensors):
         return None
     return torch.cat(list(tensors), inner(dim))

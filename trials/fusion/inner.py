@@ -1,4 +1,4 @@
-"""The layers inside a forward that is run as a whole: each leaves the `vmap` around it, and is a unit of its own."""
+"""Layers inside a forward that runs as a whole. Each leaves the `vmap` around it, and is a unit of its own."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ class OwnCode(Protocol):
         """Call the layer for all trials; see `Inner.run`. Every tensor in its output has the leading axis K."""
 
     def way(self, reason: str) -> str:
-        """Say how the layer is computed, which has no rule for `reason`."""
+        """Return how the layer is computed. `reason` is why it has no rule."""
 
 
 class Below(torch.autograd.Function):
@@ -32,12 +32,12 @@ class Below(torch.autograd.Function):
 
     @staticmethod
     def forward(*_: Any) -> Any:
-        """Never called, for the row's number always comes from the `vmap`."""
+        """Never called, because the row's number always comes from the `vmap`."""
         raise RuntimeError("a layer was called outside its vmap")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Asked for by `vmap`; autograd records what the static method below does."""
+        """Required by `vmap`. Autograd records what the static method below does."""
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, inner: "Inner | Call", row: Tensor, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -54,7 +54,7 @@ class Inner:
     """A layer inside a whole model."""
 
     def __init__(self, rule: Layer | FuseError, mapped: OwnCode | None, training: bool, units: LayerUnits) -> None:
-        """Computed by `rule`, or, if that is an error, as `mapped`."""
+        """Computed by `rule` or, if that is an error, by `mapped`."""
         self.rule, self.mapped, self.training, self.units = rule, mapped, training, units
 
     def bind(self, rows: Rows) -> None:
@@ -65,7 +65,7 @@ class Inner:
             self.mapped.bind(rows)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> tuple[Any, Any]:
-        """The output, and its `vmap` dimensions."""
+        """Return the output, and its `vmap` dimensions."""
         if not isinstance(self.rule, Layer) or self.mapped is not None:
             assert self.mapped is not None  # there is one wherever there is no rule
             output = self.mapped.run(args, kwargs, dims)
@@ -85,7 +85,7 @@ class Inner:
         return output, dims_of(output, per_trial)
 
     def way(self) -> str:
-        """How it is computed."""
+        """Return how it is computed."""
         return f"rule {type(self.rule).__name__}" if self.mapped is None else self.mapped.way(str(self.rule))
 
 
@@ -93,7 +93,7 @@ class Call:
     """A function with a rule that the code of a module calls."""
 
     def __init__(self, function: Callable[..., Any], generators: list[torch.Generator]) -> None:
-        """With a stream per trial."""
+        """`generators` has a random stream per trial."""
         self._function, self._generators = function, generators
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -121,5 +121,5 @@ class Calls(TorchFunctionMode):
 
 
 def _owned(inputs: Sequence[Any], dims: Sequence[Any]) -> list[bool]:
-    """Which of `inputs` have the axis K, by their trees of `vmap` dimensions."""
+    """Return which of `inputs` have the axis K, by their trees of `vmap` dimensions."""
     return [bool(apart(value)[0]) and 0 in tree_flatten(dim)[0] for value, dim in zip(inputs, dims, strict=True)]

@@ -1,7 +1,7 @@
 """Modules without a rule, run by their own code: under one `vmap`, or a loop over the trials where `vmap` cannot.
 
-A whole forward that cannot be traced is such a module too. The layers inside it are still computed by their rules:
-each leaves the `vmap` of the code around it through an `autograd.Function`, and is a unit that the gate is asked about.
+A whole forward that cannot be traced is such a module too. Rules still compute the layers inside it: each leaves the
+`vmap` around it through an `autograd.Function`, and is a unit that asks the gate.
 """
 
 import copy
@@ -32,15 +32,15 @@ class Mapped:
 
     Attributes:
         label: the module's name in units and errors.
-        looped: why the trials are computed one after another; empty while `vmap` does.
+        looped: why the trials run one after another; empty while `vmap` computes them.
     """
 
     def __init__(self, module: nn.Module, path: str, modes: dict[str, bool], units: LayerUnits) -> None:
         """Take a copy of one trial's `module`.
 
         Args:
-            module: its tensors do not matter; those of `Rows` take their place in each call.
-            path: where it stands in the model.
+            module: its tensors do not matter, because each call uses those of `Rows`.
+            path: its path in the model.
             modes: path in the model -> whether that module is in training mode.
             units: its own, to ask the gate for.
 
@@ -55,7 +55,7 @@ class Mapped:
         self._prefix = f"{path}." if path else ""
         for name, inner in self.module.named_modules():
             inner.training = modes[f"{self._prefix}{name}" if name else path]
-            if type(inner) in FORWARDS:  # its own chooses by what `vmap` cannot tell
+            if type(inner) in FORWARDS:  # its own forward branches on values, which `vmap` cannot do
                 inner.forward = partial(FORWARDS[type(inner)], inner)
             for plain, tensor in plain_tensors(inner).items():  # each trial has its own of these too
                 delattr(inner, plain)
@@ -69,13 +69,13 @@ class Mapped:
             self._seen = True  # what tracing saw needs no second look
 
     def number_inside(self, modes: dict[str, bool], units: Units) -> list[LayerUnits]:
-        """Make every layer inside a whole model a unit of its own, computed by its rule, or else as a `Mapped`."""
+        """Make every layer inside a whole model a unit of its own, computed by its rule or else by a `Mapped`."""
         for path, module in self.module.named_modules():
             rule = rule_for(module, path)
             is_layer = isinstance(rule, Layer) or not list(module.children())
             if not path or not is_layer or any(path.startswith(f"{outer}.") for outer in self._inner):
                 continue
-            # in place, or a view: only the code around it can tell who else sees the change
+            # in place, or a view: only the code around it knows what else sees the change
             if getattr(module, "inplace", False) or (isinstance(rule, Layer) and rule.free):
                 continue
             own = LayerUnits(units, f"{label(module, path)} forward")
@@ -94,7 +94,7 @@ class Mapped:
             for named in (self.module.named_parameters(), self.module.named_buffers())
         )
         inside = dict(self.module.named_modules())
-        self._places = [
+        self._slots = [
             (table, name, rows.require("", f"{self._prefix}{path}.{name}" if path else self._prefix + name))
             for path, module in inside.items()
             for table in (module._parameters, module._buffers)
@@ -107,7 +107,7 @@ class Mapped:
             inner.bind(rows)
 
     def ways(self) -> Iterator[tuple[str, str]]:
-        """The layers inside, and how each is computed."""
+        """Yield the layers inside, and how each is computed."""
         for inner in self._inner.values():
             yield (
                 inner.units.name.removesuffix(" forward"),
@@ -115,7 +115,7 @@ class Mapped:
             )
 
     def way(self, reason: str) -> str:
-        """How the module is computed, which has no rule for `reason`."""
+        """Return how the module is computed. `reason` is why it has no rule."""
         return f"loop over trials: {self.looped}" if self.looped else f"vmap: {reason.partition(';')[0]}"
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any], entered: bool = False) -> Any:
@@ -156,7 +156,7 @@ class Mapped:
         return output
 
     def _try_vmap(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> tuple[Any, str]:
-        """The output, or why `vmap` cannot; then all tensors and streams are as they were before."""
+        """Return the output, or why `vmap` fails. Then all tensors and random streams are as before."""
         restore = saved(self._buffers, self._rows.generators)
         try:
             return self._vmap(args, kwargs, dims), ""
@@ -215,7 +215,7 @@ class Mapped:
         return stack(outputs, f"module '{self.label}'")
 
     def _alone(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> Any:
-        """A single trial: the module itself, with views of the row in place of its tensors."""
+        """Run a single trial: the module itself, with views of the row as its tensors."""
         own_args: Any = args
         own_kwargs: Any = kwargs
         if len(args) == 1 and isinstance(args[0], Tensor) and not kwargs:
@@ -225,24 +225,24 @@ class Mapped:
             owned = tree_flatten(dims)[0]
             inputs = [leaf if dim is None else leaf.squeeze(0) for leaf, dim in zip(leaves, owned, strict=True)]
             own_args, own_kwargs = tree_unflatten(inputs, spec)
-        views = [tensor.squeeze(0) for _, _, tensor in self._places]
-        before = [table[name] for table, name, _ in self._places]
-        for (table, name, _), view in zip(self._places, views, strict=True):
+        views = [tensor.squeeze(0) for _, _, tensor in self._slots]
+        before = [table[name] for table, name, _ in self._slots]
+        for (table, name, _), view in zip(self._slots, views, strict=True):
             table[name] = view
         try:
             with self._drawing_from(self._rows.generators[0]):
                 output = self.module(*own_args, **own_kwargs)
-            for (table, name, _), view in zip(self._places, views, strict=True):
+            for (table, name, _), view in zip(self._slots, views, strict=True):
                 if table[name] is not view:
                     view.copy_(table[name].detach())
         finally:
-            for (table, name, _), tensor in zip(self._places, before, strict=True):
+            for (table, name, _), tensor in zip(self._slots, before, strict=True):
                 table[name] = tensor
         self.units.before_backward(output)
         return stack([output], f"module '{self.label}'")
 
     def _set_common(self) -> None:
-        """Let the module have the numbers on which all trials agree, and no others: reading one fails."""
+        """Set the numbers on which all trials agree. The others are unset, so reading one fails."""
         for module, table in self._varying:
             for name, values in table.items():
                 if values.count(values[0]) == len(values):
@@ -252,7 +252,7 @@ class Mapped:
 
     @contextmanager
     def _drawing_from(self, generator: torch.Generator) -> Iterator[None]:
-        """Let the global random numbers be those of one trial."""
+        """Draw the global random numbers from one trial's stream meanwhile."""
         self._stream = generator
         try:
             with drawing_from(generator):
@@ -261,7 +261,7 @@ class Mapped:
             self._stream = None
 
     def call(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """What the module's own code calls, by its rule if it has one."""
+        """Call `function` for the module's code, by its rule if it has one."""
         if self._row is None or function not in CALLS:
             return function(*args, **kwargs)
         if CALLS[function][0].bind(*args, **kwargs).arguments.get("inplace"):  # no rule changes its input
@@ -276,7 +276,7 @@ class Mapped:
             self._row = row
 
     def _leaving(self, forward: Callable[..., Any], inner: Inner) -> Callable[..., Any]:
-        """What takes the place of an inner layer's `forward`."""
+        """Return a replacement for an inner layer's `forward`."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._row is not None:
@@ -297,7 +297,7 @@ class MappedStep(Step):
     """Runs a layer without a rule."""
 
     def __init__(self, out: int, args: Any, kwargs: dict[str, Any], mapped: Mapped, reason: str, entered: bool) -> None:
-        """`args` and `kwargs` with `Ref` for nodes; `reason` why there is no rule."""
+        """`args` and `kwargs` have a `Ref` for each node. `reason` is why there is no rule."""
         super().__init__(out)
         self.args, self.kwargs, self.mapped, self.reason, self.entered = args, kwargs, mapped, reason, entered
 
@@ -315,5 +315,5 @@ class MappedStep(Step):
 
 
 def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """All that are in a call's inputs."""
+    """Return the tensors in a call's inputs."""
     return [args[0]] if len(args) == 1 and isinstance(args[0], Tensor) and not kwargs else apart((args, kwargs))[0]

@@ -81,7 +81,7 @@ class Program:
         return fill(self._output, lambda index: values[index] if flags[index] else expand(values[index], size))
 
     def ways(self) -> Iterator[tuple[str, str]]:
-        """Each layer, and each call between layers that is not computed directly, and how it is computed."""
+        """Yield each layer, and each call between layers that is not direct, and how it is computed."""
         for step in self.steps:
             if isinstance(step, LayerStep):
                 yield step.layer.label, f"rule {type(step.layer).__name__}"
@@ -156,7 +156,7 @@ class Program:
         return fx.node.map_arg(value, refer)
 
     def _mark_last_reads(self, graph: fx.Graph) -> None:
-        """Let every value go after its last use."""
+        """Free every value after its last use."""
         last = {node: max((self._index[user] for user in node.users), default=-1) for node in graph.nodes}
         for step in self.steps:
             step.last_reads = tuple(self._index[node] for node, index in last.items() if index == step.out)

@@ -1,7 +1,9 @@
-"""The table of fusion rules: which class runs a layer type for K trials at once.
+"""The table of fusion rules: which class computes a type of layer for K trials at once.
 
-A rule is one class under `@rule(nn.Something)`, or, for a layer made of other layers, one plain function under
-`@forward_of(nn.Something)`; adding a layer touches one file of this folder.
+A rule is a class under `@rule(nn.Something)`. For a layer made of other layers it is a plain function under
+`@forward_of(nn.Something)`. A new layer is one file in `trials/fusion/layers`, imported in `trials/fusion/__init__.py`.
+
+Letters in shapes: K trials, B examples in a batch; a layer's own file explains its others.
 """
 
 import abc
@@ -21,18 +23,18 @@ if TYPE_CHECKING:
 class Layer(abc.ABC):
     """One layer of K trials.
 
-    Parameters and buffers live in `Rows` in the user's own shape with a leading axis K, so that taking trials out or
-    in never concerns a layer; whatever layout the arithmetic wants is made here, as a view where possible.
+    Parameters and buffers live in `Rows`, in the user's own shape with a leading axis K, so removing or adding trials
+    does not concern a layer. The layer makes the layout that its arithmetic needs, as a view where possible.
     """
 
     varying: ClassVar[tuple[str, ...]] = ()
-    """Attributes (numbers) in which trials may differ; they become vectors. All other attributes must be equal."""
+    """Numeric attributes in which trials may differ; they become vectors. All other attributes must be equal."""
 
     free: ClassVar[bool] = False
-    """Does no device work (a view), hence is no unit that the gate is asked about."""
+    """Whether it does no device work, as a view does. Then it is not a unit, and the gate is not asked."""
 
     def __init__(self, module: nn.Module, path: str) -> None:
-        """Read the attributes of one trial's `module`, which stands at `path` in the model.
+        """Read the attributes of one trial's `module`, at `path` in the model.
 
         Raises:
             FuseError: an attribute has a value that the rule does not handle.
@@ -66,30 +68,30 @@ class JointLayer(Layer):
         self._signature = inspect.signature(module.forward)
 
     def arrange(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The inputs of a call in the order of the user's `forward`, with its defaults filled in.
+        """Return the inputs of a call in the order of the user's `forward`, with its defaults filled in.
 
         Raises:
-            FuseError: they are not those that the layer takes.
+            FuseError: the layer does not take them.
         """
         return arrange(f"module '{self.label}'", self._signature, args, kwargs)
 
     def run(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Any, bool]:
-        """See `Layer`; what is not `x` has its default."""
+        """See `Layer`. All inputs but `x` have their defaults."""
         values = self.arrange((x,), {})
         return self.run_joint(values, (per_trial, *[False] * (len(values) - 1)), training)
 
     @abc.abstractmethod
     def run_joint(self, values: Sequence[Any], per_trial: Sequence[bool], training: bool) -> tuple[Any, bool]:
-        """Like `run`, with all inputs, in the order of the user's `forward`, and a flag for each."""
+        """Like `run`, with all inputs in the order of the user's `forward`, and whether each has the axis K."""
 
 
 def arrange(
     place: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, ...]:
-    """The inputs of a call in the order of `signature`, with its defaults filled in.
+    """Return the inputs of a call in the order of `signature`, with its defaults filled in.
 
     Raises:
-        FuseError: `signature` takes others.
+        FuseError: they do not match `signature`.
     """
     try:
         bound = signature.bind(*args, **kwargs)
@@ -102,14 +104,14 @@ def arrange(
 RULES: dict[type[nn.Module], type[Layer]] = {}
 
 FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {}
-"""Layers made of other layers -> their `forward` without the branches that cannot be traced."""
+"""Layers made of other layers -> a `forward` for each, without branches that cannot be traced."""
 
 LayerType = TypeVar("LayerType", bound=type[Layer])
 ForwardType = TypeVar("ForwardType", bound=Callable[..., Any])
 
 
 def rule(*types: type[nn.Module]) -> Callable[[LayerType], LayerType]:
-    """Register the decorated `Layer` as the way to run `types`, and exactly these: a subclass may compute otherwise."""
+    """Register the decorated `Layer` for exactly `types`. Subclasses may compute something else."""
 
     def register(layer: LayerType) -> LayerType:
         for module_type in types:
@@ -120,14 +122,14 @@ def rule(*types: type[nn.Module]) -> Callable[[LayerType], LayerType]:
 
 
 CallRule = Callable[[Sequence[Any], Sequence[bool], list[torch.Generator]], tuple[Any, bool]]
-"""Takes a call's inputs in the order of its signature, a flag for each, and a stream per trial."""
+"""Takes a call's inputs in the order of its signature, whether each has the axis K, and a random stream per trial."""
 
 CALLS: dict[Any, tuple[inspect.Signature, CallRule]] = {}
-"""Functions that a user's own code may call and that have a rule: they draw random numbers, or need no `vmap`."""
+"""Functions in users' code that have a rule, because they draw random numbers or need no `vmap`."""
 
 
 def call_rule(target: Any, like: Callable[..., Any] | None = None) -> Callable[[CallRule], CallRule]:
-    """Register the decorated function as the way to call `target`, whose signature is that of `like`, or its own."""
+    """Register the decorated function for calls of `target`. `like` has the signature if `target` has none."""
 
     def register(call: CallRule) -> CallRule:
         CALLS[target] = inspect.signature(like or target), call
@@ -137,7 +139,7 @@ def call_rule(target: Any, like: Callable[..., Any] | None = None) -> Callable[[
 
 
 def forward_of(module_type: type[nn.Module]) -> Callable[[ForwardType], ForwardType]:
-    """Register the decorated function, with the signature of ``module_type.forward``, to be traced in its place."""
+    """Register the decorated function, to be traced instead of ``module_type.forward``; same signature."""
 
     def register(forward: ForwardType) -> ForwardType:
         FORWARDS[module_type] = forward
@@ -147,21 +149,21 @@ def forward_of(module_type: type[nn.Module]) -> Callable[[ForwardType], ForwardT
 
 
 def label(module: nn.Module, path: str) -> str:
-    """The name of a module in unit names and errors, such as ``"blocks.0.Linear"``."""
+    """Return a module's name in unit names and errors, such as ``"blocks.0.Linear"``."""
     name = type(module).__name__
     return f"{path}.{name}" if path else name
 
 
 def supported() -> str:
-    """The layer types that have a rule, for errors."""
+    """Return the layer types that have a rule, for error messages."""
     return ", ".join(sorted(module_type.__name__ for module_type in (*RULES, *FORWARDS)))
 
 
 def find(module: nn.Module, path: str) -> type[Layer]:
-    """The rule for `module`.
+    """Return the fused layer for `module`.
 
     Raises:
-        FuseError: there is none.
+        FuseError: there is no rule.
     """
     layer = RULES.get(type(module))
     if layer is None:
@@ -171,7 +173,7 @@ def find(module: nn.Module, path: str) -> type[Layer]:
 
 
 def settings(module: nn.Module, varying: tuple[str, ...]) -> dict[str, object]:
-    """The plain attributes of `module` in which trials must agree: all but `varying`."""
+    """Return the plain attributes of `module` in which trials must agree: all but `varying`."""
     plain = (bool, int, float, str, tuple, type(None))
     return {
         name: value
@@ -181,15 +183,15 @@ def settings(module: nn.Module, varying: tuple[str, ...]) -> dict[str, object]:
 
 
 def refuse(path: str, module: nn.Module, setting: str, value: object, allowed: str) -> FuseError:
-    """The error for an attribute whose value a rule does not handle."""
+    """Return the error for an attribute whose value a rule does not handle."""
     return FuseError(f"module '{path}' ({type(module).__name__}): {setting}={value!r} cannot be fused; {allowed}")
 
 
 def lift(x: Tensor, per_trial: bool, size: int) -> Tensor:
-    """`x` with the leading axis K = `size`, without a copy."""
+    """Return `x` with a leading axis K = `size`, without a copy."""
     return x if per_trial else x.expand(size, *x.shape)
 
 
 def leading(values_K: list[float], like: Tensor, ndim: int) -> Tensor:
-    """A vector over trials as a tensor ``[K, 1, ...]`` of `ndim` axes that broadcasts against `like`."""
+    """Return a vector over trials as a tensor ``[K, 1, ...]`` of `ndim` axes that broadcasts against `like`."""
     return like.new_tensor(values_K).view(-1, *[1] * (ndim - 1))

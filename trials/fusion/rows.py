@@ -1,4 +1,4 @@
-"""Everything that the trials of a group own, each tensor with a leading axis K; a trial is one row of all of them."""
+"""All tensors of a group's trials, each with a leading axis K, one entry per trial. A trial is one row of each."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,9 +19,8 @@ class Rows:
         buffers: the same for buffers, and for plain tensors that the user's forward reads.
         vectors: layer path -> attribute -> one number per trial.
         aliases: further names of tied parameters and buffers -> the canonical name.
-        generators: one stream of random numbers per trial, so that a trial's dropout masks do not depend on its
-            neighbours.
-        again: called by a layer that takes long, between its parts, where they run while it waits for them.
+        generators: one random stream per trial, so a trial's dropout masks do not depend on its neighbours.
+        again: long layers on a CPU call it between their parts, to ask the gate once more.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class Rows:
         return len(self.generators)
 
     def get(self, path: str, name: str) -> Tensor | None:
-        """The stacked tensor of attribute `name` of the module at `path`, or None if the module has none."""
+        """Return the stacked tensor of attribute `name` of the module at `path`; None: the module has none."""
         return self.tensor(f"{path}.{name}" if path else name)
 
     def require(self, path: str, name: str) -> Tensor:
@@ -58,17 +57,17 @@ class Rows:
         return found
 
     def tensor(self, name: str) -> Tensor | None:
-        """The stacked tensor called `name` in the user's model."""
+        """Return the stacked tensor called `name` in the user's model."""
         name = self.aliases.get(name, name)
         parameter = self.parameters.get(name)
         return self.buffers.get(name) if parameter is None else parameter
 
     def vector(self, path: str, name: str) -> list[float]:
-        """The varying attribute `name` of the layer at `path`, a number per trial."""
+        """Return the varying attribute `name` of the layer at `path`, one number per trial."""
         return self.vectors[path][name]
 
     def note_buffers(self) -> None:
-        """Note what the buffers are, for `put_back`."""
+        """Store the buffers for `put_back`."""
         if not self.buffers:
             return
         if any(_facts(self._noted.get(n)) != _facts(t) for n, t in self.buffers.items()):
@@ -76,7 +75,7 @@ class Rows:
         torch._foreach_copy_(list(self._noted.values()), list(self.buffers.values()))
 
     def put_back(self, rows: Sequence[int]) -> None:
-        """Let the buffers of the trials in `rows` be what they were when they were noted."""
+        """Restore the buffers of the trials in `rows` from the last `note_buffers`."""
         for name, tensor in self.buffers.items():
             tensor[rows] = self._noted[name][rows]
 
@@ -91,7 +90,7 @@ class Rows:
         self.generators = [self.generators[i] for i in index]
 
     def append(self, other: "Rows") -> None:
-        """Add the trials of `other`, of the same structure, after these."""
+        """Add the trials of `other`, which have the same structure, after these."""
         self.parameters = {
             n: _parameter(torch.cat([t.detach(), other.parameters[n].detach()]), t.requires_grad)
             for n, t in self.parameters.items()
@@ -103,13 +102,13 @@ class Rows:
         self.generators = self.generators + other.generators
 
     def to(self, device: torch.device) -> None:
-        """Move all rows; a stream that cannot move to another kind of device goes on there from a seed it draws."""
+        """Move all rows. On another kind of device, a random stream continues from a seed that it draws."""
         self.parameters = {n: _parameter(t.detach().to(device), t.requires_grad) for n, t in self.parameters.items()}
         self.buffers = {n: t.to(device) for n, t in self.buffers.items()}
         self.generators = [moved(g, device) for g in self.generators]
 
     def state_dict(self) -> dict[str, Any]:
-        """All rows as plain containers of tensors and numbers."""
+        """Return all rows as plain containers of tensors and numbers."""
         return {
             "parameters": {n: t.detach().clone() for n, t in self.parameters.items()},
             "buffers": {n: t.clone() for n, t in self.buffers.items()},
@@ -118,10 +117,10 @@ class Rows:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace all rows, also their number, by those of `state`.
+        """Replace all rows by those of `state`. K may change.
 
         Raises:
-            FuseError: `state` comes from trials of another structure.
+            FuseError: `state` is from trials of another structure.
         """
         for kind in ("parameters", "buffers"):
             mine, theirs = getattr(self, kind), state[kind]
@@ -141,11 +140,11 @@ class Rows:
 
 
 def go_on() -> None:
-    """Nobody is to be asked."""
+    """Ask no gate."""
 
 
 def generator(device: torch.device, seed: int = 0, state: Tensor | None = None) -> torch.Generator:
-    """A stream of random numbers on `device` that starts at `state`, or else at `seed`."""
+    """Return a random stream on `device` that starts at `state` or, if that does not fit, at `seed`."""
     made = torch.Generator(device)
     made.manual_seed(seed)
     if state is not None and state.shape == made.get_state().shape:  # a state of another device kind has another size
@@ -154,14 +153,14 @@ def generator(device: torch.device, seed: int = 0, state: Tensor | None = None) 
 
 
 def moved(stream: torch.Generator, device: torch.device) -> torch.Generator:
-    """`stream` on `device`; on another kind of device it goes on from a seed that it draws."""
+    """Move `stream` to `device`. On another kind of device it continues from a seed that it draws."""
     if stream.device.type == device.type:
         return generator(device, state=stream.get_state())
     return generator(device, int(torch.randint(2**62, (), generator=stream, device=stream.device)))
 
 
 def stack_parameters(tensors_K: Sequence[Tensor]) -> nn.Parameter:
-    """Copies of K trials' parameter as one parameter ``[K, *shape]``."""
+    """Copy K trials' parameters into one parameter ``[K, *shape]``."""
     return _parameter(torch.stack([t.detach() for t in tensors_K]), tensors_K[0].requires_grad)
 
 

@@ -1,4 +1,4 @@
-"""The user's loss or score, written for one model, of K models at once."""
+"""Computes the user's loss or score, written for one model, for K models at once."""
 
 import builtins
 import dis
@@ -20,27 +20,27 @@ from trials.fusion.trees import apart
 class Scalar:
     """A function from one model's outputs and the targets to a scalar, for K models.
 
-    One that is pure is traced once, and its steps are run without `vmap`; any other is run under `vmap` each time.
+    A pure function is traced once, and its steps run without `vmap`. Any other runs under `vmap` each time.
     """
 
     def __init__(self, name: str, function: Callable[[Any, Tensor], Tensor]) -> None:
-        """`name` stands in errors."""
+        """`name` is for error messages."""
         self._name, self._function = name, function
         self._steps, self._last = _trace(function)
 
     def __call__(self, outputs: Any, targets: Tensor, per_trial: bool = False) -> Tensor:
-        """One value per trial.
+        """Return one value per trial.
 
         Args:
-            outputs: the model's; every tensor in it has the leading axis K.
+            outputs: the model's. Every tensor in it has the leading axis K, one entry per trial.
             targets: shared by all trials, or with the axis K too.
-            per_trial: whether `targets` have it.
+            per_trial: whether `targets` have that axis.
 
         Returns:
             ``[K]``.
 
         Raises:
-            FuseError: it cannot be computed, or is no scalar.
+            FuseError: it cannot be computed, or is not a scalar.
         """
         values_K = None
         if self._steps and isinstance(outputs, Tensor):
@@ -53,7 +53,7 @@ class Scalar:
         return values_K
 
     def _by_steps(self, outputs: Tensor, targets: Tensor, per_trial: bool) -> Tensor | None:
-        """None where a step fails: then let the user's own code say why."""
+        """Return the values, or None if a step fails: then the user's own code is run, for its error."""
         state = State(len(self._steps) + 2)
         state.values[:2], state.flags[:2] = [outputs, targets], [True, per_trial]
         try:
@@ -85,7 +85,7 @@ class Scalar:
 
 
 def _trace(function: Callable[[Any, Tensor], Tensor]) -> tuple[list[Step], int]:
-    """The steps of `function` and the index of its result; no steps if it may depend on more than its inputs."""
+    """Return the steps of `function` and the index of its result. No steps: it may depend on more than its inputs."""
     plain = getattr(function, "__func__", function)
     if not isinstance(plain, types.FunctionType) or not _is_pure(plain, bound=plain is not function):
         return [], 0
@@ -143,7 +143,7 @@ def _reads(code: types.CodeType, name: str) -> bool:
 
 
 _FEW_CLASSES, _MANY_TRIALS = 16, 8
-"""A softmax over an axis shorter than the processor's vectors is slow; over many trials side by side it is not."""
+"""A softmax over a shorter axis than this leaves the processor's vectors unused; many trials side by side fill them."""
 
 
 def _cross_entropy(
@@ -174,7 +174,7 @@ def _nll_loss(x_KBC: Tensor, target: Tensor) -> Any:
 
 
 def _of_classes(loss: Callable[..., Tensor], x_KBC: Tensor, target: Tensor, ignored: int, **options: Any) -> Any:
-    """The mean over each trial's examples of which the class is not `ignored`."""
+    """The mean over each trial's examples whose class is not `ignored`."""
     if x_KBC.ndim != 3 or target.is_floating_point():
         return NotImplemented
     size, batch, classes = x_KBC.shape
@@ -191,7 +191,7 @@ def _of_classes(loss: Callable[..., Tensor], x_KBC: Tensor, target: Tensor, igno
 
 
 def _elementwise(loss: Callable[..., Tensor]) -> Callable[..., Any]:
-    """A loss that compares two tensors of one shape and averages."""
+    """A loss that compares two tensors of one shape, and averages."""
 
     def call(x_K: Tensor, target: Tensor) -> Any:
         if target.shape[1:] != x_K.shape[1:] or x_K.ndim < 2:
@@ -204,7 +204,7 @@ def _elementwise(loss: Callable[..., Tensor]) -> Callable[..., Any]:
 
 
 def _whole(reduce: Callable[..., Tensor], otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """A reduction over all of a trial's axes, which is written without any."""
+    """A reduction over all axes of a trial, which its code calls without naming axes."""
 
     def call(x_K: Tensor, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs:

@@ -1,4 +1,4 @@
-"""The steps of a fused forward: a tensor of the user's, a fused layer, or a call in the user's own code."""
+"""The steps of a fused forward: a tensor of the user's, a fused layer, or a call in the user's code."""
 
 import abc
 from collections.abc import Callable, Sequence
@@ -17,18 +17,18 @@ from trials.fusion.units import ask_before_backward
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Stands in the arguments of a step for the value of an earlier one."""
+    """Stands for the value of an earlier step in a step's arguments."""
 
     index: int
 
 
 class State:
-    """What the steps of one run hand to each other.
+    """The values that the steps of one run pass to each other.
 
     Attributes:
         values: one per node.
-        flags: whether a value (or, of a tuple, its tensors) has the leading axis K; the others are shared by all
-            trials.
+        flags: whether a value, or the tensors of a tuple, has the leading axis K, one entry per trial. All trials
+            share the others.
     """
 
     __slots__ = ("flags", "values")
@@ -75,7 +75,7 @@ class TensorStep(Step):
 
 
 class LayerStep(Step):
-    """Runs a fused layer, after asking the gate, and has the gate asked before its backward."""
+    """Runs a fused layer. The gate is asked before its forward and before its backward."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class LayerStep(Step):
         training: bool,
         enter: Callable[[], None] | None,
     ) -> None:
-        """`enter` asks for the forward; None where nothing is to be asked."""
+        """`enter` asks the gate for the forward; None: nothing is asked."""
         super().__init__(out)
         self.source, self.layer, self.training, self.enter = source, layer, training, enter
         self.hook: Callable[[Any], None] | None = None
@@ -172,7 +172,7 @@ class CallStep(Step):
         flags[self.out] = per_trial
 
     def _direct(self, state: State) -> Any:
-        """The call without `vmap`, or NotImplemented."""
+        """Return the call's result without `vmap`, or NotImplemented."""
         values, flags = state.values, state.flags
         if self.elementwise:
             args = [values[arg.index] if isinstance(arg, Ref) else arg for arg in self.args]
@@ -242,7 +242,7 @@ class CallStep(Step):
 
 
 def fill(value: Any, get: Callable[[int], Any], constant: Callable[[Any], Any] | None = None) -> Any:
-    """`value` with each `Ref` in it replaced by what `get` returns for its index."""
+    """Return `value` with each `Ref` in it replaced by what `get` returns for its index."""
     kind = type(value)
     if kind is Ref:
         return get(value.index)

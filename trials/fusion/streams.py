@@ -1,4 +1,4 @@
-"""Random streams per trial for code that draws from PyTorch's own, and what a failed try has changed put back."""
+"""Gives each trial a random stream of its own in code that draws from PyTorch's, and undoes failed tries."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def saved(buffers: dict[str, Tensor], generators: Sequence[torch.Generator]) -> Callable[[], None]:
-    """A function that puts the tensors and streams back to how they are now."""
+    """Return a function that puts the tensors and streams back to their present state."""
     before = {name: tensor.clone() for name, tensor in buffers.items()}
     states = [generator.get_state() for generator in generators]
 
@@ -22,7 +22,7 @@ def saved(buffers: dict[str, Tensor], generators: Sequence[torch.Generator]) -> 
 
 
 def go_on(generator: torch.Generator) -> None:
-    """Let PyTorch's own random numbers go on where those of `generator` are."""
+    """Continue PyTorch's own random numbers where those of `generator` are."""
     state = generator.get_state()
     if generator.device.type == "cuda":
         torch.cuda.set_rng_state(state, generator.device)
@@ -31,14 +31,14 @@ def go_on(generator: torch.Generator) -> None:
 
 
 def note(generator: torch.Generator) -> None:
-    """Note in `generator` where PyTorch's own random numbers are."""
+    """Store the state of PyTorch's own random numbers in `generator`."""
     cuda = generator.device.type == "cuda"
     generator.set_state(torch.cuda.get_rng_state(generator.device) if cuda else torch.get_rng_state())
 
 
 @contextmanager
 def drawing_from(generator: torch.Generator) -> Iterator[None]:
-    """Let PyTorch's own random numbers be those of `generator`."""
+    """Draw PyTorch's own random numbers from `generator` meanwhile."""
     others = torch.get_rng_state()
     device = torch.cuda.get_rng_state(generator.device) if generator.device.type == "cuda" else None
     go_on(generator)

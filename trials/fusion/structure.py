@@ -1,4 +1,4 @@
-"""What must be equal for trials to be fused, and their tensors stacked."""
+"""What must be equal for trials to be fused; stacks the tensors of trials that are."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ Facts = dict[tuple[str, str], Hashable]
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """One trial's model, reduced to what fusing depends on.
+    """The parts of one trial's model on which fusing depends.
 
     Attributes:
         facts: (owner, property) -> value; equal for all trials of a group.
@@ -40,19 +40,19 @@ class Structure:
 
     @property
     def graphs(self) -> tuple[fx.Graph | None, ...]:
-        """All of them."""
+        """All graphs."""
         return (*self.phases.values(), self.eval)
 
 
 def structure(model: nn.Module, phases: Sequence[str] = (FORWARD,)) -> Structure:
-    """Look at one trial's model.
+    """Read the structure of one trial's model.
 
     Args:
         model: the user's.
         phases: which of its methods are called in training.
 
     Raises:
-        FuseError: no way to fuse it exists.
+        FuseError: there is no way to fuse it.
     """
     tensors = _tensor_facts(model)
     _refuse_hooks(model)
@@ -86,14 +86,14 @@ def structure(model: nn.Module, phases: Sequence[str] = (FORWARD,)) -> Structure
 
 
 def _layers(model: nn.Module, graphs: Sequence[fx.Graph | None]) -> list[str]:
-    """The paths of the layers that the graphs call, or, without graphs, of all modules."""
+    """Return the paths of the layers that the graphs call or, without graphs, of all modules."""
     return [path for path, _ in model.named_modules()] if None in graphs else leaves(graphs)
 
 
 def _module_facts(module: nn.Module, path: str, whole: Facts, facts: Facts, inside: bool) -> None:
-    """What must be equal in the module at `path`: what its rule reads, or, without a rule, all that its code may.
+    """Return what must be equal in the module at `path`: all that its rule or, without one, its code may read.
 
-    With `inside`, that of the modules in it too.
+    With `inside`, include the modules inside it.
     """
     owner = f"module '{path}'"
     facts[owner, "type"] = f"{type(module).__module__}.{type(module).__qualname__}"
@@ -112,15 +112,15 @@ def _module_facts(module: nn.Module, path: str, whole: Facts, facts: Facts, insi
 
 
 class Unchanged:
-    """Sees to it that a forward leaves alone what is no tensor of the trial's."""
+    """Checks that a forward changes nothing but the trial's tensors."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Note how things stand."""
+        """Store the present values."""
         self._model = model
         self._before = self._now()
 
     def check(self) -> None:
-        """Compare.
+        """Compare with the stored values.
 
         Raises:
             RefusedError: the forward of some module has changed an attribute or a global variable.
@@ -136,7 +136,7 @@ class Unchanged:
                     )
 
     def _now(self) -> tuple[Facts, Facts]:
-        """The attributes of the user's own modules, and the global variables."""
+        """Return the attributes of the user's own modules, and the global variables."""
         own = {path for path, module in self._model.named_modules() if not type(module).__module__.startswith("torch.")}
         found: Facts = {key: value for key, value in attributes(self._model).items() if key[0] in own}
         for path in own:
@@ -145,7 +145,7 @@ class Unchanged:
 
 
 def difference(first: Facts, second: Facts) -> tuple[str, str, Any, Any] | None:
-    """The first property in which two trials differ: owner, property, and both values."""
+    """Return the first property in which two trials differ: owner, property, and both values."""
     for owner, name in [*first, *second]:
         one, other = (facts.get((owner, name), "absent") for facts in (first, second))
         if one != other:
@@ -154,13 +154,13 @@ def difference(first: Facts, second: Facts) -> tuple[str, str, Any, Any] | None:
 
 
 def leaves(graphs: Sequence[fx.Graph | None]) -> list[str]:
-    """The paths of the layers that the graphs call, each once."""
+    """Return the paths of the layers that the graphs call, each once."""
     nodes = [node for graph in graphs if graph is not None for node in graph.nodes]
     return list(dict.fromkeys(str(node.target) for node in nodes if node.op == "call_module"))
 
 
 def stack(models: Sequence[nn.Module], shape: Structure, generators: list[torch.Generator]) -> Rows:
-    """Copies of the tensors of `models`, all of structure `shape`, with a leading axis K.
+    """Copy the tensors of K `models`, all of structure `shape`, into rows with a leading axis K.
 
     Raises:
         FuseError: two models share a tensor.
@@ -186,12 +186,12 @@ def stack(models: Sequence[nn.Module], shape: Structure, generators: list[torch.
 
 
 def canonical_names(model: nn.Module) -> dict[int, str]:
-    """The id of each parameter of `model` -> its first name."""
+    """Map the id of each parameter of `model` to its first name."""
     return {id(parameter): name for name, parameter in model.named_parameters()}
 
 
 def rule_for(module: nn.Module, path: str) -> Layer | FuseError:
-    """The fused layer for `module`, or why there is none."""
+    """Return the fused layer for `module`, or why there is none."""
     try:
         return find(module, path)(module, path)
     except FuseError as error:
@@ -199,7 +199,7 @@ def rule_for(module: nn.Module, path: str) -> Layer | FuseError:
 
 
 def _refuse_hooks(model: nn.Module) -> None:
-    """Neither a fused layer nor a traced forward would call them."""
+    """Refuse hooks: neither a fused layer nor a traced forward would call them."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     for path, module in model.named_modules():
         if any(getattr(module, name) for name in hooks):
@@ -207,7 +207,7 @@ def _refuse_hooks(model: nn.Module) -> None:
 
 
 def _refuse_sparse(model: nn.Module) -> None:
-    """One trial's share of the rows' gradient is dense."""
+    """Refuse sparse gradients: one trial's share of the rows' gradient is dense."""
     for path, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             raise refuse(path, module, "sparse", True, "allowed: False")
@@ -257,7 +257,7 @@ def _buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _aliases(table: dict[str, Tensor]) -> dict[str, str]:
-    """Further names of the same tensor -> its first name."""
+    """Map further names of a tensor to its first name."""
     first: dict[int, str] = {}
     for name, tensor in table.items():
         first.setdefault(id(tensor), name)
@@ -265,7 +265,7 @@ def _aliases(table: dict[str, Tensor]) -> dict[str, str]:
 
 
 def _constants(model: nn.Module, shape: Structure) -> dict[str, Tensor]:
-    """Plain tensors that the user's forward reads: neither parameters nor buffers, but a trial's own all the same."""
+    """Return plain tensors that the user's forward reads: a trial's own, but neither parameters nor buffers."""
     graphs = shape.graphs
     found: dict[str, Tensor] = {}
     for path in _layers(model, graphs):
@@ -286,7 +286,7 @@ def _constants(model: nn.Module, shape: Structure) -> dict[str, Tensor]:
 
 
 def _plain_tensors(module: nn.Module, path: str) -> dict[str, Tensor]:
-    """Name in the model -> plain tensor, of `module` at `path` and of those inside it."""
+    """Map names in the model to plain tensors, for `module` at `path` and those inside it."""
     return {
         ".".join(filter(None, (path, inner, name))): tensor
         for inner, owner in module.named_modules()

@@ -1,4 +1,4 @@
-"""From one trial's `forward` to a list of steps for K trials, by `torch.fx`."""
+"""Traces one trial's `forward` with `torch.fx`, for a list of steps for K trials."""
 
 import inspect
 import operator
@@ -17,7 +17,7 @@ from trials.fusion.functional import RANDOM, VIEWS
 from trials.fusion.registry import CALLS, FORWARDS, RULES, FuseError, label
 
 FORWARD = "forward"
-"""The method that is called unless a study names others."""
+"""The method that a training step calls, unless a study names others."""
 
 _AUGMENTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 _OUT_OF_PLACE = {
@@ -29,12 +29,12 @@ _IN_PLACE = (setattr, operator.setitem, operator.delitem)
 
 
 _FACTORIES = (torch.arange, torch.zeros, torch.ones, torch.full, torch.empty, torch.eye, torch.linspace)
-"""Functions of sizes alone, which cannot tell by themselves that a size is still unknown."""
+"""Functions of sizes alone. They do not notice by themselves that a size is still unknown."""
 
 
 @contextmanager
 def _recorded_factories() -> Iterator[None]:
-    """Within this, a factory that is given something unknown becomes a node."""
+    """While entered, a factory with an unknown argument becomes a node."""
 
     def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -55,7 +55,7 @@ def _recorded_factories() -> Iterator[None]:
 
 
 def _parts(node: fx.Node) -> int | None:
-    """How many parts a ``chunk`` makes, of which the number is written in the call."""
+    """Return how many parts a ``chunk`` makes if the call has a literal number."""
     if node.target not in ("chunk", torch.chunk):
         return None
     count = node.args[1] if len(node.args) > 1 else node.kwargs.get("chunks")
@@ -63,7 +63,7 @@ def _parts(node: fx.Node) -> int | None:
 
 
 class _Proxy(fx.Proxy):
-    """Records ``y += z`` as what it is; fx alone would take it for ``y = y + z``, whoever else reads y."""
+    """Records ``y += z`` as such. Plain fx would record ``y = y + z``, even if other code reads y."""
 
 
 def _augmented(target: Callable[..., Any]) -> Callable[[fx.Proxy, Any], fx.Proxy]:
@@ -78,12 +78,12 @@ for _target_in_place in _OUT_OF_PLACE:
 
 
 class _Tracer(fx.Tracer):
-    """Stops at layers of torch.nn and at layers with a rule; buffers become nodes, not constants."""
+    """Stops at layers of torch.nn and at layers with a rule. Buffers become nodes, not constants."""
 
     proxy_buffer_attributes = True
 
     def iter(self, obj: fx.Proxy) -> Iterator[fx.Proxy]:
-        """See `fx.Tracer`; a ``chunk`` has as many parts as are written in the call, or fewer, which fails when run."""
+        """See `fx.Tracer`. A ``chunk`` has as many parts as the call asks for; with fewer, it fails when run."""
         count = _parts(obj.node)
         if count is None:
             return super().iter(obj)
@@ -111,7 +111,7 @@ class _Tracer(fx.Tracer):
 
 
 def trace(model: nn.Module, training: bool, method: str = FORWARD) -> fx.Graph:
-    """The graph of a method of `model` in one of its two modes.
+    """Return the graph of a method of `model` in one of its two modes.
 
     Raises:
         FuseError: it cannot be traced, takes several inputs, or does something that fusing would change.
@@ -147,7 +147,7 @@ def trace(model: nn.Module, training: bool, method: str = FORWARD) -> fx.Graph:
 
 
 def _tables(model: nn.Module) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Every table of attributes, parameters and buffers in `model`, and a copy of it."""
+    """Return every table of attributes, parameters and buffers in `model`, and a copy of each."""
     found = []
     for path, module in model.named_modules():
         for table in (module.__dict__, module._parameters, module._buffers):
@@ -156,7 +156,7 @@ def _tables(model: nn.Module) -> list[tuple[str, dict[str, Any], dict[str, Any]]
 
 
 def _put_back(tables: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> list[str]:
-    """Undo what the traced forward has assigned, and name it."""
+    """Undo the traced forward's assignments, and return their names."""
     changed = []
     for prefix, table, before in tables:
         for name in {**before, **table}:
@@ -172,7 +172,7 @@ def _put_back(tables: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> list[
 
 
 def modes(model: nn.Module, training: bool) -> dict[str, bool]:
-    """Which mode each module is in after ``model.train(training)``; a model may keep some of them in eval mode."""
+    """Return each module's mode after ``model.train(training)``. A model may keep some in eval mode."""
     before = model.training
     model.train(training)
     found = {path: module.training for path, module in model.named_modules(remove_duplicate=False)}
@@ -181,15 +181,15 @@ def modes(model: nn.Module, training: bool) -> dict[str, bool]:
 
 
 def describe(graph: fx.Graph) -> list[tuple[str, str]]:
-    """What the graph does, node by node, in a form that can be compared between trials."""
+    """Describe the graph node by node, so that trials can be compared."""
     return [(f"node '{n.name}'", f"{n.op} {_target(n)} {_text(n.args)} {_text(n.kwargs)}") for n in graph.nodes]
 
 
 def leaf_input(node: fx.Node) -> fx.Node:
-    """The one input of a layer's node.
+    """Return the one input of a layer's node.
 
     Raises:
-        FuseError: the layer is called with more, or with something that is no tensor.
+        FuseError: the layer has more inputs, or its input is not a tensor.
     """
     given = [*node.args, *node.kwargs.values()]
     if len(given) != 1 or not isinstance(given[0], fx.Node):
@@ -198,7 +198,7 @@ def leaf_input(node: fx.Node) -> fx.Node:
 
 
 def _single(name: str) -> fx.Graph:
-    """The graph of a model that is a layer itself."""
+    """Return the graph of a model that is itself a layer."""
     graph = fx.Graph()
     source = graph.placeholder("x")
     graph.output(graph.create_node("call_module", "", (source,), name=name.lower()))
@@ -206,7 +206,7 @@ def _single(name: str) -> fx.Graph:
 
 
 def _defaults(model: nn.Module, method: str) -> dict[str, Any]:
-    """Values for all inputs of a method but the first."""
+    """Return the default values of all inputs of a method but the first."""
     inputs = list(inspect.signature(getattr(model, method)).parameters.values())
     inputs = [i for i in inputs if i.kind not in (i.VAR_POSITIONAL, i.VAR_KEYWORD)]
     required = [i.name for i in inputs if i.default is inspect.Parameter.empty]
@@ -218,7 +218,7 @@ def _defaults(model: nn.Module, method: str) -> dict[str, Any]:
 
 
 def _drop_defaults(graph: fx.Graph) -> None:
-    """Take out the inputs that were fixed to their defaults; what is left of them are assertions on their values."""
+    """Remove the inputs that were fixed to their defaults. Only assertions on their values are left of them."""
     fixed = {node for node in graph.nodes if node.op == "placeholder" and node.prev.op != "root"}
     for node in graph.nodes:
         if fixed.intersection(node.all_input_nodes):
@@ -253,7 +253,7 @@ def _check(node: fx.Node, model: nn.Module) -> None:
 
 
 def _refuse_change_of_input(node: fx.Node, changing: fx.Node) -> None:
-    """A batch belongs to all trials, and comes again in the next epoch."""
+    """Refuse changes of the batch: it belongs to all trials, and returns in the next epoch."""
     if changing.op == "placeholder":
         raise RefusedError(
             f"node '{node.name}' calls {_name(node)}, which changes the model's input '{changing.name}' in place; "
@@ -265,7 +265,7 @@ def _refuse_change_of_input(node: fx.Node, changing: fx.Node) -> None:
 
 
 def _drop_in_place_flag(node: fx.Node, model: nn.Module) -> None:
-    """Turn ``relu(x, inplace=True)`` into ``relu(x)`` where nobody else reads x."""
+    """Turn ``relu(x, inplace=True)`` into ``relu(x)`` where no other node reads x."""
     if not callable(node.target) or getattr(node.target, "__module__", None) != functional.__name__:
         return
     names = list(inspect.signature(node.target).parameters)
@@ -284,7 +284,7 @@ def _drop_in_place_flag(node: fx.Node, model: nn.Module) -> None:
 
 
 def _check_in_place(node: fx.Node, model: nn.Module, source: fx.Node) -> None:
-    """An in-place layer is run out of place: refuse it where another node would have seen the change."""
+    """Refuse an in-place layer where another node would see the change, because it runs out of place."""
     if source.op == "get_attr":
         raise FuseError(f"node '{node.name}' changes '{source.target}' in place, which a graph does not keep")
     others = [user.name for user in source.users if user is not node]
@@ -318,5 +318,5 @@ def _text(value: Any) -> str:
 
 
 def layer_label(model: nn.Module, node: fx.Node) -> str:
-    """The name of the layer that `node` calls, for unit names."""
+    """Return the name of the layer that `node` calls, for unit names."""
     return label(model.get_submodule(str(node.target)), str(node.target))

@@ -1,4 +1,4 @@
-"""Nested containers of tensors: taken apart around a `vmap`, and stacked after a loop."""
+"""Takes nested containers of tensors apart around a `vmap`, and stacks them after a loop."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,34 +13,34 @@ _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Si
 
 
 class Hidden:
-    """Takes the place of an output that is neither a tensor nor a plain value, since each trial has its own."""
+    """Stands for an output that is neither a tensor nor a plain value, because each trial has its own."""
 
     def __init__(self, what: str) -> None:
-        """`what` it was, and whose."""
+        """`what` describes the output and its owner."""
         self._what = what
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse, except what copying and printing look for."""
+        """Refuse all but what copying and printing look for."""
         if name.startswith("__"):
             raise AttributeError(name)
         raise FuseError(f"{self._what} cannot be had of several trials at once; allowed: tensors and plain values")
 
 
 def apart(value: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
-    """The tensors in `value`, and a function that puts others in their place."""
+    """Return the tensors in `value`, and a function that rebuilds it with others."""
     if isinstance(value, Tensor):
         return [value], _first
     leaves, spec = tree_flatten(value)
-    places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    at = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
     def together(tensors: Sequence[Tensor]) -> Any:
         filled = list(rest)
-        for place, tensor in zip(places, tensors, strict=True):
-            filled[place] = tensor
+        for index, tensor in zip(at, tensors, strict=True):
+            filled[index] = tensor
         return tree_unflatten(filled, spec)
 
-    return [leaves[place] for place in places], together
+    return [leaves[index] for index in at], together
 
 
 def _first(tensors: Sequence[Tensor]) -> Tensor:
@@ -48,13 +48,13 @@ def _first(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def heads(output: Any) -> list[Tensor]:
-    """Of the tensors in a layer's output, those with a gradient: one for each node of the graph that they end in."""
+    """Return the tensors of a layer's output that have a gradient, one for each node of the graph."""
     tensors = [output] if isinstance(output, Tensor) else apart(output)[0]
     return list({id(tensor.grad_fn): tensor for tensor in tensors if tensor.grad_fn is not None}.values())
 
 
 def hide_objects(value: Any, owner: str) -> Any:
-    """`value` with everything `Hidden` that may belong to one trial alone."""
+    """Return `value` with `Hidden` for everything that may belong to one trial alone."""
 
     def hide(leaf: Any) -> Any:
         return leaf if isinstance(leaf, (Tensor, *_PLAIN)) else Hidden(f"the {type(leaf).__name__} of {owner}")
@@ -63,19 +63,19 @@ def hide_objects(value: Any, owner: str) -> Any:
 
 
 def dims_of(value: Any, per_trial: bool) -> Any:
-    """A tree like `value` of `vmap` dimensions: 0 for its tensors if they have the axis K, None for all else."""
+    """Return a tree like `value` of `vmap` dimensions: 0 for tensors with the axis K, None for all else."""
     if isinstance(value, Tensor):
         return 0 if per_trial else None
     return tree_map(lambda leaf: 0 if per_trial and isinstance(leaf, Tensor) else None, value)
 
 
 def expand(value: Any, size: int) -> Any:
-    """`value` with the leading axis K = `size` on its tensors, without a copy."""
+    """Return `value` with a leading axis K = `size` on its tensors, without a copy."""
     return tree_map(lambda leaf: leaf.expand(size, *leaf.shape) if isinstance(leaf, Tensor) else leaf, value)
 
 
 def stack(values_K: Sequence[Any], owner: str) -> Any:
-    """The trials' values as one, its tensors with a leading axis K.
+    """Stack the trials' values into one, whose tensors have a leading axis K.
 
     Raises:
         FuseError: they differ in structure, or a tensor in shape.

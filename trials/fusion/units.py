@@ -1,4 +1,4 @@
-"""How a trial group asks the gate: units are numbered here, and the backward pass stops at every layer.
+"""Numbers a trial group's units, and asks the gate for them, in the backward pass too.
 
 The gate is asked between units and never touches a tensor, so waiting cannot change a number.
 """
@@ -20,7 +20,7 @@ class Units:
     """
 
     def __init__(self, gate: Gate) -> None:
-        """Start without units; `declare` tells the gate once all are known."""
+        """Start without units. Call `declare` once all are known."""
         self._gate = gate
         self._under_way = HOST_UNIT
         self.names: list[str] = []
@@ -32,11 +32,11 @@ class Units:
         self._gate.enter(unit)
 
     def again(self) -> None:
-        """Ask whether the unit under way may go on: long ones on a CPU ask between their parts."""
+        """Ask again for the unit under way. Long units on a CPU ask between their parts."""
         self._gate.enter(self._under_way)
 
     def number(self, name: str) -> int:
-        """The number of the unit called `name`, which is new or was given before."""
+        """Return the number of the unit called `name`. A new name gets a new number."""
         if name not in self.names:
             self.names.append(name)
         return self.names.index(name)
@@ -46,11 +46,11 @@ class Units:
         self._gate.use(list(self.names), trials)
 
     def rest(self) -> None:
-        """No device work follows for now."""
+        """See `Gate.rest`."""
         self._gate.rest()
 
     def backward_hook(self, unit: int) -> Callable[[Any], None]:
-        """A function for `ask_before_backward` that enters `unit`."""
+        """Return a function for `ask_before_backward` that enters `unit`."""
         enter = self.enter
 
         def ask(gradients: Any) -> None:

@@ -233,7 +233,7 @@ class CpuGate(UnitCosts):
         while True:
             words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
             received = None
-            # a bubble that began before ASLEEP was written woke nobody: look once more
+            # a bubble that began before ASLEEP was written woke no one: look once more
             if not self._start_of(unit):
                 now_ns = monotonic_ns()
                 from_ns, _ = self._renewal(unit, now_ns)

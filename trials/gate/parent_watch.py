@@ -1,4 +1,4 @@
-"""Ends a CUDA side task whose daemon was killed: its stream may wait at a gate that nobody else would open."""
+"""Ends a CUDA side task whose daemon was killed: its stream may wait at a gate that nothing else would open."""
 
 import os
 import select

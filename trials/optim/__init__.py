@@ -1,5 +1,7 @@
-"""The optimizers of K trials as one: a table of update rules, one file per family (`registry`, `sgd`, `adam`, ...),
-vectors over trials (`vector`, `block`), and, for all without a rule, K originals (`originals`).
+"""Makes one optimizer from the optimizers of K trials.
+
+A table has update rules (`registry`), one file per family (`sgd`, `adam`, ...), imported below. They use
+vectors over trials (`vector`, `block`). Optimizers without a rule run as K originals (`originals`).
 """
 
 from collections.abc import Sequence
@@ -34,7 +36,7 @@ def fuse_optimizers(
         rows: the parameters of all trials.
         names_K: per trial, the id of each parameter of its model -> its name (`canonical_names`).
         holders: optimizers whose `param_groups` hold the hyperparameters; by default those of `optimizers`, so that
-            schedulers that were made for these go on working.
+            schedulers made for these still work.
         widest: the largest K to expect, for the size of units.
     """
     if rule_of(optimizers[0]) is None:

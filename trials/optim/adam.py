@@ -20,7 +20,7 @@ class Moments(Rule):
     def __init__(self, group: Group, kind: type[torch.optim.Optimizer]) -> None:
         """See `Rule`."""
         super().__init__(group, kind)
-        # older versions of PyTorch tell AdamW by its class alone
+        # older versions of PyTorch mark AdamW by its class alone
         self.decoupled = bool(group.get("decoupled_weight_decay", kind is torch.optim.AdamW))
 
     def moments(self, g: Tensor, s: dict[str, Tensor], c: dict[str, Tensor], b: Tensor) -> None:

@@ -21,7 +21,7 @@ ROW_COLUMNS = 8192
 """From how many weights per trial on K calls of a kernel for one trial beat kernels that all trials share."""
 
 ROWS_ELEMENTS = 1 << 15
-"""How many weights are updated trial by trial in a row: a quarter of a millisecond of one core, and free to divide."""
+"""Update this many weights trial by trial before asking the gate again: a quarter of a millisecond of one core."""
 
 MANY_WEIGHTS = 1 << 17
 """From how many weights of all trials on small parameters are updated where they are, not as one matrix."""
@@ -127,9 +127,9 @@ class Block:
         Args:
             piece: which one; blocks of several parameters have one only.
             scratch: at least four rows, each with the elements of the largest piece of columns.
-            change: what is done to the gradients first.
+            change: changes the gradients first.
             skip: rows that stay as they are.
-            again: called between trials, every now and then, where they are updated one by one.
+            again: called now and then between trials that are updated one by one.
         """
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if self.by_row:

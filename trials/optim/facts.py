@@ -1,4 +1,4 @@
-"""What must be equal in the optimizers of trials that are fused, and which optimizers cannot be."""
+"""What must be equal in the optimizers of fused trials, and which optimizers cannot be fused."""
 
 import copy
 import inspect
@@ -20,14 +20,14 @@ VECTOR_TYPES = (torch.float32, torch.float64)
 
 
 def optimizer_facts(names: Names, optimizer: torch.optim.Optimizer) -> dict[tuple[str, str], Hashable]:
-    """What must be equal in the optimizers of trials that are fused.
+    """Return what must be equal in the optimizers of fused trials.
 
     Args:
-        names: what the parameters of the trial's model are called.
+        names: the names of the parameters of the trial's model.
         optimizer: the trial's own.
 
     Raises:
-        FuseError: the optimizer cannot be fused as it is set; the text names the setting and what is allowed.
+        FuseError: the optimizer cannot be fused with its settings. The message names the setting and what is allowed.
     """
     kind = type(optimizer)
     name = kind.__name__
@@ -58,7 +58,7 @@ def optimizer_facts(names: Names, optimizer: torch.optim.Optimizer) -> dict[tupl
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> type[Rule] | None:
-    """The rule for exactly this class, or None: it must be run as it is, once per trial."""
+    """Return the rule for exactly this class. None: it runs unchanged, once per trial."""
     plain = all(p.dtype in VECTOR_TYPES for group in optimizer.param_groups for p in group["params"])
     return RULES.get(type(optimizer)) if plain and not _hooks(optimizer) else None
 

@@ -1,4 +1,4 @@
-"""The optimizers of K trials: what all ways to fuse them share."""
+"""The base of the ways to fuse K trials' optimizers."""
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
@@ -38,9 +38,9 @@ class FusedOptimizer(abc.ABC):
 
         Args:
             optimizers: one per trial, over its own parameters.
-            names_K: what these parameters are called.
+            names_K: the names of these parameters.
             rows: the parameters of all trials.
-            holders: whose hyperparameters count; by default those of `optimizers`.
+            holders: optimizers whose hyperparameters count; by default `optimizers`.
         """
         self.holders = list(optimizers if holders is None else holders)
         self._live = holders is None
@@ -92,7 +92,7 @@ class FusedOptimizer(abc.ABC):
 
         Args:
             enter: called with the index of each of `units` before it runs, and again where it may be interrupted.
-            gradients: what is done to the gradients first.
+            gradients: changes the gradients first.
             skip: rows that stay as they are, with their state.
         """
 

@@ -1,4 +1,4 @@
-"""What is done to each trial's gradients before its step: loss scaling is undone, and they are clipped."""
+"""Changes each trial's gradients before its step: undoes loss scaling, and clips."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ from torch import Tensor
 from trials.optim.registry import Group, Numbers, Rule, rule
 
 SMALL = 8
-"""PyTorch multiplies batches of smaller matrices by a kernel of their own, which rounds unlike that for one matrix."""
+"""PyTorch multiplies batches of smaller matrices by another kernel, which rounds differently."""
 
 
 @rule("Muon")

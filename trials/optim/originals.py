@@ -1,4 +1,4 @@
-"""Any other optimizer: K originals, each over its trial's rows of the parameters."""
+"""Runs any optimizer without a rule: K originals, each over its trial's rows of the parameters."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,8 @@
-"""The table of update rules: how one kind of `torch.optim` optimizer updates the parameters of K trials at once."""
+"""The table of update rules: how one kind of `torch.optim` optimizer updates the parameters of K trials at once.
+
+A new optimizer is a `Rule` in one file of this folder, imported in `trials/optim/__init__.py`. Shapes: K trials, N
+weights of a trial.
+"""
 
 import abc
 from collections.abc import Callable, Mapping
@@ -24,7 +28,7 @@ class Rule(abc.ABC):
     """
 
     flags: ClassVar[tuple[str, ...]] = ("maximize",)
-    """What must be equal for all trials; all else in a param group is a number that may differ."""
+    """The settings that must be equal for all trials. All others in a param group are numbers that may differ."""
 
     kinds: tuple[str, ...] = ()
     """The names of the state's tensors, as in a `state_dict`."""
@@ -33,7 +37,7 @@ class Rule(abc.ABC):
     """The names of the state's numbers."""
 
     elementwise: ClassVar[bool] = True
-    """Whether parameters may be updated side by side or in pieces; else each comes in its own shape."""
+    """Whether parameters may be updated side by side or in pieces. If not, each comes in its own shape."""
 
     def __init__(self, group: Group, kind: type[torch.optim.Optimizer]) -> None:
         """Read the flags of one trial's param group, of an optimizer of class `kind`."""
@@ -51,7 +55,7 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def coefficients(self, h: Numbers, counts: Numbers) -> dict[str, NDArray[Any]]:
-        """What `update` needs in this step, computed in float64.
+        """Compute what `update` needs in this step, in float64.
 
         Args:
             h: the param group's numbers, ``[K]``; betas are ``beta1``, ``beta2``.
@@ -143,7 +147,7 @@ def decayed(h: Numbers, decoupled: bool = False) -> dict[str, NDArray[Any]]:
 
 
 def decay(p: Tensor, g: Tensor, c: dict[str, Tensor], scratch: Tensor) -> Tensor:
-    """Apply what `decayed` gave; returns the gradient to go on with."""
+    """Apply the result of `decayed`. Returns the gradient to use."""
     if "keep" in c:
         p.mul_(c["keep"])
     if "decay" in c:

@@ -1,4 +1,4 @@
-"""The optimizers of K trials that have one or several each, all handled as one."""
+"""The optimizers of K trials with one or several each, handled as one."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

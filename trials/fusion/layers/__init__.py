@@ -1,1 +1,1 @@
-"""One file per family of layers: how K of them are computed as one. Importing it fills the table."""
+"""Fusion rules, one file per family of layers. Importing a file adds its rules to the table."""

@@ -1,4 +1,7 @@
-"""Layers that act on each element, softmax and its kin, and PReLU."""
+"""Layers that act on each element, softmax and its kin, and PReLU.
+
+Shapes: K trials, B examples, C channels.
+"""
 
 import copy
 from collections.abc import Callable
@@ -32,7 +35,7 @@ class FusedElementwise(Layer):
     """A layer that maps each element alone: the axis K changes nothing."""
 
     def __init__(self, module: nn.Module, path: str) -> None:
-        """See `Layer`. An in-place layer is run out of place; the tracer has checked that nobody can tell."""
+        """See `Layer`. An in-place layer runs out of place; the tracer has checked that no code notices."""
         super().__init__(module, path)
         own: Any = copy.copy(module)
         if getattr(own, "inplace", False):
@@ -65,7 +68,7 @@ _NUMBERS: dict[type[nn.Module], tuple[tuple[str, ...], Callable[..., Tensor]]] =
     ),
     nn.Threshold: (("threshold", "value"), lambda x, threshold, value: torch.where(x <= threshold, value, x)),
 }
-"""Layer type -> its numbers, and its formula on tensors of them, as PyTorch documents it."""
+"""Layer type -> its numbers, and its formula on them, as PyTorch documents it."""
 
 
 class FusedNumbered(FusedElementwise):

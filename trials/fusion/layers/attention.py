@@ -1,4 +1,7 @@
-"""Attention: K becomes part of the batch, and dropped weights come from each trial's own stream."""
+"""Attention: K becomes part of the batch, and each trial drops weights by its own random stream.
+
+Shapes: K trials, B examples, H heads, L queries, S keys, D numbers per head, V per value, E per position.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,8 +23,9 @@ def attend(q_K: Tensor, k_K: Tensor, v_K: Tensor, mask: Tensor | None, masks: Ma
         q_K: ``[K, ..., L, D]``, and so `k_K` and `v_K`.
         k_K: ``[K, ..., S, D]``.
         v_K: ``[K, ..., S, V]``.
-        mask: None, or with as many axes as `q_K`, broadcasting to ``[K, ..., L, S]``: what to add, or where to look.
-        masks: what drops weights; None for no dropout.
+        mask: None, or a tensor with as many axes as `q_K` that broadcasts to ``[K, ..., L, S]``: numbers to add to the
+            scores, or True where to look.
+        masks: drops weights; None: no dropout.
         options: `is_causal`, `scale`, `enable_gqa`, as PyTorch takes them.
     """
     if masks is not None and masks.any:
@@ -45,7 +49,7 @@ def _dropped(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """With dropout, by the formula that PyTorch documents: its kernels know one stream of random numbers only."""
+    """Attend with dropout by the formula that PyTorch documents, because its kernels have only one random stream."""
     if enable_gqa:
         k_K = k_K.repeat_interleave(q_K.shape[-3] // k_K.shape[-3], -3)
         v_K = v_K.repeat_interleave(q_K.shape[-3] // v_K.shape[-3], -3)
@@ -69,12 +73,12 @@ def _like_sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> None:
-    """The signature of `functional.scaled_dot_product_attention`, which has none that Python can read."""
+    """The signature of `functional.scaled_dot_product_attention`, which Python cannot read from it."""
 
 
 @call_rule(functional.scaled_dot_product_attention, like=_like_sdpa)
 def _sdpa(values: Sequence[Any], per_trial: Sequence[bool], generators: list[torch.Generator]) -> tuple[Tensor, bool]:
-    """As `attend`; a mask of fewer axes broadcasts within each trial."""
+    """Like `attend`. A mask of fewer axes broadcasts within each trial."""
     query, key, value, mask, dropout, causal, scale, gqa = values
     options = {"is_causal": causal, "scale": scale, **({"enable_gqa": True} if gqa else {})}
     size = len(generators)
@@ -198,7 +202,7 @@ class FusedMultiheadAttention(JointLayer):
 
 
 def _additive(mask: Tensor, own: bool, dtype: torch.dtype) -> Tensor:
-    """With a leading axis K or 1; True, in masks of attention layers, is where not to look."""
+    """Return a mask with a leading axis of K or 1. In an attention layer's mask, True is where not to look."""
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -torch.inf)
     return mask if own else mask.unsqueeze(0)

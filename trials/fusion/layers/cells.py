@@ -1,7 +1,8 @@
 """One direction of a recurrent layer of K trials, step by step in time: few kernels per step, and none for the graph.
 
-Every step has one product, of the weights side by side with input and state one below the other, ``[K, F, N]`` with
-F = I + H. N comes last, so that what a cell does to a gate is done to memory in one piece.
+Shapes: K trials, T steps, N examples, I inputs, H outputs, G = gates · H, F = I + H. Each step has one product: the
+weights, side by side, times input and state, one below the other, ``[K, F, N]``. N comes last, so that each gate of a
+cell is one piece of memory.
 """
 
 import abc

@@ -1,4 +1,7 @@
-"""Convolutions, plain and transposed."""
+"""Convolutions, plain and transposed.
+
+Shapes: K trials, B examples, I input channels, O output channels.
+"""
 
 import abc
 import copy
@@ -31,10 +34,10 @@ _TRANSPOSED: dict[type[nn.Module], tuple[int, Call]] = {
 
 
 class _Convolution(Layer):
-    """Convolution of K trials, in the way that is measured to be the fastest.
+    """Convolution of K trials, by the way that measures fastest.
 
-    Trials that share the input are one convolution with K·O output channels, otherwise one with K groups; either may
-    lose against a loop over the trials, and, where each pixel is alone, the second against a batched product.
+    Trials that share the input are one convolution with K·O output channels; others are one with K groups. A loop over
+    the trials may be faster than either. For kernels of one pixel, a batched product may be faster than K groups.
     """
 
     weight_K: Tensor
@@ -53,7 +56,7 @@ class _Convolution(Layer):
         self.bias_KO = rows.get(self.path, "bias")
 
     def compute(self, x: Tensor, per_trial: bool, call: Call, situation: Hashable) -> Tensor:
-        """``x_KBI...`` or ``x_BI...`` (or a single example) to ``y_KBO...``; `situation` tells calls apart."""
+        """``x_KBI...`` or ``x_BI...`` (or a single example) to ``y_KBO...``; `situation` distinguishes calls."""
         ndim = x.ndim - per_trial
         if ndim == self.axes + 1:
             return self.compute(x.unsqueeze(int(per_trial)), per_trial, call, situation).squeeze(1)

@@ -1,4 +1,4 @@
-"""Dropout: the rate is a vector over trials, and each trial draws its masks from its own stream."""
+"""Dropout: the rate is a vector over trials, and each trial draws its masks from its own random stream."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from trials.fusion.registry import Layer, call_rule, leading, lift, rule
 from trials.fusion.rows import Rows, go_on
 
 _PART_DRAWN = 1 << 14
-"""How many numbers are drawn in a row: an eighth of a millisecond of one core."""
+"""Draw this many numbers before asking the gate again: an eighth of a millisecond of one core."""
 
 _SELU_FLOOR = 1.7580993408473766  # minus the value that SELU tends to, as PyTorch writes it in alpha dropout
 
@@ -20,21 +20,21 @@ _SELU_FLOOR = 1.7580993408473766  # minus the value that SELU tends to, as PyTor
 class Masks:
     """The random masks of K trials.
 
-    A trial whose generator stands where the global one stands in a solo run drops the same elements as
-    `torch.nn.functional.dropout` does there; a trial with rate 0 or 1 draws nothing, as in PyTorch.
+    If a trial's generator has the state that the global one has in a solo run, it drops the same elements as
+    `torch.nn.functional.dropout` drops there. A trial with rate 0 or 1 draws nothing, as in PyTorch.
 
     Attributes:
-        rates_K: a probability to be zeroed per trial.
+        rates_K: per trial, the probability that an element is zeroed.
         any: whether some trial drops anything.
     """
 
     def __init__(
         self, rates_K: Sequence[float], generators: Sequence[torch.Generator], again: Callable[[], None] = go_on
     ) -> None:
-        """Draw from `generators`, a stream per trial; on a CPU, `again` is called between parts.
+        """Draw from `generators`, a random stream per trial. On a CPU, call `again` between parts.
 
         Raises:
-            ValueError: a rate is no probability.
+            ValueError: a rate is not a probability.
         """
         self.rates_K = list(rates_K)
         if not all(0 <= rate <= 1 for rate in self.rates_K):
@@ -62,7 +62,7 @@ class Masks:
         return x_K * keep_K.mul_(self._vector("scale", x_K, _alpha_scale)) + shift_K
 
     def _keep(self, x_K: Tensor, noise_ndim: int | None) -> Tensor:
-        """One where an element stays, zero where it is dropped."""
+        """Return one where an element stays, zero where it is dropped."""
         order = None
         if noise_ndim is not None:
             shape: Sequence[int] = (*x_K.shape[:noise_ndim], *[1] * (x_K.ndim - noise_ndim))

@@ -1,4 +1,7 @@
-"""Embeddings."""
+"""Embeddings.
+
+Shapes: K trials, B examples, V entries of the table, E numbers per entry.
+"""
 
 import torch
 from torch import Tensor, nn

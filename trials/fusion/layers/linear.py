@@ -1,4 +1,7 @@
-"""Fully connected layers, of one input and of two."""
+"""Fully connected layers, of one input and of two.
+
+Shapes: K trials, B examples, N of them in all, I and J inputs, O outputs.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,10 +17,10 @@ _FEW_WEIGHTS = 1 << 12
 """Below this, copying a gradient costs less than a derivative of our own."""
 
 _PART_PRODUCTS = 1 << 22
-"""How many numbers are multiplied in a row: a third of a millisecond of one core."""
+"""Multiply this many numbers before asking the gate again: a third of a millisecond of one core."""
 
 _PART_WEIGHTS = 1 << 18
-"""How many weights, of few examples each, are read in a row: the same."""
+"""Read this many weights, for few examples, before asking again: the same time."""
 
 
 @rule(nn.Linear)
@@ -75,7 +78,7 @@ def _multiplied(x_KNI: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None, out: 
 
 
 class _Product(torch.autograd.Function):
-    """A batched product with a derivative that needs no copies, and that goes by parts where it is long.
+    """A batched product whose derivative needs no copies, and runs in parts where it is long.
 
     PyTorch's own gives the weight's gradient transposed, which is then copied into the weight's memory order, and goes
     trial by trial where the output's gradient lies in an order that its kernel does not take, as after a loss.
@@ -120,7 +123,7 @@ class _Product(torch.autograd.Function):
 
 
 def _rows_at_once(x_KNI: Tensor, weight_KOI: Tensor) -> int:
-    """How many trials are multiplied before the gate is asked again."""
+    """Return how many trials to multiply before asking the gate again."""
     size, out, width = weight_KOI.shape
     if x_KNI.device.type != "cpu":
         return size

@@ -1,4 +1,7 @@
-"""Normalisation layers."""
+"""Normalization layers.
+
+Shapes: K trials, B examples, C channels, D features.
+"""
 
 from collections.abc import Sequence
 from typing import ClassVar

@@ -16,7 +16,7 @@ def fold(x_K: Tensor, batched_ndim: int, call: Callable[[Tensor], Any]) -> Any:
 
     Args:
         x_K: ``x_KB...``, or ``x_K...`` of trials without a batch.
-        batched_ndim: how many axes a batch has; one less is a single example, and K then takes the batch's place.
+        batched_ndim: how many axes a batch has; one less is a single example, and K is then the batch.
         call: from a batch to a batch, or to a tuple of them.
     """
     if x_K.ndim <= batched_ndim:

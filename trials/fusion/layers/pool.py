@@ -1,4 +1,4 @@
-"""Pooling at random places, and its inverse; all other pooling is in `examples`."""
+"""Pooling of random regions, and max unpooling. All other pooling is in `per_example`."""
 
 import copy
 from collections.abc import Sequence

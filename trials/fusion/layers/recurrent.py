@@ -25,8 +25,10 @@ _KINDS: dict[str, tuple[Callable[..., Any], cells.Cell]] = {
 
 @rule(nn.RNN, nn.LSTM, nn.GRU)
 class FusedRecurrent(JointLayer):
-    """`nn.RNN`, `nn.LSTM`, `nn.GRU` of K trials: all at once step by step in time, or one trial after another by
-    PyTorch's own function, as is measured to be faster. A packed sequence is left to the loop over trials.
+    """`nn.RNN`, `nn.LSTM`, `nn.GRU` of K trials.
+
+    They run at once, step by step in time, or one trial after another by PyTorch's own function, whichever measures
+    faster. A packed sequence is left to the loop over trials.
     """
 
     varying = ("dropout",)

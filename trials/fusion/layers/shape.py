@@ -6,7 +6,7 @@ from trials.fusion.registry import Layer, refuse, rule
 
 
 def inner(dim: int) -> int:
-    """A trial's axis `dim` as an axis of the tensor with a leading K."""
+    """Return a trial's axis `dim` as an axis of the tensor with a leading K."""
     return dim + 1 if dim >= 0 else dim
 
 

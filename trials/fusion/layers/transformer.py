@@ -1,7 +1,7 @@
 """Layers of `torch.nn` that are made of other layers: their `forward`, without the branches that cannot be traced.
 
-Those branches choose a faster kernel for inference, or detect that a mask is causal; neither changes a result, except
-that a padded position, which nobody should read, may become zero there.
+Those branches choose a faster kernel for inference, or detect that a mask is causal; Neither changes a result,
+except that a padded position, which no code should read, may become zero there.
 """
 
 from torch import Tensor, nn

@@ -45,8 +45,8 @@ def hire(request: pytest.FixtureRequest, tmp_path: Path) -> Hire:
     def worker(worker: str = "me") -> SearchWorker:
         study = Asked(lambda n: nn.Linear(1, 1), torch.optim.SGD)
         storage = request.param.format(tmp_path)
-        place = WorkerConfig(storage=storage, study_name="s", worker=worker, lock_file=Path(os.devnull))
-        return SearchWorker(study, place, AtOnce())
+        config = WorkerConfig(storage=storage, study_name="s", worker=worker, lock_file=Path(os.devnull))
+        return SearchWorker(study, config, AtOnce())
 
     return worker
 

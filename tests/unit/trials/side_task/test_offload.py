@@ -70,7 +70,7 @@ class FakeMeter:
 
 
 class Home:
-    """A offload with some tensors, and a landlord that speaks while it waits."""
+    """An offload with some tensors, and a limit that changes while it waits."""
 
     def __init__(self, page: Page, tensors: Sequence[Tensor], cached: int = 0) -> None:
         self.words, self.gate = page.words, CountingGate()

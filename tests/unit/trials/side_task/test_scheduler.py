@@ -1,4 +1,4 @@
-"""The runner: whatever is split or crowded out when, each trial gives the same; and a device that fails."""
+"""The scheduler: whatever is split or crowded out when, each trial gives the same; and a device that fails."""
 
 from typing import Any
 
