@@ -1,4 +1,4 @@
-"""What the launcher prints when a squeezed job has ended: five lines. `squeezer report` prints all of it."""
+"""What the launcher prints when a squeezed job has ended: five lines. `squeezer report` prints the rest."""
 
 import os
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def closing_lines(report: Mapping[str, Any], run: Path, study_name: str) -> list[str]:
-    """What was gained, at what cost, and where to look next.
+    """What was gained, at what cost, and where to look next. A sixth line comes only after faults.
 
     Args:
         report: what `build_report` gives.
@@ -15,12 +15,14 @@ def closing_lines(report: Mapping[str, Any], run: Path, study_name: str) -> list
         study_name: Optuna's name of the study.
     """
     shown = _short(run)
+    faults = _faults(report)
     return [
         f"Gained  {_trials(report['trials'], study_name)}",
         f"Used    {_used(report)}",
         f"Cost    {_cost(report)}",
         f"Next    squeezer report {shown}  |  squeezer why {shown}",
         f"Files   {shown}/step.svg (one step, drawn), {shown}/trace.json (open it in ui.perfetto.dev)",
+        *([f"Faults  {'; '.join(faults)}"] if faults else []),
     ]
 
 
@@ -60,6 +62,18 @@ def _cost(report: Mapping[str, Any]) -> str:
     if alone is not None and squeezed is not None:
         text += f"; steps {alone:.1f} ms without, {squeezed:.1f} ms with"
     return text
+
+
+def _faults(report: Mapping[str, Any]) -> list[str]:
+    """What makes the figures above incomplete."""
+    found = []
+    switched_off = report["faults"]["hook_faults"]
+    if switched_off:
+        found.append(f"hooks switched themselves off {switched_off} time{'s' * (switched_off != 1)}")
+    killed = [rank for rank, of in report["ranks"].items() if not of["ended"]]
+    if killed:
+        found.append(f"the daemon of rank {', '.join(killed)} left no end on record")
+    return found
 
 
 def _short(run: Path) -> str:

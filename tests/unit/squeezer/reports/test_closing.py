@@ -36,6 +36,8 @@ def test_five_lines_say_what_was_gained_at_what_cost_and_where_to_look(
         "bubbles": {"ratio": 0.23},
         "side": {"fill": 0.78, "harvest": 0.515},
         "trials": {**NO_TRIALS, "completed": 108, "pruned": 52, "best": best},
+        "faults": {"hook_faults": 0},
+        "ranks": {"0": {"ended": True}, "1": {"ended": True}},
     }
     assert closing_lines(report, tmp_path / "runs" / "demo", "digits") == [
         "Gained  study digits: 108 completed, 52 pruned; best score 0.9877 (trial 147)",
@@ -53,8 +55,11 @@ def test_what_is_unknown_is_not_made_up(tmp_path: Path) -> None:
         "bubbles": {"ratio": None},
         "side": {"fill": None, "harvest": None},
         "trials": {**dict.fromkeys(NO_TRIALS), "problem": "no such table"},
+        "faults": {"hook_faults": 1},
+        "ranks": {"0": {"ended": True}, "1": {"ended": False}},
     }
-    gained, used, cost, *_ = closing_lines(report, tmp_path, "digits")
+    gained, used, cost, _, _, faults = closing_lines(report, tmp_path, "digits")
     assert gained == "Gained  study digits cannot be read: no such table"
     assert used == "Used    devices were idle n/a of the time; trials ran in n/a of that"
     assert cost == "Cost    unknown: too few windows with and without squeezing to compare"
+    assert faults == "Faults  hooks switched themselves off 1 time; the daemon of rank 1 left no end on record"
