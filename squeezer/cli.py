@@ -215,7 +215,7 @@ COMMANDS = (
     Command(
         name="replay",
         summary="repeat a recorded run's decisions, and print where they differ now (status 1 if they do)",
-        example="squeezer replay runs/demo",
+        example="squeezer replay tests/unit/squeezer/golden/preemptive.jsonl.gz",
         run=_replay,
         add_arguments=_add_replay,
     ),
