@@ -299,7 +299,7 @@ def test_without_alone_steps_all_but_the_first_are_squeezed() -> None:
 
 def test_the_documents_show_the_table() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    assert diagram() in text, "run `python -m squeezer.policy.state` and paste it into docs/architecture.md"
+    assert diagram() in text, "run `python -m tests.support.document_tables`"
 
 
 def test_every_state_takes_every_event() -> None:
