@@ -1,4 +1,4 @@
-# make install | demo | test | lint | bench | clean. PYTHON is any Python >= 3.11.
+# make install | demo | test | lint | format | bench | clean. PYTHON is any Python >= 3.11.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # That operation is this environment's own: two environments that share one compile it over and over.
 export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 
-.PHONY: install demo test test-slow lint bench clean
+.PHONY: install demo test test-slow lint format bench clean
 .DELETE_ON_ERROR:
 
 install: $(VENV)/.installed
@@ -42,6 +42,10 @@ lint: install
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
 
 bench: install
 	$(BIN)/python -m benchmarks

@@ -95,6 +95,23 @@ def _promises(runs: list[dict[str, Any]], *, timed: bool) -> Iterator[Promise]:
         yield promise if timed or promise.wanted in TIMELESS else promise._replace(wanted="", holds=None)
 
 
+def _ghost_promises(run: dict[str, Any]) -> Iterator[Promise]:
+    scenario = run["scenario"]
+    ours = scenario.startswith("ghost_gate")
+    yield _slowdown(f"{scenario}: slowdown", run, 0.01 if ours else None)
+    harvest = f"{100 * run['harvest']:.0f}%"
+    yield Promise(f"{scenario}: harvest", harvest, "≥ 60%" if ours else "", run["harvest"] >= 0.6 if ours else None)
+    outside = f"{run['outside']} of {run['kernels']}"
+    yield Promise(
+        f"{scenario}: kernels that start outside a bubble",
+        outside,
+        "0" if ours else "",
+        run["outside"] == 0 if ours else None,
+    )
+    if ours:
+        yield _at_most(f"{scenario}: bubble start to first kernel, p50", run["resume_us"], 50, "µs")
+
+
 def _all_promises(runs: list[dict[str, Any]]) -> Iterator[Promise]:
     for run in runs:
         scenario = run["scenario"]
@@ -108,21 +125,7 @@ def _all_promises(runs: list[dict[str, Any]]) -> Iterator[Promise]:
             wanted = 0.01 if scenario != "context_naive" else None
             yield _slowdown(f"second process {scenario.removeprefix('context_')}: slowdown", run, wanted)
         elif scenario.startswith("ghost_"):
-            ours = scenario.startswith("ghost_gate")
-            yield _slowdown(f"{scenario}: slowdown", run, 0.01 if ours else None)
-            harvest = f"{100 * run['harvest']:.0f}%"
-            yield Promise(
-                f"{scenario}: harvest", harvest, "≥ 60%" if ours else "", run["harvest"] >= 0.6 if ours else None
-            )
-            outside = f"{run['outside']} of {run['kernels']}"
-            yield Promise(
-                f"{scenario}: kernels that start outside a bubble",
-                outside,
-                "0" if ours else "",
-                run["outside"] == 0 if ours else None,
-            )
-            if ours:
-                yield _at_most(f"{scenario}: bubble start to first kernel, p50", run["resume_us"], 50, "µs")
+            yield from _ghost_promises(run)
         elif scenario == "sigstop":
             yield Promise(
                 "kernels that end while their process is stopped, of a deep queue",

@@ -235,6 +235,15 @@ def finish(run: Path, config: Config, reason: str) -> None:
             log.error("%s: %s: %s", name, type(error).__name__, error)
 
 
+def _require_flag(arguments: Sequence[str]) -> None:
+    if any(a == _FLAG or a.startswith(_FLAG + "=") for a in arguments):
+        return
+    new_name = MOVED.get(f"ds_squeeze {arguments[0]}") if arguments else None
+    if new_name is not None and not Path(arguments[0]).exists():
+        raise LaunchError(f"no training script {arguments[0]!r}; use: {new_name}")
+    raise LaunchError(f"{_FLAG} FILE is missing\n{USAGE}")
+
+
 def squeeze(arguments: Sequence[str]) -> int:
     """Launch, wait, report; returns the job's exit code.
 
@@ -244,11 +253,7 @@ def squeeze(arguments: Sequence[str]) -> int:
         PageError: there is no private directory for pages and sockets.
         RunInUseError: another run uses the run's directory.
     """
-    if not any(a == _FLAG or a.startswith(_FLAG + "=") for a in arguments):
-        new_name = MOVED.get(f"ds_squeeze {arguments[0]}") if arguments else None
-        if new_name is not None and not Path(arguments[0]).exists():
-            raise LaunchError(f"no training script {arguments[0]!r}; use: {new_name}")
-        raise LaunchError(f"{_FLAG} FILE is missing\n{USAGE}")
+    _require_flag(arguments)
     _prepare_environment()
     from deepspeed.launcher import runner  # takes seconds, and looks at the environment
 

@@ -62,8 +62,7 @@ class Oracle:
             words[Field.PERMIT_UNTIL_NS] = arrival_ns
 
 
-def main() -> None:
-    """Calibrate, attach, train."""
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ghost.job")
     parser.add_argument("--stages", type=int, required=True)
     parser.add_argument("--stage", type=int, required=True)
@@ -86,7 +85,12 @@ def main() -> None:
     )
     parser.add_argument("--model", type=Path, help="where to write what the model says of each step's length, in ms")
     parser.add_argument("--times", type=Path, help="with --toggle: where each step's time goes")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Calibrate, attach, train."""
+    options = _options()
     if options.core is not None:
         os.sched_setaffinity(0, {options.core})
     torch.set_num_threads(1)

@@ -42,7 +42,7 @@ class MainJob:
         owner_pid: the only job that is served. None: every job that says hello.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - by name, one for each part of the daemon
         self,
         *,
         config: Config,
@@ -130,11 +130,14 @@ class MainJob:
             case wire.Instructions():
                 self._pass_on(correlator.instructions(message))
             case wire.Bye():
-                if message.fault:
-                    self._fault("the hooks of the main job switched themselves off; its stderr says why")
-                self._lose()
-                if self._owner_pid is None:
-                    self.unwatch()
+                self._bye(message)
+
+    def _bye(self, message: wire.Bye) -> None:
+        if message.fault:
+            self._fault("the hooks of the main job switched themselves off; its stderr says why")
+        self._lose()
+        if self._owner_pid is None:
+            self.unwatch()
 
     def _pass_on(self, found: Iterable[Found]) -> None:
         """Facts go to the records, events to the policy."""

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import types
 import weakref
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -77,37 +77,18 @@ class Describer:
         return self._seen[id(value)][1]
 
     def _describe(self, value: Any) -> Hashable:
-        kind = type(value).__qualname__
-        if isinstance(value, Tensor):
-            return (kind, tuple(value.shape), str(value.dtype), _digest(value))
-        if isinstance(value, Mapping):
-            return (kind, *((self(key), self(item)) for key, item in value.items()))
-        if isinstance(value, (list, tuple)):
-            return (kind, *map(self, value))
-        if isinstance(value, (set, frozenset)):
-            return (kind, frozenset(map(self, value)))
+        for types_, parts in _PARTS:
+            if isinstance(value, types_):
+                return (type(value).__qualname__, *parts(self, value))
         if isinstance(value, type):
             return self._class(value)
         if isinstance(value, types.FunctionType):
             return self._function(value)
-        if isinstance(value, types.MethodType):
-            return (kind, self(value.__func__), self(value.__self__))
-        if isinstance(value, functools.partial):
-            return (kind, self(value.func), self(value.args), self(value.keywords))
-        if isinstance(value, (property, staticmethod, classmethod)):
-            function = value.fget if isinstance(value, property) else value.__func__
-            return (kind, self(function))
-        if isinstance(value, weakref.ref):
-            return (kind, self(value()))
         if isinstance(value, types.CodeType):
             return (value.co_code, value.co_names, self(value.co_consts))
-        if isinstance(value, torch.Generator):
-            return (kind, _digest(value.get_state()))
-        if isinstance(value, (types.BuiltinFunctionType, types.ModuleType)):
-            return (kind, value.__name__)
         if hasattr(value, "__dict__"):
             return (self._class(type(value)), self(vars(value)))
-        return (kind, repr(value))
+        return (type(value).__qualname__, repr(value))
 
     def _class(self, value: type) -> Hashable:
         name = f"{value.__module__}.{value.__qualname__}"
@@ -122,6 +103,25 @@ class Describer:
             return name
         cells = tuple(self(_content(cell)) for cell in value.__closure__ or ())
         return (name, self(value.__code__), self(value.__defaults__), self(value.__kwdefaults__), cells)
+
+
+def _wrapped(value: Any) -> object:
+    return value.fget if isinstance(value, property) else value.__func__
+
+
+_PARTS: tuple[tuple[type | tuple[type, ...], Callable[[Describer, Any], Iterable[Hashable]]], ...] = (
+    (Tensor, lambda describe, value: (tuple(value.shape), str(value.dtype), _digest(value))),
+    (Mapping, lambda describe, value: ((describe(key), describe(item)) for key, item in value.items())),
+    ((list, tuple), lambda describe, value: map(describe, value)),
+    ((set, frozenset), lambda describe, value: (frozenset(map(describe, value)),)),
+    (types.MethodType, lambda describe, value: (describe(value.__func__), describe(value.__self__))),
+    (functools.partial, lambda describe, value: map(describe, (value.func, value.args, value.keywords))),
+    ((property, staticmethod, classmethod), lambda describe, value: (describe(_wrapped(value)),)),
+    (weakref.ref, lambda describe, value: (describe(value()),)),
+    (torch.Generator, lambda describe, value: (_digest(value.get_state()),)),
+    ((types.BuiltinFunctionType, types.ModuleType), lambda describe, value: (value.__name__,)),
+)
+"""Type -> what describes a value of it beside the type's name. The first that fits counts."""
 
 
 def _content(cell: types.CellType) -> object:

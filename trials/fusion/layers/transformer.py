@@ -93,7 +93,7 @@ def decoder(
 
 
 @forward_of(nn.Transformer)
-def transformer(
+def transformer(  # noqa: PLR0913 - as PyTorch's own
     self: nn.Transformer,
     src: Tensor,
     tgt: Tensor,
