@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ds_hooks.shared import logs
 from ds_hooks.shared.command_line import Command, complete_paths, make_parser, refuse_unknown_command
 from ds_hooks.shared.moved import refuse
 
@@ -21,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one sub-command; returns the exit status. A mistake of the user's ends with one clear line and status 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     refuse_unknown_command(PROGRAM, words, [command.name for command in COMMANDS])
+    logs.set_up()
     parsed = make_parser(PROGRAM, DESCRIPTION, COMMANDS, _PrintCompletion).parse_args(words)
     status: int = parsed.run(parsed)
     return status
@@ -85,11 +87,9 @@ def _add_measure(parser: argparse.ArgumentParser) -> None:
 
 
 def _close(parsed: argparse.Namespace) -> int:
-    import optuna
-
     from trials.search.worker import close_study
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    logs.adopt("optuna")
     if "://" not in parsed.storage and not Path(parsed.storage).is_file():  # Optuna would make a new one
         refuse(f"{PROGRAM} close", f"no journal {parsed.storage}; allowed: a journal's path or a database's URL")
     try:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import logging
 import os
 import signal
 from functools import partial
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from trials.study import Study
 
 FINISHED = "the side task ended"
+
+log = logging.getLogger("trials.side_task.main")  # as a program its name is __main__
 
 
 def _parse() -> argparse.Namespace:
@@ -113,6 +116,7 @@ def _serve(study: "Study", arguments: argparse.Namespace, tell: "Callable[[statu
         reason = f"{type(error).__name__}: {error}"
         if not isinstance(error, SideDeviceError):
             tell(statuses.Error(reason))
+        log.debug("the side task ends", exc_info=True)  # the file keeps the traceback
         raise
     finally:
         may_unmap = gate is not None and gate.close()

@@ -1,6 +1,7 @@
 """What the `trials` command prints."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import optuna
@@ -8,6 +9,7 @@ import pytest
 import torch
 from optuna.trial import TrialState
 
+from tests.support.logged import logged
 from trials.cli import main
 from trials.search.storage import open_storage
 
@@ -38,6 +40,13 @@ class Mine(Study):
     def batches(self, epoch): return [(torch.randn(5, 2, 4), torch.zeros(5))]
     def validation(self): return self.batches(0)
 """
+
+
+@pytest.fixture(autouse=True)
+def loggers() -> Iterator[None]:
+    """As they were: the command sets them up."""
+    with logged():
+        yield
 
 
 def test_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
