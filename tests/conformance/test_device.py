@@ -1,0 +1,161 @@
+"""What the daemon relies on of a device: one suite for CPU cores and for a CUDA device.
+
+The side task is a real process. It needs no GPU: of a CUDA device the daemon touches the page and processes only.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ds_hooks.shared.page import DeviceGate, Field
+from ds_hooks.shared.page_file import Page, page_path
+from squeezer.config import DeviceTable
+from squeezer.device import DEVICES, Device, SideProcess
+
+PATIENCE_S = 60.0
+COUNTS = "import itertools\nfor n in itertools.count():\n    print(n, flush=True)\n"
+OBSTINATE = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{COUNTS}"
+
+
+class Side:
+    """A side task that counts for ever, and takes SIGTERM as an order to end unless it is obstinate."""
+
+    def __init__(self, program: str = COUNTS) -> None:
+        self._process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        self.process = SideProcess(pid=self._process.pid, pidfd=os.pidfd_open(self._process.pid))
+        assert self._process.stdout is not None
+        self._output = self._process.stdout.fileno()
+        self.wait_until_it_runs()
+
+    def wait_until_it_runs(self) -> None:
+        """Until it prints what it had not printed when this was called."""
+        self.drain()
+        assert select.select([self._output], [], [], PATIENCE_S)[0], "the side task does not run"
+
+    def drain(self) -> None:
+        while select.select([self._output], [], [], 0)[0] and os.read(self._output, 1 << 20):
+            pass
+
+    def is_halted(self) -> bool:
+        return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    def status(self) -> int:
+        """How it ended: minus the signal's number."""
+        return self._process.wait(timeout=PATIENCE_S)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        os.close(self.process.pidfd)
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    opened = Page.open(page_path(tmp_path / "pages", 0))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(params=sorted(DEVICES))
+def device(request: pytest.FixtureRequest, page: Page) -> Device:
+    return DEVICES[request.param](page.words, DeviceTable(), 0)
+
+
+@pytest.fixture
+def side() -> Iterator[Side]:
+    made = Side()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def obstinate() -> Iterator[Side]:
+    made = Side(OBSTINATE)
+    yield made
+    made.close()
+
+
+def test_it_is_registered_under_its_name(device: Device) -> None:
+    assert DEVICES[device.name] is type(device)
+    assert device.arguments()[:2] == ["--device", device.name]
+
+
+def test_the_side_task_gets_the_threads_that_are_asked_for(device: Device) -> None:
+    environment = device.environment(3)
+    assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "3"
+    assert environment["OMP_WAIT_POLICY"] == "PASSIVE", "a thread that spins takes the core from the main job"
+
+
+def test_it_halts_the_side_task_just_where_it_says_that_it_can(device: Device, side: Side) -> None:
+    device.stop(side.process)
+    end_s = time.monotonic() + PATIENCE_S
+    while device.stops and not side.is_halted():
+        assert time.monotonic() < end_s, "it was not halted"
+        time.sleep(1e-3)
+    if not device.stops:
+        side.wait_until_it_runs()
+    device.resume(side.process)
+    side.wait_until_it_runs()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_the_end_is_asked_for_and_waited_for(device: Device, side: Side, is_stopped: bool) -> None:
+    if is_stopped:
+        device.stop(side.process)
+    device.end(side.process, PATIENCE_S)
+    assert select.select([side.process.pidfd], [], [], 0)[0], "it has not ended yet"
+    assert side.status() == -signal.SIGTERM
+
+
+def test_who_does_not_end_is_killed(device: Device, obstinate: Side) -> None:
+    device.end(obstinate.process, 0.05)
+    assert obstinate.status() == -signal.SIGKILL
+
+
+def test_signals_to_a_side_task_that_has_ended_are_lost_in_peace(device: Device, side: Side) -> None:
+    device.end(side.process, PATIENCE_S)
+    side.status()
+    for act in (device.stop, device.resume):
+        act(side.process)
+    device.end(side.process, PATIENCE_S)
+
+
+def test_after_the_end_the_gate_is_not_left_open(device: Device, side: Side, page: Page) -> None:
+    page.words[Field.DEVICE_GATE] = DeviceGate.CLOSED
+    device.end(side.process, PATIENCE_S)
+    assert page.words[Field.DEVICE_GATE] == DeviceGate.CLOSED
+
+
+def test_a_main_job_that_ends_in_a_bubble_leaves_nothing_permitted(device: Device, page: Page) -> None:
+    words = page.words
+    words[Field.BUBBLE], words[Field.PERMIT_UNTIL_NS] = 9 << 1 | 1, 2**62
+    words[Field.DUE_EPOCH], words[Field.DEVICE_GATE] = 10, 5000
+    device.main_ended()
+    # a CPU gate asks for the permit; a CUDA gate for its own word, for an open bubble, and for one that is due
+    asked = {
+        "cpu": [words[Field.PERMIT_UNTIL_NS]],
+        "cuda": [words[Field.DEVICE_GATE] != DeviceGate.CLOSED, words[Field.BUBBLE] & 1, words[Field.DUE_EPOCH]],
+    }
+    assert not any(asked[device.name])
+
+
+def test_it_joins_the_cores_of_the_rank_and_survives_its_end(device: Device, side: Side) -> None:
+    own = os.sched_getaffinity(0)
+    core = min(own)
+    os.sched_setaffinity(side.process.pid, {core})
+    try:
+        device.join(side.process.pid)
+        assert os.sched_getaffinity(0) == {core}
+        device.end(side.process, PATIENCE_S)
+        side.status()
+        device.join(side.process.pid)  # nobody's by now
+        assert os.sched_getaffinity(0) == {core}
+    finally:
+        os.sched_setaffinity(0, own)
