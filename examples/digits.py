@@ -19,7 +19,7 @@ VALIDATION = 397
 class Digits(Study):
     """160 trials, of which 16 train at once on each device. The width is fixed, so all trials can be fused.
 
-    As many trials as fit into the bubbles of the demo's 285 steps, less up to a tenth: a first run, in which DeepSpeed
+    As many trials as fit into the bubbles of the demo's 280 steps, less up to a tenth: a first run, in which DeepSpeed
     compiles an operation, has the study ready before the first step; later runs have it some 15 steps later.
     """
 
