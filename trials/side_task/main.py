@@ -82,8 +82,11 @@ def main() -> int:
 
 def _tell(status_fd: int, status: statuses.Status) -> None:
     """Send one status to the daemon, if there is one."""
-    if status_fd >= 0:
-        os.write(status_fd, statuses.encode(status))
+    if status_fd < 0:
+        return
+    line = statuses.encode(status)
+    while line:  # being stopped can cut a long write short
+        line = line[os.write(status_fd, line) :]
 
 
 def _serve(study: "Study", arguments: argparse.Namespace, tell: "Callable[[statuses.Status], None]") -> int:

@@ -18,7 +18,9 @@ if "--status-fd" in sys.argv:
         b"[" * 100_000,
         b"x" * 300_000,
     ):
-        os.write(pipe, line + b"\n")
+        rest = line + b"\n"
+        while rest:  # being stopped cuts a long write short
+            rest = rest[os.write(pipe, rest) :]
 
 
 class Garbled(Tiny):
