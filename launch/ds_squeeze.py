@@ -201,6 +201,8 @@ def finish(run: Path, config: Config, reason: str) -> None:
         config: the run's configuration. Without a side task, the screen is the table of idle time.
         reason: why the run ended.
     """
+    from squeezer.daemon.supervisor import closing_command
+    from squeezer.records.layout import picture_path
     from squeezer.reports.closing import closing_lines
     from squeezer.reports.idle import idle_of_run, render_idle
     from squeezer.reports.perfetto import write_trace
@@ -209,15 +211,14 @@ def finish(run: Path, config: Config, reason: str) -> None:
 
     def close_study() -> None:
         if config.side is not None:
-            close = [sys.executable, "-m", "trials.search.worker", "--close", "--storage", config.storage(run)]
-            subprocess.run([*close, "--study-name", config.side.study_name, "--reason", reason], check=True)
+            subprocess.run(closing_command(config.storage(run), config.side.study_name, reason), check=True)
 
     def trace() -> None:
         write_trace(run, config.run.trace_steps)
 
     def picture() -> None:
         if config.side is not None:  # it shows a step with squeezing
-            draw_step(run, run / "step.svg")
+            draw_step(run, picture_path(run))
 
     def report() -> None:
         content = json.loads(write_report(run).read_text(encoding="utf-8"))

@@ -12,21 +12,12 @@ from types import TracebackType
 
 import psutil
 
-RECORDS = (
-    "rank*.events.jsonl",
-    "rank*.details.*",
-    "rank*.units.*",
-    "rank*.log",
-    "report.json",
-    "trace.json",
-    "step.svg",
-    "study.journal",
-)
-"""Our files in a run's directory."""
+from squeezer.records.layout import files_of
+
 _AFTER_SIGNAL_S = 5.0
+_DEEPSPEED_TEARDOWN_S = 40.0
 
 log = logging.getLogger(__name__)
-_DEEPSPEED_TEARDOWN_S = 40.0
 
 
 class RunInUseError(Exception):
@@ -118,13 +109,12 @@ def remove_dead_directories(parent: Path) -> list[Path]:
 def move_records_aside(run: Path) -> int:
     """Move an earlier run's records to `previous/`, replacing those there; returns how many. Other files stay."""
     previous = run / "previous"
-    found = [path for pattern in RECORDS for path in run.glob(pattern)]
+    found = files_of(run)
     if not found:
         return 0
     previous.mkdir(exist_ok=True)
-    for pattern in RECORDS:
-        for older in previous.glob(pattern):
-            older.unlink()
+    for older in files_of(previous):
+        older.unlink()
     for path in found:
         path.rename(previous / path.name)
     return len(found)

@@ -36,13 +36,16 @@ _LOCAL_SIZE = (
     "MPI_LOCALNRANKS",
     "SLURM_NTASKS_PER_NODE",
 )
-_ACCELERATOR_SIGNS = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/dev/davinci0", "/dev/accel")
+_OTHER_SIGNS = ("/dev/kfd", "/dev/davinci0", "/dev/accel")
+"""One of these exists where there is an accelerator without CUDA."""
 
 
 def runs_on_cores(environment: Mapping[str, str], exists: Callable[[str], bool] = os.path.exists) -> bool:
     """Whether the job's device is the CPU: asked for, or nothing else is there. Imports no torch, asks no driver."""
+    from squeezer.device import CUDA_SIGNS
+
     named = environment.get("DS_ACCELERATOR")
-    return named == "cpu" or (named is None and not any(exists(sign) for sign in _ACCELERATOR_SIGNS))
+    return named == "cpu" or (named is None and not any(exists(sign) for sign in (*CUDA_SIGNS, *_OTHER_SIGNS)))
 
 
 def first_number(environment: Mapping[str, str], names: Sequence[str], default: int) -> int:

@@ -14,8 +14,9 @@ from squeezer.config import SideTable
 from squeezer.device import Device, SideProcess
 from squeezer.records.layout import side_log_path, units_path
 
-RUNNER = "trials.side_task.main"
-"""The side task's program."""
+SIDE_TASK = "trials.side_task.main"
+SEARCH_WORKER = "trials.search.worker"
+"""Programs that are started and never imported."""
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,12 @@ class SideFiles:
     units_bytes: int
 
 
+def closing_command(storage: str, study_name: str, reason: str) -> list[str]:
+    """The command that ends as failed, for `reason`, the trials of a study that have not ended."""
+    command = [sys.executable, "-m", SEARCH_WORKER, "--close", "--storage", storage]
+    return [*command, "--study-name", study_name, "--reason", reason]
+
+
 class Supervisor:
     """At most one side task at a time, restarted a bounded number of times."""
 
@@ -58,7 +65,7 @@ class Supervisor:
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(write_fd, True)
         command = [
-            *(sys.executable, "-m", RUNNER, "--study", str(config.study)),
+            *(sys.executable, "-m", SIDE_TASK, "--study", str(config.study)),
             *("--study-name", config.study_name, "--storage", files.storage),
             *("--worker", self._worker, "--lock", str(files.run / "ask.lock")),
             *("--page", str(files.page), "--units", str(units_path(files.run, files.rank))),
@@ -107,14 +114,14 @@ class Supervisor:
             reason: recorded with each trial.
             idle: use only the main job's idle time.
         """
-        command = [sys.executable, "-m", "trials.search.worker", "--close", "--storage", self._files.storage]
-        command += ["--study-name", self._config.study_name, "--worker", self._worker, "--reason", reason]
-        return subprocess.Popen([*command, *(["--idle"] if idle else [])], stdin=subprocess.DEVNULL)
+        command = closing_command(self._files.storage, self._config.study_name, reason)
+        command += ["--worker", self._worker, *(["--idle"] if idle else [])]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
     def measure_dedicated(self, seconds: float, trials: int, timeout_s: float = 60.0) -> dict[str, Any] | None:
         """The rate of the same side task with this device to itself; None if it cannot be measured."""
         config = self._config
-        command = [sys.executable, "-m", RUNNER, "--study", str(config.study), "--measure", str(seconds)]
+        command = [sys.executable, "-m", SIDE_TASK, "--study", str(config.study), "--measure", str(seconds)]
         command += ["--threads", str(config.threads), "--nice", str(config.nice), "--trials", str(trials)]
         command += self._device.arguments()
         try:

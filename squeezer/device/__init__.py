@@ -11,7 +11,8 @@ from squeezer.device.cuda import CudaDevice
 DEVICES: dict[str, Callable[["memoryview[int]", DeviceTable, int], Device]] = {"cpu": CpuDevice, "cuda": CudaDevice}
 """Registry by torch's device type."""
 
-_CUDA_SIGNS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
+CUDA_SIGNS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
+"""One of these exists where there is a CUDA device."""
 
 
 def kind_of(
@@ -25,7 +26,7 @@ def kind_of(
     named = environment.get("DS_ACCELERATOR")
     if named is not None:
         return named if named in DEVICES else "cpu"
-    return "cuda" if any(exists(sign) for sign in _CUDA_SIGNS) else "cpu"
+    return "cuda" if any(exists(sign) for sign in CUDA_SIGNS) else "cpu"
 
 
-__all__ = ["DEVICES", "CpuDevice", "CudaDevice", "Device", "SideProcess", "kind_of"]
+__all__ = ["CUDA_SIGNS", "DEVICES", "CpuDevice", "CudaDevice", "Device", "SideProcess", "kind_of"]

@@ -68,6 +68,28 @@ def journal_path(run: Path) -> Path:
     return run / "study.journal"
 
 
+def report_path(run: Path) -> Path:
+    """The report, for programs."""
+    return run / "report.json"
+
+
+def trace_path(run: Path) -> Path:
+    """The trace, for Perfetto."""
+    return run / "trace.json"
+
+
+def picture_path(run: Path) -> Path:
+    """The picture of one step."""
+    return run / "step.svg"
+
+
 def units_path(run: Path, rank: int) -> Path:
     """Where the side task of `rank` writes; its names lie beside it with the suffix ``.jsonl``."""
     return run / f"rank{rank}.units.bin"
+
+
+def files_of(run: Path) -> list[Path]:
+    """All of the above that lie in `run`, older parts included."""
+    patterns = ("rank*.events.jsonl", "rank*.details.*", "rank*.units.*", "rank*.log")
+    single = (report_path(run), trace_path(run), picture_path(run), journal_path(run))
+    return [*(path for pattern in patterns for path in run.glob(pattern)), *(path for path in single if path.exists())]

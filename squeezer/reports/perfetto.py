@@ -6,6 +6,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from squeezer.records.layout import trace_path
 from squeezer.records.reader import RankRun, ReportError, StepTime, load_run
 from squeezer.reports.metrics import mean_over_ranks
 
@@ -101,7 +102,7 @@ def write_trace(run: Path, most_steps: int = 40) -> Path:
     for event in events:
         if event["ph"] != "M":
             event["ts"] = (event["ts"] - earliest_ns) / 1e3
-    path = run / "trace.json"
+    path = trace_path(run)
     path.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": events}), encoding="utf-8")
     return path
 

@@ -6,5 +6,5 @@ import squeezer.daemon.supervisor
 from squeezer.cli import main
 
 if __name__ == "__main__":
-    squeezer.daemon.supervisor.RUNNER = "tests.support.cuda_side_task"
+    squeezer.daemon.supervisor.SIDE_TASK = "tests.support.cuda_side_task"
     sys.exit(main())
