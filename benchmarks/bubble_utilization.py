@@ -27,7 +27,7 @@ from benchmarks.common import (
     finish,
     kept_runs,
     parse,
-    places,
+    run_directories,
     write,
 )
 from benchmarks.processes import last_core, start
@@ -232,7 +232,7 @@ def main() -> None:
 def _ghost(ghost: Ghost, seconds: float, cycles: int) -> dict[str, Any]:
     """Run a ghost scenario for at least `seconds` and `cycles`."""
     core = last_core()
-    with places() as (run, pages):
+    with run_directories() as (run, pages):
         study = VARIANTS if ghost.side else STUDY
         env = {**environment(pages), **ghost.windows.environment(), side_variants.ENVIRONMENT: ghost.side or ""}
         config = _config(run, study)
@@ -256,7 +256,7 @@ def _ghost(ghost: Ghost, seconds: float, cycles: int) -> dict[str, Any]:
 
 
 def _real(*, cycles: int) -> dict[str, Any]:
-    with places() as (run, pages):
+    with run_directories() as (run, pages):
         env = {**environment(pages), **REAL_WINDOWS.environment()}
         steps = REAL_WINDOWS.first_step(cycles) - 1
         logs = run.parent / "baselines"  # the launcher would move unknown files out of the run's directory

@@ -107,7 +107,7 @@ def ratio_with_ci95(pairs: Pairs) -> tuple[float, list[float]]:
 
 
 @contextmanager
-def places() -> Iterator[tuple[Path, Path]]:
+def run_directories() -> Iterator[tuple[Path, Path]]:
     """Make (a directory for results, a private one for pages and sockets), and remove both in the end."""
     with tempfile.TemporaryDirectory(prefix="bsq-", dir="/tmp") as base:
         run, pages = Path(base) / "run", Path(base) / "pages"

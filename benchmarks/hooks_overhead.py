@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.common import ROOT, environment, finish, kept_runs, parse, places, ratio_with_ci95
+from benchmarks.common import ROOT, environment, finish, kept_runs, parse, ratio_with_ci95, run_directories
 from launch.ds_squeeze import free_port
 
 NAME = "hooks_overhead"
@@ -47,7 +47,7 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _ghost(stages: int, stage: int, micro_batches: int, *, steps: int) -> dict[str, Any]:
     scenario = f"ghost_{stages}_{stage}_{micro_batches}"
-    with places() as (run, pages):
+    with run_directories() as (run, pages):
         run.mkdir()
         times = run / "times"
         command = [sys.executable, "-m", "benchmarks.ghost.job", "--steps", str(steps), "--core", str(_last_core())]
@@ -59,7 +59,7 @@ def _ghost(stages: int, stage: int, micro_batches: int, *, steps: int) -> dict[s
 
 
 def _real(steps: int) -> dict[str, Any]:
-    with places() as (run, pages):
+    with run_directories() as (run, pages):
         run.mkdir()
         times = run / "times"
         launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", "2"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import ROOT, commit, environment, places
+from benchmarks.common import ROOT, commit, environment, run_directories
 from benchmarks.processes import last_core, start
 from benchmarks.utilization import unruly
 from benchmarks.utilization.guarded_figures import guarded_steps, harvests, judge
@@ -87,7 +87,7 @@ SCENARIOS = {
 def measure(scenario: Guarded) -> dict[str, Any]:
     """One run of a scenario; a minute or two."""
     core = last_core()
-    with places() as (run, pages), ExitStack() as ends:
+    with run_directories() as (run, pages), ExitStack() as ends:
         study = ROOT / "benchmarks" / "utilization" / ("unruly.py" if scenario.is_unruly else "endless_digits.py")
         told = f"{scenario.how}:{scenario.first_step}:{scenario.until_step}"
         env = {**environment(pages), unruly.ENVIRONMENT: told}
