@@ -63,14 +63,14 @@ class Starved:
         trials: how many trials it computes at once.
         needs_ms: how long it takes.
         longest_bubble_ms: how much the longest bubble gave it.
-        did: "split" if the group is trained in halves from now on, or "nothing" if that would not help.
+        remedy: "split" if the group is trained in halves from now on, or "nothing" if that would not help.
     """
 
     unit: str
     trials: int
     needs_ms: float
     longest_bubble_ms: float
-    did: str
+    remedy: str
 
 
 @dataclass(frozen=True, slots=True)

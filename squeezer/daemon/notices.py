@@ -5,21 +5,21 @@ from ds_hooks.shared.statuses import OutOfMemory, Starved
 
 def too_long(status: Starved) -> str:
     """A unit is longer than every bubble."""
-    did = (
+    remedy = (
         "they are trained in halves now"
-        if status.did == "split"
+        if status.remedy == "split"
         else "splitting it further cannot help: it is tried now and then, over the bubble's end"
     )
     return (
         f'unit "{status.unit}" of {_count(status.trials)} needs {status.needs_ms:.1f} ms, the longest bubble is '
-        f"{status.longest_bubble_ms:.1f} ms; {did}"
+        f"{status.longest_bubble_ms:.1f} ms; {remedy}"
     )
 
 
 def too_large(status: OutOfMemory) -> str:
     """Trials did not fit into the device's memory."""
-    did = f"at most {status.most} are trained at once now" if status.most else "it fails"
-    return f"{_count(status.trials)} did not fit into the share of the device's memory; {did}"
+    remedy = f"at most {status.most} are trained at once now" if status.most else "it fails"
+    return f"{_count(status.trials)} did not fit into the share of the device's memory; {remedy}"
 
 
 def _count(trials: int) -> str:

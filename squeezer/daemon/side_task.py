@@ -120,8 +120,8 @@ class SideTask:
                 self._correlator.side_task_overran(slot, overrun_ns)
             case statuses.OutOfMemory():
                 log.warning("side task: %s", too_large(status))
-            case statuses.Starved(unit=unit, did=did) if (unit, did) not in self._noticed_units:
-                self._noticed_units.add((unit, did))
+            case statuses.Starved(unit=unit, remedy=remedy) if (unit, remedy) not in self._noticed_units:
+                self._noticed_units.add((unit, remedy))
                 log.warning("side task: %s", too_long(status))
             case statuses.Error(message):
                 log.error("side task: %s", message)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from squeezer.records.layout import journal_path
+from squeezer.records.layout import journal_path, report_path
 from squeezer.records.reader import RankRun, load_run
 from squeezer.records.reader import ReportError as ReportError
 from squeezer.reports.metrics import Tally, main_figures, mean_over_ranks, pool, resumes, slot_figures
@@ -55,7 +55,7 @@ def build_report(run: Path) -> dict[str, Any]:
 
 def write_report(run: Path) -> Path:
     """Write ``report.json`` in `run`."""
-    path = run / "report.json"
+    path = report_path(run)
     path.write_text(json.dumps(build_report(run), indent=2) + "\n", encoding="utf-8")
     return path
 
@@ -139,7 +139,7 @@ def _faults(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, int
 
 def _starved(said: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The units longer than every bubble, in the order found."""
-    keys = ("unit", "trials", "needs_ms", "longest_bubble_ms", "did")
+    keys = ("unit", "trials", "needs_ms", "longest_bubble_ms", "remedy")
     return [{key: line[key] for key in keys} for line in said if line["event"] == "starved"]
 
 
@@ -230,7 +230,7 @@ def render(report: Mapping[str, Any]) -> str:
     for unit in side["starved"]:
         lines += _wrapped(
             f"longer than every bubble: {unit['unit']} of {unit['trials']}, {unit['needs_ms']:.1f} ms of at most "
-            f"{unit['longest_bubble_ms']:.1f} ms: {'split' if unit['did'] == 'split' else 'not helped'}"
+            f"{unit['longest_bubble_ms']:.1f} ms: {'split' if unit['remedy'] == 'split' else 'not helped'}"
         )
     lines += [
         f"Guard       shut {sum(of['guard']['shut'] for of in ranks.values())} times, after "

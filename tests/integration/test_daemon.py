@@ -288,7 +288,7 @@ def test_a_group_whose_units_fit_no_bubble_is_split_until_they_do(sandbox: Sandb
     assert daemon.kill(signal.SIGTERM) == 0
 
     first = sandbox.side("starved")[0]
-    assert (first["unit"], first["trials"], first["did"]) == ("loss", 4, "split")
+    assert (first["unit"], first["trials"], first["remedy"]) == ("loss", 4, "split")
     assert first["needs_ms"] > first["longest_bubble_ms"]
     assert daemon.said().count('side task: unit "loss" of 4 trials needs ') == 1
     report = build_report(sandbox.run)

@@ -58,7 +58,7 @@ class SideDevice(Protocol):
             How many trials fit at most.
         """
 
-    def offload(self, page: Page, gate: Gate, tell: Callable[[Status], None]) -> Offload | None:
+    def offload(self, page: Page, gate: Gate, report: Callable[[Status], None]) -> Offload | None:
         """Return what gives memory back to the main job; None where memory is not shared."""
 
 
@@ -77,7 +77,7 @@ class CpuSideDevice:
         rehearse(study)
         return study.fused
 
-    def offload(self, page: Page, gate: Gate, tell: Callable[[Status], None]) -> Offload | None:
+    def offload(self, page: Page, gate: Gate, report: Callable[[Status], None]) -> Offload | None:
         """Return None: the machine's memory is large."""
         return None
 
@@ -153,9 +153,9 @@ class CudaSideDevice:
         limit = page.words[Field.SIDE_LIMIT_BYTES]  # set by now, because a main job has come
         return most_trials(one, two, min(self._limit, limit) if limit else self._limit)
 
-    def offload(self, page: Page, gate: Gate, tell: Callable[[Status], None]) -> Offload | None:
+    def offload(self, page: Page, gate: Gate, report: Callable[[Status], None]) -> Offload | None:
         """See `Offload`."""
-        return Offload(page.words, gate, CudaMeter(), lambda: tensors_on("cuda"), tell)
+        return Offload(page.words, gate, CudaMeter(), lambda: tensors_on("cuda"), report)
 
 
 def make_side_device(kind: str, memory_fraction: float) -> SideDevice:

@@ -66,21 +66,21 @@ def main() -> int:
     from trials.study import StudyError, load_study
     from trials.training.rehearsal import measure_dedicated
 
-    tell = partial(_tell, arguments.status_fd)
+    report = partial(_send, arguments.status_fd)
     try:
         study = load_study(arguments.study)
         if arguments.measure is None:
-            return _serve(study, arguments, tell)
+            return _serve(study, arguments, report)
         make_side_device(arguments.device, arguments.memory_fraction).adopt(study)
         trials = arguments.trials or min(study.fused, study.trials)
         print(json.dumps(measure_dedicated(study, trials, arguments.measure)))
         return 0
     except (StudyError, SideDeviceError) as error:
-        tell(statuses.Error(str(error)))
+        report(statuses.Error(str(error)))
         return USER_ERROR_STATUS
 
 
-def _tell(status_fd: int, status: statuses.Status) -> None:
+def _send(status_fd: int, status: statuses.Status) -> None:
     """Send one status to the daemon, if there is one."""
     if status_fd < 0:
         return
@@ -89,7 +89,7 @@ def _tell(status_fd: int, status: statuses.Status) -> None:
         line = line[os.write(status_fd, line) :]
 
 
-def _serve(study: "Study", arguments: argparse.Namespace, tell: "Callable[[statuses.Status], None]") -> int:
+def _serve(study: "Study", arguments: argparse.Namespace, report: "Callable[[statuses.Status], None]") -> int:
     from trials.search.worker import WorkerConfig, serve
     from trials.side_task.devices import SideDeviceError, make_side_device
 
@@ -111,14 +111,14 @@ def _serve(study: "Study", arguments: argparse.Namespace, tell: "Callable[[statu
     try:
         device = make_side_device(arguments.device, arguments.memory_fraction)
         device.adopt(study)
-        gate = device.gate(page, UnitRecords(arguments.units, arguments.units_bytes), partial(_tell_overrun, tell))
-        _train(study, device, page, gate, search, tell, arguments.nice)
+        gate = device.gate(page, UnitRecords(arguments.units, arguments.units_bytes), partial(_report_overrun, report))
+        _train(study, device, page, gate, search, report, arguments.nice)
     except StopRequested:
         reason = JOB_ENDED_FIRST
     except (Exception, GateError) as error:
         reason = f"{type(error).__name__}: {error}"
         if not isinstance(error, SideDeviceError):
-            tell(statuses.Error(reason))
+            report(statuses.Error(reason))
         log.debug("the side task ends", exc_info=True)  # the file keeps the traceback
         raise
     finally:
@@ -128,7 +128,7 @@ def _serve(study: "Study", arguments: argparse.Namespace, tell: "Callable[[statu
         if may_unmap:  # else the device may still use the page, which then ends with this process
             page.close()
     if not closed:
-        tell(statuses.Error("its search worker could not record all results in time"))
+        report(statuses.Error("its search worker could not record all results in time"))
     return 0 if closed else 1
 
 
@@ -138,7 +138,7 @@ def _train(
     page: Page,
     gate: Gate,
     search: SearchClient,
-    tell: "Callable[[statuses.Status], None]",
+    report: "Callable[[statuses.Status], None]",
     nice: int,
 ) -> None:
     from trials.side_task.devices import SideDeviceError
@@ -149,11 +149,11 @@ def _train(
         raise SideDeviceError("not even one trial fits into the side task's share of the device's memory")
     # not earlier: before the job's first step there is nothing to yield to
     os.nice(max(0, nice - os.nice(0)))
-    Scheduler(study, gate, search, tell, most, device.offload(page, gate, tell)).run()
+    Scheduler(study, gate, search, report, most, device.offload(page, gate, report)).run()
 
 
-def _tell_overrun(tell: "Callable[[statuses.Status], None]", slot: int, overrun_ns: int) -> None:
-    tell(statuses.Overran(slot, overrun_ns))
+def _report_overrun(report: "Callable[[statuses.Status], None]", slot: int, overrun_ns: int) -> None:
+    report(statuses.Overran(slot, overrun_ns))
 
 
 def _job_attached(path: Path) -> bool:

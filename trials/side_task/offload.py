@@ -57,7 +57,7 @@ class Offload:
         gate: asked before each copy.
         meter: measures the device's allocator.
         tensors: returns all that are on the device.
-        tell: sends a status to the daemon.
+        report: sends a status to the daemon.
         wait: sleeps for some seconds, or until a signal comes, which it returns.
         clock_ns: the host's clock.
     """
@@ -68,12 +68,12 @@ class Offload:
         gate: Gate,
         meter: Meter,
         tensors: Callable[[], Iterable[Tensor]],
-        tell: Callable[[statuses.Status], None],
+        report: Callable[[statuses.Status], None],
         wait: Callable[[float], int | None] = nap,
         clock_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         self._words, self._gate, self._meter = words, gate, meter
-        self._tensors, self._tell, self._wait, self._clock_ns = tensors, tell, wait, clock_ns
+        self._tensors, self._report, self._wait, self._clock_ns = tensors, report, wait, clock_ns
         self._look_again_ns = 0
 
     def step_ended(self) -> None:
@@ -95,12 +95,12 @@ class Offload:
             return
         limit = self._words[Field.SIDE_LIMIT_BYTES]
         parked = self._move_out()
-        self._tell(statuses.MovedOut(held_bytes=held, limit_bytes=limit, left_bytes=self._count()))
+        self._report(statuses.MovedOut(held_bytes=held, limit_bytes=limit, left_bytes=self._count()))
         while not self._move_in(parked, held):
             self._gate.rest()
             if self._wait(_LOOK_AGAIN_S) == END_SIGNAL:
                 raise StopRequested
-        self._tell(statuses.MovedIn(self._count()))
+        self._report(statuses.MovedIn(self._count()))
 
     def trim(self) -> None:
         """Give back memory that is no longer used."""

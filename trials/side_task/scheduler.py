@@ -46,7 +46,7 @@ class Scheduler:
         study: the user's.
         gate: asked before every unit.
         search: supplies trials, and takes their scores.
-        tell: sends a status to the daemon.
+        report: sends a status to the daemon.
         most: how many trials may train at once; None: as many as the study wants.
         offload: gives memory back to the main job, where that is short.
     """
@@ -56,14 +56,14 @@ class Scheduler:
         study: Study,
         gate: Gate,
         search: Search,
-        tell: "Callable[[statuses.Status], None]",
+        report: "Callable[[statuses.Status], None]",
         most: int | None = None,
         offload: "Offload | None" = None,
     ) -> None:
         self._study = study
         self._gate = gate
         self._search = search
-        self.tell = tell
+        self.report = report
         self._most = study.fused if most is None else min(most, study.fused)
         self._offload = offload
         self._cohorts: list[Cohort] = []
@@ -82,7 +82,7 @@ class Scheduler:
         Raises:
             StopRequested: the daemon asked for the end.
         """
-        self.tell(statuses.Ready())
+        self.report(statuses.Ready())
         while True:
             for answer in self._search.answers():
                 self._take(answer)
@@ -97,9 +97,9 @@ class Scheduler:
             self._train_epoch(cohort)
             if cohort.groups:
                 self._cohorts.append(cohort)
-            self.tell(statuses.Progress(work=self._work, trials_running=self._rows(), epochs=self._epochs))
+            self.report(statuses.Progress(work=self._work, trials_running=self._rows(), epochs=self._epochs))
         self._gate.rest()
-        self.tell(statuses.Finished(self._work))
+        self.report(statuses.Finished(self._work))
 
     def _rows(self) -> int:
         return sum(len(cohort.numbers) for cohort in self._cohorts)
@@ -241,7 +241,7 @@ class Scheduler:
         """
         rows = self._rows() + len(asked)
         self._most = max(rows // 2, 1)
-        self.tell(statuses.OutOfMemory(trials=rows, most=rows // 2))
+        self.report(statuses.OutOfMemory(trials=rows, most=rows // 2))
         if rows > 1:
             self._ready.extendleft(reversed(asked))
         else:
@@ -262,8 +262,8 @@ class Scheduler:
         if not starved or not group.size:
             return
         longest = max(starved, key=lambda found: found.needs_ns)
-        did = "split" if cohort.fit.may_halve(longest) else "nothing"
-        if did == "split":
+        remedy = "split" if cohort.fit.may_halve(longest) else "nothing"
+        if remedy == "split":
             cohort.halve(group)
             self._in_use = None
         elif not cohort.fit.is_news(longest.unit):
@@ -273,9 +273,9 @@ class Scheduler:
             trials=longest.trials,
             needs_ms=round(longest.needs_ns / 1e6, 3),
             longest_bubble_ms=round(longest.longest_ns / 1e6, 3),
-            did=did,
+            remedy=remedy,
         )
-        self.tell(status)
+        self.report(status)
 
     def _drop_lost_rows(self, group: TrialGroup) -> None:
         finite = group.finite_K().tolist()

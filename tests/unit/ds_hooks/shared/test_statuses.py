@@ -36,8 +36,15 @@ def test_what_is_written_is_read_back(status: Status) -> None:
 
 
 def test_a_line_has_the_fields_of_its_record() -> None:
-    status = Starved(unit="loss", trials=4, needs_ms=5.5, longest_bubble_ms=3, did="split")
-    fields = {"event": "starved", "unit": "loss", "trials": 4, "needs_ms": 5.5, "longest_bubble_ms": 3, "did": "split"}
+    status = Starved(unit="loss", trials=4, needs_ms=5.5, longest_bubble_ms=3, remedy="split")
+    fields = {
+        "event": "starved",
+        "unit": "loss",
+        "trials": 4,
+        "needs_ms": 5.5,
+        "longest_bubble_ms": 3,
+        "remedy": "split",
+    }
     assert json.loads(encode(status)) == as_fields(status) == fields
     assert list(as_fields(status)) == list(fields)
 
@@ -71,7 +78,7 @@ def test_an_error_of_any_length_fits_into_a_line(start: str, costly: str, times:
         (b'{"event":"overran","slot":1,"overrun_ns":99999999999999999999}', "overrun_ns is 9999"),
         (b'{"event":"error","message":null}', "message is None; allowed is str"),
         (
-            b'{"event":"starved","unit":"u","trials":1,"needs_ms":NaN,"longest_bubble_ms":1,"did":"split"}',
+            b'{"event":"starved","unit":"u","trials":1,"needs_ms":NaN,"longest_bubble_ms":1,"remedy":"split"}',
             "needs_ms is nan; allowed is float",
         ),
     ],

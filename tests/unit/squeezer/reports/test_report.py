@@ -130,10 +130,10 @@ def test_a_killed_daemon_leaves_what_it_wrote(tmp_path: Path) -> None:
 
 def test_units_longer_than_every_bubble_are_named(tmp_path: Path) -> None:
     found = []
-    for number, did in enumerate(("split", "nothing")):
+    for number, remedy in enumerate(("split", "nothing")):
         rank = MadeUpRank(tmp_path, number)
         unit = {"unit": "0.Linear backward", "trials": 16 >> number, "needs_ms": 12.34, "longest_bubble_ms": 8.1}
-        found.append({**unit, "did": did})
+        found.append({**unit, "remedy": remedy})
         rank.add("side", t_ns=BOOT_NS, event="starved", **found[-1])
         rank.write()
     report = build_report(tmp_path)

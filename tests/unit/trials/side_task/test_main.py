@@ -19,6 +19,6 @@ def test_a_status_whose_write_is_cut_short_arrives_whole(monkeypatch: pytest.Mon
 
     status = statuses.Error("too long for one write " * 150)
     monkeypatch.setattr(os, "write", write_a_part)
-    main._tell(7, status)
+    main._send(7, status)
     assert len(written) > 1
     assert b"".join(written) == statuses.encode(status)

@@ -67,7 +67,7 @@ def test_trials_of_split_groups_give_the_same(
     own, unsplit, told_unsplit = whole
     split, told = run(own, Starving(times))
     first = starved(told)[0]
-    assert first.did == ("split" if first.trials > 1 else "nothing")
+    assert first.remedy == ("split" if first.trials > 1 else "nothing")
     assert told[-1] == told_unsplit[-1] and isinstance(told[-1], statuses.Finished)
     ended = {0: TrialState.COMPLETE, 1: TrialState.FAIL, 2: TrialState.PRUNED}
     for one, other in zip(split, unsplit, strict=True):
@@ -83,18 +83,20 @@ def test_later_cohorts_are_no_wider_than_what_fits_and_the_longest_unit_is_told(
     trials, told = run(False, gate)
     assert len(trials) == 7
     assert max(gate.sizes[: gate.sizes.index(2)]) == 4 and max(gate.sizes[gate.sizes.index(2) :]) == 2
-    assert starved(told) == [statuses.Starved(unit="loss", trials=4, needs_ms=5.0, longest_bubble_ms=3.0, did="split")]
+    assert starved(told) == [
+        statuses.Starved(unit="loss", trials=4, needs_ms=5.0, longest_bubble_ms=3.0, remedy="split")
+    ]
 
 
 def test_a_group_is_split_down_to_one_trial() -> None:
     _, told = run(False, Starving(range(1, 1000)))
-    did = [(status.trials, status.did) for status in starved(told)]
-    assert did == [(4, "split"), (2, "split"), (2, "split"), (1, "nothing")]
+    remedies = [(status.trials, status.remedy) for status in starved(told)]
+    assert remedies == [(4, "split"), (2, "split"), (2, "split"), (1, "nothing")]
 
 
 def test_what_a_split_does_not_shorten_is_split_no_further_and_told_once() -> None:
     _, told = run(False, Starving(range(1, 1000), lambda trials: 9))
-    assert [(status.trials, status.did) for status in starved(told)] == [(4, "split"), (2, "nothing")]
+    assert [(status.trials, status.remedy) for status in starved(told)] == [(4, "split"), (2, "nothing")]
 
 
 def test_a_device_that_fails_is_no_trials_fault(monkeypatch: pytest.MonkeyPatch) -> None:
