@@ -21,7 +21,7 @@ from ds_hooks.shared.rotating_file import RotatingFile
 LOG_BYTES = 1 << 20
 """When a log file is full; the one before it is kept, too."""
 PATIENCE_S = 0.1
-"""How long to wait for whoever reads standard error; then the line is dropped."""
+"""How long to wait for whoever reads standard error; then the line is dropped, and no later one waits."""
 
 _PACKAGES = {"squeezer": "squeezer", "trials": "trials", "launch": "ds_squeeze"}
 """Package -> the name under which its lines appear on the terminal."""
@@ -37,14 +37,14 @@ class TerminalHandler(logging.Handler):
     def __init__(self, rank: int | None = None) -> None:
         super().__init__(logging.INFO)
         self._rank = rank
+        self._patience_s = PATIENCE_S
+        self._is_cut = False
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line, or none if standard error is closed, full or stuck."""
         try:
-            stream = sys.stderr
-            if stream is not None and _takes_more(stream):
-                stream.write(self.line(record) + "\n")
-                stream.flush()
+            if sys.stderr is not None:
+                self._write(sys.stderr, self.line(record) + "\n")
         except Exception:
             return  # whoever logs must go on
 
@@ -54,6 +54,23 @@ class TerminalHandler(logging.Handler):
         rank = "" if self._rank is None else f"rank {self._rank}: "
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         return f"[{_PACKAGES.get(package, package)}] {rank}{level}{_indented(record.getMessage())}"
+
+    def _write(self, stream: TextIO, text: str) -> None:
+        try:
+            number = stream.fileno()
+        except (OSError, AttributeError):
+            stream.write(text)  # no file: nobody to wait for
+            stream.flush()
+            return
+        left = ("\n" * self._is_cut + text).encode(stream.encoding, "backslashreplace")
+        while left:
+            if not select.select([], [number], [], self._patience_s)[1]:
+                self._patience_s = 0.0
+                return
+            # not more at once: a pipe that takes a byte takes so many, and with the next one it might wait for ever
+            left = left[os.write(number, left[: select.PIPE_BUF]) :]
+            self._is_cut = bool(left)
+        self._patience_s = PATIENCE_S
 
 
 class FileHandler(logging.Handler):
@@ -153,12 +170,3 @@ def _fill_standard_streams() -> None:
 def _indented(text: str) -> str:
     """One record's further lines stand below its first, so that nobody takes them for records."""
     return "\n    ".join(text.splitlines())
-
-
-def _takes_more(stream: TextIO) -> bool:
-    """Whether a line can be written without waiting long."""
-    try:
-        number = stream.fileno()
-    except (OSError, ValueError, AttributeError):
-        return True  # no file: nobody to wait for
-    return bool(select.select([], [number], [], PATIENCE_S)[1])

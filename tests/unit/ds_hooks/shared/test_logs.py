@@ -3,9 +3,12 @@
 import logging
 import os
 import re
+import select
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,8 +135,9 @@ def test_a_broken_standard_error_does_no_harm(end: str, tmp_path: Path, monkeypa
         pass
 
 
-def test_a_reader_that_has_stopped_reading_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    logs.add_file(tmp_path / "log", rank=3, run="r")
+@contextmanager
+def stuck() -> Iterator[int]:
+    """Standard error is a full pipe; the end for reading."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     try:
@@ -141,8 +145,48 @@ def test_a_reader_that_has_stopped_reading_is_not_waited_for(tmp_path: Path, mon
             os.write(writer, bytes(4096))
     except BlockingIOError:
         os.set_blocking(writer, True)
-    with os.fdopen(writer, "w") as stream, monkeypatch.context() as patched:
+    with os.fdopen(writer, "w") as stream, pytest.MonkeyPatch.context() as patched:
         patched.setattr(sys, "stderr", stream)
-        squeezer.error("on")  # would never return
+        yield reader
     os.close(reader)
+
+
+def _all(reader: int) -> bytes:
+    """What waits in a pipe."""
+    text = b""
+    while select.select([reader], [], [], 0)[0]:
+        text += os.read(reader, 65536)
+    return text
+
+
+def test_a_reader_that_has_stopped_reading_is_not_waited_for(tmp_path: Path) -> None:
+    logs.add_file(tmp_path / "log", rank=3, run="r")
+    with stuck():
+        squeezer.error("on")  # would never return
     assert "on" in (tmp_path / "log").read_text()
+
+
+def test_a_line_longer_than_what_a_pipe_still_takes_is_cut() -> None:
+    with stuck() as reader:
+        os.read(reader, 8192)
+        squeezer.error("x" * 20_000)  # would never return
+        squeezer.error("lost")
+        text = _all(reader)
+        squeezer.error("on")
+        said = (text + _all(reader)).replace(b"\0", b"").decode().splitlines()
+    assert said[0].endswith("xxx") and said[1:] == ["[squeezer] rank 3: error: on"]
+
+
+def test_only_one_line_waits_for_a_reader_that_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    real = select.select
+
+    def watched(*arguments: Any) -> Any:
+        waits.append(arguments[3])
+        return real(*arguments)
+
+    monkeypatch.setattr(select, "select", watched)
+    with stuck():
+        for _ in range(3):
+            squeezer.error("on")
+    assert waits == [logs.PATIENCE_S, 0.0, 0.0]
