@@ -121,9 +121,11 @@ def _load(parsed: argparse.Namespace) -> "Study":
     from trials.study import StudyError, load_study
 
     try:
-        return load_study(parsed.study)
+        study = load_study(parsed.study)
     except StudyError as error:
         refuse(f"{PROGRAM} {parsed.command}", error)
+    logs.keep_enabled()
+    return study
 
 
 def _refuse_study(parsed: argparse.Namespace, error: Exception) -> NoReturn:

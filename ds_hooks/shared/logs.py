@@ -137,6 +137,13 @@ def adopt(name: str, level: int = logging.WARNING) -> None:
     logger.propagate = False
 
 
+def keep_enabled() -> None:
+    """Switch our loggers on again: `logging.config` in the user's code switches off all that it does not name."""
+    for name, logger in tuple(logging.root.manager.loggerDict.items()):
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] in _PACKAGES:
+            logger.disabled = False
+
+
 def add_file(path: Path, *, rank: int, run: str) -> None:
     """Log to a file, too. One that cannot be made is named on the terminal, and missed no further.
 

@@ -69,6 +69,7 @@ def main() -> int:
     report = partial(_send, arguments.status_fd)
     try:
         study = load_study(arguments.study)
+        logs.keep_enabled()
         if arguments.measure is None:
             return _serve(study, arguments, report)
         make_side_device(arguments.device, arguments.memory_fraction).adopt(study)
@@ -145,6 +146,7 @@ def _train(
     from trials.side_task.scheduler import Scheduler
 
     most = device.rehearse(study, page, gate)
+    logs.keep_enabled()  # the study's methods have been called by now
     if not most:
         raise SideDeviceError("not even one trial fits into the side task's share of the device's memory")
     # not earlier: before the job's first step there is nothing to yield to
