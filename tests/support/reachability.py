@@ -87,9 +87,10 @@ class Tree:
                     yield other
 
     def _candidates(self, pattern: str) -> Iterable[str]:
+        """Files with such a name. A pattern leads to no Python file: a linter reads them all and uses none."""
         if "*" not in pattern:
             return self._by_name.get(pattern, ())
-        return [file for file in self._files if fnmatch(PurePosixPath(file).name, pattern)]
+        return [f for f in self._files if fnmatch(PurePosixPath(f).name, pattern) and not f.endswith(".py")]
 
     def _imported(self, module: str) -> Iterator[str]:
         """The module's file, and those of the packages that it lies in."""

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.paths import INSTALLED, PACKAGES, PYTHON_FOLDERS, ROOT
 
-PACKAGES = ("benchmarks", "ds_hooks", "launch", "squeezer", "trials")
 FORBIDDEN = {
-    "hooks-alone": ("ds_hooks/engine.py", "import squeezer.config"),
+    "hooks-alone": ("ds_hooks/engine.py", "import torch"),
     "hooks-floors": ("ds_hooks/shared/wire.py", "from ds_hooks import schedule"),
     "squeezer": ("squeezer/device/cpu.py", "import ds_hooks.clock"),
     "trials": ("trials/gate/cpu.py", "from ds_hooks import attach"),
@@ -30,10 +29,15 @@ FORBIDDEN = {
 BROKEN = re.compile(r"^(.*) BROKEN\b", re.MULTILINE)
 
 
-def contracts() -> dict[str, str]:
-    """Contract -> its name as the linter prints it."""
+def configured() -> configparser.ConfigParser:
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
+    return config
+
+
+def contracts() -> dict[str, str]:
+    """Contract -> its name as the linter prints it."""
+    config = configured()
     prefix = "importlinter:contract:"
     return {name.removeprefix(prefix): config[name]["name"] for name in config.sections() if name.startswith(prefix)}
 
@@ -59,6 +63,21 @@ def test_the_import_contracts_hold() -> None:
 
 def test_each_contract_has_an_import_that_breaks_it() -> None:
     assert FORBIDDEN.keys() == contracts().keys()
+
+
+def test_no_package_and_no_folder_is_overlooked() -> None:
+    config = configured()
+    assert config["importlinter"]["root_packages"].split() == list(PACKAGES)
+    assert config["importlinter:contract:installed-alone"]["source_modules"].split() == list(INSTALLED)
+    assert sorted(config["mypy"]["files"].split(", ")) == list(PYTHON_FOLDERS)
+
+
+def test_every_module_of_the_trials_stands_on_a_floor() -> None:
+    floors = configured()["importlinter:contract:trials-floors"]["layers"]
+    names = {
+        path.stem for path in (ROOT / "trials").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert names - {"__init__", "__main__"} == set(re.findall(r"trials\.(\w+)", floors))
 
 
 @pytest.mark.parametrize("contract", FORBIDDEN)

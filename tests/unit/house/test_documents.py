@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+import squeezer.cli
+import trials.cli
 from squeezer.records.facts import KINDS as FACTS
 from squeezer.records.reader import KINDS
 from tests.support.document_tables import documents, rewritten
 from tests.support.paths import ROOT
+from trials.study import Study
 
 DOCUMENTS = pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
 CURRENT = pytest.mark.parametrize(
@@ -49,6 +52,14 @@ def named_modules(text: str) -> Iterator[str]:
         yield from re.findall(r"python3? -m ((?:" + "|".join(TOP_LEVEL) + r")[\w.]*)", span)
 
 
+def named_commands(text: str) -> Iterator[tuple[str, str]]:
+    """The commands of ours that begin a span or a line of code, and the targets of `make`."""
+    lines = CODE.findall(text) + re.findall(r"^    (?=\S)(.*)$", text, flags=re.MULTILINE)
+    for line in lines:
+        if found := re.match(r"(squeezer|trials|make) ([a-z][\w-]*)\b(?!\.)", line):
+            yield found[1], found[2]
+
+
 @DOCUMENTS
 def test_its_tables_are_those_of_the_code(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
@@ -66,6 +77,28 @@ def test_modules_that_it_starts_exist(path: Path) -> None:
     names = [name.replace(".", "/") for name in named_modules(prose(path))]
     missing = [name for name in names if not any((ROOT / p).is_file() for p in (f"{name}.py", f"{name}/__main__.py"))]
     assert not missing
+
+
+@CURRENT
+def test_commands_that_it_names_exist(path: Path) -> None:
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    known = {"make": set(targets)}
+    known |= {cli.PROGRAM: {command.name for command in cli.COMMANDS} for cli in (squeezer.cli, trials.cli)}
+    assert [each for each in named_commands(prose(path)) if each[1] not in known[each[0]]] == []
+
+
+def test_commands_are_found_where_documents_name_them() -> None:
+    text = (
+        "Run `squeezer wy RUN`, `trials check` and `make`.\n\n    make tests\n    squeezer --version  # squeezer no\n"
+    )
+    assert list(named_commands(text)) == [("squeezer", "wy"), ("trials", "check"), ("make", "tests")]
+
+
+def test_the_defaults_of_a_study_are_those_of_the_code() -> None:
+    text = prose(ROOT / "docs" / "studies.md")
+    table = {name: default for name, default in re.findall(r"^\| `(\w+)` \| ([^|]+) \|", text, re.MULTILINE)}
+    code = {name: repr(vars(Study)[name]) if name in vars(Study) else "required" for name in Study.__annotations__}
+    assert {name: table[name].strip("`").replace('"', "'") for name in code} == code
 
 
 @DOCUMENTS

@@ -2,13 +2,12 @@
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.paths import PYTHON_FOLDERS, ROOT
 
-FOLDERS = ("ds_hooks", "squeezer", "trials", "launch", "benchmarks", "examples", "tests")
 LONGEST = 400
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", PYTHON_FOLDERS)
 def test_no_python_file_is_longer_than_400_lines(folder: str) -> None:
     lengths = {path: path.read_bytes().count(b"\n") for path in (ROOT / folder).rglob("*.py")}
     assert lengths, f"{folder} has no Python files"

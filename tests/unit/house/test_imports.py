@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.paths import PACKAGES, ROOT
 
 SHARED = ROOT / "ds_hooks" / "shared"
 NOT_FOR_THE_MAIN_JOB = ("torch", "deepspeed", "optuna", "numpy", "pydantic", "psutil", "squeezer", "trials", "launch")
@@ -66,6 +66,14 @@ def test_what_the_processes_share_imports_the_standard_library_and_itself(path: 
             imported.add(node.module)
     foreign = {name for name in imported if name.partition(".")[0] not in sys.stdlib_module_names}
     assert {name for name in foreign if not name.startswith("ds_hooks.shared.")} == set()
+
+
+def test_modules_are_imported_where_the_contracts_see_it() -> None:
+    by_name = re.compile(r"\b(?:import_module|__import__)\(")
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    found = {str(path.relative_to(ROOT)) for path in files if by_name.search(path.read_text(encoding="utf-8"))}
+    # the first is lazy, for its own modules; the second replaces parts of DeepSpeed, whose names clash with functions
+    assert found == {"trials/__init__.py", "benchmarks/ghost/engine.py"}, "import them by a statement"
 
 
 def test_no_test_imports_another_test() -> None:

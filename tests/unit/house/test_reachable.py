@@ -33,7 +33,8 @@ TREE = {
     "bench/by_name.py": "",
     "tests/support/paths.py": "GOLDEN = 'golden'",
     "tests/test_replay.py": (
-        "from tests.support.paths import GOLDEN\nRUNS = GOLDEN.glob('*.gz')\nSTUDY = __file__ + 'study.py'"
+        "from tests.support.paths import GOLDEN\nRUNS = GOLDEN.glob('*.gz')\n"
+        "STUDY = __file__ + 'study.py'\nLINTED = 'app/*.py', 'rooms', '*.py'"
     ),
     "tests/golden/run.gz": "",
     "tests/study.py": "",

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.paths import INSTALLED, ROOT
 
 pytestmark = pytest.mark.xdist_group("wheel")  # one worker builds it, for all tests here
-PACKAGES = ("ds_hooks", "launch", "squeezer", "trials")
 METADATA = ("LICENSE", "README.md", "pyproject.toml", "setup.cfg")
 COMMANDS = ("ds_squeeze", "squeezer", "trials")
 IMPORT_ALL = """
@@ -27,7 +26,7 @@ for name in sys.argv[1:]:
 
 def packaged_files() -> list[str]:
     """Modules and package data, as paths in the checkout."""
-    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file()]
+    paths = [path for package in INSTALLED for path in (ROOT / package).rglob("*") if path.is_file()]
     return sorted(str(path.relative_to(ROOT)) for path in paths if "__pycache__" not in path.parts)
 
 
