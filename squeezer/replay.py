@@ -45,9 +45,11 @@ def main_replay(recorded: Path, *, write: bool) -> int:
     for name, records, target in _traces(recorded):
         try:
             pairs = list(replay(records))
+            found = [(index, old, new) for index, (old, new) in enumerate(pairs) if old["actions"] != new["actions"]]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ReplayError(f"{name}: not recorded by this version: {type(error).__name__}: {error}") from error
-        found = [(index, old, new) for index, (old, new) in enumerate(pairs) if old["actions"] != new["actions"]]
+        if not pairs:
+            raise ReplayError(f"{name}: no events are recorded here")
         differs = differs or bool(found)
         print(f"{name}: {len(pairs)} events, {len(found)} answered differently")
         for index, old, new in found[:SHOWN]:
@@ -56,7 +58,10 @@ def main_replay(recorded: Path, *, write: bool) -> int:
         if len(found) > SHOWN:
             print(f"  … and {len(found) - SHOWN} more")
         if write:
-            write_golden(target, records)
+            try:
+                write_golden(target, records)
+            except OSError as error:
+                raise ReplayError(f"cannot write {target}: {error.strerror}") from error
             print(f"  written to {target}")
     return int(differs)
 

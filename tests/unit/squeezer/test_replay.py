@@ -1,11 +1,13 @@
 """Recorded runs give the same actions again: the daemon's decisions follow from its events alone."""
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
 
 from squeezer.policy.actions import PlanSlot
-from squeezer.replay import read_golden, replay, write_golden
+from squeezer.replay import ReplayError, main_replay, read_golden, replay, write_golden
 from tests.support.paths import GOLDEN
 
 RUNS = sorted(GOLDEN.glob("*.jsonl.gz"))
@@ -44,3 +46,22 @@ def test_what_is_written_anew_is_what_was_recorded(tmp_path: Path) -> None:
     records = read_golden(RUNS[0])
     write_golden(tmp_path / "again.jsonl.gz", records)
     assert read_golden(tmp_path / "again.jsonl.gz") == records
+
+
+def test_a_trace_without_events_or_answers_is_refused(tmp_path: Path) -> None:
+    run, event = read_golden(RUNS[0])[:2]
+    for content, said in (([], "no events"), ([run], "no events"), ([run, {**event, "actions": None}], None)):
+        path = tmp_path / "trace.jsonl.gz"
+        kept = [{k: v for k, v in line.items() if v is not None} for line in content]
+        path.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in kept).encode()))
+        with pytest.raises(ReplayError, match=said or "not recorded by this version"):
+            main_replay(path, write=False)
+
+
+def test_a_trace_that_cannot_be_written_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(ReplayError, match=r"cannot write .*: Permission denied"):
+        main_replay(RUNS[0], write=True)
