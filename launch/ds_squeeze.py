@@ -6,6 +6,7 @@ code 2 before anything starts. After that, the exit code is the job's.
 """
 
 import argparse
+import io
 import json
 import logging
 import os
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -89,11 +90,24 @@ def take_flag(
     if not value or value.startswith("-"):
         raise LaunchError(f"{_FLAG} needs the path of a configuration file\n{USAGE}")
     rest = [*arguments[:at], *arguments[at + width :]]
-    parsed = parse(rest)
+    parsed = _parse(rest, parse)
     script_at = len(rest) - len(parsed.user_args) - 1
     if at > script_at:
         raise LaunchError(f"{_FLAG} FILE must stand before the script {parsed.user_script}\n{USAGE}")
     return value, rest[:script_at], parsed
+
+
+def _parse(arguments: list[str], parse: Callable[[list[str]], argparse.Namespace]) -> argparse.Namespace:
+    """Parse by DeepSpeed's parser; its page of usage for a mistake becomes one line."""
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            return parse(arguments)
+    except SystemExit as ended:
+        if ended.code != USER_ERROR_STATUS:
+            raise
+        message = said.getvalue().rpartition("error: ")[2].strip()
+        raise LaunchError(f"{message}; see ds_squeeze --help") from None
 
 
 def redirect_to_rank(parsed: argparse.Namespace) -> argparse.Namespace:

@@ -67,6 +67,13 @@ def test_a_missing_flag_or_value_is_said(line: str) -> None:
         take_flag(line.split(), deepspeed_parser)
 
 
+@pytest.mark.parametrize("line", ["--squeezer s.toml --nope train.py", "--squeezer s.toml --num_gpus x train.py"])
+def test_a_mistake_in_deepspeeds_options_is_said_in_one_line(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(LaunchError, match=r"^[^\n]*(--nope|'x')[^\n]*; see ds_squeeze --help$"):
+        take_flag(line.split(), deepspeed_parser)
+    assert capsys.readouterr().err == ""
+
+
 def test_the_script_becomes_an_argument_of_the_bootstrap() -> None:
     changed = redirect_to_rank(deepspeed_parser(["train.py", "--lr", "1"]))
     assert Path(changed.user_script).samefile(rank.__file__)
