@@ -179,8 +179,9 @@ def _lines(job: JobIdle) -> Iterator[str]:
         yield f"{several}{times}: no step after the {WARM_UP_STEPS} of warm-up, so no share is known."
         return
     step_ms = sum(stage.step_ms or 0 for stage in known) / len(known)
+    most = max(stage.steps for stage in known)
     yield (
-        f"{several}{times}, {layout.micro_batches} micro-batches: {max(stage.steps for stage in known)} steps of "
+        f"{several}{times}, {_count(layout.micro_batches, 'micro-batch', 'es')}: {_count(most, 'step')} of "
         f"{step_ms:.1f} ms, after {WARM_UP_STEPS} of warm-up"
     )
     yield ""
@@ -196,8 +197,8 @@ def _lines(job: JobIdle) -> Iterator[str]:
         )
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
+def _count(number: int, what: str, plural: str = "s") -> str:
+    return f"{number} {what}{plural * (number != 1)}"
 
 
 def _kinds(job: JobIdle) -> list[str]:

@@ -149,3 +149,8 @@ def test_nothing_in_the_table_speaks_of_squeezing(tmp_path: Path) -> None:
     assert max(map(len, text.splitlines())) <= 110
     for word in ("squeez", "guard", "harvest", "fill", "trial", "slowdown"):
         assert word not in text
+
+
+def test_one_step_is_not_called_steps(tmp_path: Path) -> None:
+    made(tmp_path, 0, 10.0, steps=1).write()
+    assert ": 1 step of " in render_idle(idle_of_run(tmp_path))
