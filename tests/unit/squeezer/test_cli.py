@@ -8,6 +8,7 @@ from ds_hooks.shared.moved import MOVED
 from squeezer import observe
 from squeezer.cli import COMMANDS, main
 from squeezer.config import load_config
+from squeezer.records.layout import RECORD_VERSION
 from squeezer.replay import read_golden
 from tests.support.paths import GOLDEN
 from trials.cli import COMMANDS as TRIALS_COMMANDS
@@ -124,7 +125,7 @@ def test_replay_takes_a_runs_directory_and_leaves_its_records(
     import json
 
     records = read_golden(TRACE)
-    records[0]["version"] = 3
+    records[0]["version"] = RECORD_VERSION
     events = tmp_path / "rank0.events.jsonl"
     events.write_text("".join(json.dumps(record) + "\n" for record in [*records, {"r": "end", "t_ns": 1}]))
     assert main(["replay", str(tmp_path)]) == 0
@@ -138,13 +139,13 @@ def test_replay_takes_a_runs_directory_and_leaves_its_records(
     ("content", "says"),
     [
         ('{"r": "event", "event": ["StepStarted", 1], "actions": []}\n', "the records do not begin with a run"),
-        ('{"r": "run", "version": 99, "config": {}}\n', "record version 99; allowed is version 3"),
+        ('{"r": "run", "version": 99, "config": {}}\n', "record version 99; allowed is version 4"),
         (
-            '{"r": "run", "version": 3, "config": {}}\n',
+            f'{{"r": "run", "version": {RECORD_VERSION}, "config": {{}}}}\n',
             "no events are recorded here; set record_events = true",
         ),
         (
-            '{"r": "run", "version": 3, "config": {"squeeze": {}, "guard": {}}}\n'
+            f'{{"r": "run", "version": {RECORD_VERSION}, "config": {{"squeeze": {{}}, "guard": {{}}}}}}\n'
             '{"r": "event", "event": ["NoSuchEvent", 1], "actions": []}\n',
             "not recorded by this version: KeyError: 'NoSuchEvent'",
         ),
