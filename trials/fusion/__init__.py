@@ -1,6 +1,6 @@
 """Makes one model from K models of one structure.
 
-A table has rules for layers (`registry`), one file per family (`layers/`). `rows` has the tensors of all trials. The
+`registry` lists the rules for layers, one file per family in `layers/`. `rows` holds the tensors of all trials. The
 forward is a list of steps (`trace`, `program`), or the user's own code as a whole (`forward`, `mapped`).
 """
 

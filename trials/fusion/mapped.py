@@ -252,7 +252,7 @@ class Mapped:
 
     @contextmanager
     def _drawing_from(self, generator: torch.Generator) -> Iterator[None]:
-        """Draw the global random numbers from one trial's stream meanwhile."""
+        """While entered, the global random numbers come from one trial's stream."""
         self._stream = generator
         try:
             with drawing_from(generator):
@@ -283,7 +283,7 @@ class Mapped:
                 return self._below(inner, args, kwargs)
             if self._stream is None:
                 return forward(*args, **kwargs)
-            note(self._stream)  # what runs while the gate is closed may draw too
+            note(self._stream)  # whatever runs while the gate is closed may draw random numbers too
             inner.units.enter()
             go_on(self._stream)
             output = forward(*args, **kwargs)

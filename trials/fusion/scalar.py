@@ -204,7 +204,7 @@ def _elementwise(loss: Callable[..., Tensor]) -> Callable[..., Any]:
 
 
 def _whole(reduce: Callable[..., Tensor], otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """A reduction over all axes of a trial, which its code calls without naming axes."""
+    """A reduction over all of a trial's axes, called without naming any."""
 
     def call(x_K: Tensor, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs:

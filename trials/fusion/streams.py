@@ -22,7 +22,7 @@ def saved(buffers: dict[str, Tensor], generators: Sequence[torch.Generator]) -> 
 
 
 def go_on(generator: torch.Generator) -> None:
-    """Continue PyTorch's own random numbers where those of `generator` are."""
+    """Let PyTorch's own random numbers continue from the state of `generator`."""
     state = generator.get_state()
     if generator.device.type == "cuda":
         torch.cuda.set_rng_state(state, generator.device)
@@ -38,7 +38,7 @@ def note(generator: torch.Generator) -> None:
 
 @contextmanager
 def drawing_from(generator: torch.Generator) -> Iterator[None]:
-    """Draw PyTorch's own random numbers from `generator` meanwhile."""
+    """While entered, PyTorch's own random numbers come from `generator`."""
     others = torch.get_rng_state()
     device = torch.cuda.get_rng_state(generator.device) if generator.device.type == "cuda" else None
     go_on(generator)

@@ -1,8 +1,8 @@
-"""One direction of a recurrent layer of K trials, step by step in time: few kernels per step, and none for the graph.
+"""One direction of a recurrent layer of K trials, step by step in time, with few kernels per step and no graph.
 
-Shapes: K trials, T steps, N examples, I inputs, H outputs, G = gates · H, F = I + H. Each step has one product: the
-weights, side by side, times input and state, one below the other, ``[K, F, N]``. N comes last, so that each gate of a
-cell is one piece of memory.
+Shapes: K trials, T steps, N examples, I inputs, H outputs, G = gates · H, F = I + H. Each step has one product: the two
+weights side by side, times input and state stacked as ``[K, F, N]``. N comes last, so that each gate of a cell is one
+piece of memory.
 """
 
 import abc
@@ -60,7 +60,7 @@ class Cell(abc.ABC):
             out: where to put the gradient of the product.
 
         Returns:
-            What the gradient of `h` is beside that through the product.
+            The part of the gradient of `h` that does not pass through the product.
         """
 
 

@@ -34,7 +34,7 @@ _TRANSPOSED: dict[type[nn.Module], tuple[int, Call]] = {
 
 
 class _Convolution(Layer):
-    """Convolution of K trials, by the way that measures fastest.
+    """Convolution of K trials, by whichever way proves fastest.
 
     Trials that share the input are one convolution with K·O output channels; others are one with K groups. A loop over
     the trials may be faster than either. For kernels of one pixel, a batched product may be faster than K groups.

@@ -77,7 +77,7 @@ class Masks:
             if not 0 < rate < 1:
                 drawn.fill_(0 if compared else 1 - rate)
                 continue
-            # numbers to compare with are drawn one by one, so they are the same in parts
+            # the numbers to compare are drawn one by one, so drawing in parts gives the same
             divided = compared and drawn.numel() > _PART_DRAWN
             for part in drawn.view(-1).split(_PART_DRAWN) if divided else (drawn,):
                 if asks and since >= _PART_DRAWN:
@@ -108,7 +108,7 @@ def _order_in_memory(x_K: Tensor) -> list[int]:
 
 @functools.cache
 def _bernoulli_compares(device_type: str) -> bool:
-    """Whether `bernoulli_` compares a uniform number with the rate, as on CPUs where it is not left to Intel's library.
+    """Whether `bernoulli_` compares a uniform number with the rate, as on CPUs without Intel's library.
 
     Then one comparison for all trials gives the same masks in a third of the time.
     """

@@ -63,7 +63,7 @@ def shared(x: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None, again: Callabl
 
 
 def _product(x_KNI: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None, again: Callable[[], None]) -> Tensor:
-    # autocast casts for PyTorch's own derivative alone
+    # autocast casts only for PyTorch's own derivative
     if weight_KOI.numel() < _FEW_WEIGHTS or torch.is_autocast_enabled(x_KNI.device.type):
         return _multiplied(x_KNI, weight_KOI, bias_KO)
     y_KNO: Tensor = _Product.apply(x_KNI, weight_KOI, bias_KO, again)
@@ -80,8 +80,8 @@ def _multiplied(x_KNI: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None, out: 
 class _Product(torch.autograd.Function):
     """A batched product whose derivative needs no copies, and runs in parts where it is long.
 
-    PyTorch's own gives the weight's gradient transposed, which is then copied into the weight's memory order, and goes
-    trial by trial where the output's gradient lies in an order that its kernel does not take, as after a loss.
+    PyTorch's own returns the weight's gradient transposed, to be copied into the weight's memory order. Where its
+    kernel does not take the memory order of the output's gradient, as after a loss, it goes trial by trial.
     """
 
     @staticmethod
@@ -107,7 +107,7 @@ class _Product(torch.autograd.Function):
         grad_KNO = grad_KNO.contiguous()
         rows = _rows_at_once(x_KNI, weight_KOI)
         of_bias = grad_KNO.sum(1) if for_bias else None
-        if rows >= len(x_KNI) or torch.is_grad_enabled():  # derivatives of derivatives are of whole products
+        if rows >= len(x_KNI) or torch.is_grad_enabled():  # second derivatives need whole products
             of_x = torch.bmm(grad_KNO, weight_KOI) if for_x else None
             return of_x, torch.bmm(grad_KNO.mT, x_KNI) if for_weight else None, of_bias, None
         of_x = torch.empty_like(x_KNI, memory_format=torch.contiguous_format) if for_x else None

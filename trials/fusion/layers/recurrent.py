@@ -27,8 +27,8 @@ _KINDS: dict[str, tuple[Callable[..., Any], cells.Cell]] = {
 class FusedRecurrent(JointLayer):
     """`nn.RNN`, `nn.LSTM`, `nn.GRU` of K trials.
 
-    They run at once, step by step in time, or one trial after another by PyTorch's own function, whichever measures
-    faster. A packed sequence is left to the loop over trials.
+    Either all trials run at once, step by step in time, or one after another by PyTorch's own function, whichever
+    proves faster. A packed sequence is left to the loop over trials.
     """
 
     varying = ("dropout",)
@@ -96,7 +96,7 @@ class FusedRecurrent(JointLayer):
         tensors = (*states_K, *self.weights_K)
         if self.size == 1 or torch.is_autocast_enabled(x_KTNI.device.type):
             return self._looped(drops, x_KTNI, *tensors)
-        # measured without dropout, which would draw
+        # measured without dropout, which would draw random numbers
         ways = {"at once": lambda *t: self._at_once(False, *t)[0], "looped": lambda *t: self._looped(False, *t)[0]}
         way = choose(self.situation, ways, x_KTNI, *tensors)
         return (self._at_once if way == "at once" else self._looped)(drops, x_KTNI, *tensors)

@@ -1,6 +1,6 @@
 """Layers of `torch.nn` that are made of other layers: their `forward`, without the branches that cannot be traced.
 
-Those branches choose a faster kernel for inference, or detect that a mask is causal; Neither changes a result,
+Those branches choose a faster kernel for inference, or detect that a mask is causal. Neither changes a result,
 except that a padded position, which no code should read, may become zero there.
 """
 
