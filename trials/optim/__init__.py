@@ -1,7 +1,7 @@
 """Makes one optimizer from the optimizers of K trials.
 
-A table has update rules (`registry`), one file per family (`sgd`, `adam`, ...), imported below. They use
-vectors over trials (`vector`, `block`). Optimizers without a rule run as K originals (`originals`).
+`registry` lists the update rules, one file per family (`sgd`, `adam`, ...), imported below. They compute with vectors
+over trials (`vector`, `block`). Optimizers without a rule run as K originals (`originals`).
 """
 
 from collections.abc import Sequence

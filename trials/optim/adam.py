@@ -12,7 +12,7 @@ from trials.optim.registry import Group, Numbers, Rule, SinglePass, Tensors, dec
 
 
 class Moments(Rule):
-    """What they share: running means of the gradient and of its square, with weight decay of either sort."""
+    """Shared by the family: running means of the gradient and of its square, with weight decay of either sort."""
 
     flags: ClassVar[tuple[str, ...]] = ("maximize", "decoupled_weight_decay")
     kinds: tuple[str, ...] = ("exp_avg", "exp_avg_sq")

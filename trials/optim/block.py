@@ -30,9 +30,9 @@ MANY_WEIGHTS = 1 << 17
 class Block:
     """Parameters of one param group and type, and the state of their updates.
 
-    For a few kernels to update all, they lie side by side as one matrix over trials. A kernel of a single pass takes
-    them one by one instead, as they are, and needs no copies. A rule that is not elementwise has blocks of a
-    single parameter, and sees its own shape.
+    They lie side by side as one matrix over trials, so that a few kernels update them all. A single-pass kernel takes
+    them one by one instead, as they are, without copies. A rule that is not elementwise has blocks of a single
+    parameter, and sees its own shape.
 
     Attributes:
         names: the parameters.
@@ -57,7 +57,7 @@ class Block:
     ) -> None:
         """Take `counts` as they are, and copies of the state in `tables`; `parameters` by name.
 
-        With `alike`, the trials agree in all that a kernel of a single pass cannot have different.
+        With `alike`, the trials agree in everything that a single-pass kernel takes only once.
         """
         self.rule = rule
         self.group = group

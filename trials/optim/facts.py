@@ -72,7 +72,7 @@ def stand_in(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def shell(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """A shallow copy of `optimizer`, for schedulers one whose steps are counted."""
+    """A shallow copy of `optimizer`. To schedulers it looks like one whose steps they count already."""
     made = object.__new__(type(optimizer))
     # a scheduler puts a `step` of its own there, which steps the original
     made.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})

@@ -79,7 +79,7 @@ class Muon(Rule):
         return x.mT if tall else x
 
     def ratio(self, rows: int, columns: int) -> float:
-        """What the rate is multiplied by, for the size of a matrix."""
+        """The factor on the rate for a matrix of this size."""
         if self.adjust is None or self.adjust == "original":
             return sqrt(max(1, rows / columns))
         return 0.2 * sqrt(max(rows, columns)) if self.adjust == "match_rms_adamw" else 1.0

@@ -119,7 +119,7 @@ def _copy(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def _restore(optimizer: torch.optim.Optimizer, state: Mapping[int, Mapping[str, Any]]) -> None:
-    """Like `load_state_dict`, which would also turn what is kept in another type into the parameters' own."""
+    """Like `load_state_dict`, which would also cast state of another type to that of the parameters."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     optimizer.state.clear()
     for position, own in state.items():

@@ -168,7 +168,7 @@ def move(p: Tensor, direction: Tensor, square: Tensor, c: dict[str, Tensor], out
 
 
 def numbers_of(groups: list[Group]) -> dict[str, NDArray[Any]]:
-    """All numbers of K trials' same param group as vectors; those that a scheduler left in some of them are not one."""
+    """The numbers of K trials' same param group as vectors, without those that only some of the trials have."""
     made: dict[str, NDArray[Any]] = {}
     for name, value in groups[0].items() if groups else ():
         if not all(name in group for group in groups):

@@ -225,7 +225,7 @@ class VectorOptimizer(FusedOptimizer):
         self._ahead = 1
 
     def _agree(self) -> list[bool]:
-        """Of each param group, whether all trials have the same where a kernel of a single pass needs it."""
+        """Per param group, whether the trials agree in everything that a single-pass kernel takes only once."""
         return [
             isinstance(rule, SinglePass) and common.keys() >= rule.shared
             for rule, common in zip(self._rules, self._common, strict=True)
@@ -249,7 +249,7 @@ class VectorOptimizer(FusedOptimizer):
         block.counts = after
 
     def _foresee(self, block: Block) -> None:
-        """Make the coefficients of several steps at once, the more the longer no hyperparameter has changed."""
+        """Make the coefficients of several steps at once: the longer no hyperparameter has changed, the more."""
         rule, like = block.rule, block.like
         numbers = self._numbers[block.group] if self._numbers else {}
         path = [block.counts]
