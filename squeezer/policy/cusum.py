@@ -1,7 +1,7 @@
-"""Notices steps that suddenly become longer, or shorter, by two cumulative sums (Page 1954, Biometrika 41).
+"""Notices by two cumulative sums when steps become much longer or shorter (Page 1954, Biometrika 41).
 
-A mean over many steps moves only after many bad ones, and meanwhile the budget is broken. A cumulative sum needs three
-or four, if they are bad enough. A single one, such as a peer's stall, never suffices.
+A mean over many steps moves only after many bad ones, and the budget is broken meanwhile. A cumulative sum needs three
+or four if they are bad enough. A single one, such as a peer's stall, never suffices.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from statistics import median
 DEVIATION_MAX = 4.0
 """The most that one step adds, in standard deviations."""
 SLACK = 1.0
-"""What every step takes away, in standard deviations."""
+"""What each step takes off the sum, in standard deviations."""
 LIMIT = 8.0
-"""The sum that counts as a change, in standard deviations."""
+"""A sum above this is a change, in standard deviations."""
 LEAST_DEVIATION = 0.02
 """As a share of a step: machines drift by this much on their own."""
 SHORTER = 0.1
@@ -27,7 +27,7 @@ class Cusum:
         budget: the slowdown that is allowed, such as 0.01.
 
     Attributes:
-        run: for how many steps the sum for longer ones has been above 0.
+        run: for how many steps the sum for longer steps has been above 0.
     """
 
     def __init__(self, budget: float) -> None:
@@ -35,16 +35,16 @@ class Cusum:
         self.forget()
 
     def forget(self) -> None:
-        """Start anew: the steps so far say nothing about the next ones."""
+        """Start anew: past steps say nothing about the next ones."""
         self._longer = self._shorter = 0.0
         self.run = 0
 
     def squeezed(self, duration_ns: float, alone_ns: Sequence[float]) -> str:
-        """A squeezed step has ended.
+        """Take a squeezed step that has ended.
 
         Args:
             duration_ns: how long it took.
-            alone_ns: how long the latest steps without squeezing took.
+            alone_ns: how long the latest alone steps took.
 
         Returns:
             "longer" or "shorter" if steps have become so, else "".

@@ -1,12 +1,11 @@
 """Forecasts when a slot's bubbles end. Steps repeat, so each slot's past shows its future.
 
-A bubble ends when a peer's message arrives. If the peers keep pace, that is always equally long after the bubble
-before, however long our own work took in between. If they do not, the bubble's own length is the better guide. So ends
-are counted both ways, from the bubble's start and from the end of the bubble before, and the steadier way is used.
+A bubble ends when a peer's message arrives. If the peers keep pace, the time from the end of the bubble before is
+always the same, however long our own work took in between. If they do not, the bubble's own length is the better
+guide. So ends are counted both ways, and the steadier one is used.
 
-Later values weigh more, and the forecast is their quantile. Where ends lie close together, work that still runs then
-would overrun, so the time around them is left out. Where ends are far apart, avoiding each of them would waste more
-than it saves.
+Later values weigh more, and the forecast is their quantile. Where many ends lie close together, running work would
+overrun, so the time around them is left out. Where ends are far apart, avoiding each would waste more than it saves.
 """
 
 from bisect import bisect_left, bisect_right
@@ -17,34 +16,34 @@ from typing import NamedTuple
 
 HISTORY = 32
 HALF_LIFE = 8
-"""In bubbles: a length counts half as much as one this much later, so forecasts follow a drift in as many steps."""
+"""In bubbles: a length counts half as much as one this many bubbles later, so forecasts follow a drift as fast."""
 MINIMUM_OBSERVATIONS = 2
 REFRESH_EVERY = 4
-"""In bubbles. A forecast changes little from one to the next, and costs some of the main job's idle time."""
+"""In bubbles. A forecast changes little from one bubble to the next, and takes some of the main job's idle time."""
 FEW = 8
 """With fewer observations than this, every one refreshes the forecast."""
 CLEARLY = 2.0
-"""Ends are counted from the bubble before only if they vary less by this factor that way."""
+"""Ends are counted from the end of the bubble before only if they then vary less by this factor."""
 SHIFT_AFTER = 3
-"""This many lengths in a row beyond all earlier ones are a new level, such as that of another batch size."""
+"""This many lengths in a row beyond all earlier ones are a new level, as after a change of the batch size."""
 SHIFT_BY = 1.1
-"""They must be beyond by this factor, or chance would pass for a shift."""
+"""They must lie beyond by this factor, or chance would pass for a shift."""
 LOW, HIGH = 0.1, 0.9
 SHORTEST_INTERVAL_NS = 500_000
-"""Waking up for less costs as much as it gains."""
+"""A wake-up for less costs as much as it gains."""
 MOST_INTERVALS = 4
 """The most per bubble; the longest are kept."""
 STALLED = 2
-"""A bubble that lasts this many times longer than any before it has no forecast, and its end may be far."""
+"""No forecast holds for a bubble that lasts this many times longer than any before. Its end may be far away."""
 LONGEST_NS = 60_000_000_000
-"""Longer than any bubble. There must be an end, in case the main job hangs in one."""
+"""Longer than any bubble. It must be finite, in case the main job hangs in one."""
 
 _RESCALE_AFTER = 64 * HALF_LIFE
 _WEIGHTS = [2.0 ** (number / HALF_LIFE) for number in range(_RESCALE_AFTER)]
 
 
 class Forecast(NamedTuple):
-    """What is expected of the next bubble of a slot: how long it is, or how long after the one before it ends.
+    """When a slot's next bubble is expected to end: how long after its start, or after the end of the bubble before.
 
     Attributes:
         length_ns: the quantile that was asked for.
@@ -62,12 +61,12 @@ class Forecast(NamedTuple):
 class _Sample:
     """The last values of one kind, weighted by age.
 
-    A new value weighs more than its predecessor, so that no other weight has to change: this runs for every bubble, in
+    A new value gets more weight than its predecessor, so no other weight has to change. This runs for every bubble, in
     the main job's idle time.
 
     Attributes:
         values: in ascending order.
-        number: how many there were since weights were last scaled down.
+        number: how many were added since weights were last scaled down.
     """
 
     def __init__(self) -> None:
@@ -77,7 +76,7 @@ class _Sample:
         self.number = 0
 
     def add(self, value: int) -> bool:
-        """Add the latest value. Returns whether it is the third on a new level; earlier values are forgotten then."""
+        """Add the latest value. Returns whether it is the third on a new level; then earlier values are forgotten."""
         if self.number == _RESCALE_AFTER:
             self.number = 0
             self._weights = [weight / 2.0**64 for weight in self._weights]
@@ -95,7 +94,7 @@ class _Sample:
         return True
 
     def below(self) -> list[float]:
-        """The weight of all smaller values, per value, and last that of all values."""
+        """Per value, the weight of all smaller ones; last, the weight of all values."""
         return list(accumulate(self._weights, initial=0.0))
 
     def forecast(self, quantile: float) -> Forecast:
@@ -114,7 +113,7 @@ class _Sample:
         values = self.values
         if len(values) <= SHIFT_AFTER + MINIMUM_OBSERVATIONS:
             return False
-        # beyond all others: then they are the outermost three
+        # if the latest three are beyond all others, they are the outermost three
         order = self._order
         latest = order[-1], order[-2], order[-3]
         return min(latest) > SHIFT_BY * values[-1 - SHIFT_AFTER] or SHIFT_BY * max(latest) < values[SHIFT_AFTER]
@@ -124,7 +123,7 @@ class _Slot:
     """What is known of one slot.
 
     Attributes:
-        lengths: of its bubbles.
+        lengths: how long its bubbles were.
         ends: when they ended, after the end of the bubble before.
         by_end: whether its intervals count from the end of the bubble before.
         length: the forecast of the next length; None: too little is known.
@@ -154,8 +153,8 @@ class SlotForecast:
     """When bubbles end, per slot, learnt online.
 
     Args:
-        quantile: which quantile of a slot's last 32 bubbles is its forecast, 0 (the shortest) to 0.5; and of bubbles
-            that are still open, the share that must end close to one another for that time to be left out.
+        quantile: of a slot's last 32 bubbles, the forecast; from 0 (the shortest) to 0.5. Also the share of the bubbles
+            still open that must end close to one another for that time to be left out.
     """
 
     def __init__(self, quantile: float) -> None:
@@ -163,12 +162,12 @@ class SlotForecast:
         self._slots: dict[int, _Slot] = {}
 
     def observe(self, slot: int, length_ns: int, gap_ns: int | None = None) -> None:
-        """A bubble of `slot` has ended.
+        """Take a bubble of `slot` that has ended.
 
         Args:
             slot: its number.
             length_ns: how long it was.
-            gap_ns: how long after the end of the bubble before it began; None: unknown, or no matter.
+            gap_ns: how long after the end of the bubble before it began; None: unknown, or irrelevant.
         """
         known = self._slots.get(slot)
         if known is None:
@@ -183,11 +182,11 @@ class SlotForecast:
             known.refresh(self._quantile)
 
     def of(self, slot: int, gap_ns: int | None = None) -> Forecast | None:
-        """What is expected, or None while too little is known.
+        """What is expected of the next bubble of `slot`; None: too little is known.
 
         Args:
             slot: its number.
-            gap_ns: how long after the end of the bubble before it has begun; None: that is not known.
+            gap_ns: how long after the end of the bubble before it has begun; None: unknown.
         """
         known = self._slots.get(slot)
         if known is None or known.length is None:
@@ -197,7 +196,7 @@ class SlotForecast:
         return Forecast(*[max(0, each_ns - gap_ns) for each_ns in known.end])
 
     def length_ns(self, slot: int) -> int | None:
-        """The expected length, or None while too little is known."""
+        """The expected length; None: too little is known."""
         forecast = self.of(slot)
         return None if forecast is None else forecast.length_ns
 
@@ -207,21 +206,21 @@ class SlotForecast:
         return known.end if known is not None and known.by_end else None
 
     def intervals_ns(self, slot: int, margin_ns: int) -> list[tuple[int, int]]:
-        """When work may run in a bubble of `slot`, since no end is near: (from, until) in ns, in order.
+        """When work may run in a bubble of `slot`, because no end is near: (from, until) in ns, in order.
 
-        They count from the bubble's start, or from the end of the bubble before it if there is an `end`.
+        Times count from the bubble's start, or from the end of the bubble before if there is an `end`.
 
-        Work stops `margin_ns` before an end near which many bubbles end: at least a share of `quantile` of those still
-        open, until `margin_ns` after it. That always holds for the last end. If ends are just as frequent back to the
-        one before, the time between is left out as well. The last interval is for a bubble far longer than any before.
+        Work stops `margin_ns` before an end near which many bubbles end: within `margin_ns` of it, at least a share
+        `quantile` of those still open. The last end always counts. If ends are just as frequent back to the one before,
+        the time between is left out as well. The last interval is for a bubble far longer than any before.
 
         Args:
             slot: its number.
             margin_ns: how long before an end work must stop; not below 0.
 
         Returns:
-            At most five, or four if none begins with the bubble; none if too little is known, or the slot's bubbles are
-            too short for any.
+            At most five, or four if none begins with the bubble; none if too little is known or the slot's bubbles are
+            too short.
         """
         known = self._slots.get(slot)
         if known is None or known.length is None:

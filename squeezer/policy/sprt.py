@@ -1,8 +1,8 @@
 """Decides whether squeezing makes steps longer, or the machine is slow on its own: a sequential test over windows.
 
 Machines have slow phases of a few steps, and a single comparison may fall into one. So each squeezed window is compared
-with the windows without squeezing on both sides of it, and the evidence is summed: the logarithm of the ratio of two
-likelihoods, that squeezing is as slow as suspected, and that it keeps the budget.
+with the alone windows on both sides, and the evidence adds up. Evidence is the logarithm of a ratio of likelihoods:
+squeezing is as slow as suspected, against squeezing keeps the budget.
 """
 
 import math
@@ -13,27 +13,29 @@ from statistics import fmean, median
 from typing import Any
 
 SQUEEZED_STEPS, ALONE_STEPS = 3, 4
-"""Length of a short window. Its first step still shows the effects of the one before, and does not count."""
+"""The length of a short window. Its first step still shows the effects of the one before, and does not count."""
 LARGE = 0.1
 """A slowdown that shows in a single step; a second one would double the cost."""
 MOST_ROUNDS = 6
 SURE = 4.0
-"""Evidence that settles it: one is 55 times as likely as the other."""
+"""Evidence that settles the question: one answer is 55 times as likely as the other."""
 SUSPICIOUS = 2.0
-"""Evidence for a comparison, which costs little: 7 times as likely. Noise never reached it in 20 recorded runs."""
+"""Evidence that starts short windows, which cost little: 7 times as likely. Noise never reached it in 20 recorded
+runs."""
 LIKELY = 1.0
-"""Evidence that suffices after the last window; after any window, if squeezing was too slow before, since then each
-further try is likely to cost."""
+"""Evidence that suffices after the last window. It suffices after any window if squeezing was too slow before, because
+then each further try is likely to cost."""
 BEGAN = 2.0
-"""Evidence since the sum was lowest: the cause of the slowdown may have begun in between."""
+"""Evidence since the sum was lowest: the slowdown may have begun only then."""
 MOST_CLEARING = 2.5
-"""The most that one window clears squeezing by, so that it takes two. One may suffice against it: each step costs."""
+"""The most evidence that one window gives for squeezing, so clearing it takes two. One may suffice against it, because
+each step costs."""
 LEAST_DEVIATION = 0.02
 """As a share of a step: machines drift by this much on their own."""
 LEAST_SUSPECTED = 0.02
 """A smaller slowdown does not show in a few windows."""
 SUSPECTED = 0.05
-"""The slowdown that ordinary windows are searched for."""
+"""The slowdown looked for in ordinary windows."""
 LEAST_WINDOWS, MOST_WINDOWS = 8, 64
 SURE_ERRORS = 3.0
 """In standard errors: further above the budget than chance explains."""
@@ -72,8 +74,8 @@ class LikelihoodRatio:
     def evidence_of(
         self, squeezed_ns: Sequence[float], before_ns: Sequence[float], after_ns: Sequence[float]
     ) -> WindowEvidence:
-        """The evidence in one squeezed window, given the steps without squeezing before and after it."""
-        # medians: one outlier, such as a peer's stall, must not count for the others
+        """The evidence in one squeezed window, given the alone steps before and after it."""
+        # medians, so that one outlier, such as a peer's stall, does not decide
         squeezed, before, after = (math.log(median(each)) for each in (squeezed_ns, before_ns, after_ns))
         self._variances += [relative_variance(each) for each in (before_ns, after_ns) if len(each) > 1]
         variance = fmean(self._variances) if self._variances else 0.0
@@ -91,11 +93,11 @@ class Sprt:
     Args:
         slowdown: the one suspected.
         budget: the slowdown that is allowed.
-        alone_ns: how long the steps just left alone took.
+        alone_ns: how long the latest alone steps took.
         again: whether squeezing was found too slow before.
 
     Attributes:
-        alone_ns: how long the latest steps without squeezing took.
+        alone_ns: how long the latest alone steps took.
         wants_squeezed: whether the next step should be squeezed.
     """
 
@@ -118,7 +120,7 @@ class Sprt:
         return {"slowdown": math.expm1(fmean(self._logs)) if self._logs else 0.0, "windows": len(self._logs)}
 
     def step_ended(self, duration_ns: float, *, squeezed: bool) -> bool | None:
-        """A step has ended. Returns whether squeezing is to blame, or None while that is not settled."""
+        """Take a step that has ended. Returns whether squeezing is to blame; None: not settled yet."""
         carries_over, self._label = squeezed is not self._label, squeezed
         if carries_over:
             return None
@@ -149,7 +151,7 @@ class Sprt:
 
 
 class WindowPairs:
-    """Follows the ordinary windows of a job: a cumulative sum of evidence (see `cusum`), and a mean over many windows.
+    """Watches a job's ordinary windows by a cumulative sum of evidence (see `cusum`), and by a mean over many windows.
 
     Args:
         budget: the slowdown that is allowed.
@@ -160,7 +162,7 @@ class WindowPairs:
         self.forget()
 
     def forget(self) -> None:
-        """Start anew: the windows so far say nothing about the next ones."""
+        """Start anew: past windows say nothing about the next ones."""
         self._ratio = LikelihoodRatio(SUSPECTED, self._budget)
         self._evidence = 0.0
         self._logs: deque[float] = deque(maxlen=MOST_WINDOWS)
@@ -177,7 +179,7 @@ class WindowPairs:
         self._steps_ns.append(duration_ns)
 
     def end(self, *, squeezed: bool) -> tuple[str, dict[str, Any]] | None:
-        """A window has ended, squeezed or alone.
+        """End a window, squeezed or alone.
 
         Returns:
             "suspect" if a few windows speak against squeezing, "sure" if many do, with the figures; else None.
@@ -205,6 +207,6 @@ class WindowPairs:
 
 
 def relative_variance(sample: Sequence[float]) -> float:
-    """The variance divided by the squared mean. In floats: the exact one of `statistics` takes 50 times as long."""
+    """The variance divided by the squared mean. In floats, because `statistics` is exact and takes 50 times as long."""
     mean = fmean(sample)
     return sum([(each / mean - 1) ** 2 for each in sample]) / (len(sample) - 1)
