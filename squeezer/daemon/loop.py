@@ -25,7 +25,7 @@ from squeezer.daemon.receiver import Receiver, wakeup_on_signals
 from squeezer.daemon.side_task import SideTask
 from squeezer.daemon.supervisor import SideFiles, Supervisor
 from squeezer.device import DEVICES, kind_of
-from squeezer.policy.actions import Action, Continue, ForgetPlan, Note, PlanSlot, PlanSteps, Stop, TellAt
+from squeezer.policy.actions import Action, Continue, FlushAt, ForgetPlan, Note, PlanSlot, PlanSteps, Stop
 from squeezer.policy.events import Event
 from squeezer.policy.state import GateMachine, State
 from squeezer.records.layout import RECORD_VERSION, SHARES
@@ -188,7 +188,7 @@ class Daemon:
                 plan_slot(words, action.slot, action.permit_ns, action.renewals, action.opens_before_ns)
             case PlanSteps():
                 plan_steps(words, action.from_step, action.until_step)
-            case TellAt():
+            case FlushAt():
                 words[Field.FLUSH_SLOT] = action.slot
             case Note(decision):
                 self._recorder.add("guard", t_ns=time.monotonic_ns(), **asdict(decision))

@@ -34,7 +34,7 @@ class PlanSteps:
 
 
 @dataclass(frozen=True, slots=True)
-class TellAt:
+class FlushAt:
     """Have the main job send its messages in the bubbles of `slot`."""
 
     slot: int
@@ -57,6 +57,6 @@ class Note:
     decision: Decision
 
 
-Action = ForgetPlan | PlanSlot | PlanSteps | TellAt | Stop | Continue | Note
+Action = ForgetPlan | PlanSlot | PlanSteps | FlushAt | Stop | Continue | Note
 
 NO_STEPS = PlanSteps(0, 0)

@@ -1,13 +1,15 @@
 """Keeps the main job's slowdown within its budget while it runs. Pure: steps in, decisions out.
 
-Five tests watch for a broken budget. *Overrun* is the side task's own CPU time outside bubbles: exact, and caused by
-nothing else. *Mean* compares the last squeezed steps with the steps alone before them. *Sudden* is a few squeezed steps
-in a row that are much longer. *Tail* counts squeezed steps that are longer than nearly every step alone. *Windows*
-compares every squeezed window with the windows alone on both sides of it: slow, but it finds a small slowdown.
+Five tests watch for a broken budget:
 
-The main job or the machine can cause *mean* and *sudden* too. So before those count, a few steps are left alone, as a
-check. If these are just as slow, either squeezing is not the cause or the whole machine is slow: then short windows,
-squeezed and alone in turn, decide.
+- *overrun*: the side task's own CPU time outside bubbles. It is exact, and nothing else causes it.
+- *mean*: the last squeezed steps against the alone steps before them.
+- *cusum*: a few squeezed steps in a row that are much longer.
+- *tail*: squeezed steps that are longer than nearly every alone step.
+- *windows*: each squeezed window against the alone windows on both sides. It is slow, but finds a small slowdown.
+
+The main job or the machine can cause *mean* and *cusum* too, so a check comes first: a few steps are left alone. If
+these are just as slow, squeezing may not be the cause. Then short windows decide, squeezed and alone in turn.
 
 A broken budget shuts the gate for a number of steps, twice as many each time. Then squeezing is tried again.
 """
@@ -24,26 +26,26 @@ from squeezer.policy.cusum import Cusum
 from squeezer.policy.sprt import Sprt, WindowPairs, relative_variance
 
 RECENT_STEPS = 50
-"""Over how many steps the budget must hold."""
+"""The budget must hold over this many steps."""
 WARM_UP_STEPS = 2
 """The first steps of a job do not count."""
 LEAST_STEPS = 4
 """Fewer steps than this prove nothing."""
 CHECK_STEPS = 6
-"""How many steps a check leaves alone. The first still shows the effects of the one before."""
+"""A check leaves this many steps alone. The first still shows the effects of the one before."""
 TAIL_STEPS = 100
 TAIL_QUANTILE = 0.95
 TAIL_MOST = 0.2
-"""The most squeezed steps, as a share, that may be longer than 95% of the steps alone. Chance does not reach it."""
+"""At most this share of squeezed steps may be longer than 95% of the alone steps. Chance does not reach it."""
 SURE = 3.0
 """In standard errors: further above the budget than chance explains."""
 LONGEST_DOUBLINGS = 5
 MOST_OVERRUN_NS = 1_000_000
 """A larger overrun widens its slot's margin at once."""
 OVERRUN_MEMORY = 16
-"""Over how many bubbles of a slot its mean overrun is taken."""
+"""A slot's mean overrun is taken over this many bubbles."""
 NARROW_AFTER = 64
-"""After how many quiet bubbles of a slot its margin narrows again."""
+"""A slot's margin narrows again after this many quiet bubbles."""
 MARGIN_DOUBLINGS = 6
 LEAST_MARGIN_NS = 100_000
 
@@ -53,7 +55,7 @@ class Breaker(Enum):
 
     CLOSED = "squeezing"
     CHECKING = "a few steps are left alone: are they as slow?"
-    COMPARING = "they were: short windows, squeezed and alone in turn, decide"
+    COMPARING = "they were as slow: short windows, squeezed and alone in turn, decide"
     OPEN = "the budget was broken: no squeezing for a while"
 
 
@@ -62,10 +64,10 @@ class Decision:
     """What the guard decided, and why.
 
     Attributes:
-        step: the main job's step after which it was decided.
+        step: the main job's step that had just ended.
         what: `check`, `compare`, `shut`, `go_on` (after any of these), `widen` or `narrow` (a slot's margin).
-        cause: `overrun`, `mean`, `sudden`, `shorter` (a check: the baseline is stale), `tail`, `windows`, or `""`.
-        figures: what it was decided by, named with units.
+        cause: `overrun`, `mean`, `cusum`, `shorter` (a check: the baseline is stale), `tail`, `windows`, or `""`.
+        figures: the numbers behind it, named with units.
     """
 
     step: int
@@ -86,8 +88,8 @@ class Guard:
 
     Args:
         budget: the slowdown that is allowed, such as 0.01; infinite switches the guard off.
-        retry_steps: how long the gate stays shut after the first time that the budget was broken.
-        margin_ns: how long before a bubble's forecast end permits end, at least.
+        retry_steps: for how many steps the gate stays shut after the budget was first broken.
+        margin_ns: permits end at least this long before a bubble's forecast end.
     """
 
     def __init__(self, budget: float, retry_steps: int, margin_ns: int) -> None:
@@ -137,7 +139,7 @@ class Guard:
         return max(self._margin_ns, LEAST_MARGIN_NS) << margin.doublings
 
     def overran(self, step: int, slot: int, overrun_ns: int) -> list[Decision]:
-        """An opened bubble of `slot` has ended, and the side task ran on for `overrun_ns` of CPU time."""
+        """An opened bubble of `slot` has ended, and the side task used `overrun_ns` of CPU time after it."""
         self._step_overrun_ns += overrun_ns
         margin = self._margins.setdefault(slot, _Margin())
         before_ns = self.margin_ns(slot)
@@ -224,7 +226,7 @@ class Guard:
         if len(self._alone_ns) >= LEAST_STEPS and math.isfinite(self._budget):
             found = self._cusum.squeezed(self._squeezed_ns[-1], self._alone_ns)
             if found:
-                cause = "sudden" if found == "longer" else "shorter"
+                cause = "cusum" if found == "longer" else "shorter"
                 return [self._begin_check(step, cause, list(self._squeezed_ns)[-max(2, self._cusum.run) :])]
         beyond = self._share_beyond()
         if beyond is not None and beyond > TAIL_MOST:
@@ -232,7 +234,7 @@ class Guard:
         return []
 
     def _overrun_figures(self) -> dict[str, Any] | None:
-        """Of the last squeezed steps, if they overran their bubbles by more than the budget."""
+        """The figures of the last squeezed steps, if they overran their bubbles by more than the budget."""
         if len(self._durations_ns) < LEAST_STEPS:
             return None
         share = sum(self._overruns_ns) / sum(self._durations_ns)
@@ -248,7 +250,7 @@ class Guard:
         return []
 
     def _share_beyond(self) -> float | None:
-        """The share of squeezed steps that are longer than 95% of the steps alone, by more than the budget."""
+        """The share of squeezed steps that are longer than 95% of the alone steps, by more than the budget."""
         if len(self._squeezed_ratios) < TAIL_STEPS // 2 or len(self._alone_ratios) < TAIL_STEPS // 2:
             return None
         bound = quantiles(self._alone_ratios, n=100)[round(100 * TAIL_QUANTILE) - 1] * (1 + self._budget)
@@ -269,7 +271,7 @@ class Guard:
         alone_ns = self._checked_ns[1:]
         excess = excess_over(self._suspect_ns, alone_ns, self._budget)
         figures = {"slowdown": _slowdown(self._suspect_ns, alone_ns)}
-        # a mean over many steps has shown already that they are slow: the question is only why
+        # a mean over many steps has shown already that they are slow; the question is why
         if excess is not None and excess > (1.0 if self._cause == "mean" else SURE):
             return [self._shut(step, self._cause, figures)]
         if self._cause == "shorter":
@@ -289,14 +291,14 @@ class Guard:
         overruns = self._overrun_figures()
         if overruns is not None:
             return [self._shut(step, "overrun", overruns)]
-        comparison = self._sprt
-        assert comparison is not None
-        is_to_blame = comparison.step_ended(duration_ns, squeezed=squeezed)
+        sprt = self._sprt
+        assert sprt is not None
+        is_to_blame = sprt.step_ended(duration_ns, squeezed=squeezed)
         if is_to_blame is None:
             return []
         if is_to_blame:
-            return [self._shut(step, self._cause, comparison.figures)]
-        return [self._clear(step, comparison.alone_ns, comparison.figures)]
+            return [self._shut(step, self._cause, sprt.figures)]
+        return [self._clear(step, sprt.alone_ns, sprt.figures)]
 
     def _clear(self, step: int, alone_ns: Sequence[float], figures: dict[str, Any]) -> Decision:
         self._go_on()
@@ -323,7 +325,7 @@ class Guard:
         return [self._begin_comparison(step, self._cause, alone_ns, {"alone_ms": fmean(alone_ns) / 1e6})]
 
     def _go_on(self) -> None:
-        """Squeeze again, and judge by the steps from now on."""
+        """Squeeze again, and judge by the steps that follow."""
         self.breaker = Breaker.CLOSED
         self._sprt = None
         self._good_steps = 0
@@ -336,7 +338,7 @@ class Guard:
         self._windows.forget()
 
     def _overruns_most(self, margin: _Margin) -> bool:
-        """Whether a step's bubbles together overrun by more than half the budget, and this slot's by the most."""
+        """Whether a step's bubbles together overrun by more than half the budget, and this slot's the most."""
         if len(self._durations_ns) < LEAST_STEPS:
             return False
         if self._mean_overruns_ns < self._budget / 2 * min(self._durations_ns):
@@ -349,7 +351,7 @@ class Guard:
 def excess_over(squeezed_ns: Sequence[float], alone_ns: Sequence[float], budget: float) -> float | None:
     """By how many standard errors the mean squeezed step is longer than the budget allows; None: too few steps.
 
-    Welch's test: each sample has its own variance. Fewer than four squeezed steps borrow that of the steps alone.
+    Welch's test: each sample has its own variance. Fewer than four squeezed steps borrow that of the alone steps.
     """
     if len(squeezed_ns) < 2 or len(alone_ns) < LEAST_STEPS or not math.isfinite(budget):
         return None

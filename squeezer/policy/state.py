@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from squeezer.policy.actions import NO_STEPS, Action, Continue, ForgetPlan, Note, PlanSlot, PlanSteps, Stop, TellAt
+from squeezer.policy.actions import NO_STEPS, Action, Continue, FlushAt, ForgetPlan, Note, PlanSlot, PlanSteps, Stop
 from squeezer.policy.events import (
     BubbleEnded,
     Event,
@@ -30,7 +30,7 @@ from squeezer.policy.guard import LEAST_MARGIN_NS, Guard
 STORY_LENGTH = 64
 AHEAD_STEPS = 3
 """A plan holds for the latest step and this many more, so that squeezing ends soon after the daemon falls silent."""
-TELL_ELSEWHERE = 1.25
+FLUSH_ELSEWHERE = 1.25
 """The daemon wakes in the longest bubble; another slot's must be longer by this factor to take its place."""
 
 
@@ -97,7 +97,7 @@ class GateMachine:
         self._story: deque[tuple[State, Event, State, list[Action]]] = deque(maxlen=STORY_LENGTH)
         self.steps = NO_STEPS
         self._plans: dict[int, PlanSlot | None] = {}
-        self._tell_slot = -1
+        self._flush_slot = -1
 
     def handle(self, event: Event) -> list[Action]:
         """Take one event.
@@ -150,7 +150,7 @@ class GateMachine:
         self._late_ns = event.late_ns
         self.forecast.forget()
         self._plans.clear()
-        self._tell_slot = -1
+        self._flush_slot = -1
         self.guard.forget()
         self.squeezed = False
         self.steps = NO_STEPS
@@ -197,10 +197,10 @@ class GateMachine:
         if plan != self._plans.get(event.slot, PlanSlot(event.slot, 0)):
             self._plans[event.slot] = plan
             actions.append(plan)
-        told_ns = self.forecast.length_ns(self._tell_slot) or 0
-        if event.slot != self._tell_slot and forecast.length_ns > told_ns * TELL_ELSEWHERE:
-            self._tell_slot = event.slot
-            actions.append(TellAt(event.slot))
+        longest_ns = self.forecast.length_ns(self._flush_slot) or 0
+        if event.slot != self._flush_slot and forecast.length_ns > longest_ns * FLUSH_ELSEWHERE:
+            self._flush_slot = event.slot
+            actions.append(FlushAt(event.slot))
         return actions
 
     def _plan_of(self, slot: int, wait: str, forecast: Forecast) -> PlanSlot:

@@ -34,7 +34,7 @@ Beside them `RUN/rank3.log` and `RUN/rank3.side.log` are for people: what the da
 
 from pathlib import Path
 
-RECORD_VERSION = 4
+RECORD_VERSION = 5
 
 DETAILS = frozenset({"bubble", "instructions", "progress", "overran"})
 """The kinds of which only the latest are kept."""

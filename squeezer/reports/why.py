@@ -11,7 +11,7 @@ from squeezer.reports.metrics import SlotFigures, slot_figures
 CAUSES = {
     "overrun": "the side task's own CPU time outside bubbles",
     "mean": "squeezed steps are longer than the alone steps before them",
-    "sudden": "squeezed steps are suddenly much longer than the alone steps before them",
+    "cusum": "squeezed steps are suddenly much longer than the alone steps before them",
     "shorter": "steps are suddenly much shorter, so the alone steps before them are no baseline any more",
     "tail": "squeezed steps are more often longer than nearly all alone steps",
     "windows": "squeezed windows are longer than the alone windows beside them",
@@ -88,19 +88,19 @@ def sentence(decision: Mapping[str, Any]) -> str:
         case "compare" if "alone_ms" in figures:
             return "squeezing is tried again, in short windows"
         case "compare" if decision["cause"] == "windows":
-            return f"short windows, squeezed and alone in turn, are to tell: {cause} ({shares})"
+            return f"short windows will decide, squeezed and alone in turn: {cause} ({shares})"
         case "compare":
-            return f"steps left alone are as long ({shares}): short windows, squeezed and alone in turn, are to tell"
+            return f"the steps left alone are as long ({shares}): short windows will decide, squeezed and alone in turn"
         case "shut":
             return f"the gate is shut for {figures['for_steps']} steps: {cause} ({shares})"
         case "go_on" if decision["cause"] == "shorter":
-            return f"squeezing goes on, with the steps just left alone as its baseline ({shares})"
+            return f"squeezing resumes, with the steps just left alone as its baseline ({shares})"
         case "go_on":
-            return f"squeezing goes on: in {figures['windows']} short windows it did not make steps longer ({shares})"
+            return f"squeezing resumes: in {figures['windows']} short windows it did not make steps longer ({shares})"
     wider = "ends earlier" if decision["what"] == "widen" else "may end later again"
     return (
         f"in slot {figures['slot']} the permit {wider}: {figures['margin_ms']:.1f} ms before the forecast end "
-        f"(it was overrun by {figures['overrun_ms']:.2f} ms, lately by {figures['mean_overrun_ms']:.2f} ms)"
+        f"(overrun {figures['overrun_ms']:.2f} ms, recent mean {figures['mean_overrun_ms']:.2f} ms)"
     )
 
 

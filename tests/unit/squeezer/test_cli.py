@@ -139,7 +139,7 @@ def test_replay_takes_a_runs_directory_and_leaves_its_records(
     ("content", "says"),
     [
         ('{"r": "event", "event": ["StepStarted", 1], "actions": []}\n', "the records do not begin with a run"),
-        ('{"r": "run", "version": 99, "config": {}}\n', "record version 99; allowed is version 4"),
+        ('{"r": "run", "version": 99, "config": {}}\n', f"record version 99; allowed is version {RECORD_VERSION}"),
         (
             f'{{"r": "run", "version": {RECORD_VERSION}, "config": {{}}}}\n',
             "no events are recorded here; set record_events = true",

@@ -19,7 +19,7 @@ def test_a_recorded_run_replays_to_the_same_actions(path: Path) -> None:
     for index, (recorded, replayed) in enumerate(replay(read_golden(path))):
         assert replayed["actions"] == recorded["actions"], f"event {index}: {recorded['event']}"
         kinds |= {action[0] for action in replayed["actions"]}
-    assert {"ForgetPlan", "PlanSlot", "PlanSteps", "TellAt"} <= kinds, "it has something to say"
+    assert {"ForgetPlan", "PlanSlot", "PlanSteps", "FlushAt"} <= kinds, "it has something to say"
 
 
 def test_there_are_runs_of_both_modes_and_one_that_the_guard_shut() -> None:

@@ -147,8 +147,8 @@ def test_the_table_tells_what_the_guard_did() -> None:
         "guarded": judge(steps, 101, BUDGET),
         "harvest": harvests(steps, 101, 200, 4.0),
         **told_of(steps),
-        "decisions": [{"step": 120, "what": "go_on", "cause": "sudden"}, {"step": 7, "what": "widen", "cause": ""}],
+        "decisions": [{"step": 120, "what": "go_on", "cause": "cusum"}, {"step": 7, "what": "widen", "cause": ""}],
     }
     text = table({"name": "x", "machine": {"cores": 2, "cpu": "c"}, "date": "d", "commit": "c", "runs": [run]})
     (row,) = [line for line in text.splitlines() if line.startswith("| guarded_jitter")]
-    assert "| 0 of 141 | 0 of " in row and row.endswith("| 120: go on sudden |")
+    assert "| 0 of 141 | 0 of " in row and row.endswith("| 120: go on cusum |")

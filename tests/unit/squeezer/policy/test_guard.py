@@ -197,7 +197,7 @@ def test_a_side_task_that_becomes_harmful_is_shut_out_within_ten_steps_and_comes
     before = len(job.squeezed)
     job.run(10 + CHECK_STEPS, noisy(slowdown, 0.015, seed=1))
     assert sum(job.squeezed[before:]) <= 6
-    assert job.decisions[-1].cause == "sudden" and job.decisions[-1].what == "shut"
+    assert job.decisions[-1].cause == "cusum" and job.decisions[-1].what == "shut"
     job.run(300, noisy(slowdown, 0.015, seed=2))
     tried = job.squeezed[before + 20 :]
     most = max(sum(tried[first : first + RECENT_STEPS]) for first in range(len(tried) - RECENT_STEPS))
@@ -255,7 +255,7 @@ def test_a_tail_that_the_mean_hides_is_seen() -> None:
     job = Job()
     job.run(3000, length_ms)
     causes = {decision.cause for decision in job.decisions if decision.what == "shut"}
-    assert "tail" in causes and causes <= {"tail", "sudden"}
+    assert "tail" in causes and causes <= {"tail", "cusum"}
 
 
 def test_a_margin_widens_fast_and_narrows_slowly() -> None:

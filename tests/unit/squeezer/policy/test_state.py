@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squeezer.policy.actions import NO_STEPS, Action, Continue, ForgetPlan, Note, PlanSlot, PlanSteps, Stop, TellAt
+from squeezer.policy.actions import NO_STEPS, Action, Continue, FlushAt, ForgetPlan, Note, PlanSlot, PlanSteps, Stop
 from squeezer.policy.events import (
     BubbleEnded,
     Event,
@@ -64,7 +64,7 @@ def attached(machine: GateMachine, side: Side = Side.READY) -> None:
 def test_a_slots_permit_is_its_forecast_less_the_margin_and_follows_it(machine: GateMachine) -> None:
     attached(machine)
     assert ended(machine, 10) == [], "once is not known"
-    assert ended(machine, 10) == [PlanSlot(4, 9 * MS, (STALLED_10,)), TellAt(4)]
+    assert ended(machine, 10) == [PlanSlot(4, 9 * MS, (STALLED_10,)), FlushAt(4)]
     assert ended(machine, 10) == []
     assert ended(machine, 5) == [PlanSlot(4, 4 * MS, (STALLED_10,))], "a low quantile"
 
@@ -234,7 +234,7 @@ def test_the_daemon_wakes_in_the_longest_bubble(machine: GateMachine) -> None:
     attached(machine)
     ended(machine, 5, 5, slot=1)
     assert ended(machine, 6, 6, slot=2)[1:] == [], "not worth a change"
-    assert TellAt(3) in ended(machine, 1, 50, 50, 50, 50, 50, 50, 50, 50, 50, 50, slot=3)
+    assert FlushAt(3) in ended(machine, 1, 50, 50, 50, 50, 50, 50, 50, 50, 50, 50, slot=3)
 
 
 def test_one_that_starts_during_a_job_waits_for_a_bubble(machine: GateMachine) -> None:
@@ -258,7 +258,7 @@ def test_the_next_job_is_learnt_anew(machine: GateMachine) -> None:
     machine.handle(JobLost())
     assert machine.handle(JobAttached()) == [ForgetPlan()]
     assert ended(machine, 10) == []
-    assert ended(machine, 10) == [PlanSlot(4, 9 * MS, (STALLED_10,)), TellAt(4)]
+    assert ended(machine, 10) == [PlanSlot(4, 9 * MS, (STALLED_10,)), FlushAt(4)]
 
 
 def test_what_the_table_does_not_hold_is_an_error_with_the_story(machine: GateMachine) -> None:

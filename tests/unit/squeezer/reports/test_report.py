@@ -196,7 +196,7 @@ def test_what_is_no_run_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match=f"{tmp_path}: no records of a run here; allowed is"):
         main_report(tmp_path, as_json=False)
     MadeUpRank(tmp_path, version=99).write()
-    with pytest.raises(ReportError, match=r"rank0\.events\.jsonl: record version 99; allowed is version 4"):
+    with pytest.raises(ReportError, match=rf"rank0\.events.*: record version 99; allowed is version {RECORD_VERSION}$"):
         build_report(tmp_path)
 
 
