@@ -34,7 +34,7 @@ class GateError(BaseException):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Starved:
-    """A unit that ran longer than every bubble that had come while it waited.
+    """A unit that ran longer than every bubble that came while it waited.
 
     Attributes:
         unit: its name.

@@ -15,8 +15,8 @@ class BubbleWatch:
 
     Attributes:
         bubble: the bubble word as it was last seen.
-        closings: (time, slot) of the last bubbles that were seen to have ended; time in ns of the host's clock.
-        ahead: whether a bubble counts that is announced but has not begun.
+        closings: (time, slot) of the last bubbles that were seen to end; time in ns of the host's clock.
+        ahead: whether an announced bubble counts before it begins.
     """
 
     def __init__(self, words: "memoryview[int]", clock_ns: Callable[[], int]) -> None:
@@ -29,7 +29,7 @@ class BubbleWatch:
         self._begin_ns = self._looked_ns - _LONGEST_PERMIT_NS  # its age is unknown
 
     def look(self) -> bool:
-        """Read the words. Returns whether a bubble has begun since the last look; that look is taken as its begin."""
+        """Read the words. Returns whether a bubble has begun since the last look, which then counts as its begin."""
         words, looked_ns = self._words, self._clock_ns()
         bubble = words[Field.BUBBLE]
         has_begun = False

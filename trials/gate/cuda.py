@@ -49,15 +49,14 @@ class CudaGate(UnitCosts):
 
     All work of the side task must be queued on `stream`, by one thread at a time. The signals must be blocked before
     any thread starts (`block_signals`). The stream may be waiting, so the gate must be forced open before the side task
-    is ended; until it ends, what is queued stays queued, and nothing more is. If the parent ends, the gate forces
-    itself.
+    is ended. Until it ends, queued work stays queued, and nothing is added. If the parent ends, the gate forces itself.
 
     Args:
         page: the device's page; the caller has claimed the side task's role.
         driver: the device.
         stream: where the side task's work is queued.
         records: see `UnitCosts`.
-        device_uuid: the 128 bits of the device's name, to notice that the main job's is another; 0: unknown.
+        device_uuid: the device's UUID, 128 bits, to notice a main job on another device; 0: unknown.
         on_overrun: called with (slot, ns) of a unit that ran on after its bubble.
         clock_ns: the host's clock.
         nap: sleeps for some seconds, or until a signal comes, which it returns.
@@ -106,7 +105,7 @@ class CudaGate(UnitCosts):
             self._queue.complete_last()
             longest_ns = self._await_room(unit)
             self._check_device()
-            # if it misses the bubble that it is meant for, not in one that is planned for less than half of it
+            # a unit that misses its bubble must not run in one planned for less than half of its cost
             least = DeviceGate.open_for(min(int(self._cost_ns(unit) / 2), self._watch.planned_ns()))
             self._queue.add(unit, self._group, longest_ns, least)
         self._hold_each(unit == HOST_UNIT)
@@ -240,7 +239,9 @@ class CudaGate(UnitCosts):
             self._take(ended)
 
     def _take(self, ended: EndedUnit) -> None:
-        busy_ns = 0 if ended.unit == HOST_UNIT else ended.wall_ns  # until the next unit asks, so mostly the host's
+        busy_ns = (
+            0 if ended.unit == HOST_UNIT else ended.wall_ns
+        )  # its time lasts until the next unit asks, so it is mostly the host's
         end_ns = ended.start_ns + ended.wall_ns
         for closed_ns, slot in self._watch.closings if busy_ns else ():
             if ended.start_ns < closed_ns < end_ns:

@@ -32,7 +32,7 @@ class QueuedUnit:
     Attributes:
         unit: its number.
         group: the index of the units in use when it was asked for.
-        longest_ns: the longest bubble that declined it, if it was declined too often; else 0.
+        longest_ns: the longest of the bubbles in which it was declined, if they were too many; else 0.
         start: the event behind the wait. Once it is done, the unit runs.
         end: the event behind its work.
         is_complete: whether all of its work is queued, and `end` behind it.
@@ -156,7 +156,7 @@ class UnitQueue:
         self._wait_for(Field.DEVICE_GATE, least)
 
     def complete_last(self) -> None:
-        """All work of the unit that was added last is queued."""
+        """Note that all work of the last unit is queued."""
         if self._units and not self._units[-1].is_complete:
             self._driver.record(self._units[-1].end, self._stream)
             self._units[-1].is_complete = True
@@ -171,7 +171,7 @@ class UnitQueue:
         return bool(self._units) and self._driver.is_done(self._units[0].start)
 
     def note_bubble(self) -> None:
-        """A bubble has begun. Bubbles may have become so short that what waits on the device fits none any more.
+        """Note that a bubble has begun. Bubbles may have become too short for the unit that waits on the device.
 
         Raises:
             DriverError: the oldest unit has missed too many bubbles.

@@ -21,9 +21,9 @@ class UnitRecords:
     continues an earlier one's files continues the numbers of its groups.
 
     Args:
-        path: receives a `UNIT_RECORD` per unit that ran, or burst of short units. The same with the suffix ``.jsonl``
-            receives the names, one JSON object per line, ``{"group": 0, "trials": K, "units": [...]}``; a later line of
-            the same group has its further names. None: nothing is written.
+        path: receives a `UNIT_RECORD` per unit, or per burst of short units. The file beside it with the suffix
+            ``.jsonl`` receives the names, one JSON object per line, ``{"group": 0, "trials": K, "units": [...]}``; a
+            later line of the same group has its further names. None: nothing is written.
         most_bytes: when `path` is full; see `RotatingFile`.
     """
 
