@@ -215,7 +215,7 @@ def finish(run: Path, config: Config, reason: str) -> None:
         config: the run's configuration. Without a side task, the screen is the table of idle time.
         reason: why the run ended.
     """
-    from squeezer.daemon.supervisor import closing_command
+    from squeezer.daemon.spawner import closing_command
     from squeezer.records.layout import picture_path
     from squeezer.reports.closing import closing_lines
     from squeezer.reports.idle import idle_of_run, render_idle

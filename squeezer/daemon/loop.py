@@ -23,7 +23,7 @@ from squeezer.daemon.main_job import MainJob
 from squeezer.daemon.progress_line import ProgressLine
 from squeezer.daemon.receiver import Receiver, wakeup_on_signals
 from squeezer.daemon.side_task import SideTask
-from squeezer.daemon.supervisor import SideFiles, Supervisor
+from squeezer.daemon.spawner import SideFiles, Spawner
 from squeezer.device import DEVICES, kind_of
 from squeezer.policy.actions import Action, Continue, FlushAt, ForgetPlan, Note, PlanSlot, PlanSteps, Stop
 from squeezer.policy.events import Event
@@ -131,7 +131,7 @@ class Daemon:
             units_bytes=config.run.keep_bytes // SHARES,
         )
         return SideTask(
-            Supervisor(config.side, self._device, files),
+            Spawner(config.side, self._device, files),
             self._page.words,
             self._watched,
             self._recorder,

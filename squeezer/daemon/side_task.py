@@ -11,8 +11,8 @@ from ds_hooks.shared.endings import JOB_ENDED_FIRST
 from ds_hooks.shared.page import Field, SideActivity
 from squeezer.daemon.correlator import Correlator
 from squeezer.daemon.notices import too_large, too_long
+from squeezer.daemon.spawner import Spawner, wait_or_kill
 from squeezer.daemon.status_reader import StatusReader
-from squeezer.daemon.supervisor import Supervisor, wait_or_kill
 from squeezer.device import SideProcess
 from squeezer.policy.events import Event, Side, SideChanged
 from squeezer.records.layout import DETAILS
@@ -27,7 +27,7 @@ class SideTask:
     """The side task of one device, over all its processes.
 
     Args:
-        supervisor: starts and ends the processes.
+        spawner: starts and ends the processes.
         words: the page's.
         watched: what the daemon waits on: file descriptor -> what to call when it becomes readable.
         recorder: takes the records.
@@ -41,7 +41,7 @@ class SideTask:
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        spawner: Spawner,
         words: "memoryview[int]",
         watched: dict[int, Callable[[], None]],
         recorder: Recorder,
@@ -49,7 +49,7 @@ class SideTask:
         feed: Callable[[Event], None],
         fault: Callable[[str], None],
     ) -> None:
-        self._supervisor = supervisor
+        self._spawner = spawner
         self._words = words
         self._watched = watched
         self._recorder = recorder
@@ -66,26 +66,26 @@ class SideTask:
     @property
     def process(self) -> SideProcess | None:
         """The process that runs now."""
-        return self._supervisor.side
+        return self._spawner.side
 
     def start(self) -> None:
         """Start a process."""
-        supervisor = self._supervisor
-        supervisor.start()
-        assert supervisor.side is not None
-        self._reader = StatusReader(supervisor.status_fd, self._fault)
-        self._watched[supervisor.status_fd] = self._read_statuses
-        self._watched[supervisor.side.pidfd] = self._died
-        self._record("started", pid=supervisor.side.pid)
+        spawner = self._spawner
+        spawner.start()
+        assert spawner.side is not None
+        self._reader = StatusReader(spawner.status_fd, self._fault)
+        self._watched[spawner.status_fd] = self._read_statuses
+        self._watched[spawner.side.pidfd] = self._died
+        self._record("started", pid=spawner.side.pid)
         self._words[Field.SIDE_ACTIVITY] = SideActivity.HOST  # in its place, until it can say so itself
-        self._words[Field.SIDE_PROCESS] = supervisor.side.pid
+        self._words[Field.SIDE_PROCESS] = spawner.side.pid
         self._feed(SideChanged(Side.STARTING))
 
     def end(self) -> None:
         """End the process for good, and close the trials that it leaves unfinished."""
-        if self._supervisor.end(END_TIMEOUT_S):
+        if self._spawner.end(END_TIMEOUT_S):
             self._read_statuses()  # its last words
-            status = self._supervisor.reap()
+            status = self._spawner.reap()
             self._record("exited", status=status, restarted=False)
             self._has_left_trials = self._was_ready and (self._has_left_trials or status != 0)
         if self._has_left_trials:
@@ -97,7 +97,7 @@ class SideTask:
         """The rate of the same side task on this device alone; None if it never worked, or it cannot be measured."""
         if self.progress is None or seconds <= 0:
             return None
-        return self._supervisor.measure_dedicated(seconds, trials=0)
+        return self._spawner.measure_dedicated(seconds, trials=0)
 
     def _read_statuses(self) -> None:
         assert self._reader is not None
@@ -107,7 +107,7 @@ class SideTask:
             self._recorder.add(kind, t_ns=time.monotonic_ns(), **fields)
             self._take(status)
         if self._reader.is_over:
-            self._watched.pop(self._supervisor.status_fd, None)
+            self._watched.pop(self._spawner.status_fd, None)
 
     def _take(self, status: statuses.Status) -> None:
         match status:
@@ -128,18 +128,18 @@ class SideTask:
 
     def _died(self) -> None:
         """The process is gone: start another one, or give the side task up and fail its trials."""
-        supervisor = self._supervisor
-        assert supervisor.side is not None
+        spawner = self._spawner
+        assert spawner.side is not None
         self._read_statuses()  # its last words
-        self._watched.pop(supervisor.status_fd, None)
-        del self._watched[supervisor.side.pidfd]
+        self._watched.pop(spawner.status_fd, None)
+        del self._watched[spawner.side.pidfd]
         self._words[Field.SIDE_PROCESS] = 0  # while its number is still its own
-        status = supervisor.reap()
+        status = spawner.reap()
         self._has_left_trials = self._was_ready and status != 0
         self._words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
         self._words[Field.SIDE_BYTES] = 0
         self._feed(SideChanged(Side.NONE))
-        restarts = supervisor.may_restart(status)
+        restarts = spawner.may_restart(status)
         self._record("exited", status=status, restarted=restarts)
         if restarts:
             log.warning("side task ended with status %d; restarting", status)
@@ -151,7 +151,7 @@ class SideTask:
                 self._close_trials(f"the side task ended with status {status} and was given up", idle=True)
 
     def _close_trials(self, reason: str, *, idle: bool) -> None:
-        self._closer = self._supervisor.close_trials(reason, idle=idle)
+        self._closer = self._spawner.close_trials(reason, idle=idle)
         self._has_left_trials = False
 
     def _record(self, event: str, **fields: object) -> None:

@@ -2,9 +2,9 @@
 
 import sys
 
-import squeezer.daemon.supervisor
+import squeezer.daemon.spawner
 from squeezer.cli import main
 
 if __name__ == "__main__":
-    squeezer.daemon.supervisor.SIDE_TASK = "tests.support.cuda_side_task"
+    squeezer.daemon.spawner.SIDE_TASK = "tests.support.cuda_side_task"
     sys.exit(main())

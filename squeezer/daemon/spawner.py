@@ -1,4 +1,4 @@
-"""Starts, restarts and ends the side task's process; signals go through its pidfd, so they never hit another one."""
+"""Starts and ends the processes of a side task. Signals go through pidfds, so they never hit another process."""
 
 import json
 import logging
@@ -46,7 +46,7 @@ def closing_command(storage: str, study_name: str, reason: str) -> list[str]:
     return [*command, "--study-name", study_name, "--reason", reason]
 
 
-class Supervisor:
+class Spawner:
     """At most one side task at a time, restarted a bounded number of times."""
 
     def __init__(self, config: SideTable, device: Device, files: SideFiles) -> None:
