@@ -1,7 +1,7 @@
 """What our processes log: short lines on the terminal, complete ones in a file.
 
-    [squeezer] rank 0: warning: side task ended with status 3; restarting                       on the terminal
-    2026-11-24T03:20:11.482Z WARNING rank 0 run study squeezer.daemon.side_task: side task …    in the file
+    terminal: [squeezer] rank 0: warning: side task ended with status 3; restarting
+    file:     2026-11-24T03:20:11.482Z WARNING rank 0 run study squeezer.daemon.side_task_supervisor: side task ended …
 
 The terminal takes level INFO and above, the file DEBUG too. The programs call `set_up` once; nothing is configured at
 import. Only our own loggers are touched, never the root logger: it belongs to the user's code. No handler raises, and

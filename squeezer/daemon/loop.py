@@ -1,7 +1,7 @@
 """The daemon of one device: waits for whatever happens first, has it handled, and carries out what the policy decides.
 
-`main_job` handles the main job's messages and its process, `side_task` the side task's. Both make events of what they
-hear; `squeezer.policy.state` answers them with actions; here these become page words and signals.
+`main_job` handles the main job's messages and its process, `side_task_supervisor` those of the side task. Both turn
+what they hear into events. `squeezer.policy.state` answers with actions, which become page words and signals here.
 """
 
 import gc
@@ -22,7 +22,7 @@ from squeezer.daemon.correlator import Correlator
 from squeezer.daemon.main_job import MainJob
 from squeezer.daemon.progress_line import ProgressLine
 from squeezer.daemon.receiver import Receiver, wakeup_on_signals
-from squeezer.daemon.side_task import SideTask
+from squeezer.daemon.side_task_supervisor import SideTaskSupervisor
 from squeezer.daemon.spawner import SideFiles, Spawner
 from squeezer.device import DEVICES, kind_of
 from squeezer.policy.actions import Action, Continue, FlushAt, ForgetPlan, Note, PlanSlot, PlanSteps, Stop
@@ -119,7 +119,7 @@ class Daemon:
             owner_pid=self._job_pid,
         )
 
-    def _make_side_task(self) -> SideTask | None:
+    def _make_side_task(self) -> SideTaskSupervisor | None:
         config = self._config
         if config.side is None:
             return None
@@ -130,8 +130,9 @@ class Daemon:
             storage=config.storage(self._run),
             units_bytes=config.run.keep_bytes // SHARES,
         )
-        return SideTask(
+        return SideTaskSupervisor(
             Spawner(config.side, self._device, files),
+            config.side.max_restarts,
             self._page.words,
             self._watched,
             self._recorder,

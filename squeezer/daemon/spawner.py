@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ds_hooks.shared.endings import USER_ERROR_STATUS
 from squeezer.config import SideTable
 from squeezer.device import Device, SideProcess
 from squeezer.records.layout import side_log_path, units_path
@@ -47,7 +46,7 @@ def closing_command(storage: str, study_name: str, reason: str) -> list[str]:
 
 
 class Spawner:
-    """At most one side task at a time, restarted a bounded number of times."""
+    """At most one side task at a time."""
 
     def __init__(self, config: SideTable, device: Device, files: SideFiles) -> None:
         self._config = config
@@ -57,7 +56,6 @@ class Spawner:
         self._process: subprocess.Popen[bytes] | None = None
         self.side: SideProcess | None = None
         self.status_fd = -1
-        self.restarts = 0
 
     def start(self) -> None:
         """Start the process; `status_fd` becomes readable when it reports something, `side.pidfd` when it ends."""
@@ -92,13 +90,6 @@ class Spawner:
         os.close(self.status_fd)
         self._process, self.side, self.status_fd = None, None, -1
         return status
-
-    def may_restart(self, status: int) -> bool:
-        """Whether a process that ended with `status` is worth another try; counts the try."""
-        if status in (0, USER_ERROR_STATUS) or self.restarts >= self._config.max_restarts:
-            return False
-        self.restarts += 1
-        return True
 
     def end(self, timeout_s: float) -> bool:
         """Ask the process to end, insist after `timeout_s`. False if there was none; else `reap` it."""

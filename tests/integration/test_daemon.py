@@ -223,7 +223,8 @@ def test_a_daemon_without_standard_error_serves_all_the_same_and_logs_to_its_fil
     assert job.finish() == 0
     assert served.kill(signal.SIGTERM) == 0
     log = (sandbox.run / "rank0.log").read_text()
-    assert "WARNING rank 0 run run squeezer.daemon.side_task: side task ended with status 3; restarting" in log
+    origin = "rank 0 run run squeezer.daemon.side_task_supervisor"
+    assert f"WARNING {origin}: side task ended with status 3; restarting" in log
     assert "is given up; the main job goes on alone" in log
 
 

@@ -23,7 +23,7 @@ def set_up() -> Iterator[None]:
         yield
 
 
-squeezer = logging.getLogger("squeezer.daemon.side_task")
+squeezer = logging.getLogger("squeezer.daemon.loop")
 
 
 def test_the_terminal_has_short_lines_and_names_the_level_of_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,8 +52,8 @@ def test_a_file_has_time_level_rank_run_and_module_in_each_line(
         squeezer.exception("failed")
     first, *rest = (tmp_path / "rank3.log").read_text().splitlines()
     stamp = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
-    assert re.fullmatch(stamp + r" DEBUG rank 3 run study-7 squeezer\.daemon\.side_task: started", first)
-    assert re.fullmatch(stamp + r" ERROR rank 3 run study-7 squeezer\.daemon\.side_task: failed", rest[0])
+    assert re.fullmatch(stamp + r" DEBUG rank 3 run study-7 squeezer\.daemon\.loop: started", first)
+    assert re.fullmatch(stamp + r" ERROR rank 3 run study-7 squeezer\.daemon\.loop: failed", rest[0])
     assert all(line.startswith("    ") for line in rest[1:]) and rest[-1].endswith("OSError: no more")
     assert capsys.readouterr().err == "[squeezer] rank 3: error: failed\n"
 

@@ -1,4 +1,4 @@
-"""The life of the side task, as the daemon sees it: start, statuses, death, restart, and the trials it leaves."""
+"""Supervises the side task: its start, its statuses, its death, its restart, and the trials that it leaves."""
 
 import logging
 import subprocess
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ds_hooks.shared import statuses
-from ds_hooks.shared.endings import JOB_ENDED_FIRST
+from ds_hooks.shared.endings import JOB_ENDED_FIRST, USER_ERROR_STATUS
 from ds_hooks.shared.page import Field, SideActivity
 from squeezer.daemon.correlator import Correlator
 from squeezer.daemon.notices import too_large, too_long
@@ -23,11 +23,12 @@ END_TIMEOUT_S = 15.0
 log = logging.getLogger(__name__)
 
 
-class SideTask:
+class SideTaskSupervisor:
     """The side task of one device, over all its processes.
 
     Args:
         spawner: starts and ends the processes.
+        max_restarts: how many processes may follow ones that died.
         words: the page's.
         watched: what the daemon waits on: file descriptor -> what to call when it becomes readable.
         recorder: takes the records.
@@ -42,6 +43,7 @@ class SideTask:
     def __init__(
         self,
         spawner: Spawner,
+        max_restarts: int,
         words: "memoryview[int]",
         watched: dict[int, Callable[[], None]],
         recorder: Recorder,
@@ -50,6 +52,7 @@ class SideTask:
         fault: Callable[[str], None],
     ) -> None:
         self._spawner = spawner
+        self._restarts_left = max_restarts
         self._words = words
         self._watched = watched
         self._recorder = recorder
@@ -139,7 +142,7 @@ class SideTask:
         self._words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
         self._words[Field.SIDE_BYTES] = 0
         self._feed(SideChanged(Side.NONE))
-        restarts = spawner.may_restart(status)
+        restarts = self._may_restart(status)
         self._record("exited", status=status, restarted=restarts)
         if restarts:
             log.warning("side task ended with status %d; restarting", status)
@@ -149,6 +152,13 @@ class SideTask:
             self._record("given_up", status=status)
             if self._has_left_trials:
                 self._close_trials(f"the side task ended with status {status} and was given up", idle=True)
+
+    def _may_restart(self, status: int) -> bool:
+        """Whether a process that ended with `status` is worth another try; counts the try."""
+        if status in (0, USER_ERROR_STATUS) or self._restarts_left == 0:
+            return False
+        self._restarts_left -= 1
+        return True
 
     def _close_trials(self, reason: str, *, idle: bool) -> None:
         self._closer = self._spawner.close_trials(reason, idle=idle)
