@@ -25,14 +25,24 @@ def check_engine(engine: Any) -> None:
             f"{type(engine).__name__} is not a pipeline engine; allowed is what deepspeed.initialize returns for a "
             f"PipelineModule or a DualPipeVModule"
         )
-    device = getattr(engine.device, "type", str(engine.device))
-    if device not in CLOCKS:
-        raise AttachError(
-            f"the engine's device is {device}; the true bubble bounds are known of {' and '.join(CLOCKS)} only (on an "
-            f"accelerator the host's clock knows when work was issued, not when it ran)"
-        )
+    device_type(engine)
     if hasattr(engine.train_batch, WRAPPER_MARK):
         raise AttachError("hooks are attached to this engine already; detach them first")
+
+
+def device_type(engine: Any) -> str:
+    """The type of the engine's device, which is one of `CLOCKS`; its name, such as ``"cuda:0"``, will do as well.
+
+    Raises:
+        AttachError: it is another.
+    """
+    device = getattr(engine.device, "type", str(engine.device).partition(":")[0])
+    if device not in CLOCKS:
+        raise AttachError(
+            f"the engine's device is {device}; true bubble bounds are known only on {' and '.join(CLOCKS)} (elsewhere "
+            f"the host's clock shows when work was issued, not when it ran)"
+        )
+    return str(device)
 
 
 def waits_of(engine: Any) -> Waits:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ds_hooks.clock.base import BubbleClock
 from ds_hooks.clock.registry import clock_for
-from ds_hooks.engine import AttachError, check_engine, waits_of
+from ds_hooks.engine import AttachError, check_engine, device_type, waits_of
 from ds_hooks.instrument import Instrument
 from ds_hooks.publisher import Publisher
 from ds_hooks.shared.driver import DriverError
@@ -79,7 +79,7 @@ class Handle:
             page.close()  # its words are another job's: leave them alone
             raise
         try:
-            self._clock = clock_for(engine.device.type, page, time.monotonic_ns)
+            self._clock = clock_for(device_type(engine), page, time.monotonic_ns)
         except Exception:
             page.close()
             raise

@@ -15,7 +15,7 @@ def clock_for(device: str, page: Page, clock_ns: Callable[[], int]) -> BubbleClo
     """Make the clock for an engine's device.
 
     Args:
-        device: one of `CLOCKS`.
+        device: one of `CLOCKS`, see `engine.device_type`.
         page: the device's page; the caller holds the role of the main job.
         clock_ns: the host's clock.
 

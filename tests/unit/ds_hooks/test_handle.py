@@ -15,6 +15,8 @@ from tests.support.hooked_engine import Daemon, Engine
     ("change", "says"),
     [
         ({"device": SimpleNamespace(type="xpu")}, "device is xpu"),
+        ({"device": "mps:0"}, "device is mps"),
+        ({"device": object()}, "device is <object"),
         ({"_INSTRUCTION_MAP": None}, "not a pipeline engine; allowed is"),
     ],
 )
@@ -29,6 +31,13 @@ def test_an_engine_that_cannot_be_served_is_named_and_left_alone(
     assert not handle.enabled and says in str(handle.fault)
     assert says in capsys.readouterr().err
     assert not page_path(tmp_path / "run", 0).exists()
+
+
+def test_a_device_may_be_given_by_its_name(engine: Engine, tmp_path: Path) -> None:
+    engine.device = "cpu:0"  # type: ignore[assignment]
+    handle = attach(engine, directory=tmp_path / "run", local_rank=0)
+    assert handle.enabled, handle.fault
+    handle.detach()
 
 
 def test_a_second_attach_is_refused_and_the_first_goes_on(
