@@ -124,7 +124,6 @@ def _load(parsed: argparse.Namespace) -> "Study":
         study = load_study(parsed.study)
     except StudyError as error:
         refuse(f"{PROGRAM} {parsed.command}", error)
-    logs.keep_enabled()
     return study
 
 

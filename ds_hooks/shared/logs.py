@@ -76,6 +76,8 @@ class TerminalHandler(logging.Handler):
 class FileHandler(logging.Handler):
     """Complete lines in a file of bounded size. A full disk costs the lines, not the process.
 
+    Only the process that made it writes: two that rotate one file would lose lines. A forked one has the terminal.
+
     Args:
         path: of the file.
         rank: named in every line.
@@ -88,10 +90,13 @@ class FileHandler(logging.Handler):
     def __init__(self, path: Path, rank: int, run: str) -> None:
         super().__init__()
         self._file = RotatingFile(path, LOG_BYTES)
+        self._pid = os.getpid()
         self._origin = f"rank {rank} run {run}"
 
     def emit(self, record: logging.LogRecord) -> None:
         """Append one line."""
+        if os.getpid() != self._pid:
+            return
         try:
             self._file.write((self.line(record) + "\n").encode(errors="backslashreplace"))
         except Exception:
@@ -135,13 +140,6 @@ def adopt(name: str, level: int = logging.WARNING) -> None:
     logger.handlers[:] = logging.getLogger(next(iter(_PACKAGES))).handlers
     logger.setLevel(level)
     logger.propagate = False
-
-
-def keep_enabled() -> None:
-    """Switch our loggers on again: `logging.config` in the user's code switches off all that it does not name."""
-    for name, logger in tuple(logging.root.manager.loggerDict.items()):
-        if isinstance(logger, logging.Logger) and name.partition(".")[0] in _PACKAGES:
-            logger.disabled = False
 
 
 def add_file(path: Path, *, rank: int, run: str) -> None:

@@ -1,6 +1,5 @@
 """Cohorts of trials that can be fused, and how many of them may be without units too long for the bubbles."""
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from trials.gate.base import Gate, Starved
+from trials.own_logger import own_logger
 from trials.study import Study
 from trials.training.batches import Batch, Reader, SharedLoaderError, fuse_batches, rounds, shapes
 from trials.training.group import TrialGroup
@@ -16,7 +16,7 @@ from trials.training.member import Member
 UNLIKE_EPOCHS = "the study's epochs differ in the number or the shapes of their batches"
 SHARED_LOADER = "Study.batches gives several epochs the same object, and to read one may disturb the other"
 
-log = logging.getLogger(__name__)
+log = own_logger(__name__)
 
 
 class Fit:

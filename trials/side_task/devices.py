@@ -1,7 +1,6 @@
 """Where a side task computes: on the rank's cores, or on its CUDA device. The rest of the side task need not know."""
 
 import ctypes
-import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -18,6 +17,7 @@ from trials.gate.cpu import CpuGate
 from trials.gate.cuda import CudaGate
 from trials.gate.process import die_with_parent, wake_promptly
 from trials.gate.unit_records import UnitRecords
+from trials.own_logger import own_logger
 from trials.side_task.fit import most_trials
 from trials.side_task.offload import CudaMeter, Offload, tensors_on
 from trials.study import Study
@@ -29,7 +29,7 @@ CONTEXT_BYTES = 600 << 20
 
 _BLOCKING_SYNC = 4
 
-log = logging.getLogger(__name__)
+log = own_logger(__name__)
 
 
 class SideDeviceError(Exception):

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import logging
 import os
 import signal
 from functools import partial
@@ -17,6 +16,7 @@ from ds_hooks.shared.signals import END_SIGNAL
 from trials.gate.base import Gate, GateError, StopRequested, block_signals
 from trials.gate.process import die_with_parent
 from trials.gate.unit_records import UnitRecords
+from trials.own_logger import own_logger
 from trials.search.client import SearchClient
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FINISHED = "the side task ended"
 
-log = logging.getLogger("trials.side_task.main")  # as a program its name is __main__
+log = own_logger("trials.side_task.main")  # as a program its name is __main__
 
 
 def _parse() -> argparse.Namespace:
@@ -69,7 +69,6 @@ def main() -> int:
     report = partial(_send, arguments.status_fd)
     try:
         study = load_study(arguments.study)
-        logs.keep_enabled()
         if arguments.measure is None:
             return _serve(study, arguments, report)
         make_side_device(arguments.device, arguments.memory_fraction).adopt(study)
@@ -146,7 +145,6 @@ def _train(
     from trials.side_task.scheduler import Scheduler
 
     most = device.rehearse(study, page, gate)
-    logs.keep_enabled()  # the study's methods have been called by now
     if not most:
         raise SideDeviceError("not even one trial fits into the side task's share of the device's memory")
     # not earlier: before the job's first step there is nothing to yield to

@@ -5,7 +5,6 @@ batches in the order that it would see alone. When an epoch ends, new trials get
 Cohorts take turns. A group whose units are longer than every bubble is split in halves.
 """
 
-import logging
 import signal
 from collections import deque
 from math import ceil
@@ -16,6 +15,7 @@ import torch
 from ds_hooks.shared import statuses
 from ds_hooks.shared.signals import END_SIGNAL
 from trials.gate.base import HOST_UNIT, Gate, StopRequested
+from trials.own_logger import own_logger
 from trials.search.client import Search
 from trials.side_task.cohort import Cohort, Fit
 from trials.study import Study
@@ -36,7 +36,7 @@ ASK_AHEAD_EPOCHS = 2
 """Ask for as many trials as rows will be free after this many epochs, and for enough to replace pruned ones."""
 
 
-log = logging.getLogger(__name__)
+log = own_logger(__name__)
 
 
 class Scheduler:

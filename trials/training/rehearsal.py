@@ -1,6 +1,5 @@
 """Throw-away training: the rehearsal before a study, and the rate that a dedicated device would reach."""
 
-import logging
 import time
 from collections.abc import Iterator
 from itertools import count, islice
@@ -9,12 +8,13 @@ import optuna
 import torch
 
 from trials.gate.base import HOST_UNIT, Gate, OpenGate
+from trials.own_logger import own_logger
 from trials.study import Study
 from trials.training.batches import fuse_batches
 from trials.training.group import TrialGroup
 from trials.training.member import build_member
 
-log = logging.getLogger(__name__)
+log = own_logger(__name__)
 
 
 def train_ungated(study: Study, trials: int) -> Iterator[int]:

@@ -1,7 +1,6 @@
 """What the `trials` command prints."""
 
 import json
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -173,10 +172,3 @@ def test_close_makes_no_journal(tmp_path: Path, capsys: pytest.CaptureFixture[st
 )
 def test_a_mistake_in_the_command_line(words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert says in refused(capsys, *words)
-
-
-def test_a_study_that_configures_logging_does_not_silence_ours(tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text(STUDY + "\nimport logging\nlogging.getLogger('trials').disabled = True  # as by `dictConfig`\n")
-    assert main(["explain", str(path)]) == 0
-    assert not logging.getLogger("trials").disabled

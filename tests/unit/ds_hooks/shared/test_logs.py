@@ -90,6 +90,17 @@ def test_a_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "line 499" in older(path).read_text() + path.read_text()
 
 
+def test_a_forked_process_leaves_its_parents_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.add_file(tmp_path / "rank3.log", rank=3, run="r")
+    own = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: own + 1)
+    squeezer.warning("from the child")
+    assert (tmp_path / "rank3.log").read_text() == ""
+    assert "from the child" in capsys.readouterr().err
+
+
 def test_a_file_that_cannot_be_made_is_said_and_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
