@@ -349,8 +349,8 @@ def _summary(all_runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     guards = [run for run in all_runs if "guarded" in run]
     if guards:
         summary["guarded"] = {run["scenario"]: _guarded(run) for run in guards}
-    told = [run for run in all_runs if "baselines" in run]
-    runs = [run for run in told if not run["scenario"].endswith(tuple(BESIDE_WINDOWS))]
+    measured = [run for run in all_runs if "baselines" in run]
+    runs = [run for run in measured if not run["scenario"].endswith(tuple(BESIDE_WINDOWS))]
     if not runs:
         return summary
     for mode in (PREEMPTIVE, COOPERATIVE, ORACLE, STEP_GRAIN, SCHED_IDLE, NAIVE):
@@ -378,7 +378,7 @@ def _summary(all_runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             mode: None if own is None else {key: own[key] for key in shown if key in own}
             for mode, own in run["baselines"].items()
         }
-        for run in told
+        for run in measured
     }
     return summary
 

@@ -103,8 +103,8 @@ def details(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield ""
     for mode in (COOPERATIVE, PREEMPTIVE, STEP_GRAIN):
         above, count = intervals_above_zero(runs, mode)
-        told = [f"{name} {signed(estimate)}" for name, estimate in above.items()]
-        yield f"- {mode}: {len(above)} of {count} ghost stages have an interval above zero{'; '.join(['', *told])}"
+        named = [f"{name} {signed(estimate)}" for name, estimate in above.items()]
+        yield f"- {mode}: {len(above)} of {count} ghost stages have an interval above zero{'; '.join(['', *named])}"
     for mode, other in ((COOPERATIVE, ORACLE), (COOPERATIVE, STEP_GRAIN), (PREEMPTIVE, STEP_GRAIN)):
         low, high, count = harvest_ratio_range(runs, mode, other)
         yield f"- harvest at equal speed, {mode} ÷ {other}: {low:.2f} to {high:.2f} in {count} runs"
@@ -122,8 +122,8 @@ def _harvest(figure: ClassFigure | None) -> tuple[str, str]:
         return "", ""
     mean, low, high = (f"{100 * value:.0f}" for value in figure.estimate[:3])
     least, most = (f"{100 * bound:.0f}" for bound in figure.bounds)
-    told = f"{mean}% ({low} to {high}), n = {figure.estimate.units}"
-    return told, f"{least} to {most}%" * (len(figure.by_scenario) > 1)
+    shown = f"{mean}% ({low} to {high}), n = {figure.estimate.units}"
+    return shown, f"{least} to {most}%" * (len(figure.by_scenario) > 1)
 
 
 def _percent(ratio: float, digits: int) -> str:

@@ -134,7 +134,7 @@ def _all_promises(runs: list[dict[str, Any]]) -> Iterator[Promise]:
                 None,
             )
         elif scenario == "sigkill":
-            yield Promise("the device goes on after SIGKILL at the gate", str(run["goes_on"]), YES, run["goes_on"])
+            yield Promise("the device continues after SIGKILL at the gate", str(run["goes_on"]), YES, run["goes_on"])
         elif scenario == "fusion":
             best = max(run["by_k"], key=lambda point: float(point["over_full_width"]))
             speedup = best["over_full_width"]

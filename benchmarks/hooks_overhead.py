@@ -38,11 +38,11 @@ def main() -> None:
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The slowdown of each scenario with its interval. Not pooled: one quiet scenario would outweigh the rest."""
-    told: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for run in runs:
         slowdown, ci95 = ratio_with_ci95(run["pairs_ms"])
-        told |= {f"{run['scenario']}_slowdown": slowdown, f"{run['scenario']}_slowdown_ci95": ci95}
-    return told
+        figures |= {f"{run['scenario']}_slowdown": slowdown, f"{run['scenario']}_slowdown_ci95": ci95}
+    return figures
 
 
 def _ghost(stages: int, stage: int, micro_batches: int, *, steps: int) -> dict[str, Any]:

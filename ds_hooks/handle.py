@@ -106,7 +106,7 @@ class Handle:
             return
         self.fault = f"{type(error).__name__}: {error}"
         print(
-            f"[ds_hooks] rank {self._rank}: switched off, the training goes on without squeezing: {error}",
+            f"[ds_hooks] rank {self._rank}: switched off; training continues without squeezing: {error}",
             file=sys.stderr,
         )
         if not isinstance(error, (AttachError, DriverError, PageError)):

@@ -99,14 +99,14 @@ def take_flag(
 
 def _parse(arguments: list[str], parse: Callable[[list[str]], argparse.Namespace]) -> argparse.Namespace:
     """Parse by DeepSpeed's parser; its page of usage for a mistake becomes one line."""
-    said = io.StringIO()
+    captured = io.StringIO()
     try:
-        with redirect_stderr(said):
+        with redirect_stderr(captured):
             return parse(arguments)
     except SystemExit as ended:
         if ended.code != USER_ERROR_STATUS:
             raise
-        message = said.getvalue().rpartition("error: ")[2].strip()
+        message = captured.getvalue().rpartition("error: ")[2].strip()
         raise LaunchError(f"{message}; see ds_squeeze --help") from None
 
 

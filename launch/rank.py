@@ -124,7 +124,7 @@ def main() -> None:
         from ds_hooks.shared import logs
 
         logs.set_up(rank=first_number(os.environ, ("RANK",), local_rank))
-        text = "no daemon, so nothing is squeezed, and the training goes on"
+        text = "no daemon, so nothing is squeezed; training continues"
         logging.getLogger("launch.rank").error("%s: %s: %s", text, type(error).__name__, error)
     command = training_command(sys.executable, script, local_rank_option)
     os.execv(command[0], command)

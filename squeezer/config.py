@@ -275,9 +275,9 @@ def _explain(mistake: Mapping[str, Any]) -> str:
             [name for name, field in _TABLES[key].model_fields.items() if field.is_required()] if not tables else []
         )
         return where + (f"; it needs {', '.join(needed)}" if needed else f"; allowed is {allowed}")
-    said = f": {mistake['ctx']['error']}" if mistake["type"] == "value_error" else ""
+    reason = f": {mistake['ctx']['error']}" if mistake["type"] == "value_error" else ""
     value = mistake["input"]
-    return f"{dotted} = {_as_toml(value)} is not allowed{said}; allowed is {allowed}"
+    return f"{dotted} = {_as_toml(value)} is not allowed{reason}; allowed is {allowed}"
 
 
 def _suggest(key: str, table: type[_Table]) -> str:

@@ -71,7 +71,7 @@ def _device(device: int, environment: Mapping[str, str], driver_of: Callable[[in
     try:
         driver = driver_of(device)
     except DriverError as error:
-        yield Finding(Level.OK, "device", f"cpu: bubbles are told by the host's clock ({error})")
+        yield Finding(Level.OK, "device", f"cpu: bubbles are timed by the host's clock ({error})")
         return
     yield Finding(Level.OK, "device", f"cuda:{device}")
     yield _words(driver)

@@ -72,8 +72,10 @@ def _traces(recorded: Path) -> Iterator[tuple[str, list[dict[str, Any]], Path]]:
         try:
             yield recorded.name, read_golden(recorded), recorded
         except (OSError, EOFError, zlib.error, UnicodeDecodeError, json.JSONDecodeError) as error:
-            said = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise ReplayError(f"{recorded}: not a recorded trace (.jsonl.gz) nor a run's directory: {said}") from error
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise ReplayError(
+                f"{recorded}: not a recorded trace (.jsonl.gz) nor a run's directory: {reason}"
+            ) from error
         return
     found = (re.fullmatch(r"rank(\d+)\.events\.jsonl", path.name) for path in recorded.iterdir())
     any_events = False

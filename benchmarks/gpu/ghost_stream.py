@@ -101,19 +101,19 @@ class StreamStage:
         self._messages = 0
         self._words = map_words(folder / "ghost")
         self._device_words = DeviceWords(driver, self._words, probe=PROBE)
-        told = {
+        settings = {
             "programs": [[astuple(op) for op in own] for own in programs],
             "stage": shape.stage,
             "timing": asdict(timing),
             "words": str(folder / "ghost"),
             "nap_s": PEERS_NAP_S[device],
         }
-        self._told = folder / "ghost.json"
-        self._told.write_text(json.dumps(told), encoding="utf-8")
+        self._settings = folder / "ghost.json"
+        self._settings.write_text(json.dumps(settings), encoding="utf-8")
 
     def __enter__(self) -> Self:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "DS_ACCELERATOR": "cpu"}
-        command = [sys.executable, "-m", "benchmarks.gpu.ghost_stream", str(self._told)]
+        command = [sys.executable, "-m", "benchmarks.gpu.ghost_stream", str(self._settings)]
         self._peers = subprocess.Popen(command, env=environment, cwd=ROOT)
         return self
 
@@ -224,11 +224,11 @@ class Peers:
 def main() -> None:
     """Run the peers' process."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("told", type=Path)
-    told = json.loads(parser.parse_args().told.read_text(encoding="utf-8"))
-    timing = Timing(**{**told["timing"], "stage_ratios": tuple(told["timing"]["stage_ratios"])})
-    programs = [[Op(*op) for op in own] for own in told["programs"]]
-    Peers(programs, told["stage"], timing, map_words(Path(told["words"]))).play(told["nap_s"])
+    parser.add_argument("settings", type=Path)
+    settings = json.loads(parser.parse_args().settings.read_text(encoding="utf-8"))
+    timing = Timing(**{**settings["timing"], "stage_ratios": tuple(settings["timing"]["stage_ratios"])})
+    programs = [[Op(*op) for op in own] for own in settings["programs"]]
+    Peers(programs, settings["stage"], timing, map_words(Path(settings["words"]))).play(settings["nap_s"])
 
 
 if __name__ == "__main__":

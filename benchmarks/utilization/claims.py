@@ -146,8 +146,8 @@ def intervals_above_zero(runs: Sequence[Mapping[str, Any]], mode: str) -> tuple[
 def harvest_ratio_range(runs: Sequence[Mapping[str, Any]], mode: str, other: str) -> tuple[float, float, int]:
     """(lowest, highest, how many) of the runs' harvest ratios at equal speed (`harvest_ratio.py`), repeats included."""
     figures = [run["baselines"][mode] for run in runs if "baselines" in run and run["baselines"][mode]]
-    told = [own.get(f"harvest_over_{other}") for own in figures]
-    ratios = [each["ratio"] for each in told if each is not None]
+    ratios_found = [own.get(f"harvest_over_{other}") for own in figures]
+    ratios = [each["ratio"] for each in ratios_found if each is not None]
     return min(ratios), max(ratios), len(ratios)
 
 

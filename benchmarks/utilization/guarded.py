@@ -89,8 +89,8 @@ def measure(scenario: Guarded) -> dict[str, Any]:
     core = last_core()
     with run_directories() as (run, pages), ExitStack() as ends:
         study = ROOT / "benchmarks" / "utilization" / ("unruly.py" if scenario.is_unruly else "endless_digits.py")
-        told = f"{scenario.how}:{scenario.first_step}:{scenario.until_step}"
-        env = {**environment(pages), unruly.ENVIRONMENT: told}
+        behaviour = f"{scenario.how}:{scenario.first_step}:{scenario.until_step}"
+        env = {**environment(pages), unruly.ENVIRONMENT: behaviour}
         config, model = run.parent / "squeezer.toml", run.parent / "model.json"
         preemptive = str(scenario.preemptive).lower()
         config.write_text(CONFIG.format(preemptive=preemptive, study=study, run=run), encoding="utf-8")

@@ -148,8 +148,8 @@ def placebo(run: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         run: the result of a guarded run.
     """
-    told = run["steps"]
-    numbered = zip(told["squeezed"], told["ms"], told["modelled_ms"], strict=True)
+    columns = run["steps"]
+    numbered = zip(columns["squeezed"], columns["ms"], columns["modelled_ms"], strict=True)
     nothing = {"work": 0, "bubble_ms": 0.0, "side_ms": 0.0, "overrun_ms": 0.0}
     made = []
     for squeezed, window in groupby(enumerate(numbered, start=1), key=lambda item: item[1][0]):

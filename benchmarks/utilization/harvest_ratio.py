@@ -51,12 +51,12 @@ def harvest_ratio(windows: Sequence[Window], mode: str, other: str) -> dict[str,
     def plain(chosen: Sequence[Window]) -> float:
         return _ratio(chosen, mode, other, 0.0)
 
-    told = _with_ci95(known, cycles, at_equal_speed)
+    adjusted = _with_ci95(known, cycles, at_equal_speed)
     beside = _with_ci95(known, cycles, plain)
-    if told is None or beside is None:
+    if adjusted is None or beside is None:
         return None
     return {
-        **{"ratio": told[0], "ci95": told[1], "plain_ratio": beside[0], "plain_ci95": beside[1]},
+        **{"ratio": adjusted[0], "ci95": adjusted[1], "plain_ratio": beside[0], "plain_ci95": beside[1]},
         "speed_power": speed_power(known),
     }
 

@@ -92,8 +92,8 @@ def _guarded_table(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         found, noise = run["guarded"], placebo(run)
         costs = [_cost(found[part]) for part in ("worst", "over_all")]
         parts = [_part(run["harvest"].get(part)) for part in ("before", "disturbed", "last_60")]
-        told = [f"{d['step']}: {d['what'].replace('_', ' ')} {d['cause']}".strip() for d in run["decisions"]]
-        gate = [word for word in told if " widen" not in word and " narrow" not in word]
+        decisions = [f"{d['step']}: {d['what'].replace('_', ' ')} {d['cause']}".strip() for d in run["decisions"]]
+        gate = [word for word in decisions if " widen" not in word and " narrow" not in word]
         yield (
             f"| {run['scenario']} | {costs[0]} | {costs[1]} | {100 * found['worst_overrun_share']:.2f} | "
             f"{_above(found)} | {_above(noise)} | {' | '.join(parts)} | {'; '.join(gate) or 'nothing'} |"

@@ -92,5 +92,5 @@ class Windows:
     @classmethod
     def of_environment(cls) -> Self:
         """The windows that another process has passed."""
-        told = json.loads(os.environ[ENVIRONMENT])
-        return cls(**{**told, "cycle": tuple((mode, steps) for mode, steps in told["cycle"])})
+        fields = json.loads(os.environ[ENVIRONMENT])
+        return cls(**{**fields, "cycle": tuple((mode, steps) for mode, steps in fields["cycle"])})

@@ -68,7 +68,7 @@ class BubbleClock(Protocol):
     def time_ns(self, stamp: int) -> int | None:
         """Look up when that was; None: the device has not come there yet.
 
-        Stamps must be asked for in the order in which they were made, each until its time is known. This may go on
+        Stamps must be asked for in the order in which they were made, each until its time is known, even
         after `leave`. Within a step times never go back; where a step begins, a device's may be set anew.
         """
 

@@ -46,7 +46,7 @@ class TerminalHandler(logging.Handler):
             if sys.stderr is not None:
                 self._write(sys.stderr, self.line(record) + "\n")
         except Exception:
-            return  # whoever logs must go on
+            return  # logging must harm nobody
 
     def line(self, record: logging.LogRecord) -> str:
         """The line without its end."""
@@ -100,7 +100,7 @@ class FileHandler(logging.Handler):
         try:
             self._file.write((self.line(record) + "\n").encode(errors="backslashreplace"))
         except Exception:
-            return  # whoever logs must go on
+            return  # logging must harm nobody
 
     def line(self, record: logging.LogRecord) -> str:
         """The line without its end."""

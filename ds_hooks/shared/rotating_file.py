@@ -25,7 +25,7 @@ def read_parts(path: Path) -> tuple[bytes, bytes]:
 class RotatingFile:
     """Appends to a file. When that is full it replaces the `older` one, and a new one begins.
 
-    A full disk costs the records of that time and is reported once. The caller goes on.
+    A full disk costs the records of that time and is reported once. The caller never fails.
 
     Args:
         path: the file; what it holds is kept.

@@ -105,7 +105,7 @@ class MovedIn:
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """The side task cannot go on, or has lost something; `message` is for the user."""
+    """The side task cannot continue, or has lost something; `message` is for the user."""
 
     message: str
 

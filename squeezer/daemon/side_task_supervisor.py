@@ -148,7 +148,7 @@ class SideTaskSupervisor:
             log.warning("side task ended with status %d; restarting", status)
             self.start()
         elif status != 0:
-            log.error("side task ended with status %d and is given up; the main job goes on alone", status)
+            log.error("side task ended with status %d and is given up; the main job continues alone", status)
             self._record("given_up", status=status)
             if self._has_left_trials:
                 self._close_trials(f"the side task ended with status {status} and was given up", idle=True)

@@ -1,4 +1,4 @@
-"""Reads a side task's statuses from its pipe. Whatever arrives there, the daemon goes on."""
+"""Reads a side task's statuses from its pipe. Nothing that arrives there ends the daemon."""
 
 import os
 from collections.abc import Callable

@@ -137,10 +137,10 @@ def _faults(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, int
     return counts
 
 
-def _starved(said: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _starved(statuses: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The units longer than every bubble, in the order found."""
     keys = ("unit", "trials", "needs_ms", "longest_bubble_ms", "remedy")
-    return [{key: line[key] for key in keys} for line in said if line["event"] == "starved"]
+    return [{key: line[key] for key in keys} for line in statuses if line["event"] == "starved"]
 
 
 def _figures(t: Tally, starved: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

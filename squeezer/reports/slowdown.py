@@ -43,12 +43,12 @@ def verdict(main: Mapping[str, Any]) -> str:
     if interval is None:
         return f"slowdown {slowdown}, too few windows for an interval"
     low, high = interval
-    told = f"{slowdown}, 95% CI {percent(low)} to {percent(high)}"
+    figures = f"{slowdown}, 95% CI {percent(low)} to {percent(high)}"
     if low > 0:
-        return f"slowdown {told}"
+        return f"slowdown {figures}"
     if high < 0:
-        return f"no slowdown: {told}"
-    return f"no slowdown detected (±{100 * (high - low) / 2:.2f}%): {told}"
+        return f"no slowdown: {figures}"
+    return f"no slowdown detected (±{100 * (high - low) / 2:.2f}%): {figures}"
 
 
 def percent(ratio: float) -> str:

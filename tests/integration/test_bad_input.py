@@ -1,4 +1,4 @@
-"""What people and other processes can get wrong: it is said clearly, nothing is left, and no main job is hurt."""
+"""What people and other processes can get wrong: the message is clear, nothing is left, no main job is hurt."""
 
 import fcntl
 import os
@@ -21,7 +21,7 @@ from tests.support.sandbox import Child, Sandbox, is_alive, new_sandbox, wait_fo
 
 pytestmark = pytest.mark.integration
 
-UNSQUEEZED = "switched off, the training goes on without squeezing"
+UNSQUEEZED = "switched off; training continues without squeezing"
 AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to another user")
 
 
@@ -33,11 +33,11 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 
 def refused(sandbox: Sandbox, *says: str, **environment: str) -> None:
     """A daemon of a good configuration must not start, and must say why in one line."""
-    status, said = sandbox.run_to_end(*daemon(sandbox.config()), **environment)
-    assert status == 2, said
-    assert said.startswith("squeezer: ") and said.count("\n") == 1, said
+    status, output = sandbox.run_to_end(*daemon(sandbox.config()), **environment)
+    assert status == 2, output
+    assert output.startswith("squeezer: ") and output.count("\n") == 1, output
     for words in says:
-        assert words in said
+        assert words in output
 
 
 def daemon(config: Path) -> tuple[str, ...]:
@@ -49,10 +49,10 @@ def goes_on_alone(sandbox: Sandbox, *says: str, **environment: str) -> None:
     job = sandbox.job("--steps", "5", **environment)
     assert job.ended() == 0
     assert job.step == 5
-    said = job.said()
-    assert said.count(UNSQUEEZED) == 1, said
+    output = job.said()
+    assert output.count(UNSQUEEZED) == 1, output
     for words in says:
-        assert words in said
+        assert words in output
 
 
 # Configurations
@@ -78,7 +78,7 @@ MISTAKES = [
 
 
 @pytest.fixture(scope="module")
-def told(shared: Sandbox) -> dict[tuple[str, str], tuple[int, str]]:
+def refusals(shared: Sandbox) -> dict[tuple[str, str], tuple[int, str]]:
     """(exit status, output) of each command with each mistake; all at once, for importing DeepSpeed takes long."""
     script = shared.files / "train.py"
     script.write_text("import pathlib; pathlib.Path('started').touch()")
@@ -96,16 +96,16 @@ def told(shared: Sandbox) -> dict[tuple[str, str], tuple[int, str]]:
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
 @pytest.mark.parametrize("command", ["daemon", "ds_squeeze"])
 def test_a_mistake_in_the_configuration_is_said_before_anything_starts(
-    shared: Sandbox, told: dict[tuple[str, str], tuple[int, str]], mistake: Mistake, command: str
+    shared: Sandbox, refusals: dict[tuple[str, str], tuple[int, str]], mistake: Mistake, command: str
 ) -> None:
-    status, said = told[mistake.name, command]
-    assert status == 2, said
+    status, output = refusals[mistake.name, command]
+    assert status == 2, output
     prefix = "squeezer: " if command == "daemon" else "ds_squeeze: "
-    (line,) = [line for line in said.splitlines() if line.startswith(prefix)]
+    (line,) = [line for line in output.splitlines() if line.startswith(prefix)]
     assert line.startswith(f"{prefix}{shared.files / mistake.name}.toml: ")
     for words in mistake.says:
         assert words in line
-    assert "Traceback" not in said
+    assert "Traceback" not in output
     assert not (shared.files / "run").exists() and not (shared.files / "started").exists(), "nothing started"
     assert list(shared.directory.iterdir()) == []
 
@@ -135,7 +135,7 @@ BAD_STUDIES = [
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Sandbox, str]]]:
-    """What the daemon of each bad study said, once its side task is given up and its job has ended well."""
+    """The output of the daemon of each bad study, once its side task is given up and its job has ended well."""
     files = tmp_path_factory.mktemp("studies")
     broken = STUDIES / "broken.py"
     with new_sandbox(files) as sandbox:
@@ -148,8 +148,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple
             daemons[study.file] = sandbox.daemon(config, study.device)
             jobs[study.file] = sandbox.job("--local-rank", str(study.device), "--bubble-ms", "100")
         for study in BAD_STUDIES:
-            said = daemons[study.file].said
-            wait_for(lambda said=said: "is given up; the main job goes on alone" in said(), "giving up")
+            read_output = daemons[study.file].said
+            wait_for(
+                lambda read_output=read_output: "is given up; the main job continues alone" in read_output(),
+                "giving up",
+            )
             jobs[study.file].beats(3)
             assert jobs[study.file].finish() == 0
             assert "[ds_hooks]" not in jobs[study.file].said()
@@ -161,15 +164,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple
 def test_a_side_task_that_cannot_start_is_given_up_and_the_job_goes_on(
     served: dict[str, tuple[Sandbox, str]], study: BadStudy
 ) -> None:
-    sandbox, said = served[study.file]
+    sandbox, output = served[study.file]
     for words in study.says:
-        assert words in said
+        assert words in output
     if study.status == 2:
-        assert study.file in said
+        assert study.file in output
     tries = 1 if study.status == 2 else 2
     exits = [(end["status"], end["restarted"]) for end in sandbox.side("exited", study.device)]
     assert exits == [(study.status, index + 1 < tries) for index in range(tries)]
-    assert "Traceback" not in said
+    assert "Traceback" not in output
 
 
 def test_trials_whose_model_or_loss_raises_fail_with_the_reason_and_the_others_complete(sandbox: Sandbox) -> None:
@@ -365,11 +368,11 @@ def test_a_script_without_a_pipeline_engine_keeps_its_exit_status(
 ) -> None:
     path = tmp_path / "train.py"
     path.write_text(script)
-    ended, said = sandbox.run_to_end("-m", "ds_hooks", str(path))
+    ended, output = sandbox.run_to_end("-m", "ds_hooks", str(path))
     assert ended == status
-    assert says in said
-    assert f"{path} ended without a pipeline engine, so no bubble was seen; needed is deepspeed.initialize" in said
-    assert "PipelineModule or a DualPipeVModule" in said
+    assert says in output
+    assert f"{path} ended without a pipeline engine, so no bubble was seen; needed is deepspeed.initialize" in output
+    assert "PipelineModule or a DualPipeVModule" in output
 
 
 @pytest.mark.parametrize(
@@ -382,7 +385,7 @@ def test_a_script_without_a_pipeline_engine_keeps_its_exit_status(
     ],
 )
 def test_a_command_line_that_runs_no_script(sandbox: Sandbox, options: list[str], says: str) -> None:
-    status, said = sandbox.run_to_end("-m", "ds_hooks", *options)
+    status, output = sandbox.run_to_end("-m", "ds_hooks", *options)
     assert status != 0
-    assert said.startswith("ds_hooks: ") and says in said
-    assert "Traceback" not in said
+    assert output.startswith("ds_hooks: ") and says in output
+    assert "Traceback" not in output

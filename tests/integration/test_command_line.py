@@ -184,6 +184,6 @@ def test_an_interrupted_observe_ends_the_job_and_still_shows_the_table(sandbox: 
     wait_for(lambda: events.exists() and events.read_text().count('"r":"step"') > 30, "thirty steps", 300.0)
     os.killpg(job.pid, signal.SIGINT)  # as a terminal does for Ctrl-C
     assert job.ended() == 128 + signal.SIGINT, job.said()
-    said = job.said()
-    assert "The main job was stopped by SIGINT." in said
-    assert re.search(r"^total +2 +[\d.]+%", said, re.M), said
+    output = job.said()
+    assert "The main job was stopped by SIGINT." in output
+    assert re.search(r"^total +2 +[\d.]+%", output, re.M), output

@@ -212,12 +212,12 @@ def test_hooks_on_a_device_tell_true_times_and_never_wait(
     handle.detach()
     assert (page.words[Field.MAIN_PEAK_BYTES], page.words[Field.FREE_BYTES]) == (7 << 30, 9 << 30)
     assert f"{read_device_uuid(page.words):032x}" == UUID.replace("-", "")
-    told = daemon.hear_all()
-    starts = {(m.step, m.slot): m for m in told if isinstance(m, BubbleStart)}
-    ends = {(m.step, m.slot): m for m in told if isinstance(m, BubbleEnd)}
+    messages = daemon.hear_all()
+    starts = {(m.step, m.slot): m for m in messages if isinstance(m, BubbleStart)}
+    ends = {(m.step, m.slot): m for m in messages if isinstance(m, BubbleEnd)}
     assert starts and set(ends) <= set(starts)
     assert all(m.permit_ns == (5 * MS if m.slot == 1 and m.step < 100 else 0) for m in starts.values())
-    assert {type(m) for m in told} >= {StepStart, StepEnd, BubbleStart, BubbleEnd}
+    assert {type(m) for m in messages} >= {StepStart, StepEnd, BubbleStart, BubbleEnd}
     assert {m.side_cpu_ns for m in starts.values()} == {-1}
     daemon.close()
 

@@ -39,7 +39,9 @@ def trains(sandbox: Sandbox, after: int = 0) -> int:
 
     def progress() -> bool:
         starts_ns = [event["t_ns"] for event in sandbox.side("started")]
-        return len(starts_ns) > after and any(said["t_ns"] > starts_ns[after] for said in sandbox.events("progress"))
+        return len(starts_ns) > after and any(
+            progress["t_ns"] > starts_ns[after] for progress in sandbox.events("progress")
+        )
 
     wait_for(progress, "the end of an epoch")
     sandbox.works()
@@ -183,7 +185,7 @@ def test_a_side_task_that_dies_too_often_is_given_up_and_its_trials_fail(sandbox
     daemon = sandbox.daemon(sandbox.config("tiny.py", max_restarts=0), TINY_HOLD=str(hold))
     job = sandbox.job()
     os.kill(trains(sandbox), signal.SIGKILL)
-    wait_for(lambda: "is given up; the main job goes on alone" in daemon.said(), "giving up")
+    wait_for(lambda: "is given up; the main job continues alone" in daemon.said(), "giving up")
     wait_for(lambda: not running(sandbox), "the end of its trials")
     job.beats(5)
     ended_well(job)
@@ -204,8 +206,8 @@ def test_at_its_end_a_daemon_removes_what_names_it_to_others(sandbox: Sandbox, h
     named.parent.mkdir()
     named.touch()
     Path(options[4]).write_text("[squeeze]\npreemptive = 3")
-    status, said = sandbox.run_to_end(*options)
-    assert status == 2 and "preemptive" in said
+    status, output = sandbox.run_to_end(*options)
+    assert status == 2 and "preemptive" in output
     assert not named.parent.exists()
 
 
@@ -225,7 +227,7 @@ def test_a_daemon_without_standard_error_serves_all_the_same_and_logs_to_its_fil
     log = (sandbox.run / "rank0.log").read_text()
     origin = "rank 0 run run squeezer.daemon.side_task_supervisor"
     assert f"WARNING {origin}: side task ended with status 3; restarting" in log
-    assert "is given up; the main job goes on alone" in log
+    assert "is given up; the main job continues alone" in log
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

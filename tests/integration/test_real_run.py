@@ -1,4 +1,4 @@
-"""The second promise, from what a real run recorded: side work starts inside bubbles only, and overruns are told."""
+"""The second promise, from the records of a real run: side work starts inside bubbles only; overruns are reported."""
 
 import json
 from bisect import bisect_right

@@ -1,4 +1,4 @@
-"""The benchmarks' side task that goes astray: in the main job's steps that it is told, and only there."""
+"""The benchmarks' side task that goes astray: in the given steps of the main job, and only there."""
 
 import time
 from itertools import islice

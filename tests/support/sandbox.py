@@ -85,7 +85,7 @@ class Child:
         try:
             return self.process.wait(patience_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"it does not end; it said:\n{self.said()}") from None
+            raise AssertionError(f"it does not end; its output:\n{self.said()}") from None
 
     def kill(self, number: signal.Signals) -> int:
         """Send it a signal; returns its exit status."""
@@ -183,7 +183,7 @@ class Sandbox:
         return [event for event in (*read_events(path), *read_details(self.run, rank)) if event["r"] == kind]
 
     def side(self, event: str, rank: int = 0) -> list[dict[str, Any]]:
-        """The records of what the side task said or what befell it."""
+        """The records of what the side task reported, and what happened to it."""
         return [found for found in self.events("side", rank) if found["event"] == event]
 
     def trials(self, study: str = "tiny") -> list[FrozenTrial]:

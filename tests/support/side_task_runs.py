@@ -44,7 +44,7 @@ class Starving(OpenGate):
     def __init__(self, times: Collection[int], needs_ms: Callable[[int], int] = lambda trials: 1 + trials) -> None:
         self._trials = 0
         self._times, self._needs_ms = times, needs_ms
-        self._asked = 0
+        self.asked = 0
         self.sizes: list[int] = []
 
     def use(self, units: Sequence[str], trials: int) -> None:
@@ -52,8 +52,8 @@ class Starving(OpenGate):
         self.sizes.append(trials)
 
     def take_starved(self) -> list[Starved]:
-        self._asked += 1
-        if self._asked not in self._times:
+        self.asked += 1
+        if self.asked not in self._times:
             return []
         needs_ns = self._needs_ms(self._trials) * MS
         short = Starved(unit="score", trials=self._trials, needs_ns=MS, longest_ns=MS // 2)
@@ -110,9 +110,9 @@ def run(own: bool, gate: Starving, study: Seven | None = None) -> tuple[list[Fro
     study = study or make_study(own)
     config = WorkerConfig(storage="sqlite:///:memory:", study_name="s", worker="w", lock_file=Path(os.devnull))
     worker = SearchWorker(study, config, AtOnce())
-    told: list[Status] = []
-    Scheduler(study, gate, Direct(worker), told.append).run()
-    return worker._study.get_trials(), told
+    reported: list[Status] = []
+    Scheduler(study, gate, Direct(worker), reported.append).run()
+    return worker._study.get_trials(), reported
 
 
 def assert_as_alone(trials: Sequence[FrozenTrial], study: Seven) -> None:

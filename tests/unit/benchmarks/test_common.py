@@ -82,15 +82,15 @@ def test_windows_travel_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("cycle", "said"),
+    ("cycle", "message"),
     [
         ((("preemptive", 2), ("cooperative", 2), ("alone", 1)), "cooperative follows preemptive"),
         ((("preemptive", 2), ("alone", 1), ("oracle", 1)), "preemptive follows oracle"),
         ((("preemptive", 2), ("greedy", 1)), "greedy"),
     ],
 )
-def test_windows_that_cannot_alternate_are_refused(cycle: tuple[tuple[str, int], ...], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_windows_that_cannot_alternate_are_refused(cycle: tuple[tuple[str, int], ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Windows(observe=1, warm_up=1, cycle=cycle)
 
 
@@ -209,12 +209,12 @@ def test_a_fill_that_comes_back_has_recovered() -> None:
             window.busy_ms *= 0.8
         elif window.cycle >= 1:
             window.work *= 0.7  # a slower machine
-    told = recovery(found, 1, 2)
-    assert told["preemptive"]["recovered"] and not told["oracle"]["recovered"]
+    recoveries = recovery(found, 1, 2)
+    assert recoveries["preemptive"]["recovered"] and not recoveries["oracle"]["recovered"]
     assert recovery(found, 1, 2, resized=True)["oracle"]["recovered"], "less, but all that there is"
-    assert told["oracle"]["harvest"]["before"] == pytest.approx(0.8)
-    assert told["oracle"]["harvest"]["after"] == pytest.approx(0.64)
-    assert told["oracle"]["fill"]["after"] == pytest.approx(0.8 * told["oracle"]["fill"]["before"])
+    assert recoveries["oracle"]["harvest"]["before"] == pytest.approx(0.8)
+    assert recoveries["oracle"]["harvest"]["after"] == pytest.approx(0.64)
+    assert recoveries["oracle"]["fill"]["after"] == pytest.approx(0.8 * recoveries["oracle"]["fill"]["before"])
 
 
 def test_table_and_picture_show_every_scenario_and_mode() -> None:

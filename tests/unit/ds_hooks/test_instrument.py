@@ -44,6 +44,6 @@ def test_a_fault_in_any_hook_switches_them_off_once_and_the_step_goes_on(
     assert not daemon.page.is_open()
     assert daemon.page.words[Field.HOOK_FAULTS] == 1
     assert "train_batch" not in engine.__dict__
-    said = capsys.readouterr().err
-    assert said.count("switched off, the training goes on") == 1
+    shown = capsys.readouterr().err
+    assert shown.count("switched off; training continues") == 1
     assert daemon.hear_all()[-1].fault == 1

@@ -105,17 +105,17 @@ def test_the_port_can_be_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [([], "--squeezer FILE is missing"), (["train.py"], "--squeezer FILE is missing")],
 )
 def test_a_bad_line_ends_with_one_message_and_code_2(
-    line: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["ds_squeeze", *line])
     with logged(), pytest.raises(SystemExit) as ended:
         ds_squeeze.main()
     assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 5, 8, 64])

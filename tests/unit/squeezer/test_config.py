@@ -96,7 +96,7 @@ def test_it_is_json_ready_and_frozen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[squeeze]\nmargn_ms = 1", "unknown key squeeze.margn_ms = 1 (did you mean margin_ms?)"),
         ("[squeeze]\nthreads = 2", "unknown key squeeze.threads = 2; it belongs in [side]"),
@@ -119,9 +119,9 @@ def test_it_is_json_ready_and_frozen(tmp_path: Path) -> None:
         ("[side]\nnice = 1", "side.study is missing; allowed is the path of an existing Python file"),
     ],
 )
-def test_a_mistake_names_key_value_and_what_is_allowed(tmp_path: Path, text: str, said: str) -> None:
+def test_a_mistake_names_key_value_and_what_is_allowed(tmp_path: Path, text: str, message: str) -> None:
     (mistake,) = mistakes(tmp_path, RUN + text)
-    assert mistake.startswith(said)
+    assert mistake.startswith(message)
 
 
 def test_a_device_that_cannot_halt_work_is_never_preemptive(tmp_path: Path) -> None:

@@ -50,11 +50,11 @@ def test_what_is_written_anew_is_what_was_recorded(tmp_path: Path) -> None:
 
 def test_a_trace_without_events_or_answers_is_refused(tmp_path: Path) -> None:
     run, event = read_golden(RUNS[0])[:2]
-    for content, said in (([], "no events"), ([run], "no events"), ([run, {**event, "actions": None}], None)):
+    for content, reason in (([], "no events"), ([run], "no events"), ([run, {**event, "actions": None}], None)):
         path = tmp_path / "trace.jsonl.gz"
         kept = [{k: v for k, v in line.items() if v is not None} for line in content]
         path.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in kept).encode()))
-        with pytest.raises(ReplayError, match=said or "not recorded by this version"):
+        with pytest.raises(ReplayError, match=reason or "not recorded by this version"):
             main_replay(path, write=False)
 
 

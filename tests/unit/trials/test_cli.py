@@ -101,9 +101,10 @@ def test_a_bad_study(command: str, text: str, message: str, tmp_path: Path, caps
 
 @pytest.mark.parametrize("command", ["explain", "check", "measure"])
 def test_a_missing_study(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(capsys, command, str(tmp_path / "none.py"))
+    message = refused(capsys, command, str(tmp_path / "none.py"))
     assert (
-        said.startswith(f"trials {command}: ") and "no such file; expected a Python file that defines a Study" in said
+        message.startswith(f"trials {command}: ")
+        and "no such file; expected a Python file that defines a Study" in message
     )
 
 

@@ -91,22 +91,24 @@ def test_what_else_docs_benchmarks_tells_is_of_the_raw_runs(runs: list[dict[str,
     short = class_slowdown(runs, SHORT_BUBBLES, COOPERATIVE)
     idle = class_harvest(runs, LONG_BUBBLES, SCHED_IDLE)
     assert short is not None and idle is not None
-    told = [signed(shortest), signed(short.estimate)]
-    told.append("the idle class harvests {:.0%} to {:.0%} of long bubbles".format(*idle.bounds))
+    expected = [signed(shortest), signed(short.estimate)]
+    expected.append("the idle class harvests {:.0%} to {:.0%} of long bubbles".format(*idle.bounds))
     for mode, other in ((COOPERATIVE, ORACLE), (COOPERATIVE, STEP_GRAIN), (PREEMPTIVE, STEP_GRAIN)):
         low, high, count = harvest_ratio_range(runs, mode, other)
-        told.append(f"| {mode} ÷ {other.replace('_', ' ')} | {low:.2f} to {high:.2f} | {count} |")
+        expected.append(f"| {mode} ÷ {other.replace('_', ' ')} | {low:.2f} to {high:.2f} | {count} |")
     again = {run["scenario"]: run["baselines"] for run in runs if "baselines" in run}
     more = {
         mode: again["ghost_16_0_64_oracle"][mode]["harvest"] - again["ghost_16_0_64"][mode]["harvest"]
         for mode in (PREEMPTIVE, COOPERATIVE)
     }
-    told.append(f"harvested {100 * more[PREEMPTIVE]:.0f} points more (preemptive) and {100 * more[COOPERATIVE]:.0f}")
+    expected.append(
+        f"harvested {100 * more[PREEMPTIVE]:.0f} points more (preemptive) and {100 * more[COOPERATIVE]:.0f}"
+    )
     guarded = [run["guarded"] for run in (*runs, *raw_runs("guarded_loader")) if "guarded" in run]
     assert len(guarded) == 8 and all(found["held"] for found in guarded), "in none of eight runs"
     worst = max((found["worst"] for found in guarded), key=lambda found: found["cost"])
-    told.append("{:+.2%} ({:+.2%} to {:+.2%})".format(worst["cost"], *worst["cost_ci95"]))
-    assert [each for each in told if each not in text] == []
+    expected.append("{:+.2%} ({:+.2%} to {:+.2%})".format(worst["cost"], *worst["cost_ci95"]))
+    assert [each for each in expected if each not in text] == []
 
 
 def test_the_smaller_tables_are_of_their_results() -> None:
@@ -115,25 +117,25 @@ def test_the_smaller_tables_are_of_their_results() -> None:
         name: json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["summary"]
         for name in ("shortest_bubble", "refill", "search_cost")
     }
-    told = []
+    expected = []
     for key, ratio in summaries["refill"].items():
         if key.endswith("_over_apart"):
             low, high = summaries["refill"][f"{key}_ci95"]
             model = key.removesuffix("_mixed_over_apart")
             name = "the example's study" if model == "study" else f"`{model}`"
-            told.append(f"| {name} | {ratio:.2f} | {low:.2f} to {high:.2f} |")
+            expected.append(f"| {name} | {ratio:.2f} | {low:.2f} to {high:.2f} |")
     bubbles = summaries["shortest_bubble"]
     for mode in (PREEMPTIVE, COOPERATIVE):
         shares = [share for key, share in bubbles.items() if key.startswith(mode) and key.endswith("_harvest")]
-        told.append(f"| {mode} | {' | '.join(f'{share:.0%}' for share in shares)} |")
-        told.append(f"{bubbles[f'{mode}_pays_from_ms']:g} ms on ({mode})")
+        expected.append(f"| {mode} | {' | '.join(f'{share:.0%}' for share in shares)} |")
+        expected.append(f"{bubbles[f'{mode}_pays_from_ms']:g} ms on ({mode})")
     cost = summaries["search_cost"]
     for key in ("ask", "report"):
         low, high = cost[f"journal_over_sqlite_{key}_ms_ci95"]
         ratio = f"{cost[f'journal_over_sqlite_{key}_ms']:.2f} ({low:.2f} to {high:.2f})"
-        told.append(f"| {cost[f'journal_{key}_ms']:.1f} ms | {cost[f'sqlite_{key}_ms']:.0f} ms | {ratio} |")
-    assert len(told) == 11 + 4 + 2
-    assert [each for each in told if each not in text] == []
+        expected.append(f"| {cost[f'journal_{key}_ms']:.1f} ms | {cost[f'sqlite_{key}_ms']:.0f} ms | {ratio} |")
+    assert len(expected) == 11 + 4 + 2
+    assert [each for each in expected if each not in text] == []
 
 
 def made_up(scenario: str, cycles: int, rng: random.Random, *, cost: float, idle: float, drift: float = 0.0) -> Any:

@@ -84,8 +84,8 @@ def test_the_interval_of_a_cost_holds_the_truth_in_95_of_100() -> None:
 
 def told_of(steps: list[GuardedStep]) -> dict[str, Any]:
     """What a result keeps of the steps."""
-    told = {name: [getattr(s, name) for s in steps] for name in ("squeezed", "ms", "modelled_ms")}
-    return {"steps": told, "disturbed_step": 101, "budget": BUDGET}
+    columns = {name: [getattr(s, name) for s in steps] for name in ("squeezed", "ms", "modelled_ms")}
+    return {"steps": columns, "disturbed_step": 101, "budget": BUDGET}
 
 
 def test_what_squeezing_costs_is_no_noise_and_what_hits_any_step_is() -> None:

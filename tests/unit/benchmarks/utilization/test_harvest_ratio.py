@@ -31,12 +31,12 @@ def run(rng: random.Random, cycles: int = 8, noise: float = 0.05, spread: float 
 def test_the_machines_speed_is_taken_out() -> None:
     rng = random.Random(7)
     found = run(rng, cycles=40, noise=0.01)
-    told = harvest_ratio(found, "cooperative", "oracle")
-    assert told is not None
-    low, high = told["ci95"]
+    figures = harvest_ratio(found, "cooperative", "oracle")
+    assert figures is not None
+    low, high = figures["ci95"]
     assert low < TRUTH < high and high - low < 0.02
-    assert told["speed_power"] == pytest.approx(2.0, abs=0.05)
-    low, high = told["plain_ci95"]
+    assert figures["speed_power"] == pytest.approx(2.0, abs=0.05)
+    low, high = figures["plain_ci95"]
     assert low < TRUTH < high and high - low > 0.1
 
 
@@ -44,11 +44,11 @@ def test_the_interval_holds_the_truth_in_95_of_100_runs() -> None:
     rng = random.Random(3)
     held, errors, plain_errors = [], [], []
     for _ in range(400):
-        told = harvest_ratio(run(rng), "cooperative", "oracle")
-        assert told is not None
-        held.append(told["ci95"][0] <= TRUTH <= told["ci95"][1])
-        errors.append(told["ratio"] - TRUTH)
-        plain_errors.append(told["plain_ratio"] - TRUTH)
+        figures = harvest_ratio(run(rng), "cooperative", "oracle")
+        assert figures is not None
+        held.append(figures["ci95"][0] <= TRUTH <= figures["ci95"][1])
+        errors.append(figures["ratio"] - TRUTH)
+        plain_errors.append(figures["plain_ratio"] - TRUTH)
     assert 0.91 < fmean(held) < 0.985
     assert abs(fmean(errors)) < 0.01, "no bias"
     assert fmean(map(abs, errors)) < 0.5 * fmean(map(abs, plain_errors))
@@ -56,9 +56,11 @@ def test_the_interval_holds_the_truth_in_95_of_100_runs() -> None:
 
 def test_at_one_speed_nothing_is_corrected() -> None:
     found = run(random.Random(5), spread=0.0)
-    told = harvest_ratio(found, "cooperative", "step_grain")
-    assert told is not None and told["speed_power"] == 0.0
-    assert told["ratio"] == pytest.approx(told["plain_ratio"]) and told["ci95"] == pytest.approx(told["plain_ci95"])
+    figures = harvest_ratio(found, "cooperative", "step_grain")
+    assert figures is not None and figures["speed_power"] == 0.0
+    assert figures["ratio"] == pytest.approx(figures["plain_ratio"]) and figures["ci95"] == pytest.approx(
+        figures["plain_ci95"]
+    )
 
 
 def test_ungated_windows_and_those_alone_say_nothing_of_the_speed() -> None:

@@ -41,18 +41,18 @@ def test_figures_are_of_these_windows(content: Any) -> None:
             continue
         windows = [Window(**raw) for raw in run["windows"]]
         for mode, made in mode_figures(windows).items():
-            told = run["baselines"][mode]
-            assert (made is None) is (told is None)
+            stored = run["baselines"][mode]
+            assert (made is None) is (stored is None)
             if made is None:
                 continue
             if mode in GATED:
                 made |= harvest_ratios(windows, mode)
             # raw windows are rounded to a microsecond
-            assert made["slowdown"] == pytest.approx(told["slowdown"], abs=1e-5), run["scenario"]
-            assert made["harvest"] == pytest.approx(told["harvest"], abs=1e-5)
+            assert made["slowdown"] == pytest.approx(stored["slowdown"], abs=1e-5), run["scenario"]
+            assert made["harvest"] == pytest.approx(stored["harvest"], abs=1e-5)
             for key in (key for key in made if key.startswith("harvest_over_") and made[key] is not None):
-                assert made[key]["ratio"] == pytest.approx(told[key]["ratio"], abs=1e-4), (run["scenario"], key)
-                assert made[key]["ci95"] == pytest.approx(told[key]["ci95"], abs=1e-3)
+                assert made[key]["ratio"] == pytest.approx(stored[key]["ratio"], abs=1e-4), (run["scenario"], key)
+                assert made[key]["ci95"] == pytest.approx(stored[key]["ci95"], abs=1e-3)
 
 
 @pytest.mark.parametrize("mode", [PREEMPTIVE, COOPERATIVE])
@@ -65,9 +65,9 @@ def test_windows_of_one_mode_have_equal_harvests_at_equal_speed(content: Any, mo
             window.mode = f"{mode} {places[window.cycle]}"
             places[window.cycle] += 1
     for one, other in ((0, 1), (0, 2), (1, 2)):
-        told = harvest_ratio(windows, f"{mode} {one}", f"{mode} {other}")
-        assert told is not None
-        assert told["ratio"] == pytest.approx(1, abs=0.05), told
+        figures = harvest_ratio(windows, f"{mode} {one}", f"{mode} {other}")
+        assert figures is not None
+        assert figures["ratio"] == pytest.approx(1, abs=0.05), figures
 
 
 def test_table_and_picture_are_of_these_runs(content: Any) -> None:

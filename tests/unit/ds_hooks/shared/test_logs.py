@@ -106,16 +106,16 @@ def test_a_file_that_cannot_be_made_is_said_and_nothing_else(
 ) -> None:
     logs.add_file(tmp_path / "gone" / "rank3.log", rank=3, run="r")
     squeezer.info("on")
-    said = capsys.readouterr().err
-    assert "warning: no log file" in said and said.endswith("[squeezer] rank 3: on\n")
+    shown = capsys.readouterr().err
+    assert "warning: no log file" in shown and shown.endswith("[squeezer] rank 3: on\n")
 
 
 def test_a_full_disk_costs_the_lines_alone(capsys: pytest.CaptureFixture[str]) -> None:
     logs.add_file(Path("/dev/full"), rank=3, run="r")
     squeezer.info("one")
     squeezer.info("two")
-    said = capsys.readouterr().err
-    assert said.count("records are lost: /dev/full") == 1 and "rank 3: one\n" in said and "rank 3: two\n" in said
+    shown = capsys.readouterr().err
+    assert shown.count("records are lost: /dev/full") == 1 and "rank 3: one\n" in shown and "rank 3: two\n" in shown
 
 
 def test_a_message_that_cannot_be_formatted_or_encoded_does_no_harm(tmp_path: Path) -> None:
@@ -184,8 +184,8 @@ def test_a_line_longer_than_what_a_pipe_still_takes_is_cut() -> None:
         squeezer.error("lost")
         text = _all(reader)
         squeezer.error("on")
-        said = (text + _all(reader)).replace(b"\0", b"").decode().splitlines()
-    assert said[0].endswith("xxx") and said[1:] == ["[squeezer] rank 3: error: on"]
+        lines = (text + _all(reader)).replace(b"\0", b"").decode().splitlines()
+    assert lines[0].endswith("xxx") and lines[1:] == ["[squeezer] rank 3: error: on"]
 
 
 def test_only_one_line_waits_for_a_reader_that_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

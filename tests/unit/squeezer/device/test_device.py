@@ -88,7 +88,7 @@ def test_what_a_killed_daemon_has_forced_open_is_shut_by_the_next(tmp_path: Path
 @pytest.mark.parametrize(
     ("free", "side", "main_peak", "limit"),
     [
-        (0, 0, 0, 0),  # nobody has told
+        (0, 0, 0, 0),  # unknown
         (10 * GB, 0, 4 * GB, 9 * GB),
         (6 * GB, 4 * GB, 4 * GB, 9 * GB),  # what it holds could be free
         (6 * GB, 4 * GB, 40 * GB, 8 * GB),  # 5% of the peak is more than the reserve

@@ -37,9 +37,9 @@ def agree(main: dict[str, Any]) -> bool:
     """Whether all signs of what is printed, and of the JSON, are the same."""
     shown = printed(main)
     times = float(shown.squeezed_ms) - float(shown.alone_ms)
-    told = json.loads(json.dumps(main))
-    raw = told["step_ms_squeezed"] - told["step_ms_alone"]
-    return sign(times) == sign(float(shown.slowdown.rstrip("%"))) and sign(raw) == sign(told["slowdown"])
+    stored = json.loads(json.dumps(main))
+    raw = stored["step_ms_squeezed"] - stored["step_ms_alone"]
+    return sign(times) == sign(float(shown.slowdown.rstrip("%"))) and sign(raw) == sign(stored["slowdown"])
 
 
 def test_a_drifting_machine_once_printed_a_slowdown_against_its_step_times() -> None:
@@ -86,10 +86,10 @@ def test_the_text_of_a_drifting_run_agrees_for_the_run_and_for_its_rank(tmp_path
     rank.end()
     rank.write()
     text = render(build_report(tmp_path))
-    said = re.search(r"([\d.]+) ms alone, ([\d.]+) ms squeezed.*\n.*?([-+][\d.]+)%, 95% CI", text)
+    printed_ms = re.search(r"([\d.]+) ms alone, ([\d.]+) ms squeezed.*\n.*?([-+][\d.]+)%, 95% CI", text)
     row = re.search(r"^ +0 +\d+ +([\d.]+) +([\d.]+) +([-+][\d.]+)% ", text, re.MULTILINE)
-    assert said and row, text
-    for alone, squeezed, slowdown in (said.groups(), row.groups()):
+    assert printed_ms and row, text
+    for alone, squeezed, slowdown in (printed_ms.groups(), row.groups()):
         assert float(slowdown) < -3 and float(squeezed) < float(alone)
 
 
@@ -99,7 +99,7 @@ def figures(slowdown: float | None, interval: list[float] | None) -> dict[str, A
 
 
 @pytest.mark.parametrize(
-    ("main", "told"),
+    ("main", "sentence"),
     [
         (figures(0.0074, [-0.0406, 0.0554]), "no slowdown detected (±4.80%): +0.74%, 95% CI -4.06% to +5.54%"),
         (figures(0.02, [0.01, 0.03]), "slowdown +2.00%, 95% CI +1.00% to +3.00%"),
@@ -109,8 +109,8 @@ def figures(slowdown: float | None, interval: list[float] | None) -> dict[str, A
         (figures(None, None), "slowdown n/a: no squeezed window beside one alone"),
     ],
 )
-def test_the_verdict_is_what_the_interval_shows(main: dict[str, Any], told: str) -> None:
-    assert verdict(main) == told
+def test_the_verdict_is_what_the_interval_shows(main: dict[str, Any], sentence: str) -> None:
+    assert verdict(main) == sentence
 
 
 def test_detected_is_an_interval_above_zero() -> None:

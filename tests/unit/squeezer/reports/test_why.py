@@ -50,7 +50,7 @@ def test_every_decision_is_told_with_its_cause(tmp_path: Path, capsys: pytest.Ca
     rank.step(False, 100.0)
     rank.end()
     rank.write()
-    said = why(tmp_path, capsys)
+    text = why(tmp_path, capsys)
     for words in (
         "7: 2 squeezed, 1 left alone to compare with, 4 neither",
         "step 1: the side task was starting",
@@ -65,7 +65,7 @@ def test_every_decision_is_told_with_its_cause(tmp_path: Path, capsys: pytest.Ca
         "(overrun 2.00 ms, recent mean 0.30 ms)",
         "0.1 s: ready",
     ):
-        assert words in said, said
+        assert words in text, text
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_without_a_side_task_or_a_guard_it_says_so(tmp_path: Path, capsys: pytes
     rank = made_up(tmp_path, side=None, guard={"enabled": False})
     rank.step(False, 100.0)
     rank.write()
-    said = why(tmp_path, capsys)
-    assert "none is configured: bubbles are only observed" in said and "switched off by the configuration" in said
+    text = why(tmp_path, capsys)
+    assert "none is configured: bubbles are only observed" in text and "switched off by the configuration" in text
 
 
 def test_one_rank_of_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,8 +108,8 @@ def test_one_rank_of_several(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         rank = made_up(tmp_path, number)
         rank.step(False, 100.0)
         rank.write()
-    said = why(tmp_path, capsys, "--rank", "1")
-    assert said.startswith("rank 1") and "rank 0" not in said
+    text = why(tmp_path, capsys, "--rank", "1")
+    assert text.startswith("rank 1") and "rank 0" not in text
     with pytest.raises(SystemExit, match="2"):
         main(["why", str(tmp_path), "--rank", "7"])
     assert "no rank 7 in it" in capsys.readouterr().err

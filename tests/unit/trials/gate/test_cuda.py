@@ -178,13 +178,13 @@ def test_it_says_that_it_sleeps_while_nothing_runs_and_not_before(world: World) 
     world.bubble(1, 1 * MS, 4 * MS)
     world.run(gate, 0, 2 * MS)
     assert world.words[Field.SIDE_ACTIVITY] == SideActivity.UNIT
-    said: list[tuple[int, int]] = []
+    seen: list[tuple[int, int]] = []
     for ms in range(1, 8):
-        world.at(ms * MS + 500 * US, lambda: said.append((world.now_ns, world.words[Field.SIDE_ACTIVITY])))
+        world.at(ms * MS + 500 * US, lambda: seen.append((world.now_ns, world.words[Field.SIDE_ACTIVITY])))
     world.at(8 * MS, lambda: world.signals.append(signal.SIGTERM))
     with pytest.raises(StopRequested):
         gate.enter(1)
-    assert [doing for _, doing in said] == [SideActivity.UNIT] * 2 + [SideActivity.ASLEEP] * 5
+    assert [doing for _, doing in seen] == [SideActivity.UNIT] * 2 + [SideActivity.ASLEEP] * 5
 
 
 def test_what_waits_on_the_device_is_asleep(world: World) -> None:

@@ -112,5 +112,9 @@ def test_a_report_reads_no_other_trials_than_its_pruner_does(hire: Hire, monkeyp
     assert worker.report(2, 2, 0.75, True) is None, "it has ended, and this was on its way"
     assert reads == []
     monkeypatch.undo()
-    told = worker._study.trials[2]
-    assert (told.state, told.value, told.intermediate_values) == (TrialState.COMPLETE, 0.25, {1: 0.5, 2: 0.25})
+    finished = worker._study.trials[2]
+    assert (finished.state, finished.value, finished.intermediate_values) == (
+        TrialState.COMPLETE,
+        0.25,
+        {1: 0.5, 2: 0.25},
+    )

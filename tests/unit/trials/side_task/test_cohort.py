@@ -67,7 +67,7 @@ def test_trials_at_epochs_of_different_lengths_take_turns_and_each_is_trained_as
 
 
 class Loader:
-    """Draws the order of an epoch with its first batch, by the epoch that it was last told."""
+    """Draws the order of an epoch with its first batch, by the epoch that it was last given."""
 
     def __init__(self) -> None:
         self.epoch = 0

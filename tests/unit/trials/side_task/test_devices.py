@@ -59,7 +59,7 @@ SLOPE = 64 << 20  # two trials take no more than one: a sixteenth of that is tak
 
 
 @pytest.mark.parametrize(
-    ("fails_at", "told", "most"),
+    ("fails_at", "limit_bytes", "most"),
     [
         (1, 0, 0),
         (2, 0, 1),
@@ -70,12 +70,12 @@ SLOPE = 64 << 20  # two trials take no more than one: a sixteenth of that is tak
     ],
 )
 def test_what_one_and_two_trials_take_tells_how_many_fit_into_the_share_and_beside_the_main_job(
-    cuda: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, fails_at: int, told: int, most: int
+    cuda: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, fails_at: int, limit_bytes: int, most: int
 ) -> None:
     words = [0] * 64
 
     def try_out(study: Any, gate: Any, trials: int) -> None:
-        words[Field.SIDE_LIMIT_BYTES] = told
+        words[Field.SIDE_LIMIT_BYTES] = limit_bytes
         if trials == fails_at:
             raise torch.OutOfMemoryError
 

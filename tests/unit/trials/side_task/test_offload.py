@@ -74,7 +74,7 @@ class Home:
 
     def __init__(self, page: Page, tensors: Sequence[Tensor], cached: int = 0) -> None:
         self.words, self.gate = page.words, CountingGate()
-        self.told: list[Status] = []
+        self.reported: list[Status] = []
         self.while_out: list[Callable[[], int | None]] = []
         self._clock_ns = itertools.count(0, LOOK_EVERY_NS // 2)
         self.meter = FakeMeter(lambda: tensors, cached)
@@ -83,7 +83,7 @@ class Home:
             self.gate,
             self.meter,
             lambda: tensors,
-            self.told.append,
+            self.reported.append,
             self._wait,
             lambda: next(self._clock_ns),
         )
@@ -107,7 +107,7 @@ def test_whoever_is_within_the_limit_stays(page: Page, limit: int) -> None:
     home = Home(page, [torch.zeros(100)])
     home.limit(limit)
     home.offload.step_ended()
-    assert (home.told, home.gate.asked, page.words[Field.SIDE_BYTES]) == ([], [], 400)
+    assert (home.reported, home.gate.asked, page.words[Field.SIDE_BYTES]) == ([], [], 400)
 
 
 def test_the_allocator_is_asked_now_and_then(page: Page) -> None:
@@ -129,7 +129,7 @@ def test_what_is_only_cached_is_given_back_first(page: Page) -> None:
     home = Home(page, [torch.zeros(100)], cached=5000)
     home.limit(1000)
     home.offload.step_ended()
-    assert (home.told, page.words[Field.SIDE_BYTES]) == ([], 400)
+    assert (home.reported, page.words[Field.SIDE_BYTES]) == ([], 400)
 
 
 def test_all_goes_to_the_host_in_pieces_through_the_gate_and_comes_back_when_there_is_room(page: Page) -> None:
@@ -149,7 +149,7 @@ def test_all_goes_to_the_host_in_pieces_through_the_gate_and_comes_back_when_the
 
     home.while_out = [still_short, enough]
     home.offload.step_ended()
-    moved_out, moved_in = home.told
+    moved_out, moved_in = home.reported
     assert isinstance(moved_out, MovedOut) and moved_out.left_bytes == 0 and isinstance(moved_in, MovedIn)
     assert all(torch.equal(view, own) for view, own in zip(views, before, strict=True))
     assert home.gate.asked.count(HOST_UNIT) >= 2 * 5 and set(home.gate.asked) == {HOST_UNIT}
@@ -189,7 +189,7 @@ def test_a_group_that_was_out_goes_on_bitwise_as_if_it_had_stayed(page: Page) ->
             home.limit(1)
             home.while_out = [lambda home=home: home.limit(0)]
             home.offload.step_ended()
-            moved_out = home.told[0]
+            moved_out = home.reported[0]
             assert isinstance(moved_out, MovedOut) and moved_out.left_bytes < moved_out.held_bytes / 10
             del mine, home
     for row in range(3):
