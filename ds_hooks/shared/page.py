@@ -1,7 +1,20 @@
-"""The layout of the shared page: where each word lies, its writer, and the meaning of its values.
+"""The layout of the shared page: where each word lies, what writes it, and the meaning of its values.
 
 A page has one device. The main job, the daemon and the side task map it. Every field is an aligned 64-bit word with one
 writer, so a reader never sees half a value. The main job's *bubble word* is the truth: `epoch << 1 | open`.
+
+What writes the page:
+
+    main job     bubbles: ds_hooks/clock/cpu.py or ds_hooks/clock/cuda.py
+                 its presence and counters: ds_hooks/handle.py, ds_hooks/step_hooks.py
+    daemon       the plan: squeezer/daemon/loop.py, by ds_hooks/shared/plan.py
+                 the side task's process and memory: squeezer/daemon/side_task_supervisor.py,
+                 squeezer/daemon/memory_limit.py
+                 in place of a process that has died or must end: squeezer/device/cpu.py, squeezer/device/cuda.py
+    side task    what it does: trials/side_task/main.py, trials/gate/cpu.py, trials/gate/cuda.py
+                 counters: trials/gate/unit_costs.py
+                 its device memory: trials/gate/cuda_queue.py, trials/side_task/offload.py
+                 the gate of a device whose daemon has died: trials/gate/parent_watch.py
 
 `page_file` opens pages, `plan` encodes the words per slot, `device_uuid` the name of a CUDA device.
 """
@@ -93,7 +106,8 @@ until the main job's next instruction has ended"""
     """side task: the device memory that it holds; before that, its probe"""
 
     DEVICE_GATE = 48
-    """main job's device, in an emergency the daemon: for how many µs the open bubble may be used, a `DeviceGate`"""
+    """main job's device; in an emergency the daemon or the side task: for how many µs the open bubble may be used, a \
+`DeviceGate`"""
     DEVICE_UUID = 49
     """main job: the UUID of its CUDA device in two words, the high one first; 0: unknown"""
 
