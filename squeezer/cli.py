@@ -200,7 +200,7 @@ COMMANDS = (
     ),
     Command(
         name="doctor",
-        summary="report what this machine supports, and which way is taken for each thing",
+        summary="report what this machine supports, and which fallbacks it needs",
         example="squeezer doctor",
         run=_doctor,
         add_arguments=_add_doctor,

@@ -1,4 +1,4 @@
-"""`squeezer doctor`: what this machine allows, which way is taken for each thing, and why."""
+"""`squeezer doctor`: what this machine supports, which fallbacks it needs, and why."""
 
 import os
 import tempfile

@@ -79,9 +79,11 @@ def _measure(parsed: argparse.Namespace) -> int:
 
 def _add_measure(parser: argparse.ArgumentParser) -> None:
     _add_study(parser)
-    parser.add_argument("--seconds", type=_positive(float), default=5.0, help="for how long; default: 5")
-    parser.add_argument("--trials", type=_positive(int), metavar="K", help="how many are fused; default: the study's")
-    parser.add_argument("--threads", type=_positive(int), default=1, metavar="N", help="of torch; default: 1")
+    parser.add_argument("--seconds", type=_positive(float), default=5.0, help="how long to train; default: 5")
+    parser.add_argument(
+        "--trials", type=_positive(int), metavar="K", help="how many trials to fuse; default: the study's"
+    )
+    parser.add_argument("--threads", type=_positive(int), default=1, metavar="N", help="torch's threads; default: 1")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the first that is visible")
     parser.add_argument("--json", action="store_true", help="as JSON, for programs")
 
@@ -152,7 +154,7 @@ COMMANDS = (
     ),
     Command(
         name="explain",
-        summary="print, per layer, how trials are computed together, and why",
+        summary="print how each layer is fused, and why",
         example="trials explain examples/digits.py",
         run=_explain,
         add_arguments=_add_study,

@@ -1,7 +1,7 @@
 """What a bubble clock is: it writes the words by which the others know when a bubble begins and ends.
 
-The hooks call a clock around each wait. On a CPU the call itself is the moment. On a device with streams the call only
-queues the wait, so the clock lets the device write the words when it gets there, and knows the times later.
+The hooks call a clock around each wait. On a CPU the call itself is the moment. On CUDA the call only queues the wait,
+so the clock lets the device write the words when it gets there, and knows the times later.
 """
 
 from typing import Protocol

@@ -56,7 +56,7 @@ class Overran:
 
 @dataclass(frozen=True, slots=True)
 class Starved:
-    """A unit is longer than every bubble was while it waited.
+    """A unit is longer than every bubble that came while it waited.
 
     Attributes:
         unit: its name.
