@@ -1,7 +1,7 @@
 """Where the bubbles of a step are, found in its schedule before it runs.
 
 DeepSpeed's schedules are pure, so every wait is known in advance. Waits with no compute between them are one bubble.
-Its *slot* is the index of its first instruction.
+Its *slot* is the index of its first instruction. `ReduceGrads` computes while it waits, so it joins no other bubble.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,9 @@ INSTRUCTION_KINDS = {
     "OptimizerStep": InstructionKind.OPTIMIZER_STEP,
 }
 _P2P = frozenset({"RecvActivation", "RecvGrad", "SendActivation", "SendGrad"})
-_REDUCTIONS = frozenset({"ReduceTiedGrads", "ReduceGrads"})
+_COMPUTES_TOO = "ReduceGrads"
+"""Copies gradients into buckets, sums them and copies them back. So it is a bubble of its own, which stays shut unless
+the configuration names its kind, and without peers it is no wait at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +66,12 @@ class Waits:
         if self.tied:
             names.add("ReduceTiedGrads")
         if self.data_parallel:
-            names.add("ReduceGrads")
+            names.add(_COMPUTES_TOO)
         return frozenset(names)
 
     def passive(self) -> frozenset[str]:
         """The names of the instructions that neither wait nor compute, so that a bubble spans them."""
-        return ((_P2P if self.queued_p2p else frozenset()) | _REDUCTIONS) - self.waiting()
+        return _P2P if self.queued_p2p else frozenset()
 
 
 def find_slots(names: Iterable[str], waits: Waits) -> Sequence[Slot]:
@@ -88,10 +90,10 @@ def find_slots(names: Iterable[str], waits: Waits) -> Sequence[Slot]:
     is_open = False
     for index, name in enumerate(order):
         if name in waiting:
-            if not is_open:
+            if not is_open or name == _COMPUTES_TOO:
                 bubbles.append([])
             bubbles[-1].append(index)
-            is_open = True
+            is_open = name != _COMPUTES_TOO
         elif name not in passive:
             is_open = False
     opens = {indexes[0]: _bubble_kind([order[index] for index in indexes]) for indexes in bubbles}

@@ -23,6 +23,8 @@ _NOT_A_MISTAKE_OF_ITS_OWN = "default_factory_not_called"
 _SQLITE_MAGIC = b"SQLite format 3\0"
 
 
+NOT_IDLE = WaitKind.REDUCE_GRADS
+"""The kind of wait in which DeepSpeed copies and sums gradients; shut by default, since its cost is not measured."""
 MOST_WITHOUT_STOPS = 0.05
 """The forecast quantile on a device that cannot halt what runs: bubbles that are shorter than forecast cost the job."""
 
@@ -71,8 +73,9 @@ always false"""
 and fills less. On a GPU at most 0.05"""
     kinds: Annotated[
         tuple[str, ...], Field(min_length=1, description="a list of some of " + ", ".join(k.name for k in WaitKind))
-    ] = tuple(kind.name for kind in WaitKind)
-    """the kinds of wait that are opened"""
+    ] = tuple(kind.name for kind in WaitKind if kind is not NOT_IDLE)
+    """the kinds of wait that are opened. In REDUCE_GRADS, which is shut by default, DeepSpeed itself copies and sums \
+gradients; what squeezing costs there is not measured"""
 
     def policy(self, guard: "GuardTable") -> Policy:
         """The same for the daemon's state machine, in nanoseconds, with what guards it."""

@@ -44,9 +44,19 @@ def test_reductions_wait_only_where_there_is_somebody_to_wait_for() -> None:
     tail = ["BackwardPass", "ReduceTiedGrads", "ReduceGrads", "OptimizerStep"]
     assert bubbles(list(find_slots(tail, PIPELINE))) == []
     both = Waits(queued_p2p=False, tied=True, data_parallel=True)
-    assert bubbles(list(find_slots(tail, both))) == [(1, 2, WaitKind.REDUCE_TIED_GRADS)]
+    assert bubbles(list(find_slots(tail, both))) == [(1, 1, WaitKind.REDUCE_TIED_GRADS), (2, 2, WaitKind.REDUCE_GRADS)]
     data_parallel = Waits(queued_p2p=False, tied=False, data_parallel=True)
     assert bubbles(list(find_slots(tail, data_parallel))) == [(2, 2, WaitKind.REDUCE_GRADS)]
+
+
+def test_the_reduction_of_gradients_is_in_no_other_bubble_since_it_computes() -> None:
+    order = ["BackwardPass", "SendGrad", "ReduceTiedGrads", "ReduceGrads", "OptimizerStep"]
+    alone = Waits(queued_p2p=False, tied=False, data_parallel=False)
+    assert bubbles(list(find_slots(order, alone))) == [(1, 1, WaitKind.SEND_GRAD)]
+    peers = Waits(queued_p2p=False, tied=False, data_parallel=True)
+    assert bubbles(list(find_slots(order, peers))) == [(1, 1, WaitKind.SEND_GRAD), (3, 3, WaitKind.REDUCE_GRADS)]
+    between = ["SendGrad", "ReduceGrads", "RecvGrad"]
+    assert bubbles(list(find_slots(between, alone))) == [(0, 0, WaitKind.SEND_GRAD), (2, 2, WaitKind.RECV_GRAD)]
 
 
 def test_where_sends_and_receives_only_queue_the_commit_waits() -> None:
