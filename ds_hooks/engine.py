@@ -1,13 +1,14 @@
 """What the hooks need of an engine, and which engines they can serve."""
 
+import weakref
 from typing import Any
 
 from ds_hooks.clock.registry import CLOCKS
 from ds_hooks.schedule import Waits
 
 WRAPPED_METHODS = ("train_batch", "_exec_schedule", "_aggregate_total_loss")
-WRAPPER_MARK = "wrapped_by_ds_hooks"
-"""An attribute of the wrapped `train_batch`."""
+HOOKED: "weakref.WeakSet[Any]" = weakref.WeakSet()
+"""The engines that have hooks now."""
 
 
 class AttachError(Exception):
@@ -26,7 +27,7 @@ def check_engine(engine: Any) -> None:
             f"PipelineModule or a DualPipeVModule"
         )
     device_type(engine)
-    if hasattr(engine.train_batch, WRAPPER_MARK):
+    if engine in HOOKED:
         raise AttachError("hooks are attached to this engine already; detach them first")
 
 

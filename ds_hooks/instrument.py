@@ -1,15 +1,32 @@
 """Wraps one engine object and DeepSpeed's communication object at run time, and restores both.
 
-Only attributes of these two objects are set. Around every hook stands a barrier: an exception of the hook goes to
+Only attributes of these two objects are set. What others set over them later stays theirs: a wrapper of ours below it
+only passes through from then on. Around every hook stands a barrier: an exception of the hook goes to
 `on_fault` and never reaches the training; an exception of the training passes through.
 """
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from ds_hooks.engine import WRAPPED_METHODS, WRAPPER_MARK
+from ds_hooks.engine import HOOKED
 from ds_hooks.step_hooks import StepHooks
+
+
+class _Replaced(NamedTuple):
+    """An attribute that holds a wrapper."""
+
+    owner: Any
+    name: str
+    ours: Any
+    before: Any
+    """What the object itself held; None: nothing, so that its class's was used."""
+
+    def restore(self) -> None:
+        if self.before is not None:
+            setattr(self.owner, self.name, self.before)
+        else:
+            vars(self.owner).pop(self.name)
 
 
 class Instrument:
@@ -27,35 +44,54 @@ class Instrument:
         self._engine = engine
         self._hooks = hooks
         self._on_fault = on_fault
-        self._replaced: list[tuple[Any, str, Any]] = []
+        self._replaced: list[_Replaced] = []
+        self._instructions: dict[type, tuple[Any, Any]] = {}
+        """Kind of instruction to our wrapper and what it wraps."""
 
     def wrap(self) -> None:
         """Set the wrappers."""
         engine, hooks = self._engine, self._hooks
-        self._replaced = [(engine, name, vars(engine).get(name)) for name in ("_INSTRUCTION_MAP", *WRAPPED_METHODS)]
-        wrapped_map = {kind: self._around_instruction(kind, run) for kind, run in engine._INSTRUCTION_MAP.items()}
-        train_batch, exec_schedule = engine.train_batch, engine._exec_schedule
-        aggregate_total_loss = engine._aggregate_total_loss
-        engine._INSTRUCTION_MAP = wrapped_map
-        engine.train_batch = self._around(train_batch, hooks.begin_step, hooks.end_step)
-        setattr(engine.train_batch, WRAPPER_MARK, True)
-        engine._exec_schedule = self._around(exec_schedule, hooks.begin_schedule, hooks.end_schedule)
-        engine._aggregate_total_loss = self._around(aggregate_total_loss, hooks.begin_loss, hooks.end_loss)
+        self._instructions = {
+            kind: (self._around_instruction(kind, run), run) for kind, run in engine._INSTRUCTION_MAP.items()
+        }
+        self._replace(engine, "_INSTRUCTION_MAP", {kind: ours for kind, (ours, _) in self._instructions.items()})
+        around = (
+            ("train_batch", hooks.begin_step, hooks.end_step),
+            ("_exec_schedule", hooks.begin_schedule, hooks.end_schedule),
+            ("_aggregate_total_loss", hooks.begin_loss, hooks.end_loss),
+        )
+        for name, before, after in around:
+            self._replace(engine, name, self._around(getattr(engine, name), before, after))
         backend = getattr(sys.modules.get("deepspeed.comm.comm"), "cdb", None)
         if backend is not None:
-            self._replaced.append((backend, "all_reduce", vars(backend).get("all_reduce")))
-            backend.all_reduce = self._around_collective(backend.all_reduce)
+            self._replace(backend, "all_reduce", self._around_collective(backend.all_reduce))
+        HOOKED.add(engine)
         self.active = True
 
     def unwrap(self) -> None:
-        """Leave both objects as they were. A second call does nothing."""
+        """Leave both objects as they were, but for what others have set since. A second call does nothing."""
         self.active = False
-        for owner, name, before in self._replaced:
-            if before is not None:
-                setattr(owner, name, before)
-            else:
-                vars(owner).pop(name, None)
+        for each in self._replaced:
+            if vars(each.owner).get(each.name) is each.ours and not self._was_changed(each.ours):
+                each.restore()
         self._replaced = []
+        HOOKED.discard(self._engine)
+
+    def _replace(self, owner: Any, name: str, ours: Any) -> None:
+        self._replaced.append(_Replaced(owner, name, ours, vars(owner).get(name)))
+        setattr(owner, name, ours)
+
+    def _was_changed(self, ours: Any) -> bool:
+        """Whether others have set instructions of their own in our map. It stays then, without our wrappers."""
+        if not isinstance(ours, dict):
+            return False
+        wrappers = {kind: wrapper for kind, (wrapper, _) in self._instructions.items()}
+        if ours == wrappers:
+            return False
+        for kind, (wrapper, run) in self._instructions.items():
+            if ours.get(kind) is wrapper:
+                ours[kind] = run
+        return True
 
     def _around(self, run: Callable[..., Any], before: Callable[..., None], after: Callable[[], None]) -> Any:
         def method(*args: Any, **kwargs: Any) -> Any:
@@ -80,7 +116,7 @@ class Instrument:
         hooks = self._hooks
 
         def instruction(engine: Any, **kwargs: Any) -> Any:
-            if not hooks.in_schedule:
+            if not (self.active and hooks.in_schedule):
                 return run(engine, **kwargs)
             begin_ns = 0
             try:
@@ -103,7 +139,7 @@ class Instrument:
         hooks = self._hooks
 
         def collective(*args: Any, **kwargs: Any) -> Any:
-            if not hooks.in_optimizer:
+            if not (self.active and hooks.in_optimizer):
                 return run(*args, **kwargs)
             opened = False
             try:

@@ -1,10 +1,17 @@
 """The wrappers: no fault of a hook reaches the training, and the training's own errors pass through."""
 
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from ds_hooks import Handle
+from ds_hooks import Handle, attach
 from ds_hooks.shared.page import Field
-from tests.support.hooked_engine import Daemon, Engine, connect
+from tests.support.hooked_engine import Daemon, Engine, ForwardPass, connect
 
 
 def test_an_error_of_the_training_goes_through_and_leaves_the_gate_shut(
@@ -47,3 +54,88 @@ def test_a_fault_in_any_hook_switches_them_off_once_and_the_step_goes_on(
     shown = capsys.readouterr().err
     assert shown.count("switched off; training continues") == 1
     assert daemon.hear_all()[-1].fault == 1
+
+
+def others_wrap(run: Callable[..., Any], seen: list[str]) -> Callable[..., Any]:
+    @functools.wraps(run)
+    def theirs(*args: Any, **kwargs: Any) -> Any:
+        seen.append(run.__name__)
+        return run(*args, **kwargs)
+
+    return theirs
+
+
+@pytest.mark.parametrize("name", ["train_batch", "_exec_schedule", "_aggregate_total_loss"])
+def test_a_wrapper_that_others_set_later_stays_when_the_hooks_leave(
+    engine: Engine, daemon: Daemon, tmp_path: Path, name: str
+) -> None:
+    handle = attach(engine, directory=tmp_path / "run", local_rank=0)
+    seen: list[str] = []
+    theirs = others_wrap(getattr(engine, name), seen)
+    setattr(engine, name, theirs)
+    handle.detach()
+    assert getattr(engine, name) is theirs
+    assert engine.train_batch() == 0.5
+    assert len(seen) == 1 and not any(is_open for _, is_open in engine.seen), "ours only passes through"
+    again = attach(engine, directory=tmp_path / "run", local_rank=0)
+    assert again.enabled, again.fault
+    engine.train_batch()
+    assert ("RecvGrad", True) in engine.seen and len(seen) == 2
+    again.detach()
+    assert getattr(engine, name) is theirs
+
+
+def test_a_second_attach_is_refused_whatever_wraps_the_engine(
+    handle: Handle, engine: Engine, daemon: Daemon, tmp_path: Path
+) -> None:
+    ours = engine.train_batch
+    engine.train_batch = lambda: ours()  # type: ignore[method-assign]
+    second = attach(engine, directory=tmp_path / "run", local_rank=1)
+    assert not second.enabled and "attached to this engine already" in str(second.fault)
+    vars(engine)["train_batch"] = ours
+
+
+@pytest.mark.parametrize("how", ["in place", "copy"])
+def test_an_instruction_that_others_replace_stays_theirs(
+    engine: Engine, daemon: Daemon, tmp_path: Path, how: str
+) -> None:
+    handle = attach(engine, directory=tmp_path / "run", local_rank=0)
+    seen: list[str] = []
+    mine = {ForwardPass: others_wrap(engine._INSTRUCTION_MAP[ForwardPass], seen)}
+    if how == "in place":
+        engine._INSTRUCTION_MAP.update(mine)  # type: ignore[arg-type]
+    else:
+        vars(engine)["_INSTRUCTION_MAP"] = {**engine._INSTRUCTION_MAP, **mine}
+    handle.detach()
+    assert engine._INSTRUCTION_MAP[ForwardPass] is mine[ForwardPass]
+    engine.train_batch()
+    assert len(seen) == 1 and [name for name, _ in engine.seen] == ["ForwardPass", "RecvGrad", "OptimizerStep", "loss"]
+
+
+def test_hooks_that_leave_in_the_middle_of_a_step_hook_nothing_more(
+    engine: Engine, daemon: Daemon, tmp_path: Path
+) -> None:
+    handle = attach(engine, directory=tmp_path / "run", local_rank=0)
+    kept = dict(engine._INSTRUCTION_MAP)
+
+    def forward_and_leave(engine: Engine) -> None:
+        handle.detach()
+
+    engine._INSTRUCTION_MAP = {**kept, ForwardPass: forward_and_leave}
+    assert engine.train_batch() == 0.5
+    assert handle.fault is None
+    assert [name for name, _ in engine.seen] == ["RecvGrad", "OptimizerStep", "loss"]
+
+
+def test_a_collective_that_others_wrap_later_stays_theirs(
+    engine: Engine, daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = SimpleNamespace(all_reduce=lambda _tensor: "reduced")
+    before = backend.all_reduce
+    monkeypatch.setitem(sys.modules, "deepspeed.comm.comm", SimpleNamespace(cdb=backend))
+    handle = attach(engine, directory=tmp_path / "run", local_rank=0)
+    ours = backend.all_reduce
+    assert ours is not before
+    backend.all_reduce = theirs = lambda tensor: ours(tensor)
+    handle.detach()
+    assert backend.all_reduce is theirs and theirs(None) == "reduced"
