@@ -11,6 +11,7 @@ import importlib.util
 import os
 import runpy
 import sys
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +26,8 @@ class _AttachWhenImported(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds `deepspeed` as usual, and wraps its `initialize` once it is loaded."""
 
     def __init__(self) -> None:
-        self.handles: list[Handle] = []
+        self.handles: weakref.WeakSet[Handle] = weakref.WeakSet()  # each goes with its engine
+        self.found_engine = False
         self._loader: Any = None
 
     def find_spec(
@@ -51,7 +53,8 @@ class _AttachWhenImported(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             result = initialize(*args, **kwargs)
             engine = result[0]
             if hasattr(engine, "_INSTRUCTION_MAP"):
-                self.handles.append(attach(engine))
+                self.found_engine = True
+                self.handles.add(attach(engine))
             return result
 
         module.initialize = initialize_and_attach
@@ -91,9 +94,9 @@ def main(arguments: list[str] | None = None) -> None:
     def finish() -> None:
         if os.getpid() != main_pid:
             return  # a forked data-loading worker
-        for handle in finder.handles:
+        for handle in [*finder.handles]:
             handle.detach()
-        if not finder.handles:
+        if not finder.found_engine:
             print(
                 f"[ds_hooks] {script} ended without a pipeline engine, so no bubble was seen; needed is "
                 f"deepspeed.initialize(model=...) with a PipelineModule or a DualPipeVModule",

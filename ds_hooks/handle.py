@@ -4,6 +4,7 @@ import os
 import sys
 import time
 import traceback
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ def attach(engine: Any, *, directory: Path | str | None = None, local_rank: int 
     """Publish the bubbles of `engine` to this device's daemon, whether one runs yet or not.
 
     It never raises and never blocks. If the hooks cannot work, they say so on stderr, and the returned handle is off.
+    The hooks leave with `Handle.detach`, or with the engine when the script drops it.
 
     Args:
         engine: what `deepspeed.initialize` returned for a `PipelineModule` or `DualPipeVModule`.
@@ -51,10 +53,8 @@ class Handle:
         self.fault: str | None = None
         self._engine = engine
         self._rank = 0
-        self._page: Page | None = None
-        self._clock: BubbleClock
-        self._side: SideProcess
-        self._publisher: Publisher | None = None
+        self._connection: _Connection | None = None
+        self._engine_gone: weakref.finalize[[int], Any] | None = None
         self._hooks: StepHooks | None = None
         self._instrument: Instrument | None = None
 
@@ -79,22 +79,25 @@ class Handle:
             page.close()  # its words are another job's: leave them alone
             raise
         try:
-            self._clock = clock_for(device_type(engine), page, time.monotonic_ns)
+            clock = clock_for(device_type(engine), page, time.monotonic_ns)
         except Exception:
             page.close()
             raise
-        self._page = page
-        self._side = SideProcess(page.words, can_halt=self._clock.follows_host)
-        self._side.halt()
-        self._publisher = Publisher(f"ipc://{socket_path(directory, local_rank)}")
-        self._hooks = StepHooks(engine, waits, page.words, self._clock, self._side, self._publisher)
+        side = SideProcess(page.words, can_halt=clock.follows_host)
+        side.halt()
+        publisher = Publisher(f"ipc://{socket_path(directory, local_rank)}")
+        self._connection = _Connection(page, clock, side, publisher, self._rank)
+        # where a script drops its engine: the socket would hang the garbage collection, and the role stay taken
+        self._engine_gone = weakref.finalize(engine, self._connection.leave, 0)
+        self._engine_gone.atexit = False
+        self._hooks = StepHooks(engine, waits, page.words, clock, side, publisher)
         self._instrument = Instrument(engine, self._hooks, self.switch_off)
         self._instrument.wrap()
         self.enabled = True
         hello = Hello(
             os.getpid(), self._rank, engine.grid.world_size, engine.stage_id, engine.num_stages, engine.micro_batches
         )
-        self._publisher.hello(time.monotonic_ns(), hello)
+        publisher.hello(time.monotonic_ns(), hello)
 
     def detach(self) -> None:
         """Restore the engine, say goodbye to the daemon, and give the page back. A second call does nothing."""
@@ -120,15 +123,34 @@ class Handle:
         self.enabled = False
         if self._instrument is not None:
             self._instrument.unwrap()
-        page, publisher, self._page, self._publisher = self._page, self._publisher, None, None
-        if page is not None:
-            self._side.leave()
-            page.words[Field.HOOK_FAULTS] += fault
-            page.words[Field.MAIN_PID] = 0
-            self._clock.leave(wait=not fault)
-            page.close()
-        if publisher is not None:
-            if self._hooks is not None:
-                self._hooks.leave()
-            publisher.send(time.monotonic_ns(), Bye(self._rank, fault))
-            publisher.close()
+        if self._engine_gone is not None:
+            self._engine_gone.detach()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.leave(fault, self._hooks)
+
+
+class _Connection:
+    """What a handle holds of the world outside. It knows no engine, so that it outlives one that is dropped."""
+
+    def __init__(self, page: Page, clock: BubbleClock, side: SideProcess, publisher: Publisher, rank: int) -> None:
+        self.publisher = publisher
+        self.clock = clock
+        self._page = page
+        self._side = side
+        self._rank = rank
+        self._pid = os.getpid()
+
+    def leave(self, fault: int, hooks: StepHooks | None = None) -> None:
+        """Give the page back and say goodbye, after what `hooks` still know."""
+        if os.getpid() != self._pid:
+            return  # a forked child, such as a data-loading worker: all this is its parent's
+        self._side.leave()
+        self._page.words[Field.HOOK_FAULTS] += fault
+        self._page.words[Field.MAIN_PID] = 0
+        self.clock.leave(wait=not fault)
+        self._page.close()
+        if hooks is not None:
+            hooks.leave()
+        self.publisher.send(time.monotonic_ns(), Bye(self._rank, fault))
+        self.publisher.close()

@@ -199,7 +199,8 @@ def test_hooks_on_a_device_tell_true_times_and_never_wait(
     page = daemon.page
     plan_slot(page.words, 1, 5 * MS)
     plan_steps(page.words, 1, 100)
-    clock = handle._clock
+    assert handle._connection is not None
+    clock = handle._connection.clock
     assert isinstance(clock, CudaClock)
     driver.wait_at_least(DEFAULT_STREAM, clock._device_words.address(Field.PROBE), 4)
     for _ in range(10):

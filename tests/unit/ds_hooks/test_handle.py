@@ -1,5 +1,7 @@
 """Attaching: which engines are served, and what happens without a daemon."""
 
+import gc
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,8 +9,10 @@ from typing import Any
 import pytest
 
 from ds_hooks import Handle, attach
+from ds_hooks.shared.page import Field
 from ds_hooks.shared.page_file import page_path
-from tests.support.hooked_engine import Daemon, Engine
+from ds_hooks.shared.wire import Bye
+from tests.support.hooked_engine import Daemon, Engine, connect
 
 
 @pytest.mark.parametrize(
@@ -52,6 +56,30 @@ def test_a_second_attach_is_refused_and_the_first_goes_on(
 def test_without_a_daemon_messages_are_dropped_and_counted(engine: Engine, tmp_path: Path) -> None:
     handle = attach(engine, directory=tmp_path / "run", local_rank=0)
     assert engine.train_batch() == 0.5
-    assert handle._publisher is not None and handle._publisher.dropped > 0
+    assert handle._connection is not None and handle._connection.publisher.dropped > 0
     handle.detach()
     assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_an_engine_that_the_script_drops_takes_its_hooks_along(engine: Engine, daemon: Daemon, tmp_path: Path) -> None:
+    engines = [Engine(engine.page_path)]
+    assert attach(engines[0], directory=tmp_path / "run", local_rank=0).enabled
+    connect(engines[0], daemon)
+    engines.clear()
+    gc.collect()
+    assert daemon.hear_all()[-1] == Bye(0, 0)
+    assert daemon.page.words[Field.MAIN_PID] == 0
+    second = attach(engine, directory=tmp_path / "run", local_rank=0)
+    assert second.enabled, second.fault
+    second.detach()
+
+
+def test_a_forked_child_leaves_its_parents_hooks_alone(handle: Handle, engine: Engine, daemon: Daemon) -> None:
+    child = os.fork()
+    if child == 0:
+        handle.detach()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert daemon.page.words[Field.MAIN_PID] == os.getpid()
+    engine.train_batch()
+    assert engine.seen[1] == ("RecvGrad", True)
