@@ -16,6 +16,7 @@ from ds_hooks.publisher import Publisher
 from ds_hooks.shared.driver import DriverError
 from ds_hooks.shared.page import Field, Role
 from ds_hooks.shared.page_file import Page, PageError, page_path, runtime_dir, socket_path
+from ds_hooks.shared.ranks import LOCAL_RANK, first_number
 from ds_hooks.shared.wire import Bye, Hello
 from ds_hooks.side_process import SideProcess
 from ds_hooks.step_hooks import StepHooks
@@ -30,7 +31,8 @@ def attach(engine: Any, *, directory: Path | str | None = None, local_rank: int 
     Args:
         engine: what `deepspeed.initialize` returned for a `PipelineModule` or `DualPipeVModule`.
         directory: where pages and sockets are; by default `$SQUEEZER_DIR`, else the user's own runtime directory.
-        local_rank: this process's number on its machine; by default `$LOCAL_RANK`, else the engine's.
+        local_rank: this process's number on its machine; by default as the launcher says (`shared.ranks`),
+            else the engine's.
     """
     handle = Handle(engine)
     try:
@@ -69,7 +71,9 @@ class Handle:
         engine = self._engine
         check_engine(engine)
         if local_rank is None:
-            local_rank = int(os.environ.get("LOCAL_RANK", max(int(getattr(engine, "local_rank", 0) or 0), 0)))
+            local_rank = first_number(os.environ, LOCAL_RANK)
+        if local_rank is None:
+            local_rank = max(int(getattr(engine, "local_rank", 0) or 0), 0)
         self._rank = int(engine.global_rank)
         waits = waits_of(engine)
         page = Page.open(page_path(directory, local_rank))

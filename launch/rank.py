@@ -21,21 +21,6 @@ RUN = "SQUEEZER_RUN"
 PIN_CORES = "SQUEEZER_PIN_CORES"
 """"0": somebody else, such as `--bind_cores_to_rank`, has pinned the ranks already."""
 
-# DeepSpeed's own launcher sets the first of each; the others are those of Open MPI, MVAPICH, Hydra and Slurm.
-_LOCAL_RANK = (
-    "LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MV2_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "SLURM_LOCALID",
-)
-_LOCAL_SIZE = (
-    "LOCAL_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "MV2_COMM_WORLD_LOCAL_SIZE",
-    "MPI_LOCALNRANKS",
-    "SLURM_NTASKS_PER_NODE",
-)
 _OTHER_SIGNS = ("/dev/kfd", "/dev/davinci0", "/dev/accel")
 """One of these exists where there is an accelerator without CUDA."""
 
@@ -46,14 +31,6 @@ def runs_on_cores(environment: Mapping[str, str], exists: Callable[[str], bool] 
 
     named = environment.get("DS_ACCELERATOR")
     return named == "cpu" or (named is None and not any(exists(sign) for sign in (*CUDA_SIGNS, *_OTHER_SIGNS)))
-
-
-def first_number(environment: Mapping[str, str], names: Sequence[str], default: int) -> int:
-    """The first of `names` that is set to a whole number."""
-    for name in names:
-        if environment.get(name, "").isdecimal():
-            return int(environment[name])
-    return default
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -82,6 +59,22 @@ def training_command(python: str, script: Sequence[str], local_rank_option: str 
     return [python, "-u", "-m", "ds_hooks", *script, *([local_rank_option] if local_rank_option else [])]
 
 
+def daemon_environment(environment: Mapping[str, str], local_rank: int) -> dict[str, str]:
+    """The daemon's environment: the ranks under one name each, whatever the launcher calls them.
+
+    Records are named by the rank, so that two machines never write one file. The training's own environment stays as
+    it is: a script may take `RANK` for a sign that all else of torchrun's is set, too.
+    """
+    from ds_hooks.shared.ranks import RANK, first_number
+
+    job_rank = first_number(environment, RANK)
+    return {
+        **environment,
+        "RANK": str(local_rank if job_rank is None else job_rank),
+        "LOCAL_RANK": str(local_rank),
+    }
+
+
 def daemon_pid_path(directory: Path, local_rank: int) -> Path:
     """The file in which the launcher finds the daemon that it waits for."""
     return directory / f"daemon{local_rank}.pid"
@@ -102,7 +95,7 @@ def _start_daemon(local_rank: int) -> None:
             make_private_dir(folder)
     pid_file = daemon_pid_path(directory, local_rank)
     command = daemon_command(sys.executable, os.environ[CONFIG], os.environ[RUN], local_rank, os.getpid(), pid_file)
-    daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=daemon_environment(os.environ, local_rank))
     pid_file.write_text(str(daemon.pid), encoding="ascii")
 
 
@@ -110,20 +103,22 @@ def main() -> None:
     """Prepare, then become the training. Does not return."""
     local_rank_option, script = split_arguments(sys.argv[1:])
     named = local_rank_option.partition("=")[2] if local_rank_option else ""
-    local_rank = int(named) if named.isdecimal() else first_number(os.environ, _LOCAL_RANK, 0)
+    own_folder = str(Path(__file__).resolve().parent)
+    sys.path[:] = [entry for entry in sys.path if entry != own_folder]  # it holds no modules to import
+    from ds_hooks.shared.ranks import LOCAL_RANK, LOCAL_SIZE, first_number
+
+    local_rank = int(named) if named.isdecimal() else first_number(os.environ, LOCAL_RANK) or 0
     try:
-        own_folder = str(Path(__file__).resolve().parent)
-        sys.path[:] = [entry for entry in sys.path if entry != own_folder]  # it holds no modules to import
         from squeezer.config import load_config
 
         config = load_config(os.environ[CONFIG])
         if config.run.pin_cores and os.environ.get(PIN_CORES) != "0" and runs_on_cores(os.environ):
-            _pin_cores(local_rank, first_number(os.environ, _LOCAL_SIZE, 1))
+            _pin_cores(local_rank, first_number(os.environ, LOCAL_SIZE) or 1)
         _start_daemon(local_rank)
     except Exception as error:
         from ds_hooks.shared import logs
 
-        logs.set_up(rank=first_number(os.environ, ("RANK",), local_rank))
+        logs.set_up(rank=int(daemon_environment(os.environ, local_rank)["RANK"]))
         text = "no daemon, so nothing is squeezed; training continues"
         logging.getLogger("launch.rank").error("%s: %s: %s", text, type(error).__name__, error)
     command = training_command(sys.executable, script, local_rank_option)

@@ -151,11 +151,6 @@ def test_the_daemon_belongs_to_one_device_and_to_the_job() -> None:
     assert command == ["python", "-m", "squeezer", *tail, "--pid-file", "/pages/a/daemon3.pid"]
 
 
-def test_the_first_name_that_is_set_counts() -> None:
-    assert rank.first_number({"B": "2", "C": "3"}, ("A", "B", "C"), 0) == 2
-    assert rank.first_number({"A": "2(x3)"}, ("A",), 7) == 7
-
-
 @pytest.mark.parametrize(
     ("environment", "devices", "cpu"),
     [
