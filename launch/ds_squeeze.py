@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
@@ -28,11 +27,8 @@ from ds_hooks.shared.endings import USER_ERROR_STATUS
 from ds_hooks.shared.moved import MOVED
 from ds_hooks.shared.page_file import (
     DIRECTORY_VARIABLE,
-    SOCKET_PATH_MAX_BYTES,
     PageError,
-    make_private_dir,
     runtime_dir,
-    socket_path,
 )
 from launch import rank
 from launch.leftovers import (
@@ -42,9 +38,9 @@ from launch.leftovers import (
     close_directory,
     dead_build_locks,
     end_daemons,
+    fresh_directory,
     move_records_aside,
     remove_build_locks,
-    remove_dead_directories,
     remove_deepspeed_buffers,
     running_daemons,
     stop_children,
@@ -56,7 +52,6 @@ EXAMPLE = "example:\n  ds_squeeze --squeezer examples/demo.toml --num_accelerato
 _FLAG = "--squeezer"
 _WAIT_FOR_DAEMONS_S = 30.0
 _ENDED_WELL = "the main job has ended"
-_LONGEST_DIRECTORY = SOCKET_PATH_MAX_BYTES - len(str(socket_path(Path("/run-abcdefgh"), 999)))
 
 log = logging.getLogger(__name__)
 
@@ -148,18 +143,6 @@ def _prepare_environment() -> None:
         os.environ["PATH"] = tools + os.pathsep + path
     if rank.runs_on_cores(os.environ):
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-
-
-def _fresh_directory() -> Path:
-    """Make a private place for this run's pages and sockets, in memory and with a short path."""
-    parent = make_private_dir(runtime_dir()).resolve()
-    if len(str(parent)) > _LONGEST_DIRECTORY:
-        raise LaunchError(
-            f"{parent} is too long a path for sockets; allowed: {_LONGEST_DIRECTORY} characters; "
-            f"name another directory with ${DIRECTORY_VARIABLE}"
-        )
-    remove_dead_directories(parent)
-    return Path(tempfile.mkdtemp(prefix="run-", dir=parent))
 
 
 @contextmanager
@@ -265,7 +248,6 @@ def squeeze(arguments: Sequence[str]) -> int:
     Raises:
         LaunchError: the command line cannot be launched. Nothing has started, as in the other cases.
         ConfigError: the configuration cannot be used.
-        PageError: there is no private directory for pages and sockets.
         RunInUseError: another run uses the run's directory.
     """
     _require_flag(arguments)
@@ -284,7 +266,12 @@ def squeeze(arguments: Sequence[str]) -> int:
     run = config.run.directory
     is_first_node = changed.node_rank <= 0  # with --no_ssh every node has a launcher; the first one reports
     with _ended_once(), ExitStack() as around:
-        directory = _fresh_directory()
+        try:
+            directory = fresh_directory(runtime_dir())
+        except (PageError, OSError) as error:  # maybe another user's doing, which must not stop a training
+            log.warning("nothing is squeezed or recorded, and the training runs without us: %s", error)
+            parsed.master_port = changed.master_port
+            return _launch(runner, parsed)
         around.callback(close_directory, directory)
         around.callback(os.close, claim_directory(directory))
         if has_own_port:
@@ -324,7 +311,7 @@ def main() -> None:
         return
     try:
         code = squeeze(arguments)
-    except (LaunchError, ConfigError, PageError, RunInUseError) as error:
+    except (LaunchError, ConfigError, RunInUseError) as error:
         print(f"ds_squeeze: {error}", file=sys.stderr)
         code = USER_ERROR_STATUS
     except KeyboardInterrupt:

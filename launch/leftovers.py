@@ -5,13 +5,22 @@ import logging
 import os
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 import psutil
 
+from ds_hooks.shared.page_file import (
+    DIRECTORY_VARIABLE,
+    SOCKET_PATH_MAX_BYTES,
+    PageError,
+    make_private_dir,
+    socket_path,
+)
 from squeezer.records.layout import files_of
 
 _AFTER_SIGNAL_S = 5.0
@@ -72,6 +81,30 @@ class RunLock:
 
 
 _LAUNCHER_LOCK = "launcher.lock"
+_RUN_PREFIX = "run-"
+_LONGEST_PARENT = SOCKET_PATH_MAX_BYTES - len(str(socket_path(Path(f"/{_RUN_PREFIX}abcdefgh"), 999)))
+
+
+def fresh_directory(parent: Path) -> Path:
+    """Make a private place in `parent` for one run's pages and sockets. Dead ones there are removed first.
+
+    Raises:
+        PageError: `parent` is not private, or its path is too long for sockets.
+        OSError: it cannot be made, or is full.
+    """
+    parent = parent.absolute()
+    if len(str(parent)) > _LONGEST_PARENT:
+        raise PageError(
+            f"{parent} is too long a path for sockets; allowed: {_LONGEST_PARENT} characters; "
+            f"name another directory with ${DIRECTORY_VARIABLE}"
+        )
+    while True:
+        make_private_dir(parent)
+        remove_dead_directories(parent)
+        try:
+            return Path(tempfile.mkdtemp(prefix=_RUN_PREFIX, dir=parent))
+        except FileNotFoundError:
+            continue  # another run, the last one here, has just removed it
 
 
 def claim_directory(directory: Path) -> int:
@@ -89,7 +122,7 @@ def claim_directory(directory: Path) -> int:
 def remove_dead_directories(parent: Path) -> list[Path]:
     """Remove the directories of killed launchers whose daemons are gone too; returns them."""
     dead = []
-    for lock in sorted(parent.glob(f"run-*/{_LAUNCHER_LOCK}")):
+    for lock in sorted(parent.glob(f"{_RUN_PREFIX}*/{_LAUNCHER_LOCK}")):
         try:
             descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -210,7 +243,9 @@ def remove_deepspeed_buffers(port: int, memory: Path = Path("/dev/shm")) -> None
 
 
 def close_directory(directory: Path) -> None:
-    """End this run's remaining daemons now, and remove its pages and sockets."""
+    """End this run's remaining daemons now, and remove its pages and sockets; and the place of all runs, if empty."""
     end_daemons(lambda: running_daemons(directory), 0.0)
     if not running_daemons(directory):
         shutil.rmtree(directory, ignore_errors=True)
+        with suppress(OSError):  # other runs are there, or it is another's to remove
+            directory.parent.rmdir()

@@ -72,10 +72,11 @@ def _add_daemon(parser: argparse.ArgumentParser) -> None:
 
 
 def _remove(pid_file: Path) -> None:
-    """With its directory, if nobody else uses that."""
+    """With its directory and the place of all runs, if nobody else uses those."""
     pid_file.unlink(missing_ok=True)
     with suppress(OSError):
         pid_file.parent.rmdir()
+        pid_file.parent.parent.rmdir()
 
 
 def _report(parsed: argparse.Namespace) -> int:

@@ -4,7 +4,10 @@ import argparse
 import os
 import signal
 import socket
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +20,7 @@ from launch.leftovers import (
     close_directory,
     dead_build_locks,
     end_daemons,
+    fresh_directory,
     move_records_aside,
     remove_build_locks,
     remove_dead_directories,
@@ -29,6 +33,9 @@ from tests.support.logged import logged
 def deepspeed_parser(arguments: list[str]) -> argparse.Namespace:
     """The part of DeepSpeed's parser that matters here."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--hostfile", default="/none")
+    parser.add_argument("--node_rank", type=int, default=-1)
+    parser.add_argument("--bind_cores_to_rank", action="store_true")
     parser.add_argument("--num_gpus", "--num_accelerators", type=int, default=-1)
     parser.add_argument("--master_port", type=int, default=29500)
     parser.add_argument("--autotuning", default="")
@@ -224,8 +231,15 @@ def test_a_dead_or_foreign_process_is_no_daemon(tmp_path: Path) -> None:
     (tmp_path / "daemon2.pid").write_text(str(os.getpid()))  # a number that was used again
     assert running_daemons(tmp_path) == []
     end_daemons(lambda: running_daemons(tmp_path), 0.0)
-    close_directory(tmp_path)
-    assert not tmp_path.exists()
+
+
+def test_the_place_of_all_runs_goes_with_the_last_of_them(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    first, second = fresh_directory(place), fresh_directory(place)
+    close_directory(first)
+    assert [*place.iterdir()] == [second]
+    close_directory(second)
+    assert not place.exists()
 
 
 def test_directories_of_killed_launchers_are_removed_and_no_others(tmp_path: Path) -> None:
@@ -251,3 +265,39 @@ def test_the_clearing_up_is_not_ended_by_a_second_signal() -> None:
             cleared.append(True)
     assert (ended.value.code, cleared) == (128 + signal.SIGTERM, [True])
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+FOUND_THERE: dict[str, Callable[[Path], object]] = {
+    "a file": lambda place: place.touch(),
+    "a link": lambda place: place.symlink_to("/tmp"),
+    "open to others": lambda place: (place.mkdir(), place.chmod(0o777)),
+    "in a file": lambda place: place.parent.touch(),
+    "another user's": lambda place: (place.mkdir(mode=0o700), os.chown(place, 12345, 12345)),
+}
+
+
+@pytest.mark.parametrize("found", FOUND_THERE)
+def test_a_runtime_directory_that_must_not_be_used_does_not_stop_the_training(
+    found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if found == "another user's" and os.getuid() != 0:
+        pytest.skip("only root can give a directory away")
+    place = tmp_path / "made" / "place"
+    if found != "in a file":
+        place.parent.mkdir()
+    FOUND_THERE[found](place)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "s.toml").write_text(f'[run]\ndirectory = "{tmp_path}/run"\n')
+    for name, value in {"SQUEEZER_DIR": str(place), "DS_ACCELERATOR": "cpu", "PATH": os.environ["PATH"]}.items():
+        monkeypatch.setenv(name, value)  # and undo what the launcher sets
+    launched: list[argparse.Namespace] = []
+    runner = SimpleNamespace(parse_args=deepspeed_parser, EXPORT_ENVS=[])
+    runner.main = lambda: launched.append(runner.parse_args())
+    monkeypatch.setitem(sys.modules, "deepspeed.launcher", SimpleNamespace(runner=runner))
+    monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(launcher=None))
+    with logged():
+        code = ds_squeeze.squeeze(["--squeezer", str(tmp_path / "s.toml"), str(tmp_path / "train.py"), "--lr", "1"])
+    assert code == 0
+    assert [(job.user_script, job.user_args) for job in launched] == [(str(tmp_path / "train.py"), ["--lr", "1"])]
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and "nothing is squeezed" in said[0] and str(tmp_path / "made") in said[0]
