@@ -1,5 +1,6 @@
 """What the hooks need of an engine, and which engines they can serve."""
 
+import re
 import weakref
 from typing import Any
 
@@ -7,12 +8,43 @@ from ds_hooks.clock.registry import CLOCKS
 from ds_hooks.schedule import Waits
 
 WRAPPED_METHODS = ("train_batch", "_exec_schedule", "_aggregate_total_loss")
+OLDEST_TESTED, NEWEST_TESTED = (0, 16, 9), (0, 19, 8)
+"""Releases of DeepSpeed. A change here is one in setup.cfg, constraints.txt and README.md too."""
+BROKEN = (0, 18, 3), (0, 19, 3)
+"""From the first to before the second of these, pipelines do not train rightly."""
 HOOKED: "weakref.WeakSet[Any]" = weakref.WeakSet()
 """The engines that have hooks now."""
 
 
 class AttachError(Exception):
     """The hooks cannot serve this engine; the message says why, and which engines they can serve."""
+
+
+def check_release(release: str) -> str | None:
+    """Judge a release of DeepSpeed by its version, such as "0.19.8+cu128".
+
+    Returns:
+        None for a tested one, else a warning for the user.
+
+    Raises:
+        AttachError: its pipelines are broken, with or without hooks.
+    """
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", release)
+    number = tuple(map(int, found.groups())) if found else ()
+    first, last = OLDEST_TESTED, NEWEST_TESTED
+    broken_from, broken_until = BROKEN
+    if broken_from <= number < broken_until:
+        raise AttachError(
+            f"pipelines of DeepSpeed {release} hang or scale gradients wrongly; allowed are {_text(first)} to before "
+            f"{_text(broken_from)}, and from {_text(broken_until)}"
+        )
+    if first <= number <= last:
+        return None
+    return f"DeepSpeed {release} is not tested; tested are {_text(first)} to {_text(last)}. The hooks try all the same"
+
+
+def _text(release: tuple[int, ...]) -> str:
+    return ".".join(map(str, release))
 
 
 def check_engine(engine: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ds_hooks.clock.base import BubbleClock
 from ds_hooks.clock.registry import clock_for
-from ds_hooks.engine import AttachError, check_engine, device_type, waits_of
+from ds_hooks.engine import AttachError, check_engine, check_release, device_type, waits_of
 from ds_hooks.instrument import Instrument
 from ds_hooks.publisher import Publisher
 from ds_hooks.shared.driver import DriverError
@@ -70,11 +70,15 @@ class Handle:
         """
         engine = self._engine
         check_engine(engine)
+        self._rank = int(engine.global_rank)
+        deepspeed = sys.modules.get("deepspeed")  # loaded by whoever made a true engine
+        warning = None if deepspeed is None else check_release(str(getattr(deepspeed, "__version__", "")))
+        if warning is not None:
+            print(f"[ds_hooks] rank {self._rank}: {warning}", file=sys.stderr)
         if local_rank is None:
             local_rank = first_number(os.environ, LOCAL_RANK)
         if local_rank is None:
             local_rank = max(int(getattr(engine, "local_rank", 0) or 0), 0)
-        self._rank = int(engine.global_rank)
         waits = waits_of(engine)
         page = Page.open(page_path(directory, local_rank))
         try:
