@@ -7,6 +7,7 @@ On a CUDA device the same moments would be those of the issue: see `cuda`.
 import time
 from collections.abc import Callable
 
+from ds_hooks.shared.memory_order import full_fence, light_fence
 from ds_hooks.shared.page import ClockKind, Field
 from ds_hooks.shared.page_file import Page
 
@@ -48,7 +49,10 @@ class CpuClock:
         words[Field.BUBBLE_START_NS] = now_ns
         words[Field.PLAN_BASE_NS] = base_ns
         words[Field.PERMIT_UNTIL_NS] = now_ns + permit_ns if permit_ns else 0
+        light_fence()
         words[Field.BUBBLE] = self.epoch << 1 | 1
+        if permit_ns:
+            full_fence()  # written before the main job looks whether the side task sleeps
         return now_ns
 
     def close(self) -> int:
@@ -56,6 +60,7 @@ class CpuClock:
         words = self._words
         words[Field.BUBBLE] = self.epoch << 1
         # read after the write: a reader that saw the word open looked before this time
+        full_fence()
         words[Field.BUBBLE_END_NS] = now_ns = self._clock_ns()
         return now_ns
 

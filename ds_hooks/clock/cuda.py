@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from ds_hooks.shared.device_uuid import uuid_number, write_device_uuid
 from ds_hooks.shared.driver import PATIENCE_S, CudaDriver, DeviceWords, Driver, DriverError, comes, keep_mapped
+from ds_hooks.shared.memory_order import light_fence
 from ds_hooks.shared.page import ClockKind, DeviceGate, Field
 from ds_hooks.shared.page_file import Page
 
@@ -233,6 +234,7 @@ class PolledCudaClock(CudaClock):
             while event and not self._driver.is_done(event):
                 time.sleep(_NAP_S)
             for field, value in values:
+                light_fence()
                 words[field] = value
             if event:
                 self._looked_at.put(event)

@@ -7,6 +7,7 @@ the renewals. Times are whole µs: a slot's first word holds `opens_before << 32
 
 from collections.abc import Sequence
 
+from ds_hooks.shared.memory_order import light_fence
 from ds_hooks.shared.page import PLANNED_SLOTS, RENEWALS_PER_SLOT, Field
 
 _LONGEST_US = 2**31 - 1
@@ -24,7 +25,10 @@ def planned_permit(words: "memoryview[int]", step: int, slot: int) -> tuple[int,
         (permit, opens before) in ns, as given to `plan_slot`; (0, 0): it stays shut.
     """
     # this order: while the plan changes, the old one, the new one or none is read, never a mixture
-    if words[Field.PLAN_UNTIL_STEP] > step >= words[Field.PLAN_FROM_STEP] and slot < PLANNED_SLOTS:
+    until_step = words[Field.PLAN_UNTIL_STEP]
+    light_fence()
+    if until_step > step >= words[Field.PLAN_FROM_STEP] and slot < PLANNED_SLOTS:
+        light_fence()
         word = words[Field.PERMITS + slot]
         return (word & 0xFFFFFFFF) * 1000, (word >> 32) * 1000
     return 0, 0
@@ -33,7 +37,9 @@ def planned_permit(words: "memoryview[int]", step: int, slot: int) -> tuple[int,
 def plan_steps(words: "memoryview[int]", from_step: int, until_step: int) -> None:
     """Make the plan hold for the steps from `from_step` until before `until_step`. Only the daemon calls this."""
     words[Field.PLAN_UNTIL_STEP] = min(until_step, words[Field.PLAN_UNTIL_STEP])
+    light_fence()
     words[Field.PLAN_FROM_STEP] = from_step
+    light_fence()
     words[Field.PLAN_UNTIL_STEP] = until_step
 
 

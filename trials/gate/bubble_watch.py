@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 
+from ds_hooks.shared.memory_order import light_fence
 from ds_hooks.shared.page import DeviceGate, Field
 from ds_hooks.shared.plan import find_renewal
 
@@ -32,6 +33,7 @@ class BubbleWatch:
         """Read the words. Returns whether a bubble has begun since the last look, which then counts as its begin."""
         words, looked_ns = self._words, self._clock_ns()
         bubble = words[Field.BUBBLE]
+        light_fence()
         has_begun = False
         if bubble != self.bubble:
             if self.bubble & 1:
@@ -82,5 +84,9 @@ class BubbleWatch:
                 from_ns, until_ns = find_renewal(words, self._slot, elapsed_ns, needs_ns) or (elapsed_ns, 0)
                 if from_ns <= elapsed_ns:
                     left_ns = max(left_ns, until_ns - elapsed_ns)
+            light_fence()
             return left_ns if words[Field.BUBBLE] == self.bubble else 0
-        return words[Field.DUE_PERMIT_NS] if self.is_due else 0
+        if not self.is_due:
+            return 0
+        light_fence()
+        return words[Field.DUE_PERMIT_NS]

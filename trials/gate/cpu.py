@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from time import monotonic_ns, thread_time_ns
 
+from ds_hooks.shared.memory_order import full_fence, light_fence
 from ds_hooks.shared.page import Field, SideActivity
 from ds_hooks.shared.page_file import Page
 from ds_hooks.shared.plan import find_renewal
@@ -99,6 +100,7 @@ class CpuGate(UnitCosts):
             return
         # written before the look: the main job relies on it if it finds the side task asleep at a bubble's end
         words[Field.SIDE_ACTIVITY] = SideActivity.HOST if unit == HOST_UNIT else SideActivity.UNIT
+        full_fence()
         cpu_ns = thread_time_ns()
         if self._running is not None:
             self._end_running(monotonic_ns(), cpu_ns)
@@ -143,6 +145,7 @@ class CpuGate(UnitCosts):
         """
         words = self._words
         bubble = words[Field.BUBBLE]
+        light_fence()
         now_ns = monotonic_ns()
         if not bubble & 1:
             return 0
@@ -151,6 +154,7 @@ class CpuGate(UnitCosts):
             from_ns, until_ns = self._renewal(unit, now_ns)
             if not from_ns or from_ns > now_ns:
                 return 0
+        light_fence()
         if words[Field.BUBBLE] != bubble:
             return 0
         self._bubble, self._until_ns = bubble, until_ns
@@ -232,6 +236,7 @@ class CpuGate(UnitCosts):
         left_ns: deque[int] = deque(maxlen=DECLINED_BEFORE_DOUBT)
         while True:
             words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
+            full_fence()
             received = None
             # a bubble that began before ASLEEP was written woke no one: look once more
             if not self._start_of(unit):
@@ -243,6 +248,7 @@ class CpuGate(UnitCosts):
                 self._running = None
                 raise StopRequested
             words[Field.SIDE_ACTIVITY] = SideActivity.HOST if unit == HOST_UNIT else SideActivity.UNIT
+            full_fence()
             start_ns = self._start_of(unit)
             if start_ns:
                 return start_ns

@@ -1,0 +1,104 @@
+"""Fences stand where the protocol's rules need an order, on processors that keep little of it by themselves."""
+
+import importlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ds_hooks.clock import cpu as clock
+from ds_hooks.shared import memory_order, plan
+from ds_hooks.shared.page import PAGE_BYTES, Field, SideActivity
+from trials.gate import cpu as gate
+
+LIGHT, FULL = "light fence", "full fence"
+
+
+class Words(list[int]):
+    """Words that note each access."""
+
+    def __init__(self, log: list[object]) -> None:
+        super().__init__([0] * (PAGE_BYTES // 8))
+        self.log = log
+
+    def __getitem__(self, at: Any) -> Any:
+        self.log.append(("read", at))
+        return super().__getitem__(at)
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        self.log.append(("write", at))
+        super().__setitem__(at, value)
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    found: list[object] = []
+    for module in (clock, plan, gate):
+        for name, fence in (("light_fence", LIGHT), ("full_fence", FULL)):
+            monkeypatch.setattr(module, name, lambda fence=fence: found.append(fence), raising=False)
+    return found
+
+
+def between(log: list[object], first: tuple[str, int], then: tuple[str, int]) -> list[object]:
+    """The fences between the first `first` and the next `then`."""
+    begin = log.index(first)
+    return [each for each in log[begin : log.index(then, begin)] if each in (LIGHT, FULL)]
+
+
+def test_a_bubble_is_announced_after_its_words_and_before_the_look_at_the_side_task(log: list[object]) -> None:
+    words: Any = Words(log)
+    found = clock.CpuClock(type("Page", (), {"words": words})(), lambda: 5)
+    log.clear()
+    found.open(1, 2, 1000)
+    for field in (Field.STEP, Field.SLOT, Field.BUBBLE_START_NS, Field.PLAN_BASE_NS, Field.PERMIT_UNTIL_NS):
+        assert between(log, ("write", field), ("write", Field.BUBBLE)), field
+    assert log[-1] == FULL
+    log.clear()
+    found.close()
+    assert between(log, ("write", Field.BUBBLE), ("write", Field.BUBBLE_END_NS)) == [FULL]
+
+
+def test_a_plan_is_written_in_order_and_read_in_order(log: list[object]) -> None:
+    words: Any = Words(log)
+    plan.plan_steps(words, 3, 9)
+    assert between(log, ("write", Field.PLAN_UNTIL_STEP), ("write", Field.PLAN_FROM_STEP))
+    assert between(log, ("write", Field.PLAN_FROM_STEP), ("write", Field.PLAN_UNTIL_STEP))
+    log.clear()
+    plan.planned_permit(words, 5, 0)
+    assert between(log, ("read", Field.PLAN_UNTIL_STEP), ("read", Field.PLAN_FROM_STEP))
+    assert between(log, ("read", Field.PLAN_FROM_STEP), ("read", Field.PERMITS))
+
+
+def test_a_side_task_says_then_looks(log: list[object]) -> None:
+    words: Any = Words(log)
+    made = gate.CpuGate(type("Page", (), {"words": words})())
+    made.use(["only"], 1)
+    words[Field.BUBBLE], words[Field.PERMIT_UNTIL_NS] = 3, 2**62
+    log.clear()
+    made.enter(0)
+    assert words[Field.SIDE_ACTIVITY] == SideActivity.UNIT
+    assert FULL in between(log, ("write", Field.SIDE_ACTIVITY), ("read", Field.BUBBLE))
+    assert between(log, ("read", Field.BUBBLE), ("read", Field.PERMIT_UNTIL_NS))
+    last = len(log) - 1 - log[::-1].index(("read", Field.BUBBLE))
+    permit = log.index(("read", Field.PERMIT_UNTIL_NS))
+    assert permit < last and LIGHT in log[permit:last], "the word is the same after the others were read"
+
+
+@pytest.fixture
+def on_arm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    here = os.uname()
+    arm = os.uname_result((here.sysname, here.nodename, here.release, here.version, "aarch64"))
+    with monkeypatch.context() as context:
+        context.setattr(os, "uname", lambda: arm)
+        importlib.reload(memory_order)
+    yield
+    importlib.reload(memory_order)
+
+
+def test_only_processors_that_need_it_pay_for_the_light_fence(on_arm: None) -> None:
+    assert not memory_order.KEEPS_STORE_ORDER
+    assert memory_order.light_fence is memory_order.full_fence
+    memory_order.full_fence()
+    importlib.reload(memory_order)
+    assert (memory_order.light_fence is memory_order.full_fence) is not memory_order.KEEPS_STORE_ORDER
