@@ -7,11 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+import optuna
 import pytest
+from optuna.trial import TrialState
 
 from tests.support.paths import STUDIES
 from tests.support.sandbox import children, wait_for
 from trials.search.client import SearchClient
+from trials.search.storage import open_storage
 from trials.search.worker import HOLDER_NICE, WorkerConfig, serve
 from trials.study import load_study
 
@@ -31,6 +34,29 @@ def search(tmp_path: Path, main_job: Path) -> Iterator[SearchClient]:
     line = SearchClient(partial(serve, load_study(STUDIES / "tiny.py"), sandbox, attached=main_job.exists))
     yield line
     assert line.close("the test is over")
+
+
+def test_workers_share_a_grid_and_end_when_it_is_done(tmp_path: Path) -> None:
+    study = load_study(STUDIES / "tiny.py")
+    study.trials = 40
+    study.sampler = lambda: optuna.samplers.GridSampler({"a": [0, 1, 2, 3, 4]})  # type: ignore[method-assign]
+    study.suggest = lambda trial: {"a": trial.suggest_int("a", 0, 4)}  # type: ignore[method-assign]
+    storage = str(tmp_path / "study.journal")
+    configs = [
+        WorkerConfig(storage=storage, study_name="grid", worker=name, lock_file=tmp_path / "lock") for name in "ab"
+    ]
+    lines = [SearchClient(partial(serve, study, config, attached=lambda: False)) for config in configs]
+    for line in lines:
+        line.send(ask=4)
+    found = [answer(line)[0] for line in lines]
+    begun = [trial for each in found for trial in each["trials"]]
+    assert sorted(trial["params"]["a"] for trial in begun) == [0, 1, 2, 3, 4]
+    for line, each in zip(lines, found, strict=True):
+        for trial in each["trials"]:
+            line.send(report=trial["number"], epoch=3, value=0.5, final=True)
+        assert line.close("the test is over")
+    trials = optuna.load_study(study_name="grid", storage=open_storage(storage)).trials
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 5
 
 
 def threads(pid: int) -> dict[int, int]:

@@ -13,6 +13,7 @@ trials, if no main job has come yet, and work under the lock for which other sea
 import argparse
 import fcntl
 import json
+import logging
 import os
 import signal
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from optuna.trial import Trial, TrialState
 from ds_hooks.shared import logs
 from trials.gate.base import GATE_SIGNALS
 from trials.gate.process import die_with_parent, run_when_idle
+from trials.search.finite import has_begun_all, is_finite
 from trials.search.storage import open_storage
 from trials.study import Study
 
@@ -37,6 +39,8 @@ REASON = "squeezer_reason"
 
 HOLDER_NICE = 10
 """The niceness of work under the lock, a few ms per trial. A busy main job still keeps nine tenths of its core."""
+
+log = logging.getLogger("trials.search.worker")  # as a program its name is __main__
 
 _Result = TypeVar("_Result")
 
@@ -73,6 +77,9 @@ class SearchWorker:
         self._lock_file = config.lock_file
         self._holder = holder
         self._study: optuna.Study = self._alone(partial(_open_study, study, config))
+        self._study.stop = self._stop_asking  # Optuna's own raises outside `optimize`
+        self._stopped = False
+        self._is_finite = is_finite(self._study.sampler)
         self._storage = self._study._storage
         self._trials: dict[int, Trial] = {}  # by number: to find one in the storage reads all that run
         self._left_behind = [
@@ -82,52 +89,77 @@ class SearchWorker:
         ]
 
     def ask(self, most: int) -> dict[str, Any]:
-        """Return up to `most` trials to train: first those left behind, then new ones."""
+        """Return up to `most` trials to train: first those left behind, then new ones.
+
+        They are exhausted if the study has as many trials as it wants, if a sampler of finitely many points has begun
+        them all, or if someone has called Optuna's `Study.stop`: the sampler, the pruner or the user's `suggest`.
+        """
         found: list[dict[str, Any]] = []
         while len(found) < most and self._left_behind:
             frozen = self._left_behind.pop()
             if PARAMS in frozen.user_attrs:
-                params: dict[str, Any] | None = json.loads(frozen.user_attrs[PARAMS])
+                found.append({"number": frozen.number, "params": json.loads(frozen.user_attrs[PARAMS])})
             else:  # its worker was killed while it asked
-                params = self._suggest(self._begin(frozen._trial_id))
-            if params is not None:
-                found.append({"number": frozen.number, "params": params})
+                found += self._begin([frozen._trial_id])
         exhausted = False
         while len(found) < most and not exhausted:
-            wanted = most - len(found)
-            claimed = self._alone(partial(self._claim, wanted))
+            # one by one under the lock, so that the sampler knows what others have begun, and repeats no point
+            wanted = 1 if self._is_finite else most - len(found)
+            if self._is_finite:
+                claimed, begun = self._alone(self._claim_and_begin)
+            else:
+                claimed = self._alone(partial(self._claim, wanted))
+                begun = self._begin(claimed)
             exhausted = len(claimed) < wanted
-            for trial in map(self._begin, claimed):
-                params = self._suggest(trial)
-                if params is not None:
-                    found.append({"number": trial.number, "params": params})
+            found += begun
         return {"trials": found, "exhausted": exhausted}
 
     def report(self, number: int, epoch: int, value: float, final: bool) -> dict[str, Any] | None:
-        """Record a score. Returns an answer if the trial is pruned."""
+        """Record a score. Returns an answer if the trial is pruned, or if the pruner fails on it."""
         if self._has_ended(number):
             return None  # it was pruned while this score was on its way
         trial = self._trial(number)
         trial.report(value, epoch)
         if final:
-            self._study.tell(number, value)
-        elif trial.should_prune():
-            self._study.tell(number, state=TrialState.PRUNED)
-            return {"pruned": number}
-        return None
+            self._tell(number, value=value)
+            return None
+        try:
+            if not trial.should_prune():
+                return None
+        except Exception as error:
+            self.fail(number, f"pruner: {type(error).__name__}: {error}")
+        else:
+            self._tell(number, state=TrialState.PRUNED)
+        return {"pruned": number}
 
     def fail(self, number: int, reason: str) -> None:
         """End trial `number` as failed for `reason`."""
         if self._has_ended(number):
             return
-        self._trial(number).set_user_attr(REASON, reason)
-        self._study.tell(number, state=TrialState.FAIL)
+        self._storage.set_trial_user_attr(self._id(number), REASON, reason)
+        self._tell(number, state=TrialState.FAIL)
 
     def stop(self, reason: str) -> None:
         """End all trials of this worker that have not ended."""
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if trial.user_attrs.get(WORKER) == self._worker:
                 self.fail(trial.number, reason)
+
+    def _stop_asking(self) -> None:
+        self._stopped = True
+
+    def _tell(self, number: int, value: float | None = None, state: TrialState | None = None) -> None:
+        """End a trial. The sampler hears of it, and an error of its own changes nothing any more."""
+        try:
+            self._study.tell(number, value, state=state)
+        except Exception as error:
+            if not self._has_ended(number):
+                raise
+            log.warning("the sampler failed after trial %d: %s: %s", number, type(error).__name__, error)
+
+    def _claim_and_begin(self) -> tuple[list[int], list[dict[str, Any]]]:
+        claimed = self._claim(1)
+        return claimed, self._begin(claimed)
 
     def _claim(self, most: int) -> list[int]:
         """Claim up to `most` trials, first those that the user has enqueued, then new ones. Returns their ids.
@@ -143,34 +175,45 @@ class SearchWorker:
             if self._storage.set_trial_state_values(trial._trial_id, state=TrialState.RUNNING):
                 self._storage.set_trial_user_attr(trial._trial_id, WORKER, self._worker)
                 claimed.append(trial._trial_id)
+        if self._stopped or (len(claimed) < most and has_begun_all(self._study)):
+            return claimed
         ours = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={WORKER: self._worker})
         for _ in range(min(most - len(claimed), self._user_study.trials - len(known))):
             claimed.append(self._storage.create_new_trial(self._study._study_id, template_trial=ours))
         return claimed
 
-    def _begin(self, trial_id: int) -> Trial:
-        self._study._thread_local.cached_all_trials = None  # as in `Study.ask`: the sampler must see new trials
-        trial = Trial(self._study, trial_id)
-        self._trials[trial.number] = trial
-        return trial
+    def _begin(self, trial_ids: list[int]) -> list[dict[str, Any]]:
+        """Let the user's study choose hyperparameters. Return the trials for which it did."""
+        return [begun for trial_id in trial_ids if (begun := self._suggest(trial_id)) is not None]
 
-    def _suggest(self, trial: Trial) -> dict[str, Any] | None:
+    def _suggest(self, trial_id: int) -> dict[str, Any] | None:
+        self._study._thread_local.cached_all_trials = None  # as in `Study.ask`: the sampler must see new trials
+        number = self._storage.get_trial(trial_id).number
         try:
+            trial = self._trials[number] = Trial(self._study, trial_id)
             params = self._user_study.suggest(trial)
             trial.set_user_attr(PARAMS, json.dumps(params))
-        except Exception as error:
-            self.fail(trial.number, f"suggest: {type(error).__name__}: {error}")
+        except optuna.TrialPruned:
+            self._tell(number, state=TrialState.PRUNED)
             return None
-        return params
+        except Exception as error:
+            self.fail(number, f"suggest: {type(error).__name__}: {error}")
+            return None
+        return {"number": number, "params": params}
 
     def _has_ended(self, number: int) -> bool:
-        return bool(self._storage.get_trial(self._trial(number)._trial_id).state.is_finished())
+        return bool(self._storage.get_trial(self._id(number)).state.is_finished())
 
     def _trial(self, number: int) -> Trial:
         if number not in self._trials:
-            trial_id = self._study.get_trials(deepcopy=False)[number]._trial_id
-            self._trials[number] = Trial(self._study, trial_id)
+            self._trials[number] = Trial(self._study, self._id(number))
         return self._trials[number]
+
+    def _id(self, number: int) -> int:
+        """Return a trial's id. To find it in the storage reads all that run."""
+        known = self._trials.get(number)
+        trial_id: int = (self._study.get_trials(deepcopy=False)[number] if known is None else known)._trial_id
+        return trial_id
 
     def _alone(self, do: Callable[[], _Result]) -> _Result:
         def locked() -> _Result:
