@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from trials.fusion import autocast
 from trials.fusion.describe import plain_tensors
 from trials.fusion.errors import RefusedError
 from trials.fusion.inner import Below, Call, Calls, Inner
@@ -262,13 +263,17 @@ class Mapped:
 
     def call(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Call `function` for the module's code, by its rule if it has one."""
-        if self._row is None or function not in CALLS:
+        if self._row is None:
             return function(*args, **kwargs)
+        if function not in CALLS:
+            if not autocast.has_parts(function, args, kwargs):
+                return function(*args, **kwargs)
+            return self._below(autocast.TrialByTrial(function), args, kwargs)
         if CALLS[function][0].bind(*args, **kwargs).arguments.get("inplace"):  # no rule changes its input
             return function(*args, **kwargs)
         return self._below(Call(function, self._rows.generators), args, kwargs)
 
-    def _below(self, inner: Inner | Call, args: Any, kwargs: Any) -> Any:
+    def _below(self, inner: Inner | Call | autocast.TrialByTrial, args: Any, kwargs: Any) -> Any:
         row, self._row = self._row, None  # what `inner` calls is outside the `vmap`
         try:
             return Below.apply(inner, row, args, kwargs)

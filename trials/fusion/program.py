@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from trials.fusion import autocast
 from trials.fusion.mapped import Mapped, MappedStep
 from trials.fusion.registry import JointLayer, Layer, label
 from trials.fusion.rows import Rows
@@ -87,6 +88,8 @@ class Program:
                 yield step.layer.label, f"rule {type(step.layer).__name__}"
             elif isinstance(step, MappedStep):
                 yield step.mapped.label, step.mapped.way(step.reason)
+            elif isinstance(step, CallStep) and step.looped:
+                yield f"node '{step.node}'", autocast.REASON
             elif isinstance(step, CallStep) and step.vmapped:
                 yield f"node '{step.node}'", "vmap of the call: it has no equivalent with the axis K"
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
+from trials.fusion import autocast
 from trials.fusion.errors import FuseError
 from trials.fusion.functional import JOINT, MOVED
 from trials.fusion.registry import CALLS
@@ -20,7 +21,8 @@ from trials.fusion.trees import apart
 class Scalar:
     """A function from one model's outputs and the targets to a scalar, for K models.
 
-    A pure function is traced once, and its steps run without `vmap`. Any other runs under `vmap` each time.
+    A pure function is traced once, and its steps run without `vmap`. Any other runs under `vmap` each time, or trial by
+    trial under autocast.
     """
 
     def __init__(self, name: str, function: Callable[[Any, Tensor], Tensor]) -> None:
@@ -76,7 +78,12 @@ class Scalar:
         def one(own: list[Tensor], own_targets: Tensor) -> Tensor:
             return self._function(together(own), own_targets)
 
+        def row(number: int) -> Tensor:
+            return one([tensor[number] for tensor in tensors], targets[number] if per_trial else targets)
+
         try:
+            if any(autocast.is_on(tensor.device) for tensor in tensors):
+                return autocast.trial_by_trial(row, len(tensors[0]), tensors[0].device, self._name)
             return torch.vmap(one, (0, 0 if per_trial else None), randomness="error")(tensors, targets)
         except torch.OutOfMemoryError:
             raise

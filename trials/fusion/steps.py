@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from trials.fusion import autocast
 from trials.fusion.functional import ELEMENTWISE, JOINT, MOVED, aligned, cat
 from trials.fusion.registry import CALLS, CallRule, FuseError, JointLayer, Layer, arrange
 from trials.fusion.rows import Rows
@@ -149,7 +150,7 @@ class CallStep(Step):
         self.constant = not _found((args[1:], kwargs))
         self.flat = flat and not _found(kwargs)
         self.generators: list[torch.Generator] = []
-        self.vmapped = False
+        self.vmapped = self.looped = False
 
     def bind(self, rows: Rows) -> None:
         """See `Step`."""
@@ -219,26 +220,38 @@ class CallStep(Step):
         return NotImplemented if joined is None else joined
 
     def _vmapped(self, state: State) -> Any:
+        """Compute the call under `vmap`; trial by trial if there is one, or if autocast would cast otherwise."""
         values = state.values
         own = [index for index in self.refs if state.flags[index]]
-        self.vmapped = True
         parts = [apart(values[index]) for index in own]
+        tensors_K = [tensors for tensors, _ in parts]
         together: list[Callable[[Sequence[Tensor]], Any]] = []
 
-        def one(items: list[list[Tensor]]) -> tuple[Tensor, ...]:
+        def call(items: list[list[Tensor]]) -> Any:
             mine = {index: part[1](tensors) for index, part, tensors in zip(own, parts, items, strict=True)}
             args, kwargs = fill((self.args, self.kwargs), lambda index: mine.get(index, values[index]))
-            tensors, rebuild = apart(self.call(*args, **kwargs))
+            return self.call(*args, **kwargs)
+
+        def one(items: list[list[Tensor]]) -> tuple[Tensor, ...]:
+            tensors, rebuild = apart(call(items))
             together[:] = [rebuild]
             return tuple(tensors)
 
+        first = next(tensor for tensors in tensors_K for tensor in tensors)
+        self.looped = len(first) > 1 and autocast.has_parts(self.target, tensors_K, {})
+        self.vmapped = len(first) > 1 and not self.looped
         try:
-            found = torch.vmap(one, randomness="error")([tensors for tensors, _ in parts])
+            if self.vmapped:
+                found = torch.vmap(one, randomness="error")(tensors_K)
+                return together[0](found)
+            return autocast.trial_by_trial(
+                lambda row: call([[tensor[row] for tensor in tensors] for tensors in tensors_K]),
+                *(len(first), first.device, f"node '{self.node}'"),
+            )
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             raise FuseError(f"node '{self.node}' cannot be computed for several trials at once: {error}") from error
-        return together[0](found)
 
 
 def fill(value: Any, get: Callable[[int], Any], constant: Callable[[Any], Any] | None = None) -> Any:

@@ -49,3 +49,23 @@ def drawing_from(generator: torch.Generator) -> Iterator[None]:
         torch.set_rng_state(others)
         if device is not None:
             torch.cuda.set_rng_state(device, generator.device)
+
+
+@contextmanager
+def drawing_nothing(device: torch.device, what: str) -> Iterator[None]:
+    """Refuse PyTorch's own random numbers meanwhile, as `vmap` does, where all trials would share them.
+
+    Raises:
+        RuntimeError: `what` has drawn some.
+    """
+    before = _global_states(device)
+    yield
+    if not all(map(torch.equal, before, _global_states(device))):
+        torch.set_rng_state(before[0])
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(before[1], device)
+        raise RuntimeError(f"{what} draws random numbers; allowed: dropout")
+
+
+def _global_states(device: torch.device) -> list[torch.Tensor]:
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trials.fusion.layers.precision import type_of
 from trials.fusion.layers.shape import inner
 from trials.fusion.registry import Layer, leading, lift, rule
 from trials.fusion.rows import Rows
@@ -141,6 +142,9 @@ class FusedPReLU(Layer):
         # within a trial, channels are the second axis, or the only one
         shape = [size, *([1] if ndim > 2 else []), channels]
         weight = self.weight_KC.view(*shape, *[1] * (ndim - len(shape)))
+        if torch.is_autocast_enabled(x.device.type):
+            kind = type_of(functional.prelu, x)
+            x, weight = x.to(kind), weight.to(kind)
         return torch.where(x > 0, x, weight * x), True
 
 

@@ -3,13 +3,15 @@
 Shapes: K trials, B examples, C channels, D features.
 """
 
-from collections.abc import Sequence
+import abc
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trials.fusion.layers.precision import type_of, widened
 from trials.fusion.registry import FuseError, Layer, leading, lift, rule
 from trials.fusion.rows import Rows
 
@@ -18,6 +20,8 @@ class _Affine(Layer):
     """Shared by the rules here: a scale and a shift per trial, both optional."""
 
     varying: ClassVar[tuple[str, ...]] = ("eps",)
+    function: ClassVar[Callable[..., Tensor]]
+    """PyTorch's own, whose type the result has under autocast."""
     weight_K: Tensor | None
     bias_K: Tensor | None
     size: int
@@ -31,6 +35,15 @@ class _Affine(Layer):
         self.size = rows.size
         self.eps_K = rows.vector(self.path, "eps")
         self.eps = same(self.eps_K)
+
+    def run(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
+        """Any shape to the same: by a formula, rounded once at the end, as in PyTorch's kernel."""
+        y, per_trial = self.formula(widened(x), per_trial, training)
+        return y.to(type_of(type(self).function, x)), per_trial
+
+    @abc.abstractmethod
+    def formula(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
+        """Like `run`, for `x` of at least float32."""
 
     def affine(self, xhat: Tensor, shape: list[int], per_trial: bool) -> tuple[Tensor, bool]:
         """Scale and shift; `shape` is that of the weights with the axes that they broadcast over."""
@@ -60,6 +73,8 @@ def standardise(x: Tensor, axes: tuple[int, ...], eps_K: list[float]) -> Tensor:
 class FusedLayerNorm(_Affine):
     """`nn.LayerNorm` of K trials."""
 
+    function = functional.layer_norm
+
     def __init__(self, module: nn.LayerNorm, path: str) -> None:
         """See `Layer`."""
         super().__init__(module, path)
@@ -67,10 +82,14 @@ class FusedLayerNorm(_Affine):
 
     def run(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
         """``x_KB...D`` or ``x_B...D`` to the same; statistics over the last axes."""
-        if self.size == 1 and self.eps is not None:
-            weight, bias = (None if t is None else t.squeeze(0) for t in (self.weight_K, self.bias_K))
-            y = functional.layer_norm(x, self.shape, weight, bias, self.eps)
-            return (y if per_trial else y.unsqueeze(0)), True
+        if self.size > 1:
+            return super().run(x, per_trial, training)
+        weight, bias = (None if t is None else t.squeeze(0) for t in (self.weight_K, self.bias_K))
+        y = functional.layer_norm(x, self.shape, weight, bias, self.eps_K[0])
+        return (y if per_trial else y.unsqueeze(0)), True
+
+    def formula(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
+        """See `_Affine`."""
         if self.eps is not None:
             xhat = functional.layer_norm(x, self.shape, eps=self.eps)
         else:
@@ -83,13 +102,15 @@ class FusedLayerNorm(_Affine):
 class FusedRMSNorm(_Affine):
     """`nn.RMSNorm` of K trials."""
 
+    function = functional.rms_norm
+
     def __init__(self, module: nn.RMSNorm, path: str) -> None:
         """See `Layer`."""
         super().__init__(module, path)
         self.shape = tuple(module.normalized_shape)
         self.default_eps = module.eps is None
 
-    def run(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
+    def formula(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
         """``x_KB...D`` or ``x_B...D`` to the same; mean square over the last axes."""
         if self.eps is not None or self.default_eps:
             xhat = functional.rms_norm(x, self.shape, eps=self.eps)
@@ -104,12 +125,14 @@ class FusedRMSNorm(_Affine):
 class FusedGroupNorm(_Affine):
     """`nn.GroupNorm` of K trials: statistics are per example, so K becomes part of the batch."""
 
+    function = functional.group_norm
+
     def __init__(self, module: nn.GroupNorm, path: str) -> None:
         """See `Layer`."""
         super().__init__(module, path)
         self.groups, self.channels = module.num_groups, module.num_channels
 
-    def run(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
+    def formula(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
         """``x_KBC...`` or ``x_BC...`` to the same."""
         if self.eps is not None:
             flat = x.flatten(0, 1) if per_trial else x
@@ -130,6 +153,7 @@ class FusedBatchNorm(_Affine):
     """
 
     varying = ("eps", "momentum")
+    function = functional.batch_norm
     mean_KC: Tensor | None
     var_KC: Tensor | None
     count_K: Tensor | None
@@ -159,17 +183,23 @@ class FusedBatchNorm(_Affine):
         if training and self.count_K is not None:
             self.count_K.add_(1)
         # the cumulative mean (momentum None) differs between trials that started at different times
-        plain = self.eps is not None and self.momentum is not None
-        folded = x.transpose(0, 1).flatten(1, 2)
-        xhat = self._plain(folded, training) if plain else self._varied(folded, training)
-        y = xhat.unflatten(1, (self.size, self.channels)).transpose(0, 1)
-        if plain or self.weight_K is None:
-            return y, True
-        return self.affine(y, [self.size, 1, self.channels, *[1] * (x.ndim - 3)], True)
+        if self.eps is None or self.momentum is None:
+            return super().run(x, True, training)
+        return self._parted(self._plain(self._folded(x), training, self.momentum, self.eps)), True
 
-    def _plain(self, x_BM: Tensor, training: bool) -> Tensor:
+    def formula(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
+        """See `_Affine`."""
+        xhat = self._parted(self._varied(self._folded(x), training))
+        return self.affine(xhat, [self.size, 1, self.channels, *[1] * (x.ndim - 3)], True)
+
+    def _folded(self, x_KBC: Tensor) -> Tensor:
+        return x_KBC.transpose(0, 1).flatten(1, 2)
+
+    def _parted(self, x_BM: Tensor) -> Tensor:
+        return x_BM.unflatten(1, (self.size, self.channels)).transpose(0, 1)
+
+    def _plain(self, x_BM: Tensor, training: bool, momentum: float, eps: float) -> Tensor:
         """M = K·C channels, scale and shift included."""
-        assert self.momentum is not None and self.eps is not None  # the caller asked
         return functional.batch_norm(
             x_BM,
             _flat(self.mean_KC),
@@ -177,8 +207,8 @@ class FusedBatchNorm(_Affine):
             _flat(self.weight_K),
             _flat(self.bias_K),
             training or self.mean_KC is None,
-            self.momentum,
-            self.eps,
+            momentum,
+            eps,
         )
 
     def _varied(self, x_BM: Tensor, training: bool) -> Tensor:
@@ -215,6 +245,7 @@ class FusedInstanceNorm(_Affine):
     """
 
     varying = ("eps", "momentum")
+    function = functional.instance_norm
     mean_KC: Tensor | None
     var_KC: Tensor | None
 
@@ -231,11 +262,11 @@ class FusedInstanceNorm(_Affine):
         self.var_KC = rows.get(self.path, "running_var")
         self.momentum_K = [momentum or 0.0 for momentum in rows.vector(self.path, "momentum")]
 
-    def run(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
+    def formula(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
         """``x_KBC...`` or ``x_BC...`` (or a single example) to the same."""
         ndim = x.ndim - per_trial
         if ndim == self.axes + 1:
-            y, per_trial = self.run(x.unsqueeze(int(per_trial)), per_trial, training)
+            y, per_trial = self.formula(x.unsqueeze(int(per_trial)), per_trial, training)
             return y.squeeze(int(per_trial)), per_trial
         if ndim != self.axes + 2:
             shape = list(x.shape[1:] if per_trial else x.shape)
