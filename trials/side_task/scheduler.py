@@ -2,11 +2,11 @@
 
 Trials of one structure form a *cohort*, normally one `TrialGroup`. Each trial is at an epoch of its own, so it sees the
 batches in the order that it would see alone. When an epoch ends, new trials get the rows that pruning has freed.
-Cohorts take turns. A group whose units are longer than every bubble is split in halves.
+Trials that wait are sorted by structure, so that as many as possible begin together. Cohorts take turns. A group whose
+units are longer than every bubble is split in halves.
 """
 
 import signal
-from collections import deque
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -18,22 +18,29 @@ from trials.gate.base import HOST_UNIT, Gate, StopRequested
 from trials.own_logger import own_logger
 from trials.search.client import Search
 from trials.side_task.cohort import Cohort, Fit
+from trials.side_task.waiting import Waiting
 from trials.study import Study
 from trials.training.group import TrialGroup
 from trials.training.member import Member, build_member, group_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Mapping
 
     from trials.side_task.offload import Offload
 
 
 REFILL_MIXED, REFILL_APART = 0.25, 0.5
-"""While trials train, new ones begin once they fill this share of the rows: mixed with the others, or apart. Joining a
-group takes some 20 ms. A group of their own costs nearly as much as a full one, however few they are."""
+"""While trials train, new ones of a structure begin once they fill this share of the rows: mixed with others, or apart.
+Joining a group takes some 20 ms. A group of their own costs nearly as much as a full one, however few they are."""
 
 ASK_AHEAD_EPOCHS = 2
 """Ask for as many trials as rows will be free after this many epochs, and for enough to replace pruned ones."""
+
+ASK_SEVERAL = 2
+"""Ask for this many times as many where trials differ in structure, to fill groups of one."""
+
+PATIENCE = 2
+"""A trial of a rare structure begins, however few are like it, when this many times all rows have begun before it."""
 
 
 log = own_logger(__name__)
@@ -69,7 +76,7 @@ class Scheduler:
         self._cohorts: list[Cohort] = []
         self._fits: dict[Hashable, Fit] = {}
         self._in_use: TrialGroup | None = None  # whose units the gate numbers
-        self._ready: deque[dict[str, Any]] = deque()
+        self._waiting = Waiting(self._build)
         self._pruned: set[int] = set()
         self._asked = False
         self._exhausted = False
@@ -89,7 +96,7 @@ class Scheduler:
             self._refill()
             self._ask()
             if not self._cohorts:
-                if self._exhausted and not self._ready and not self._asked:
+                if self._exhausted and not self._waiting and not self._asked:
                     break
                 self._wait_for_search()
                 continue
@@ -109,7 +116,9 @@ class Scheduler:
         readers = [reader for cohort in self._cohorts for reader in cohort.readers]
         soon = self._study.epochs - ASK_AHEAD_EPOCHS
         staying = sum(reader.epoch < soon and reader.number not in self._pruned for reader in readers)
-        wanted = max(self._most - staying, ceil(REFILL_MIXED * self._most)) - len(self._ready)
+        several = len(self._waiting.structures | self._fits.keys()) > 1
+        wanted = max(self._most - staying, ceil(REFILL_MIXED * self._most)) * (ASK_SEVERAL if several else 1)
+        wanted -= len(self._waiting)
         if not self._asked and not self._exhausted and wanted > 0:
             self._search.send(ask=wanted)
             self._asked = True
@@ -118,7 +127,7 @@ class Scheduler:
         if "pruned" in answer:
             self._pruned.add(answer["pruned"])
         if "trials" in answer:
-            self._ready.extend(answer["trials"])
+            self._waiting.add(answer["trials"])
             self._exhausted = answer["exhausted"]
             self._asked = False
 
@@ -130,27 +139,38 @@ class Scheduler:
             raise StopRequested
 
     def _refill(self) -> None:
-        """Give free rows to ready trials, at once if nothing else trains or no further trials will come."""
-        room = self._most - self._rows()
-        if not self._ready or room <= 0:
-            return
-        mixed = all(fit.mixes for fit in self._fits.values())
-        needed = (REFILL_MIXED if mixed else REFILL_APART) * self._most
-        if self._exhausted:
-            needed = 1 if mixed else min(needed, len(self._ready))
-        if self._cohorts and min(room, len(self._ready)) < needed:
-            return
-        members: list[Member] = []
-        while self._ready and len(members) < room:
-            member = self._build(self._ready[0])
-            if member is not None and members and group_key(member) != group_key(members[0]):
-                self._ready.rotate(-1)  # it has another structure, so it needs another cohort
-                break
-            self._ready.popleft()
-            if member is not None:
-                members.append(member)
-        if members:
+        """Give free rows to trials that wait, at once if nothing else trains or no further trials will come."""
+        while members := self._next():
             self._fuse(members)
+
+    def _next(self) -> list[Member]:
+        """Return trials of one structure for which there are rows; none if it is better to wait for more of them."""
+        room = self._most - self._rows()
+        least = 1 if self._exhausted or not self._cohorts else REFILL_MIXED * self._most
+        if room <= 0 or not self._waiting or min(room, len(self._waiting)) < least:
+            return []
+        structure = self._chosen(self._waiting.sort(enough=room), room)
+        members = [] if structure is None else self._waiting.take(structure, room)
+        self._waiting.free()
+        return members
+
+    def _chosen(self, counts: "Mapping[Hashable, int]", room: int) -> "Hashable | None":
+        """Return the structure of which most trials wait, unless another has waited for too long."""
+        overdue = self._waiting.overdue(PATIENCE * self._most)
+        if overdue is not None:
+            return overdue
+        if self._cohorts:
+            counts = {each: n for each, n in counts.items() if min(room, n) >= self._needed(each, n)}
+        return max(counts, key=counts.__getitem__, default=None)
+
+    def _needed(self, structure: "Hashable", waiting: int) -> float:
+        """Return how many trials of `structure` begin together while others train."""
+        fit = self._fits.get(structure)
+        joins = fit is not None and fit.mixes and any(cohort.fit is fit for cohort in self._cohorts)
+        needed = (REFILL_MIXED if joins else REFILL_APART) * self._most
+        if self._exhausted:
+            return 1 if joins else min(needed, waiting)
+        return needed
 
     def _fuse(self, members: list[Member]) -> None:
         self._gate.enter(HOST_UNIT)
@@ -197,7 +217,7 @@ class Scheduler:
             if parted:
                 self._gate.rest()  # raises if the device itself has failed
                 cohort.part_epochs(f"{type(error).__name__}: {error}")
-                self._ready.extendleft(reversed(cohort.asked))
+                self._waiting.add(cohort.asked, first=True)
             elif fits:
                 self._fail(cohort.numbers, error)
         asked = cohort.asked
@@ -243,7 +263,7 @@ class Scheduler:
         self._most = max(rows // 2, 1)
         self.report(statuses.OutOfMemory(trials=rows, most=rows // 2))
         if rows > 1:
-            self._ready.extendleft(reversed(asked))
+            self._waiting.add(asked, first=True)
         else:
             self._fail([asked[0]["number"]], MemoryError("it does not fit into its share of the device's memory alone"))
         if self._offload is not None:
