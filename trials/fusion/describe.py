@@ -3,17 +3,26 @@
 Code that is not traced runs for all trials from one trial's module, so all that it may read must be equal.
 """
 
+import copyreg
+import enum
 import functools
 import hashlib
+import sys
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+from trials.fusion.contents import content_of, slots_of
+
+_PLAIN = (int, str, bytes, type(None), torch.dtype, torch.device)
+_NUMBERS = (bool, float, complex)
 _OWN = frozenset(vars(nn.Module()))
 """The tables of parameters, buffers, submodules and hooks of every module. They are compared elsewhere."""
 
@@ -44,22 +53,53 @@ def global_values(model: nn.Module) -> dict[tuple[str, str], Hashable]:
             continue
         for name in _names(function.__code__):
             value = function.__globals__.get(name)
-            if isinstance(value, (*_PLAIN, list, dict, set, Tensor)):
+            if isinstance(value, (*_PLAIN, *_NUMBERS, list, dict, set, Tensor)):
                 found[path, name] = describe(value)
     return found
 
 
-def class_of(value: object) -> Hashable:
-    """Describe the class of `value`. A class made in a function is described by its methods' code."""
-    return Describer(None)(type(value))
+def class_of(module: nn.Module, model: nn.Module) -> Hashable:
+    """Describe the class of a `module` of `model`. A class made in a function is described by its methods' code."""
+    return Describer(model)(type(module))
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A number or a truth value: 1, 1.0 and True are equal in Python, but not to code that reads them."""
+
+    kind: str
+    text: str
+
+    def __repr__(self) -> str:
+        """As Python would print it."""
+        return self.text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Same:
+    """An object that shows no value to compare. It is equal to itself alone."""
+
+    value: object
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same object."""
+        return isinstance(other, Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        """See `__eq__`."""
+        return id(self.value)
+
+    def __repr__(self) -> str:
+        """Name its type."""
+        return f"a {type(self.value).__name__} that cannot be compared"
 
 
 class Describer:
-    """Describes values, each object once."""
+    """Describes values, each object once. Equal descriptions mean equal values, of equal types."""
 
-    def __init__(self, model: nn.Module | None) -> None:
-        """Modules and tensors of `model` are described by their names."""
-        self._names: dict[int, str] = {}
+    def __init__(self, model: nn.Module | None = None, parameters: Sequence[Tensor] = ()) -> None:
+        """Modules and tensors of `model`, and `parameters`, are described by their names or numbers."""
+        self._names: dict[int, str] = {id(p): f"parameter {index}" for index, p in enumerate(parameters)}
         if model is not None:
             for table in (model.named_modules(), model.named_parameters(), model.named_buffers()):
                 self._names.update({id(value): f"{type(value).__name__} '{name}'" for name, value in table})
@@ -67,8 +107,10 @@ class Describer:
 
     def __call__(self, value: Any) -> Hashable:
         """Describe `value`."""
-        if isinstance(value, _PLAIN):
-            return value if value == value else repr(value)
+        if type(value) in _PLAIN:
+            return cast(Hashable, value)
+        if type(value) in _NUMBERS:
+            return Value(type(value).__name__, repr(value))
         if id(value) in self._names:
             return self._names[id(value)]
         if id(value) not in self._seen:
@@ -77,58 +119,96 @@ class Describer:
         return self._seen[id(value)][1]
 
     def _describe(self, value: Any) -> Hashable:
-        for types_, parts in _PARTS:
-            if isinstance(value, types_):
-                return (type(value).__qualname__, *parts(self, value))
         if isinstance(value, type):
             return self._class(value)
         if isinstance(value, types.FunctionType):
             return self._function(value)
         if isinstance(value, types.CodeType):
-            return (value.co_code, value.co_names, self(value.co_consts))
-        if hasattr(value, "__dict__"):
-            return (self._class(type(value)), self(vars(value)))
-        return (type(value).__qualname__, repr(value))
+            return (value.co_code, value.co_names, value.co_freevars, self(value.co_consts))
+        kind = self._class(type(value))
+        attributes = tuple((name, self(item)) for name, item in sorted(attributes_of(value).items()))
+        for types_, parts in _PARTS:
+            if isinstance(value, types_):
+                return (kind, *parts(self, value), *attributes)
+        reduced = self._reduced(value)
+        return reduced if isinstance(reduced, Same) else (kind, *attributes, reduced)
+
+    def _reduced(self, value: Any) -> Hashable:
+        """Describe what `value` is made of, as pickling sees it; attributes do not show what lies in C."""
+        reduce = copyreg.dispatch_table.get(type(value))
+        try:
+            made = value.__reduce_ex__(4) if reduce is None else reduce(value)
+        except Exception:
+            return Same(value)
+        if isinstance(made, str):
+            return made
+        return tuple(self(list(part) if isinstance(part, Iterator) else part) for part in made)
 
     def _class(self, value: type) -> Hashable:
         name = f"{value.__module__}.{value.__qualname__}"
-        if "<locals>" not in name:
+        if _found_by_name(value) or not value.__flags__ & _MADE_BY_CODE:
             return name
-        own = {key: item for key, item in vars(value).items() if not key.startswith("__") or callable(item)}
+        own = {key: v for key, v in vars(value).items() if (not key.startswith("__") or callable(v)) and key != _ABC}
         return (name, self(own), tuple(self(base) for base in value.__bases__))
 
     def _function(self, value: types.FunctionType) -> Hashable:
         name = f"{value.__module__}.{value.__qualname__}"
-        if "<" not in name:
+        if _found_by_name(value):
             return name
-        cells = tuple(self(_content(cell)) for cell in value.__closure__ or ())
-        return (name, self(value.__code__), self(value.__defaults__), self(value.__kwdefaults__), cells)
+        cells = tuple(self(content_of(cell)) for cell in value.__closure__ or ())
+        parts = (self(value.__code__), self(value.__defaults__), self(value.__kwdefaults__), self(vars(value)))
+        return (name, *parts, cells)
+
+
+def attributes_of(value: object) -> dict[str, Any]:
+    """Return the attributes of one object, wherever it keeps them."""
+    return {**getattr(value, "__dict__", {}), **slots_of(value)}
+
+
+_MADE_BY_CODE = 1 << 9
+"""A flag of classes that are made while a program runs (``Py_TPFLAGS_HEAPTYPE``)."""
+_ABC = "_abc_impl"
+"""An abstract class's own caches."""
+
+
+def _found_by_name(value: Any) -> bool:
+    """Whether its module has exactly this function or class under its name, so that the name says all."""
+    found: Any = sys.modules.get(value.__module__)
+    for part in value.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is value
 
 
 def _wrapped(value: Any) -> object:
     return value.fget if isinstance(value, property) else value.__func__
 
 
+def _array(describe: Describer, value: "np.ndarray[Any, Any] | np.generic") -> Iterable[Hashable]:
+    if value.dtype.hasobject:
+        return (value.shape, describe(value.tolist()))
+    return (value.shape, str(value.dtype), hashlib.sha256(value.tobytes()).hexdigest())
+
+
+def _tensor(describe: Describer, value: Tensor) -> Iterable[Hashable]:
+    return (tuple(value.shape), str(value.dtype), str(value.device), value.requires_grad, _digest(value))
+
+
 _PARTS: tuple[tuple[type | tuple[type, ...], Callable[[Describer, Any], Iterable[Hashable]]], ...] = (
-    (Tensor, lambda describe, value: (tuple(value.shape), str(value.dtype), _digest(value))),
+    (Tensor, _tensor),
+    ((np.ndarray, np.generic), _array),
     (Mapping, lambda describe, value: ((describe(key), describe(item)) for key, item in value.items())),
-    ((list, tuple), lambda describe, value: map(describe, value)),
+    ((list, tuple, deque), lambda describe, value: map(describe, value)),
     ((set, frozenset), lambda describe, value: (frozenset(map(describe, value)),)),
+    (enum.Enum, lambda describe, value: (value.name, describe(value.value))),
     (types.MethodType, lambda describe, value: (describe(value.__func__), describe(value.__self__))),
+    (types.BuiltinFunctionType, lambda describe, value: (value.__qualname__, describe(value.__self__))),
     (functools.partial, lambda describe, value: map(describe, (value.func, value.args, value.keywords))),
     ((property, staticmethod, classmethod), lambda describe, value: (describe(_wrapped(value)),)),
     (weakref.ref, lambda describe, value: (describe(value()),)),
-    (torch.Generator, lambda describe, value: (_digest(value.get_state()),)),
-    ((types.BuiltinFunctionType, types.ModuleType), lambda describe, value: (value.__name__,)),
+    (torch.Generator, lambda describe, value: (str(value.device), _digest(value.get_state()))),
+    (types.ModuleType, lambda describe, value: (value.__name__,)),
 )
-"""Type -> what describes a value of it beside the type's name. The first that fits counts."""
-
-
-def _content(cell: types.CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not set yet
-        return None
+"""Type -> what describes a value of it beside its class and attributes. The first that fits counts."""
 
 
 def _names(code: types.CodeType) -> set[str]:
@@ -136,9 +216,11 @@ def _names(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*(_names(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)))
 
 
-def _digest(tensor: Tensor) -> str:
-    try:
-        data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    except Exception:  # no data of its own: of a forward under `vmap`, or on the meta device
+def _digest(tensor: Tensor) -> Hashable:
+    if tensor.device.type == "meta":
         return "without data"
-    return hashlib.sha256(data).hexdigest()[:16]
+    try:
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
+        return hashlib.sha256(plain.view(torch.uint8).numpy().tobytes()).hexdigest()
+    except Exception:  # no data of its own, such as a tensor of a forward under `vmap`
+        return Same(tensor)

@@ -172,16 +172,6 @@ def find(module: nn.Module, path: str) -> type[Layer]:
     return layer
 
 
-def settings(module: nn.Module, varying: tuple[str, ...]) -> dict[str, object]:
-    """Return the plain attributes of `module` in which trials must agree: all but `varying`."""
-    plain = (bool, int, float, str, tuple, type(None))
-    return {
-        name: value
-        for name, value in sorted(vars(module).items())
-        if not name.startswith("_") and name not in ("training", *varying) and isinstance(value, plain)
-    }
-
-
 def refuse(path: str, module: nn.Module, setting: str, value: object, allowed: str) -> FuseError:
     """Return the error for an attribute whose value a rule does not handle."""
     return FuseError(f"module '{path}' ({type(module).__name__}): {setting}={value!r} cannot be fused; {allowed}")

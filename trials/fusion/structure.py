@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from trials.fusion.describe import attributes, class_of, global_values, plain_tensors
 from trials.fusion.errors import RefusedError
-from trials.fusion.registry import FuseError, Layer, find, label, refuse, settings
+from trials.fusion.registry import FuseError, Layer, find, label, refuse
 from trials.fusion.rows import Rows, Vectors, stack_parameters
 from trials.fusion.trace import FORWARD, describe, modes, trace
 
@@ -80,7 +80,7 @@ def structure(model: nn.Module, phases: Sequence[str] = (FORWARD,)) -> Structure
         facts.update({(f"module '{path}'", f"training in {mode} mode"): table[path] for path in paths})
     whole = attributes(model)
     for path in _layers(model, graphs):
-        _module_facts(model.get_submodule(path), path, whole, facts, inside=not untraced)
+        _module_facts(model, path, whole, facts, inside=not untraced)
     named = dict(zip(phases, graphs, strict=False))
     return Structure({**facts, **tensors}, named, graphs[-1], *mode_tables, untraced)
 
@@ -90,19 +90,21 @@ def _layers(model: nn.Module, graphs: Sequence[fx.Graph | None]) -> list[str]:
     return [path for path, _ in model.named_modules()] if None in graphs else leaves(graphs)
 
 
-def _module_facts(module: nn.Module, path: str, whole: Facts, facts: Facts, inside: bool) -> None:
-    """Return what must be equal in the module at `path`: all that its rule or, without one, its code may read.
+def _module_facts(model: nn.Module, path: str, whole: Facts, facts: Facts, inside: bool) -> None:
+    """Collect what must be equal in the module at `path`: all that its rule or, without one, its code may read.
 
     With `inside`, include the modules inside it.
     """
-    owner = f"module '{path}'"
+    module, owner = model.get_submodule(path), f"module '{path}'"
     facts[owner, "type"] = f"{type(module).__module__}.{type(module).__qualname__}"
     layer = rule_for(module, path)
     if isinstance(layer, Layer):
-        facts.update({(owner, name): _hashable(value) for name, value in settings(module, layer.varying).items()})
+        settled = ("training", *layer.varying)
+        own = {name: value for (where, name), value in whole.items() if where == path and name not in settled}
+        facts.update({(owner, name): value for name, value in own.items()})
         facts.update({(owner, f"{name} is None"): getattr(module, name) is None for name in layer.varying})
         return
-    facts[owner, "class"] = class_of(module)
+    facts[owner, "class"] = class_of(module, model)
     for (where, name), value in whole.items():
         if where == path or (inside and (not path or where.startswith(f"{path}."))):
             facts[f"module '{where}'", name] = value
@@ -303,7 +305,3 @@ def _refuse_shared(models: Sequence[nn.Module]) -> None:
                 raise FuseError(
                     f"models {owners[storage]} and {number} share the tensor '{name}'; allowed: tensors of their own"
                 )
-
-
-def _hashable(value: object) -> Hashable:
-    return value if isinstance(value, Hashable) else repr(value)
