@@ -118,6 +118,7 @@ class Solo:
         with torch.random.fork_rng():
             torch.set_rng_state(self.rng_state)
             self.model.train()
+            getattr(self.optimizer, "train", nothing)()
             self.optimizer.zero_grad()
             loss = self.study.loss(self.model(inputs), targets)
             loss.backward()
@@ -128,9 +129,14 @@ class Solo:
     @torch.no_grad()
     def score(self) -> float:
         self.model.eval()
+        getattr(self.optimizer, "eval", nothing)()
         batches = list(self.study.validation())
         total = sum(self.study.score(self.model(x), y).item() * len(x) for x, y in batches)
         return total / sum(len(x) for x, _ in batches)
+
+
+def nothing() -> None:
+    """What most optimizers do between training and evaluation."""
 
 
 def members(study: Study, numbers: Iterable[int]) -> list[Member]:
@@ -152,6 +158,22 @@ def close(actual: Any, expected: Any, what: str) -> None:
     )
 
 
+def alike(actual: Any, expected: Any, what: str) -> None:
+    """Nested containers of the same form, whose numbers are close and all else equal."""
+    if isinstance(expected, (float, Tensor)):
+        close(actual, expected, what)
+    elif isinstance(expected, dict):
+        assert actual.keys() == expected.keys(), what
+        for key in expected:
+            alike(actual[key], expected[key], f"{what} {key}")
+    elif isinstance(expected, (list, tuple)):
+        assert len(actual) == len(expected), what
+        for index, (one, other) in enumerate(zip(actual, expected, strict=True)):
+            alike(one, other, f"{what} {index}")
+    else:
+        assert actual == expected, what
+
+
 def same_bits(one: Any, other: Any) -> bool:
     """Whether two states, however nested, are equal in every bit: NaN equals itself, and 0 is not -0."""
     if isinstance(one, Tensor):
@@ -171,16 +193,7 @@ def assert_same_trial(group: TrialGroup, row: int, solo: Solo) -> None:
     for name, value in expected.items():
         assert model[name].dtype == value.dtype
         close(model[name], value, f"row {row} {name}")
-    alone = solo.optimizer.state_dict()
-    assert optimizer["param_groups"] == alone["param_groups"]
-    assert optimizer["state"].keys() == alone["state"].keys()
-    for index, state in alone["state"].items():
-        assert optimizer["state"][index].keys() == state.keys()
-        for kind, value in state.items():
-            if value is None:
-                assert optimizer["state"][index][kind] is None
-            else:
-                close(optimizer["state"][index][kind], value, f"row {row} optimizer {index} {kind}")
+    alike(optimizer, solo.optimizer.state_dict(), f"row {row} optimizer")
 
 
 def assert_fused_is_solo(

@@ -66,6 +66,11 @@ class Rows:
         """Return the varying attribute `name` of the layer at `path`, one number per trial."""
         return self.vectors[path][name]
 
+    def forget_gradients(self) -> None:
+        """Set all gradients to None."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
     def note_buffers(self) -> None:
         """Store the buffers for `put_back`."""
         if not self.buffers:

@@ -13,13 +13,13 @@ from trials.optim import adam as _adam  # noqa: F401 - each of these fills the t
 from trials.optim import adaptive as _adaptive  # noqa: F401
 from trials.optim import muon as _muon  # noqa: F401
 from trials.optim import sgd as _sgd  # noqa: F401
-from trials.optim.facts import Names, optimizer_facts, rule_of, stand_in
+from trials.optim.facts import Names, holder_of, optimizer_facts, rule_of
 from trials.optim.fused import FusedOptimizer
 from trials.optim.gradients import Gradients
 from trials.optim.originals import Originals
 from trials.optim.vector import VectorOptimizer
 
-__all__ = ["FusedOptimizer", "Gradients", "fuse_optimizers", "optimizer_facts", "stand_in"]
+__all__ = ["FusedOptimizer", "Gradients", "fuse_optimizers", "holder_of", "optimizer_facts"]
 
 
 def fuse_optimizers(
@@ -35,8 +35,8 @@ def fuse_optimizers(
         optimizers: one per trial, over the parameters of its own model; their state is copied.
         rows: the parameters of all trials.
         names_K: per trial, the id of each parameter of its model -> its name (`canonical_names`).
-        holders: optimizers whose `param_groups` hold the hyperparameters; by default those of `optimizers`, so that
-            schedulers made for these still work.
+        holders: what `holder_of` has made of each, to hold the hyperparameters; by default `optimizers` themselves, so
+            that schedulers made for these still work.
         widest: the largest K to expect, for the size of units.
     """
     if rule_of(optimizers[0]) is None:

@@ -1,22 +1,27 @@
 """What must be equal in the optimizers of fused trials, and which optimizers cannot be fused."""
 
-import copy
 import inspect
-from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import optimizer as torch_optimizer
 
+from trials.fusion.contents import contents
+from trials.fusion.describe import Describer
 from trials.fusion.errors import FuseError
-from trials.optim.registry import RULES, Group, Rule
+from trials.optim.duplicate import Duplicate, duplicate, stand_in
+from trials.optim.packed import fixed_parts, parameters_of
+from trials.optim.registry import RULES, Rule
 
 Names = Mapping[int, str]
 """The id of each parameter of a user's model -> its name."""
 
 VECTOR_TYPES = (torch.float32, torch.float64)
 """Other types round as `torch.optim` does only if it is `torch.optim` itself that computes."""
+
+_HOOKS = ("step_pre_hooks", "step_post_hooks", "state_dict_pre_hooks", "state_dict_post_hooks")
 
 
 def optimizer_facts(names: Names, optimizer: torch.optim.Optimizer) -> dict[tuple[str, str], Hashable]:
@@ -41,54 +46,107 @@ def optimizer_facts(names: Names, optimizer: torch.optim.Optimizer) -> dict[tupl
             "each trial needs; allowed: one whose step() needs no closure, such as torch.optim.AdamW, "
             "torch.optim.SGD with momentum, or torch.optim.Rprop for whole batches"
         )
+    _refuse_parameters(names, optimizer)
     made = rule_of(optimizer)
     facts: dict[tuple[str, str], Hashable] = {("optimizer", "type"): f"{kind.__module__}.{name}"}
+    facts["optimizer", "way"] = "by vectors" if made is not None else "once per trial"
     for index, group in enumerate(optimizer.param_groups):
         owner = f"optimizer group {index}"
         for flag in ("differentiable", "capturable"):
             if group.get(flag):
                 raise FuseError(f"{owner} of {name}: {flag}=True cannot be fused; allowed: False")
-        unknown = [list(p.shape) for p in group["params"] if id(p) not in names]
-        if unknown:
-            raise FuseError(f"{owner} of {name} has a parameter of shape {unknown[0]} that is not the model's")
-        if made is not None:
-            facts.update({(owner, flag): _hashable(group.get(flag)) for flag in made.flags})
         facts[owner, "parameters"] = tuple(names[id(p)] for p in group["params"])
+    if made is None:
+        _refuse_own_ways(names, optimizer)
+        facts.update({("optimizer", part): value for part, value in fixed_parts(optimizer).items()})
+    else:
+        settings = settings_of(made, optimizer)
+        facts.update({(f"optimizer group {index}", flag): value for (index, flag), value in settings.items()})
     return facts
+
+
+def settings_of(made: type[Rule], optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], Hashable]:
+    """Return the settings that the rule `made` wants to be equal, by param group."""
+    describe = Describer()
+    groups = enumerate(optimizer.param_groups)
+    return {(index, flag): describe(group.get(flag)) for index, group in groups for flag in made.flags}
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> type[Rule] | None:
     """Return the rule for exactly this class. None: it runs unchanged, once per trial."""
-    plain = all(p.dtype in VECTOR_TYPES for group in optimizer.param_groups for p in group["params"])
-    return RULES.get(type(optimizer)) if plain and not _hooks(optimizer) else None
+    plain = all(p.dtype in VECTOR_TYPES for p in parameters_of(optimizer))
+    numbers = all(_is_number(group.get(name)) for group in optimizer.param_groups for name in optimizer.defaults)
+    return RULES.get(type(optimizer)) if plain and numbers and not _hooks(optimizer) else None
 
 
-def stand_in(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """An optimizer of the same class and hyperparameters without tensors; it is what schedulers act on."""
-    made = shell(optimizer)
-    made.param_groups = plain_groups([{**group, "params": []} for group in optimizer.param_groups])
-    made.state = defaultdict(dict)
-    return made
+def holder_of(optimizer: torch.optim.Optimizer) -> Duplicate:
+    """What holds the hyperparameters of a fused trial: all of its optimizer, unless a rule has the rest."""
+    return stand_in(optimizer) if rule_of(optimizer) is not None else duplicate(optimizer)
 
 
-def shell(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """A shallow copy of `optimizer`. To schedulers it looks like one whose steps they count already."""
-    made = object.__new__(type(optimizer))
-    # a scheduler puts a `step` of its own there, which steps the original
-    made.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
-    step = type(optimizer).step.__get__(made)
+def refuse_views(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that keeps views of its parameters, because its trial's row moves."""
+    own = {id(p) for p in parameters_of(optimizer)}
+    places = {p.untyped_storage().data_ptr() for p in parameters_of(optimizer) if p.numel()}
+    for path, value in contents(optimizer):
+        if not isinstance(value, Tensor) or id(value) in own or value.layout is not torch.strided:
+            continue
+        if value.numel() and value.untyped_storage().data_ptr() in places:
+            raise FuseError(
+                f"optimizer {type(optimizer).__name__} keeps a view of a parameter as '{path}'; allowed: the "
+                "parameter itself, or a copy"
+            )
 
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        return step(*args, **kwargs)
 
-    vars(counted)["_wrapped_by_lr_sched"] = True
-    vars(made).update(step=counted, _opt_called=True)
-    return made
+def _refuse_parameters(names: Names, optimizer: torch.optim.Optimizer) -> None:
+    for index, group in enumerate(optimizer.param_groups):
+        unknown = [list(p.shape) for p in group["params"] if id(p) not in names]
+        if unknown:
+            raise FuseError(
+                f"optimizer group {index} of {type(optimizer).__name__} has a parameter of shape {unknown[0]} that is "
+                "not the model's"
+            )
 
 
-def plain_groups(groups: Sequence[Mapping[str, Any]]) -> list[Group]:
-    """`param_groups` without tensors, so that a checkpoint of them holds numbers only."""
-    return [{k: float(v) if isinstance(v, Tensor) else copy.deepcopy(v) for k, v in g.items()} for g in groups]
+def _refuse_own_ways(names: Names, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse what a copy of the optimizer, over views of its trial's rows, would do in another way."""
+    name = type(optimizer).__name__
+    refuse_views(optimizer)
+    step = vars(optimizer).get("step")
+    if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
+        raise FuseError(f"optimizer {name} has a step() of this instance alone; allowed: a method of its class")
+    own = {id(p) for p in parameters_of(optimizer)}
+    for path, value in contents(optimizer):
+        if id(value) in names and id(value) not in own:
+            raise FuseError(
+                f"optimizer {name} keeps the parameter '{names[id(value)]}' as '{path}' and does not train it; "
+                "allowed: those in its param groups"
+            )
+        if isinstance(value, nn.Module) and any(True for _ in value.buffers()):
+            raise FuseError(f"optimizer {name} keeps a module with buffers as '{path}'; allowed: its parameters")
+    if _keeps_gradients(optimizer):
+        raise FuseError(
+            f"zero_grad() of optimizer {name} leaves gradients; allowed: one that sets them to None, as "
+            "torch.optim.Optimizer.zero_grad does"
+        )
+
+
+def _keeps_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its own `zero_grad`, if it has one, does not set gradients to None."""
+    if type(optimizer).zero_grad is torch.optim.Optimizer.zero_grad:
+        return False
+    tried = duplicate(optimizer).made
+    for p in parameters_of(tried):
+        p.grad = torch.zeros_like(p)
+    tried.zero_grad()
+    return any(p.grad is not None for p in parameters_of(tried))
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a setting is a number, switch or text, or a pair of them: what vectors have for all trials."""
+    if isinstance(value, (tuple, list)):
+        return all(_is_number(each) for each in value)
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def _needs_closure(kind: type[torch.optim.Optimizer]) -> bool:
@@ -99,8 +157,5 @@ def _needs_closure(kind: type[torch.optim.Optimizer]) -> bool:
 
 
 def _hooks(optimizer: torch.optim.Optimizer) -> bool:
-    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
-
-
-def _hashable(value: object) -> Hashable:
-    return value if isinstance(value, Hashable) else repr(value)
+    everywhere = torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks
+    return bool(everywhere) or any(getattr(optimizer, f"_optimizer_{name}", None) for name in _HOOKS)

@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trials.fusion.rows import Rows
-from trials.optim.facts import Names, plain_groups, stand_in
+from trials.optim.facts import Names
 from trials.optim.gradients import Gradients
 from trials.optim.registry import Group
 
@@ -46,7 +47,6 @@ class FusedOptimizer(abc.ABC):
         self._live = holders is None
         self._members = [[names_K[0][id(p)] for p in group["params"]] for group in optimizers[0].param_groups]
         self._order = [name for group in self._members for name in group]
-        self._template = stand_in(optimizers[0])
         self._rows = rows
 
     @property
@@ -68,13 +68,25 @@ class FusedOptimizer(abc.ABC):
         """Set the learning rate of one trial, in one of its param groups or in all."""
         groups = self.groups_K[row]
         for chosen in groups if group is None else [groups[group]]:
-            chosen["lr"] = float(value)
+            if isinstance(chosen["lr"], Tensor):
+                chosen["lr"].fill_(value)
+            else:
+                chosen["lr"] = float(value)
         self.changed()
 
     def zero_grad(self) -> None:
         """Forget the gradients, of parameters that are not trained too."""
-        for parameter in self._rows.parameters.values():
-            parameter.grad = None
+        self._rows.forget_gradients()
+
+    def train(self, enter: Callable[[int], None] = go_on) -> None:  # noqa: B027 - most optimizers have one mode
+        """Call each optimizer's own `train`, if it has one, unless it was the last of the two.
+
+        Args:
+            enter: called with the index of the unit before it runs.
+        """
+
+    def eval(self, enter: Callable[[int], None] = go_on) -> None:  # noqa: B027
+        """The same for `eval`."""
 
     @abc.abstractmethod
     def moved(self) -> None:
@@ -104,15 +116,9 @@ class FusedOptimizer(abc.ABC):
         """Add the trials of `other` after these; the parameters were added before."""
         self.holders = self.holders + other.holders
 
+    @abc.abstractmethod
     def extract(self, row: int) -> dict[str, Any]:
         """The ordinary `state_dict` of one trial's optimizer."""
-        return {"state": self._state(row), "param_groups": self._groups(row)}
-
-    def load_groups(self, groups_K: Sequence[Sequence[Group]]) -> None:
-        """Give each trial a fresh holder with these `param_groups`."""
-        self.holders = [stand_in(self._template) for _ in groups_K]
-        for holder, groups in zip(self.holders, groups_K, strict=True):
-            holder.param_groups = plain_groups([{**group, "params": []} for group in groups])
 
     @abc.abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -125,15 +131,3 @@ class FusedOptimizer(abc.ABC):
         Raises:
             FuseError: `state` comes from optimizers of another structure.
         """
-
-    @abc.abstractmethod
-    def _state(self, row: int) -> dict[int, dict[str, Any]]:
-        """The ``state`` entry of one trial's ordinary `state_dict`."""
-
-    def _groups(self, row: int) -> list[Group]:
-        """One trial's `param_groups` as in a `state_dict`, with parameters as indices."""
-        groups = plain_groups([{**group, "params": []} for group in self.groups_K[row]])
-        index = {name: position for position, name in enumerate(self._order)}
-        for group, names in zip(groups, self._members, strict=True):
-            group["params"] = [index[name] for name in names]
-        return groups

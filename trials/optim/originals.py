@@ -5,19 +5,27 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trials.fusion.errors import FuseError
 from trials.fusion.rows import Rows
-from trials.optim.facts import Names, shell
+from trials.fusion.streams import drawing_from
+from trials.optim.duplicate import duplicate, move
+from trials.optim.facts import Names, refuse_views
 from trials.optim.fused import FusedOptimizer, go_on
 from trials.optim.gradients import Gradients
+from trials.optim.packed import fixed_parts, pack, parameters_of, unpack
+
+MODES = ("train", "eval")
+"""Methods of optimizers that train other weights than they evaluate, such as schedule-free ones."""
 
 
 class Originals(FusedOptimizer):
-    """The user's own optimizers, copied, each over parameters that are views of its trial's rows."""
+    """The user's own optimizers, copied, each over parameters that are views of its trial's rows.
 
-    units = ("one trial's optimizer step",)
+    A copy keeps everything of the optimizer: state, attributes, and what it stores in its param groups. If the user's
+    optimizers are themselves the holders, their groups and those of the copies are the same before and after each step.
+    """
 
     def __init__(
         self,
@@ -26,9 +34,14 @@ class Originals(FusedOptimizer):
         rows: Rows,
         holders: Sequence[torch.optim.Optimizer] | None = None,
     ) -> None:
-        """See `FusedOptimizer`."""
+        """See `FusedOptimizer`. `holders`, if given, are duplicates that become this object's own."""
         super().__init__(optimizers, names_K, rows, holders)
-        self._originals = [_copy(optimizer) for optimizer in optimizers]
+        self._originals = list(holders) if holders is not None else [_sharing(o) for o in optimizers]
+        self._fixed = fixed_parts(self._originals[0])
+        self._training_K: list[bool | None] = [None] * len(self._originals)
+        self.units = ("one trial's optimizer step",)
+        if any(hasattr(optimizers[0], mode) for mode in MODES):
+            self.units = (*self.units, "one trial's optimizer mode")
         self._bind()
 
     def changed(self) -> None:
@@ -39,31 +52,37 @@ class Originals(FusedOptimizer):
     ) -> None:
         """See `FusedOptimizer`."""
         change = gradients or Gradients()
-        changed = {name: None if p.grad is None else change.apply(p.grad) for name, p in self._rows.parameters.items()}
-        for row, (original, mine) in enumerate(zip(self._originals, self._views(), strict=True)):
+        parameters = self._rows.parameters
+        changed = [None if (g := parameters[name].grad) is None else change.apply(g) for name in self._order]
+        for row, original in enumerate(self._originals):
             if row in skip:
                 continue
             enter(0)
-            for group, source in zip(original.param_groups, self.groups_K[row], strict=True):
-                group.update({name: value for name, value in source.items() if name != "params"})
-            for name, view in mine.items():
-                grad = changed[name]
-                view.grad = None if grad is None else grad[row]
-            original.step()
-            for view in mine.values():
-                view.grad = None
+            for p, grad in zip(self._parameters_K[row], changed, strict=True):
+                p.grad = None if grad is None else grad[row]
+            self._call(row, original.step)
+            for p in self._parameters_K[row]:
+                p.grad = None
+
+    def train(self, enter: Callable[[int], None] = go_on) -> None:
+        """See `FusedOptimizer`."""
+        self._switch(True, enter)
+
+    def eval(self, enter: Callable[[int], None] = go_on) -> None:
+        """See `FusedOptimizer`."""
+        self._switch(False, enter)
 
     def moved(self) -> None:
         """See `FusedOptimizer`."""
-        saved = [original.state_dict()["state"] for original in self._originals]
+        for original in self._originals:
+            move(original, self._device)
         self._bind()
-        for original, own in zip(self._originals, saved, strict=True):
-            _restore(original, own)
 
     def take(self, rows: Sequence[int]) -> None:
         """See `FusedOptimizer`."""
         super().take(rows)
         self._originals = [self._originals[row] for row in rows]
+        self._training_K = [self._training_K[row] for row in rows]
         self._bind()
 
     def append(self, other: FusedOptimizer) -> None:
@@ -72,61 +91,119 @@ class Originals(FusedOptimizer):
             raise FuseError("optimizers that are fused in different ways cannot be merged")
         super().append(other)
         self._originals = self._originals + other._originals
+        self._training_K = self._training_K + other._training_K
         self._bind()
 
     def state_dict(self) -> dict[str, Any]:
         """See `FusedOptimizer`."""
-        return {"trials": [copy.deepcopy(self.extract(row)) for row in range(self.size)]}
+        self._read_holders()
+        for original in self._originals:
+            for name, value in fixed_parts(original).items():
+                if self._fixed.get(name) != value:
+                    raise FuseError(
+                        f"'{name}' changes while its trial trains, and cannot be saved; allowed: numbers, text, "
+                        "tensors, and lists and dictionaries of them"
+                    )
+        return {"trials": [pack(original) for original in self._originals], "training": list(self._training_K)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `FusedOptimizer`."""
-        if "trials" not in state:
+        if "trials" not in state or not self._originals:
             raise FuseError("checkpoint of another optimizer: its state has other parameters or kinds")
-        self.load_groups([saved["param_groups"] for saved in state["trials"]])
-        self._originals = [_copy(self._originals[0]) for _ in state["trials"]]
-        self._bind()
+        self._originals = [duplicate(self._originals[0]).made for _ in state["trials"]]
         for original, saved in zip(self._originals, state["trials"], strict=True):
-            _restore(original, saved["state"])
+            unpack(saved, original, self._device)
+        self.holders, self._live = list(self._originals), False
+        self._training_K = list(state["training"])
+        self._bind()
 
-    def _state(self, row: int) -> dict[int, dict[str, Any]]:
-        return copy.deepcopy(self._originals[row].state_dict()["state"])
+    def extract(self, row: int) -> dict[str, Any]:
+        """See `FusedOptimizer`."""
+        self._read_holders()
+        found: dict[str, Any] = copy.deepcopy(self._originals[row].state_dict())
+        return found
 
-    def _views(self) -> list[dict[str, nn.Parameter]]:
-        """Per trial, its parameters by name."""
-        return [
-            {
-                name: p
-                for own, group in zip(self._members, o.param_groups, strict=True)
-                for name, p in zip(own, group["params"], strict=True)
-            }
-            for o in self._originals
-        ]
+    @property
+    def _device(self) -> torch.device:
+        return self._rows.generators[0].device
+
+    def _switch(self, training: bool, enter: Callable[[int], None]) -> None:
+        for row, original in enumerate(self._originals):
+            mode = getattr(original, MODES[0] if training else MODES[1], None)
+            if mode is not None and self._training_K[row] is not training:
+                enter(len(self.units) - 1)
+                self._call(row, mode)
+            self._training_K[row] = training
+
+    def _call(self, row: int, method: Callable[[], Any]) -> None:
+        """Let one original change its parameters, groups and state."""
+        original = self._originals[row]
+        if self._live:
+            _copy_groups(self.holders[row], original)
+        self._check_parameters(row)
+        with drawing_from(self._rows.generators[row]):
+            method()
+        self._check_parameters(row)
+        self._write_back(row)
+        if self._live:
+            _copy_groups(original, self.holders[row])
+
+    def _read_holders(self) -> None:
+        if self._live:
+            for holder, original in zip(self.holders, self._originals, strict=True):
+                _copy_groups(holder, original)
+
+    def _check_parameters(self, row: int) -> None:
+        now = [id(p) for p in parameters_of(self._originals[row])]
+        if now != [id(p) for p in self._parameters_K[row]]:
+            raise FuseError(
+                f"optimizer {type(self._originals[row]).__name__} has other parameters than when it was fused; "
+                "allowed: all param groups from the start, with a learning rate of 0 where they wait"
+            )
+
+    def _write_back(self, row: int) -> None:
+        """Copy into the rows what an optimizer has assigned as new data."""
+        for name, p, place in zip(self._order, self._parameters_K[row], self._places_K[row], strict=True):
+            if _place(p) == place:
+                continue
+            own = self._rows.parameters[name].detach()[row]
+            if (p.shape, p.dtype) != (own.shape, own.dtype):
+                raise FuseError(
+                    f"optimizer {type(self._originals[row]).__name__} gives '{name}' another shape or type; allowed: "
+                    "new values"
+                )
+            own.copy_(p.detach().clone())
+            p.data = own
 
     def _bind(self) -> None:
-        for row, mine in enumerate(self._views()):
-            for name, view in mine.items():
-                view.data = self._rows.parameters[name].detach()[row]
+        """Let each original's parameters be views of its trial's rows."""
+        self._parameters_K = [parameters_of(original) for original in self._originals]
+        self._places_K = []
+        for row, (original, mine) in enumerate(zip(self._originals, self._parameters_K, strict=True)):
+            refuse_views(original)
+            for name, p in zip(self._order, mine, strict=True):
+                p.data = self._rows.parameters[name].detach()[row]
+            self._places_K.append([_place(p) for p in mine])
 
 
-def _copy(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """A copy of `optimizer` with its state, over parameters of its own, also wherever else it mentions the old ones."""
-    made = shell(optimizer)
-    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach()) for g in optimizer.param_groups for p in g["params"]}
-    for name, value in list(vars(made).items()):
-        if name != "step":
-            vars(made)[name] = copy.deepcopy(value, memo)
-    return made
+def _sharing(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """A duplicate that has the settings in its param groups in common with `optimizer`."""
+    values = [value for group in optimizer.param_groups for name, value in group.items() if name != "params"]
+    return duplicate(optimizer, values).made
 
 
-def _restore(optimizer: torch.optim.Optimizer, state: Mapping[int, Mapping[str, Any]]) -> None:
-    """Like `load_state_dict`, which would also cast state of another type to that of the parameters."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    optimizer.state.clear()
-    for position, own in state.items():
-        p = parameters[position]
-        optimizer.state[p] = {
-            name: value.to(p.device, copy=True)
-            if isinstance(value, Tensor) and name != "step"
-            else copy.deepcopy(value)
-            for name, value in own.items()
-        }
+def _copy_groups(source: torch.optim.Optimizer, into: torch.optim.Optimizer) -> None:
+    """Copy all that the param groups hold but parameters."""
+    if len(source.param_groups) != len(into.param_groups):
+        raise FuseError(
+            f"optimizer {type(source).__name__} has other param groups than when it was fused; allowed: all from the "
+            "start, with a learning rate of 0 where they wait"
+        )
+    for theirs, group in zip(source.param_groups, into.param_groups, strict=True):
+        parameters = group["params"]
+        group.clear()
+        group.update(theirs, params=parameters)
+
+
+def _place(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
+    return tensor.data_ptr(), tensor.stride()

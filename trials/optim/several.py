@@ -17,12 +17,14 @@ def by_phase(given: Given) -> dict[str, torch.optim.Optimizer]:
     """A trial's optimizers by phase; a single one belongs to `forward`.
 
     Raises:
-        FuseError: there is none.
+        FuseError: there is none, or two phases have the same.
     """
     if not isinstance(given, Mapping):
         return {FORWARD: given}
     if not given:
         raise FuseError("Study.optimizer returned no optimizers; allowed: one, or a dictionary of at least one")
+    if len({id(optimizer) for optimizer in given.values()}) < len(given):
+        raise FuseError(f"Study.optimizer returned one optimizer for several of {list(given)}; allowed: one for each")
     return dict(given)
 
 

@@ -13,10 +13,11 @@ from torch import Tensor
 from trials.fusion.errors import FuseError
 from trials.fusion.rows import Rows
 from trials.optim.block import Block, Counts, Piece
-from trials.optim.facts import Names, rule_of
+from trials.optim.duplicate import plain_groups, stand_in
+from trials.optim.facts import Names, rule_of, settings_of
 from trials.optim.fused import FusedOptimizer, go_on
 from trials.optim.gradients import Gradients
-from trials.optim.registry import Rule, SinglePass, numbers_of
+from trials.optim.registry import Group, Rule, SinglePass, numbers_of
 
 UNIT_ELEMENTS = 1 << 18
 """How many weights of all trials one unit updates: about half a millisecond of one core, and within its cache."""
@@ -42,6 +43,9 @@ class VectorOptimizer(FusedOptimizer):
         made = rule_of(first)
         if made is None:
             raise FuseError(f"optimizer {type(first).__name__} has no rule for vectors")
+        self._template, self._made = stand_in(first).made, made
+        self._switches = settings_of(made, self._template)
+        self._counted = [len(group) for group in self._members]
         self._numbers: list[dict[str, NDArray[Any]]] | None = None
         self._foreseen: dict[Hashable, tuple[tuple[str, ...], Tensor, Counts]] = {}
         self._ahead = 1
@@ -119,13 +123,31 @@ class VectorOptimizer(FusedOptimizer):
         """See `FusedOptimizer`."""
         if {n: set(kinds) for n, kinds in state["state"].items()} != {n: set(k) for n, k in self._tables().items()}:
             raise FuseError("checkpoint of another optimizer: its state has other parameters or kinds")
-        self.load_groups(state["groups"])
+        self._load_groups(state["groups"])
         tables = {
             name: {kind: t.to(self._rows.parameters[name].device, copy=True) for kind, t in kinds.items()}
             for name, kinds in state["state"].items()
         }
         counts = {name: {kind: np.array(c) for kind, c in own.items()} for name, own in state["counts"].items()}
         self._pack(tables, counts)
+
+    def extract(self, row: int) -> dict[str, Any]:
+        """See `FusedOptimizer`."""
+        return {"state": self._state(row), "param_groups": self._groups(row)}
+
+    def _groups(self, row: int) -> list[Group]:
+        """One trial's `param_groups` as in a `state_dict`, with parameters as indices."""
+        groups = plain_groups([{**group, "params": []} for group in self.groups_K[row]])
+        index = {name: position for position, name in enumerate(self._order)}
+        for group, names in zip(groups, self._members, strict=True):
+            group["params"] = [index[name] for name in names]
+        return groups
+
+    def _load_groups(self, groups_K: Sequence[Sequence[Group]]) -> None:
+        """Give each trial a fresh holder with these `param_groups`."""
+        self.holders = [stand_in(self._template).made for _ in groups_K]
+        for holder, groups in zip(self.holders, groups_K, strict=True):
+            holder.param_groups = plain_groups([{**group, "params": []} for group in groups])
 
     def _state(self, row: int) -> dict[int, dict[str, Any]]:
         tables, counts = self._tables(), self._counts()
@@ -218,11 +240,28 @@ class VectorOptimizer(FusedOptimizer):
 
     def _read(self) -> None:
         """Take the hyperparameters as they are now."""
+        for holder in self.holders:
+            self._check(holder)
         self._numbers = [numbers_of([g[i] for g in self.groups_K]) for i in range(len(self._rules))]
         self._numbers_K = [_by_trial(numbers) for numbers in self._numbers]
         self._common = [_common(one) for one in self._numbers_K]
         self._foreseen.clear()
         self._ahead = 1
+
+    def _check(self, holder: torch.optim.Optimizer) -> None:
+        """Refuse what a scheduler or the user has changed and the rules have read for good."""
+        name = type(holder).__name__
+        if [len(group["params"]) for group in holder.param_groups] not in (self._counted, [0] * len(self._counted)):
+            raise FuseError(
+                f"optimizer {name} has other parameters than when it was fused; allowed: all param groups from the "
+                "start, with a learning rate of 0 where they wait"
+            )
+        for (index, setting), value in settings_of(self._made, holder).items():
+            if value != self._switches[index, setting]:
+                raise FuseError(
+                    f"optimizer group {index} of {name}: {setting} has changed to {value!r}; allowed: changes of "
+                    "numbers alone"
+                )
 
     def _agree(self) -> list[bool]:
         """Per param group, whether the trials agree in everything that a single-pass kernel takes only once."""

@@ -153,6 +153,8 @@ class TrialGroup:
         """
         total_K = torch.zeros(self.size, dtype=torch.float64, device=self._device)
         count = 0
+        for phase in self._phases:
+            phase.before_evaluation()
         for inputs_B, targets_B in self._study.validation():
             with self._precision():
                 outputs = self._fused.eval.run(inputs_B, self._device)

@@ -1,6 +1,5 @@
 """A member: one trial before it is fused with others."""
 
-import copy
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +12,8 @@ from trials.fusion import FuseError, Structure, structure
 from trials.fusion.rows import Rows
 from trials.fusion.structure import Facts, canonical_names
 from trials.fusion.trace import FORWARD
-from trials.optim import fuse_optimizers, optimizer_facts, stand_in
-from trials.optim.facts import plain_groups
+from trials.optim import fuse_optimizers, holder_of, optimizer_facts
+from trials.optim.duplicate import act_on
 from trials.optim.several import Given, Optimizers, as_given, by_phase
 from trials.study import Study
 from trials.training.trial_state import Progress, new_progress, new_schedulers
@@ -93,17 +92,18 @@ def fuse_optimizers_of(study: Study, members: Sequence[Member], rows: Rows) -> t
     Optimizer states and schedulers are copied; the copied schedulers act on the copied optimizers.
     """
     given_K = [by_phase(member.optimizer) for member in members]
-    holders_K = [{phase: stand_in(own) for phase, own in given.items()} for given in given_K]
+    holders_K = [{phase: holder_of(own) for phase, own in given.items()} for given in given_K]
     names_K = [canonical_names(member.model) for member in members]
     widest = max(study.fused, len(members))
     progress = []
-    for member, given, holders in zip(members, given_K, holders_K, strict=True):
-        stead = {id(own): holders[phase] for phase, own in given.items()}
-        progress.append(new_progress(study, member.params, copy.deepcopy(list(member.schedulers), stead)))
+    for member, holders in zip(members, holders_K, strict=True):
+        pairs = [pair for holder in holders.values() for pair in holder.pairs]
+        schedulers = act_on(list(member.schedulers), pairs, "Study.scheduler")
+        progress.append(new_progress(study, member.params, schedulers))
     fused = {
         phase: fuse_optimizers(
             *([given[phase] for given in given_K], rows, names_K),
-            *([holders[phase] for holders in holders_K], widest),
+            *([holders[phase].made for holders in holders_K], widest),
         )
         for phase in given_K[0]
     }
@@ -112,8 +112,7 @@ def fuse_optimizers_of(study: Study, members: Sequence[Member], rows: Rows) -> t
 
 def restored(study: Study, params: dict[str, Any], holders: dict[str, torch.optim.Optimizer]) -> Progress:
     """Return a trial's progress with fresh schedulers, and leave the learning rates of `holders` as they are."""
-    before = {phase: plain_groups(holder.param_groups) for phase, holder in holders.items()}
-    made = new_progress(study, params, new_schedulers(study, params, as_given(holders)))
-    for phase, groups in before.items():
-        holders[phase].param_groups = groups
-    return made
+    copies = {phase: holder_of(holder) for phase, holder in holders.items()}
+    schedulers = new_schedulers(study, params, as_given({phase: each.made for phase, each in copies.items()}))
+    pairs = [(new, old) for each in copies.values() for old, new in each.pairs]
+    return new_progress(study, params, act_on(schedulers, pairs, "Study.scheduler"))

@@ -61,6 +61,7 @@ class Phase:
             Each trial's loss, ``[K]``.
         """
         rows = self._fused.rows
+        self.optimizer.train(self._enter_step)
         self.optimizer.zero_grad()
         rows.note_buffers()
         with precision:
@@ -82,6 +83,10 @@ class Phase:
             gradients, skip = control.gradients(*self._gradients())
         self.optimizer.step(self._enter_step, gradients, skip)
         return losses_K
+
+    def before_evaluation(self) -> None:
+        """Put the optimizer in its mode for evaluation, if it has one."""
+        self.optimizer.eval(self._enter_step)
 
     def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the gradients of this phase's parameters, and those to clip by norm: all, if it is the only phase."""

@@ -1,0 +1,144 @@
+"""Optimizers of users' own that keep state in other places than `torch.optim`'s do."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Adapting(torch.optim.Optimizer):
+    """Finds its own rate, and keeps it in its param groups, as Prodigy and D-Adaptation do."""
+
+    def __init__(self, params: Iterable[Any], lr: float) -> None:
+        total = torch.zeros((), dtype=torch.float64)
+        super().__init__(params, {"lr": lr, "d": 1e-3, "k": 0, "norms": [], "total": total})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            norm = sum(p.grad.square().sum().item() for p in group["params"] if p.grad is not None)
+            group["total"] += norm
+            group["norms"].append(norm)
+            group["d"] = max(group["d"], group["total"].sqrt().item() / (group["k"] + 1))
+            group["k"] += 1
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=group["lr"] * group["d"] / (1 + len(group["norms"])))
+
+
+class Averaging(torch.optim.Optimizer):
+    """Trains other weights than it evaluates, as schedule-free optimizers do."""
+
+    def __init__(self, params: Iterable[Any], lr: float, beta: float) -> None:
+        super().__init__(params, {"lr": lr, "beta": beta, "k": 0, "training": False})
+
+    @torch.no_grad()
+    def train(self) -> None:
+        self._switch(True)
+
+    @torch.no_grad()
+    def eval(self) -> None:
+        self._switch(False)
+
+    def _switch(self, training: bool) -> None:
+        for group in self.param_groups:
+            beta = group["beta"]
+            for p in group["params"] if group["training"] is not training else []:
+                if "z" in self.state[p]:
+                    p.lerp_(self.state[p]["z"], 1 - beta if training else 1 - 1 / beta)
+            group["training"] = training
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            if not group["training"]:
+                raise RuntimeError("call train() first")
+            group["k"] += 1
+            weight, beta = 1 / group["k"], group["beta"]
+            for p in group["params"]:
+                z = self.state[p].setdefault("z", p.clone())
+                p.lerp_(z, weight).sub_(p.grad, alpha=group["lr"] * (1 - beta * (1 - weight)))
+                z.sub_(p.grad, alpha=group["lr"])
+
+
+class Remembering(torch.optim.Optimizer):
+    """Keeps its state in attributes, and under other keys than parameters."""
+
+    def __init__(self, params: Iterable[Any], lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+        shared: dict[Any, Any] = self.state
+        shared["k"] = torch.tensor([0])
+        self.steps, self.scale = 0, np.float64(1.0)
+        self.means = {p: torch.zeros_like(p) for group in self.param_groups for p in group["params"]}
+        self.first = self.param_groups[0]["params"][0]
+        self.rule = lambda k: 1 / (1 + k)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.steps += 1
+        shared: dict[Any, Any] = self.state
+        shared["k"] += 1
+        self.scale *= np.float64(0.9)
+        self.last: Tensor = self.first.grad.clone()
+        for p, mean in self.means.items():
+            mean.lerp_(p.grad, 0.1)
+            rate = self.param_groups[0]["lr"] * self.rule(self.steps) * float(self.scale)
+            p.sub_(mean + self.last.mean() / shared["k"], alpha=rate)
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Zhang et al. 2019, as most write it: around another optimizer, with that one's groups and state."""
+
+    def __init__(self, inner: torch.optim.Optimizer, every: int = 2) -> None:
+        self.inner, self.every, self.count = inner, every, 0
+        self.param_groups, self.defaults = inner.param_groups, inner.defaults
+        self.state = defaultdict(dict)
+        self.slow = [[p.detach().clone() for p in group["params"]] for group in self.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.inner.step()
+        self.count += 1
+        if self.count % self.every == 0:
+            for group, slow in zip(self.param_groups, self.slow, strict=True):
+                for p, own in zip(group["params"], slow, strict=True):
+                    own.lerp_(p, 0.5)
+                    p.copy_(own)
+
+
+class Assigning(torch.optim.Optimizer):
+    """Gives its parameters new data instead of changing it, and looks at marks of theirs."""
+
+    def __init__(self, params: Iterable[Any], lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+        for index, p in enumerate(self.param_groups[0]["params"]):
+            p.data = p.data * 0.5
+            p.rate = 1.0 + index
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data = p.data - group["lr"] * p.rate * p.grad
+
+
+class Noisy(torch.optim.Optimizer):
+    """Langevin dynamics: draws from the global stream, and from one of its own."""
+
+    def __init__(self, params: Iterable[Any], lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+        self.stream = torch.Generator().manual_seed(7)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad + 0.01 * torch.randn_like(p), alpha=self.param_groups[0]["lr"])
+            p.add_(torch.randn(p.shape, dtype=p.dtype, generator=self.stream), alpha=0.01)

@@ -1,0 +1,306 @@
+"""Optimizers without a rule keep all their state, wherever it lies, in all that happens to a trial."""
+
+import io
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+
+import trials
+from tests.support.fused_and_solo import (
+    Solo,
+    ToyStudy,
+    alike,
+    assert_fused_is_solo,
+    assert_same_trial,
+    close,
+    members,
+    nothing,
+    same_bits,
+)
+from tests.support.own_optimizers import Adapting, Assigning, Averaging, Lookahead, Noisy, Remembering
+from trials import FuseError, TrialGroup
+from trials.gate.base import OpenGate
+
+Make = Callable[[int, Iterable[Any]], torch.optim.Optimizer]
+
+
+def tensor_rate(n: int, ps: Iterable[Any]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(ps, lr=torch.tensor(0.01 * (n + 1)), foreach=False)
+
+
+def with_hook(n: int, ps: Iterable[Any]) -> torch.optim.Optimizer:
+    made = torch.optim.SGD(ps, lr=0.01 * (n + 1))
+
+    def shrink(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        with torch.no_grad():
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    p.mul_(0.9)
+
+    made.register_step_post_hook(shrink)
+    return made
+
+
+OWN: dict[str, Make] = {
+    "in param groups": lambda n, ps: Adapting(ps, lr=0.1 * (n + 1)),
+    "two modes": lambda n, ps: Averaging(ps, lr=0.1 * (n + 1), beta=0.9 - 0.1 * n),
+    "in attributes": lambda n, ps: Remembering(ps, lr=0.1 * (n + 1)),
+    "around another": lambda n, ps: Lookahead(torch.optim.Adam(ps, lr=0.02 * (n + 1)), 2 + n),
+    "around one with attributes": lambda n, ps: Lookahead(Remembering(ps, lr=0.1 * (n + 1))),
+    "assigned data": lambda n, ps: Assigning(ps, lr=0.1 * (n + 1)),
+    "random numbers": lambda n, ps: Noisy(ps, lr=0.1 * (n + 1)),
+    "a tensor as rate": tensor_rate,
+    "a hook": with_hook,
+}
+
+
+def model(n: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def batches(count: int) -> list[tuple[Tensor, Tensor]]:
+    stream = torch.Generator().manual_seed(3)
+    return [(torch.randn(6, 4, dtype=torch.float64, generator=stream), torch.zeros(6)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("name", OWN)
+def test_equals_solo(name: str, size: int) -> None:
+    assert_fused_is_solo(model, [x for x, _ in batches(3)], OWN[name], steps=7, size=size)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_state_survives_whatever_happens_to_the_rows(name: str) -> None:
+    study = ToyStudy(model, OWN[name], batches(3))
+    group, late = (TrialGroup(study, members(study, numbers), OpenGate()) for numbers in ((0, 1, 2), (4,)))
+    alone = {number: Solo(study, number) for number in (0, 1, 2, 4, 5)}
+
+    def train(*groups: TrialGroup) -> None:
+        for each in groups:
+            for x, y in study.data:
+                each.train_step(x, y)
+            for number in each.numbers:
+                for x, y in study.data:
+                    alone[number].step(x, y)
+
+    def compare(*groups: TrialGroup) -> None:
+        for each in groups:
+            for row, number in enumerate(each.numbers):
+                assert_same_trial(each, row, alone[number])
+            close(each.evaluate(), [alone[number].score() for number in each.numbers], "score")
+
+    train(group, late)
+    compare(group)
+    group.keep([2, 0, 1])
+    group.add(members(study, [5]))
+    group.merge(late)
+    train(group)
+    compare(group)
+    halves = group, group.split([1, 3])
+    assert [half.numbers for half in halves] == [[2, 1, 4], [0, 5]]
+    train(*halves)
+    compare(*halves)
+    restored = TrialGroup(study, members(study, [7]), OpenGate())
+    for half in halves:
+        file = io.BytesIO()
+        torch.save(half.state_dict(), file)
+        file.seek(0)
+        restored.load_state_dict(torch.load(file, weights_only=True))
+        assert same_bits(restored.state_dict(), half.state_dict())
+        train(restored)
+        compare(restored)
+
+
+@pytest.mark.parametrize("name", [name for name in OWN if name != "random numbers"])
+def test_in_a_loop_of_ones_own_groups_of_user_and_copy_are_the_same(name: str) -> None:
+    models, alone = ([model(n) for n in range(2)] for _ in range(2))
+    for mine, other in zip(models, alone, strict=True):
+        other.load_state_dict(mine.state_dict())
+    optimizers, references = ([OWN[name](n, m.parameters()) for n, m in enumerate(ms)] for ms in (models, alone))
+    fused = trials.fuse(models)
+    together = trials.fuse_optimizers(optimizers, fused)
+    decays = [lr_scheduler.ExponentialLR(o, 0.9) for o in (*optimizers, *references)]
+    for x, _ in batches(5):
+        together.train()
+        together.zero_grad()
+        fused(x).square().flatten(1).mean(1).sum().backward()
+        together.step()
+        for each, reference in zip(alone, references, strict=True):
+            getattr(reference, "train", nothing)()
+            reference.zero_grad()
+            each(x).square().mean().backward()
+            reference.step()
+        for decay in decays:
+            decay.step()
+    together.eval()
+    for row, (each, reference) in enumerate(zip(alone, references, strict=True)):
+        getattr(reference, "eval", nothing)()
+        for key, value in fused.extract(row).state_dict().items():
+            close(value, each.state_dict()[key], f"row {row} {key}")
+        for own in (together.extract(row)["param_groups"], optimizers[row].state_dict()["param_groups"]):
+            alike(own, reference.state_dict()["param_groups"], f"row {row}")
+
+
+class Scheduled(ToyStudy):
+    """Schedulers of the whole, of the one inside, and of another number than the rate."""
+
+    scheduler_every = "step"
+
+    def scheduler(self, params: dict[str, Any], optimizer: Any) -> Any:
+        inner = getattr(optimizer, "inner", optimizer)
+        return [lr_scheduler.StepLR(inner, 2, 0.5), lr_scheduler.OneCycleLR(optimizer, 0.1, 20, cycle_momentum=False)]
+
+
+@pytest.mark.parametrize("name", ["in param groups", "around another", "a tensor as rate"])
+def test_schedulers_act_on_what_steps(name: str) -> None:
+    study = Scheduled(model, OWN[name], batches(4))
+    group = TrialGroup(study, members(study, range(2)), OpenGate())
+    solos = [Solo(study, n) for n in range(2)]
+    schedules = [study.scheduler({}, solo.optimizer) for solo in solos]
+    for x, y in [*study.data] * 2:
+        group.train_step(x, y)
+        group.load_state_dict(group.state_dict())
+        for solo, own in zip(solos, schedules, strict=True):
+            solo.step(x, y)
+            for scheduler in own:
+                scheduler.step()
+    for row, solo in enumerate(solos):
+        assert_same_trial(group, row, solo)
+
+
+class Viewing(torch.optim.SGD):
+    """Keeps a view of a parameter."""
+
+    def __init__(self, params: Iterable[Any]) -> None:
+        super().__init__(params, lr=0.1)
+        self.flat = self.param_groups[0]["params"][0].detach().view(-1)
+
+
+class LateViewing(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step()
+        p = self.param_groups[0]["params"][0]
+        self.state[p]["flat"] = p.view(-1)
+
+
+class Zeroing(torch.optim.SGD):
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        super().zero_grad(set_to_none=False)
+
+
+class Growing(torch.optim.SGD):
+    """Adds a group after its first step."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step()
+        self.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+
+class Enclosing(torch.optim.SGD):
+    """Has a function that acts on this very object."""
+
+    def __init__(self, params: Iterable[Any]) -> None:
+        super().__init__(params, lr=0.1)
+        self.rate = lambda: self.param_groups[0]["lr"]
+
+
+class Queueing(torch.optim.SGD):
+    """Keeps something that changes and cannot be saved."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step()
+        self.seen = getattr(self, "seen", frozenset()) | {len(self.state)}
+
+
+def own_step(ps: Iterable[Any]) -> torch.optim.Optimizer:
+    made = torch.optim.Rprop(ps)
+    made.step = lambda closure=None: None  # type: ignore[method-assign]
+    return made
+
+
+def untrained(ps: Iterable[Any]) -> torch.optim.Optimizer:
+    first, *rest = ps
+    made = Remembering(rest, lr=0.1)
+    made.other = first  # type: ignore[attr-defined]
+    return made
+
+
+REFUSED: dict[str, tuple[Callable[[Iterable[Any]], torch.optim.Optimizer], str]] = {
+    "a view": (Viewing, r"Viewing keeps a view of a parameter as '\.flat'; allowed: the parameter itself, or a copy"),
+    "gradients": (lambda ps: Zeroing(ps, lr=0.1), r"zero_grad\(\) of optimizer Zeroing leaves gradients"),
+    "a function": (
+        Enclosing,
+        r"Enclosing: a copy for its trial still reaches the original Enclosing by '\.rate of 'self'",
+    ),
+    "its own step": (own_step, r"Rprop has a step\(\) of this instance alone; allowed: a method of its class"),
+    "untrained": (untrained, r"keeps the parameter '0.weight' as '\.other' and does not train it"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    make, message = REFUSED[name]
+    study = ToyStudy(model, lambda n, ps: make(ps))
+    with pytest.raises(FuseError, match=message):
+        TrialGroup(study, members(study, range(2)), OpenGate())
+
+
+def group_of(make: Make) -> TrialGroup:
+    study = ToyStudy(model, make, batches(1))
+    return TrialGroup(study, members(study, range(2)), OpenGate())
+
+
+def test_refused_later() -> None:
+    group = group_of(lambda n, ps: LateViewing(ps, lr=0.1))
+    group.train_step(*batches(1)[0])
+    with pytest.raises(FuseError, match=r"keeps a view of a parameter as '\.state\[a Parameter\]\['flat'\]'"):
+        group.keep([1])
+    with pytest.raises(FuseError, match="Growing has other parameters than when it was fused"):
+        group_of(lambda n, ps: Growing(ps, lr=0.1)).train_step(*batches(1)[0])
+    group = group_of(lambda n, ps: Queueing(ps, lr=0.1))
+    group.train_step(*batches(1)[0])
+    with pytest.raises(FuseError, match=r"'Queueing\.seen' changes while its trial trains, and cannot be saved"):
+        group.state_dict()
+
+
+def test_a_rule_does_not_hide_what_changes_behind_it() -> None:
+    models = [model(n) for n in range(2)]
+    optimizers = [torch.optim.SGD([*m.parameters()][:2], lr=0.1, momentum=0.9) for m in models]
+    fused = trials.fuse(models)
+    together = trials.fuse_optimizers(optimizers, fused)
+    optimizers[1].param_groups[0]["nesterov"] = True
+    with pytest.raises(FuseError, match="optimizer group 0 of SGD: nesterov has changed to True; allowed: changes of"):
+        together.step()
+    optimizers[1].param_groups[0]["nesterov"] = False
+    optimizers[0].add_param_group({"params": [*models[0].parameters()][2:]})
+    with pytest.raises(FuseError, match="SGD has other parameters than when it was fused; allowed: all param groups"):
+        together.step()
+
+
+def test_trials_must_agree_in_hooks_and_functions() -> None:
+    def some_with_hook(n: int, ps: Iterable[Any]) -> torch.optim.Optimizer:
+        return with_hook(n, ps) if n else torch.optim.SGD(ps, lr=0.1)
+
+    def functions(n: int, ps: Iterable[Any]) -> torch.optim.Optimizer:
+        made = Remembering(ps, lr=0.1)
+        made.rule = lambda k: 1 / (n + k)
+        return made
+
+    with pytest.raises(FuseError, match="optimizer: way is 'once per trial', there 'by vectors'"):
+        group_of(some_with_hook)
+    with pytest.raises(FuseError, match=r"optimizer: Remembering\.rule is"):
+        group_of(functions)
+
+
+def test_one_optimizer_for_two_phases() -> None:
+    def twice(n: int, ps: Iterable[Any]) -> Any:
+        made = torch.optim.SGD(ps, lr=0.1)
+        return {"forward": made, "extra_repr": made}
+
+    with pytest.raises(FuseError, match=r"returned one optimizer for several of .*; allowed: one for each"):
+        group_of(twice)
