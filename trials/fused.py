@@ -84,10 +84,22 @@ class FusedModule(nn.Module):
         """
         forward = self._fused.train if self.training else self._fused.eval
         if not isinstance(x, PerTrial):
-            return forward.run(x, self._device)
-        if x.x_KB.shape[:1] != (self.rows.size,):
+            output = forward.run(x, self._device)
+        elif x.x_KB.shape[:1] == (self.rows.size,):
+            output = forward.run(x.x_KB, self._device, per_trial=True)
+        else:
             raise FuseError(f"PerTrial input of shape {list(x.x_KB.shape)}; allowed: {self.rows.size} trials first")
-        return forward.run(x.x_KB, self._device, per_trial=True)
+        if self._optimizers:
+            self.rows.reached.start_at(output)
+        else:
+            self.rows.reached.forget()
+        return output
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """See `nn.Module`."""
+        super().zero_grad(set_to_none)
+        if set_to_none:
+            self.rows.forget_gradients()
 
     def extract(self, row: int) -> nn.Module:
         """Trial `row` as an ordinary module, with copies of its tensors."""

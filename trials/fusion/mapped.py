@@ -195,12 +195,21 @@ class Mapped:
         leaves, spec = tree_flatten((args, kwargs))
         owned = tree_flatten(dims)[0]
         parameters = {name: tensor.unbind(0) for name, tensor in self._parameters.items()}
+        reached = self._rows.reached
+        for name, own in parameters.items():
+            reached.watch(self._parameters[name], own)
+        inputs_K = [
+            [leaf] * self._rows.size if dim is None else [leaf[row] for row in range(self._rows.size)]
+            for leaf, dim in zip(leaves, owned, strict=True)
+        ]
+        for leaf, dim, own_inputs in zip(leaves, owned, inputs_K, strict=True):
+            if dim is not None:
+                reached.watch(leaf, own_inputs)
         outputs = []
         for row, generator in enumerate(self._rows.generators):
             if row:
                 self.units.enter()
-            inputs = [leaf if dim is None else leaf[row] for leaf, dim in zip(leaves, owned, strict=True)]
-            own_args, own_kwargs = tree_unflatten(inputs, spec)
+            own_args, own_kwargs = tree_unflatten([own_inputs[row] for own_inputs in inputs_K], spec)
             buffers = {name: tensor[row] for name, tensor in self._buffers.items()}
             tensors = {**{name: rows[row] for name, rows in parameters.items()}, **buffers}
             for module, table in self._varying:
@@ -213,7 +222,9 @@ class Mapped:
                     tensor.copy_(tensors[name].detach())
             self.units.before_backward(outputs[-1])
         self._set_common()
-        return stack(outputs, f"module '{self.label}'")
+        output = stack(outputs, f"module '{self.label}'")
+        reached.leave(output)
+        return output
 
     def _alone(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> Any:
         """Run a single trial: the module itself, with views of the row as its tensors."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from trials.fusion.errors import FuseError
+from trials.fusion.reached import Reached
 
 Vectors = dict[str, dict[str, list[float]]]
 
@@ -20,6 +21,7 @@ class Rows:
         vectors: layer path -> attribute -> one number per trial.
         aliases: further names of tied parameters and buffers -> the canonical name.
         generators: one random stream per trial, so a trial's dropout masks do not depend on its neighbours.
+        reached: which trials' gradients have reached which parameters.
         again: long layers on a CPU call it between their parts, to ask the gate once more.
     """
 
@@ -37,6 +39,7 @@ class Rows:
         self.vectors = vectors
         self.aliases = aliases
         self.generators = generators
+        self.reached = Reached()
         self.again: Callable[[], None] = go_on
         self._noted: dict[str, Tensor] = {}
 
@@ -70,6 +73,11 @@ class Rows:
         """Set all gradients to None."""
         for parameter in self.parameters.values():
             parameter.grad = None
+        self.reached.forget()
+
+    def absent(self) -> dict[str, frozenset[int]]:
+        """Return the rows of each parameter that have no gradient, though others have."""
+        return self.reached.absent(self.parameters)
 
     def note_buffers(self) -> None:
         """Store the buffers for `put_back`."""

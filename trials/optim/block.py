@@ -17,6 +17,9 @@ Piece = tuple[int, int]
 
 Counts = dict[str, NDArray[Any]]
 
+Absent = Mapping[str, frozenset[int]]
+"""A parameter -> the rows that have no gradient, though others have."""
+
 ROW_COLUMNS = 8192
 """From how many weights per trial on K calls of a kernel for one trial beat kernels that all trials share."""
 
@@ -40,6 +43,7 @@ class Block:
         columns: how many weights a trial has in it; 0 where the rule is not elementwise.
         by_row: whether it is updated trial by trial, by a kernel that passes over the memory once.
         waits: whether the parameters have no gradient in the step under way.
+        skip: the rows that stay as they are in the step under way.
         vectors: the coefficients of the step under way, or, by row, nothing.
         numbers_K: by row, each trial's hyperparameters.
         common: the hyperparameters that are equal for all trials.
@@ -64,6 +68,7 @@ class Block:
         self.names = tuple(names)
         self.counts = counts
         self.waits = False
+        self.skip: list[int] = []
         self.vectors: dict[str, Tensor] = {}
         self.numbers_K: Sequence[Mapping[str, float]] = ()
         self.common: Mapping[str, float] = {}
@@ -103,11 +108,9 @@ class Block:
         same = self._alike and len(set(self.counts["step"].tolist())) == 1
         return same and len(self.like) * self.columns >= MANY_WEIGHTS
 
-    @property
-    def torn(self) -> bool:
-        """Whether only some of the parameters have a gradient."""
-        first = self.like.grad is None
-        return any((p.grad is None) is not first for p in self._parameters)
+    def is_torn(self, absent: Absent) -> bool:
+        """Whether the parameters differ in which trials have a gradient; `absent` names the rows without."""
+        return len(self._names_by_gradient(absent)) > 1
 
     @property
     def key(self) -> Hashable:
@@ -119,19 +122,16 @@ class Block:
         axes = 2 if self.rule.elementwise else self.like.ndim
         return self.group, self.like.dtype, axes, b"".join([values.tobytes() for values in counts.values()])
 
-    def step(
-        self, piece: Piece, scratch: Tensor, change: Gradients | None, skip: list[int], again: Callable[[], None]
-    ) -> None:
-        """Update a piece of the parameters of all trials but those in `skip`.
+    def step(self, piece: Piece, scratch: Tensor, change: Gradients | None, again: Callable[[], None]) -> None:
+        """Update a piece of the parameters of all trials but those in `self.skip`.
 
         Args:
             piece: which one; blocks of several parameters have one only.
             scratch: at least four rows, each with the elements of the largest piece of columns.
             change: changes the gradients first.
-            skip: rows that stay as they are.
             again: called now and then between trials that are updated one by one.
         """
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        gradients, skip = [p.grad for p in self._parameters if p.grad is not None], self.skip
         if self.by_row:
             self._step_rows(piece, gradients, change, skip, again)
             return
@@ -216,17 +216,23 @@ class Block:
                 s = {kind: [t[0][first:last]] for kind, t in s.items()}
             self._single_pass.kernel(p, g, s, self.numbers_K[row], steps[float(self.counts["step"][row])])
 
-    def parts(self) -> "Iterator[Block]":
-        """This block, or, where only some parameters have a gradient, two of them."""
-        if not self.torn:
+    def parts(self, absent: Absent) -> "Iterator[Block]":
+        """This block or, if it is torn, several."""
+        parts = self._names_by_gradient(absent)
+        if len(parts) == 1:
             yield self
             return
-        present = [p.grad is not None for p in self._parameters]
         tables, parameters = self.tables(), dict(zip(self.names, self._parameters, strict=True))
-        for wanted in (True, False):
-            names = [name for name, has in zip(self.names, present, strict=True) if has is wanted]
+        for names in parts:
             counts = {name: values.copy() for name, values in self.counts.items()}
             yield Block(self.rule, self.group, names, parameters, tables, counts, self._alike)
+
+    def _names_by_gradient(self, absent: Absent) -> list[list[str]]:
+        parts: dict[Hashable, list[str]] = {}
+        for name, p in zip(self.names, self._parameters, strict=True):
+            missing = None if p.grad is None else absent.get(name, frozenset())
+            parts.setdefault(missing, []).append(name)
+        return list(parts.values())
 
     def tables(self) -> dict[str, dict[str, Tensor]]:
         """Views of the state by parameter and kind, each ``[K, *shape]``."""

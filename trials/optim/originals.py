@@ -54,12 +54,14 @@ class Originals(FusedOptimizer):
         change = gradients or Gradients()
         parameters = self._rows.parameters
         changed = [None if (g := parameters[name].grad) is None else change.apply(g) for name in self._order]
+        absent = self._rows.absent()
+        absent_rows = [absent.get(name, frozenset()) for name in self._order]
         for row, original in enumerate(self._originals):
             if row in skip:
                 continue
             enter(0)
-            for p, grad in zip(self._parameters_K[row], changed, strict=True):
-                p.grad = None if grad is None else grad[row]
+            for p, grad, missing in zip(self._parameters_K[row], changed, absent_rows, strict=True):
+                p.grad = None if grad is None or row in missing else grad[row]
             self._call(row, original.step)
             for p in self._parameters_K[row]:
                 p.grad = None

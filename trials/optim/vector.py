@@ -68,18 +68,17 @@ class VectorOptimizer(FusedOptimizer):
         self, enter: Callable[[int], None] = go_on, gradients: Gradients | None = None, skip: Sequence[int] = ()
     ) -> None:
         """See `FusedOptimizer`."""
-        stay = list(skip)
         ready = False
         for unit, (entry, piece) in enumerate(self._work):
             enter(unit)
             if not ready:
-                self._begin(stay)
+                self._begin(skip)
                 if self._entries[entry][0].like.device.type == "cpu":
                     enter(unit)  # coefficients of many steps at once take as long as a unit
                 ready = True
             for block in self._entries[entry]:
                 if not block.waits:
-                    block.step(piece, self._scratch[block.like.dtype], gradients, stay, partial(enter, unit))
+                    block.step(piece, self._scratch[block.like.dtype], gradients, partial(enter, unit))
 
     def moved(self) -> None:
         """See `FusedOptimizer`."""
@@ -224,19 +223,21 @@ class VectorOptimizer(FusedOptimizer):
             dtype: torch.empty(4, self.size * width, dtype=dtype, device=device) for dtype, width in widths.items()
         }
 
-    def _begin(self, skip: list[int]) -> None:
+    def _begin(self, skip: Sequence[int]) -> None:
         """Choose the coefficients of this step; parameters without a gradient do not count it."""
         if self._numbers is None or self._live:
             self._read()
             if self._agree() != self._alike:
                 self._pack(self._tables(), self._counts())
+        absent = self._rows.absent()
         for blocks in self._entries:
-            if any(block.torn for block in blocks):
-                blocks[:] = [part for block in blocks for part in block.parts()]
+            if any(block.is_torn(absent) for block in blocks):
+                blocks[:] = [part for block in blocks for part in block.parts(absent)]
             for block in blocks:
                 block.waits = block.like.grad is None
+                block.skip = sorted({*skip, *absent.get(block.names[0], ())})
                 if not block.waits:
-                    self._advance(block, skip)
+                    self._advance(block)
 
     def _read(self) -> None:
         """Take the hyperparameters as they are now."""
@@ -270,7 +271,7 @@ class VectorOptimizer(FusedOptimizer):
             for rule, common in zip(self._rules, self._common, strict=True)
         ]
 
-    def _advance(self, block: Block, skip: list[int]) -> None:
+    def _advance(self, block: Block) -> None:
         if block.by_row:
             block.numbers_K = self._numbers_K[block.group]
             after = block.rule.count(self._numbers[block.group] if self._numbers else {}, block.counts)
@@ -281,10 +282,10 @@ class VectorOptimizer(FusedOptimizer):
             names, table, after = self._foreseen[key]
             block.vectors = dict(zip(names, table.unbind(0), strict=True))
             block.common = self._common[block.group]
-        if skip:
+        if block.skip:
             after = {name: values.copy() for name, values in after.items()}
             for name, values in after.items():
-                values[skip] = block.counts[name][skip]
+                values[block.skip] = block.counts[name][block.skip]
         block.counts = after
 
     def _foresee(self, block: Block) -> None:

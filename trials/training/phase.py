@@ -69,6 +69,7 @@ class Phase:
             self._units.enter(self._loss_unit)
             losses_K = loss(outputs)
         total = control.total(losses_K)
+        rows.reached.start_at(total)
         if total.device.type == "cpu":  # a CUDA device runs both without a break
             self._units.enter(self._loss_backward_unit)
         total.backward()
