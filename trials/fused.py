@@ -104,10 +104,12 @@ class FusedModule(nn.Module):
     def extract(self, row: int) -> nn.Module:
         """Trial `row` as an ordinary module, with copies of its tensors."""
         module = copy.deepcopy(self._template[0])
-        for name, tensor in {**self.rows.parameters, **self.rows.buffers}.items():
+        stacked = {**self.rows.parameters, **self.rows.buffers}
+        own_row = {name: tensor.detach()[row].clone() for name, tensor in stacked.items()}
+        own_row.update({name: own_row[first] for name, first in self.rows.aliases.items()})
+        for name, value in own_row.items():
             path, _, own = name.rpartition(".")
             owner = module.get_submodule(path)
-            value = tensor.detach()[row].clone()
             current = getattr(owner, own)
             if isinstance(current, nn.Parameter):
                 current.data = value  # and so in every module that is tied to it

@@ -4,7 +4,7 @@ import functools
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,10 +14,10 @@ _CLOSED = (type, types.ModuleType, types.CodeType, Tensor, torch.Generator, str,
 """What is not looked into. A tensor's own attributes are not, either."""
 
 
-def contents(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def contents(value: Any, name: str = "", beyond: Container[int] = ()) -> Iterator[tuple[str, Any]]:
     """Yield the path and value of each object that `value` reaches, itself first and each once.
 
-    Global variables of functions do not count.
+    Global variables of functions do not count. Objects whose ids are in `beyond` are not looked into.
     """
     seen: dict[int, Any] = {}
     waiting = deque([(name, value)])
@@ -27,6 +27,8 @@ def contents(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             continue
         seen[id(one)] = one
         yield path, one
+        if id(one) in beyond:
+            continue
         waiting.extend((f"{path}{step}", part) for step, part in _parts(one) if id(part) not in seen)
 
 

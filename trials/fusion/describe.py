@@ -38,6 +38,13 @@ def attributes(model: nn.Module) -> dict[tuple[str, str], Hashable]:
     }
 
 
+def attributes_of_user(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes that a user's module has beside parameters, buffers and modules."""
+    if type(module).__module__.startswith("torch."):
+        return {}
+    return {name: value for name, value in vars(module).items() if name not in _OWN}
+
+
 def plain_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return the tensors in plain attributes of `module`: neither parameters nor buffers, but a trial's own."""
     return {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
@@ -220,7 +227,8 @@ def _digest(tensor: Tensor) -> Hashable:
     if tensor.device.type == "meta":
         return "without data"
     try:
-        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
+        # a copy, because a tensor that numpy has seen cannot be resized any more
+        plain = tensor.detach().clone(memory_format=torch.contiguous_format).cpu().resolve_conj().resolve_neg().view(-1)
         return hashlib.sha256(plain.view(torch.uint8).numpy().tobytes()).hexdigest()
     except Exception:  # no data of its own, such as a tensor of a forward under `vmap`
         return Same(tensor)

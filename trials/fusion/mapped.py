@@ -21,6 +21,7 @@ from trials.fusion.errors import RefusedError
 from trials.fusion.inner import Below, Call, Calls, Inner
 from trials.fusion.registry import CALLS, FORWARDS, Layer, label
 from trials.fusion.rows import Rows
+from trials.fusion.sharing import refuse_outside
 from trials.fusion.steps import State, Step, fill
 from trials.fusion.streams import drawing_from, go_on, note, saved
 from trials.fusion.structure import Unchanged, rule_for
@@ -46,12 +47,13 @@ class Mapped:
             units: its own, to ask the gate for.
 
         Raises:
-            RefusedError: the module cannot be copied.
+            RefusedError: the module cannot be copied, or its code finds tensors elsewhere.
         """
         try:
             self.module = copy.deepcopy(module)
         except Exception as error:
             raise RefusedError(f"module '{path}' ({type(module).__name__}) cannot be copied: {error}") from error
+        refuse_outside(module, path, self.module)
         self.label, self.looped, self.units = label(module, path), "", units
         self._prefix = f"{path}." if path else ""
         for name, inner in self.module.named_modules():
@@ -95,6 +97,11 @@ class Mapped:
             for named in (self.module.named_parameters(), self.module.named_buffers())
         )
         inside = dict(self.module.named_modules())
+        self._paths = {
+            id(table): f"{path}." if path else ""
+            for path, module in inside.items()
+            for table in (module._parameters, module._buffers)
+        }
         self._slots = [
             (table, name, rows.require("", f"{self._prefix}{path}.{name}" if path else self._prefix + name))
             for path, module in inside.items()
@@ -186,6 +193,7 @@ class Mapped:
         mapped = torch.vmap(one, in_dims=(0, 0, 0, *dims), randomness="error")
         outputs, replaced = mapped(rows, self._parameters, self._buffers, args, kwargs)
         for name, tensor in replaced.items():
+            self._check_replaced(name)
             self._buffers[name].copy_(tensor.detach())
         output = together[0](outputs)
         self.units.before_backward(output)
@@ -219,6 +227,7 @@ class Mapped:
                 outputs.append(functional_call(self.module, tensors, own_args, own_kwargs))
             for name, tensor in buffers.items():
                 if tensors[name] is not tensor:
+                    self._check_replaced(name)
                     tensor.copy_(tensors[name].detach())
             self.units.before_backward(outputs[-1])
         self._set_common()
@@ -246,12 +255,22 @@ class Mapped:
                 output = self.module(*own_args, **own_kwargs)
             for (table, name, _), view in zip(self._slots, views, strict=True):
                 if table[name] is not view:
+                    self._check_replaced(self._paths[id(table)] + name)
                     view.copy_(table[name].detach())
         finally:
             for (table, name, _), tensor in zip(self._slots, before, strict=True):
                 table[name] = tensor
         self.units.before_backward(output)
         return stack([output], f"module '{self.label}'")
+
+    def _check_replaced(self, name: str) -> None:
+        """Refuse to replace one of two names of a tensor, which would then differ."""
+        aliases, name = self._rows.aliases, self._prefix + name
+        if name in aliases or name in aliases.values():
+            raise RefusedError(
+                f"module '{self.label}' replaces '{name}', which is one tensor under several names; allowed: to change "
+                "it in place"
+            )
 
     def _set_common(self) -> None:
         """Set the numbers on which all trials agree. The others are unset, so reading one fails."""

@@ -12,6 +12,7 @@ from trials.fusion.describe import attributes, class_of, global_values, plain_te
 from trials.fusion.errors import RefusedError
 from trials.fusion.registry import FuseError, Layer, find, label, refuse
 from trials.fusion.rows import Rows, Vectors, stack_parameters
+from trials.fusion.sharing import refuse_common, refuse_overlaps, ties
 from trials.fusion.trace import FORWARD, describe, modes, trace
 
 Facts = dict[tuple[str, str], Hashable]
@@ -167,9 +168,9 @@ def stack(models: Sequence[nn.Module], shape: Structure, generators: list[torch.
     Raises:
         FuseError: two models share a tensor.
     """
-    _refuse_shared(models)
+    refuse_common([[*_parameters(model).items(), *_buffers(model).items()] for model in models])
     first = models[0]
-    aliases = {**_aliases(_parameters(first)), **_aliases(_buffers(first))}
+    aliases = ties({**_parameters(first), **_buffers(first), **_constants(first, shape)})
     tables_K = [_parameters(model) for model in models]
     parameters = {
         name: stack_parameters([table[name] for table in tables_K]) for name in tables_K[0] if name not in aliases
@@ -217,14 +218,18 @@ def _refuse_sparse(model: nn.Module) -> None:
 
 def _tensor_facts(model: nn.Module) -> Facts:
     facts: Facts = {}
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise FuseError(f"parameter '{name}' has no shape yet; allowed: layers that know their sizes")
     _refuse_two_devices(model)
+    refuse_overlaps(model)
+    aliases = ties({**_parameters(model), **_buffers(model), **_plain_tensors(model, "")})
     for kind, table in (("parameter", _parameters(model)), ("buffer", _buffers(model))):
-        aliases = _aliases(table)
         for name, tensor in table.items():
             owner = f"{kind} '{name}'"
-            if is_lazy(tensor):
-                raise FuseError(f"{owner} has no shape yet; allowed: layers that know their sizes")
             hooks = (getattr(tensor, "_backward_hooks", None), getattr(tensor, "_post_accumulate_grad_hooks", None))
+            if type(tensor) not in (Tensor, nn.Parameter):
+                raise FuseError(f"{owner} is of type {type(tensor).__name__}; allowed: Tensor, nn.Parameter")
             if any(hooks):
                 raise FuseError(f"{owner} has hooks; allowed: none")
             facts[owner, "shape"] = tuple(tensor.shape)
@@ -232,6 +237,8 @@ def _tensor_facts(model: nn.Module) -> Facts:
             facts[owner, "device"] = str(tensor.device)
             facts[owner, "requires_grad"] = tensor.requires_grad
             facts[owner, "tied to"] = aliases.get(name)
+    for name in _plain_tensors(model, ""):
+        facts[f"tensor '{name}'", "tied to"] = aliases.get(name)
     for name, value in model.state_dict().items():
         if not isinstance(value, Tensor):
             raise FuseError(f"state_dict entry '{name}' is a {type(value).__name__}; allowed: tensors")
@@ -256,14 +263,6 @@ def _parameters(model: nn.Module) -> dict[str, Tensor]:
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:
     return dict(model.named_buffers(remove_duplicate=False))
-
-
-def _aliases(table: dict[str, Tensor]) -> dict[str, str]:
-    """Map further names of a tensor to its first name."""
-    first: dict[int, str] = {}
-    for name, tensor in table.items():
-        first.setdefault(id(tensor), name)
-    return {name: first[id(tensor)] for name, tensor in table.items() if first[id(tensor)] != name}
 
 
 def _constants(model: nn.Module, shape: Structure) -> dict[str, Tensor]:
@@ -294,14 +293,3 @@ def _plain_tensors(module: nn.Module, path: str) -> dict[str, Tensor]:
         for inner, owner in module.named_modules()
         for name, tensor in plain_tensors(owner).items()
     }
-
-
-def _refuse_shared(models: Sequence[nn.Module]) -> None:
-    owners: dict[int, int] = {}
-    for number, model in enumerate(models):
-        for name, tensor in {**_parameters(model), **_buffers(model)}.items():
-            storage = tensor.untyped_storage().data_ptr()
-            if storage and owners.setdefault(storage, number) != number:
-                raise FuseError(
-                    f"models {owners[storage]} and {number} share the tensor '{name}'; allowed: tensors of their own"
-                )
