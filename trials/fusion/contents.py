@@ -10,14 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_CLOSED = (type, types.ModuleType, types.CodeType, Tensor, torch.Generator, str, bytes, int, float, complex, type(None))
-"""What is not looked into. A tensor's own attributes are not, either."""
+_CLOSED = (type, types.ModuleType, types.CodeType, Tensor, torch.Generator)
+"""What is not looked into."""
+_NUMBERS = frozenset((bool, int, float, complex, str, bytes, type(None)))
+"""What is passed over."""
 
 
 def contents(value: Any, name: str = "", beyond: Container[int] = ()) -> Iterator[tuple[str, Any]]:
     """Yield the path and value of each object that `value` reaches, itself first and each once.
 
-    Global variables of functions do not count. Objects whose ids are in `beyond` are not looked into.
+    Numbers, text and global variables of functions do not count. Objects whose ids are in `beyond` are not looked into.
     """
     seen: dict[int, Any] = {}
     waiting = deque([(name, value)])
@@ -29,7 +31,9 @@ def contents(value: Any, name: str = "", beyond: Container[int] = ()) -> Iterato
         yield path, one
         if id(one) in beyond:
             continue
-        waiting.extend((f"{path}{step}", part) for step, part in _parts(one) if id(part) not in seen)
+        waiting.extend(
+            (f"{path}{step}", part) for step, part in _parts(one) if type(part) not in _NUMBERS and id(part) not in seen
+        )
 
 
 def slots_of(value: Any) -> dict[str, Any]:

@@ -60,16 +60,9 @@ def optimizer_facts(names: Names, optimizer: torch.optim.Optimizer) -> dict[tupl
         _refuse_own_ways(names, optimizer)
         facts.update({("optimizer", part): value for part, value in fixed_parts(optimizer).items()})
     else:
-        settings = settings_of(made, optimizer)
+        settings = _settings(made, optimizer)
         facts.update({(f"optimizer group {index}", flag): value for (index, flag), value in settings.items()})
     return facts
-
-
-def settings_of(made: type[Rule], optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], Hashable]:
-    """Return the settings that the rule `made` wants to be equal, by param group."""
-    describe = Describer()
-    groups = enumerate(optimizer.param_groups)
-    return {(index, flag): describe(group.get(flag)) for index, group in groups for flag in made.flags}
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> type[Rule] | None:
@@ -96,6 +89,13 @@ def refuse_views(optimizer: torch.optim.Optimizer) -> None:
                 f"optimizer {type(optimizer).__name__} keeps a view of a parameter as '{path}'; allowed: the "
                 "parameter itself, or a copy"
             )
+
+
+def _settings(made: type[Rule], optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], Hashable]:
+    """Return the settings that the rule `made` wants to be equal, by param group."""
+    describe = Describer()
+    groups = enumerate(optimizer.param_groups)
+    return {(index, flag): describe(group.get(flag)) for index, group in groups for flag in made.flags}
 
 
 def _refuse_parameters(names: Names, optimizer: torch.optim.Optimizer) -> None:

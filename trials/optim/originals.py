@@ -14,7 +14,7 @@ from trials.optim.duplicate import duplicate, move
 from trials.optim.facts import Names, refuse_views
 from trials.optim.fused import FusedOptimizer, go_on
 from trials.optim.gradients import Gradients
-from trials.optim.packed import fixed_parts, pack, parameters_of, unpack
+from trials.optim.packed import class_values, fixed_parts, pack, parameters_of, unpack
 
 MODES = ("train", "eval")
 """Methods of optimizers that train other weights than they evaluate, such as schedule-free ones."""
@@ -39,6 +39,7 @@ class Originals(FusedOptimizer):
         self._originals = list(holders) if holders is not None else [_sharing(o) for o in optimizers]
         self._fixed = fixed_parts(self._originals[0])
         self._training_K: list[bool | None] = [None] * len(self._originals)
+        self._seen = False
         self.units = ("one trial's optimizer step",)
         if any(hasattr(optimizers[0], mode) for mode in MODES):
             self.units = (*self.units, "one trial's optimizer mode")
@@ -143,8 +144,15 @@ class Originals(FusedOptimizer):
         if self._live:
             _copy_groups(self.holders[row], original)
         self._check_parameters(row)
+        before = None if self._seen else class_values(original)
         with drawing_from(self._rows.generators[row]):
             method()
+        if before is not None and class_values(original) != before:
+            raise FuseError(
+                f"optimizer {type(original).__name__} changes an attribute of its class, which all trials have in "
+                "common; allowed: attributes of its own"
+            )
+        self._seen = True
         self._check_parameters(row)
         self._write_back(row)
         if self._live:

@@ -1,5 +1,6 @@
 """What an optimizer keeps, as plain containers that ``torch.load(..., weights_only=True)`` reads, and back."""
 
+import types
 from collections import defaultdict
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -52,6 +53,15 @@ def fixed_parts(optimizer: Optimizer) -> dict[str, Hashable]:
             elif _is_own(name) and name not in _KEPT and not packer.takes(value):
                 found[f"{kind}.{name}"] = describe(value)
     return found
+
+
+def class_values(optimizer: Optimizer) -> list[Hashable]:
+    """Describe what the classes of `optimizer`, and of those inside it, hold beside methods."""
+    describe = Describer()
+    kinds = dict.fromkeys(kind for each in inside_of(optimizer) for kind in type(each).__mro__)
+    users = [kind for kind in kinds if issubclass(kind, Optimizer) and kind is not Optimizer]
+    own = [(name, value) for kind in users for name, value in vars(kind).items() if not name.startswith("__")]
+    return [(name, describe(value)) for name, value in own if not isinstance(value, (types.FunctionType, property))]
 
 
 def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:

@@ -14,7 +14,7 @@ from trials.fusion.errors import FuseError
 from trials.fusion.rows import Rows
 from trials.optim.block import Block, Counts, Piece
 from trials.optim.duplicate import plain_groups, stand_in
-from trials.optim.facts import Names, rule_of, settings_of
+from trials.optim.facts import Names, rule_of
 from trials.optim.fused import FusedOptimizer, go_on
 from trials.optim.gradients import Gradients
 from trials.optim.registry import Group, Rule, SinglePass, numbers_of
@@ -43,9 +43,9 @@ class VectorOptimizer(FusedOptimizer):
         made = rule_of(first)
         if made is None:
             raise FuseError(f"optimizer {type(first).__name__} has no rule for vectors")
-        self._template, self._made = stand_in(first).made, made
-        self._switches = settings_of(made, self._template)
-        self._counted = [len(group) for group in self._members]
+        self._template = stand_in(first).made
+        self._switches = [{flag: group.get(flag) for flag in made.flags} for group in first.param_groups]
+        self._counted, self._empty = [len(group) for group in self._members], [0] * len(self._members)
         self._numbers: list[dict[str, NDArray[Any]]] | None = None
         self._foreseen: dict[Hashable, tuple[tuple[str, ...], Tensor, Counts]] = {}
         self._ahead = 1
@@ -251,18 +251,19 @@ class VectorOptimizer(FusedOptimizer):
 
     def _check(self, holder: torch.optim.Optimizer) -> None:
         """Refuse what a scheduler or the user has changed and the rules have read for good."""
-        name = type(holder).__name__
-        if [len(group["params"]) for group in holder.param_groups] not in (self._counted, [0] * len(self._counted)):
+        name, groups = type(holder).__name__, holder.param_groups
+        if [len(group["params"]) for group in groups] not in (self._counted, self._empty):
             raise FuseError(
                 f"optimizer {name} has other parameters than when it was fused; allowed: all param groups from the "
                 "start, with a learning rate of 0 where they wait"
             )
-        for (index, setting), value in settings_of(self._made, holder).items():
-            if value != self._switches[index, setting]:
-                raise FuseError(
-                    f"optimizer group {index} of {name}: {setting} has changed to {value!r}; allowed: changes of "
-                    "numbers alone"
-                )
+        for index, (group, known) in enumerate(zip(groups, self._switches, strict=True)):
+            for flag, value in known.items():
+                if group.get(flag) != value:
+                    raise FuseError(
+                        f"optimizer group {index} of {name}: {flag} has changed to {group.get(flag)!r}; allowed: "
+                        "changes of numbers alone"
+                    )
 
     def _agree(self) -> list[bool]:
         """Per param group, whether the trials agree in everything that a single-pass kernel takes only once."""

@@ -217,6 +217,16 @@ class Queueing(torch.optim.SGD):
         self.seen = getattr(self, "seen", frozenset()) | {len(self.state)}
 
 
+class Counting(torch.optim.SGD):
+    """Counts the steps of all of its kind."""
+
+    count = 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step()
+        type(self).count += 1
+
+
 def own_step(ps: Iterable[Any]) -> torch.optim.Optimizer:
     made = torch.optim.Rprop(ps)
     made.step = lambda closure=None: None  # type: ignore[method-assign]
@@ -262,6 +272,8 @@ def test_refused_later() -> None:
         group.keep([1])
     with pytest.raises(FuseError, match="Growing has other parameters than when it was fused"):
         group_of(lambda n, ps: Growing(ps, lr=0.1)).train_step(*batches(1)[0])
+    with pytest.raises(FuseError, match="Counting changes an attribute of its class, which all trials have in common"):
+        group_of(lambda n, ps: Counting(ps, lr=0.1)).train_step(*batches(1)[0])
     group = group_of(lambda n, ps: Queueing(ps, lr=0.1))
     group.train_step(*batches(1)[0])
     with pytest.raises(FuseError, match=r"'Queueing\.seen' changes while its trial trains, and cannot be saved"):
