@@ -62,13 +62,16 @@ def structure(model: nn.Module, phases: Sequence[str] = (FORWARD,)) -> Structure
     facts: Facts = {}
     untraced = ""
     graphs: tuple[fx.Graph | None, ...] = (None,) * (len(phases) + 1)
-    unchanged = Unchanged(model)
+    unchanged, plain = Unchanged(model), Untouched(model)
     try:
         graphs = *(trace(model, True, phase) for phase in phases), trace(model, training=False)
     except RefusedError:
         raise
     except FuseError as error:
         untraced = str(error)
+    if changed := plain.put_back():
+        untraced = f"model {type(model).__name__} cannot be traced: it changes '{changed}' in place"
+        graphs = (None,) * (len(phases) + 1)
     unchanged.check()
     facts["model", "traced"] = not untraced
     facts["model", "phases"] = tuple(phases)
@@ -145,6 +148,23 @@ class Unchanged:
         for path in own:
             found.update({(path, name): "a tensor" for name in plain_tensors(self._model.get_submodule(path))})
         return found, global_values(self._model)
+
+
+class Untouched:
+    """Undoes changes of plain tensors. Tracing makes them, because it sees a tensor there and nothing to record."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Store the present values."""
+        named = _plain_tensors(model, "").items()
+        self._before = [(name, t, t.detach().clone(), t._version) for name, t in named if not t.is_inference()]
+
+    def put_back(self) -> str:
+        """Restore what has changed, and return the first name; empty: nothing has."""
+        changed = [(name, t, value) for name, t, value, version in self._before if t._version != version]
+        with torch.no_grad():
+            for _, tensor, value in changed:
+                tensor.copy_(value)
+        return changed[0][0] if changed else ""
 
 
 def difference(first: Facts, second: Facts) -> tuple[str, str, Any, Any] | None:

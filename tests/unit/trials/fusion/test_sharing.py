@@ -149,6 +149,16 @@ def reading(m: Any, y: Tensor) -> Tensor:
     return m.again(y) @ m.mask + m.seen + m.nothing.sum()
 
 
+def plain(m: Any) -> None:
+    m.seen = torch.zeros(4, dtype=torch.float64)
+
+
+def counting_plain(m: Any, y: Tensor) -> Tensor:
+    if m.training:
+        m.seen.add_(1)
+    return y * 2 + m.seen
+
+
 def looked_at(forward: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
     """The same for a loop over trials."""
     return lambda m, y: forward(m, y) if y.sum().item() < 1e9 else y
@@ -157,6 +167,7 @@ def looked_at(forward: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor
 KEPT: dict[str, tuple[Callable[[Any], None], Callable[[Any, Tensor], Tensor]]] = {
     "beside each other": (slices, lambda m, y: y * 2),
     "one buffer": (one_buffer, counting),
+    "a plain tensor that is written": (plain, counting_plain),
     "what is only read": (read_only, reading),
 }
 
