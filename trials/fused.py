@@ -43,9 +43,9 @@ class FusedModule(nn.Module):
         super().__init__()
         if not models:
             raise FuseError("no models to fuse; allowed: at least one")
-        common = structure(models[0])
-        for number, model in enumerate(models[1:], start=1):
-            found = difference(common.facts, structure(model).facts)
+        structures = [structure(model) for model in models]
+        for number, own in enumerate(structures):
+            found = difference(structures[0].facts, own.facts)
             if found is not None:
                 owner, name, one, other = found
                 raise FuseError(
@@ -60,7 +60,7 @@ class FusedModule(nn.Module):
         self._template = (copy.deepcopy(models[0]),)  # in a tuple, because it is no part of this module
         self._names_K = [WeakIdKeyDictionary({p: name for name, p in m.named_parameters()}) for m in models]
         self._optimizers: WeakSet[FusedOptimizer] = WeakSet()
-        self._fused = assemble(models, common, list(generators), Units(OpenGate()))
+        self._fused = assemble(models, structures, list(generators), Units(OpenGate()))
         self._modules["trials"] = nn.Module()
         self._register()
         self.train(models[0].training)

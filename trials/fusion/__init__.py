@@ -64,29 +64,31 @@ class Fused:
         self.eval.bind(self.rows)
 
 
-def assemble(models: Sequence[nn.Module], common: Structure, generators: list[torch.Generator], units: Units) -> Fused:
+def assemble(
+    models: Sequence[nn.Module], structures: Sequence[Structure], generators: list[torch.Generator], units: Units
+) -> Fused:
     """Fuse models of one structure.
 
     Args:
         models: one per trial; their tensors are copied.
-        common: the structure of each of them.
+        structures: theirs, with equal facts.
         generators: a random stream per trial.
         units: where the forward's units are numbered.
 
     Raises:
         FuseError: two models share a tensor, or one cannot be copied.
     """
-    model = models[0]
-    rows = stack(models, common, generators)
+    model, common = models[0], structures[0]
+    rows = stack(models, structures, generators)
     rows.again = units.again
     layers: dict[str, Layer | Exception] = {
         path: rule_for(model.get_submodule(path), path) for path in leaves(common.graphs)
     }
     phases = {
-        name: Forward(model, graph, layers, common.train_modes, units, common.untraced, name)
+        name: Forward(model, graph, layers, common.train_modes, units, common.untraced, common.watch, name)
         for name, graph in common.phases.items()
     }
-    evaluate = Forward(model, common.eval, layers, common.eval_modes, units, common.untraced)
+    evaluate = Forward(model, common.eval, layers, common.eval_modes, units, common.untraced, common.watch)
     fused = Fused(rows, layers, phases, evaluate)
     fused.bind()
     return fused

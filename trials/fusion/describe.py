@@ -7,6 +7,7 @@ import copyreg
 import enum
 import functools
 import hashlib
+import random
 import sys
 import types
 import weakref
@@ -20,11 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from trials.fusion.contents import content_of, slots_of
+from trials.fusion.reads import code_of, reads
 
 _PLAIN = (int, str, bytes, type(None), torch.dtype, torch.device)
 _NUMBERS = (bool, float, complex)
 _OWN = frozenset(vars(nn.Module()))
 """The tables of parameters, buffers, submodules and hooks of every module. They are compared elsewhere."""
+_DERIVED = _OWN | {"forward", "_flat_weights", "_flat_weight_refs"}
+"""Those, and what a recurrent layer makes of its parameters."""
 
 
 def attributes(model: nn.Module) -> dict[tuple[str, str], Hashable]:
@@ -34,7 +38,7 @@ def attributes(model: nn.Module) -> dict[tuple[str, str], Hashable]:
         (path, name): describe(value)
         for path, module in model.named_modules()
         for name, value in vars(module).items()
-        if name not in _OWN and name != "forward" and not isinstance(value, Tensor)
+        if name not in _DERIVED and not isinstance(value, Tensor)
     }
 
 
@@ -50,19 +54,10 @@ def plain_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
 
 
-def global_values(model: nn.Module) -> dict[tuple[str, str], Hashable]:
-    """Map (path, name) to the description of each global variable that a forward of `model` could change."""
+def outer_values(model: nn.Module) -> dict[str, Hashable]:
+    """Map the name of each variable outside `model` that its forward may change to a description of the value."""
     describe = Describer(model)
-    found = {}
-    for path, module in model.named_modules():
-        function = getattr(type(module).forward, "__wrapped__", type(module).forward)
-        if not isinstance(function, types.FunctionType) or function.__module__.startswith("torch."):
-            continue
-        for name in _names(function.__code__):
-            value = function.__globals__.get(name)
-            if isinstance(value, (*_PLAIN, *_NUMBERS, list, dict, set, Tensor)):
-                found[path, name] = describe(value)
-    return found
+    return {name: describe(get()) for name, get in reads(model, code_of(model))}
 
 
 def class_of(module: nn.Module, model: nn.Module) -> Hashable:
@@ -213,14 +208,16 @@ _PARTS: tuple[tuple[type | tuple[type, ...], Callable[[Describer, Any], Iterable
     ((property, staticmethod, classmethod), lambda describe, value: (describe(_wrapped(value)),)),
     (weakref.ref, lambda describe, value: (describe(value()),)),
     (torch.Generator, lambda describe, value: (str(value.device), _digest(value.get_state()))),
+    (random.Random, lambda describe, value: (value.getstate(),)),
+    (np.random.Generator, lambda describe, value: (describe(value.bit_generator.state),)),
+    (np.random.RandomState, lambda describe, value: (describe(value.get_state()),)),
+    (
+        types.GeneratorType,
+        lambda describe, value: (value.gi_frame and (value.gi_frame.f_lasti, value.gi_frame.f_lineno),),
+    ),
     (types.ModuleType, lambda describe, value: (value.__name__,)),
 )
 """Type -> what describes a value of it beside its class and attributes. The first that fits counts."""
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """Return the global names, and more, that `code` and the functions inside it read or set."""
-    return set(code.co_names).union(*(_names(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)))
 
 
 def _digest(tensor: Tensor) -> Hashable:

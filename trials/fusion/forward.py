@@ -9,11 +9,12 @@ from torch import Tensor, fx, nn
 from trials.fusion.errors import RefusedError
 from trials.fusion.mapped import Mapped
 from trials.fusion.program import Program
+from trials.fusion.reads import Watch
 from trials.fusion.registry import Layer, label
-from trials.fusion.rows import Rows
+from trials.fusion.rows import Rows, Vectors
 from trials.fusion.streams import saved
 from trials.fusion.trace import FORWARD
-from trials.fusion.trees import dims_of
+from trials.fusion.trees import dims_of, heads
 from trials.fusion.units import LayerUnits, Units
 
 
@@ -37,15 +38,25 @@ class Whole:
     """The user's own `forward`, under one `vmap` or in a loop over the trials."""
 
     def __init__(
-        self, model: nn.Module, name: str, modes: dict[str, bool], units: Units, reason: str, method: str
+        self,
+        model: nn.Module,
+        name: str,
+        modes: dict[str, bool],
+        units: Units,
+        reason: str,
+        method: str,
+        vectors: Vectors | None = None,
     ) -> None:
-        """Take a copy of one trial's `model`, called `name`. `reason` is why its `method` has no graph."""
+        """Take a copy of one trial's `model`, called `name`.
+
+        `reason` is why its `method` has no graph. `vectors` are the rows', if the method had one.
+        """
         self._own = LayerUnits(units, f"{name} forward")
         self._mapped = Mapped(model, "", modes, self._own)
         self._mapped.label = name  # `model` may be a graph's code
         if method != FORWARD:
             self._mapped.module.forward = getattr(self._mapped.module, method)
-        self._inner = self._mapped.number_inside(modes, units)
+        self._inner = self._mapped.number_inside(modes, units, vectors)
         self._name, self._reason = name, reason
 
     def bind(self, rows: Rows) -> None:
@@ -70,7 +81,8 @@ class Whole:
 class Forward:
     """The forward of K trials in one mode.
 
-    Its graph runs step by step. If a step fails on the first batch, the graph's code runs as a whole from then on.
+    Its graph runs step by step. If a step fails on the first batch, the graph's code runs as a whole from then on. If
+    what the graph was traced with changes, the user's own code does.
     """
 
     def __init__(
@@ -81,6 +93,7 @@ class Forward:
         modes: dict[str, bool],
         units: Units,
         untraced: str,
+        watch: Watch,
         method: str = FORWARD,
     ) -> None:
         """Choose the best way.
@@ -92,6 +105,7 @@ class Forward:
             modes: path -> whether that module is in training mode.
             units: where the units are numbered.
             untraced: why there is no graph.
+            watch: what `graph` was traced with.
             method: which of the model's methods it is.
         """
         self._units = units
@@ -100,22 +114,37 @@ class Forward:
         name = label(model, "") if method == FORWARD else f"{label(model, '')}.{method}"
         self._way: Way
         self._instead: Callable[[str], Way] | None = None
+        self._watch = watch if graph is not None else None
+        self._name, self._left, self._checked = name, "", False
+
+        def own_code(reason: str, vectors: Vectors | None = None) -> Way:
+            return Whole(model, name, modes, units, reason, method, vectors)
+
+        self._own_code = own_code
         if graph is None:
-            self._way = Whole(model, name, modes, units, untraced, method)
+            self._way = own_code(untraced)
             return
         self._way = Program(graph, model, layers, modes, units)
         is_layer = any(node.op == "call_module" and not node.target for node in graph.nodes)
         # the graph, not the user's code, for it knows which tensors are each trial's own
         counted = any("counted" in node.meta for node in graph.nodes)
-        if is_layer or counted:
-            self._instead = lambda reason: Whole(model, name, modes, units, reason, method)
+        if is_layer:
+            self._instead = own_code
+        elif counted:
+            self._instead = self._leave
         else:
             code = fx.GraphModule(model, graph)
             self._instead = lambda reason: Whole(code, name, modes, units, reason, FORWARD)
 
     def bind(self, rows: Rows) -> None:
-        """Take the tensors of `rows`; called after they were built or changed."""
+        """Take the tensors of `rows`; called after they were built or changed.
+
+        Raises:
+            RefusedError: the trials' own code runs, and what it may read differs.
+        """
         self._rows = rows
+        if self._left:
+            self._check_alike(rows)
         self._way.bind(rows)
 
     def run(self, x: Tensor, device: torch.device, per_trial: bool = False) -> Any:
@@ -128,8 +157,22 @@ class Forward:
 
         Returns:
             The model's output, all its tensors with the leading axis K.
+
+        Raises:
+            RefusedError: it trains a parameter that is not the trials'.
         """
         x = x.to(device, non_blocking=True)
+        output = self._run(x, per_trial)
+        if not self._checked and torch.is_grad_enabled():
+            assert self._rows is not None  # bound when it was built
+            _refuse_foreign(output, x, self._rows, self._name)
+            self._checked = True
+        return output
+
+    def _run(self, x: Tensor, per_trial: bool) -> Any:
+        if self._watch is not None and (name := self._watch.changed()):
+            self._instead = None
+            return self._run_instead(x, per_trial, self._leave(f"{name} has changed since the trace"))
         if self._instead is None:
             return self._way.run(x, per_trial)
         assert self._rows is not None  # bound when it was built
@@ -153,6 +196,25 @@ class Forward:
         """Yield each layer or node, and how it is computed."""
         return self._way.ways()
 
+    def _leave(self, reason: str) -> Way:
+        """Return the way of the user's own code, because of `reason`.
+
+        Raises:
+            RefusedError: the trials differ in what it may read.
+        """
+        assert self._rows is not None  # bound when it was built
+        self._left = reason
+        self._check_alike(self._rows)
+        self._watch = None
+        return self._own_code(reason, self._rows.vectors)
+
+    def _check_alike(self, rows: Rows) -> None:
+        if len(set(rows.unread)) > 1:
+            raise RefusedError(
+                f"{self._name} has to run by its own code, for {self._left}, and the trials' modules differ in "
+                "attributes that it may read; allowed: equal attributes"
+            )
+
     def _run_instead(self, x: Tensor, per_trial: bool, way: Way) -> Any:
         assert self._rows is not None  # the caller looked
         way.bind(self._rows)
@@ -162,3 +224,21 @@ class Forward:
         output = way.run(x, per_trial)
         self._way = way
         return output
+
+
+def _refuse_foreign(output: Any, x: Tensor, rows: Rows, name: str) -> None:
+    """Refuse a forward that trains a parameter of another module, such as a global one that all trials would share."""
+    own = {id(x), *map(id, rows.parameters.values())}
+    waiting: list[Any] = [tensor.grad_fn for tensor in heads(output)]
+    seen = {x.grad_fn, *waiting}  # what the input came from belongs to others
+    while waiting:
+        node = waiting.pop()
+        found = getattr(node, "variable", None)
+        if isinstance(found, nn.Parameter) and id(found) not in own:
+            raise RefusedError(
+                f"{name} trains a parameter of shape {list(found.shape)} that its module does not have, so that all "
+                "trials would share it; allowed: the module's own"
+            )
+        after = {each for each, _ in node.next_functions if each is not None} - seen
+        seen |= after
+        waiting.extend(after)

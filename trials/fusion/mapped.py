@@ -4,7 +4,6 @@ A whole forward that cannot be traced is such a module too. Rules still compute 
 `vmap` around it through an `autograd.Function`, and is a unit that asks the gate.
 """
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,14 +16,17 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from trials.fusion import autocast
 from trials.fusion.describe import plain_tensors
-from trials.fusion.errors import RefusedError
+from trials.fusion.errors import FuseError, RefusedError
 from trials.fusion.inner import Below, Call, Calls, Inner
-from trials.fusion.registry import CALLS, FORWARDS, Layer, label
-from trials.fusion.rows import Rows
+from trials.fusion.registry import CALLS, Layer, label, plain_forward
+from trials.fusion.rows import Rows, Vectors
 from trials.fusion.sharing import refuse_outside
 from trials.fusion.steps import State, Step, fill
-from trials.fusion.streams import drawing_from, go_on, note, saved
+from trials.fusion.streams import drawing_from, foreign_streams, go_on, note, refuse_foreign, saved
 from trials.fusion.structure import Unchanged, rule_for
+from trials.fusion.surroundings import reentrant_checkpoint, refused_checkpoint, without_recomputing
+from trials.fusion.template import template, without_data
+from trials.fusion.together import Together
 from trials.fusion.trees import apart, dims_of, hide_objects, stack
 from trials.fusion.units import LayerUnits, Units
 
@@ -49,34 +51,45 @@ class Mapped:
         Raises:
             RefusedError: the module cannot be copied, or its code finds tensors elsewhere.
         """
-        try:
-            self.module = copy.deepcopy(module)
-        except Exception as error:
-            raise RefusedError(f"module '{path}' ({type(module).__name__}) cannot be copied: {error}") from error
+        self.module = template(module, path)
         refuse_outside(module, path, self.module)
         self.label, self.looped, self.units = label(module, path), "", units
         self._prefix = f"{path}." if path else ""
-        for name, inner in self.module.named_modules():
-            inner.training = modes[f"{self._prefix}{name}" if name else path]
-            if type(inner) in FORWARDS:  # its own forward branches on values, which `vmap` cannot do
-                inner.forward = partial(FORWARDS[type(inner)], inner)
+        self._modes = {
+            inner: modes[f"{self._prefix}{name}" if name else path] for name, inner in self.module.named_modules()
+        }
+        for inner in self.module.modules():
+            plain_forward_of = plain_forward(inner)
+            if plain_forward_of is not None:  # its own branches on values, which `vmap` cannot do
+                inner.forward = partial(plain_forward_of, inner)
             for plain, tensor in plain_tensors(inner).items():  # each trial has its own of these too
                 delattr(inner, plain)
                 inner.register_buffer(plain, tensor, persistent=False)
+        without_data(self.module)
+        self._set_modes()
         self._inner: dict[str, Inner] = {}
         self._row: Tensor | None = None
+        self._together = Together()
         self._stream: torch.Generator | None = None
         self._seen = False
         if isinstance(self.module, fx.GraphModule):
             setattr(type(self.module), "__call__", nn.Module.__call__)  # noqa: B010 - fx's own prints what it raises
             self._seen = True  # what tracing saw needs no second look
 
-    def number_inside(self, modes: dict[str, bool], units: Units) -> list[LayerUnits]:
-        """Make every layer inside a whole model a unit of its own, computed by its rule or else by a `Mapped`."""
+    def number_inside(self, modes: dict[str, bool], units: Units, vectors: Vectors | None) -> list[LayerUnits]:
+        """Make every layer inside a whole model a unit of its own, computed by its rule or else by a `Mapped`.
+
+        Args:
+            modes: as in ``__init__``.
+            units: where the layers' units are numbered.
+            vectors: the rows', if the model had a graph: without the numbers of layers that the graph does not call.
+        """
         for path, module in self.module.named_modules():
             rule = rule_for(module, path)
             is_layer = isinstance(rule, Layer) or not list(module.children())
             if not path or not is_layer or any(path.startswith(f"{outer}.") for outer in self._inner):
+                continue
+            if vectors is not None and isinstance(rule, Layer) and rule.varying and path not in vectors:
                 continue
             # in place, or a view: only the code around it knows what else sees the change
             if getattr(module, "inplace", False) or (isinstance(rule, Layer) and rule.free):
@@ -86,7 +99,7 @@ class Mapped:
             self._inner[path] = Inner(rule, mapped, module.training, own)
         for path, inner in self._inner.items():
             module = self.module.get_submodule(path)
-            module.forward = self._leaving(module.forward, inner)
+            module.forward = self._leaving(module, module.forward, inner)
         return [inner.units for inner in self._inner.values()]
 
     def bind(self, rows: Rows) -> None:
@@ -139,9 +152,9 @@ class Mapped:
             Its output; every tensor in it has the leading axis K.
 
         Raises:
-            RefusedError: the module changes its input, an attribute or a global variable.
+            RefusedError: the module changes more than its output, or draws from streams that no trial has for itself.
         """
-        unchanged = None if self._seen else Unchanged(self.module)
+        unchanged, streams = (None, None) if self._seen else (Unchanged(self.module), foreign_streams())
         inputs = [] if getattr(self.module, "inplace", False) else _tensors(args, kwargs)
         versions = [tensor._version for tensor in inputs]
         if not entered:
@@ -158,8 +171,9 @@ class Mapped:
                 f"module '{self.label}' changes its input in place, and the next trial and epoch would see that; "
                 "allowed: to change a clone of it"
             )
-        if unchanged is not None:
+        if unchanged is not None and streams is not None:
             unchanged.check()
+            refuse_foreign(streams, f"module '{self.label}'")
         self.looped, self._seen = reason, True
         return output
 
@@ -175,6 +189,7 @@ class Mapped:
             return None, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         finally:
             self._row = None
+            self._set_modes()
 
     def _vmap(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> Any:
         together: list[Callable[[Sequence[Tensor]], Any]] = []
@@ -182,7 +197,7 @@ class Mapped:
         def one(row: Tensor, parameters: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
             self._row = row
             tensors = {**parameters, **buffers}
-            with Calls(self.call):
+            with Calls(self.call), self._together, without_recomputing(refused_checkpoint):
                 output = functional_call(self.module, tensors, args, kwargs)
             outputs, rebuild = apart(hide_objects(output, f"module '{self.label}'"))
             together[:] = [rebuild]
@@ -225,6 +240,7 @@ class Mapped:
                     setattr(module, name, values[row])
             with self._drawing_from(generator):
                 outputs.append(functional_call(self.module, tensors, own_args, own_kwargs))
+            self._set_modes()
             for name, tensor in buffers.items():
                 if tensors[name] is not tensor:
                     self._check_replaced(name)
@@ -258,6 +274,7 @@ class Mapped:
                     self._check_replaced(self._paths[id(table)] + name)
                     view.copy_(table[name].detach())
         finally:
+            self._set_modes()
             for (table, name, _), tensor in zip(self._slots, before, strict=True):
                 table[name] = tensor
         self.units.before_backward(output)
@@ -271,6 +288,11 @@ class Mapped:
                 f"module '{self.label}' replaces '{name}', which is one tensor under several names; allowed: to change "
                 "it in place"
             )
+
+    def _set_modes(self) -> None:
+        """Set all modules to their modes, which a forward may have changed."""
+        for module, training in self._modes.items():
+            module.training = training
 
     def _set_common(self) -> None:
         """Set the numbers on which all trials agree. The others are unset, so reading one fails."""
@@ -286,7 +308,7 @@ class Mapped:
         """While entered, the global random numbers come from one trial's stream."""
         self._stream = generator
         try:
-            with drawing_from(generator):
+            with drawing_from(generator), without_recomputing(reentrant_checkpoint):
                 yield
         finally:
             self._stream = None
@@ -295,26 +317,34 @@ class Mapped:
         """Call `function` for the module's code, by its rule if it has one."""
         if self._row is None:
             return function(*args, **kwargs)
+        self._together.check_call(function)
+        if function not in CALLS and not autocast.has_parts(function, args, kwargs):
+            return function(*args, **kwargs)
         if function not in CALLS:
             if not autocast.has_parts(function, args, kwargs):
                 return function(*args, **kwargs)
             return self._below(autocast.TrialByTrial(function), args, kwargs)
         if CALLS[function][0].bind(*args, **kwargs).arguments.get("inplace"):  # no rule changes its input
             return function(*args, **kwargs)
+        self._together.check_layer(function=True)
         return self._below(Call(function, self._rows.generators), args, kwargs)
 
     def _below(self, inner: Inner | Call | autocast.TrialByTrial, args: Any, kwargs: Any) -> Any:
         row, self._row = self._row, None  # what `inner` calls is outside the `vmap`
         try:
-            return Below.apply(inner, row, args, kwargs)
+            with self._together.outside():
+                return Below.apply(inner, row, args, kwargs)
         finally:
             self._row = row
 
-    def _leaving(self, forward: Callable[..., Any], inner: Inner) -> Callable[..., Any]:
-        """Return a replacement for an inner layer's `forward`."""
+    def _leaving(self, module: nn.Module, forward: Callable[..., Any], inner: Inner) -> Callable[..., Any]:
+        """Return a replacement for the `forward` of an inner layer."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._row is not None:
+                if module.training != inner.training:
+                    raise FuseError(f"the forward sets the mode of {type(module).__name__} (train, eval)")
+                self._together.check_layer()
                 return self._below(inner, args, kwargs)
             if self._stream is None:
                 return forward(*args, **kwargs)

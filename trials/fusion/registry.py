@@ -103,6 +103,9 @@ def arrange(
 
 RULES: dict[type[nn.Module], type[Layer]] = {}
 
+_OWN_FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {}
+"""What the rules compute."""
+
 FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {}
 """Layers made of other layers -> a `forward` for each, without branches that cannot be traced."""
 
@@ -116,6 +119,7 @@ def rule(*types: type[nn.Module]) -> Callable[[LayerType], LayerType]:
     def register(layer: LayerType) -> LayerType:
         for module_type in types:
             RULES[module_type] = layer
+            _OWN_FORWARDS[module_type] = module_type.forward
         return layer
 
     return register
@@ -169,7 +173,14 @@ def find(module: nn.Module, path: str) -> type[Layer]:
     if layer is None:
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
         raise FuseError(f"module '{path}' ({kind}) has no fusion rule; supported layers: {supported()}")
+    if "forward" in vars(module) or type(module).forward is not _OWN_FORWARDS[type(module)]:
+        raise FuseError(f"module '{path}' ({type(module).__name__}) has a forward of its own")
     return layer
+
+
+def plain_forward(module: nn.Module) -> Callable[..., Any] | None:
+    """Return the `forward` to trace instead of that of `module`, if it is a layer with one."""
+    return None if "forward" in vars(module) else FORWARDS.get(type(module))
 
 
 def refuse(path: str, module: nn.Module, setting: str, value: object, allowed: str) -> FuseError:

@@ -20,6 +20,7 @@ class Rows:
         buffers: the same for buffers, and for plain tensors that the user's forward reads.
         vectors: layer path -> attribute -> one number per trial.
         aliases: further names of tied parameters and buffers -> the canonical name.
+        unread: a digest per trial of what its own code may read, though its graph does not.
         generators: one random stream per trial, so a trial's dropout masks do not depend on its neighbours.
         reached: which trials' gradients have reached which parameters.
         again: long layers on a CPU call it between their parts, to ask the gate once more.
@@ -32,6 +33,7 @@ class Rows:
         vectors: Vectors,
         aliases: dict[str, str],
         generators: list[torch.Generator],
+        unread: list[str],
     ) -> None:
         """Take the given tables as they are; all have the same K."""
         self.parameters = parameters
@@ -40,6 +42,7 @@ class Rows:
         self.aliases = aliases
         self.generators = generators
         self.reached = Reached()
+        self.unread = unread
         self.again: Callable[[], None] = go_on
         self._noted: dict[str, Tensor] = {}
 
@@ -101,6 +104,7 @@ class Rows:
             path: {n: [values[i] for i in index] for n, values in table.items()} for path, table in self.vectors.items()
         }
         self.generators = [self.generators[i] for i in index]
+        self.unread = [self.unread[i] for i in index]
 
     def append(self, other: "Rows") -> None:
         """Add the trials of `other`, which have the same structure, after these."""
@@ -113,6 +117,7 @@ class Rows:
             for name in table:
                 table[name] = table[name] + other.vectors[path][name]
         self.generators = self.generators + other.generators
+        self.unread = self.unread + other.unread
 
     def to(self, device: torch.device) -> None:
         """Move all rows. On another kind of device, a random stream continues from a seed that it draws."""
@@ -127,6 +132,7 @@ class Rows:
             "buffers": {n: t.clone() for n, t in self.buffers.items()},
             "vectors": {p: {n: list(v) for n, v in table.items()} for p, table in self.vectors.items()},
             "generators": [g.get_state() for g in self.generators],
+            "unread": list(self.unread),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -150,6 +156,7 @@ class Rows:
         self.vectors = {p: {n: list(v) for n, v in table.items()} for p, table in state["vectors"].items()}
         device = self.generators[0].device
         self.generators = [generator(device, state=saved) for saved in state["generators"]]
+        self.unread = list(state["unread"])
 
 
 def go_on() -> None:

@@ -1,10 +1,14 @@
 """Gives each trial a random stream of its own in code that draws from PyTorch's, and undoes failed tries."""
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy
 import torch
 from torch import Tensor
+
+from trials.fusion.errors import RefusedError
 
 
 def saved(buffers: dict[str, Tensor], generators: Sequence[torch.Generator]) -> Callable[[], None]:
@@ -69,3 +73,21 @@ def drawing_nothing(device: torch.device, what: str) -> Iterator[None]:
 
 def _global_states(device: torch.device) -> list[torch.Tensor]:
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def foreign_streams() -> dict[str, object]:
+    """Return the states of random numbers of which no trial has its own, each by a name for messages."""
+    return {"Python's random": random.getstate(), "numpy.random": str(numpy.random.get_state(legacy=False))}
+
+
+def refuse_foreign(before: dict[str, object], owner: str) -> None:
+    """Refuse code of `owner` that has drawn from `foreign_streams`, whose states were `before`.
+
+    Raises:
+        RefusedError: it has.
+    """
+    for name, state in foreign_streams().items():
+        if state != before[name]:
+            raise RefusedError(
+                f"{owner} draws from {name}, which no seed of a trial sets; allowed: PyTorch's random numbers"
+            )

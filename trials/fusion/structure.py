@@ -1,5 +1,6 @@
 """What must be equal for trials to be fused; stacks the tensors of trials that are."""
 
+import hashlib
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,8 +9,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
-from trials.fusion.describe import attributes, class_of, global_values, plain_tensors
+from trials.fusion.describe import attributes, class_of, outer_values, plain_tensors
 from trials.fusion.errors import RefusedError
+from trials.fusion.reads import Codes, Watch
 from trials.fusion.registry import FuseError, Layer, find, label, refuse
 from trials.fusion.rows import Rows, Vectors, stack_parameters
 from trials.fusion.sharing import refuse_common, refuse_overlaps, ties
@@ -30,6 +32,8 @@ class Structure:
         train_modes: path -> mode of that module while the model trains.
         eval_modes: the same while the model is evaluated.
         untraced: why there are no graphs; empty if there are.
+        watch: what the graphs were traced with, and might change.
+        unread: what the model's own code may read beyond `facts`. Equal if trials are to leave their graphs together.
     """
 
     facts: Facts
@@ -38,6 +42,8 @@ class Structure:
     train_modes: dict[str, bool]
     eval_modes: dict[str, bool]
     untraced: str
+    watch: Watch
+    unread: str
 
     @property
     def graphs(self) -> tuple[fx.Graph | None, ...]:
@@ -55,6 +61,7 @@ def structure(model: nn.Module, phases: Sequence[str] = (FORWARD,)) -> Structure
     Raises:
         FuseError: there is no way to fuse it.
     """
+    _refuse_scripts(model)
     tensors = _tensor_facts(model)
     _refuse_hooks(model)
     _refuse_sparse(model)
@@ -63,8 +70,11 @@ def structure(model: nn.Module, phases: Sequence[str] = (FORWARD,)) -> Structure
     untraced = ""
     graphs: tuple[fx.Graph | None, ...] = (None,) * (len(phases) + 1)
     unchanged, plain = Unchanged(model), Untouched(model)
+    codes: Codes = {}
     try:
-        graphs = *(trace(model, True, phase) for phase in phases), trace(model, training=False)
+        found = [*(trace(model, True, phase) for phase in phases), trace(model, training=False)]
+        graphs = tuple(each.graph for each in found)
+        codes = {code: variables for each in found for code, variables in each.codes.items()}
     except RefusedError:
         raise
     except FuseError as error:
@@ -83,10 +93,17 @@ def structure(model: nn.Module, phases: Sequence[str] = (FORWARD,)) -> Structure
         paths = leaves((graph,)) or list(table)
         facts.update({(f"module '{path}'", f"training in {mode} mode"): table[path] for path in paths})
     whole = attributes(model)
+    varying: set[tuple[str, str]] = set()
     for path in _layers(model, graphs):
+        varying |= {(path, name) for name in getattr(rule_for(model.get_submodule(path), path), "varying", ())}
         _module_facts(model, path, whole, facts, inside=not untraced)
     named = dict(zip(phases, graphs, strict=False))
-    return Structure({**facts, **tensors}, named, graphs[-1], *mode_tables, untraced)
+    unread = hashlib.sha256(repr([item for item in whole.items() if item[0] not in varying]).encode()).hexdigest()
+    return Structure(
+        *({**facts, **tensors}, named, graphs[-1], *mode_tables, untraced),
+        watch=Watch(model, codes),
+        unread=unread,
+    )
 
 
 def _layers(model: nn.Module, graphs: Sequence[fx.Graph | None]) -> list[str]:
@@ -129,25 +146,30 @@ class Unchanged:
         """Compare with the stored values.
 
         Raises:
-            RefusedError: the forward of some module has changed an attribute or a global variable.
+            RefusedError: the forward of some module has changed an attribute, or a variable outside the model.
         """
-        for kind, before, after in zip(("attribute", "global variable"), self._before, self._now(), strict=True):
-            for path, name in {**before, **after}:
-                by_tracing = name.startswith("_tensor_constant")
-                if before.get((path, name)) != after.get((path, name)) and not by_tracing:
-                    module = label(self._model.get_submodule(path), path)
-                    raise RefusedError(
-                        f"module '{module}': its forward changes the {kind} '{name}', which trials that are trained at "
-                        "once cannot each do for themselves; allowed: a buffer (register_buffer), or another output"
-                    )
+        (own, outer), (own_now, outer_now) = self._before, self._now()
+        for path, name in {**own, **own_now}:
+            by_tracing = name.startswith("_tensor_constant")
+            if own.get((path, name)) != own_now.get((path, name)) and not by_tracing:
+                raise self._error(path, f"attribute '{name}'")
+        for name in {**outer, **outer_now}:
+            if outer.get(name) != outer_now.get(name):
+                raise self._error("", name)
 
-    def _now(self) -> tuple[Facts, Facts]:
-        """Return the attributes of the user's own modules, and the global variables."""
+    def _error(self, path: str, what: str) -> RefusedError:
+        return RefusedError(
+            f"module '{label(self._model.get_submodule(path), path)}': its forward changes the {what}, which trials "
+            "that train at once cannot each do for themselves; allowed: a buffer (register_buffer), or another output"
+        )
+
+    def _now(self) -> tuple[Facts, dict[str, Hashable]]:
+        """Return the attributes of the user's own modules, and the variables outside the model."""
         own = {path for path, module in self._model.named_modules() if not type(module).__module__.startswith("torch.")}
         found: Facts = {key: value for key, value in attributes(self._model).items() if key[0] in own}
         for path in own:
             found.update({(path, name): "a tensor" for name in plain_tensors(self._model.get_submodule(path))})
-        return found, global_values(self._model)
+        return found, outer_values(self._model)
 
 
 class Untouched:
@@ -182,14 +204,14 @@ def leaves(graphs: Sequence[fx.Graph | None]) -> list[str]:
     return list(dict.fromkeys(str(node.target) for node in nodes if node.op == "call_module"))
 
 
-def stack(models: Sequence[nn.Module], shape: Structure, generators: list[torch.Generator]) -> Rows:
-    """Copy the tensors of K `models`, all of structure `shape`, into rows with a leading axis K.
+def stack(models: Sequence[nn.Module], shapes: Sequence[Structure], generators: list[torch.Generator]) -> Rows:
+    """Copy the tensors of K `models`, all of one of `shapes`, into rows with a leading axis K.
 
     Raises:
         FuseError: two models share a tensor.
     """
     refuse_common([[*_parameters(model).items(), *_buffers(model).items()] for model in models])
-    first = models[0]
+    first, shape = models[0], shapes[0]
     aliases = ties({**_parameters(first), **_buffers(first), **_constants(first, shape)})
     tables_K = [_parameters(model) for model in models]
     parameters = {
@@ -205,7 +227,7 @@ def stack(models: Sequence[nn.Module], shape: Structure, generators: list[torch.
         if isinstance(layer, Layer) and (names := layer.varying):
             modules = [model.get_submodule(path) for model in models]
             vectors[path] = {name: [getattr(module, name) for module in modules] for name in names}
-    return Rows(parameters, buffers, vectors, aliases, generators)
+    return Rows(parameters, buffers, vectors, aliases, generators, [own.unread for own in shapes])
 
 
 def canonical_names(model: nn.Module) -> dict[int, str]:
@@ -227,6 +249,13 @@ def _refuse_hooks(model: nn.Module) -> None:
     for path, module in model.named_modules():
         if any(getattr(module, name) for name in hooks):
             raise FuseError(f"module '{path}' ({type(module).__name__}) has hooks; allowed: none")
+
+
+def _refuse_scripts(model: nn.Module) -> None:
+    """Refuse compiled modules: their code cannot be given another trial's tensors."""
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise RefusedError(f"module '{path}' is compiled by torch.jit; allowed: the module that it was made from")
 
 
 def _refuse_sparse(model: nn.Module) -> None:

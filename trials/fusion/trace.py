@@ -2,139 +2,70 @@
 
 import inspect
 import operator
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
-from torch.utils._pytree import tree_flatten
 
 from trials.fusion.errors import RefusedError
 from trials.fusion.functional import RANDOM, VIEWS
-from trials.fusion.registry import CALLS, FORWARDS, RULES, FuseError, label
+from trials.fusion.observer import Observer, refuse_questions
+from trials.fusion.reads import Codes
+from trials.fusion.registry import CALLS, RULES, FuseError, label
+from trials.fusion.streams import foreign_streams, refuse_foreign
+from trials.fusion.tracer import OUT_OF_PLACE, Tracer, flags, recording, set_flags
 
 FORWARD = "forward"
 """The method that a training step calls, unless a study names others."""
 
-_AUGMENTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
-_OUT_OF_PLACE = {
-    getattr(operator, f"i{name}"): getattr(operator, f"{name}_" if name in ("and", "or") else name)
-    for name in _AUGMENTED
-}
-"""``operator.iadd`` -> ``operator.add``, and so on."""
 _IN_PLACE = (setattr, operator.setitem, operator.delitem)
 
 
-_FACTORIES = (torch.arange, torch.zeros, torch.ones, torch.full, torch.empty, torch.eye, torch.linspace)
-"""Functions of sizes alone. They do not notice by themselves that a size is still unknown."""
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """One method of a model as a graph.
+
+    Attributes:
+        graph: its calls.
+        codes: the user's code that ran, which may read variables outside the model.
+    """
+
+    graph: fx.Graph
+    codes: Codes
 
 
-@contextmanager
-def _recorded_factories() -> Iterator[None]:
-    """While entered, a factory with an unknown argument becomes a node."""
-
-    def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            unknown = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, fx.Proxy)]
-            if not unknown:
-                return function(*args, **kwargs)
-            return unknown[0].tracer.create_proxy("call_function", function, args, kwargs)
-
-        return call
-
-    for function in _FACTORIES:
-        setattr(torch, function.__name__, recorded(function))
-    try:
-        yield
-    finally:
-        for function in _FACTORIES:
-            setattr(torch, function.__name__, function)
-
-
-def _parts(node: fx.Node) -> int | None:
-    """Return how many parts a ``chunk`` makes if the call has a literal number."""
-    if node.target not in ("chunk", torch.chunk):
-        return None
-    count = node.args[1] if len(node.args) > 1 else node.kwargs.get("chunks")
-    return count if isinstance(count, int) else None
-
-
-class _Proxy(fx.Proxy):
-    """Records ``y += z`` as such. Plain fx would record ``y = y + z``, even if other code reads y."""
-
-
-def _augmented(target: Callable[..., Any]) -> Callable[[fx.Proxy, Any], fx.Proxy]:
-    def record(self: fx.Proxy, other: Any) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", target, (self, other), {})
-
-    return record
-
-
-for _target_in_place in _OUT_OF_PLACE:
-    setattr(_Proxy, f"__{_target_in_place.__name__}__", _augmented(_target_in_place))
-
-
-class _Tracer(fx.Tracer):
-    """Stops at layers of torch.nn and at layers with a rule. Buffers become nodes, not constants."""
-
-    proxy_buffer_attributes = True
-
-    def iter(self, obj: fx.Proxy) -> Iterator[fx.Proxy]:
-        """See `fx.Tracer`. A ``chunk`` has as many parts as the call asks for; with fewer, it fails when run."""
-        count = _parts(obj.node)
-        if count is None:
-            return super().iter(obj)
-        obj.node.meta["counted"] = True
-        return iter([operator.getitem(obj, index) for index in range(count)])
-
-    def proxy(self, node: fx.Node) -> fx.Proxy:
-        """See `fx.Tracer`."""
-        return _Proxy(node, self)
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """See `fx.Tracer`."""
-        if type(m) in FORWARDS:
-            return False
-        return type(m) in RULES or super().is_leaf_module(m, module_qualified_name)
-
-    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        """See `fx.Tracer`."""
-        plain = FORWARDS.get(type(m))
-        return super().call_module(m, forward if plain is None else partial(plain, m), args, kwargs)
-
-    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
-        """See `fx.Tracer`."""
-        return super().create_args_for_root(FORWARDS.get(type(self.root), root_fn), is_module, concrete_args)
-
-
-def trace(model: nn.Module, training: bool, method: str = FORWARD) -> fx.Graph:
+def trace(model: nn.Module, training: bool, method: str = FORWARD) -> Traced:
     """Return the graph of a method of `model` in one of its two modes.
 
     Raises:
         FuseError: it cannot be traced, takes several inputs, or does something that fusing would change.
     """
     name = type(model).__name__
-    if type(model) in RULES or _Tracer().is_leaf_module(model, ""):
-        return _single(name)
-    before = model.training
-    random_state = torch.get_rng_state()
-    tracer = _Tracer()
-    tracer.traced_func_name = method
+    if type(model) in RULES or Tracer().is_leaf_module(model, ""):
+        return Traced(_single(name), {})
+    given = flags(model)
+    streams, random_state = foreign_streams(), torch.get_rng_state()
     tables = _tables(model)
+    observer = Observer()
     try:
         model.train(training)
-        with _recorded_factories():
+        tracer = Tracer(model)
+        tracer.traced_func_name = method
+        with recording(), observer:
             graph = tracer.trace(model, concrete_args=_defaults(model, method))
+        tracer.check_flags(model)
+        refuse_questions(observer)
     except RefusedError:
         raise
     except Exception as error:
-        raise FuseError(f"model {name} cannot be traced: {type(error).__name__}: {error}") from error
+        why = str(error) if isinstance(error, FuseError) else f"{type(error).__name__}: {error}"
+        raise FuseError(f"model {name} cannot be traced: {why}") from error
     finally:
-        model.train(before)
+        set_flags(model, given)
         changed = _put_back(tables)
+        refuse_foreign(streams, f"model {name}")
     if changed:
         raise FuseError(f"model {name} cannot be traced: its {method} assigns '{changed[0]}'")
     if not torch.equal(random_state, torch.get_rng_state()):
@@ -143,7 +74,7 @@ def trace(model: nn.Module, training: bool, method: str = FORWARD) -> fx.Graph:
     _drop_defaults(graph)
     for node in graph.nodes:
         _check(node, model)
-    return graph
+    return Traced(graph, observer.codes)
 
 
 def _tables(model: nn.Module) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
@@ -173,10 +104,10 @@ def _put_back(tables: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> list[
 
 def modes(model: nn.Module, training: bool) -> dict[str, bool]:
     """Return each module's mode after ``model.train(training)``. A model may keep some in eval mode."""
-    before = model.training
+    before = flags(model)
     model.train(training)
     found = {path: module.training for path, module in model.named_modules(remove_duplicate=False)}
-    model.train(before)
+    set_flags(model, before)
     return found
 
 
@@ -237,12 +168,12 @@ def _check(node: fx.Node, model: nn.Module) -> None:
     if node.op not in ("call_function", "call_method"):
         return
     name = _name(node)
-    if node.target in _OUT_OF_PLACE or (name.endswith("_") and not name.endswith("__")):
+    if node.target in OUT_OF_PLACE or (name.endswith("_") and not name.endswith("__")):
         _refuse_change_of_input(node, node)
-    if node.target in _OUT_OF_PLACE:
+    if node.target in OUT_OF_PLACE:
         if isinstance(node.args[0], fx.Node):
             _check_in_place(node, model, node.args[0])
-        node.target = _OUT_OF_PLACE[node.target]
+        node.target = OUT_OF_PLACE[node.target]
     if node.target in RANDOM and node.target not in CALLS:
         raise FuseError(f"node '{node.name}' calls {name}, which draws random numbers; allowed: dropout")
     if node.target in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trials.fusion import Fused, FuseError, Structure, assemble
+from trials.fusion import Fused, FuseError, assemble
 from trials.fusion.rows import Rows, generator
 from trials.fusion.scalar import Scalar
 from trials.fusion.structure import Facts, difference, stack
@@ -42,17 +42,16 @@ class TrialGroup:
         keep_freed_memory()
         self._study = study
         self._gate = gate
-        shape = members[0].structure
         self._facts = facts_of(members[0])
         self._first_number = members[0].number
-        self._structure: Structure = shape
         for member in members[1:]:
             self._check(facts_of(member), self._facts, member.number)
         self._saved_names = list(members[0].model.state_dict())
         self._device = _device(members[0].model)
         self._units = Units(gate)
         models = [member.model for member in members]
-        self._fused: Fused = assemble(models, shape, self._generators(members), self._units)
+        structures = [member.structure for member in members]
+        self._fused: Fused = assemble(models, structures, self._generators(members), self._units)
         self._optimizers, progress = fuse_optimizers_of(self._study, members, self._fused.rows)
         self._roster = Roster.of(members, progress, like=torch.empty(0))
         phases = by_phase(members[0].optimizer)
@@ -193,7 +192,8 @@ class TrialGroup:
             return
         for member in members:
             self._check(_without_devices(facts_of(member)), _without_devices(self._facts), member.number)
-        rows = stack([member.model for member in members], self._structure, self._generators(members))
+        structures = [member.structure for member in members]
+        rows = stack([member.model for member in members], structures, self._generators(members))
         optimizers, progress = fuse_optimizers_of(self._study, members, rows)
         rows.to(self._device)
         optimizers.moved()

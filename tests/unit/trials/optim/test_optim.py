@@ -244,7 +244,7 @@ def test_gradients_that_come_and_go(name: str) -> None:
     alone = [copy.deepcopy(m) for m in models]
     optimizers, solos = ([SETTINGS[name](n, m.parameters()) for n, m in enumerate(ms)] for ms in (models, alone))
     schedulers = [torch.optim.lr_scheduler.ExponentialLR(o, 0.9) for o in (*optimizers, *solos)]
-    rows = stack(models, structure(models[0]), [torch.Generator() for _ in models])
+    rows = stack(models, [structure(model) for model in models], [torch.Generator() for _ in models])
     fused = fuse_optimizers(optimizers, rows, [canonical_names(m) for m in models])
     stream = torch.Generator().manual_seed(0)
     for step in range(6):

@@ -66,7 +66,7 @@ def test_what_a_tuned_layer_computes_and_trains_is_the_same_in_all_ways() -> Non
     for way in ("grouped", "looped", "product"):
         parameters = {name: stack_parameters([getattr(m, name) for m in modules]) for name in ("weight", "bias")}
         layer = FusedConv(modules[0], "")
-        layer.bind(Rows(parameters, {}, {}, {}, [torch.Generator() for _ in modules]))
+        layer.bind(Rows(parameters, {}, {}, {}, [torch.Generator() for _ in modules], [""] * len(modules)))
         with autotune.pinned(way):
             y, _ = layer.run(x_K, True, True)
         found.append([y, *torch.autograd.grad(y.sin().sum(), [x_K, *parameters.values()])])

@@ -1,0 +1,148 @@
+"""Watches the user's code while it is traced, for answers that a graph would freeze."""
+
+import dis
+import gc
+import itertools
+import os
+import sys
+import time
+from collections.abc import Hashable
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import fx
+
+from trials.fusion.errors import FuseError
+
+_CHANGING: frozenset[Hashable] = frozenset(
+    (
+        *(torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.is_autocast_enabled, torch.get_autocast_dtype),
+        *(torch.is_autocast_cpu_enabled, torch.get_autocast_gpu_dtype, torch.get_autocast_cpu_dtype),
+        *(torch.is_autocast_cache_enabled, torch.get_default_dtype, torch.get_num_threads),
+        *(time.time, time.time_ns, time.monotonic, time.monotonic_ns, time.perf_counter, time.perf_counter_ns),
+        *(time.process_time, time.thread_time, time.localtime, time.gmtime, os.urandom),
+    )
+)
+"""Functions in C whose answer is another when the graph runs."""
+
+_CHANGING_CODE = frozenset(
+    function.__code__
+    for function in (
+        *(torch.random.manual_seed, torch.random.seed, torch.random.initial_seed, torch.random.get_rng_state),
+        *(torch.random.set_rng_state, torch.random.fork_rng, type(os.environ).__getitem__, torch.get_default_device),
+    )
+)
+"""The same for functions in Python."""
+
+
+class Observer:
+    """Enter it around a trace.
+
+    Attributes:
+        codes: the user's code that ran, and the global variables of each.
+        asked: what it asked, and where; empty if nothing.
+    """
+
+    def __init__(self) -> None:
+        """Observe nothing yet."""
+        self.codes: dict[CodeType, dict[str, Any]] = {}
+        self.asked = ""
+        self._users: dict[CodeType, bool] = {}
+        self._questioned: dict[CodeType, dict[str, str]] = {}
+
+    def __enter__(self) -> "Observer":
+        self._outer, self._collected = sys.getprofile(), gc.isenabled()
+        gc.disable()  # its callbacks are not the user's code
+        sys.setprofile(self._event)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(self._outer)
+        if self._collected:
+            gc.enable()
+
+    def _event(self, frame: FrameType, event: str, called: Any) -> None:
+        if event == "call":
+            code = frame.f_code
+            if code not in self._users:
+                self._users[code] = not is_library(frame) and not _is_stdlib(frame)
+                if self._users[code]:
+                    self.codes[code] = frame.f_globals
+                    self._questioned[code] = _questioned(code)
+            if code in _CHANGING_CODE:
+                self._note(code.co_name, _asker(frame))
+        elif event == "return":
+            for name, question in self._questioned.get(frame.f_code, {}).items():
+                if issubclass(type(frame.f_locals.get(name)), fx.Proxy):
+                    self._note(f"'{question}' of {name}", frame)
+        elif event == "c_call" and self._users.get(frame.f_code) and _hashable_in(called):
+            self._note(called.__name__, frame)
+
+    def _note(self, name: str, frame: FrameType | None) -> None:
+        if frame is not None and not self.asked:
+            self.asked = f"{place(frame)} asks {name}, whose answer may be another when the graph runs"
+
+
+def _hashable_in(called: Any) -> bool:
+    try:
+        return called in _CHANGING
+    except TypeError:  # a method of what has no hash
+        return False
+
+
+def _questioned(code: CodeType) -> dict[str, str]:
+    """Return the variables about which `code` asks in ways that no value notices, each with the question.
+
+    They are ``type(x)``, ``callable(x)``, ``id(x)`` and ``x is y``.
+    """
+    found = {}
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("PUSH_NULL", "PRECALL")]
+    for before, step in itertools.pairwise(steps):
+        if before.opname in ("LOAD_GLOBAL", "LOAD_NAME") and before.argval in ("type", "callable", "id"):
+            found.update(dict.fromkeys(_variables(step), f"{before.argval}()"))
+        if step.opname == "IS_OP":
+            found.update(dict.fromkeys(_variables(before), "is"))
+    return found
+
+
+def _variables(step: dis.Instruction) -> tuple[str, ...]:
+    if not step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")):
+        return ()
+    return step.argval if isinstance(step.argval, tuple) else (step.argval,)
+
+
+def _asker(frame: FrameType) -> FrameType | None:
+    """Return the user's frame that called a library's `frame` by way of Python's own; None: PyTorch did."""
+    caller = frame.f_back
+    while caller is not None and _is_stdlib(caller):
+        caller = caller.f_back
+    return None if caller is None or is_library(caller) else caller
+
+
+def place(frame: FrameType) -> str:
+    """Return where a frame is, for messages."""
+    return f"{frame.f_code.co_name} in {os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno},"
+
+
+def is_library(frame: FrameType) -> bool:
+    """Whether a frame belongs to PyTorch or to us."""
+    return _root(frame) in ("torch", "trials")
+
+
+def _is_stdlib(frame: FrameType) -> bool:
+    return _root(frame) in sys.stdlib_module_names
+
+
+def _root(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def refuse_questions(observer: Observer) -> None:
+    """Refuse a trace in which the user's code asked something.
+
+    Raises:
+        FuseError: it did.
+    """
+    if observer.asked:
+        raise FuseError(observer.asked)
