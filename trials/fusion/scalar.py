@@ -1,9 +1,8 @@
 """Computes the user's loss or score, written for one model, for K models at once."""
 
-import builtins
 import dis
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,48 +10,65 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from trials.fusion import autocast
-from trials.fusion.errors import FuseError
+from trials.fusion.errors import FuseError, RefusedError
 from trials.fusion.functional import JOINT, MOVED
+from trials.fusion.inner import Calls
+from trials.fusion.observer import Observer, refuse_questions
 from trials.fusion.registry import CALLS
 from trials.fusion.steps import CallStep, Ref, State, Step
+from trials.fusion.streams import drawing_from, foreign_streams, refuse_foreign, saved
+from trials.fusion.surroundings import reentrant_checkpoint, refused_checkpoint, without_recomputing
+from trials.fusion.together import Together
+from trials.fusion.tracer import Tracer, recording
 from trials.fusion.trees import apart
 
 
 class Scalar:
     """A function from one model's outputs and the targets to a scalar, for K models.
 
-    A pure function is traced once, and its steps run without `vmap`. Any other runs under `vmap` each time, or trial by
-    trial under autocast.
+    A pure function is traced once, and its steps run without `vmap`. Any other runs under `vmap` each time, or once for
+    each trial where `vmap` cannot and under autocast.
     """
 
     def __init__(self, name: str, function: Callable[[Any, Tensor], Tensor]) -> None:
         """`name` is for error messages."""
         self._name, self._function = name, function
         self._steps, self._last = _trace(function)
+        self._looped = self._seen = False
 
-    def __call__(self, outputs: Any, targets: Tensor, per_trial: bool = False) -> Tensor:
+    def __call__(
+        self, outputs: Any, targets: Tensor, generators: Sequence[torch.Generator], per_trial: bool = False
+    ) -> Tensor:
         """Return one value per trial.
 
         Args:
             outputs: the model's. Every tensor in it has the leading axis K, one entry per trial.
             targets: shared by all trials, or with the axis K too.
+            generators: a random stream per trial.
             per_trial: whether `targets` have that axis.
 
         Returns:
             ``[K]``.
 
         Raises:
-            FuseError: it cannot be computed, or is not a scalar.
+            FuseError: it is not a scalar, or draws from streams that no trial has for itself.
         """
         values_K = None
         if self._steps and isinstance(outputs, Tensor):
             values_K = self._by_steps(outputs, targets, per_trial)
         if values_K is None:
-            values_K = self._by_vmap(outputs, targets, per_trial)
+            streams = None if self._seen else foreign_streams()
+            values_K = self._by_code(outputs, targets, generators, per_trial)
+            if streams is not None:
+                refuse_foreign(streams, self._name)
+            self._seen = True
         if not isinstance(values_K, Tensor) or values_K.ndim != 1:
-            what = list(values_K.shape[1:]) if isinstance(values_K, Tensor) else type(values_K).__name__
-            raise FuseError(f"{self._name} returned {what}; allowed: a scalar tensor")
+            raise self._no_scalar(values_K, 1)
         return values_K
+
+    def _no_scalar(self, value: Any, axes: int) -> FuseError:
+        what = list(value.shape[axes:]) if isinstance(value, Tensor) else type(value).__name__
+        return FuseError(f"{self._name} returned {what}; allowed: a scalar tensor")
 
     def _by_steps(self, outputs: Tensor, targets: Tensor, per_trial: bool) -> Tensor | None:
         """Return the values, or None if a step fails: then the user's own code is run, for its error."""
@@ -72,23 +88,45 @@ class Scalar:
         found: Tensor = state.values[self._last]
         return found
 
+    def _by_code(self, outputs: Any, targets: Tensor, generators: Sequence[torch.Generator], per_trial: bool) -> Any:
+        """Run the user's code: under `vmap`, or else for one trial after another."""
+        if any(autocast.is_on(tensor.device) for tensor in apart(outputs)[0]):  # `vmap` gives other types there
+            return self._by_loop(outputs, targets, generators, per_trial)
+        if len(generators) > 1 and not self._looped:
+            restore = saved({}, generators)
+            try:
+                return self._by_vmap(outputs, targets, per_trial)
+            except (torch.OutOfMemoryError, RefusedError):
+                raise
+            except Exception:
+                restore()
+        self._looped = True
+        return self._by_loop(outputs, targets, generators, per_trial)
+
     def _by_vmap(self, outputs: Any, targets: Tensor, per_trial: bool) -> Any:
         tensors, together = apart(outputs)
+        rules = Together()
+
+        def call(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+            rules.check_call(function)
+            return function(*args, **kwargs)
 
         def one(own: list[Tensor], own_targets: Tensor) -> Tensor:
-            return self._function(together(own), own_targets)
+            with Calls(call), rules, without_recomputing(refused_checkpoint):
+                return self._function(together(own), own_targets)
 
-        def row(number: int) -> Tensor:
-            return one([tensor[number] for tensor in tensors], targets[number] if per_trial else targets)
+        return torch.vmap(one, (0, 0 if per_trial else None), randomness="error")(tensors, targets)
 
-        try:
-            if any(autocast.is_on(tensor.device) for tensor in tensors):
-                return autocast.trial_by_trial(row, len(tensors[0]), tensors[0].device, self._name)
-            return torch.vmap(one, (0, 0 if per_trial else None), randomness="error")(tensors, targets)
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, ValueError) as error:
-            raise FuseError(f"{self._name} cannot be computed for several trials at once: {error}") from error
+    def _by_loop(self, outputs: Any, targets: Tensor, generators: Sequence[torch.Generator], per_trial: bool) -> Any:
+        tensors, together = apart(outputs)
+        values: list[Any] = []
+        for row, generator in enumerate(generators):
+            own_targets = targets[row] if per_trial else targets
+            with drawing_from(generator), without_recomputing(reentrant_checkpoint):
+                values.append(self._function(together([tensor[row] for tensor in tensors]), own_targets))
+            if not isinstance(values[-1], Tensor) or values[-1].ndim:
+                raise self._no_scalar(values[-1], 0)
+        return torch.stack(values)
 
 
 def _trace(function: Callable[[Any, Tensor], Tensor]) -> tuple[list[Step], int]:
@@ -97,8 +135,11 @@ def _trace(function: Callable[[Any, Tensor], Tensor]) -> tuple[list[Step], int]:
     if not isinstance(plain, types.FunctionType) or not _is_pure(plain, bound=plain is not function):
         return [], 0
     random_state = torch.get_rng_state()
+    observer = Observer()
     try:
-        graph = fx.Tracer().trace(lambda outputs, targets: function(outputs, targets))
+        with recording(), observer:
+            graph = Tracer().trace(lambda outputs, targets: function(outputs, targets))
+        refuse_questions(observer)
     except Exception:
         return [], 0
     finally:
@@ -124,18 +165,38 @@ def _trace(function: Callable[[Any, Tensor], Tensor]) -> tuple[list[Step], int]:
     return [], 0
 
 
+_PURE = (
+    "abs",
+    "bool",
+    "dict",
+    "enumerate",
+    "float",
+    "int",
+    "len",
+    "list",
+    "max",
+    "min",
+    "range",
+    "sum",
+    "tuple",
+    "zip",
+)
+"""Python's own functions that a loss may call without depending on more than its inputs."""
+
+
 def _is_pure(function: types.FunctionType, bound: bool) -> bool:
     """Whether its code reads nothing but its inputs, constants and functions of torch, and changes nothing."""
     code = function.__code__
-    if function.__closure__ or code.co_cellvars or (bound and _reads(code, code.co_varnames[0])):
+    inside = any(isinstance(constant, types.CodeType) for constant in code.co_consts)
+    if inside or function.__closure__ or code.co_cellvars or (bound and _reads(code, code.co_varnames[0])):
         return False
-    for name in code.co_names:
+    for name in {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}:
         if name not in function.__globals__:
+            if name not in _PURE:
+                return False
             continue
         value = function.__globals__[name]
         home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) or ""
-        if isinstance(value, types.ModuleType) and value is builtins:
-            return False
         if home != "torch" and not home.startswith("torch."):
             return False
     return not any(name.endswith("_") and not name.endswith("__") for name in code.co_names)

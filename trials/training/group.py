@@ -284,7 +284,7 @@ class TrialGroup:
     def _per_trial(self, name: str, outputs: Any, targets: Tensor, per_trial: bool = False) -> Tensor:
         """Evaluate the user's function of one model, a scalar, for each of K models. Returns ``[K]``."""
         targets = targets.to(self._device, non_blocking=True)
-        return self._scalars[name](outputs, targets, per_trial)
+        return self._scalars[name](outputs, targets, self._fused.rows.generators, per_trial)
 
     def ways(self) -> list[tuple[str, str]]:
         """Return each layer's name, and how its training forward is computed. Known after the first step."""

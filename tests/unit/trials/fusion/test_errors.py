@@ -177,7 +177,7 @@ def test_loss_and_score_must_be_scalars() -> None:
     group = group_of(Wrong(lambda n: nn.Linear(2, 2), batches=[batch]))
     with pytest.raises(FuseError, match=r"Study.loss returned \[3\]; allowed: a scalar tensor"):
         group.train_step(*batch)
-    with pytest.raises(FuseError, match=r"Study\.score cannot be computed for several trials at once"):
+    with pytest.raises(FuseError, match=r"Study\.score returned float; allowed: a scalar tensor"):
         group.evaluate()
 
 

@@ -1,6 +1,8 @@
 """A loss or score of K models at once is the one of each, whether it is traced or not."""
 
+import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -69,6 +71,10 @@ CLASSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], bool]] = {
 }
 
 
+def streams(count: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(number) for number in range(count)]
+
+
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", CLASSES)
 def test_scalar(name: str, own: bool) -> None:
@@ -79,7 +85,7 @@ def test_scalar(name: str, own: bool) -> None:
     y_KBC = torch.randn(4, 6, 3, dtype=torch.float64, generator=stream, requires_grad=True)
     t_KB = torch.randint(3, (4, 6), generator=stream)
     t_KB = t_KB if own else t_KB[:1].expand(4, 6)
-    values_K = scalar(y_KBC, t_KB if own else t_KB[0], own)
+    values_K = scalar(y_KBC, t_KB if own else t_KB[0], streams(4), own)
     alone_K = torch.stack([function(y, t) for y, t in zip(y_KBC, t_KB, strict=True)])
     close(values_K, alone_K, name)
     assert bool(scalar._steps) == traced
@@ -91,12 +97,105 @@ def test_scalar(name: str, own: bool) -> None:
 def test_state_is_read_each_time() -> None:
     own, y, t = Own(), torch.randn(2, 6, 3), torch.randint(3, (6,))
     scalar = Scalar("Study.loss", own.reads_itself)
-    before = scalar(y, t)
+    before = scalar(y, t, streams(2))
     own.rate = 3.0
-    torch.testing.assert_close(scalar(y, t), 3 * before)
+    torch.testing.assert_close(scalar(y, t, streams(2)), 3 * before)
 
 
 def test_error_is_that_of_the_users_code() -> None:
     scalar = Scalar("Study.loss", lambda y, t: F.cross_entropy(y, t))
-    with pytest.raises(FuseError, match=r"Study.loss cannot be computed for several trials at once: Expected"):
-        scalar(torch.randn(2, 6, 3), torch.zeros(5, dtype=torch.long))
+    with pytest.raises(ValueError, match="Expected input batch_size"):
+        scalar(torch.randn(2, 6, 3), torch.zeros(5, dtype=torch.long), streams(2))
+
+
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0]
+
+
+def held(y: Tensor, t: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = y.square().mean()
+    return (y * scale).mean()
+
+
+def cast(y: Tensor, t: Tensor) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        return (y.float() @ y.float().t()).mean()
+
+
+def hooked(y: Tensor, t: Tensor) -> Tensor:
+    if y.requires_grad:
+        y.register_hook(lambda gradient: gradient * 2)
+    return y.square().mean()
+
+
+def penalty(y: Tensor, t: Tensor) -> Tensor:
+    z = y.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(z.square().sum(), z)
+    return gradient.square().mean() + y.mean()
+
+
+def grad_mode(y: Tensor, t: Tensor) -> Tensor:
+    return y.mean() * (2 if torch.is_grad_enabled() else 3)
+
+
+def in_a_nested_function(y: Tensor, t: Tensor) -> Tensor:
+    return y.mean() * sum(rate for rate in RATE)
+
+
+OWN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "no_grad": held,
+    "isinstance": lambda y, t: y.mean() if isinstance(y, Tensor) else y.sum(),
+    "type": lambda y, t: y.mean() if type(y) is Tensor else y.sum(),
+    "is_tensor": lambda y, t: y.mean() if torch.is_tensor(y) else y.sum(),
+    "straight-through": lambda y, t: Rounded.apply(y * 3).square().mean(),
+    "a hook": hooked,
+    "derivatives": penalty,
+    "a number": lambda y, t: y.mean() * y.sum().item(),
+    "a branch": lambda y, t: y.mean() if y.sum() > 0 else y.sum(),
+    "autocast that is off": cast,
+    "a global in a nested function": in_a_nested_function,
+}
+
+
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("name", OWN)
+def test_what_a_graph_would_lose(name: str, size: int) -> None:
+    function = OWN[name]
+    y_KBC = torch.randn(size, 6, 3, dtype=torch.float64, generator=streams(1)[0], requires_grad=True)
+    scalar = Scalar("Study.loss", function)
+    with torch.autocast("cpu", torch.bfloat16):
+        values_K = scalar(y_KBC * 1, torch.zeros(6), streams(size))
+        alone_K = torch.stack([function(y * 1, torch.zeros(6)) for y in y_KBC])
+    assert values_K.dtype == alone_K.dtype
+    close(values_K, alone_K, name)
+    fused, alone = (torch.autograd.grad(v.sum(), y_KBC)[0] for v in (values_K, alone_K))
+    close(fused, alone, name)
+
+
+def test_gradient_mode_is_asked_each_time() -> None:
+    y, scalar = torch.ones(2, 6, 3), Scalar("Study.score", grad_mode)
+    assert scalar(y, torch.zeros(6), streams(2)).tolist() == [2, 2]
+    with torch.no_grad():
+        assert scalar(y, torch.zeros(6), streams(2)).tolist() == [3, 3]
+
+
+def test_each_trial_draws_from_its_own_stream() -> None:
+    def noisy(y: Tensor, t: Tensor) -> Tensor:
+        return (y + torch.rand(3)).mean()
+
+    values_K = Scalar("Study.loss", noisy)(torch.zeros(2, 6, 3), torch.zeros(6), own := streams(2))
+    torch.testing.assert_close(values_K, torch.stack([torch.rand(3, generator=each).mean() for each in streams(2)]))
+    assert not torch.equal(own[0].get_state(), streams(1)[0].get_state())
+
+
+def test_streams_of_no_trial_are_refused() -> None:
+    scalar = Scalar("Study.loss", lambda y, t: y.mean() * random.random())
+    with pytest.raises(FuseError, match=r"Study\.loss draws from Python's random.*allowed: PyTorch's random numbers"):
+        scalar(torch.ones(2, 6, 3), torch.zeros(6), streams(2))
