@@ -7,6 +7,7 @@ Signals go through a pidfd, so they never hit another process.
 import os
 import signal
 
+from ds_hooks.shared.identity import start_time
 from ds_hooks.shared.page import Field, SideActivity
 from ds_hooks.shared.signals import WAKE_SIGNAL
 
@@ -73,6 +74,10 @@ class SideProcess:
             self._pidfd = os.pidfd_open(pid)
         except OSError:
             return False  # it has ended
+        if self._words[Field.SIDE_PROCESS_START] not in (0, start_time(pid)):
+            self.leave()  # its daemon was killed, it has ended too, and another process has its number now
+            self._pid = pid
+            return False
         return True
 
     def _send(self, number: signal.Signals) -> None:

@@ -22,7 +22,7 @@ What writes the page:
 from enum import IntEnum
 
 PAGE_MAGIC = 0x315A515342  # "BSQZ1"
-PAGE_VERSION = 3
+PAGE_VERSION = 4
 PAGE_BYTES = 163840
 
 
@@ -37,6 +37,12 @@ class Field:
     """creator: `0x315A515342`"""
     VERSION = 1
     """creator: the version of this layout"""
+    BOOT_ID = 2
+    """creator: the machine's boot id in two words, the high one first, 63 bits of each"""
+    PID_NAMESPACE = 4
+    """creator: its PID namespace, in which the page's process ids count"""
+    TIME_NAMESPACE = 5
+    """creator: its time namespace, whose `CLOCK_MONOTONIC` the page's times are"""
 
     MAIN_PID = 8
     """main job: its process; 0: there is none"""
@@ -89,6 +95,8 @@ until the main job's next instruction has ended"""
 
     PLAN_BASE_NS = 32
     """main job: the time from which this bubble's permit and renewals count"""
+    MAIN_START = 33
+    """main job: when its process started, in ticks since boot: process ids are used again"""
 
     SIDE_PID = 40
     """side task: its process, once it serves this page"""
@@ -104,12 +112,19 @@ until the main job's next instruction has ended"""
     """side task: trial-samples"""
     SIDE_BYTES = 46
     """side task: the device memory that it holds; before that, its probe"""
+    SIDE_START = 47
+    """side task: when its process started, in ticks since boot"""
 
     DEVICE_GATE = 48
     """main job's device; in an emergency the daemon or the side task: for how many µs the open bubble may be used, a \
 `DeviceGate`"""
     DEVICE_UUID = 49
     """main job: the UUID of its CUDA device in two words, the high one first; 0: unknown"""
+
+    DAEMON_START = 56
+    """daemon: when its process started, in ticks since boot"""
+    SIDE_PROCESS_START = 57
+    """daemon: when the process of `SIDE_PROCESS` started, in ticks since boot; 0: unknown"""
 
     PERMITS = 64
     """daemon: one word per slot, the permit of its bubbles: see `plan`"""
@@ -166,3 +181,8 @@ class Role(IntEnum):
     MAIN = Field.MAIN_PID
     DAEMON = Field.DAEMON_PID
     SIDE = Field.SIDE_PID
+
+    @property
+    def start(self) -> int:
+        """The word with the start time of that process."""
+        return {Role.MAIN: Field.MAIN_START, Role.DAEMON: Field.DAEMON_START, Role.SIDE: Field.SIDE_START}[self]

@@ -2,6 +2,9 @@
 
 Every process that uses a page holds a shared lock on its file, which the kernel drops with the process. The last one
 to leave removes the file. A page that nobody holds is stale, and the next process replaces it.
+
+A role is no lock: a forked child would inherit that, and keep the role of a parent that was killed. It belongs to the
+living process that the page names by id and start time.
 """
 
 import contextlib
@@ -11,14 +14,25 @@ import os
 import stat
 import struct
 import tempfile
+import time
+import weakref
+from array import array
+from collections.abc import Iterator
 from pathlib import Path
 
+from ds_hooks.shared.identity import Place, other_place, start_time, this_place
 from ds_hooks.shared.page import PAGE_BYTES, PAGE_MAGIC, PAGE_VERSION, Field, Role
 
 DIRECTORY_VARIABLE = "SQUEEZER_DIR"
 """The environment variable that names the directory of pages and sockets."""
 SOCKET_PATH_MAX_BYTES = 107
 """The kernel's limit on a socket's path."""
+
+
+CLAIM_TIMEOUT_S = 1.0
+"""How long another process may take to claim a role; it takes microseconds."""
+
+_OPEN_PAGES: "weakref.WeakSet[Page]" = weakref.WeakSet()
 
 
 class PageError(Exception):
@@ -79,8 +93,13 @@ class Page:
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
         self._fd = fd
-        self._map = mmap.mmap(fd, PAGE_BYTES)
+        self._roles: list[Role] = []
+        # a map keeps a copy of its descriptor, with the lock of that: so it gets one that has none
+        unlocked_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        self._map = mmap.mmap(unlocked_fd, PAGE_BYTES)
+        os.close(unlocked_fd)
         self.words: memoryview[int] = memoryview(self._map).cast("q")
+        _OPEN_PAGES.add(self)
 
     @classmethod
     def open(cls, path: Path, *, create: bool = True) -> "Page":
@@ -92,7 +111,7 @@ class Page:
 
         Raises:
             PageError: there is none (without `create`), or it belongs to another user, is open to others, or is in use
-                with another version.
+                with another version, or from a place where process ids or times mean others.
         """
         if create:
             make_private_dir(path.parent)
@@ -115,6 +134,7 @@ class Page:
                     os.close(fd)
                     continue
                 _check_version(path, fd)
+                _check_place(path, fd)
                 return cls(path, fd)
             except PageError:
                 os.close(fd)
@@ -124,26 +144,55 @@ class Page:
         """Become the only writer of `role`'s words, until `close` or the end of this process.
 
         Raises:
-            PageError: another process has that role on this device.
+            PageError: another process that still runs has that role on this device.
         """
+        words, own_pid = self.words, os.getpid()
+        with self._claiming():
+            holder, start = words[role], words[role.start]
+            runs_still = holder != 0 and start_time(holder) == start
+            is_own_from_before_exec = holder == own_pid and not any(
+                role in page._roles and _same_file(page._fd, self._fd) for page in _OPEN_PAGES
+            )
+            if runs_still and not is_own_from_before_exec:
+                raise PageError(
+                    f"process {holder} is already the {role.name.lower()} of {self.path}; one device has one: "
+                    f"end that process, or name another directory with ${DIRECTORY_VARIABLE}"
+                )
+            words[role.start] = start_time(own_pid)
+            words[role] = own_pid
+            self._roles.append(role)
+
+    @contextlib.contextmanager
+    def _claiming(self) -> Iterator[None]:
+        """Let one process at a time look who has a role and take it: microseconds."""
+        deadline = time.monotonic() + CLAIM_TIMEOUT_S
+        while True:
+            try:
+                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _range_lock(fcntl.F_WRLCK))
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise PageError(f"{self.path} is being claimed for over {CLAIM_TIMEOUT_S:.0f} s") from None
+                time.sleep(0.001)
         try:
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, role * 8, 8, 0))
-        except OSError:
-            holder = self.words[role]
-            raise PageError(
-                f"process {holder} is already the {role.name.lower()} of {self.path}; one device has one: "
-                f"end that process, or name another directory with ${DIRECTORY_VARIABLE}"
-            ) from None
-        self.words[role] = os.getpid()
+            yield
+        finally:
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _range_lock(fcntl.F_UNLCK))
 
     def is_open(self) -> bool:
         """Whether the bubble word is open now."""
         return bool(self.words[Field.BUBBLE] & 1)
 
     def close(self) -> None:
-        """Unmap the page, and remove the file if nobody else holds it. A second call does nothing."""
+        """Give back its roles, unmap the page, and remove the file if nobody else holds it.
+
+        A second call does nothing, nor does one in a forked child: page and roles are its parent's.
+        """
         if self._fd < 0:
             return
+        for role in self._roles:
+            self.words[role] = 0
+        self._roles.clear()
         self.words.release()
         with contextlib.suppress(BufferError):  # a device may still write to it: it stays mapped
             self._map.close()
@@ -164,6 +213,7 @@ def _publish_new(path: Path) -> int | None:
     words = memoryview(content).cast("q")
     words[Field.MAGIC] = PAGE_MAGIC
     words[Field.VERSION] = PAGE_VERSION
+    words[Field.BOOT_ID : Field.BOOT_ID + len(Place._fields)] = array("q", this_place())  # one word each, side by side
     try:
         os.write(fd, content)
         fcntl.flock(fd, fcntl.LOCK_SH)
@@ -194,6 +244,34 @@ def _check_version(path: Path, fd: int) -> None:
             f"the page {path} has version {version} and is in use; this side speaks version {PAGE_VERSION}: "
             f"run the same release on both sides"
         )
+
+
+def _check_place(path: Path, fd: int) -> None:
+    words = memoryview(os.pread(fd, 8 * len(Place._fields), 8 * Field.BOOT_ID)).cast("q")
+    why = other_place(Place(*words))
+    if why is not None:
+        raise PageError(f"the page {path} {why}")
+
+
+def _range_lock(kind: int) -> bytes:
+    """Of the creator's words, which nobody locks for anything else."""
+    return struct.pack("hhqqi", kind, os.SEEK_SET, 0, 8, 0)
+
+
+def _same_file(fd: int, other_fd: int) -> bool:
+    return os.path.sameopenfile(fd, other_fd)
+
+
+def _let_go_in_child() -> None:
+    """A forked child, such as a data-loading worker, must not hold its parent's pages: it may outlive it."""
+    for page in _OPEN_PAGES:
+        if page._fd >= 0:
+            os.close(page._fd)
+            page._fd = -1
+            page._roles.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 def _is_linked(path: Path, fd: int) -> bool:

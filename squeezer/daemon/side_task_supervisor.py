@@ -8,6 +8,7 @@ from typing import Any
 
 from ds_hooks.shared import statuses
 from ds_hooks.shared.endings import JOB_ENDED_FIRST, USER_ERROR_STATUS
+from ds_hooks.shared.identity import start_time
 from ds_hooks.shared.memory_order import light_fence
 from ds_hooks.shared.page import Field, SideActivity
 from squeezer.daemon.correlator import Correlator
@@ -82,6 +83,7 @@ class SideTaskSupervisor:
         self._watched[spawner.side.pidfd] = self._died
         self._record("started", pid=spawner.side.pid)
         self._words[Field.SIDE_ACTIVITY] = SideActivity.HOST  # in its place, until it can say so itself
+        self._words[Field.SIDE_PROCESS_START] = start_time(spawner.side.pid)
         light_fence()
         self._words[Field.SIDE_PROCESS] = spawner.side.pid
         self._feed(SideChanged(Side.STARTING))

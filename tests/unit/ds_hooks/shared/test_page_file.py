@@ -1,12 +1,14 @@
 """The shared page: one writer per role, private, versioned, and gone with its last holder."""
 
 import os
+import signal
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ds_hooks.shared.identity import start_time
 from ds_hooks.shared.page import PAGE_BYTES, PAGE_MAGIC, PAGE_VERSION, Field, Role
 from ds_hooks.shared.page_file import Page, PageError, make_private_dir, page_path, runtime_dir
 
@@ -56,7 +58,10 @@ def test_a_page_that_nobody_holds_is_stale_and_replaced_whatever_its_version(dir
 
 @pytest.mark.parametrize(
     ("version", "magic", "says"),
-    [(99, PAGE_MAGIC, "version 99 and is in use; this side speaks version 3"), (1, 1234, "not a page of this project")],
+    [
+        (99, PAGE_MAGIC, f"version 99 and is in use; this side speaks version {PAGE_VERSION}"),
+        (1, 1234, "not a page of this project"),
+    ],
 )
 def test_a_page_in_use_of_another_kind_is_refused(directory: Path, version: int, magic: int, says: str) -> None:
     import fcntl
@@ -123,3 +128,70 @@ def test_the_environment_names_the_directory(monkeypatch: pytest.MonkeyPatch, tm
     assert runtime_dir() == tmp_path
     monkeypatch.delenv("SQUEEZER_DIR")
     assert runtime_dir().name == f"squeezer-{os.getuid()}"
+
+
+def test_a_role_belongs_to_its_process_and_not_to_a_child_that_outlives_it(directory: Path) -> None:
+    says, hears = os.pipe()
+    lives, ends = os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        page = Page.open(page_path(directory, 0))
+        page.claim(Role.MAIN)
+        if os.fork() == 0:  # a data-loading worker, with all that its parent has open
+            os.close(ends)
+            os.write(hears, b".")
+            os.read(lives, 1)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(holder, 0)
+    os.read(says, 1)
+    page = Page.open(page_path(directory, 0))
+    page.claim(Role.MAIN)
+    assert page.words[Role.MAIN] == os.getpid()
+    page.close()
+    assert not page.path.exists(), "the worker does not hold the page either"
+    for fd in (says, hears, lives, ends):
+        os.close(fd)
+
+
+def test_a_role_whose_holder_was_killed_unreaped_is_free(directory: Path) -> None:
+    page = Page.open(page_path(directory, 0))
+    holder = os.fork()
+    if holder == 0:
+        Page.open(page_path(directory, 0)).claim(Role.DAEMON)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitid(os.P_PID, holder, os.WEXITED | os.WNOWAIT)
+    assert page.words[Role.DAEMON] == holder
+    page.claim(Role.DAEMON)
+    os.waitpid(holder, 0)
+    page.close()
+
+
+def test_a_number_that_another_process_has_now_holds_no_role(directory: Path) -> None:
+    page = Page.open(page_path(directory, 0))
+    page.words[Role.MAIN], page.words[Role.MAIN.start] = os.getppid(), 1
+    page.claim(Role.MAIN)
+    page.close()
+
+
+def test_a_process_that_replaced_itself_takes_its_role_again(directory: Path) -> None:
+    page = Page.open(page_path(directory, 0))
+    page.words[Role.MAIN], page.words[Role.MAIN.start] = os.getpid(), start_time(os.getpid())  # before an exec
+    page.claim(Role.MAIN)
+    page.close()
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        (Field.BOOT_ID, "made on another machine, or before it was started anew"),
+        (Field.PID_NAMESPACE, "belongs to PID namespace .* shareProcessNamespace"),
+        (Field.TIME_NAMESPACE, "belongs to time namespace .* CLOCK_MONOTONIC may differ"),
+    ],
+)
+def test_a_page_from_elsewhere_is_refused_in_words(directory: Path, word: int, says: str) -> None:
+    page = Page.open(page_path(directory, 0))
+    page.words[word] += 1
+    with pytest.raises(PageError, match=says):
+        Page.open(page_path(directory, 0))
+    page.close()

@@ -1,0 +1,66 @@
+"""Which process a number means: process ids are used again, and differ between PID namespaces.
+
+A process is named by its id and its start time, in one PID namespace of one boot of one machine. Only there do signals
+reach the process that a page names, and only in one time namespace do all of them read the same clock.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+from uuid import UUID
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_ENDED = ("Z", "X")
+
+
+class Place(NamedTuple):
+    """Where process ids and times mean the same; every part fits into a word. 0: the kernel does not say."""
+
+    boot_id_high: int
+    boot_id_low: int
+    pid_namespace: int
+    time_namespace: int
+
+
+def this_place() -> Place:
+    """The place of this process."""
+    try:
+        boot_id = UUID(_BOOT_ID.read_text(encoding="ascii").strip()).int
+    except (OSError, ValueError):
+        boot_id = 0
+    low = 2**63 - 1  # words are signed; a bit less of an id does no harm
+    return Place(boot_id >> 64 & low, boot_id & low, _namespace("pid"), _namespace("time"))
+
+
+def other_place(found: Place) -> str | None:
+    """Say why processes of the place `found` and this one cannot work together; None: they can."""
+    here = this_place()
+    if found[:2] != here[:2]:
+        return "was made on another machine, or before it was started anew; remove it or name another directory"
+    if found.pid_namespace != here.pid_namespace:
+        return (
+            f"belongs to PID namespace {found.pid_namespace} and this process to {here.pid_namespace}, so that neither "
+            f"could signal the other; allowed are containers that share process ids (docker run --pid, Kubernetes' "
+            f"shareProcessNamespace), or one container"
+        )
+    if found.time_namespace != here.time_namespace:
+        return (
+            f"belongs to time namespace {found.time_namespace} and this process to {here.time_namespace}, whose "
+            f"CLOCK_MONOTONIC may differ; allowed is one time namespace"
+        )
+    return None
+
+
+def start_time(pid: int) -> int:
+    """When process `pid` started, in the kernel's ticks since boot; 0: there is none, or it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in _ENDED else int(fields[19])
+
+
+def _namespace(kind: str) -> int:
+    try:
+        return Path(f"/proc/self/ns/{kind}").stat().st_ino
+    except OSError:
+        return 0
