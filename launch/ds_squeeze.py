@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from pathlib import Path
@@ -31,16 +30,15 @@ from ds_hooks.shared.page_file import (
     runtime_dir,
 )
 from launch import rank
+from launch.build_locks import BuildLockWatch, unheld_build_locks
 from launch.leftovers import (
     RunInUseError,
     RunLock,
     claim_directory,
     close_directory,
-    dead_build_locks,
     end_daemons,
     fresh_directory,
     move_records_aside,
-    remove_build_locks,
     remove_deepspeed_buffers,
     running_daemons,
     stop_children,
@@ -165,18 +163,18 @@ def _launch(runner: Any, parsed: argparse.Namespace) -> int:
     runner.parse_args = lambda args=None: parsed
     if "SQUEEZER_" not in runner.EXPORT_ENVS:
         runner.EXPORT_ENVS.append("SQUEEZER_")
-    patience_s, started_s = 0.0, time.time()  # the wall clock, to compare with files
-    try:
-        runner.main()
-        return 0
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 1
-    except KeyboardInterrupt:
-        patience_s = 5.0
-        return 128 + signal.SIGINT
-    finally:
-        stop_children(patience_s)
-        remove_build_locks(started_s)
+    patience_s = 0.0
+    with BuildLockWatch(os.environ):
+        try:
+            runner.main()
+            return 0
+        except SystemExit as ended:
+            return ended.code if isinstance(ended.code, int) else 1
+        except KeyboardInterrupt:
+            patience_s = 5.0
+            return 128 + signal.SIGINT
+        finally:
+            stop_children(patience_s)
 
 
 def _reason(code: int) -> str:
@@ -284,7 +282,7 @@ def squeeze(arguments: Sequence[str]) -> int:
         os.environ[rank.CONFIG] = str(Path(config_file).resolve())
         os.environ[rank.RUN] = str(run)
         os.environ[DIRECTORY_VARIABLE] = str(directory)
-        for lock in dead_build_locks(os.environ):
+        for lock in unheld_build_locks(os.environ):
             log.warning("no process here holds %s; if the job hangs, remove it", lock)
         if changed.bind_cores_to_rank:
             os.environ[rank.PIN_CORES] = "0"

@@ -7,7 +7,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -159,7 +159,8 @@ def running_daemons(directory: Path) -> list[int]:
     for path in sorted(directory.glob("daemon*.pid")):
         try:
             process = psutil.Process(int(path.read_text(encoding="ascii")))
-            alive = process.status() != psutil.STATUS_ZOMBIE and "squeezer" in process.cmdline()
+            # another process with the same number does not name this file
+            alive = process.status() != psutil.STATUS_ZOMBIE and str(path) in process.cmdline()
         except (psutil.Error, ValueError, OSError):
             continue
         if alive:
@@ -176,11 +177,23 @@ def end_daemons(running: Callable[[], list[int]], timeout_s: float) -> None:
             return
         log.warning("daemons %s do not end: sending %s", left, number.name)
         for pid in left:
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                pass  # it has ended meanwhile
+            _signal(pid, number, running)
         _wait(running, _AFTER_SIGNAL_S)
+
+
+def _signal(pid: int, number: signal.Signals, running: Callable[[], list[int]]) -> None:
+    """Through a pidfd, and only if `pid` still is what `running` says, so that no other process is ever hit."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return  # it has ended meanwhile
+    try:
+        if pid in running():
+            signal.pidfd_send_signal(pidfd, number)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(pidfd)
 
 
 def _wait(running: Callable[[], list[int]], timeout_s: float) -> None:
@@ -202,35 +215,6 @@ def stop_children(patience_s: float) -> None:
     _, alive = psutil.wait_procs(alive, timeout=_DEEPSPEED_TEARDOWN_S)
     for child in alive:
         child.kill()
-
-
-def dead_build_locks(environment: Mapping[str, str]) -> list[Path]:
-    """Find locks of torch's extension builder whose builder has died: the next one to build would wait forever.
-
-    A builder keeps its lock open. So a lock that no process here has open is dead, or another machine's.
-    """
-    named = environment.get("TORCH_EXTENSIONS_DIR")
-    root = Path(named) if named else Path.home() / ".cache" / "torch_extensions"
-    locks = [path.resolve() for path in root.glob("*/lock" if named else "*/*/lock")]
-    if not locks:
-        return []
-    held: set[str] = set()
-    for process in psutil.process_iter():
-        try:
-            held.update(os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir())
-        except OSError:
-            continue  # another user's, or it has ended
-    return [path for path in locks if str(path) not in held]
-
-
-def remove_build_locks(since_s: float) -> None:
-    """Remove the dead locks made after `since_s` (seconds since 1970): those of the ranks that just ended."""
-    for path in dead_build_locks(os.environ):
-        try:
-            if path.stat().st_mtime >= since_s:
-                path.unlink()
-        except OSError:
-            continue  # somebody else was faster
 
 
 def remove_deepspeed_buffers(port: int, memory: Path = Path("/dev/shm")) -> None:

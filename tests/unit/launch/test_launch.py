@@ -18,11 +18,9 @@ from launch.leftovers import (
     RunLock,
     claim_directory,
     close_directory,
-    dead_build_locks,
     end_daemons,
     fresh_directory,
     move_records_aside,
-    remove_build_locks,
     remove_dead_directories,
     remove_deepspeed_buffers,
     running_daemons,
@@ -198,25 +196,6 @@ def test_one_launcher_has_a_run_directory(tmp_path: Path) -> None:
         pass
 
 
-def test_a_build_lock_is_dead_when_nobody_has_it_open(tmp_path: Path) -> None:
-    lock = tmp_path / "shm_comm" / "lock"
-    lock.parent.mkdir()
-    with lock.open("w"):
-        assert dead_build_locks({"TORCH_EXTENSIONS_DIR": str(tmp_path)}) == []
-    assert dead_build_locks({"TORCH_EXTENSIONS_DIR": str(tmp_path)}) == [lock]
-
-
-def test_only_the_build_locks_of_this_run_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    lock = tmp_path / "shm_comm" / "lock"
-    lock.parent.mkdir()
-    lock.touch()
-    remove_build_locks(lock.stat().st_mtime + 1)
-    assert lock.exists(), "older than the run"
-    remove_build_locks(lock.stat().st_mtime)
-    assert not lock.exists()
-
-
 def test_only_the_shared_memory_of_this_jobs_port_is_removed(tmp_path: Path) -> None:
     own, others = (tmp_path / f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1_{port}_0" for port in (4001, 4002))
     own.touch()
@@ -231,6 +210,11 @@ def test_a_dead_or_foreign_process_is_no_daemon(tmp_path: Path) -> None:
     (tmp_path / "daemon2.pid").write_text(str(os.getpid()))  # a number that was used again
     assert running_daemons(tmp_path) == []
     end_daemons(lambda: running_daemons(tmp_path), 0.0)
+
+
+def test_a_number_that_is_used_again_is_not_signalled() -> None:
+    answers = [[os.getpid()], [os.getpid()], [], []]  # at the last look before the signal it is another process's
+    end_daemons(lambda: answers.pop(0) if answers else [], 0.0)
 
 
 def test_the_place_of_all_runs_goes_with_the_last_of_them(tmp_path: Path) -> None:
