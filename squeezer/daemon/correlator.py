@@ -53,6 +53,8 @@ class Correlator:
         self.bubble_ns = 0
         self.dropped = 0
         self._step: _OpenStep | None = None
+        self._step_end: tuple[int, int] | None = None
+        """(number, end) of the last step."""
         self._open: _OpenBubble | None = None
         self._ended: Bubble | None = None
         self._last_end = (-1, 0)
@@ -64,7 +66,7 @@ class Correlator:
     def job_attached(self, t_ns: int, message: wire.Hello) -> list[Found]:
         """A job begins."""
         self.job += 1
-        self._step = None
+        self._step = self._step_end = None
         self._last_end = (-1, 0)
         self._opened_slot = None
         return [Job(job=self.job, t_ns=t_ns, **message._asdict())]
@@ -75,6 +77,12 @@ class Correlator:
         self._open = None
         return found
 
+    def since_step_before(self, t_ns: int, step: int) -> int | None:
+        """The time from the end of the step before `step` until `t_ns`; None: that end was not heard of."""
+        if self._step_end is None or self._step_end[0] != step - 1:
+            return None
+        return t_ns - self._step_end[1]
+
     def step_started(self, t_ns: int, message: wire.StepStart, *, squeezed: bool | None) -> list[Found]:
         """A step begins; `squeezed` is None if the side task only starts in its bubbles."""
         self._step = _OpenStep(step=message.step, start_ns=t_ns, squeezed=squeezed)
@@ -83,6 +91,7 @@ class Correlator:
     def step_ended(self, t_ns: int, message: wire.StepEnd) -> list[Found]:
         """A step has ended. It counts only if its start was heard of."""
         self.dropped = message.dropped
+        self._step_end = (message.step, t_ns)
         begun = self._step
         if begun is None or begun.step != message.step:
             return []

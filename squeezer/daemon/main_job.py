@@ -121,7 +121,7 @@ class MainJob:
             case wire.BubbleEnd():
                 self._pass_on(correlator.bubble_ended(t_ns, message))
             case wire.StepStart():
-                self._feed(StepStarted(message.step))
+                self._feed(StepStarted(message.step, correlator.since_step_before(t_ns, message.step)))
                 correlator.step_started(t_ns, message, squeezed=self._machine.squeezed)
                 self._step_started(message.step)
             case wire.StepEnd():

@@ -26,9 +26,10 @@ class JobLost:
 
 @dataclass(frozen=True, slots=True)
 class StepStarted:
-    """The main job has begun `step` (counted from 1)."""
+    """The main job has begun `step` (counted from 1), `between_ns` after the end of the one before; None: unknown."""
 
     step: int
+    between_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

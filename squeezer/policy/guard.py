@@ -219,7 +219,7 @@ class Guard:
             self._doublings = max(0, self._doublings - 1)
         overruns = self._overrun_figures()
         if overruns is not None:
-            return [self._shut(step, "overrun", overruns)]
+            return self.shut(step, "overrun", overruns)
         excess = excess_over(self._squeezed_ns, self._alone_ns, self._budget)
         if len(self._squeezed_ns) >= LEAST_STEPS and excess is not None and excess > SURE:
             return [self._begin_check(step, "mean", list(self._squeezed_ns)[-2 * CHECK_STEPS :])]
@@ -230,7 +230,7 @@ class Guard:
                 return [self._begin_check(step, cause, list(self._squeezed_ns)[-max(2, self._cusum.run) :])]
         beyond = self._share_beyond()
         if beyond is not None and beyond > TAIL_MOST:
-            return [self._shut(step, "tail", {"share_beyond_p95": beyond})]
+            return self.shut(step, "tail", {"share_beyond_p95": beyond})
         return []
 
     def _overrun_figures(self) -> dict[str, Any] | None:
@@ -243,7 +243,7 @@ class Guard:
     def _end_window(self, step: int, *, ended_alone: bool) -> list[Decision]:
         match self._windows.end(squeezed=not ended_alone):
             case "sure", figures:
-                return [self._shut(step, "windows", figures)]
+                return self.shut(step, "windows", figures)
             case "suspect", figures:
                 self._suspected = figures["slowdown"]
                 return [self._begin_comparison(step, "windows", self._alone_ns, figures)]
@@ -273,7 +273,7 @@ class Guard:
         figures = {"slowdown": _slowdown(self._suspect_ns, alone_ns)}
         # a mean over many steps has shown already that they are slow; the question is why
         if excess is not None and excess > (1.0 if self._cause == "mean" else SURE):
-            return [self._shut(step, self._cause, figures)]
+            return self.shut(step, self._cause, figures)
         if self._cause == "shorter":
             return [self._clear(step, alone_ns, figures)]
         return [self._begin_comparison(step, self._cause, alone_ns, figures)]
@@ -290,14 +290,14 @@ class Guard:
     def _compare(self, step: int, duration_ns: float, *, squeezed: bool) -> list[Decision]:
         overruns = self._overrun_figures()
         if overruns is not None:
-            return [self._shut(step, "overrun", overruns)]
+            return self.shut(step, "overrun", overruns)
         sprt = self._sprt
         assert sprt is not None
         is_to_blame = sprt.step_ended(duration_ns, squeezed=squeezed)
         if is_to_blame is None:
             return []
         if is_to_blame:
-            return [self._shut(step, self._cause, sprt.figures)]
+            return self.shut(step, self._cause, sprt.figures)
         return [self._clear(step, sprt.alone_ns, sprt.figures)]
 
     def _clear(self, step: int, alone_ns: Sequence[float], figures: dict[str, Any]) -> Decision:
@@ -306,7 +306,8 @@ class Guard:
             self._left_alone(each_ns)
         return Decision(step=step, what="go_on", cause=self._cause, figures=figures)
 
-    def _shut(self, step: int, cause: str, figures: dict[str, Any]) -> Decision:
+    def shut(self, step: int, cause: str, figures: dict[str, Any]) -> list[Decision]:
+        """Shut the gate for a while, for `cause`."""
         steps = self._retry_steps << self._doublings
         self._doublings = min(self._doublings + 1, LONGEST_DOUBLINGS)
         self.breaker = Breaker.OPEN
@@ -315,7 +316,7 @@ class Guard:
         self._suspected = figures.get("slowdown", 0.0)
         self._shut_until = step + steps
         self._checked_ns = []
-        return Decision(step=step, what="shut", cause=cause, figures={**figures, "for_steps": steps})
+        return [Decision(step=step, what="shut", cause=cause, figures={**figures, "for_steps": steps})]
 
     def _wait(self, step: int, duration_ns: float) -> list[Decision]:
         self._checked_ns.append(duration_ns)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from squeezer.policy.actions import NO_STEPS, Action, Continue, FlushAt, ForgetPlan, Note, PlanSlot, PlanSteps, Stop
+from squeezer.policy.between import BetweenGuard
 from squeezer.policy.events import (
     BubbleEnded,
     Event,
@@ -25,7 +26,7 @@ from squeezer.policy.events import (
     StepStarted,
 )
 from squeezer.policy.forecast import LONGEST_NS, Forecast, SlotForecast
-from squeezer.policy.guard import LEAST_MARGIN_NS, Guard
+from squeezer.policy.guard import LEAST_MARGIN_NS, Decision, Guard
 
 STORY_LENGTH = 64
 AHEAD_STEPS = 3
@@ -87,10 +88,12 @@ class GateMachine:
         self.policy = policy
         self.forecast = SlotForecast(policy.forecast_quantile)
         self.guard = Guard(policy.slowdown_budget, policy.retry_steps, policy.margin_ns)
+        self.between = BetweenGuard(policy.slowdown_budget, policy.retry_steps)
         self.squeezed: bool | None = False
         """Of the step that began last: squeezed, left alone, or neither (the side task starts, or the guard has the
         gate shut)."""
         self._step_number = 0
+        self._duration_ns = 0  # of the step that began last; 0: it has not ended, or that was not heard
         self._late_ns = 0
         self.state = State.ABSENT
         self.side = Side.NONE
@@ -136,7 +139,7 @@ class GateMachine:
             wrong.append("steps are planned if and only if the state says so")
         if self.side is Side.NONE and self.state is State.PLANNED:
             wrong.append("no process: nothing to plan for")
-        if not self.guard.allows and self.state is State.PLANNED:
+        if not self._guards_allow and self.state is State.PLANNED:
             wrong.append("the guard has the gate shut")
         if self.steps.until_step - self.steps.from_step > AHEAD_STEPS + 1:
             wrong.append("a plan is short, so that a silent daemon ends the squeezing")
@@ -152,6 +155,8 @@ class GateMachine:
         self._plans.clear()
         self._flush_slot = -1
         self.guard.forget()
+        self.between.forget()
+        self._duration_ns = 0
         self.squeezed = False
         self.steps = NO_STEPS
         self.state = State.SHUT
@@ -165,22 +170,31 @@ class GateMachine:
 
     def _step(self, event: Event) -> list[Action]:
         assert isinstance(event, StepStarted)
-        self._step_number = event.step
+        decisions: list[Decision] = []
+        if event.between_ns is not None and self._duration_ns and event.step == self._step_number + 1:
+            before = self._step_number, self._duration_ns
+            decisions = self.between.next_began(*before, event.between_ns, self.squeezed)
+        self._step_number, self._duration_ns = event.step, 0
         self.squeezed = False
         if self.policy.squeezes(event.step) and self.side is not Side.NONE:
-            self.squeezed = True if self.side is Side.READY and self.guard.allows else None
-        return self._plan(self._steps_from(event.step))
+            self.squeezed = True if self.side is Side.READY and self._guards_allow else None
+        return [*map(Note, decisions), *self._plan(self._steps_from(event.step))]
+
+    @property
+    def _guards_allow(self) -> bool:
+        return self.guard.allows and self.between.allows
 
     def _steps_from(self, step: int) -> PlanSteps:
-        return self.policy.steps_from(step) if self.side is not Side.NONE and self.guard.allows else NO_STEPS
+        return self.policy.steps_from(step) if self.side is not Side.NONE and self._guards_allow else NO_STEPS
 
     def _step_end(self, event: Event) -> list[Action]:
         assert isinstance(event, StepEnded)
         if event.step != self._step_number:
             return []  # its start was lost
+        self._duration_ns = event.duration_ns
         decisions = self.guard.step_ended(event.step, event.duration_ns, self.squeezed)
         # at once, where the guard has shut the gate
-        return [*map(Note, decisions), *([] if self.guard.allows else self._plan(NO_STEPS))]
+        return [*map(Note, decisions), *([] if self._guards_allow else self._plan(NO_STEPS))]
 
     def _overrun(self, event: Event) -> list[Action]:
         assert isinstance(event, Overran)

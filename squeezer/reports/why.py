@@ -5,6 +5,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from squeezer.policy.between import BETWEEN
 from squeezer.records.reader import RankRun, ReportError, load_run
 from squeezer.reports.metrics import SlotFigures, slot_figures
 
@@ -15,6 +16,7 @@ CAUSES = {
     "shorter": "steps are suddenly much shorter, so the alone steps before them are no baseline any more",
     "tail": "squeezed steps are more often longer than nearly all alone steps",
     "windows": "squeezed windows are longer than the alone windows beside them",
+    "pauses": "evaluations and checkpoints after squeezed steps are longer than those after alone steps",
     "": "",
 }
 _SHARES = ("slowdown", "overrun_share", "share_beyond_p95")
@@ -80,6 +82,8 @@ def _guard(rank: RankRun) -> Iterator[str]:
 
 def sentence(decision: Mapping[str, Any]) -> str:
     """A decision of the guard in words."""
+    if decision["cause"].startswith(BETWEEN):
+        return f"time between steps: {sentence({**decision, 'cause': decision['cause'].removeprefix(BETWEEN)})}"
     figures, cause = decision["figures"], CAUSES[decision["cause"]]
     shares = ", ".join(f"{key.replace('_', ' ')} {figures[key]:.2%}" for key in _SHARES if key in figures)
     match decision["what"]:
