@@ -196,7 +196,9 @@ def test_loss(name: str, size: int) -> None:
         for kind in (torch.bfloat16, torch.float32):
             y_K = torch.randn(size, 32, 3, generator=torch.Generator().manual_seed(size)).to(kind).requires_grad_()
             with torch.autocast("cpu", torch.bfloat16):
-                actual_K = Scalar("Study.loss", loss)(y_K, CLASSES[:size], per_trial=True)
+                actual_K = Scalar("Study.loss", loss)(
+                    y_K, CLASSES[:size], [torch.Generator() for _ in range(size)], per_trial=True
+                )
                 alone_K = torch.stack([loss(y, t) for y, t in zip(y_K, CLASSES, strict=False)])
             exact_K = torch.stack([loss(y.float(), t) for y, t in zip(y_K, CLASSES, strict=False)])
             no_worse(actual_K, alone_K, exact_K.double(), torch.bfloat16, f"{name}, {kind}")
