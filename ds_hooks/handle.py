@@ -153,6 +153,7 @@ class _Connection:
         """Give the page back and say goodbye, after what `hooks` still know."""
         if os.getpid() != self._pid:
             return  # a forked child, such as a data-loading worker: all this is its parent's
+        self._side.halt()  # it may be starting, and would run on
         self._side.leave()
         self._page.words[Field.HOOK_FAULTS] += fault
         self._page.words[Field.MAIN_PID] = 0

@@ -29,6 +29,7 @@ from ds_hooks.shared.page_file import (
     PageError,
     runtime_dir,
 )
+from ds_hooks.shared.signals import asked_to_end
 from launch import rank
 from launch.build_locks import BuildLockWatch, unheld_build_locks
 from launch.leftovers import (
@@ -145,17 +146,24 @@ def _prepare_environment() -> None:
 
 @contextmanager
 def _ended_once() -> Iterator[None]:
-    """End by `SystemExit` on the first SIGTERM; ignore further ones, so that they do not stop the cleaning up."""
+    """End by `SystemExit` on the first SIGTERM or SIGHUP; ignore further ones, so that the cleaning up goes to its end.
+
+    A signal to the whole job is for the training, which has its usual action there: handlers end with `exec`.
+    """
+    ends = asked_to_end() - {signal.SIGINT}
 
     def terminated(number: int, _frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for each in ends:
+            signal.signal(each, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, terminated)
+    before = {number: signal.signal(number, terminated) for number in ends}
+    before |= {number: signal.signal(number, lambda *_: None) for number in (signal.SIGUSR1, signal.SIGUSR2)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _launch(runner: Any, parsed: argparse.Namespace) -> int:
@@ -181,7 +189,7 @@ def _reason(code: int) -> str:
     """Say why the run ended, for whoever looks at the study later."""
     if code == 0:
         return _ENDED_WELL
-    if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+    if code in (128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)):
         return f"the main job was stopped by {signal.Signals(code - 128).name}"
     return f"the main job failed with exit code {code}"
 

@@ -95,7 +95,10 @@ def _start_daemon(local_rank: int) -> None:
             make_private_dir(folder)
     pid_file = daemon_pid_path(directory, local_rank)
     command = daemon_command(sys.executable, os.environ[CONFIG], os.environ[RUN], local_rank, os.getpid(), pid_file)
-    daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=daemon_environment(os.environ, local_rank))
+    # in a group of its own: what a terminal sends to the job's processes is for the training
+    daemon = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, env=daemon_environment(os.environ, local_rank), process_group=0
+    )
     pid_file.write_text(str(daemon.pid), encoding="ascii")
 
 

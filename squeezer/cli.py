@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,25 +40,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _daemon(parsed: argparse.Namespace) -> int:
     from ds_hooks.shared import logs
-    from squeezer.config import load_config
+    from ds_hooks.shared.signals import ignore_signals_to_others
+    from squeezer.daemon.keeper import keep
+
+    logs.set_up()
+    ignore_signals_to_others()
+    with ExitStack() as ends:
+        if parsed.pid_file is not None:
+            ends.callback(_remove, parsed.pid_file)
+        if parsed.job_pid is None:
+            return _serve(parsed)
+        return keep(partial(_serve, parsed), parsed.job_pid)
+
+
+def _serve(parsed: argparse.Namespace, earlier_ended: str | None = None) -> int:
+    from ds_hooks.shared import logs
+    from ds_hooks.shared.page_file import PageError
+    from squeezer.config import ConfigError, load_config
     from squeezer.daemon.loop import Daemon
     from squeezer.daemon.receiver import DaemonError
     from squeezer.records.layout import log_path
     from squeezer.records.writer import RecordError
 
-    logs.set_up()
-    with ExitStack() as ends:
-        if parsed.pid_file is not None:
-            ends.callback(_remove, parsed.pid_file)
+    try:
         config = load_config(parsed.config)
         run = (parsed.run_directory or config.run.directory).resolve()
-        try:
-            daemon = Daemon(config, run, parsed.local_rank, job_pid=parsed.job_pid)
-        except (DaemonError, RecordError) as error:
-            refuse(PROGRAM, error)
-        logs.set_up(rank=daemon.rank)
-        logs.add_file(log_path(run, daemon.rank), rank=daemon.rank, run=run.name)
-        daemon.run()
+        daemon = Daemon(config, run, parsed.local_rank, job_pid=parsed.job_pid, earlier_ended=earlier_ended)
+    except (ConfigError, DaemonError, PageError, RecordError) as error:
+        refuse(PROGRAM, error)
+    logs.set_up(rank=daemon.rank)
+    logs.add_file(log_path(run, daemon.rank), rank=daemon.rank, run=run.name)
+    daemon.run()
     return 0
 
 
@@ -67,7 +80,9 @@ def _add_daemon(parser: argparse.ArgumentParser) -> None:
         "--run", dest="run_directory", type=Path, metavar="DIR", help="where records go; default: run.directory"
     )
     parser.add_argument("--local-rank", type=int, default=0, metavar="N", help="the device's number on this machine")
-    parser.add_argument("--job-pid", type=int, metavar="PID", help="serve only this process, and end with it")
+    parser.add_argument(
+        "--job-pid", type=int, metavar="PID", help="serve only this process, end with it, and restart after a crash"
+    )
     parser.add_argument("--pid-file", type=Path, metavar="FILE", help="a file to remove at the end")
 
 

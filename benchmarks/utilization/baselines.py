@@ -275,8 +275,9 @@ def main() -> None:
     import optuna
     import torch
 
+    from ds_hooks.shared.parent import die_with_parent
     from trials.gate.base import OpenGate
-    from trials.gate.process import die_with_parent, run_when_idle
+    from trials.gate.process import run_when_idle
     from trials.study import load_study
     from trials.training.group import TrialGroup
     from trials.training.member import build_member

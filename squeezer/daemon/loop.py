@@ -23,14 +23,17 @@ from squeezer.daemon.main_job import MainJob
 from squeezer.daemon.progress_line import ProgressLine
 from squeezer.daemon.receiver import Receiver, wakeup_on_signals
 from squeezer.daemon.side_task_supervisor import SideTaskSupervisor
+from squeezer.daemon.silence import Silence
 from squeezer.daemon.spawner import SideFiles, Spawner
-from squeezer.device import DEVICES, kind_of
-from squeezer.policy.actions import Action, Continue, FlushAt, ForgetPlan, Note, PlanSlot, PlanSteps, Stop
-from squeezer.policy.events import Event
+from squeezer.device import DEVICES, is_stopped, kind_of
+from squeezer.policy.actions import Action, Continue, FlushAt, ForgetPlan, Kill, Note, PlanSlot, PlanSteps, Start, Stop
+from squeezer.policy.events import Event, JobSilent
 from squeezer.policy.state import GateMachine, State
 from squeezer.records.layout import RECORD_VERSION, SHARES
 from squeezer.records.writer import Recorder
 from squeezer.replay import as_record
+
+RANK_ENDS_WITHIN_S = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -44,13 +47,23 @@ class Daemon:
         local_rank: the device's number on this machine.
         job_pid: the rank that this daemon belongs to: it serves no other, ends with it, and then measures the
             dedicated rate. None: it serves any job.
+        earlier_ended: how the daemon crashed that this one replaces.
 
     Attributes:
         rank: under which it records.
     """
 
-    def __init__(self, config: Config, run: Path, local_rank: int, *, job_pid: int | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        run: Path,
+        local_rank: int,
+        *,
+        job_pid: int | None = None,
+        earlier_ended: str | None = None,
+    ) -> None:
         self._job_pid = job_pid
+        self._earlier_ended = earlier_ended
         self._run = run
         self._local_rank = local_rank
         self.rank = int(os.environ.get("RANK", local_rank)) if job_pid is not None else local_rank
@@ -73,7 +86,8 @@ class Daemon:
         self._watched: dict[int, Callable[[], None]] = {}
         self._main_job = self._make_main_job()
         self._side_task = self._make_side_task()
-        self._watched[self._receiver.fd] = self._main_job.receive
+        self._watched[self._receiver.fd] = self._hear
+        self._silence = Silence()
         self._progress = ProgressLine()
         self._ended = False
 
@@ -90,6 +104,8 @@ class Daemon:
             wall_s=time.time(),
             t_ns=time.monotonic_ns(),
         )
+        if self._earlier_ended is not None:
+            self._fault(f"the daemon before this one ended with {self._earlier_ended}")
         served = f"process {os.getpid()} serves device {self._local_rank}; records go to {self._run}"
         log.log(logging.INFO if self._job_pid is None else logging.DEBUG, "%s", served)
         if self._job_pid is not None:
@@ -152,13 +168,34 @@ class Daemon:
 
     def _turn(self) -> None:
         if self._receiver.has_more():  # the socket's descriptor becomes readable only once
-            self._main_job.receive()
-        ready = select.select(list(self._watched), [], [], 0.0 if self._receiver.has_more() else None)[0]
+            self._hear()
+        timeout_s = 0.0 if self._receiver.has_more() else self._until_silent_s()
+        ready = select.select(list(self._watched), [], [], timeout_s)[0]
         for fd in ready:
             if fd in self._watched:  # not closed by the one before
                 self._watched[fd]()
+        self._look_if_silent()
         if self._machine.state is State.ABSENT:
             self._recorder.write()
+
+    def _hear(self) -> None:
+        self._silence.broken(time.monotonic_ns())
+        self._main_job.receive()
+
+    def _until_silent_s(self) -> float | None:
+        """How long to wait for a message; None: for ever, since nothing of ours could be in the main job's way."""
+        if self._side_task is None or self._side_task.process is None or not self._main_job.lives():
+            return None
+        return self._silence.left_s(self._machine.patience_ns, time.monotonic_ns())
+
+    def _look_if_silent(self) -> None:
+        if self._until_silent_s() == 0.0:
+            assert self._side_task is not None
+            self._silence.noticed(time.monotonic_ns())
+            self._main_job.look()
+            process = self._side_task.process
+            if process is not None:
+                self._feed(JobSilent(is_stopped(process), self._side_task.is_asleep))
 
     def _end(self) -> None:
         self._ended = True
@@ -193,6 +230,10 @@ class Daemon:
                 words[Field.FLUSH_SLOT] = action.slot
             case Note(decision):
                 self._recorder.add("guard", t_ns=time.monotonic_ns(), **asdict(decision))
+            case Kill(reason) if self._side_task is not None:
+                self._side_task.kill(reason)
+            case Start():
+                self._start_side_task()
             case Stop() | Continue() if self._device.stops:
                 side = None if self._side_task is None else self._side_task.process
                 if side is not None:
@@ -216,11 +257,11 @@ class Daemon:
 
     def _finish(self) -> None:
         clear_plan(self._page.words)
-        self._page.words[Field.SIDE_PROCESS] = 0
         dedicated = None
         if self._side_task is not None:
-            self._side_task.end()
-            if self._job_pid is not None:
+            self._side_task.end(beside_main=self._main_job.lives())
+            # the signal that ends this daemon may have ended the rank, too
+            if self._job_pid is not None and not self._main_job.lives(within_s=RANK_ENDS_WITHIN_S):
                 dedicated = self._side_task.measure_dedicated(self._config.run.calibrate_s)
         self._recorder.add(
             "end",

@@ -10,8 +10,8 @@ from squeezer.config import Config
 from squeezer.daemon.correlator import Correlator, Found
 from squeezer.daemon.memory_limit import MemoryLimit
 from squeezer.daemon.receiver import Receiver
-from squeezer.device import Device
-from squeezer.policy.events import BubbleEnded, Event, JobAttached, JobLost, Overran, StepEnded, StepStarted
+from squeezer.device import Device, has_ended
+from squeezer.policy.events import BubbleEnded, Event, JobAttached, JobLeft, JobLost, Overran, StepEnded, StepStarted
 from squeezer.policy.state import GateMachine, State
 from squeezer.records.writer import Recorder
 
@@ -101,6 +101,16 @@ class MainJob:
         self._watched[self._pidfd] = self._process_ended
         return True
 
+    def lives(self, within_s: float = 0.0) -> bool:
+        """Whether a main job's process still runs, after up to `within_s` in which it may end."""
+        return self._pidfd >= 0 and not has_ended(self._pidfd, within_s)
+
+    def look(self) -> None:
+        """Notice hooks that have left the page without a word."""
+        if self._machine.state is not State.ABSENT and self._words[Field.MAIN_PID] != self._pid:
+            self._fault("the hooks left, and their goodbye was lost")
+            self._lose()
+
     def unwatch(self) -> None:
         """Forget the process."""
         if self._pidfd >= 0:
@@ -113,8 +123,8 @@ class MainJob:
             self._hello(t_ns, message)
             return
         correlator = self._correlator
-        if correlator.job < 0 or self._pid == 0:
-            return  # of a job that has not said hello, or whose process is gone
+        if self._machine.state is State.ABSENT:
+            return  # of a job that has not said hello, or has left
         match message:
             case wire.BubbleStart():
                 self._pass_on(correlator.bubble_started(t_ns, message))
@@ -136,8 +146,6 @@ class MainJob:
         if message.fault:
             self._fault("the hooks of the main job switched themselves off; its stderr says why")
         self._lose()
-        if self._owner_pid is None:
-            self.unwatch()
 
     def _pass_on(self, found: Iterable[Found]) -> None:
         """Facts go to the records, events to the policy."""
@@ -176,15 +184,17 @@ class MainJob:
 
     def _lose(self) -> None:
         self._pass_on(self._correlator.job_lost())
-        self._feed(JobLost())
+        self._feed(JobLeft() if self.lives() else JobLost())
 
     def _process_ended(self) -> None:
         self.receive()  # its last words
         pid = self._pid
-        self.unwatch()
         if self._machine.state is not State.ABSENT:
             self._fault("the main job ended without saying goodbye")
             self._lose()
+        else:
+            self._feed(JobLost())
+        self.unwatch()
         if self._words[Field.MAIN_PID] in (0, pid):
             self._device.main_ended()
         if self._owner_pid is not None:

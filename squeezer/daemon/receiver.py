@@ -10,6 +10,7 @@ import zmq
 
 from ds_hooks.shared import wire
 from ds_hooks.shared.page_file import DIRECTORY_VARIABLE, SOCKET_PATH_MAX_BYTES
+from ds_hooks.shared.signals import asked_to_end
 
 MAXIMUM_BATCH = 64
 MAXIMUM_MESSAGE_BYTES = 4096
@@ -114,11 +115,11 @@ class Receiver:
 
 
 def wakeup_on_signals() -> socket.socket:
-    """A socket that becomes readable when SIGTERM or SIGINT arrives."""
+    """A socket that becomes readable when a signal asks to end. SIGHUP does, unless `nohup` has it ignored."""
     reader, writer = socket.socketpair()
     reader.setblocking(False)
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.detach())
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in asked_to_end():
         signal.signal(number, lambda *_: None)
     return reader

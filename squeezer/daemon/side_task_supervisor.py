@@ -15,7 +15,7 @@ from squeezer.daemon.correlator import Correlator
 from squeezer.daemon.notices import too_large, too_long
 from squeezer.daemon.spawner import Spawner, wait_or_kill
 from squeezer.daemon.status_reader import StatusReader
-from squeezer.device import SideProcess
+from squeezer.device import SideProcess, has_ended
 from squeezer.policy.events import Event, Side, SideChanged
 from squeezer.records.layout import DETAILS
 from squeezer.records.writer import Recorder
@@ -63,7 +63,7 @@ class SideTaskSupervisor:
         self._fault = fault
         self.progress: statuses.Progress | None = None
         self._reader: StatusReader | None = None
-        self._was_ready = False
+        self._was_ready = self._is_ready = False
         self._has_left_trials = False
         self._closer: subprocess.Popen[bytes] | None = None
         self._noticed_units: set[tuple[str, str]] = set()
@@ -88,15 +88,31 @@ class SideTaskSupervisor:
         self._words[Field.SIDE_PROCESS] = spawner.side.pid
         self._feed(SideChanged(Side.STARTING))
 
-    def end(self) -> None:
-        """End the process for good, and close the trials that it leaves unfinished."""
-        if self._spawner.end(END_TIMEOUT_S):
-            self._read_statuses()  # its last words
-            status = self._spawner.reap()
-            self._record("exited", status=status, restarted=False)
-            self._has_left_trials = self._was_ready and (self._has_left_trials or status != 0)
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the process sleeps at its gate, by its own word."""
+        return self._words[Field.SIDE_ACTIVITY] == SideActivity.ASLEEP
+
+    def kill(self, reason: str) -> None:
+        """End the process at once. Another one may take over its trials."""
+        if self.process is None:
+            return
+        log.warning("side task is ended: %s", reason)
+        self._spawner.end(0.0, beside_main=True)
+        self._record("exited", status=self._reap(), restarted=False, reason=reason)
+        self._feed(SideChanged(Side.DUE))
+
+    def end(self, *, beside_main: bool) -> None:
+        """End the process for good, and close the trials that it leaves unfinished.
+
+        Args:
+            beside_main: a main job lives, so only its idle time is used.
+        """
+        if self.process is not None:
+            self._spawner.end(END_TIMEOUT_S if self._is_ready else 0.0, beside_main=beside_main)
+            self._record("exited", status=self._reap(), restarted=False)
         if self._has_left_trials:
-            self._close_trials(JOB_ENDED_FIRST, idle=False)
+            self._close_trials(JOB_ENDED_FIRST, idle=beside_main)
         if self._closer is not None:
             wait_or_kill(self._closer, END_TIMEOUT_S)
 
@@ -119,7 +135,7 @@ class SideTaskSupervisor:
     def _take(self, status: statuses.Status) -> None:
         match status:
             case statuses.Ready():
-                self._was_ready = True
+                self._was_ready = self._is_ready = True
                 self._feed(SideChanged(Side.READY))
             case statuses.Progress():
                 self.progress = status
@@ -135,6 +151,22 @@ class SideTaskSupervisor:
 
     def _died(self) -> None:
         """The process is gone: start another one, or give the side task up and fail its trials."""
+        if self.process is None or not has_ended(self.process.pidfd):
+            return  # another one has the number of its pidfd by now
+        status = self._reap()
+        restarts = self._may_restart(status)
+        self._record("exited", status=status, restarted=restarts)
+        if restarts:
+            log.warning("side task ended with status %d; restarting", status)
+        self._feed(SideChanged(Side.DUE if restarts else Side.NONE))
+        if status != 0 and not restarts:
+            log.error("side task ended with status %d and is given up; the main job continues alone", status)
+            self._record("given_up", status=status)
+            if self._has_left_trials:
+                self._close_trials(f"the side task ended with status {status} and was given up", idle=True)
+
+    def _reap(self) -> int:
+        """Clear up after a process that has ended; returns its exit status."""
         spawner = self._spawner
         assert spawner.side is not None
         self._read_statuses()  # its last words
@@ -143,19 +175,10 @@ class SideTaskSupervisor:
         self._words[Field.SIDE_PROCESS] = 0  # while its number is still its own
         status = spawner.reap()
         self._has_left_trials = self._was_ready and status != 0
+        self._is_ready = False
         self._words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
         self._words[Field.SIDE_BYTES] = 0
-        self._feed(SideChanged(Side.NONE))
-        restarts = self._may_restart(status)
-        self._record("exited", status=status, restarted=restarts)
-        if restarts:
-            log.warning("side task ended with status %d; restarting", status)
-            self.start()
-        elif status != 0:
-            log.error("side task ended with status %d and is given up; the main job continues alone", status)
-            self._record("given_up", status=status)
-            if self._has_left_trials:
-                self._close_trials(f"the side task ended with status {status} and was given up", idle=True)
+        return status
 
     def _may_restart(self, status: int) -> bool:
         """Whether a process that ended with `status` is worth another try; counts the try."""

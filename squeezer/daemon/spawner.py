@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ds_hooks.shared.parent import die_with_parent
 from squeezer.config import SideTable
 from squeezer.device import Device, SideProcess
 from squeezer.records.layout import side_log_path, units_path
@@ -77,6 +79,11 @@ class Spawner:
             stdin=subprocess.DEVNULL,
             pass_fds=(write_fd,),
             env={**os.environ, **self._device.environment(config.threads)},
+            # In a group of its own: where a stopped process is in a group that loses its terminal, the kernel sends
+            # SIGHUP to all of that group, which may be the main job's. Not in a session of its own: there niceness
+            # counts only within it.
+            process_group=0,
+            preexec_fn=partial(die_with_parent, os.getpid()),
         )
         os.close(write_fd)
         self.status_fd = read_fd
@@ -91,12 +98,10 @@ class Spawner:
         self._process, self.side, self.status_fd = None, None, -1
         return status
 
-    def end(self, timeout_s: float) -> bool:
-        """Ask the process to end, insist after `timeout_s`. False if there was none; else `reap` it."""
-        if self._process is None or self.side is None:
-            return False
-        self._device.end(self.side, timeout_s)
-        return True
+    def end(self, timeout_s: float, *, beside_main: bool) -> None:
+        """End the process, which `reap` awaits then. See `Device.end`."""
+        assert self.side is not None
+        self._device.end(self.side, timeout_s, beside_main=beside_main)
 
     def close_trials(self, reason: str, *, idle: bool) -> "subprocess.Popen[bytes]":
         """Start to end as failed the trials that this device's side tasks have left running.

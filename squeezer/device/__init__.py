@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 
 from squeezer.config import DeviceTable
-from squeezer.device.base import Device, SideProcess
+from squeezer.device.base import Device, SideProcess, has_ended, is_stopped
 from squeezer.device.cpu import CpuDevice
 from squeezer.device.cuda import CudaDevice
 
@@ -29,4 +29,14 @@ def kind_of(
     return "cuda" if any(exists(sign) for sign in CUDA_SIGNS) else "cpu"
 
 
-__all__ = ["CUDA_SIGNS", "DEVICES", "CpuDevice", "CudaDevice", "Device", "SideProcess", "kind_of"]
+__all__ = [
+    "CUDA_SIGNS",
+    "DEVICES",
+    "CpuDevice",
+    "CudaDevice",
+    "Device",
+    "SideProcess",
+    "has_ended",
+    "is_stopped",
+    "kind_of",
+]

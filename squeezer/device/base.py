@@ -1,8 +1,10 @@
 """The daemon's interface to a device. Nothing else in it depends on the kind of device."""
 
 import os
+import select
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,8 +44,14 @@ class Device(Protocol):
     def resume(self, side: SideProcess) -> None:
         """Undo `stop`."""
 
-    def end(self, side: SideProcess, timeout_s: float) -> None:
-        """Ask the side task to end, insist after `timeout_s`, and return when it has ended."""
+    def end(self, side: SideProcess, timeout_s: float, *, beside_main: bool) -> None:
+        """Ask the side task to end, insist after `timeout_s`, and return when it has ended.
+
+        Args:
+            side: the process.
+            timeout_s: 0: kill it at once.
+            beside_main: a main job lives, so the process may use no more than idle time until it ends.
+        """
 
     def main_ended(self) -> None:
         """The main job's process is gone, maybe in the middle of a bubble: shut the gate in its place."""
@@ -55,6 +63,26 @@ def run_where(pid: int) -> None:
         os.sched_setaffinity(0, os.sched_getaffinity(pid))
     except ProcessLookupError:
         return
+
+
+def run_when_idle(side: SideProcess) -> None:
+    """Let all threads of the side task, and those that they start, run only when nothing else wants the core."""
+    with suppress(OSError):  # it has ended
+        for thread in os.listdir(f"/proc/{side.pid}/task"):
+            os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
+
+
+def is_stopped(side: SideProcess) -> bool:
+    """Whether the side task, which this process has started, is stopped by a signal."""
+    flags = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+    with suppress(ChildProcessError):
+        return os.waitid(os.P_PIDFD, side.pidfd, flags) is not None
+    return False
+
+
+def has_ended(pidfd: int, within_s: float = 0.0) -> bool:
+    """Whether the process of `pidfd` ends within some seconds."""
+    return bool(select.select([pidfd], [], [], within_s)[0])
 
 
 def send(side: SideProcess, signals: Sequence[signal.Signals]) -> None:

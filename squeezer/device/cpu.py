@@ -2,11 +2,14 @@
 
 import select
 import signal
+from math import ceil
 
 from ds_hooks.shared.page import Field
 from ds_hooks.shared.signals import END_SIGNAL
 from squeezer.config import DeviceTable
-from squeezer.device.base import SideProcess, run_where, send
+from squeezer.device.base import SideProcess, has_ended, run_when_idle, run_where, send
+
+CONTINUE_EVERY_S = 0.05
 
 
 class CpuDevice:
@@ -39,12 +42,21 @@ class CpuDevice:
         """SIGCONT."""
         send(side, [signal.SIGCONT])
 
-    def end(self, side: SideProcess, timeout_s: float) -> None:
-        """SIGTERM, which it sees at the gate, also when it was stopped; SIGKILL by force."""
-        send(side, [END_SIGNAL, signal.SIGCONT])
-        if not select.select([side.pidfd], [], [], timeout_s)[0]:
-            send(side, [signal.SIGKILL])
-            select.select([side.pidfd], [], [])
+    def end(self, side: SideProcess, timeout_s: float, *, beside_main: bool) -> None:
+        """SIGTERM, which it sees at the gate; SIGKILL by force.
+
+        A living main job may stop it once more, at the end of the open bubble, so it is continued again and again. From
+        then on only the idle class keeps it from that job's core.
+        """
+        if timeout_s and beside_main:
+            run_when_idle(side)
+        send(side, [END_SIGNAL])
+        for _ in range(ceil(timeout_s / CONTINUE_EVERY_S)):
+            send(side, [signal.SIGCONT])
+            if has_ended(side.pidfd, CONTINUE_EVERY_S):
+                return
+        send(side, [signal.SIGKILL])
+        select.select([side.pidfd], [], [])
 
     def main_ended(self) -> None:
         """See `Device`."""

@@ -5,7 +5,6 @@ before the gate has been forced open.
 """
 
 import os
-import select
 import signal
 from collections.abc import Mapping
 from uuid import UUID
@@ -14,7 +13,7 @@ from ds_hooks.shared.device_uuid import read_device_uuid
 from ds_hooks.shared.page import DeviceGate, Field
 from ds_hooks.shared.signals import END_SIGNAL
 from squeezer.config import DeviceTable
-from squeezer.device.base import SideProcess, run_where, send
+from squeezer.device.base import SideProcess, has_ended, run_when_idle, run_where, send
 
 FORCE_EVERY_S = 0.005
 """The main job's device may shut the gate again at any bubble's end."""
@@ -81,8 +80,10 @@ class CudaDevice:
     def resume(self, side: SideProcess) -> None:
         """Nothing."""
 
-    def end(self, side: SideProcess, timeout_s: float) -> None:
+    def end(self, side: SideProcess, timeout_s: float, *, beside_main: bool) -> None:
         """SIGTERM behind a gate that is forced open; after `timeout_s` SIGKILL; the gate is shut again at the end."""
+        if timeout_s and beside_main:
+            run_when_idle(side)
         self._words[Field.DEVICE_GATE] = DeviceGate.FORCED
         send(side, [END_SIGNAL])
         if not self._ends_within(side, timeout_s):
@@ -101,7 +102,7 @@ class CudaDevice:
         looks = max(1, round(timeout_s / FORCE_EVERY_S))
         for _ in range(looks):
             self._words[Field.DEVICE_GATE] = DeviceGate.FORCED
-            if select.select([side.pidfd], [], [], FORCE_EVERY_S)[0]:
+            if has_ended(side.pidfd, FORCE_EVERY_S):
                 return True
         return False
 

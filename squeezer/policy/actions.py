@@ -51,12 +51,24 @@ class Continue:
 
 
 @dataclass(frozen=True, slots=True)
+class Kill:
+    """End the side task's process at once, for `reason`; it is `DUE` then. Another one takes its trials over."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start the side task's process again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """The guard has decided something: let it be known."""
 
     decision: Decision
 
 
-Action = ForgetPlan | PlanSlot | PlanSteps | FlushAt | Stop | Continue | Note
+Action = ForgetPlan | PlanSlot | PlanSteps | FlushAt | Stop | Continue | Kill | Start | Note
 
 NO_STEPS = PlanSteps(0, 0)

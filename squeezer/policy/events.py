@@ -8,6 +8,7 @@ class Side(Enum):
     """The side task's process, as far as the gate cares."""
 
     NONE = "no process"
+    DUE = "no process; another one starts once a main job is heard"
     STARTING = "imports and builds; does not ask the gate yet, so the main job halts it at every bubble's end"
     READY = "asks the gate"
 
@@ -21,7 +22,25 @@ class JobAttached:
 
 @dataclass(frozen=True, slots=True)
 class JobLost:
-    """Hooks said goodbye, or their process is gone."""
+    """The main job's process is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobLeft:
+    """The hooks have left; their process lives and computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSilent:
+    """A living main job has not been heard for `GateMachine.patience_ns`, and again for every second after that.
+
+    Attributes:
+        stopped: whether the side task is stopped, maybe with a lock that the main job waits for.
+        asleep: whether it sleeps at its gate.
+    """
+
+    stopped: bool
+    asleep: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,4 +84,4 @@ class SideChanged:
     side: Side
 
 
-Event = JobAttached | JobLost | StepStarted | StepEnded | Overran | BubbleEnded | SideChanged
+Event = JobAttached | JobLeft | JobLost | JobSilent | StepStarted | StepEnded | Overran | BubbleEnded | SideChanged

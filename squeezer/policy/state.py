@@ -12,13 +12,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from squeezer.policy.actions import NO_STEPS, Action, Continue, FlushAt, ForgetPlan, Note, PlanSlot, PlanSteps, Stop
+from squeezer.policy.actions import (
+    NO_STEPS,
+    Action,
+    Continue,
+    FlushAt,
+    ForgetPlan,
+    Kill,
+    Note,
+    PlanSlot,
+    PlanSteps,
+    Start,
+    Stop,
+)
 from squeezer.policy.between import BetweenGuard
 from squeezer.policy.events import (
     BubbleEnded,
     Event,
     JobAttached,
+    JobLeft,
     JobLost,
+    JobSilent,
     Overran,
     Side,
     SideChanged,
@@ -31,6 +45,12 @@ from squeezer.policy.guard import LEAST_MARGIN_NS, Decision, Guard
 STORY_LENGTH = 64
 AHEAD_STEPS = 3
 """A plan holds for the latest step and this many more, so that squeezing ends soon after the daemon falls silent."""
+PATIENCE_NS = 5_000_000_000
+PATIENCE_STEPS = 10
+"""A main job that is silent for longer than both may wait for a lock that a stopped side task holds."""
+FIRST_PATIENCE_NS = 60_000_000_000
+"""The same before the end of a job's first step, whose length nobody knows."""
+RECENT_STEPS = 8
 FLUSH_ELSEWHERE = 1.25
 """The daemon wakes in the longest bubble; another slot's must be longer by this factor to take its place."""
 
@@ -94,6 +114,11 @@ class GateMachine:
         gate shut)."""
         self._step_number = 0
         self._duration_ns = 0  # of the step that began last; 0: it has not ended, or that was not heard
+        self._recent_steps_ns: deque[int] = deque(maxlen=RECENT_STEPS)
+        self._releasing = False
+        """A silent main job's side task was let run to its gate."""
+        self._waits_for_main = False
+        """No process starts until the main job is heard again."""
         self._late_ns = 0
         self.state = State.ABSENT
         self.side = Side.NONE
@@ -123,6 +148,13 @@ class GateMachine:
             )
         return actions
 
+    @property
+    def patience_ns(self) -> int:
+        """How long a main job may be silent before `JobSilent`."""
+        if not self._recent_steps_ns:
+            return FIRST_PATIENCE_NS
+        return max(PATIENCE_NS, PATIENCE_STEPS * max(self._recent_steps_ns))
+
     def story(self) -> str:
         """The latest events and the answers to them, for errors."""
         lines = [f"{before.name} {event} -> {after.name} {actions}" for before, event, after, actions in self._story]
@@ -137,7 +169,7 @@ class GateMachine:
         wrong = []
         if (self.state is State.PLANNED) != (self.steps != NO_STEPS):
             wrong.append("steps are planned if and only if the state says so")
-        if self.side is Side.NONE and self.state is State.PLANNED:
+        if not self._has_side and self.state is State.PLANNED:
             wrong.append("no process: nothing to plan for")
         if not self._guards_allow and self.state is State.PLANNED:
             wrong.append("the guard has the gate shut")
@@ -157,16 +189,43 @@ class GateMachine:
         self.guard.forget()
         self.between.forget()
         self._duration_ns = 0
+        self._recent_steps_ns.clear()
+        self._releasing = self._waits_for_main = False
         self.squeezed = False
         self.steps = NO_STEPS
         self.state = State.SHUT
-        return [ForgetPlan()]
+        return [ForgetPlan(), *self._start_if_due()]
 
     def _lose(self, _event: Event) -> list[Action]:
+        actions = self._forget_job()
+        self._waits_for_main = False
+        # no bubble will end any more: a side task stopped at the end of one would stay stopped
+        return [*actions, Continue()] if self._has_side else actions
+
+    def _leave(self, _event: Event) -> list[Action]:
+        """Let nothing run beside that job which does not ask the gate. What asks it may wait for the next job."""
+        actions = self._forget_job()
+        self._waits_for_main = True
+        return [*actions, Kill("the hooks left while it was starting")] if self.side is Side.STARTING else actions
+
+    def _forget_job(self) -> list[Action]:
         actions = self._plan(NO_STEPS)
         self.state = State.ABSENT
-        # no bubble will end any more: a side task stopped at the end of one would stay stopped
-        return actions + ([Continue()] if self.side is not Side.NONE else [])
+        self._recent_steps_ns.clear()
+        self._releasing = False
+        return actions
+
+    def _silent(self, event: Event) -> list[Action]:
+        """Let a stopped side task run to its gate, so that it releases its locks; kill one that cannot get there."""
+        assert isinstance(event, JobSilent)
+        if self.side is Side.READY and not self._releasing:
+            self._releasing = event.stopped
+            return [Continue()] if event.stopped else []
+        if self._has_side and (event.stopped or (self._releasing and not event.asleep)):
+            self._waits_for_main = True
+            return [Kill("the main job may wait for a lock that it holds")]
+        self._releasing = False
+        return []
 
     def _step(self, event: Event) -> list[Action]:
         assert isinstance(event, StepStarted)
@@ -175,23 +234,25 @@ class GateMachine:
             before = self._step_number, self._duration_ns
             decisions = self.between.next_began(*before, event.between_ns, self.squeezed)
         self._step_number, self._duration_ns = event.step, 0
+        self._releasing = self._waits_for_main = False
         self.squeezed = False
-        if self.policy.squeezes(event.step) and self.side is not Side.NONE:
+        if self.policy.squeezes(event.step) and self._has_side:
             self.squeezed = True if self.side is Side.READY and self._guards_allow else None
-        return [*map(Note, decisions), *self._plan(self._steps_from(event.step))]
+        return [*map(Note, decisions), *self._plan(self._steps_from(event.step)), *self._start_if_due()]
 
     @property
     def _guards_allow(self) -> bool:
         return self.guard.allows and self.between.allows
 
     def _steps_from(self, step: int) -> PlanSteps:
-        return self.policy.steps_from(step) if self.side is not Side.NONE and self._guards_allow else NO_STEPS
+        return self.policy.steps_from(step) if self._has_side and self._guards_allow else NO_STEPS
 
     def _step_end(self, event: Event) -> list[Action]:
         assert isinstance(event, StepEnded)
         if event.step != self._step_number:
             return []  # its start was lost
         self._duration_ns = event.duration_ns
+        self._recent_steps_ns.append(event.duration_ns)
         decisions = self.guard.step_ended(event.step, event.duration_ns, self.squeezed)
         # at once, where the guard has shut the gate
         return [*map(Note, decisions), *([] if self._guards_allow else self._plan(NO_STEPS))]
@@ -239,10 +300,18 @@ class GateMachine:
     def _side_changed(self, event: Event) -> list[Action]:
         assert isinstance(event, SideChanged)
         self.side = event.side
-        if event.side is Side.NONE:
-            return self._plan(NO_STEPS)
+        self._releasing = False
+        if not self._has_side:
+            return [*self._plan(NO_STEPS), *([] if self._waits_for_main else self._start_if_due())]
         # until a bubble begins, it has no time to start in
         return [Stop()] if event.side is Side.STARTING and self.state is not State.ABSENT else []
+
+    @property
+    def _has_side(self) -> bool:
+        return self.side in (Side.STARTING, Side.READY)
+
+    def _start_if_due(self) -> list[Action]:
+        return [Start()] if self.side is Side.DUE else []
 
     def _ignore(self, _event: Event) -> list[Action]:
         return []
@@ -269,7 +338,9 @@ def _table() -> dict[tuple[State, type], Entry]:
     machine = GateMachine
     table: dict[tuple[State, type], Entry] = {
         (absent, JobAttached): Entry(machine._attach, (shut,)),
-        (absent, JobLost): Entry(machine._ignore, (absent,)),
+        (absent, JobLost): Entry(machine._lose, (absent,)),
+        (absent, JobLeft): Entry(machine._leave, (absent,)),
+        (absent, JobSilent): Entry(machine._silent, (absent,)),
         (absent, StepStarted): Entry(machine._ignore, (absent,)),
         (absent, StepEnded): Entry(machine._ignore, (absent,)),
         (absent, Overran): Entry(machine._ignore, (absent,)),
@@ -281,6 +352,8 @@ def _table() -> dict[tuple[State, type], Entry]:
     for state in (shut, planned):
         table[state, JobAttached] = Entry(machine._attach, (shut,))
         table[state, JobLost] = Entry(machine._lose, (absent,))
+        table[state, JobLeft] = Entry(machine._leave, (absent,))
+        table[state, JobSilent] = Entry(machine._silent, (state,))
         table[state, StepStarted] = Entry(machine._step, (shut, planned))
         table[state, StepEnded] = Entry(machine._step_end, tuple(dict.fromkeys((shut, state))))
         table[state, Overran] = Entry(machine._overrun, (state,))

@@ -109,27 +109,27 @@ def test_it_halts_the_side_task_just_where_it_says_that_it_can(device: Device, s
 def test_the_end_is_asked_for_and_waited_for(device: Device, side: Side, is_stopped: bool) -> None:
     if is_stopped:
         device.stop(side.process)
-    device.end(side.process, PATIENCE_S)
+    device.end(side.process, PATIENCE_S, beside_main=False)
     assert select.select([side.process.pidfd], [], [], 0)[0], "it has not ended yet"
     assert side.status() == -signal.SIGTERM
 
 
 def test_who_does_not_end_is_killed(device: Device, obstinate: Side) -> None:
-    device.end(obstinate.process, 0.05)
+    device.end(obstinate.process, 0.05, beside_main=False)
     assert obstinate.status() == -signal.SIGKILL
 
 
 def test_signals_to_a_side_task_that_has_ended_are_lost_in_peace(device: Device, side: Side) -> None:
-    device.end(side.process, PATIENCE_S)
+    device.end(side.process, PATIENCE_S, beside_main=False)
     side.status()
     for act in (device.stop, device.resume):
         act(side.process)
-    device.end(side.process, PATIENCE_S)
+    device.end(side.process, PATIENCE_S, beside_main=False)
 
 
 def test_after_the_end_the_gate_is_not_left_open(device: Device, side: Side, page: Page) -> None:
     page.words[Field.DEVICE_GATE] = DeviceGate.CLOSED
-    device.end(side.process, PATIENCE_S)
+    device.end(side.process, PATIENCE_S, beside_main=False)
     assert page.words[Field.DEVICE_GATE] == DeviceGate.CLOSED
 
 
@@ -153,7 +153,7 @@ def test_it_joins_the_cores_of_the_rank_and_survives_its_end(device: Device, sid
     try:
         device.join(side.process.pid)
         assert os.sched_getaffinity(0) == {core}
-        device.end(side.process, PATIENCE_S)
+        device.end(side.process, PATIENCE_S, beside_main=False)
         side.status()
         device.join(side.process.pid)  # nobody's by now
         assert os.sched_getaffinity(0) == {core}

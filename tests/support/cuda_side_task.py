@@ -11,9 +11,9 @@ from typing import Any
 
 from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.shared.page_file import Page
+from ds_hooks.shared.parent import die_with_parent
 from trials.gate.base import HOST_UNIT, Gate
 from trials.gate.cuda import CudaGate
-from trials.gate.process import die_with_parent
 from trials.gate.unit_records import UnitRecords
 from trials.side_task import devices
 from trials.side_task import main as side_task

@@ -4,10 +4,12 @@
 
 Stage 0 of 2: a step computes, waits for a gradient, computes, and waits for the loss. It prints a line per step, and
 ends with status 0 after its steps or when its standard input ends. A line of JSON on standard input, such as
-`{"bubble_ms": 0}`, changes what its next steps do; `stall_ms` is spent outside bubbles and without computing.
+`{"bubble_ms": 0}`, changes what its next steps do; `stall_ms` is spent outside bubbles and without computing, and so is
+the wait for the file lock that `lock` names. `{"detach": true}` detaches the hooks, and the steps go on.
 """
 
 import argparse
+import fcntl
 import json
 import os
 import select
@@ -52,12 +54,16 @@ class Metronome:
 
     def __init__(self, bubble_ms: float, compute_ms: float) -> None:
         self.bubble_ms, self.compute_ms, self.stall_ms = bubble_ms, compute_ms, 0.0
+        self.lock, self.detach = "", False
 
     def is_last_stage(self) -> bool:
         return False
 
     def _stall(self) -> None:
         time.sleep(self.stall_ms / 1e3)
+        if self.lock:
+            with open(self.lock, "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
         self._compute()
 
     def _compute(self) -> None:
@@ -116,6 +122,8 @@ def main() -> None:
                 handle.detach()
                 return
             vars(engine).update(json.loads(order))
+            if engine.detach:
+                handle.detach()
         engine.train_batch()
         print(f"step {step}", flush=True)
     handle.detach()

@@ -107,7 +107,7 @@ class Job(Child):
         wait_for(lambda: self.step >= until or not is_alive(self.pid), f"step {until}")
         assert is_alive(self.pid), self.said()
 
-    def change(self, **orders: float) -> None:
+    def change(self, **orders: float | str) -> None:
         """Let its next steps be different."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(orders).encode() + b"\n")
@@ -172,6 +172,14 @@ class Sandbox:
         options = ("--config", str(config), "--local-rank", str(local_rank))
         daemon: Child = self.start(Child, "-m", "squeezer", "daemon", *options, **environment)
         wait_for(lambda: "serves device" in daemon.said() or not is_alive(daemon.pid), "the daemon")
+        assert is_alive(daemon.pid), daemon.said()
+        return daemon
+
+    def daemon_of(self, job: Job, config: Path, **environment: str) -> Child:
+        """Start a daemon as a rank does, and wait until it serves `job`; `DAEMON_PID` is a child of this process."""
+        options = ("--config", str(config), "--job-pid", str(job.pid))
+        daemon: Child = self.start(Child, "-m", "squeezer", "daemon", *options, **environment)
+        wait_for(lambda: self.word(Field.DAEMON_PID) or not is_alive(daemon.pid), "the daemon")
         assert is_alive(daemon.pid), daemon.said()
         return daemon
 

@@ -6,18 +6,8 @@ import signal
 
 from trials.gate.base import GATE_SIGNALS
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
 _SLACK_NS = 1000
-
-
-def die_with_parent(wanted: bool = True) -> None:
-    """Have the kernel kill this process when its parent ends, even if it is stopped then. Linux only.
-
-    Args:
-        wanted: False takes that back.
-    """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if wanted else 0)
 
 
 def wake_promptly() -> None:

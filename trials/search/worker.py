@@ -15,7 +15,6 @@ import fcntl
 import json
 import logging
 import os
-import signal
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,8 +26,8 @@ import optuna
 from optuna.trial import Trial, TrialState
 
 from ds_hooks.shared import logs
-from trials.gate.base import GATE_SIGNALS
-from trials.gate.process import die_with_parent, run_when_idle
+from ds_hooks.shared.parent import die_with_parent
+from trials.gate.process import run_when_idle
 from trials.search.finite import has_begun_all, is_finite
 from trials.search.storage import open_storage
 from trials.study import Study
@@ -270,8 +269,7 @@ def serve(
         answers: the same. An error is written here before it is raised.
         attached: whether a main job has come. If so, even the first trials are found in its idle time.
     """
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, GATE_SIGNALS)
-    die_with_parent()
+    die_with_parent()  # no other signal ends it: it ends when its requests do, with all of them done
     holder = _start_holder()
     is_idle = attached()
     if is_idle:

@@ -11,11 +11,12 @@ from ds_hooks.shared.device_uuid import uuid_number
 from ds_hooks.shared.driver import CudaDriver, DriverError
 from ds_hooks.shared.page import Field
 from ds_hooks.shared.page_file import Page
+from ds_hooks.shared.parent import die_with_parent
 from ds_hooks.shared.statuses import Status
 from trials.gate.base import Gate
 from trials.gate.cpu import CpuGate
 from trials.gate.cuda import CudaGate
-from trials.gate.process import die_with_parent, wake_promptly
+from trials.gate.process import wake_promptly
 from trials.gate.unit_records import UnitRecords
 from trials.own_logger import own_logger
 from trials.side_task.fit import most_trials
@@ -136,7 +137,7 @@ class CudaSideDevice:
             raise SideDeviceError(f"the device cannot wait for bubbles: {error}") from None
         stream = self._stream.cuda_stream
         gate = CudaGate(page, driver, stream, records, device_uuid=self._uuid, on_overrun=on_overrun)
-        die_with_parent(False)  # the stream may be waiting then; the gate ends this process
+        die_with_parent(wanted=False)  # the stream may be waiting then; the gate ends this process
         return gate
 
     def rehearse(self, study: Study, page: Page, gate: Gate) -> int:

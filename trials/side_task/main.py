@@ -12,9 +12,9 @@ from ds_hooks.shared import logs, statuses
 from ds_hooks.shared.endings import JOB_ENDED_FIRST, USER_ERROR_STATUS
 from ds_hooks.shared.page import Field, Role, SideActivity
 from ds_hooks.shared.page_file import Page
-from ds_hooks.shared.signals import END_SIGNAL
+from ds_hooks.shared.parent import die_with_parent
+from ds_hooks.shared.signals import END_SIGNAL, ignore_signals_to_others
 from trials.gate.base import Gate, GateError, StopRequested, block_signals
-from trials.gate.process import die_with_parent
 from trials.gate.unit_records import UnitRecords
 from trials.own_logger import own_logger
 from trials.search.client import SearchClient
@@ -57,7 +57,9 @@ def main() -> int:
     arguments = _parse()
     logs.set_up(rank=arguments.rank)
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the daemon ends this one
+    for number in (signal.SIGINT, signal.SIGHUP):  # they reach all processes of a terminal; the daemon ends this one
+        signal.signal(number, signal.SIG_IGN)
+    ignore_signals_to_others()
     block_signals()
     import torch
 

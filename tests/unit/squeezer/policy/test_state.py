@@ -7,12 +7,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squeezer.policy.actions import NO_STEPS, Action, Continue, FlushAt, ForgetPlan, Note, PlanSlot, PlanSteps, Stop
+from squeezer.policy.actions import (
+    NO_STEPS,
+    Action,
+    Continue,
+    FlushAt,
+    ForgetPlan,
+    Note,
+    PlanSlot,
+    PlanSteps,
+    Stop,
+)
 from squeezer.policy.events import (
     BubbleEnded,
     Event,
     JobAttached,
+    JobLeft,
     JobLost,
+    JobSilent,
     Overran,
     Side,
     SideChanged,
@@ -323,7 +335,8 @@ def histories(draw: st.DrawFn) -> list[Event]:
         st.builds(StepEnded, st.integers(-5, 60), st.integers(-MS, 300 * MS)),
         st.builds(Overran, st.integers(0, 3), st.integers(0, 60 * MS)),
         st.builds(SideChanged, st.sampled_from(Side)),
-        st.sampled_from([JobAttached(), JobLost()]),
+        st.builds(JobSilent, st.booleans(), st.booleans()),
+        st.sampled_from([JobAttached(), JobLeft(), JobLost()]),
     )
     return draw(st.lists(kinds, max_size=80))
 

@@ -1,0 +1,126 @@
+"""What ends, leaves or signals our processes while the main job lives: nothing of ours may run ungated beside it."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from ds_hooks.shared.page import Field
+from ds_hooks.shared.page_file import socket_path
+from tests.support.sandbox import Sandbox, is_alive, stat, wait_for
+
+pytestmark = pytest.mark.integration
+
+
+def classes(pid: int) -> set[int]:
+    """The scheduling classes of a process's threads."""
+    try:
+        return {os.sched_getscheduler(int(thread)) for thread in os.listdir(f"/proc/{pid}/task")}
+    except OSError:
+        return set()
+
+
+def trains(sandbox: Sandbox) -> int:
+    """Wait until the side task works; its process id."""
+    wait_for(lambda: sandbox.word(Field.WORK), "the side task")
+    return sandbox.word(Field.SIDE_PROCESS)
+
+
+def silent_s(sandbox: Sandbox) -> float:
+    """For how long no bubble has come."""
+    is_open = sandbox.word(Field.BUBBLE) & 1
+    return 0.0 if is_open else (time.monotonic_ns() - sandbox.word(Field.BUBBLE_END_NS)) / 1e9
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+def test_a_daemon_that_is_told_to_end_beside_its_job_measures_nothing_and_lets_the_side_task_only_idle(
+    sandbox: Sandbox, number: signal.Signals
+) -> None:
+    job = sandbox.job()
+    daemon = sandbox.daemon_of(job, sandbox.config("stubborn.py"))
+    side = trains(sandbox)
+    job.change(compute_ms=40, stall_ms=600)
+    wait_for(lambda: stat(side)[:1] == ["T"], "a stopped side task")
+    daemon.process.send_signal(number)
+    seen = set()
+    while is_alive(side):
+        assert sandbox.word(Field.SIDE_PROCESS) == side, "the hooks halt it until it is gone"
+        if stat(side)[:1] == ["R"]:
+            seen |= classes(side)
+    job.change(stall_ms=0)
+    assert daemon.ended() == 0
+    assert seen <= {os.SCHED_IDLE}
+    assert sandbox.events("end")[0]["dedicated"] is None
+    job.beats(3)
+    assert job.finish() == 0
+
+
+def test_a_lock_that_a_stopped_side_task_holds_is_released(sandbox: Sandbox, tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    job = sandbox.job()
+    daemon = sandbox.daemon_of(job, sandbox.config("locks.py"), LOCK=str(lock))
+    side = trains(sandbox)
+    job.change(compute_ms=20, lock=str(lock))
+    wait_for(lambda: silent_s(sandbox) > 2, "a job that waits for the lock")
+    job.change(lock="")
+    job.beats(3)
+    assert sandbox.word(Field.SIDE_PROCESS) == side and is_alive(side), "it has reached its gate"
+    sandbox.works()
+    assert job.finish() == 0
+    assert daemon.ended() == 0
+    assert "JobSilent" in {action["cause"] for action in sandbox.events("action")}
+
+
+def test_hooks_that_leave_while_the_side_task_starts_take_it_along(sandbox: Sandbox) -> None:
+    daemon = sandbox.daemon(sandbox.config("starts_slowly.py"))
+    job = sandbox.job()
+    side = wait_for(lambda: sandbox.word(Field.SIDE_PROCESS), "the side task")
+    job.change(detach=1)
+    wait_for(lambda: not is_alive(side), "its end", patience_s=20)
+    job.beats(3)
+    assert sandbox.word(Field.SIDE_PROCESS) == 0
+    assert job.finish() == 0
+    again = sandbox.job()
+    wait_for(lambda: sandbox.word(Field.SIDE_PROCESS), "another one, for the next job")
+    assert again.finish() == 0
+    assert daemon.kill(signal.SIGTERM) == 0
+
+
+def test_signals_to_the_whole_job_harm_none_of_ours(sandbox: Sandbox, hold: Path) -> None:
+    job = sandbox.job()
+    daemon = sandbox.daemon_of(job, sandbox.config("tiny.py"), TINY_HOLD=str(hold))
+    trains(sandbox)
+    ours = [pid for pid in sandbox.living() if pid != job.pid]
+    assert len(ours) == 4, "keeper, daemon, side task, search worker"
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        for pid in ours:
+            os.kill(pid, number)
+    time.sleep(0.5)
+    assert all(map(is_alive, ours))
+    sandbox.works()
+    hold.unlink()
+    wait_for(lambda: sandbox.side("finished"), "the end of the study")
+    assert job.finish() == 0
+    assert daemon.ended() == 0
+
+
+def test_a_crashed_daemon_is_replaced_and_the_job_squeezed_on(sandbox: Sandbox, hold: Path) -> None:
+    job = sandbox.job()
+    keeper = sandbox.daemon_of(job, sandbox.config("tiny.py"), TINY_HOLD=str(hold))
+    trains(sandbox)
+    for crashes in range(1, 5):
+        daemon = sandbox.word(Field.DAEMON_PID)
+        assert daemon != keeper.pid
+        os.kill(daemon, signal.SIGKILL)
+        if crashes < 4:
+            wait_for(lambda d=daemon: sandbox.word(Field.DAEMON_PID) not in (0, d), "another daemon")
+        if crashes == 1:
+            sandbox.works()
+    socket_path(sandbox.directory, 0).unlink()
+    assert keeper.ended() == 128 + signal.SIGKILL
+    assert "is given up; the main job continues alone" in keeper.said()
+    assert {fault["what"] for fault in sandbox.events("fault")} == {"the daemon before this one ended with SIGKILL"}
+    job.beats(5)
+    assert job.finish() == 0
