@@ -29,6 +29,7 @@ from ds_hooks.shared.page_file import (
     PageError,
     runtime_dir,
 )
+from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from ds_hooks.shared.signals import asked_to_end
 from launch import rank
 from launch.build_locks import BuildLockWatch, unheld_build_locks
@@ -204,6 +205,7 @@ def finish(run: Path, config: Config, reason: str) -> None:
         config: the run's configuration. Without a side task, the screen is the table of idle time.
         reason: why the run ended.
     """
+    from squeezer.daemon.side_environment import side_environment
     from squeezer.daemon.spawner import closing_command
     from squeezer.records.layout import picture_path
     from squeezer.reports.closing import closing_lines
@@ -212,9 +214,12 @@ def finish(run: Path, config: Config, reason: str) -> None:
     from squeezer.reports.report import write_report
     from squeezer.reports.step_svg import draw_step
 
+    os.environ[STORAGE_VARIABLE] = config.storage(run)  # for closing the study, and for the report
+
     def close_study() -> None:
         if config.side is not None:
-            subprocess.run(closing_command(config.storage(run), config.side.study_name, reason), check=True)
+            command = closing_command(config.side.study_name, reason)
+            subprocess.run(command, env=side_environment(os.environ), check=True)
 
     def trace() -> None:
         write_trace(run, config.run.trace_steps)

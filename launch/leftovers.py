@@ -21,6 +21,7 @@ from ds_hooks.shared.page_file import (
     make_private_dir,
     socket_path,
 )
+from ds_hooks.shared.private_file import make_dir
 from squeezer.records.layout import files_of
 
 _AFTER_SIGNAL_S = 5.0
@@ -51,7 +52,7 @@ class RunLock:
             RunInUseError: another launcher uses it, or a daemon that outlived its launcher.
         """
         try:
-            self._run.mkdir(parents=True, exist_ok=True)
+            make_dir(self._run)
             self._fd = os.open(self._run / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise RunInUseError(f"cannot write to run.directory {self._run}: {error.strerror}") from error
@@ -145,7 +146,7 @@ def move_records_aside(run: Path) -> int:
     found = files_of(run)
     if not found:
         return 0
-    previous.mkdir(exist_ok=True)
+    make_dir(previous)
     for older in files_of(previous):
         older.unlink()
     for path in found:

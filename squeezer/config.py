@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from ds_hooks.shared.secrets import hide_password, hide_passwords
 from ds_hooks.shared.wire import WaitKind
 from squeezer.policy.state import Policy
 from squeezer.records.layout import journal_path
@@ -132,6 +133,10 @@ class SideTable(_Table):
     """niceness of the side task, once it is ready"""
     threads: _Count = 1
     """threads that it computes with"""
+    memory_mb: _Positive | None = Field(default=None, description="a number above 0")
+    """MiB of the host's memory that each process of the side task may allocate, its libraries (about 240) included; \
+where trials do not fit, fewer train at once. By default there is no limit. In any case the kernel ends the side task \
+first where the machine's memory runs out"""
     max_restarts: _CountOrNone = 2
     """how often a side task that died is started again"""
 
@@ -229,6 +234,13 @@ class Config(_Table):
             changed["min_bubble_ms"] = pays_from_ms(preemptive=False)
         return self.model_copy(update={"squeeze": squeeze.model_copy(update=changed)})
 
+    def as_record(self) -> dict[str, Any]:
+        """The configuration as plain data, without passwords."""
+        plain = self.model_dump(mode="json")
+        if plain["side"] is not None and plain["side"]["storage"] is not None:
+            plain["side"]["storage"] = hide_password(plain["side"]["storage"])
+        return plain
+
     def storage(self, run: Path) -> str:
         """Where Optuna keeps the study of the run in `run`: a database's URL, or the path of a journal."""
         named = self.side.storage if self.side is not None else None
@@ -252,7 +264,7 @@ def load_config(path: Path | str) -> Config:
         return Config.model_validate(content, context={_FOLDER_OF_FILE: path.resolve().parent})
     except ValidationError as error:
         mistakes = [_explain(m) for m in error.errors(include_url=False) if m["type"] != _NOT_A_MISTAKE_OF_ITS_OWN]
-        raise ConfigError("\n".join(f"{path}: {mistake}" for mistake in mistakes)) from None
+        raise ConfigError(hide_passwords("\n".join(f"{path}: {mistake}" for mistake in mistakes))) from None
 
 
 _TABLES: Mapping[str, type[_Table]] = {

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from ds_hooks.shared.private_file import make_dir, write_text
+
 OWN_OPTIONS = ("--run",)
 CONFIG = "observe.toml"
 
@@ -45,9 +47,9 @@ def main_observe(run: Path | None, launched: Sequence[str]) -> NoReturn:
     run = (run or Path("runs", time.strftime("observe-%Y%m%d-%H%M%S"))).resolve()
     config = run / CONFIG
     try:
-        run.mkdir(parents=True, exist_ok=True)
+        make_dir(run)
         # a JSON string is a TOML string
-        config.write_text(f"[run]\ndirectory = {json.dumps(str(run), ensure_ascii=False)}\n", encoding="utf-8")
+        write_text(config, f"[run]\ndirectory = {json.dumps(str(run), ensure_ascii=False)}\n")
     except OSError as error:
         raise ObserveError(f"observe: cannot write to {run}: {error.strerror}") from None
     sys.stdout.flush()

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ds_hooks.shared import logs
 from ds_hooks.shared.command_line import Command, complete_paths, make_parser, refuse_unknown_command
 from ds_hooks.shared.moved import refuse
+from ds_hooks.shared.secrets import STORAGE_VARIABLE, hide_password, hide_passwords
 
 if TYPE_CHECKING:
     from trials.study import Study
@@ -97,13 +99,15 @@ def _close(parsed: argparse.Namespace) -> int:
     try:
         ended = close_study(parsed.storage, parsed.study_name, parsed.reason)
     except Exception as error:  # of any of many database drivers
-        refuse(f"{PROGRAM} close", f"{parsed.storage}: {type(error).__name__}: {error}")
+        refuse(f"{PROGRAM} close", hide_passwords(f"{hide_password(parsed.storage)}: {type(error).__name__}: {error}"))
     print(f"{ended} unfinished trial{'s' * (ended != 1)} of {parsed.study_name} ended as failed: {parsed.reason}")
     return 0
 
 
 def _add_close(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--storage", required=True, metavar="FILE", help="Optuna's journal, or a database's URL")
+    named = os.environ.get(STORAGE_VARIABLE)
+    described = f"Optuna's journal, or a database's URL; default: ${STORAGE_VARIABLE}, hidden from other users"
+    parser.add_argument("--storage", default=named, required=named is None, metavar="FILE", help=described)
     parser.add_argument("--study-name", required=True, metavar="NAME", help="Optuna's name of the study")
     parser.add_argument("--reason", default="the run ended", metavar="TEXT", help="recorded with each trial")
 

@@ -13,10 +13,14 @@ import os
 import select
 import sys
 import time
+import traceback
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 from typing import TextIO
 
 from ds_hooks.shared.rotating_file import RotatingFile
+from ds_hooks.shared.secrets import hide_passwords
 
 LOG_BYTES = 1 << 20
 """When a log file is full; the one before it is kept, too."""
@@ -53,7 +57,8 @@ class TerminalHandler(logging.Handler):
         package = record.name.partition(".")[0]
         rank = "" if self._rank is None else f"rank {self._rank}: "
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        return f"[{_PACKAGES.get(package, package)}] {rank}{level}{_indented(record.getMessage())}"
+        text = _indented(hide_passwords(record.getMessage()))
+        return f"[{_PACKAGES.get(package, package)}] {rank}{level}{text}"
 
     def _write(self, stream: TextIO, text: str) -> None:
         try:
@@ -108,7 +113,7 @@ class FileHandler(logging.Handler):
         text = record.getMessage()
         if record.exc_info:
             text += "\n" + logging.Formatter().formatException(record.exc_info)
-        return f"{when} {record.levelname} {self._origin} {record.name}: {_indented(text)}"
+        return f"{when} {record.levelname} {self._origin} {record.name}: {_indented(hide_passwords(text))}"
 
     def close(self) -> None:
         """Close the file."""
@@ -123,6 +128,7 @@ def set_up(*, rank: int | None = None) -> None:
         rank: of the device that this process works for; None: it works for no single one.
     """
     _fill_standard_streams()
+    sys.excepthook = _print_exception
     terminal = TerminalHandler(rank)
     for package in _PACKAGES:
         logger = logging.getLogger(package)
@@ -170,6 +176,12 @@ def _fill_standard_streams() -> None:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
+def _print_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """As Python does at a program's end, but for passwords."""
+    with suppress(OSError, AttributeError, ValueError):  # nobody reads standard error
+        sys.stderr.write(hide_passwords("".join(traceback.format_exception(kind, error, trace))))
 
 
 def _indented(text: str) -> str:

@@ -9,6 +9,8 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
+from ds_hooks.shared.private_file import open_private
+
 
 def older(path: Path) -> Path:
     """The path of the older half of `path`, such as ``rank0.units.old.bin``."""
@@ -38,14 +40,14 @@ class RotatingFile:
     def __init__(self, path: Path, most_bytes: int | None = None) -> None:
         self._path = path
         self._most_bytes = most_bytes
-        self._file: FileIO | None = path.open("ab", buffering=0)
+        self._file: FileIO | None = self._open()
         self._has_failed = False
 
     def write(self, data: bytes | bytearray) -> bool:
         """Append all of `data`, or nothing. Returns whether it was appended."""
         try:
             if self._file is None:
-                self._file = self._path.open("ab", buffering=0)
+                self._file = self._open()
             self._append(self._file, data)
             if self._most_bytes is not None and self._file.tell() >= self._most_bytes:
                 self._file.close()
@@ -65,6 +67,9 @@ class RotatingFile:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _open(self) -> FileIO:
+        return open(self._path, "ab", buffering=0, opener=open_private)
 
     @staticmethod
     def _append(file: FileIO, data: bytes | bytearray) -> None:

@@ -10,7 +10,6 @@ import select
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -72,7 +71,7 @@ def _fork(serve: Callable[[str | None], int], ended: str | None, mask: set[int |
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
     except BaseException:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
     finally:
         with suppress(OSError, ValueError):
             sys.stdout.flush()

@@ -100,7 +100,7 @@ class Daemon:
             "run",
             version=RECORD_VERSION,
             rank=self.rank,
-            config=self._config.model_dump(mode="json"),
+            config=self._config.as_record(),
             wall_s=time.time(),
             t_ns=time.monotonic_ns(),
         )

@@ -17,9 +17,9 @@ def too_long(status: Starved) -> str:
 
 
 def too_large(status: OutOfMemory) -> str:
-    """Trials did not fit into the device's memory."""
+    """Trials did not fit into the memory of the device, or of the host."""
     remedy = f"at most {status.most} are trained at once now" if status.most else "it fails"
-    return f"{_count(status.trials)} did not fit into the share of the device's memory; {remedy}"
+    return f"{_count(status.trials)} did not fit into the memory that the side task may take; {remedy}"
 
 
 def _count(trials: int) -> str:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ds_hooks.shared.parent import die_with_parent
+from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from squeezer.config import SideTable
+from squeezer.daemon.side_environment import side_environment
 from squeezer.device import Device, SideProcess
-from squeezer.records.layout import side_log_path, units_path
+from squeezer.records.layout import caches_path, side_log_path, units_path
 
 SIDE_TASK = "trials.side_task.main"
 SEARCH_WORKER = "trials.search.worker"
@@ -41,10 +43,12 @@ class SideFiles:
     units_bytes: int
 
 
-def closing_command(storage: str, study_name: str, reason: str) -> list[str]:
-    """The command that ends as failed, for `reason`, the trials of a study that have not ended."""
-    command = [sys.executable, "-m", SEARCH_WORKER, "--close", "--storage", storage]
-    return [*command, "--study-name", study_name, "--reason", reason]
+def closing_command(study_name: str, reason: str) -> list[str]:
+    """The command that ends as failed, for `reason`, the trials of a study that have not ended.
+
+    `STORAGE_VARIABLE` names the storage.
+    """
+    return [sys.executable, "-m", SEARCH_WORKER, "--close", "--study-name", study_name, "--reason", reason]
 
 
 class Spawner:
@@ -66,19 +70,19 @@ class Spawner:
         os.set_blocking(write_fd, True)
         command = [
             *(sys.executable, "-m", SIDE_TASK, "--study", str(config.study)),
-            *("--study-name", config.study_name, "--storage", files.storage),
+            *("--study-name", config.study_name),
             *("--worker", self._worker, "--lock", str(files.run / "ask.lock")),
             *("--page", str(files.page), "--units", str(units_path(files.run, files.rank))),
             *("--units-bytes", str(files.units_bytes)),
             *("--rank", str(files.rank), "--log", str(side_log_path(files.run, files.rank))),
             *("--threads", str(config.threads), "--nice", str(config.nice), "--status-fd", str(write_fd)),
-            *self._device.arguments(),
+            *self._limits(),
         ]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             pass_fds=(write_fd,),
-            env={**os.environ, **self._device.environment(config.threads)},
+            env=self._environment(),
             # In a group of its own: where a stopped process is in a group that loses its terminal, the kernel sends
             # SIGHUP to all of that group, which may be the main job's. Not in a session of its own: there niceness
             # counts only within it.
@@ -110,22 +114,22 @@ class Spawner:
             reason: recorded with each trial.
             idle: use only the main job's idle time.
         """
-        command = closing_command(self._files.storage, self._config.study_name, reason)
+        command = closing_command(self._config.study_name, reason)
         command += ["--worker", self._worker, *(["--idle"] if idle else [])]
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=self._environment())
 
     def measure_dedicated(self, seconds: float, trials: int, timeout_s: float = 60.0) -> dict[str, Any] | None:
         """The rate of the same side task with this device to itself; None if it cannot be measured."""
         config = self._config
         command = [sys.executable, "-m", SIDE_TASK, "--study", str(config.study), "--measure", str(seconds)]
         command += ["--threads", str(config.threads), "--nice", str(config.nice), "--trials", str(trials)]
-        command += self._device.arguments()
+        command += self._limits()
         try:
             done = subprocess.run(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                env={**os.environ, **self._device.environment(config.threads)},
+                env=self._environment(),
                 timeout=timeout_s,
                 check=True,
             )
@@ -133,6 +137,16 @@ class Spawner:
         except (subprocess.SubprocessError, json.JSONDecodeError, IndexError) as error:
             log.warning("no dedicated rate, so no harvest: %s", error)
             return None
+
+    def _limits(self) -> list[str]:
+        most_mb = self._config.memory_mb
+        return [*self._device.arguments(), *([] if most_mb is None else ["--memory-mb", str(most_mb)])]
+
+    def _environment(self) -> dict[str, str]:
+        files = self._files
+        named = self._device.environment(self._config.threads)
+        kept = side_environment(os.environ, caches_path(files.run, files.rank))
+        return {**kept, **named, STORAGE_VARIABLE: files.storage}
 
 
 def wait_or_kill(process: "subprocess.Popen[bytes]", timeout_s: float) -> None:

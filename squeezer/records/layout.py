@@ -68,6 +68,11 @@ def journal_path(run: Path) -> Path:
     return run / "study.journal"
 
 
+def caches_path(run: Path, rank: int) -> Path:
+    """Where the side task of `rank` keeps what it compiles."""
+    return run / "caches" / f"rank{rank}"
+
+
 def report_path(run: Path) -> Path:
     """The report, for programs."""
     return run / "report.json"

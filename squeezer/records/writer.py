@@ -5,7 +5,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from ds_hooks.shared.private_file import make_dir
 from ds_hooks.shared.rotating_file import RotatingFile
+from ds_hooks.shared.secrets import hide_passwords
 from squeezer.records.facts import KINDS, Fact
 from squeezer.records.layout import DETAILS, SHARES, details_path, events_path
 
@@ -31,7 +33,7 @@ class Recorder:
     def __init__(self, run: Path, rank: int, keep_bytes: int | None = None) -> None:
         most_bytes = None if keep_bytes is None else keep_bytes // SHARES
         try:
-            run.mkdir(parents=True, exist_ok=True)
+            make_dir(run)
             self._events = RotatingFile(events_path(run, rank))
             self._details = RotatingFile(details_path(run, rank), most_bytes)
         except OSError as error:
@@ -56,7 +58,7 @@ class Recorder:
             lines = [encode(record) for record in records if (record["r"] in DETAILS) is are_details]
             if lines:
                 # begins anew: a killed daemon may have left half a line
-                file.write("\n".join(["", *lines, ""]).encode())
+                file.write(hide_passwords("\n".join(["", *lines, ""])).encode())
         self._waiting.clear()
 
     def close(self) -> None:

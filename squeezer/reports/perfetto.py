@@ -6,6 +6,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from ds_hooks.shared.private_file import write_text
 from squeezer.records.layout import trace_path
 from squeezer.records.reader import RankRun, ReportError, StepTime, load_run
 from squeezer.reports.metrics import mean_over_ranks
@@ -103,7 +104,7 @@ def write_trace(run: Path, most_steps: int = 40) -> Path:
         if event["ph"] != "M":
             event["ts"] = (event["ts"] - earliest_ns) / 1e3
     path = trace_path(run)
-    path.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": events}), encoding="utf-8")
+    write_text(path, json.dumps({"displayTimeUnit": "ms", "traceEvents": events}))
     return path
 
 

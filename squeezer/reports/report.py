@@ -1,6 +1,7 @@
 """The report of a run: the cost to the main job and the gain of the side task. Keys: `docs/report.md`."""
 
 import json
+import os
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ds_hooks.shared.private_file import write_text
+from ds_hooks.shared.secrets import HIDDEN, STORAGE_VARIABLE, hide_password, hide_passwords, without_hidden
 from squeezer.records.layout import journal_path, report_path
 from squeezer.records.reader import RankRun, load_run
 from squeezer.records.reader import ReportError as ReportError
@@ -56,7 +59,7 @@ def build_report(run: Path) -> dict[str, Any]:
 def write_report(run: Path) -> Path:
     """Write ``report.json`` in `run`."""
     path = report_path(run)
-    path.write_text(json.dumps(build_report(run), indent=2) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(build_report(run), indent=2) + "\n")
     return path
 
 
@@ -178,7 +181,10 @@ def _percentiles(sample: NDArray[np.float64]) -> dict[str, float | None]:
 def _trials(run: Path, ranks: Sequence[RankRun]) -> dict[str, Any]:
     """How the study's trials ended. An unreadable storage is named in "problem"; the rest of the report stands."""
     sides = [side for rank in ranks if (side := rank.records["run"][0]["config"].get("side"))]
-    named = str((sides[0].get("storage") if sides else None) or journal_path(run))
+    recorded = str((sides[0].get("storage") if sides else None) or journal_path(run))
+    named = recorded
+    if HIDDEN in recorded:
+        named = os.environ.get(STORAGE_VARIABLE) or without_hidden(recorded)
     file = named.removeprefix("sqlite:///").split("?")[0]
     if "://" not in file and not Path(file).exists():
         return dict(NO_TRIALS)  # opening it would create it
@@ -195,7 +201,9 @@ def _trials(run: Path, ranks: Sequence[RankRun]) -> dict[str, Any]:
         states = Counter(trial.state for trial in study.get_trials(deepcopy=False))
         best = study.best_trial if len(study.directions) == 1 and states[optuna.trial.TrialState.COMPLETE] else None
     except Exception as error:  # any of many database drivers
-        problem = f"{named}: {type(error).__name__}: {error}"
+        problem = hide_passwords(f"{hide_password(named)}: {type(error).__name__}: {error}")
+        if HIDDEN in recorded:
+            problem += f"; passwords are not recorded: name the storage's whole URL in ${STORAGE_VARIABLE}"
         return {**dict.fromkeys(NO_TRIALS), "problem": problem}
     finally:
         optuna.logging.set_verbosity(verbosity)

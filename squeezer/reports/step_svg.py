@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ds_hooks.shared.private_file import write_text
 from squeezer.records.reader import RankRun, ReportError, StepTime, load_run
 from squeezer.reports.metrics import mean_over_ranks
 
@@ -51,7 +52,7 @@ def draw_step(run: Path, path: Path) -> Path:
     whole = sorted((s for s in squeezed if len(s.ranks) == most), key=lambda s: s.duration_ns)
     busy = [step for step in whole if all(_is_busy(rank, step) for rank in ranks)]  # not while a side task starts
     whole = busy or whole
-    path.write_text(_svg(ranks, whole[len(whole) // 2]), encoding="utf-8")
+    write_text(path, _svg(ranks, whole[len(whole) // 2]))
     return path
 
 

@@ -43,6 +43,7 @@ _DEFAULTS_IN_WORDS = {
     "study_name": "the file's name without `.py`",
     "storage": "`study.journal` in the run's directory",
     "mps_thread_percent": "all",
+    "memory_mb": "none",
 }
 
 

@@ -4,7 +4,7 @@ import json
 import os
 import select
 import signal
-import traceback
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
@@ -40,7 +40,7 @@ class SearchClient:
                 serve(os.fdopen(requests_fd), os.fdopen(answers_fd, "w"))
                 status = 0
             except BaseException:
-                traceback.print_exc()
+                sys.excepthook(*sys.exc_info())
             finally:
                 os._exit(status)
         os.close(requests_fd)

@@ -6,6 +6,8 @@ import os
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
+from ds_hooks.shared.private_file import open_private
+
 SQLITE_PATIENCE_S = 60
 """By default SQLite gives up after five seconds. A search worker in mid-write may wait longer for a core."""
 
@@ -27,7 +29,7 @@ class _FileLock:
         self._fd = -1
 
     def acquire(self) -> bool:
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
         end = os.lseek(fd, 0, os.SEEK_END)
         tail = os.pread(fd, LONGEST_LINE, max(0, end - LONGEST_LINE))
@@ -48,6 +50,7 @@ def open_storage(named: str) -> BaseStorage:
             less, because what others wrote is read from the end of a file.
     """
     if "://" not in named:
+        os.close(open_private(named, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC))  # Optuna would make it for all to read
         return JournalStorage(JournalFileBackend(named, _FileLock(named)))
     is_sqlite = named.startswith("sqlite:")
     return RDBStorage(named, engine_kwargs={"connect_args": {"timeout": SQLITE_PATIENCE_S}} if is_sqlite else None)

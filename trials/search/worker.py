@@ -27,6 +27,8 @@ from optuna.trial import Trial, TrialState
 
 from ds_hooks.shared import logs
 from ds_hooks.shared.parent import die_with_parent
+from ds_hooks.shared.private_file import open_private
+from ds_hooks.shared.secrets import STORAGE_VARIABLE, hide_passwords
 from trials.gate.process import run_when_idle
 from trials.search.finite import has_begun_all, is_finite
 from trials.search.storage import open_storage
@@ -216,7 +218,7 @@ class SearchWorker:
 
     def _alone(self, do: Callable[[], _Result]) -> _Result:
         def locked() -> _Result:
-            with self._lock_file.open("w") as lock:
+            with open(self._lock_file, "w", opener=open_private) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 return do()
 
@@ -290,7 +292,7 @@ def serve(
                 answers.write(json.dumps(answer) + "\n")
                 answers.flush()
     except Exception as error:
-        answers.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
+        answers.write(json.dumps({"error": hide_passwords(f"{type(error).__name__}: {error}")}) + "\n")
         answers.flush()
         raise
 
@@ -317,10 +319,10 @@ def _answer(worker: SearchWorker, request: dict[str, Any]) -> dict[str, Any] | N
 def main() -> int:
     """End what a dead side task left running."""
     parser = argparse.ArgumentParser(
-        prog="python -m trials.search.worker", description="End unfinished trials as failed."
+        prog="python -m trials.search.worker",
+        description=f"End as failed the unfinished trials of a study, in the storage that ${STORAGE_VARIABLE} names.",
     )
     parser.add_argument("--close", action="store_true", required=True)
-    parser.add_argument("--storage", required=True, metavar="URL_OR_PATH")
     parser.add_argument("--study-name", required=True)
     parser.add_argument("--worker", help="only its trials")
     parser.add_argument("--reason", default="the run ended")
@@ -330,7 +332,7 @@ def main() -> int:
     logs.adopt("optuna")
     if arguments.idle:
         run_when_idle()
-    close_study(arguments.storage, arguments.study_name, arguments.reason, arguments.worker)
+    close_study(os.environ[STORAGE_VARIABLE], arguments.study_name, arguments.reason, arguments.worker)
     return 0
 
 

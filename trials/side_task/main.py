@@ -13,8 +13,10 @@ from ds_hooks.shared.endings import JOB_ENDED_FIRST, USER_ERROR_STATUS
 from ds_hooks.shared.page import Field, Role, SideActivity
 from ds_hooks.shared.page_file import Page
 from ds_hooks.shared.parent import die_with_parent
+from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from ds_hooks.shared.signals import END_SIGNAL, ignore_signals_to_others
 from trials.gate.base import Gate, GateError, StopRequested, block_signals
+from trials.gate.process import die_first_when_memory_is_short, limit_memory
 from trials.gate.unit_records import UnitRecords
 from trials.own_logger import own_logger
 from trials.search.client import SearchClient
@@ -34,7 +36,6 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m trials.side_task.main")
     parser.add_argument("--study", type=Path, required=True, metavar="FILE")
     parser.add_argument("--study-name", default="study")
-    parser.add_argument("--storage", default="", metavar="URL_OR_PATH")
     parser.add_argument("--worker", default="")
     parser.add_argument("--lock", type=Path, default=Path(os.devnull))
     parser.add_argument("--page", type=Path)
@@ -45,6 +46,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--status-fd", type=int, default=-1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the first that is visible")
     parser.add_argument("--memory-fraction", type=float, default=1.0, help="of a CUDA device's memory, at most")
+    parser.add_argument("--memory-mb", type=float, help="of the host's memory, at most; default: no limit")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--nice", type=int, default=0)
     parser.add_argument("--measure", type=float, metavar="SECONDS", help="print the ungated rate, and leave")
@@ -57,6 +59,9 @@ def main() -> int:
     arguments = _parse()
     logs.set_up(rank=arguments.rank)
     die_with_parent()
+    die_first_when_memory_is_short()
+    if arguments.memory_mb is not None:
+        limit_memory(int(arguments.memory_mb * 2**20))
     for number in (signal.SIGINT, signal.SIGHUP):  # they reach all processes of a terminal; the daemon ends this one
         signal.signal(number, signal.SIG_IGN)
     ignore_signals_to_others()
@@ -65,6 +70,7 @@ def main() -> int:
 
     torch.set_num_threads(arguments.threads)
     from trials.side_task.devices import SideDeviceError, make_side_device
+    from trials.side_task.fit import is_out_of_memory
     from trials.study import StudyError, load_study
     from trials.training.rehearsal import measure_dedicated
 
@@ -79,6 +85,11 @@ def main() -> int:
         return 0
     except (StudyError, SideDeviceError) as error:
         report(statuses.Error(str(error)))
+        return USER_ERROR_STATUS
+    except Exception as error:
+        if arguments.memory_mb is None or not is_out_of_memory(error):
+            raise
+        report(statuses.Error(f"side.memory_mb = {arguments.memory_mb:g} is too little for this study: {error}"))
         return USER_ERROR_STATUS
 
 
@@ -96,7 +107,7 @@ def _serve(study: "Study", arguments: argparse.Namespace, report: "Callable[[sta
     from trials.side_task.devices import SideDeviceError, make_side_device
 
     worker_config = WorkerConfig(
-        storage=arguments.storage,
+        storage=os.environ.pop(STORAGE_VARIABLE, ""),  # the study's own processes need not know
         study_name=arguments.study_name,
         worker=arguments.worker,
         lock_file=arguments.lock,

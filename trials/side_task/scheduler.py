@@ -10,14 +10,13 @@ import signal
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ds_hooks.shared import statuses
 from ds_hooks.shared.signals import END_SIGNAL
 from trials.gate.base import HOST_UNIT, Gate, StopRequested
 from trials.own_logger import own_logger
 from trials.search.client import Search
 from trials.side_task.cohort import Cohort, Fit
+from trials.side_task.fit import is_out_of_memory
 from trials.side_task.waiting import Waiting
 from trials.study import Study
 from trials.training.group import TrialGroup
@@ -185,7 +184,7 @@ class Scheduler:
             cohort.add(members)
             return
         except Exception as error:
-            fits = not isinstance(error, torch.OutOfMemoryError)
+            fits = not is_out_of_memory(error)
             left = set(cohort.numbers)
             lost = [each for each in asked if each["number"] not in left]
             if fits:
@@ -211,7 +210,7 @@ class Scheduler:
             self._end_epoch(cohort)
             return
         except Exception as error:
-            fits = not isinstance(error, torch.OutOfMemoryError)
+            fits = not is_out_of_memory(error)
             # a study may fail on a batch for each trial that works on one for all
             parted = fits and cohort.fit.mixes and len({reader.epoch for reader in cohort.readers}) > 1
             if parted:
@@ -265,7 +264,7 @@ class Scheduler:
         if rows > 1:
             self._waiting.add(asked, first=True)
         else:
-            self._fail([asked[0]["number"]], MemoryError("it does not fit into its share of the device's memory alone"))
+            self._fail([asked[0]["number"]], MemoryError("alone it does not fit into the side task's memory"))
         if self._offload is not None:
             self._gate.enter(HOST_UNIT)
             self._offload.trim()

@@ -1,0 +1,29 @@
+"""Keeps the password of a study's storage out of command lines, records and messages."""
+
+import re
+
+STORAGE_VARIABLE = "SQUEEZER_STORAGE"
+"""Passes the storage's URL to processes: other users read a command line, but no environment."""
+
+HIDDEN = "***"
+
+_URL = re.compile(r"^([\w+.-]*://[^:/@]*:).*@", re.DOTALL)
+_USER = re.compile(r"(://[^\s:/@\"']*:)[^\s\"']*@")
+_QUERY = re.compile(r"([?&;][\w.-]*(?:passw|pwd|secret|token)[\w.-]*=)[^&;\s\"'#]*", re.IGNORECASE)
+
+
+def hide_password(url: str) -> str:
+    """A storage's URL, or the path of a journal, without its password."""
+    return _QUERY.sub(rf"\1{HIDDEN}", _URL.sub(rf"\1{HIDDEN}@", url))
+
+
+def hide_passwords(text: str) -> str:
+    """Any text, with the passwords of the URLs in it hidden."""
+    if "://" not in text:
+        return text
+    return _QUERY.sub(rf"\1{HIDDEN}", _USER.sub(rf"\1{HIDDEN}@", text))
+
+
+def without_hidden(url: str) -> str:
+    """A URL whose password was hidden, without any: database drivers may know the password from elsewhere."""
+    return url.replace(f":{HIDDEN}@", "@")

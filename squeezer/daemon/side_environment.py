@@ -1,0 +1,72 @@
+"""The environment of a side task: that of the main job's rank, without what says which rank, job or run that is.
+
+Otherwise a study that looks there would join the main job's process group, write to its tracked run, or wait for its
+peers. What only says where things are, such as PATH or a proxy, stays.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+_NAMES = frozenset(
+    {
+        # torch's and DeepSpeed's launchers
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "NODE_RANK",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "ROLE_RANK",
+        "ROLE_NAME",
+        "ROLE_WORLD_SIZE",
+        "NNODES",
+        "NPROC_PER_NODE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "INIT_METHOD",
+        # MPI, NCCL, clouds
+        "CROSS_RANK",
+        "CROSS_SIZE",
+        "MPI_LOCALRANKID",
+        "MPI_LOCALNRANKS",
+        "DLTS_JOB_ID",
+        "NCCL_BLOCKING_WAIT",
+        "NCCL_COMM_ID",
+        "DEEPSPEED_TIMEOUT",
+        "SM_TRAINING_ENV",
+        # the main job's run in a tracker
+        "WANDB_RUN_ID",
+        "WANDB_RESUME",
+        "MLFLOW_RUN_ID",
+        "COMET_EXPERIMENT_KEY",
+        "CLEARML_TASK_ID",
+    }
+)
+_PREFIXES = (
+    *("SLURM", "SRUN_", "SBATCH_", "OMPI_", "PMI_", "PMIX_", "PRTE_", "ORTE_", "MV2_", "I_MPI_", "HYDRA_", "PALS_"),
+    *("TORCHELASTIC_", "TORCH_NCCL_", "TORCH_DIST", "NCCL_ASYNC_", "DS_AUTOTUNING", "AZUREML_"),
+)
+_CACHES = {
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCH_EXTENSIONS_DIR": "torch_extensions",
+    "NUMBA_CACHE_DIR": "numba",
+}
+"""Builders lock these. A rank must never wait there for a side task that is stopped."""
+
+
+def side_environment(environment: Mapping[str, str], caches: Path | None = None) -> dict[str, str]:
+    """The environment of what a daemon or a launcher starts beside the main job.
+
+    Args:
+        environment: of the rank.
+        caches: where the side task's builders keep their results; None: as the rank's.
+    """
+    kept = {name: value for name, value in environment.items() if not _is_the_jobs(name)}
+    return kept if caches is None else {**kept, **{name: str(caches / folder) for name, folder in _CACHES.items()}}
+
+
+def _is_the_jobs(name: str) -> bool:
+    return name in _NAMES or name.startswith(_PREFIXES)

@@ -1,0 +1,36 @@
+"""What a side task learns of the job beside which it runs."""
+
+from pathlib import Path
+
+import pytest
+
+from squeezer.daemon.side_environment import side_environment
+
+KEPT = {
+    "PATH": "/bin",
+    "HOME": "/root",
+    "HF_HOME": "/hf",
+    "http_proxy": "x",
+    "SQUEEZER_DIR": "/d",
+    "DS_ACCELERATOR": "cpu",
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CROSS_RANK", "LOCAL_SIZE"),
+        *("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
+        *("TORCHELASTIC_RUN_ID", "NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT", "WANDB_RUN_ID"),
+    ],
+)
+def test_what_says_which_rank_or_run_it_is_stays_behind(name: str) -> None:
+    assert side_environment({**KEPT, name: "1"}) == KEPT
+
+
+def test_builders_lock_directories_of_its_own() -> None:
+    made = side_environment({**KEPT, "TRITON_CACHE_DIR": "/ranks"}, Path("/run/caches/rank1"))
+    assert made["TRITON_CACHE_DIR"] == "/run/caches/rank1/triton"
+    assert made.keys() - KEPT.keys() == {
+        *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "NUMBA_CACHE_DIR")
+    }
