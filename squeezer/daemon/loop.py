@@ -122,6 +122,7 @@ class Daemon:
             config=self._config,
             words=self._page.words,
             device=self._device,
+            join=self._join,
             receiver=self._receiver,
             correlator=self._correlator,
             machine=self._machine,
@@ -203,6 +204,12 @@ class Daemon:
     def _first_attached(self) -> None:
         if self._job_pid is None:
             self._start_side_task()  # not before: only now are the rank's cores known
+
+    def _join(self, main_pid: int) -> None:
+        """Run where this job does, the side task too, which may have served another job before."""
+        side = None if self._side_task is None else self._side_task.process
+        if not self._device.join(main_pid, side) and self._side_task is not None:
+            self._side_task.kill("the job uses another device than the one before; another one starts there")
 
     def _start_side_task(self) -> None:
         if self._side_task is not None:

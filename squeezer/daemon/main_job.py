@@ -28,7 +28,8 @@ class MainJob:
     Args:
         config: the squeezer file.
         words: the page's.
-        device: joined once a job's process is known.
+        device: shuts the gate when the job's process is gone.
+        join: called with a job's process once it is known, so that all of us run where it does.
         receiver: of the hooks' messages.
         correlator: puts the messages together.
         machine: the policy; it is asked for its state, and gets its events by `feed`.
@@ -48,6 +49,7 @@ class MainJob:
         config: Config,
         words: "memoryview[int]",
         device: Device,
+        join: Callable[[int], None],
         receiver: Receiver,
         correlator: Correlator,
         machine: GateMachine,
@@ -64,6 +66,7 @@ class MainJob:
         self._memory_limit = MemoryLimit(words, int(config.device.reserve_mb * 2**20))
         self._words = words
         self._device = device
+        self._join = join
         self._receiver = receiver
         self._correlator = correlator
         self._machine = machine
@@ -166,7 +169,7 @@ class MainJob:
             return  # it has ended since
         self._receiver.new_job()
         self._check_device()
-        self._device.join(message.pid)
+        self._join(message.pid)
         if self._nice is not None:  # the daemon's work can wait as long as the side task's
             os.setpriority(os.PRIO_PROCESS, 0, max(self._nice, os.nice(0)))
         log.debug("a main job has attached: %s", message)

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+import psutil
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SideProcess:
@@ -29,8 +31,12 @@ class Device(Protocol):
     name: str
     stops: bool
 
-    def join(self, main_pid: int) -> None:
-        """Let this daemon, and what it starts from now on, run where the rank `main_pid` runs."""
+    def join(self, main_pid: int, side: SideProcess | None) -> bool:
+        """Let this daemon, the side task, and what they start from now on, run where the rank `main_pid` runs.
+
+        Returns:
+            False if the side task cannot follow: it must be started anew.
+        """
 
     def arguments(self) -> list[str]:
         """Options that say where a side task's program runs."""
@@ -57,12 +63,23 @@ class Device(Protocol):
         """The main job's process is gone, maybe in the middle of a bubble: shut the gate in its place."""
 
 
-def run_where(pid: int) -> None:
-    """Take the affinity of process `pid`; one that is gone by now changes nothing."""
+def run_where(pid: int, side: SideProcess | None) -> None:
+    """Give this process, and the side task with its children, the affinity of `pid`, if that still runs."""
     try:
-        os.sched_setaffinity(0, os.sched_getaffinity(pid))
+        cores = os.sched_getaffinity(pid)
+        os.sched_setaffinity(0, cores)
     except ProcessLookupError:
         return
+    if side is None:
+        return
+    try:
+        process = psutil.Process(side.pid)
+        threads = [thread.id for each in (process, *process.children(recursive=True)) for thread in each.threads()]
+    except psutil.Error:
+        return  # it has ended: the loop sees that by its pidfd
+    for thread in threads:
+        with suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(thread, cores)
 
 
 def run_when_idle(side: SideProcess) -> None:

@@ -22,9 +22,10 @@ class CpuDevice:
         """Only the page's words matter here."""
         self._words = words
 
-    def join(self, main_pid: int) -> None:
-        """See `Device`."""
-        run_where(main_pid)
+    def join(self, main_pid: int, side: SideProcess | None) -> bool:
+        """See `Device`. A process can always follow."""
+        run_where(main_pid, side)
+        return True
 
     def arguments(self) -> list[str]:
         """It runs where it is started."""

@@ -47,12 +47,15 @@ class CudaDevice:
     ) -> None:
         self._words, self._config = words, config
         self._visible = visible_device(environment, local_rank)
+        self._side_sees = ""
         if words[Field.DEVICE_GATE] == DeviceGate.FORCED:  # left by a daemon that was killed
             words[Field.DEVICE_GATE] = DeviceGate.CLOSED
 
-    def join(self, main_pid: int) -> None:
-        """See `Device`; it is near the device."""
-        run_where(main_pid)
+    def join(self, main_pid: int, side: SideProcess | None) -> bool:
+        """See `Device`; the rank's cores are near the device. A context cannot move to another device."""
+        run_where(main_pid, side)
+        named = named_device(self._words)
+        return side is None or not named or named == self._side_sees
 
     def arguments(self) -> list[str]:
         """The only device that it sees."""
@@ -61,11 +64,12 @@ class CudaDevice:
     def environment(self, threads: int) -> dict[str, str]:
         """No other device than the rank's, so that no context is made elsewhere; no MPS, unless it is asked for."""
         count = str(threads)
+        self._side_sees = named_device(self._words) or self._visible
         found = {
             "OMP_NUM_THREADS": count,
             "MKL_NUM_THREADS": count,
             "OMP_WAIT_POLICY": "PASSIVE",
-            "CUDA_VISIBLE_DEVICES": named_device(self._words) or self._visible,
+            "CUDA_VISIBLE_DEVICES": self._side_sees,
             "CUDA_MODULE_LOADING": "LAZY",
         }
         if not self._config.mps:

@@ -12,12 +12,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from ds_hooks.shared.device_uuid import write_device_uuid
 from ds_hooks.shared.page import DeviceGate, Field
 from ds_hooks.shared.page_file import Page, page_path
 from squeezer.config import DeviceTable
-from squeezer.device import DEVICES, Device, SideProcess
+from squeezer.device import DEVICES, CudaDevice, Device, SideProcess
 
 PATIENCE_S = 60.0
 COUNTS = "import itertools\nfor n in itertools.count():\n    print(n, flush=True)\n"
@@ -151,11 +153,43 @@ def test_it_joins_the_cores_of_the_rank_and_survives_its_end(device: Device, sid
     core = min(own)
     os.sched_setaffinity(side.process.pid, {core})
     try:
-        device.join(side.process.pid)
+        assert device.join(side.process.pid, None)
         assert os.sched_getaffinity(0) == {core}
         device.end(side.process, PATIENCE_S, beside_main=False)
         side.status()
-        device.join(side.process.pid)  # nobody's by now
+        device.join(side.process.pid, None)  # nobody's by now
         assert os.sched_getaffinity(0) == {core}
     finally:
         os.sched_setaffinity(0, own)
+
+
+PARENT = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {COUNTS!r}])\n{COUNTS}"
+
+
+def test_a_side_task_and_its_children_follow_the_next_job_to_its_cores(device: Device) -> None:
+    own, core = os.sched_getaffinity(0), max(os.sched_getaffinity(0))
+    job, side = Side(), Side(PARENT)
+    children = psutil.Process(side.process.pid).children()
+    try:
+        os.sched_setaffinity(job.process.pid, {core})
+        assert device.join(job.process.pid, side.process)
+        assert len(children) == 1
+        for pid in (side.process.pid, children[0].pid):
+            assert os.sched_getaffinity(pid) == {core}
+    finally:
+        os.sched_setaffinity(0, own)
+        for child in children:
+            child.kill()
+        side.close()
+        job.close()
+
+
+def test_a_context_cannot_follow_to_another_device(page: Page, side: Side) -> None:
+    device = CudaDevice(page.words, DeviceTable(), 0, {})
+    write_device_uuid(page.words, 7)
+    device.environment(1)  # of the side task, which starts on device 7
+    me = os.getpid()
+    assert device.join(me, side.process)
+    write_device_uuid(page.words, 8)
+    assert not device.join(me, side.process)
+    assert device.join(me, None), "there is none yet"

@@ -85,8 +85,11 @@ def test_a_daemon_serves_job_after_job_with_one_side_task_that_sleeps_when_there
     ended_well(first)
     assert is_alive(daemon.pid) and is_alive(side)
 
-    second = sandbox.job()
+    core = max(os.sched_getaffinity(0))
+    second = sandbox.job("--core", str(core))
     sandbox.works()
+    threads = [int(thread) for pid in (side, *children(side)) for thread in os.listdir(f"/proc/{pid}/task")]
+    assert {on for thread in threads for on in os.sched_getaffinity(thread)} == {core}, "it follows the job"
     hold.unlink()
     done(sandbox)
     ended_well(second)
