@@ -37,6 +37,8 @@ class Study(abc.ABC):
         autocast: the type in which `torch.autocast` runs forward and loss; None: no autocast.
         scheduler_every: schedulers step after every ``"epoch"`` or every ``"step"``.
         mix_epochs: whether trials at different epochs may be fused. If so, several epochs are read at once.
+        audit: when a fused trial is compared with the trial alone: on first batches and then once per ``"epoch"``, at
+            the ``"start"`` only, or never (False).
     """
 
     trials: int
@@ -47,6 +49,7 @@ class Study(abc.ABC):
     autocast: torch.dtype | None = None
     scheduler_every: str = "epoch"
     mix_epochs: bool = True
+    audit: str | bool = "epoch"
 
     @abc.abstractmethod
     def suggest(self, trial: "optuna.Trial") -> dict[str, Any]:
@@ -232,3 +235,5 @@ def _check(study: Study, file: Path) -> None:
         raise StudyError(f"{where}: scheduler_every = {study.scheduler_every!r}; allowed: 'epoch' or 'step'")
     if not isinstance(study.mix_epochs, bool):
         raise StudyError(f"{where}: mix_epochs = {study.mix_epochs!r}; allowed: True or False")
+    if study.audit is not False and study.audit not in ("epoch", "start"):
+        raise StudyError(f"{where}: audit = {study.audit!r}; allowed: 'epoch', 'start' or False")

@@ -29,6 +29,7 @@ from trials.fusion.rows import Rows
 from trials.fusion.structure import Structure, leaves, rule_for, stack, structure
 from trials.fusion.trace import FORWARD
 from trials.fusion.units import Units
+from trials.fusion.ways import Way
 
 __all__ = ["FuseError", "Fused", "Layer", "Rows", "Structure", "assemble", "rule", "structure"]
 
@@ -65,7 +66,11 @@ class Fused:
 
 
 def assemble(
-    models: Sequence[nn.Module], structures: Sequence[Structure], generators: list[torch.Generator], units: Units
+    models: Sequence[nn.Module],
+    structures: Sequence[Structure],
+    generators: list[torch.Generator],
+    units: Units,
+    way: Way = "rules",
 ) -> Fused:
     """Fuse models of one structure.
 
@@ -74,6 +79,7 @@ def assemble(
         structures: theirs, with equal facts.
         generators: a random stream per trial.
         units: where the forward's units are numbered.
+        way: how they are trained; `structures` have no graphs unless by rules.
 
     Raises:
         FuseError: two models share a tensor, or one cannot be copied.
@@ -85,10 +91,10 @@ def assemble(
         path: rule_for(model.get_submodule(path), path) for path in leaves(common.graphs)
     }
     phases = {
-        name: Forward(model, graph, layers, common.train_modes, units, common.untraced, common.watch, name)
+        name: Forward(model, graph, layers, common.train_modes, units, common.untraced, common.watch, name, way)
         for name, graph in common.phases.items()
     }
-    evaluate = Forward(model, common.eval, layers, common.eval_modes, units, common.untraced, common.watch)
+    evaluate = Forward(model, common.eval, layers, common.eval_modes, units, common.untraced, common.watch, way=way)
     fused = Fused(rows, layers, phases, evaluate)
     fused.bind()
     return fused

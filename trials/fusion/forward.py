@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx, nn
 
+from trials.fusion import ways
 from trials.fusion.errors import RefusedError
 from trials.fusion.mapped import Mapped
 from trials.fusion.program import Program
@@ -46,6 +47,7 @@ class Whole:
         reason: str,
         method: str,
         vectors: Vectors | None = None,
+        way: ways.Way = "vmap",
     ) -> None:
         """Take a copy of one trial's `model`, called `name`.
 
@@ -54,6 +56,7 @@ class Whole:
         self._own = LayerUnits(units, f"{name} forward")
         self._mapped = Mapped(model, "", modes, self._own)
         self._mapped.label = name  # `model` may be a graph's code
+        self._mapped.looped = reason if way == "loop" else ""
         if method != FORWARD:
             self._mapped.module.forward = getattr(self._mapped.module, method)
         self._inner = self._mapped.number_inside(modes, units, vectors)
@@ -95,6 +98,7 @@ class Forward:
         untraced: str,
         watch: Watch,
         method: str = FORWARD,
+        way: ways.Way = "rules",
     ) -> None:
         """Choose the best way.
 
@@ -107,6 +111,7 @@ class Forward:
             untraced: why there is no graph.
             watch: what `graph` was traced with.
             method: which of the model's methods it is.
+            way: how it runs where there is no graph.
         """
         self._units = units
         self._declared = False
@@ -118,7 +123,7 @@ class Forward:
         self._name, self._left, self._checked = name, "", False
 
         def own_code(reason: str, vectors: Vectors | None = None) -> Way:
-            return Whole(model, name, modes, units, reason, method, vectors)
+            return Whole(model, name, modes, units, reason, method, vectors, way)
 
         self._own_code = own_code
         if graph is None:

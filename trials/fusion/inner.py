@@ -69,6 +69,7 @@ class Inner:
         if not isinstance(self.rule, Layer) or self.mapped is not None:
             assert self.mapped is not None  # there is one wherever there is no rule
             output = self.mapped.run(args, kwargs, dims)
+            self.units.seen(output)
             return output, dims_of(output, per_trial=True)
         if isinstance(self.rule, JointLayer):
             inputs, found = self.rule.arrange(args, kwargs), self.rule.arrange(*dims)
@@ -81,6 +82,7 @@ class Inner:
                 raise FuseError(f"module '{self.rule.label}' is called with {len(inputs)} inputs; allowed: one tensor")
             self.units.enter()
             output, per_trial = self.rule.run(inputs[0], found[0] == 0, self.training)
+        self.units.seen(output, per_trial)
         self.units.before_backward(output)
         return output, dims_of(output, per_trial)
 

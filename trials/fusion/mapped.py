@@ -352,6 +352,7 @@ class Mapped:
             inner.units.enter()
             go_on(self._stream)
             output = forward(*args, **kwargs)
+            inner.units.seen(output, per_trial=False, row=self._rows.generators.index(self._stream))
             inner.units.before_backward(output)
             return output
 
@@ -365,6 +366,7 @@ class MappedStep(Step):
         """`args` and `kwargs` have a `Ref` for each node. `reason` is why there is no rule."""
         super().__init__(out)
         self.args, self.kwargs, self.mapped, self.reason, self.entered = args, kwargs, mapped, reason, entered
+        self.layer_label = mapped.label
 
     def bind(self, rows: Rows) -> None:
         """See `Step`."""

@@ -74,8 +74,11 @@ class Program:
         state = State(len(self._index))
         values, flags = state.values, state.flags
         values[self._source], flags[self._source] = x, per_trial
+        watch = self._units.watch
         for step in self.steps:
             step.run(state)
+            if watch is not None and step.layer_label:
+                watch.layer(step.layer_label, values[step.out], flags[step.out])
             for index in step.last_reads:
                 values[index] = None
         size = self._size

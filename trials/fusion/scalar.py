@@ -21,6 +21,7 @@ from trials.fusion.surroundings import reentrant_checkpoint, refused_checkpoint,
 from trials.fusion.together import Together
 from trials.fusion.tracer import Tracer, recording
 from trials.fusion.trees import apart
+from trials.fusion.ways import Way
 
 
 class Scalar:
@@ -30,11 +31,11 @@ class Scalar:
     each trial where `vmap` cannot and under autocast.
     """
 
-    def __init__(self, name: str, function: Callable[[Any, Tensor], Tensor]) -> None:
-        """`name` is for error messages."""
+    def __init__(self, name: str, function: Callable[[Any, Tensor], Tensor], way: Way = "rules") -> None:
+        """`name` is for error messages. By "rules" a pure function is traced; by "loop" none runs under `vmap`."""
         self._name, self._function = name, function
-        self._steps, self._last = _trace(function)
-        self._looped = self._seen = False
+        self._steps, self._last = _trace(function) if way == "rules" else ([], 0)
+        self._looped, self._seen = way == "loop", False
 
     def __call__(
         self, outputs: Any, targets: Tensor, generators: Sequence[torch.Generator], per_trial: bool = False

@@ -41,7 +41,13 @@ class State:
 
 
 class Step(abc.ABC):
-    """One node of the graph."""
+    """One node of the graph.
+
+    Attributes:
+        layer_label: the layer that it runs; empty: none.
+    """
+
+    layer_label = ""
 
     def __init__(self, out: int) -> None:
         """A step that sets value `out`."""
@@ -89,6 +95,7 @@ class LayerStep(Step):
         """`enter` asks the gate for the forward; None: nothing is asked."""
         super().__init__(out)
         self.source, self.layer, self.training, self.enter = source, layer, training, enter
+        self.layer_label = layer.label
         self.hook: Callable[[Any], None] | None = None
 
     def run(self, state: State) -> None:

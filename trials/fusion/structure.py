@@ -51,12 +51,13 @@ class Structure:
         return (*self.phases.values(), self.eval)
 
 
-def structure(model: nn.Module, phases: Sequence[str] = (FORWARD,)) -> Structure:
+def structure(model: nn.Module, phases: Sequence[str] = (FORWARD,), untraced: str = "") -> Structure:
     """Read the structure of one trial's model.
 
     Args:
         model: the user's.
         phases: which of its methods are called in training.
+        untraced: why it must not be traced; empty: it is, if it can be.
 
     Raises:
         FuseError: there is no way to fuse it.
@@ -67,14 +68,14 @@ def structure(model: nn.Module, phases: Sequence[str] = (FORWARD,)) -> Structure
     _refuse_sparse(model)
     mode_tables = modes(model, training=True), modes(model, training=False)
     facts: Facts = {}
-    untraced = ""
     graphs: tuple[fx.Graph | None, ...] = (None,) * (len(phases) + 1)
     unchanged, plain = Unchanged(model), Untouched(model)
     codes: Codes = {}
     try:
-        found = [*(trace(model, True, phase) for phase in phases), trace(model, training=False)]
-        graphs = tuple(each.graph for each in found)
-        codes = {code: variables for each in found for code, variables in each.codes.items()}
+        if not untraced:
+            found = [*(trace(model, True, phase) for phase in phases), trace(model, training=False)]
+            graphs = tuple(each.graph for each in found)
+            codes = {code: variables for each in found for code, variables in each.codes.items()}
     except RefusedError:
         raise
     except FuseError as error:

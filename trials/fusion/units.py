@@ -4,7 +4,7 @@ The gate is asked between units and never touches a tensor, so waiting cannot ch
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -12,11 +12,25 @@ from trials.fusion.trees import heads
 from trials.gate.base import HOST_UNIT, Gate
 
 
+class Watch(Protocol):
+    """Sees what the layers make of one trial in the midst of others.
+
+    Attributes:
+        row: the trial's.
+    """
+
+    row: int
+
+    def layer(self, name: str, output: Any, per_trial: bool) -> None:
+        """See a layer's output: with the leading axis K, or the trial's own."""
+
+
 class Units:
     """The units of one group in the order of a training step, and how to enter them.
 
     Attributes:
         names: a name per unit; the index is the unit's number.
+        watch: sees the layers' outputs; None except in an audit.
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -24,6 +38,7 @@ class Units:
         self._gate = gate
         self._under_way = HOST_UNIT
         self.names: list[str] = []
+        self.watch: Watch | None = None
         self.settle = gate.settle
 
     def enter(self, unit: int) -> None:
@@ -81,6 +96,12 @@ class LayerUnits:
     def enter(self) -> None:
         """Ask for the forward."""
         self._units.enter(self._forward)
+
+    def seen(self, output: Any, per_trial: bool = True, row: int | None = None) -> None:
+        """Show the output to whoever watches: with the axis K, shared by all trials, or that of the trial in `row`."""
+        watch = self._units.watch
+        if watch is not None and row in (None, watch.row):
+            watch.layer(self.name.removesuffix(" forward"), output, per_trial)
 
     def before_backward(self, output: Any) -> None:
         """Have the gate asked before the backward of the layer that computed `output`."""

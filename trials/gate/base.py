@@ -17,6 +17,9 @@ HOST_UNIT = -1
 """The unit number of host work between layers, such as building models. It asks the gate like any other unit, but its
 length is not forecast."""
 
+AUDIT_UNITS = "audit "
+"""How the names of units begin that are an audit's, and train nothing."""
+
 
 class StopRequested(BaseException):
     """The side task must end now: its supervisor asked for that, or is gone.

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from trials.fusion.rows import Rows
+from trials.fusion.ways import Way
 from trials.optim import adam as _adam  # noqa: F401 - each of these fills the table
 from trials.optim import adaptive as _adaptive  # noqa: F401
 from trials.optim import muon as _muon  # noqa: F401
@@ -28,6 +29,7 @@ def fuse_optimizers(
     names_K: Sequence[Names],
     holders: Sequence[torch.optim.Optimizer] | None = None,
     widest: int = 1,
+    way: Way = "rules",
 ) -> FusedOptimizer:
     """Fuse optimizers that agree in `optimizer_facts`: by vectors, or else K originals on views of the rows.
 
@@ -38,7 +40,8 @@ def fuse_optimizers(
         holders: what `holder_of` has made of each, to hold the hyperparameters; by default `optimizers` themselves, so
             that schedulers made for these still work.
         widest: the largest K to expect, for the size of units.
+        way: how the trials are trained; vectors are for "rules" alone.
     """
-    if rule_of(optimizers[0]) is None:
+    if way != "rules" or rule_of(optimizers[0]) is None:
         return Originals(optimizers, names_K, rows, holders)
     return VectorOptimizer(optimizers, names_K, rows, holders, widest)

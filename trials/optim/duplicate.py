@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from trials.fusion.contents import contents
 from trials.fusion.errors import FuseError
+from trials.optim.packed import inside_of, parameters_of
 
 T = TypeVar("T")
 
@@ -38,23 +39,28 @@ def duplicate(optimizer: torch.optim.Optimizer, shared: Iterable[Any] = ()) -> D
     Raises:
         FuseError: something in it cannot be copied, or would still act on the original.
     """
-    own = [p for group in optimizer.param_groups for p in group["params"]]
-    found = [value for _, value in contents(optimizer)]
-    inside = [value for value in found if isinstance(value, torch.optim.Optimizer)]
-    pairs = [(each, object.__new__(type(each))) for each in inside]
-    memo: dict[int, Any] = {id(each): each for each in shared}
-    memo.update({id(p): nn.Parameter(p.detach(), p.requires_grad) for p in own})
-    memo.update({id(old): new for old, new in pairs})
-    memo.update({id(each): each.clone_state() for each in found if isinstance(each, torch.Generator)})
-    for p in own:  # such as marks by which an optimizer tells its parameters apart
-        vars(memo[id(p)]).update(_copied(vars(p), memo, optimizer))
-    for old, new in pairs:
-        # a scheduler puts a `step` of its own there, which steps the original
-        vars(new).update({name: _copied(v, memo, optimizer) for name, v in vars(old).items() if name != "step"})
+    own = parameters_of(optimizer)
+    pairs = [(each, object.__new__(type(each))) for each in inside_of(optimizer)]
+    parameters = [(p, nn.Parameter(p.detach(), p.requires_grad)) for p in own]
+    _copy_all(optimizer, pairs, parameters, {id(each): each for each in shared})
+    for _, new in pairs:
         count_steps(new)
     made = pairs[0][1]
-    refuse_reached(made, [*own, *inside], f"optimizer {type(optimizer).__name__}")
+    refuse_reached(made, [*own, *(old for old, _ in pairs)], f"optimizer {type(optimizer).__name__}")
     return Duplicate(made, pairs)
+
+
+def give(optimizer: torch.optim.Optimizer, to: torch.optim.Optimizer) -> None:
+    """Give `to`, a fresh optimizer of the same kind, copies of all that `optimizer` keeps, over its own parameters.
+
+    Raises:
+        FuseError: something in it cannot be copied.
+    """
+    theirs = inside_of(to)
+    pairs = [
+        (old, theirs[i] if i < len(theirs) else object.__new__(type(old))) for i, old in enumerate(inside_of(optimizer))
+    ]
+    _copy_all(optimizer, pairs, list(zip(parameters_of(optimizer), parameters_of(to), strict=True)), {})
 
 
 def move(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
@@ -128,6 +134,26 @@ def count_steps(optimizer: torch.optim.Optimizer) -> None:
 
     vars(counted)["_wrapped_by_lr_sched"] = True
     vars(optimizer).update(step=counted, _opt_called=True)
+
+
+def _copy_all(
+    optimizer: torch.optim.Optimizer,
+    pairs: Sequence[tuple[torch.optim.Optimizer, torch.optim.Optimizer]],
+    parameters: Sequence[tuple[Tensor, Tensor]],
+    memo: dict[int, Any],
+) -> None:
+    """Copy what `optimizer` and those inside it keep, the first of each of `pairs`, into the second.
+
+    `memo` maps ids of further objects to what takes their place.
+    """
+    memo.update({id(old): new for old, new in (*parameters, *pairs)})
+    generators = [value for _, value in contents(optimizer) if isinstance(value, torch.Generator)]
+    memo.update({id(each): each.clone_state() for each in generators})
+    for p, new_p in parameters:  # such as marks by which an optimizer tells its parameters apart
+        vars(new_p).update(_copied(vars(p), memo, optimizer))
+    for old, new in pairs:
+        # a scheduler puts a `step` of its own there, which steps the original
+        vars(new).update({name: _copied(v, memo, optimizer) for name, v in vars(old).items() if name != "step"})
 
 
 def _copied(value: Any, memo: dict[int, Any], optimizer: torch.optim.Optimizer) -> Any:

@@ -11,6 +11,7 @@ from torch.optim import optimizer as torch_optimizer
 from trials.fusion.contents import contents
 from trials.fusion.describe import Describer
 from trials.fusion.errors import FuseError
+from trials.fusion.ways import Way
 from trials.optim.duplicate import Duplicate, duplicate, stand_in
 from trials.optim.packed import fixed_parts, parameters_of
 from trials.optim.registry import RULES, Rule
@@ -72,9 +73,9 @@ def rule_of(optimizer: torch.optim.Optimizer) -> type[Rule] | None:
     return RULES.get(type(optimizer)) if plain and numbers and not _hooks(optimizer) else None
 
 
-def holder_of(optimizer: torch.optim.Optimizer) -> Duplicate:
-    """What holds the hyperparameters of a fused trial: all of its optimizer, unless a rule has the rest."""
-    return stand_in(optimizer) if rule_of(optimizer) is not None else duplicate(optimizer)
+def holder_of(optimizer: torch.optim.Optimizer, way: Way = "rules") -> Duplicate:
+    """What holds the hyperparameters of a trial fused in `way`: all of its optimizer, unless a rule has the rest."""
+    return stand_in(optimizer) if way == "rules" and rule_of(optimizer) is not None else duplicate(optimizer)
 
 
 def refuse_views(optimizer: torch.optim.Optimizer) -> None:

@@ -24,9 +24,11 @@ class FusedOptimizer(abc.ABC):
         holders: per trial, an optimizer whose `param_groups` hold its hyperparameters; read there at each step if they
             are the user's own, else after `changed`.
         units: the names of the pieces into which a step is divided.
+        computes_in: the type in which it computes, if that is coarser than the parameters'.
     """
 
     units: Sequence[str]
+    computes_in: torch.dtype | None = None
 
     def __init__(
         self,
@@ -119,6 +121,15 @@ class FusedOptimizer(abc.ABC):
     @abc.abstractmethod
     def extract(self, row: int) -> dict[str, Any]:
         """The ordinary `state_dict` of one trial's optimizer."""
+
+    @abc.abstractmethod
+    def copier(self, row: int) -> Callable[[torch.optim.Optimizer], None]:
+        """Return a function that gives a fresh optimizer of the user's all that one trial's keeps at present."""
+
+    def saved(self) -> Callable[[], None]:
+        """Return a function that puts all trials back to their present state."""
+        state = self.state_dict()
+        return lambda: self.load_state_dict(state)
 
     @abc.abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -23,6 +23,7 @@ class Muon(Rule):
 
     flags: ClassVar[tuple[str, ...]] = ("nesterov", "ns_coefficients", "ns_steps", "adjust_lr_fn")
     kinds: tuple[str, ...] = ("momentum_buffer",)
+    computes_in = torch.bfloat16
     elementwise = False
 
     def __init__(self, group: Group, kind: type[torch.optim.Optimizer]) -> None:

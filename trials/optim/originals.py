@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from trials.fusion.errors import FuseError
 from trials.fusion.rows import Rows
 from trials.fusion.streams import drawing_from
-from trials.optim.duplicate import duplicate, move
+from trials.optim.duplicate import duplicate, give, move
 from trials.optim.facts import Names, refuse_views
 from trials.optim.fused import FusedOptimizer, go_on
 from trials.optim.gradients import Gradients
@@ -113,12 +114,21 @@ class Originals(FusedOptimizer):
         """See `FusedOptimizer`."""
         if "trials" not in state or not self._originals:
             raise FuseError("checkpoint of another optimizer: its state has other parameters or kinds")
-        self._originals = [duplicate(self._originals[0]).made for _ in state["trials"]]
-        for original, saved in zip(self._originals, state["trials"], strict=True):
+        originals = [duplicate(self._originals[0]).made for _ in state["trials"]]
+        for original, saved in zip(originals, state["trials"], strict=True):
             unpack(saved, original, self._device)
-        self.holders, self._live = list(self._originals), False
-        self._training_K = list(state["training"])
-        self._bind()
+        self._become(originals, state["training"])
+
+    def copier(self, row: int) -> Callable[[torch.optim.Optimizer], None]:
+        """See `FusedOptimizer`."""
+        self._read_holders()
+        return partial(give, duplicate(self._originals[row]).made)
+
+    def saved(self) -> Callable[[], None]:
+        """See `FusedOptimizer`; it need not be plain, as in a checkpoint."""
+        self._read_holders()
+        kept, training = [duplicate(original).made for original in self._originals], list(self._training_K)
+        return lambda: self._become([duplicate(each).made for each in kept], training)
 
     def extract(self, row: int) -> dict[str, Any]:
         """See `FusedOptimizer`."""
@@ -129,6 +139,12 @@ class Originals(FusedOptimizer):
     @property
     def _device(self) -> torch.device:
         return self._rows.generators[0].device
+
+    def _become(self, originals: Sequence[torch.optim.Optimizer], training_K: Sequence[bool | None]) -> None:
+        self._originals = list(originals)
+        self.holders, self._live = list(originals), False
+        self._training_K = list(training_K)
+        self._bind()
 
     def _switch(self, training: bool, enter: Callable[[int], None]) -> None:
         for row, original in enumerate(self._originals):

@@ -36,6 +36,9 @@ class Rule(abc.ABC):
     counts: ClassVar[tuple[str, ...]] = ("step",)
     """The names of the state's numbers."""
 
+    computes_in: ClassVar[torch.dtype | None] = None
+    """The type in which it computes, if that is coarser than the parameters'."""
+
     elementwise: ClassVar[bool] = True
     """Whether parameters may be updated side by side or in pieces. If not, each comes in its own shape."""
 

@@ -1,6 +1,6 @@
 """The optimizers of K trials with one or several each, handled as one."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,20 @@ class Optimizers:
     def __iter__(self) -> Iterator[FusedOptimizer]:
         """All, in the order of the phases."""
         return iter(self._fused.values())
+
+    def items(self) -> ItemsView[str, FusedOptimizer]:
+        """All, by phase."""
+        return self._fused.items()
+
+    def saved(self) -> Callable[[], None]:
+        """See `FusedOptimizer.saved`."""
+        saved = [optimizer.saved() for optimizer in self]
+
+        def put_back() -> None:
+            for one in saved:
+                one()
+
+        return put_back
 
     @property
     def holders(self) -> list[dict[str, torch.optim.Optimizer]]:

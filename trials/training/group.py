@@ -1,29 +1,35 @@
 """A trial group: K trials of one structure that train as one model. Its rows can be removed, added and saved."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trials.fusion import Fused, FuseError, assemble
+from trials.fusion import FuseError, assemble
 from trials.fusion.rows import Rows, generator
 from trials.fusion.scalar import Scalar
 from trials.fusion.structure import Facts, difference, stack
 from trials.fusion.units import Units
-from trials.gate.base import HOST_UNIT, Gate
+from trials.fusion.ways import Way
+from trials.gate.base import AUDIT_UNITS, HOST_UNIT, Gate
 from trials.optim.several import Optimizers, by_phase
 from trials.study import Study
+from trials.training.audit import MODES, Audit
 from trials.training.batches import Reader, fuse_batches, rounds
+from trials.training.group_state import GroupState
+from trials.training.lone import Lone, part_names
 from trials.training.malloc import keep_freed_memory
-from trials.training.member import Member, build_member, facts_of, fuse_optimizers_of, restored
+from trials.training.member import Member, build_member, facts_of, fuse_optimizers_of, in_way, restored
 from trials.training.phase import Phase
+from trials.training.record import SCORE, Record
 from trials.training.roster import Roster
 from trials.training.trial_state import Control, step_on_scores, step_schedulers, wait_for_score
 
 
-class TrialGroup:
+class TrialGroup(GroupState):
     """K trials as one model. The loss is the sum of the trials' losses, so no trial sees another's gradient.
 
     If a unit raises `StopRequested`, the group is in the middle of a step. Continue from its last `state_dict`.
@@ -31,8 +37,14 @@ class TrialGroup:
     Shapes: K trials, B examples in a batch.
     """
 
-    def __init__(self, study: Study, members: Sequence[Member], gate: Gate) -> None:
+    def __init__(self, study: Study, members: Sequence[Member], gate: Gate, audit: Audit | None = None) -> None:
         """Fuse `members`. Their tensors and optimizer states are copied.
+
+        Args:
+            study: the user's.
+            members: at least one.
+            gate: asked before every unit.
+            audit: of trials of this structure; None: there are no audits.
 
         Raises:
             FuseError: they cannot be fused. The message names the module, the difference and what is allowed.
@@ -40,46 +52,32 @@ class TrialGroup:
         if not members:
             raise FuseError("a trial group needs at least one trial")
         keep_freed_memory()
-        self._study = study
-        self._gate = gate
+        self._study, self._gate, self._audit = study, gate, audit
+        self._build(members)
+
+    def _build(self, given: Sequence[Member]) -> None:
+        self._way: Way = "rules" if self._audit is None else self._audit.way
+        members = [in_way(member, self._way) for member in given]
         self._facts = facts_of(members[0])
         self._first_number = members[0].number
         for member in members[1:]:
             self._check(facts_of(member), self._facts, member.number)
         self._saved_names = list(members[0].model.state_dict())
         self._device = _device(members[0].model)
-        self._units = Units(gate)
+        self._units = Units(self._gate)
         models = [member.model for member in members]
         structures = [member.structure for member in members]
-        self._fused: Fused = assemble(models, structures, self._generators(members), self._units)
+        self._fused = assemble(models, structures, self._generators(members), self._units, self._way)
         self._optimizers, progress = fuse_optimizers_of(self._study, members, self._fused.rows)
         self._roster = Roster.of(members, progress, like=torch.empty(0))
         phases = by_phase(members[0].optimizer)
         self._phases = [Phase(name, self._fused, self._optimizers[name], self._units) for name in phases]
         self._control = Control(progress, self._device)
-        self._scalars = {name: Scalar(f"Study.{name}", getattr(study, name)) for name in ("loss", "score")}
-        self._number_units()
+        scalars = ("loss", "score")
+        self._scalars = {name: Scalar(f"Study.{name}", getattr(self._study, name), self._way) for name in scalars}
+        self._number_units(models[0])
+        self.unproven = set(MODES)
         self.use_units()
-
-    @property
-    def size(self) -> int:
-        """K."""
-        return len(self._roster)
-
-    @property
-    def numbers(self) -> list[int]:
-        """The trials' numbers in the study, one per row."""
-        return self._roster.numbers
-
-    @property
-    def params(self) -> list[dict[str, Any]]:
-        """Their hyperparameters, one per row."""
-        return self._roster.params
-
-    @property
-    def epochs_done(self) -> list[int]:
-        """How many epochs each has finished, as counted by `end_epoch`."""
-        return self._roster.epochs_done
 
     def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor, bool]]:
         """Yield the arguments of `train_step` for `epoch`, counted from 0, if all trials are at it.
@@ -91,10 +89,6 @@ class TrialGroup:
         for batches in rounds(self._study, readers):
             yield fuse_batches([batches[number] for number in self.numbers])
 
-    def readers(self) -> list[Reader]:
-        """The trials, and the epoch that each trains next, counted from 0."""
-        return self._roster.readers()
-
     def train_step(self, inputs: Tensor, targets: Tensor, per_trial: bool = False) -> None:
         """One step of all trials on one batch: forward, loss, backward and optimizer, each unit through the gate.
 
@@ -105,12 +99,27 @@ class TrialGroup:
             targets: likewise.
             per_trial: whether each trial has a batch of its own.
         """
+        self._follow()
+        for phase in self._phases:
+            phase.before_training()
+        step = partial(self._train, inputs, targets, per_trial)
+        if self._audit is None or not self._audit.is_due(self, "training"):
+            step(None)
+            return
 
+        def alone(lone: Lone, record: Record, row: int) -> None:
+            own = (inputs[row], targets[row]) if per_trial else (inputs, targets)
+            lone.train(*own, self._precision(), record)
+
+        self._audit.run(self, "training", step, alone)
+
+    def _train(self, inputs: Tensor, targets: Tensor, per_trial: bool, record: Record | None) -> None:
         def loss(outputs: Any) -> Tensor:
             return self._per_trial("loss", outputs, targets, per_trial)
 
         losses_K = [
-            phase.run(inputs, per_trial, loss, self._control, self._precision(), self._device) for phase in self._phases
+            phase.run(inputs, per_trial, loss, self._control, self._precision(), self._device, record)
+            for phase in self._phases
         ]
         self._roster.losses_K = torch.stack(losses_K).sum(0) if len(losses_K) > 1 else losses_K[0]
         if self._study.scheduler_every == "step":
@@ -123,6 +132,7 @@ class TrialGroup:
             The trials' scores if some scheduler acts on them, else None.
         """
         self._roster.end_epoch()
+        self.unproven = set(MODES)
         if self._study.scheduler_every == "epoch":
             self._step_schedulers()
         if not wait_for_score(self._roster.progress):
@@ -132,17 +142,6 @@ class TrialGroup:
         self._optimizers.changed()
         return scores
 
-    def losses_K(self) -> Tensor:
-        """Each trial's loss in the last step, ``[K]``; with several phases their sum. NaN before the first step."""
-        return self._roster.losses_K
-
-    def finite_K(self) -> Tensor:
-        """Whether all losses of each trial were finite, ``[K]``, bool.
-
-        Weights, buffers and optimizers of the others stay as before the step that lost them.
-        """
-        return torch.tensor([not trial.lost for trial in self._roster.progress], dtype=torch.bool)
-
     @torch.no_grad()
     def evaluate(self) -> list[float]:
         """Return each trial's score: the mean over the validation batches, weighted by their sizes.
@@ -150,15 +149,16 @@ class TrialGroup:
         Raises:
             FuseError: the study has no validation batches, or its score is not a scalar.
         """
+        self._follow()
         total_K = torch.zeros(self.size, dtype=torch.float64, device=self._device)
         count = 0
         for phase in self._phases:
             phase.before_evaluation()
         for inputs_B, targets_B in self._study.validation():
-            with self._precision():
-                outputs = self._fused.eval.run(inputs_B, self._device)
-                self._units.enter(self._score_unit)
-                scores_K = self._per_trial("score", outputs, targets_B)
+            if not count and self._audit is not None and self._audit.is_due(self, "evaluation"):
+                scores_K = self._audited_scores(self._audit, inputs_B, targets_B)
+            else:
+                scores_K = self._scores(inputs_B, targets_B)
             total_K += scores_K.double() * len(inputs_B)
             self._gate.enter(HOST_UNIT)  # the loader's time is not the score's
             count += len(inputs_B)
@@ -169,6 +169,23 @@ class TrialGroup:
         scores = mean_K.tolist()
         self._units.rest()
         return scores
+
+    def _scores(self, inputs_B: Tensor, targets_B: Tensor, record: Record | None = None) -> Tensor:
+        with self._precision():
+            outputs = self._fused.eval.run(inputs_B, self._device)
+            self._units.enter(self._score_unit)
+            scores_K = self._per_trial("score", outputs, targets_B)
+        if record is not None:
+            record.outputs(outputs, per_trial=True)
+            record.put(SCORE, "", scores_K[record.row])
+        return scores_K
+
+    def _audited_scores(self, audit: Audit, inputs_B: Tensor, targets_B: Tensor) -> Tensor:
+        def alone(lone: Lone, record: Record, row: int) -> None:
+            lone.score(inputs_B, targets_B, self._precision(), record)
+
+        scores_K: Tensor = audit.run(self, "evaluation", partial(self._scores, inputs_B, targets_B), alone)
+        return scores_K
 
     def set_lr(self, row: int, value: float, group: int | None = None) -> None:
         """Set the learning rate of the trial in `row`, in one of its optimizer's param groups or in all."""
@@ -190,6 +207,8 @@ class TrialGroup:
         """
         if not members:
             return
+        self._follow()
+        members = [in_way(member, self._way) for member in members]
         for member in members:
             self._check(_without_devices(facts_of(member)), _without_devices(self._facts), member.number)
         structures = [member.structure for member in members]
@@ -207,6 +226,8 @@ class TrialGroup:
         Raises:
             FuseError: they differ from these in structure.
         """
+        for group in (self, other):
+            group._follow()
         self._check(_without_devices(other._facts), _without_devices(self._facts), other._first_number)
         if not other.size:
             return
@@ -224,8 +245,9 @@ class TrialGroup:
         self._check_rows(rows, "split off")
         if not rows:
             raise ValueError("rows [] cannot be split off; allowed: at least one")
+        self._follow()
         seed = build_member(self._study, self.numbers[rows[0]], self.params[rows[0]])
-        other = TrialGroup(self._study, [seed], self._gate)
+        other = TrialGroup(self._study, [seed], self._gate, self._audit)
         other.to(self._device)
         other.load_state_dict(self.state_dict())
         other.keep(rows)
@@ -243,42 +265,43 @@ class TrialGroup:
         self._roster.to(self._device)
         self._changed()
 
-    def extract(self, row: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the trial in `row` as the user knows it: its module's `state_dict`, and its optimizer's."""
-        rows = self._fused.rows
-        model = {name: rows.require("", name)[row].detach().clone() for name in self._saved_names}
-        return model, self._optimizers.extract(row)
-
-    def progress(self, row: int) -> dict[str, Any]:
-        """Return the other state of the trial in `row`.
-
-        Returns:
-            ``schedulers`` and ``scaler``, each as its own `state_dict`; ``lost``, whether a loss was not finite; and
-            ``rng_state``, where its random stream continues.
-        """
-        return {**self._roster.progress[row].state_dict(), "rng_state": self._fused.rows.generators[row].get_state()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the whole group as plain containers, which ``torch.load(..., weights_only=True)`` reads."""
-        return {
-            **self._roster.state_dict(),
-            "rows": self._fused.rows.state_dict(),
-            "optimizers": self._optimizers.state_dict(),
-        }
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Become the group that `state` is from. K may change.
 
         Raises:
             FuseError: its trials have another structure.
         """
-        self._fused.rows.load_state_dict(state["rows"])
-        self._optimizers.load_state_dict(state["optimizers"])
+        self._put_back(state["rows"], partial(self._optimizers.load_state_dict, state["optimizers"]), state)
+
+    def saved(self) -> Callable[[], None]:
+        """Return a function that puts all trials back to their present state."""
+        rows, roster = self._fused.rows.state_dict(), self._roster.state_dict()
+        return partial(self._put_back, rows, self._optimizers.saved(), roster)
+
+    def rebuild(self, way: Way) -> None:
+        """Train in another way from now on, from the present state."""
+        states, roster = [self.state(row) for row in range(self.size)], self._roster.state_dict()
+        self._build([state.member(self._study, way) for state in states])
+        self._roster = Roster.restored(roster, self._roster.progress, self._device)
+        self._changed()
+
+    def ask(self, part: str) -> None:
+        """Ask the gate for a part of an audit."""
+        self._units.enter(self._audit_units.get(part, self._audit_units["other"]))
+
+    def _follow(self) -> None:
+        """Train in the way that an audit, perhaps of another group, has chosen."""
+        if self._audit is not None and self._way != self._audit.way:
+            self.rebuild(self._audit.way)
+
+    def _put_back(self, rows: Mapping[str, Any], optimizers: Callable[[], None], roster: Mapping[str, Any]) -> None:
+        self._fused.rows.load_state_dict(rows)
+        optimizers()
         progress = [
             restored(self._study, dict(params), holders)
-            for params, holders in zip(state["params"], self._optimizers.holders, strict=True)
+            for params, holders in zip(roster["params"], self._optimizers.holders, strict=True)
         ]
-        self._roster = Roster.restored(state, progress, self._device)
+        self._roster = Roster.restored(roster, progress, self._device)
         self._changed()
 
     def _per_trial(self, name: str, outputs: Any, targets: Tensor, per_trial: bool = False) -> Tensor:
@@ -295,6 +318,7 @@ class TrialGroup:
         self._units.declare(self.size)
 
     def _changed(self) -> None:
+        self.unproven = set(MODES)
         self._control = Control(self._roster.progress, self._device)
         if self._control.touches:
             self._units.number("gradients")
@@ -332,14 +356,16 @@ class TrialGroup:
         seeds = [self._study.seed(member.params, member.number) for member in members]
         return [generator(self._device, seed, m.rng_state) for seed, m in zip(seeds, members, strict=True)]
 
-    def _number_units(self) -> None:
-        """Number the units in the order of a step, and the score last."""
+    def _number_units(self, model: nn.Module) -> None:
+        """Number the units in the order of a step, then the score, and those of audits."""
         for phase in self._phases:
             phase.number_units()
             if self._control.touches:
                 self._units.number("gradients")
             phase.number_step()
         self._score_unit = self._units.number("score")
+        parts = [] if self._audit is None else [*part_names(model), "other"]
+        self._audit_units = {part: self._units.number(f"{AUDIT_UNITS}{part}") for part in parts}
 
 
 def _without_devices(facts: Facts) -> Facts:

@@ -1,7 +1,7 @@
 """A member: one trial before it is fused with others."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from trials.fusion import FuseError, Structure, structure
 from trials.fusion.rows import Rows
 from trials.fusion.structure import Facts, canonical_names
 from trials.fusion.trace import FORWARD
+from trials.fusion.ways import FOUND_UNEQUAL, Way
 from trials.optim import fuse_optimizers, holder_of, optimizer_facts
 from trials.optim.duplicate import act_on
 from trials.optim.several import Given, Optimizers, as_given, by_phase
@@ -30,6 +31,7 @@ class Member:
         optimizer: its optimizer over `model`, or several by phase; see `Study.optimizer`.
         rng_state: where its random stream (dropout) continues; None: it begins with seed `number`.
         schedulers: its schedulers over `optimizer`. The group uses copies.
+        way: how it is to be trained with others.
         structure: what must be equal in the models of fused trials.
 
     Raises:
@@ -42,6 +44,7 @@ class Member:
     optimizer: Given
     rng_state: Tensor | None = None
     schedulers: Sequence[LRScheduler] = ()
+    way: Way = "rules"
     structure: Structure = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -53,7 +56,8 @@ class Member:
                     f"Study.optimizer returned one for '{phase}', which {type(self.model).__name__} lacks; allowed: "
                     "names of methods of the model, each taking the inputs of a batch"
                 )
-        object.__setattr__(self, "structure", structure(self.model, phases))
+        untraced = "" if self.way == "rules" else FOUND_UNEQUAL
+        object.__setattr__(self, "structure", structure(self.model, phases, untraced))
 
 
 def build_member(study: Study, number: int, params: dict[str, Any]) -> Member:
@@ -64,12 +68,22 @@ def build_member(study: Study, number: int, params: dict[str, Any]) -> Member:
     Raises:
         FuseError: its model cannot be fused with any other.
     """
+    return Member(number, params, *build(study, number, params))
+
+
+def build(study: Study, number: int, params: dict[str, Any]) -> tuple[nn.Module, Given, Tensor, list[LRScheduler]]:
+    """Build the parts of a trial: its model, optimizer, random state, and schedulers. See `build_member`."""
     with torch.random.fork_rng():
         torch.manual_seed(study.seed(params, number))
         model = study.model(params)
         optimizer = study.optimizer(params, model)
         rng_state = torch.get_rng_state()
-        return Member(number, params, model, optimizer, rng_state, new_schedulers(study, params, optimizer))
+        return model, optimizer, rng_state, new_schedulers(study, params, optimizer)
+
+
+def in_way(member: Member, way: Way) -> Member:
+    """The same trial, to be trained in `way`."""
+    return member if member.way == way else replace(member, way=way)
 
 
 def group_key(member: Member) -> Hashable:
@@ -92,7 +106,8 @@ def fuse_optimizers_of(study: Study, members: Sequence[Member], rows: Rows) -> t
     Optimizer states and schedulers are copied; the copied schedulers act on the copied optimizers.
     """
     given_K = [by_phase(member.optimizer) for member in members]
-    holders_K = [{phase: holder_of(own) for phase, own in given.items()} for given in given_K]
+    way = members[0].way
+    holders_K = [{phase: holder_of(own, way) for phase, own in given.items()} for given in given_K]
     names_K = [canonical_names(member.model) for member in members]
     widest = max(study.fused, len(members))
     progress = []
@@ -103,7 +118,7 @@ def fuse_optimizers_of(study: Study, members: Sequence[Member], rows: Rows) -> t
     fused = {
         phase: fuse_optimizers(
             *([given[phase] for given in given_K], rows, names_K),
-            *([holders[phase].made for holders in holders_K], widest),
+            *([holders[phase].made for holders in holders_K], widest, way),
         )
         for phase in given_K[0]
     }

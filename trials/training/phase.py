@@ -11,6 +11,7 @@ from trials.fusion import Fused
 from trials.fusion.trace import FORWARD
 from trials.fusion.units import Units
 from trials.optim import FusedOptimizer
+from trials.training.record import LOSS, Record
 from trials.training.trial_state import Control
 
 
@@ -46,6 +47,7 @@ class Phase:
         control: Control,
         precision: AbstractContextManager[Any],
         device: torch.device,
+        record: Record | None = None,
     ) -> Tensor:
         """Train all trials, each unit through the gate.
 
@@ -56,16 +58,20 @@ class Phase:
             control: scales, clips and skips.
             precision: forward and loss run in it.
             device: where the trials are.
+            record: keeps what the step makes of one trial.
 
         Returns:
             Each trial's loss, ``[K]``.
         """
         rows = self._fused.rows
-        self.optimizer.train(self._enter_step)
         self.optimizer.zero_grad()
         rows.note_buffers()
+        if record is not None:
+            record.phase = self._prefix and f"{self.name}: "
         with precision:
             outputs = self._forward.run(inputs, device, per_trial)
+            if record is not None:
+                record.outputs(outputs, per_trial=True)
             self._units.enter(self._loss_unit)
             losses_K = loss(outputs)
         total = control.total(losses_K)
@@ -74,6 +80,9 @@ class Phase:
             self._units.enter(self._loss_backward_unit)
         total.backward()
         losses_K = losses_K.detach()
+        if record is not None:
+            record.put(LOSS, record.phase, losses_K[record.row])
+            record.gradients([(name, p.grad) for name, p in rows.parameters.items()], per_trial=True)
         self._units.settle()
         control.watch(losses_K, total.item())
         if control.lost:
@@ -84,6 +93,10 @@ class Phase:
             gradients, skip = control.gradients(*self._gradients())
         self.optimizer.step(self._enter_step, gradients, skip)
         return losses_K
+
+    def before_training(self) -> None:
+        """Put the optimizer in its mode for training, if it has one."""
+        self.optimizer.train(self._enter_step)
 
     def before_evaluation(self) -> None:
         """Put the optimizer in its mode for evaluation, if it has one."""

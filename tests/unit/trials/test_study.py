@@ -77,6 +77,7 @@ BAD = {
     "late rung": (GOOD.replace("epochs = 5", "epochs = 5; rungs = (2, 6)"), "increasing epochs from 1 to epochs = 5"),
     "rung": (GOOD.replace("epochs = 5", "epochs = 5; rungs = 2"), "rungs = 2; allowed"),
     "mix": (GOOD.replace("epochs = 5", "epochs = 5; mix_epochs = 1"), "mix_epochs = 1; allowed: True or False"),
+    "audit": (GOOD.replace("epochs = 5", "epochs = 5; audit = True"), "audit = True; allowed: 'epoch', 'start' or"),
     "every": (GOOD.replace("epochs = 5", "epochs = 5; scheduler_every = 2"), "scheduler_every = 2; allowed: 'epoch'"),
     "direction": (GOOD.replace("epochs = 5", "epochs = 5; direction = 'up'"), "'up'; allowed: 'maximize' or"),
     "constructor": (GOOD + "    def __init__(self): self.x = 1 / 0\n", r"Mine\(\) failed: line 14: ZeroDivisionError"),

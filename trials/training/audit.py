@@ -1,0 +1,299 @@
+"""Audits: a group proves on its own data that a trial in it gives what the trial gives alone.
+
+In an audited step, one trial drawn at random also takes the step alone. What both made is compared, layer by layer. A
+difference that rounding does not explain moves all trials of the structure to the next way of training, from the
+state before the step.
+"""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+
+from trials.fusion.errors import RefusedError
+from trials.fusion.ways import Way, plainer
+from trials.own_logger import own_logger
+from trials.study import Study
+from trials.training.compare import Comparison, Precision, compare
+from trials.training.lone import Lone, Nudges, State
+from trials.training.record import LAYER, Noisy, Record
+
+Mode = Literal["training", "evaluation"]
+
+MODES: tuple[Mode, ...] = ("training", "evaluation")
+
+MOST_COST = 0.01
+"""The share of the other work that audits may cost, those of first batches excepted."""
+
+NUDGED_RUNS = 4
+"""How often a trial takes the step alone, each time nudged differently, before a difference counts."""
+
+SHAKEN = 3, 2.0**-6
+"""A ReLU or a maximum may lie so near its kink that rounding decides, and no nudge finds that. A fault is there for
+other parameters too: a difference must show again this many times, with all parameters changed by this share."""
+
+log = own_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A trial in a group differs from the trial alone.
+
+    Attributes:
+        trial: its number in the study.
+        trials: how many the group has.
+        mode: of the step.
+        first: the first difference, in the order of the step.
+        way: how they were trained.
+        then: how they are trained from now on; None: not at all.
+    """
+
+    trial: int
+    trials: int
+    mode: Mode
+    first: Comparison
+    way: Way
+    then: Way | None
+
+    @property
+    def what(self) -> str:
+        """The first difference, in words."""
+        found = self.first
+        return f"{found.key} " + (
+            found.text or f"differs by {found.difference:.1e}, of which rounding explains {found.bound:.1e}"
+        )
+
+    def __str__(self) -> str:
+        """One line for the user."""
+        then = f"from this step on, by {self.then}" if self.then else "no more: they fail"
+        return (
+            f"the audit found that trial {self.trial}, fused by {self.way} with {self.trials - 1} others, differs in "
+            f"{self.mode} from the trial alone: {self.what}; trials of its structure are trained {then}"
+        )
+
+
+class Budget:
+    """What all audits of a side task cost, in CPU time of this process.
+
+    Args:
+        clock_ns: the time.
+
+    Attributes:
+        spent_ns: on audits.
+        first_ns: of that, on first batches.
+        last_ns: on the last audit.
+    """
+
+    def __init__(self, clock_ns: Callable[[], int] = time.process_time_ns) -> None:
+        self._clock_ns, self._began_ns = clock_ns, clock_ns()
+        self.spent_ns = self.first_ns = self.last_ns = 0
+
+    @property
+    def all_ns(self) -> int:
+        """All CPU time so far."""
+        return self._clock_ns() - self._began_ns
+
+    def allows(self) -> bool:
+        """Whether an audit other than of a first batch keeps within `MOST_COST`, if it costs what the last did."""
+        return self.spent_ns - self.first_ns + self.last_ns <= MOST_COST * (self.all_ns - self.spent_ns)
+
+    def spend(self, ns: int, *, is_first: bool) -> None:
+        """Count an audit."""
+        self.last_ns = ns
+        self.spent_ns += ns
+        self.first_ns += ns if is_first else 0
+
+
+class Group(Protocol):
+    """A trial group, as an audit sees it."""
+
+    unproven: set[Mode]
+
+    @property
+    def numbers(self) -> list[int]:
+        """The trials' numbers."""
+
+    def sound(self) -> list[int]:
+        """The rows of trials that still learn."""
+
+    def state(self, row: int) -> State:
+        """A copy of one trial's state."""
+
+    def saved(self) -> Callable[[], None]:
+        """A function that puts all trials back to their present state."""
+
+    def shake(self, row: int, share: float) -> None:
+        """Change each of one trial's parameters by at most `share` of itself."""
+
+    def watched(self, record: Record, before: State) -> AbstractContextManager[None]:
+        """Keep in `record` what the step within makes of its trial."""
+
+    def ask(self, part: str) -> None:
+        """Ask the gate for a part of the audit."""
+
+    def coarse(self) -> dict[str, float]:
+        """Phase -> the rounding of an optimizer that computes in a coarser type than its parameters'."""
+
+    def rebuild(self, way: Way) -> None:
+        """Train in another way from now on."""
+
+
+Step = Callable[[Record | None], Any]
+"""Lets a group take a step, and returns its result."""
+
+Alone = Callable[[Lone, Record, int], None]
+"""Lets the trial of a row take it alone."""
+
+
+class Audit:
+    """The audits of trials of one structure.
+
+    Args:
+        study: the user's; `Study.audit` says when.
+        budget: shared by all structures; None: one of its own.
+        on_mismatch: called with each.
+
+    Attributes:
+        way: how these trials are trained.
+        done: how many audits there were.
+        mismatches: and how many found a difference.
+        tables: what each compared, if they are to be shown: then no cost counts. Else None.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        budget: Budget | None = None,
+        on_mismatch: Callable[[Mismatch], None] = lambda found: None,
+    ) -> None:
+        self.study, self.budget, self._on_mismatch = study, budget or Budget(), on_mismatch
+        self.way: Way = "rules"
+        self.done = self.mismatches = 0
+        self.tables: list[tuple[Mode, list[Comparison]]] | None = None
+        self._proven: set[Mode] = set()
+        self._draws = random.Random(0)  # never a trial's own stream
+
+    def is_due(self, group: Group, mode: Mode) -> bool:
+        """Whether the next step of `group` in `mode` is audited."""
+        when = self.study.audit
+        if not when or mode not in group.unproven:
+            return False
+        due = self.tables is not None or mode not in self._proven or (when == "epoch" and self.budget.allows())
+        return due and bool(group.sound())
+
+    def run(self, group: Group, mode: Mode, step: Step, alone: Alone) -> Any:
+        """Take a step and audit it. After a mismatch it is taken again, in the next way.
+
+        Returns:
+            What `step` returned last.
+
+        Raises:
+            RefusedError: there is no other way.
+        """
+        is_first = mode not in self._proven
+        row = self._draws.choice(group.sound())
+        while True:
+            audited = _Audited(self, group, mode, row, step, alone)
+            try:
+                result, first = audited.run()
+            finally:
+                self.budget.spend(audited.cost_ns, is_first=is_first)
+            if first is None:
+                group.unproven.discard(mode)
+                self._proven.add(mode)
+                return result
+            self._move_on(group, mode, row, first)
+            is_first = True
+
+    def _move_on(self, group: Group, mode: Mode, row: int, first: Comparison) -> None:
+        then = plainer(self.way)
+        found = Mismatch(group.numbers[row], len(group.numbers), mode, first, self.way, then)
+        self.mismatches += 1
+        log.warning("%s", found)
+        self._on_mismatch(found)
+        if then is None:
+            raise RefusedError(str(found))
+        self.way = then
+        self._proven.clear()
+        group.rebuild(then)
+
+
+class _Audited:
+    """One audited step.
+
+    Attributes:
+        cost_ns: CPU time of all but the group's own step.
+    """
+
+    def __init__(self, audit: Audit, group: Group, mode: Mode, row: int, step: Step, alone: Alone) -> None:
+        self._audit, self._group, self._mode, self._row = audit, group, mode, row
+        self._step, self._alone = step, alone
+        self.cost_ns = 0
+
+    def run(self) -> tuple[Any, Comparison | None]:
+        """Take the step, and look for a difference.
+
+        Returns:
+            The step's result, and the first difference. If there is one, the state is that before the step.
+        """
+        group, audit, began_ns = self._group, self._audit, time.process_time_ns()
+        group.ask("snapshot")
+        put_back = group.saved()
+        own_ns, result, found = self._look(nudged_runs=1)
+        audit.done += 1
+        if audit.tables is not None:
+            audit.tables.append((self._mode, found))
+        first = self._confirmed(found, put_back)
+        self.cost_ns = time.process_time_ns() - began_ns - own_ns
+        return result, first
+
+    def _confirmed(self, found: Sequence[Comparison], put_back: Callable[[], None]) -> Comparison | None:
+        """Return the first difference that shows again with other parameters; see `SHAKEN`."""
+        suspects = {each.key for each in found if not each.equal}
+        if not suspects:
+            return None
+        times, share = SHAKEN
+        self._group.ask("snapshot")
+        go_on = self._group.saved()
+        for _ in range(times):
+            put_back()
+            self._group.shake(self._row, share)
+            _, _, again = self._look(NUDGED_RUNS)
+            suspects &= {each.key for each in again if not each.equal}
+            if not suspects:
+                go_on()
+                return None
+        put_back()
+        return next(each for each in found if each.key in suspects)
+
+    def _look(self, nudged_runs: int) -> tuple[int, Any, list[Comparison]]:
+        """Take the step in the group, and its trial alone.
+
+        Returns:
+            The CPU time of the group's own step, its result, and what both made.
+        """
+        group, study = self._group, self._audit.study
+        before = group.state(self._row)
+        fused = Record(self._row)
+        began_ns = time.process_time_ns()
+        with group.watched(fused, before):
+            result = self._step(fused)
+        own_ns = time.process_time_ns() - began_ns
+        precision = Precision.of(list(before.tensors.values()), study.autocast)
+        layers = {key for key in fused.values if key.kind == LAYER}
+        records: list[Record] = []
+        try:
+            for run in range(1 + nudged_runs):
+                nudges = Nudges(precision.eps, group.coarse(), seed=run) if run else Nudges()
+                noisy = run > 1
+                records.append(Noisy(records[0], records[1], layers, run) if noisy else Record(only=layers))
+                self._alone(Lone(study, before, group.ask, nudges), records[-1], self._row)
+        except torch.OutOfMemoryError:
+            log.warning("an audit needs more memory than there is, and is left out")
+            return own_ns, result, []
+        group.ask("comparison")
+        return own_ns, result, compare(fused, records[0], records[1:], precision)

@@ -1,0 +1,140 @@
+"""The state of K trials in a group, and what can be read of it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trials.fusion import Fused
+from trials.fusion.trace import FORWARD
+from trials.fusion.units import Units
+from trials.optim.several import Optimizers
+from trials.study import Study
+from trials.training.batches import Reader
+from trials.training.lone import State
+from trials.training.record import SCALE, STREAM, Record
+from trials.training.roster import Roster
+
+
+class GroupState:
+    """K trials: their tensors, optimizers and numbers, one row each. A `TrialGroup` trains them."""
+
+    _study: Study
+    _units: Units
+    _fused: Fused
+    _optimizers: Optimizers
+    _roster: Roster
+    _device: torch.device
+    _saved_names: list[str]
+
+    @property
+    def size(self) -> int:
+        """K."""
+        return len(self._roster)
+
+    @property
+    def numbers(self) -> list[int]:
+        """The trials' numbers in the study, one per row."""
+        return self._roster.numbers
+
+    @property
+    def params(self) -> list[dict[str, Any]]:
+        """Their hyperparameters, one per row."""
+        return self._roster.params
+
+    @property
+    def epochs_done(self) -> list[int]:
+        """How many epochs each has finished, as counted by `end_epoch`."""
+        return self._roster.epochs_done
+
+    def readers(self) -> list[Reader]:
+        """The trials, and the epoch that each trains next, counted from 0."""
+        return self._roster.readers()
+
+    def losses_K(self) -> Tensor:
+        """Each trial's loss in the last step, ``[K]``; with several phases their sum. NaN before the first step."""
+        return self._roster.losses_K
+
+    def finite_K(self) -> Tensor:
+        """Whether all losses of each trial were finite, ``[K]``, bool.
+
+        Weights, buffers and optimizers of the others stay as before the step that lost them.
+        """
+        return torch.tensor([not trial.lost for trial in self._roster.progress], dtype=torch.bool)
+
+    def extract(self, row: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the trial in `row` as the user knows it: its module's `state_dict`, and its optimizer's."""
+        rows = self._fused.rows
+        model = {name: rows.require("", name)[row].detach().clone() for name in self._saved_names}
+        return model, self._optimizers.extract(row)
+
+    def progress(self, row: int) -> dict[str, Any]:
+        """Return the other state of the trial in `row`.
+
+        Returns:
+            ``schedulers`` and ``scaler``, each as its own `state_dict`; ``lost``, whether a loss was not finite; and
+            ``rng_state``, where its random stream continues.
+        """
+        return {**self._roster.progress[row].state_dict(), "rng_state": self._fused.rows.generators[row].get_state()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole group as plain containers, which ``torch.load(..., weights_only=True)`` reads."""
+        return {
+            **self._roster.state_dict(),
+            "rows": self._fused.rows.state_dict(),
+            "optimizers": self._optimizers.state_dict(),
+        }
+
+    def sound(self) -> list[int]:
+        """Return the rows of trials whose losses have all been finite."""
+        return [row for row, trial in enumerate(self._roster.progress) if not trial.lost]
+
+    def state(self, row: int) -> State:
+        """Return a copy of one trial's state."""
+        rows = self._fused.rows
+        named = {**rows.parameters, **rows.buffers}
+        own = {n: t for n, t in named.items() if not n.rpartition(".")[2].startswith("_tensor_constant")}
+        return State(
+            self.numbers[row],
+            self.params[row],
+            {name: tensor[row].detach().clone() for name, tensor in own.items()},
+            frozenset(rows.buffers),
+            {phase: optimizer.copier(row) for phase, optimizer in self._optimizers.items()},
+            self._roster.progress[row].state_dict(),
+            rows.generators[row].get_state(),
+            self._device,
+        )
+
+    @torch.no_grad()
+    def shake(self, row: int, share: float) -> None:
+        """Change each of one trial's parameters by at most `share` of itself."""
+        draws = torch.Generator().manual_seed(row)
+        for tensor in self._fused.rows.parameters.values():
+            if tensor.is_floating_point():
+                tensor[row] *= 1 + share * (2 * torch.rand(tensor.shape[1:], generator=draws).to(tensor) - 1)
+
+    @contextmanager
+    def watched(self, record: Record, before: State) -> Iterator[None]:
+        """Keep in `record` what the step within makes of its trial, whose state was `before`."""
+        self._units.watch = record
+        try:
+            yield
+        finally:
+            self._units.watch = None
+        row, rows = record.row, self._fused.rows
+        after = {**rows.parameters, **rows.buffers}
+        record.phase = ""
+        record.updates(before.tensors, {name: after[name][row] for name in before.tensors}, before.buffers)
+        for phase, optimizer in self._optimizers.items():
+            record.optimizer("" if phase == FORWARD else f"{phase}: ", optimizer.names, optimizer.extract(row))
+        for name, value in (self._roster.progress[row].state_dict()["scaler"] or {}).items():
+            record.put(SCALE, name, value)
+        if self._device.type == "cpu":  # a CUDA device counts launches as well
+            record.put(STREAM, "", rows.generators[row].get_state())
+
+    def coarse(self) -> dict[str, float]:
+        """Return the rounding of each phase's optimizer that computes in a coarser type than its parameters'."""
+        types = {phase: optimizer.computes_in for phase, optimizer in self._optimizers.items()}
+        return {phase: torch.finfo(kind).eps for phase, kind in types.items() if kind is not None}

@@ -1,0 +1,303 @@
+"""One trial of a group, alone: the user's own module, optimizer and random stream, in the state of its row."""
+
+import copy
+import random
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.overrides import TorchFunctionMode
+
+from trials.fusion.registry import RULES, label
+from trials.fusion.rows import generator
+from trials.fusion.streams import drawing_from, go_on, note
+from trials.fusion.trace import FORWARD
+from trials.fusion.trees import heads
+from trials.fusion.units import ask_before_backward
+from trials.fusion.ways import Way
+from trials.optim.several import by_phase
+from trials.study import Study
+from trials.training.member import Member, build
+from trials.training.record import LOSS, SCALE, SCORE, STREAM, Record
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A trial's state, copied from its row.
+
+    Attributes:
+        number: the trial's, in the study.
+        params: its hyperparameters.
+        tensors: name in the user's model -> tensor; the names in `buffers` are not parameters.
+        buffers: see above.
+        optimizers: phase -> gives the state to an ordinary optimizer.
+        progress: its schedulers and scaler, each as its `state_dict`.
+        stream: of its random numbers.
+        device: where it is.
+    """
+
+    number: int
+    params: dict[str, Any]
+    tensors: Mapping[str, Tensor]
+    buffers: frozenset[str]
+    optimizers: Mapping[str, Callable[[torch.optim.Optimizer], None]]
+    progress: Mapping[str, Any]
+    stream: Tensor
+    device: torch.device
+
+    def member(self, study: Study, way: Way) -> Member:
+        """The trial as one that can be fused in another way."""
+        lone = Lone(study, self)
+        given = lone.optimizers if list(lone.optimizers) != [FORWARD] else lone.optimizers[FORWARD]
+        return Member(self.number, self.params, lone.model, given, self.stream, lone.schedulers, way)
+
+
+@dataclass(frozen=True, slots=True)
+class Nudges:
+    """Changes of numbers in size of one rounding, by random signs.
+
+    Attributes:
+        share: of each number of the input and of the parameters.
+        gradients: phase -> the same for the gradients that its optimizer gets.
+        seed: of the signs.
+    """
+
+    share: float = 0.0
+    gradients: Mapping[str, float] = field(default_factory=dict)
+    seed: int = 0
+
+
+class Lone:
+    """A trial that takes a step alone.
+
+    Args:
+        study: the user's.
+        state: where it is.
+        ask: asks the gate for a part of the work, by its name.
+        nudges: of the step's operands.
+    """
+
+    def __init__(
+        self, study: Study, state: State, ask: Callable[[str], None] = lambda part: None, nudges: Nudges | None = None
+    ) -> None:
+        nudges = nudges or Nudges()
+        self._study, self._state, self._ask, self._nudges = study, state, ask, nudges
+        self.model, given, _, self.schedulers = build(study, state.number, state.params)
+        self.model.to(state.device)
+        self.optimizers = by_phase(given)
+        self._starts: dict[str, Tensor] = {}
+        self._draws = torch.Generator().manual_seed(nudges.seed)
+        self._load()
+        scaler = study.scaler(state.params)
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        if self._scaler is not None:
+            self._scaler.load_state_dict(dict(state.progress["scaler"]))
+        self._stream = generator(state.device, state=state.stream)
+
+    def train(self, inputs: Tensor, targets: Tensor, precision: AbstractContextManager[Any], record: Record) -> None:
+        """Take a training step, and keep in `record` what it makes."""
+        self.model.train()
+        inputs, targets = inputs.to(self._state.device), targets.to(self._state.device)
+        with self._drawing(), self._watched(record):
+            for phase, optimizer in self.optimizers.items():
+                record.phase = "" if phase == FORWARD else f"{phase}: "
+                if not self._train_phase(phase, optimizer, inputs, targets, precision, record):
+                    return
+            if self._study.scheduler_every == "step":
+                for scheduler in self.schedulers:
+                    if not isinstance(scheduler, ReduceLROnPlateau):
+                        scheduler.step()
+        record.phase = ""
+        self._end(record)
+
+    @torch.no_grad()
+    def score(self, inputs: Tensor, targets: Tensor, precision: AbstractContextManager[Any], record: Record) -> None:
+        """Score a batch, and keep in `record` what that makes."""
+        self.model.eval()
+        inputs, targets = inputs.to(self._state.device), targets.to(self._state.device)
+        with self._drawing(), self._watched(record), precision:
+            outputs = self._call(FORWARD, inputs)
+            record.outputs(outputs, per_trial=False)
+            self._pause("score")
+            record.put(SCORE, "", self._study.score(outputs, targets))
+        self._end(record)
+
+    def _train_phase(
+        self,
+        phase: str,
+        optimizer: torch.optim.Optimizer,
+        inputs: Tensor,
+        targets: Tensor,
+        precision: AbstractContextManager[Any],
+        record: Record,
+    ) -> bool:
+        """Train one phase. Returns whether the loss was finite."""
+        study, params, scaler = self._study, self._state.params, self._scaler
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        with precision:
+            outputs = self._call(phase, inputs)
+            record.outputs(outputs, per_trial=False)
+            self._pause("loss")
+            loss = study.loss(outputs, targets)
+        record.put(LOSS, record.phase, loss)
+        if not torch.isfinite(loss):
+            record.ended = True
+            return False
+        self._pause("loss")
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        self._pause("optimizer step")
+        trained = [p for group in optimizer.param_groups for p in group["params"]]
+        for parameter in trained if phase in self._nudges.gradients else ():
+            if parameter.grad is not None:
+                parameter.grad = self._nudged(parameter.grad, self._nudges.gradients[phase])
+        record.gradients([(name, p.grad) for name, p in self.model.named_parameters()], per_trial=False)
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        clipped = list(self.model.parameters()) if phase == FORWARD else trained
+        norm, value = study.clip_norm(params), study.clip_value(params)
+        if value is not None:
+            nn.utils.clip_grad_value_(clipped, value)
+        if norm is not None:
+            nn.utils.clip_grad_norm_(clipped, norm)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        return True
+
+    def _call(self, phase: str, inputs: Tensor) -> Any:
+        forward = self.model if phase == FORWARD else getattr(self.model, phase)
+        inputs = inputs.clone()
+        share = self._nudges.share
+        if not share:
+            return forward(inputs)
+        if inputs.is_floating_point():
+            return forward(self._nudged(inputs, share))
+        with _FirstFloat(lambda tensor: self._nudged(tensor, share)):
+            return forward(inputs)
+
+    def _nudged(self, tensor: Tensor, share: float) -> Tensor:
+        """Change each number by `share` of itself, up or down."""
+        signs = torch.randint(2, tensor.shape, generator=self._draws).to(tensor.device, tensor.dtype) * 2 - 1
+        return tensor + tensor * (share * signs)
+
+    def _load(self) -> None:
+        for name, value in self._state.tensors.items():
+            path, _, own = name.rpartition(".")
+            owner = self.model.get_submodule(path)
+            present = getattr(owner, own)
+            if name not in self._state.buffers and self._nudges.share and value.is_floating_point():
+                value = self._nudged(value, self._nudges.share)
+            if own in owner._parameters or own in owner._buffers:
+                with torch.no_grad():
+                    present.copy_(value)  # in place, since optimizers and other modules may hold it
+            else:
+                setattr(owner, own, value.clone())
+            self._starts[name] = value
+        for phase, optimizer in self.optimizers.items():
+            self._state.optimizers[phase](optimizer)
+        for scheduler, saved in zip(self.schedulers, self._state.progress["schedulers"], strict=True):
+            scheduler.load_state_dict(copy.deepcopy(saved))
+
+    def _end(self, record: Record) -> None:
+        """Keep what the step has left behind."""
+        self._ask("comparison")
+        after = {}
+        for name in self._starts:
+            path, _, own = name.rpartition(".")
+            after[name] = getattr(self.model.get_submodule(path), own)
+        record.updates(self._starts, after, self._state.buffers)
+        named = {id(p): name for name, p in self.model.named_parameters()}
+        for phase, optimizer in self.optimizers.items():
+            order = [named[id(p)] for group in optimizer.param_groups for p in group["params"]]
+            record.optimizer("" if phase == FORWARD else f"{phase}: ", order, optimizer.state_dict())
+        if self._scaler is not None:
+            for name, value in self._scaler.state_dict().items():
+                record.put(SCALE, name, value)
+        if self._state.device.type == "cpu":
+            record.put(STREAM, "", self._stream.get_state())
+
+    def _pause(self, name: str) -> None:
+        note(self._stream)  # what runs while the gate is closed may draw too
+        self._ask(name)
+        go_on(self._stream)
+
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        with undisturbed(), drawing_from(self._stream), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the user has seen them
+            yield
+
+    @contextmanager
+    def _watched(self, record: Record) -> Iterator[None]:
+        """Have the layers' outputs kept, and the gate asked before each layer, forward and backward."""
+        handles = []
+        for path, module in self.model.named_modules():
+            name = label(module, path)
+            handles.append(module.register_forward_hook(partial(self._after_layer, record, name, is_layer(module))))
+            if is_layer(module):
+                handles.append(module.register_forward_pre_hook(partial(self._before_layer, name)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _before_layer(self, name: str, module: nn.Module, args: Any) -> None:
+        self._pause(f"{name} forward")
+
+    def _after_layer(self, record: Record, name: str, asks: bool, module: nn.Module, args: Any, output: Any) -> Any:
+        instead = record.layer(name, output, per_trial=False)
+        for tensor in heads(output) if asks else ():
+            ask_before_backward(tensor, lambda gradients: self._pause(f"{name} backward"))
+        return instead
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Whether no layers are inside `module`."""
+    return type(module) in RULES or not list(module.children())
+
+
+def part_names(model: nn.Module) -> list[str]:
+    """Return all names of parts for which a trial of `model` asks the gate."""
+    layers = [label(module, path) for path, module in model.named_modules() if is_layer(module)]
+    passes = [f"{name} {way}" for name in layers for way in ("forward", "backward")]
+    return [*passes, "loss", "score", "optimizer step", "comparison", "snapshot"]
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Leave all global random numbers as they are."""
+    with torch.random.fork_rng():
+        python, arrays = random.getstate(), np.random.get_state()
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(arrays)
+
+
+class _FirstFloat(TorchFunctionMode):
+    """Changes the first floating-point tensor that is made, while it is entered."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._change = change
+        self._done = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See `TorchFunctionMode`."""
+        output = func(*args, **(kwargs or {}))
+        if not self._done and isinstance(output, Tensor) and output.is_floating_point():
+            self._done = True
+            return self._change(output)
+        return output
