@@ -74,6 +74,46 @@ class Starved:
 
 
 @dataclass(frozen=True, slots=True)
+class Audited:
+    """Trials were compared with the same trials alone; each number counts from the last such status.
+
+    Attributes:
+        audits: how many steps were compared.
+        mismatches: how many differed by more than rounding.
+        audit_ms: CPU time of the audits.
+        first_ms: of that, of first batches, which the limit on the cost excepts.
+        all_ms: CPU time of the side task, audits included.
+    """
+
+    audits: int
+    mismatches: int
+    audit_ms: float
+    first_ms: float
+    all_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatched:
+    """A fused trial differs from the trial alone.
+
+    Attributes:
+        trial: its number in the study.
+        trials: how many were fused.
+        mode: "training" or "evaluation".
+        what: the first difference.
+        way: how they were trained: by "rules", "vmap" or "loop".
+        then: how they are trained from before that step on; empty: not at all.
+    """
+
+    trial: int
+    trials: int
+    mode: str
+    what: str
+    way: str
+    then: str
+
+
+@dataclass(frozen=True, slots=True)
 class OutOfMemory:
     """`trials` did not fit into the device's memory; from now on at most `most` train at once. 0: one did not fit."""
 
@@ -110,7 +150,9 @@ class Error:
     message: str
 
 
-Status = Ready | Progress | Finished | Overran | Starved | OutOfMemory | MovedOut | MovedIn | Error
+Status = (
+    Ready | Progress | Finished | Overran | Starved | Audited | Mismatched | OutOfMemory | MovedOut | MovedIn | Error
+)
 
 _KINDS: dict[str, type[Status]] = {
     "ready": Ready,
@@ -118,6 +160,8 @@ _KINDS: dict[str, type[Status]] = {
     "finished": Finished,
     "overran": Overran,
     "starved": Starved,
+    "audited": Audited,
+    "mismatched": Mismatched,
     "out_of_memory": OutOfMemory,
     "moved_out": MovedOut,
     "moved_in": MovedIn,

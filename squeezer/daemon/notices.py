@@ -1,6 +1,6 @@
 """What the daemon says of its side task, in words."""
 
-from ds_hooks.shared.statuses import OutOfMemory, Starved
+from ds_hooks.shared.statuses import Mismatched, OutOfMemory, Starved
 
 
 def too_long(status: Starved) -> str:
@@ -13,6 +13,15 @@ def too_long(status: Starved) -> str:
     return (
         f'unit "{status.unit}" of {_count(status.trials)} needs {status.needs_ms:.1f} ms, the longest bubble is '
         f"{status.longest_bubble_ms:.1f} ms; {remedy}"
+    )
+
+
+def differs(status: Mismatched) -> str:
+    """A fused trial differs from the trial alone."""
+    remedy = f"they are trained by {status.then} now, from before that step on" if status.then else "they fail"
+    return (
+        f"{_count(status.trials)} fused by {status.way}: the audit found that trial {status.trial} differs in "
+        f"{status.mode} from the trial alone: {status.what}; {remedy}"
     )
 
 

@@ -12,7 +12,7 @@ from ds_hooks.shared.identity import start_time
 from ds_hooks.shared.memory_order import light_fence
 from ds_hooks.shared.page import Field, SideActivity
 from squeezer.daemon.correlator import Correlator
-from squeezer.daemon.notices import too_large, too_long
+from squeezer.daemon.notices import differs, too_large, too_long
 from squeezer.daemon.spawner import Spawner, wait_or_kill
 from squeezer.daemon.status_reader import StatusReader
 from squeezer.device import SideProcess, has_ended
@@ -146,6 +146,8 @@ class SideTaskSupervisor:
             case statuses.Starved(unit=unit, remedy=remedy) if (unit, remedy) not in self._noticed_units:
                 self._noticed_units.add((unit, remedy))
                 log.warning("side task: %s", too_long(status))
+            case statuses.Mismatched():
+                log.warning("side task: %s", differs(status))
             case statuses.Error(message):
                 log.error("side task: %s", message)
 

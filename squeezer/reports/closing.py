@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from squeezer.reports.audit import mismatch_text
+
 
 def closing_lines(report: Mapping[str, Any], run: Path, study_name: str) -> list[str]:
-    """What was gained, at what cost, and where to look next. A sixth line comes only after faults.
+    """What was gained, at what cost, and where to look next. Further lines come only after mismatches and faults.
 
     Args:
         report: what `build_report` gives.
@@ -22,6 +24,7 @@ def closing_lines(report: Mapping[str, Any], run: Path, study_name: str) -> list
         f"Cost    {_cost(report)}",
         f"Next    squeezer report {shown}  |  squeezer why {shown}",
         f"Files   {shown}/step.svg (one step, drawn), {shown}/trace.json (open it in ui.perfetto.dev)",
+        *(f"Audit   {mismatch_text(found)}" for found in report["side"]["audit"]["mismatches"]),
         *([f"Faults  {'; '.join(faults)}"] if faults else []),
     ]
 
@@ -52,7 +55,9 @@ def _trials(trials: Mapping[str, Any], name: str) -> str:
 def _used(report: Mapping[str, Any]) -> str:
     idle, fill, harvest = report["bubbles"]["ratio"], report["side"]["fill"], report["side"]["harvest"]
     text = f"devices were idle {_percent(idle)} of the time; trials ran in {_percent(fill)} of that"
-    return text if harvest is None else f"{text}, and did {_percent(harvest)} of a dedicated device's work"
+    text += "" if harvest is None else f", and did {_percent(harvest)} of a dedicated device's work"
+    audit = report["side"]["audit"]
+    return f"{text}; audits: {audit['audits']}, {len(audit['mismatches'])} differed" if audit["audits"] else text
 
 
 def _cost(report: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from ds_hooks.shared.secrets import HIDDEN, STORAGE_VARIABLE, hide_password, hid
 from squeezer.records.layout import journal_path, report_path
 from squeezer.records.reader import RankRun, load_run
 from squeezer.records.reader import ReportError as ReportError
+from squeezer.reports.audit import audit_figures, audit_text, mismatch_text
 from squeezer.reports.metrics import Tally, main_figures, mean_over_ranks, pool, resumes, slot_figures
 from squeezer.reports.slowdown import printed, verdict
 
@@ -36,6 +37,7 @@ def build_report(run: Path) -> dict[str, Any]:
     tallies = [_tally(rank) for rank in ranks]
     steps = [rank.step_times() for rank in ranks]
     starved = [_starved(rank.records["side"]) for rank in ranks]
+    audits = [rank.records["side"] for rank in ranks]
     per_rank = {}
     for rank, tally, own_steps, own_starved in zip(ranks, tallies, steps, starved, strict=True):
         job = rank.records["job"][-1] if rank.records["job"] else {}
@@ -43,14 +45,14 @@ def build_report(run: Path) -> dict[str, Any]:
         per_rank[str(rank.rank)] = {
             **about,
             "main": main_figures(own_steps),
-            **_figures(tally, own_starved),
+            **_figures(tally, own_starved, audit_figures(rank.records["side"])),
             "guard": _guard(rank),
         }
         per_rank[str(rank.rank)]["bubbles"]["slots"] = [asdict(slot) for slot in slot_figures(rank.records["bubble"])]
     return {
         "version": REPORT_VERSION,
         "main": main_figures(mean_over_ranks(steps)),
-        **_figures(pool(tallies), [unit for rank in starved for unit in rank]),
+        **_figures(pool(tallies), [u for rank in starved for u in rank], audit_figures([s for a in audits for s in a])),
         "trials": _trials(run, ranks),
         "ranks": per_rank,
     }
@@ -146,7 +148,7 @@ def _starved(statuses: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{key: line[key] for key in keys} for line in statuses if line["event"] == "starved"]
 
 
-def _figures(t: Tally, starved: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _figures(t: Tally, starved: Sequence[Mapping[str, Any]], audit: Mapping[str, Any]) -> dict[str, Any]:
     by_kind = {
         wait.lower(): {
             "count_per_step": t.wait_count[wait] / t.steps,
@@ -169,6 +171,7 @@ def _figures(t: Tally, starved: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "units": t.units,
             "restarts": t.restarts,
             "starved": list(starved),
+            "audit": dict(audit),
         },
         "faults": t.faults,
     }
@@ -240,6 +243,9 @@ def render(report: Mapping[str, Any]) -> str:
             f"longer than every bubble: {unit['unit']} of {unit['trials']}, {unit['needs_ms']:.1f} ms of at most "
             f"{unit['longest_bubble_ms']:.1f} ms: {'split' if unit['remedy'] == 'split' else 'not helped'}"
         )
+    lines += [f"Audit       {audit_text(side['audit'])}"]
+    for found in side["audit"]["mismatches"]:
+        lines += _wrapped(mismatch_text(found))
     lines += [
         f"Guard       shut {sum(of['guard']['shut'] for of in ranks.values())} times, after "
         f"{sum(of['guard']['checks'] for of in ranks.values())} checks of slow steps",

@@ -9,6 +9,7 @@ from torch import Tensor
 from trials.gate.base import Gate, Starved
 from trials.own_logger import own_logger
 from trials.study import Study
+from trials.training.audit import Audit
 from trials.training.batches import Batch, Reader, SharedLoaderError, fuse_batches, rounds, shapes
 from trials.training.group import TrialGroup
 from trials.training.member import Member
@@ -25,12 +26,14 @@ class Fit:
     Attributes:
         most: how many trials a group may have without a unit longer than the bubbles.
         mixes: whether trials of a group may be at different epochs.
+        audit: compares them with the trials alone, and knows how they may be trained.
     """
 
-    def __init__(self, most: int, mixes: bool = True) -> None:
+    def __init__(self, most: int, mixes: bool = True, audit: Audit | None = None) -> None:
         """So far nothing else is known."""
         self.most = most
         self.mixes = mixes
+        self.audit = audit
         self._needs_ns: dict[str, dict[int, int]] = {}
         self._reported: set[str] = set()
 
@@ -139,7 +142,7 @@ class Cohort:
         self.groups = [group for group in self.groups if group.size]
 
     def _fused(self, members: Sequence[Member]) -> TrialGroup:
-        return TrialGroup(self._study, members, self._gate)
+        return TrialGroup(self._study, members, self._gate, self.fit.audit)
 
     def _split(self, group: TrialGroup, numbers: Sequence[int]) -> TrialGroup:
         self.groups.append(group.split([group.numbers.index(number) for number in numbers]))

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from ds_hooks.shared import statuses
 from ds_hooks.shared.signals import END_SIGNAL
-from trials.gate.base import HOST_UNIT, Gate, StopRequested
+from trials.gate.base import AUDIT_UNITS, HOST_UNIT, Gate, StopRequested
 from trials.own_logger import own_logger
 from trials.search.client import Search
+from trials.side_task.audits import Audits
 from trials.side_task.cohort import Cohort, Fit
 from trials.side_task.fit import is_out_of_memory
 from trials.side_task.waiting import Waiting
@@ -74,6 +75,7 @@ class Scheduler:
         self._offload = offload
         self._cohorts: list[Cohort] = []
         self._fits: dict[Hashable, Fit] = {}
+        self._audits = Audits(study, report)
         self._in_use: TrialGroup | None = None  # whose units the gate numbers
         self._waiting = Waiting(self._build)
         self._pruned: set[int] = set()
@@ -103,6 +105,7 @@ class Scheduler:
             self._train_epoch(cohort)
             if cohort.groups:
                 self._cohorts.append(cohort)
+            self._audits.report()
             self.report(statuses.Progress(work=self._work, trials_running=self._rows(), epochs=self._epochs))
         self._gate.rest()
         self.report(statuses.Finished(self._work))
@@ -174,7 +177,10 @@ class Scheduler:
     def _fuse(self, members: list[Member]) -> None:
         self._gate.enter(HOST_UNIT)
         self._in_use = None
-        fit = self._fits.setdefault(group_key(members[0]), Fit(self._study.fused, self._study.mix_epochs))
+        key = group_key(members[0])
+        if key not in self._fits:
+            self._fits[key] = Fit(self._study.fused, self._study.mix_epochs, self._audits.new())
+        fit = self._fits[key]
         cohort = next((each for each in self._cohorts if each.fit is fit), None)
         if cohort is None:
             cohort = Cohort(self._study, self._gate, fit)
@@ -277,7 +283,7 @@ class Scheduler:
 
     def _relieve(self, cohort: Cohort, group: TrialGroup) -> None:
         """Split `group` if its last units were too long for every bubble, and report it to the daemon."""
-        starved = self._gate.take_starved()
+        starved = [found for found in self._gate.take_starved() if not found.unit.startswith(AUDIT_UNITS)]
         if not starved or not group.size:
             return
         longest = max(starved, key=lambda found: found.needs_ns)

@@ -8,6 +8,8 @@ import pytest
 from squeezer.reports.closing import closing_lines, slowdown_text
 from squeezer.reports.report import NO_TRIALS
 
+MISMATCH = {"trial": 3, "trials": 4, "mode": "training", "what": "it is odd", "way": "rules", "then": "vmap"}
+
 
 def main_of(slowdown: float | None, interval: tuple[float, float] | None) -> dict[str, Any]:
     return {"slowdown": slowdown, "slowdown_ci95": interval, "step_ms_alone": 100.0, "step_ms_squeezed": 101.25}
@@ -34,7 +36,7 @@ def test_five_lines_say_what_was_gained_at_what_cost_and_where_to_look(
     report = {
         "main": main_of(0.001, (-0.008, 0.010)),
         "bubbles": {"ratio": 0.23},
-        "side": {"fill": 0.78, "harvest": 0.515},
+        "side": {"fill": 0.78, "harvest": 0.515, "audit": {"audits": 41, "mismatches": []}},
         "trials": {**NO_TRIALS, "completed": 108, "pruned": 52, "best": best},
         "faults": {"hook_faults": 0},
         "ranks": {"0": {"ended": True}, "1": {"ended": True}},
@@ -42,7 +44,7 @@ def test_five_lines_say_what_was_gained_at_what_cost_and_where_to_look(
     assert closing_lines(report, tmp_path / "runs" / "demo", "digits") == [
         "Gained  study digits: 108 completed, 52 pruned; best score 0.9877 (trial 147)",
         "Used    devices were idle 23% of the time; trials ran in 78% of that, and did 52% of a "
-        "dedicated device's work",
+        "dedicated device's work; audits: 41, 0 differed",
         "Cost    no slowdown detected, ±0.9% (95% interval -0.8% to +1.0%); steps 100.0 ms without, 101.2 ms with",
         "Next    squeezer report runs/demo  |  squeezer why runs/demo",
         "Files   runs/demo/step.svg (one step, drawn), runs/demo/trace.json (open it in ui.perfetto.dev)",
@@ -53,13 +55,14 @@ def test_what_is_unknown_is_not_made_up(tmp_path: Path) -> None:
     report = {
         "main": {**main_of(None, None), "step_ms_alone": None},
         "bubbles": {"ratio": None},
-        "side": {"fill": None, "harvest": None},
+        "side": {"fill": None, "harvest": None, "audit": {"audits": 0, "mismatches": [MISMATCH]}},
         "trials": {**dict.fromkeys(NO_TRIALS), "problem": "no such table"},
         "faults": {"hook_faults": 1},
         "ranks": {"0": {"ended": True}, "1": {"ended": False}},
     }
-    gained, used, cost, _, _, faults = closing_lines(report, tmp_path, "digits")
+    gained, used, cost, _, _, audit, faults = closing_lines(report, tmp_path, "digits")
     assert gained == "Gained  study digits cannot be read: no such table"
     assert used == "Used    devices were idle n/a of the time; trials ran in n/a of that"
     assert cost == "Cost    unknown: too few windows with and without squeezing to compare"
+    assert audit == "Audit   trial 3 of 4 fused by rules differed in training: it is odd; trained by vmap from there on"
     assert faults == "Faults  hooks switched themselves off 1 time; the daemon of rank 1 left no end on record"

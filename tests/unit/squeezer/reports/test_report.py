@@ -144,6 +144,29 @@ def test_units_longer_than_every_bubble_are_named(tmp_path: Path) -> None:
     assert "longer than every bubble: 0.Linear backward of 8, 12.3 ms of at most 8.1 ms: not helped\n" in text
 
 
+def test_audits_of_all_ranks_and_processes_add_up(tmp_path: Path) -> None:
+    found = {"trial": 7, "trials": 16, "mode": "training", "what": "output of 0.Linear is float32, alone bfloat16"}
+    for number in range(2):
+        rank = MadeUpRank(tmp_path, number)
+        for audits in (3, 1):
+            times = {"audit_ms": 2.0 * audits, "first_ms": 2.0, "all_ms": 200.0}
+            rank.add("side", t_ns=BOOT_NS, event="audited", audits=audits, mismatches=number, **times)
+        if number:
+            rank.add("side", t_ns=BOOT_NS, event="mismatched", **found, way="vmap", then="loop")
+        rank.write()
+    report = build_report(tmp_path)
+    assert report["side"]["audit"] == {
+        "audits": 8,
+        "mismatches": [{**found, "way": "vmap", "then": "loop"}],
+        "cost": pytest.approx(0.02),
+        "cost_of_first": pytest.approx(0.01),
+    }
+    assert report["ranks"]["0"]["side"]["audit"]["mismatches"] == []
+    text = render(report)
+    assert "Audit       8 steps compared with a trial alone, 1 differed; cost 2.0% of the side task's time, " in text
+    assert "trial 7 of 16 fused by vmap differed in training: output of 0.Linear is float32" in text
+
+
 def test_an_observed_run_without_steps_is_all_na(tmp_path: Path) -> None:
     MadeUpRank(tmp_path).write()
     report = build_report(tmp_path)

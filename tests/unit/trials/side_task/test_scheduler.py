@@ -11,7 +11,8 @@ from optuna.trial import FrozenTrial, TrialState
 from ds_hooks.shared import statuses
 from ds_hooks.shared.statuses import Status
 from tests.support.fused_and_solo import close
-from tests.support.side_task_runs import MS, Direct, Starving, run
+from tests.support.side_task_runs import MS, Direct, Starving, assert_as_alone, make_study, run
+from trials.fusion.layers.linear import FusedLinear
 from trials.gate.base import GateError, Starved
 from trials.side_task.cohort import Fit
 from trials.training.group import TrialGroup
@@ -60,7 +61,7 @@ def test_trials_that_crowd_others_out_of_the_memory_begin_anew_with_them(
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-@given(times=st.sets(st.integers(1, 24), min_size=1, max_size=4))
+@given(times=st.sets(st.integers(1, 23), min_size=1, max_size=4))  # the last time, no trial is left
 def test_trials_of_split_groups_give_the_same(
     whole: tuple[bool, list[FrozenTrial], list[Status]], times: set[int]
 ) -> None:
@@ -99,6 +100,45 @@ def test_a_group_is_split_down_to_one_trial() -> None:
 def test_what_a_split_does_not_shorten_is_split_no_further_and_told_once() -> None:
     _, reported = run(False, Starving(range(1, 1000), lambda trials: 9))
     assert [(status.trials, status.remedy) for status in starved(reported)] == [(4, "split"), (2, "nothing")]
+
+
+def test_a_unit_of_an_audit_splits_nothing() -> None:
+    class Long(Starving):
+        def take_starved(self) -> list[Starved]:
+            return [Starved(unit="audit loss", trials=self._trials, needs_ns=9 * MS, longest_ns=MS)]
+
+    _, told = run(False, Long(()))
+    assert starved(told) == []
+
+
+def test_audits_are_reported_and_change_no_score(whole: tuple[bool, list[FrozenTrial], list[Status]]) -> None:
+    own, audited, told = whole
+    reports = [status for status in told if isinstance(status, statuses.Audited)]
+    assert sum(each.audits for each in reports) >= 2
+    assert sum(each.mismatches for each in reports) == 0
+    assert all(0 <= each.first_ms <= each.audit_ms < each.all_ms for each in reports)
+    study = make_study(own)
+    study.audit = False
+    plain, silent = run(own, Starving(()), study)
+    assert not any(isinstance(status, statuses.Audited) for status in silent)
+    for one, other in zip(audited, plain, strict=True):
+        assert one.intermediate_values == other.intermediate_values
+
+
+def test_a_mismatch_is_reported_and_holds_for_later_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_rules = FusedLinear.run
+
+    def off(layer: FusedLinear, *args: Any) -> tuple[torch.Tensor, bool]:
+        y, own = by_rules(layer, *args)
+        return y * 1.001, own
+
+    monkeypatch.setattr(FusedLinear, "run", off)
+    study = make_study(False)
+    trials, told = run(False, Starving(()), study)
+    found = [status for status in told if isinstance(status, statuses.Mismatched)]
+    assert [(each.way, each.then) for each in found] == [("rules", "vmap"), ("vmap", "loop")]
+    assert found[0].what.startswith("output of 0.Linear differs by ")
+    assert_as_alone(trials, study)
 
 
 def test_a_device_that_fails_is_no_trials_fault(monkeypatch: pytest.MonkeyPatch) -> None:

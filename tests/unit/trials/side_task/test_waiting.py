@@ -111,10 +111,10 @@ def test_structures_that_do_not_fit_together_into_the_memory_come_one_after_anot
 ) -> None:
     begin = TrialGroup.__init__
 
-    def crowded(group: TrialGroup, study: Any, members: Any, gate: Any) -> None:
+    def crowded(group: TrialGroup, study: Any, members: Any, *others: Any) -> None:
         if len(members) > 4:
             raise torch.OutOfMemoryError("no more")
-        begin(group, study, members, gate)
+        begin(group, study, members, *others)
 
     monkeypatch.setattr(TrialGroup, "__init__", crowded)
     study = of_widths(lambda n: 4 + n % 2)
