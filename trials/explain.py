@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import optuna
 
 from trials.fusion import FuseError
-from trials.gate.base import OpenGate
+from trials.gate.base import AUDIT_UNITS, OpenGate
 from trials.study import Study
+from trials.training.audit import Audit
+from trials.training.audit_table import audit_lines
 from trials.training.group import TrialGroup
 from trials.training.member import build_member, group_key
 
@@ -21,7 +23,7 @@ class _Names(OpenGate):
 
     def use(self, units: Sequence[str], trials: int) -> None:
         """See `Gate`."""
-        self.units = list(units)
+        self.units = [name for name in units if not name.startswith(AUDIT_UNITS)]
 
 
 def explain(study: Study) -> list[str]:
@@ -52,16 +54,23 @@ def check(study: Study) -> list[str]:
     Raises:
         FuseError: the model cannot be fused, or there is nothing to train on.
     """
-    group = _two_trials(study, OpenGate())
+    audit = Audit(study)
+    audit.tables = []
+    group = _two_trials(study, OpenGate(), audit)
     begin_s = time.monotonic()
     steps = 0
     for batch in group.batches(0):
         group.train_step(*batch)
         steps += 1
+        if steps < AUDITED_STEPS:
+            group.unproven.add("training")
     if not steps:
         raise FuseError(_NO_BATCHES)
     group.end_epoch()
     seconds = time.monotonic() - begin_s
+    for _ in range(AUDITED_STEPS - 1 if study.audit else 0):
+        group.evaluate()
+        group.unproven.add("evaluation")
     scores = ", ".join(f"{score:.4g}" for score in group.evaluate())
     ways = Counter(how.partition(" ")[0].rstrip(":") for _, how in group.ways())
     rungs = f"rungs {', '.join(map(str, study.rungs))}" if study.rungs else "no rungs"
@@ -70,17 +79,21 @@ def check(study: Study) -> list[str]:
         f"{rungs}; {study.direction} the score",
         f"layers  {ways['rule']} by rule, {ways['vmap']} by vmap, {ways['loop']} in a loop over the trials",
         f"epoch   {steps} steps of {group.size} trial{'s' * (group.size != 1)} in {seconds:.2f} s; scores {scores}",
+        *(audit_lines(audit, group.size) if study.audit else ["audit   none: Study.audit is False"]),
     ]
+
+
+AUDITED_STEPS = 2
 
 
 _NO_BATCHES = "the study gave no batches in epoch 0; allowed: at least one"
 
 
-def _two_trials(study: Study, gate: OpenGate) -> TrialGroup:
+def _two_trials(study: Study, gate: OpenGate, audit: Audit | None = None) -> TrialGroup:
     """Two trials drawn at random as one group; the first alone if they differ in structure."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     draws = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     first = build_member(study, 0, study.suggest(draws.ask()))
     second = build_member(study, 1, study.suggest(draws.ask()))
     together = group_key(first) == group_key(second)
-    return TrialGroup(study, [first, second] if together else [first], gate)
+    return TrialGroup(study, [first, second] if together else [first], gate, audit)

@@ -112,10 +112,15 @@ def test_check_trains_a_whole_epoch(tmp_path: Path, capsys: pytest.CaptureFixtur
     path = tmp_path / "mine.py"
     path.write_text(STUDY.replace("torch.zeros(5))]", "torch.zeros(5))] * 3"))
     assert main(["check", str(path)]) == 0
-    study, layers, epoch = capsys.readouterr().out.splitlines()
+    study, layers, epoch, audit, *table = capsys.readouterr().out.splitlines()
     assert study == "study   Mine: 4 trials of 1 epochs, up to 16 fused, no rungs; maximize the score"
     assert layers == "layers  2 by rule, 3 by vmap, 1 in a loop over the trials"
     assert epoch.startswith("epoch   3 steps of 2 trials in ") and "; scores " in epoch
+    assert audit == "audit   4 steps of a trial among 2 against the trial alone: equal but for rounding"
+    assert {line.split()[0] for line in table if "the model's output" in line} == {"training", "evaluation"}
+    path.write_text(STUDY.replace("    trials", "    audit = False; trials", 1))
+    assert main(["check", str(path)]) == 0
+    assert capsys.readouterr().out.splitlines()[3:] == ["audit   none: Study.audit is False"]
 
 
 def test_check_finds_what_is_wrong_in_a_later_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
