@@ -15,6 +15,7 @@ NAMES = (
     "bubble_utilization",
     "fusion",
     "compiled",
+    "audit",
     "refill",
     "search_cost",
 )
