@@ -87,13 +87,13 @@ class Handle:
             page.close()  # its words are another job's: leave them alone
             raise
         try:
+            publisher = Publisher(f"ipc://{socket_path(directory, local_rank)}")
             clock = clock_for(device_type(engine), page, time.monotonic_ns)
         except Exception:
             page.close()
             raise
         side = SideProcess(page.words, can_halt=clock.follows_host)
         side.halt()
-        publisher = Publisher(f"ipc://{socket_path(directory, local_rank)}")
         self._connection = _Connection(page, clock, side, publisher, self._rank)
         # where a script drops its engine: the socket would hang the garbage collection, and the role stay taken
         self._engine_gone = weakref.finalize(engine, self._connection.leave, 0)

@@ -56,7 +56,7 @@ def plain_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 def outer_values(model: nn.Module) -> dict[str, Hashable]:
     """Map the name of each variable outside `model` that its forward may change to a description of the value."""
-    describe = Describer(model)
+    describe = Describer(model, into_objects=False)
     return {name: describe(get()) for name, get in reads(model, code_of(model))}
 
 
@@ -99,8 +99,14 @@ class Same:
 class Describer:
     """Describes values, each object once. Equal descriptions mean equal values, of equal types."""
 
-    def __init__(self, model: nn.Module | None = None, parameters: Sequence[Tensor] = ()) -> None:
-        """Modules and tensors of `model`, and `parameters`, are described by their names or numbers."""
+    def __init__(
+        self, model: nn.Module | None = None, parameters: Sequence[Tensor] = (), *, into_objects: bool = True
+    ) -> None:
+        """Modules and tensors of `model`, and `parameters`, are described by their names or numbers.
+
+        Without `into_objects`, an object that is no container counts as one thing, whatever it holds.
+        """
+        self._into_objects = into_objects
         self._names: dict[int, str] = {id(p): f"parameter {index}" for index, p in enumerate(parameters)}
         if model is not None:
             for table in (model.named_modules(), model.named_parameters(), model.named_buffers()):
@@ -127,6 +133,8 @@ class Describer:
             return self._function(value)
         if isinstance(value, types.CodeType):
             return (value.co_code, value.co_names, value.co_freevars, self(value.co_consts))
+        if not self._into_objects and not isinstance(value, _CONTAINERS):
+            return Same(value)
         kind = self._class(type(value))
         attributes = tuple((name, self(item)) for name, item in sorted(attributes_of(value).items()))
         for types_, parts in _PARTS:
@@ -213,7 +221,7 @@ _PARTS: tuple[tuple[type | tuple[type, ...], Callable[[Describer, Any], Iterable
     (np.random.RandomState, lambda describe, value: (describe(value.get_state()),)),
     (
         types.GeneratorType,
-        lambda describe, value: (value.gi_frame and (value.gi_frame.f_lasti, value.gi_frame.f_lineno),),
+        lambda describe, value: (Same(value), value.gi_frame and (value.gi_frame.f_lasti, value.gi_frame.f_lineno)),
     ),
     (types.ModuleType, lambda describe, value: (value.__name__,)),
 )
@@ -229,3 +237,7 @@ def _digest(tensor: Tensor) -> Hashable:
         return hashlib.sha256(plain.view(torch.uint8).numpy().tobytes()).hexdigest()
     except Exception:  # no data of its own, such as a tensor of a forward under `vmap`
         return Same(tensor)
+
+
+_CONTAINERS = tuple(kind for kinds, _ in _PARTS for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
+"""The types in `_PARTS`."""

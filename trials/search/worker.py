@@ -13,7 +13,6 @@ trials, if no main job has come yet, and work under the lock for which other sea
 import argparse
 import fcntl
 import json
-import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -30,6 +29,7 @@ from ds_hooks.shared.parent import die_with_parent
 from ds_hooks.shared.private_file import open_private
 from ds_hooks.shared.secrets import STORAGE_VARIABLE, hide_passwords
 from trials.gate.process import run_when_idle
+from trials.own_logger import own_logger
 from trials.search.finite import has_begun_all, is_finite
 from trials.search.storage import open_storage
 from trials.study import Study
@@ -41,7 +41,7 @@ REASON = "squeezer_reason"
 HOLDER_NICE = 10
 """The niceness of work under the lock, a few ms per trial. A busy main job still keeps nine tenths of its core."""
 
-log = logging.getLogger("trials.search.worker")  # as a program its name is __main__
+log = own_logger("trials.search.worker")  # as a program its name is __main__
 
 _Result = TypeVar("_Result")
 

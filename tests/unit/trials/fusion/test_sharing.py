@@ -219,11 +219,6 @@ OUTSIDE: dict[str, tuple[Callable[[Any], None], Callable[[Any, Tensor], Tensor],
         lambda m, y: y @ m.held.w,
         r"Parameter by 'held\.w'",
     ),
-    "enclosed": (
-        lambda m: setattr(m, "held", lambda: m.a.weight),
-        lambda m, y: y @ m.held(),
-        "Model by 'held of 'm''",
-    ),
     "a module": (
         lambda m: setattr(m, "held", [nn.Linear(4, 4).double()]),
         lambda m, y: m.held[0](y),
