@@ -137,14 +137,16 @@ BAD_STUDIES = [
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Sandbox, str]]]:
     """The output of the daemon of each bad study, once its side task is given up and its job has ended well."""
     files = tmp_path_factory.mktemp("studies")
-    broken = STUDIES / "broken.py"
     with new_sandbox(files) as sandbox:
         daemons, jobs = {}, {}
         for study in BAD_STUDIES:
-            config = sandbox.config(study.file)
             if study.file == "broken.py":  # a file that no tool can read does not belong among the sources
-                (files / "broken.py").write_text('"""Not Python."""\nclass:\n')
-                config.write_text(config.read_text().replace(str(broken), str(files / "broken.py")))
+                broken = files / study.file
+                broken.write_text('"""Not Python."""\nclass:\n')
+                config = sandbox.config("tiny.py")
+                config.write_text(config.read_text().replace(str(STUDIES / "tiny.py"), str(broken)))
+            else:
+                config = sandbox.config(study.file)
             daemons[study.file] = sandbox.daemon(config, study.device)
             jobs[study.file] = sandbox.job("--local-rank", str(study.device), "--bubble-ms", "100")
         for study in BAD_STUDIES:

@@ -161,6 +161,7 @@ class Sandbox:
         lines = ["[squeeze]", "squeezed_steps = 1_000_000", "alone_steps = 0", f"preemptive = {preemptive}".lower()]
         lines += ["[guard]", f"enabled = {guard}".lower()]  # a machine as noisy as these may set it off
         if study is not None:
+            assert (STUDIES / study).is_file(), f"{study} is not in studies"
             lines += ["[side]", f'study = "{STUDIES / study}"', f"max_restarts = {max_restarts}"]
         lines += ["[run]", f'directory = "{self.run}"']
         path = self.files / f"{study}.toml"
