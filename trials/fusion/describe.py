@@ -133,6 +133,8 @@ class Describer:
             return self._function(value)
         if isinstance(value, types.CodeType):
             return (value.co_code, value.co_names, value.co_freevars, self(value.co_consts))
+        if isinstance(value, types.ModuleType):
+            return ("module", value.__name__)
         if not self._into_objects and not isinstance(value, _CONTAINERS):
             return Same(value)
         kind = self._class(type(value))
@@ -223,7 +225,6 @@ _PARTS: tuple[tuple[type | tuple[type, ...], Callable[[Describer, Any], Iterable
         types.GeneratorType,
         lambda describe, value: (Same(value), value.gi_frame and (value.gi_frame.f_lasti, value.gi_frame.f_lineno)),
     ),
-    (types.ModuleType, lambda describe, value: (value.__name__,)),
 )
 """Type -> what describes a value of it beside its class and attributes. The first that fits counts."""
 

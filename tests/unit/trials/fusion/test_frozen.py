@@ -217,7 +217,11 @@ REFUSED: dict[str, tuple[Forward, Callable[[], object], str]] = {
     ),
     "its own of PyTorch": (generated, lambda: torch.Generator().manual_seed(3), "changes the attribute 'held'"),
     "a counter": (lambda m, x: plain(m, x) * next(m.held), itertools.count, "changes the attribute 'held'"),
-    "an iterator": (lambda m, x: plain(m, x) * next(m.held), lambda: (i for i in range(9)), "cannot be copied|changes"),
+    "an iterator": (
+        lambda m, x: plain(m, x) * next(m.held),
+        lambda: (i for i in range(9)),
+        "cannot be copied|changes|cannot be compared",
+    ),
     "a queue": (queued, collections.deque, "changes the attribute 'held'"),
     "a large array": (counted, lambda: numpy.zeros(2000), "changes the attribute 'held'"),
 }  # fmt: skip
