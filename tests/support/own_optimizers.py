@@ -1,7 +1,7 @@
 """Optimizers of users' own that keep state in other places than `torch.optim`'s do."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -142,3 +142,16 @@ class Noisy(torch.optim.Optimizer):
         for p in self.param_groups[0]["params"]:
             p.sub_(p.grad + 0.01 * torch.randn_like(p), alpha=self.param_groups[0]["lr"])
             p.add_(torch.randn(p.shape, dtype=p.dtype, generator=self.stream), alpha=0.01)
+
+
+OWN_OPTIMIZERS: dict[str, Callable[[int, Iterable[Any]], torch.optim.Optimizer]] = {
+    "in param groups": lambda n, ps: Adapting(ps, lr=0.1 * (n + 1)),
+    "two modes": lambda n, ps: Averaging(ps, lr=0.1 * (n + 1), beta=0.9 - 0.1 * n),
+    "in attributes": lambda n, ps: Remembering(ps, lr=0.1 * (n + 1)),
+    "around another": lambda n, ps: Lookahead(torch.optim.Adam(ps, lr=0.02 * (n + 1)), 2 + n),
+    "around one with attributes": lambda n, ps: Lookahead(Remembering(ps, lr=0.1 * (n + 1))),
+    "assigned data": lambda n, ps: Assigning(ps, lr=0.1 * (n + 1)),
+    "random numbers": lambda n, ps: Noisy(ps, lr=0.1 * (n + 1)),
+    "a tensor as rate": lambda n, ps: torch.optim.Adam(ps, lr=torch.tensor(0.01 * (n + 1)), foreach=False),
+}
+"""Where the state lies -> the optimizer of trial `n` over its parameters."""

@@ -21,15 +21,11 @@ from tests.support.fused_and_solo import (
     nothing,
     same_bits,
 )
-from tests.support.own_optimizers import Adapting, Assigning, Averaging, Lookahead, Noisy, Remembering
+from tests.support.own_optimizers import OWN_OPTIMIZERS, Remembering
 from trials import FuseError, TrialGroup
 from trials.gate.base import OpenGate
 
 Make = Callable[[int, Iterable[Any]], torch.optim.Optimizer]
-
-
-def tensor_rate(n: int, ps: Iterable[Any]) -> torch.optim.Optimizer:
-    return torch.optim.Adam(ps, lr=torch.tensor(0.01 * (n + 1)), foreach=False)
 
 
 def with_hook(n: int, ps: Iterable[Any]) -> torch.optim.Optimizer:
@@ -45,17 +41,7 @@ def with_hook(n: int, ps: Iterable[Any]) -> torch.optim.Optimizer:
     return made
 
 
-OWN: dict[str, Make] = {
-    "in param groups": lambda n, ps: Adapting(ps, lr=0.1 * (n + 1)),
-    "two modes": lambda n, ps: Averaging(ps, lr=0.1 * (n + 1), beta=0.9 - 0.1 * n),
-    "in attributes": lambda n, ps: Remembering(ps, lr=0.1 * (n + 1)),
-    "around another": lambda n, ps: Lookahead(torch.optim.Adam(ps, lr=0.02 * (n + 1)), 2 + n),
-    "around one with attributes": lambda n, ps: Lookahead(Remembering(ps, lr=0.1 * (n + 1))),
-    "assigned data": lambda n, ps: Assigning(ps, lr=0.1 * (n + 1)),
-    "random numbers": lambda n, ps: Noisy(ps, lr=0.1 * (n + 1)),
-    "a tensor as rate": tensor_rate,
-    "a hook": with_hook,
-}
+OWN: dict[str, Make] = {**OWN_OPTIMIZERS, "a hook": with_hook}
 
 
 def model(n: int) -> nn.Module:

@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler as lrs
 
 from tests.support.fused_and_solo import Batch, ToyStudy, members
 from tests.support.layer_cases import LAYERS, batches, before, fresh
-from tests.support.own_optimizers import Adapting, Assigning, Averaging, Lookahead, Noisy, Remembering
+from tests.support.own_optimizers import OWN_OPTIMIZERS
 from tests.support.rich_study import RichStudy
 from tests.support.toy_models import Branching, DataDependent, dcgan_discriminator, dcgan_generator
 from trials import Study, TrialGroup
@@ -109,26 +109,14 @@ def test_convolutions(kind: torch.dtype, optimizer: str) -> None:
     assert_no_alarm(toy(convolutional, IMAGES, kind, optimizer), 3, 3)
 
 
-OWN: dict[str, Callable[[int, Any], torch.optim.Optimizer]] = {
-    "in param groups": lambda n, ps: Adapting(ps, lr=0.1 * (n + 1)),
-    "two modes": lambda n, ps: Averaging(ps, lr=0.1 * (n + 1), beta=0.9 - 0.1 * n),
-    "in attributes": lambda n, ps: Remembering(ps, lr=0.1 * (n + 1)),
-    "around another": lambda n, ps: Lookahead(torch.optim.Adam(ps, lr=0.02 * (n + 1)), 2 + n),
-    "around one with attributes": lambda n, ps: Lookahead(Remembering(ps, lr=0.1 * (n + 1))),
-    "assigned data": lambda n, ps: Assigning(ps, lr=0.1 * (n + 1)),
-    "random numbers": lambda n, ps: Noisy(ps, lr=0.1 * (n + 1)),
-    "a tensor as rate": lambda n, ps: torch.optim.Adam(ps, lr=torch.tensor(0.01 * (n + 1)), foreach=False),
-}
-
-
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", OWN_OPTIMIZERS)
 def test_optimizer_without_a_rule(name: str) -> None:
     def schedule(n: int, optimizer: torch.optim.Optimizer) -> Any:
         return [] if name == "a tensor as rate" else lrs.StepLR(optimizer, 2, 0.5)
 
     data = [(x, torch.zeros(len(x))) for x in IMAGES]
     for size in (1, 3):
-        assert_no_alarm(RichStudy(convolutional, OWN[name], data, schedule=schedule, every="step"), size, 3)
+        assert_no_alarm(RichStudy(convolutional, OWN_OPTIMIZERS[name], data, schedule=schedule, every="step"), size, 3)
 
 
 @pytest.mark.parametrize("batch", [2, 3])
