@@ -171,6 +171,7 @@ def test_a_number_that_another_process_has_now_holds_no_role(directory: Path) ->
     page = Page.open(page_path(directory, 0))
     page.words[Role.MAIN], page.words[Role.MAIN.start] = os.getppid(), 1
     page.claim(Role.MAIN)
+    assert page.words[Role.MAIN] == os.getpid()
     page.close()
 
 
@@ -178,6 +179,7 @@ def test_a_process_that_replaced_itself_takes_its_role_again(directory: Path) ->
     page = Page.open(page_path(directory, 0))
     page.words[Role.MAIN], page.words[Role.MAIN.start] = os.getpid(), start_time(os.getpid())  # before an exec
     page.claim(Role.MAIN)
+    assert page.words[Role.MAIN] == os.getpid()
     page.close()
 
 
