@@ -76,13 +76,13 @@ def test_a_storages_password_is_shown_nowhere(sandbox: Sandbox) -> None:
 
 
 def test_trials_that_do_not_fit_into_memory_mb_train_one_after_another(sandbox: Sandbox, tmp_path: Path) -> None:
-    config = with_side(sandbox, "spies.py", memory_mb=820.0)
+    config = with_side(sandbox, "spies.py", memory_mb=700.0)
     job = sandbox.job()
-    daemon = sandbox.daemon_of(job, config, SPIES=str(tmp_path / "spied"), SPIES_MB="100")
+    daemon = sandbox.daemon_of(job, config, SPIES=str(tmp_path / "spied"), SPIES_MB="150")
     wait_for(lambda: sandbox.side("finished"), "the end of the study")
     assert job.finish() == 0
     assert daemon.ended() == 0
-    assert json.loads((tmp_path / "spied").read_text())["data"] == 820 << 20
+    assert json.loads((tmp_path / "spied").read_text())["data"] == 700 << 20
     assert sandbox.side("out_of_memory")[0]["most"] == 1
     assert "3 trials did not fit into the memory that the side task may take; at most 1 are trained" in daemon.said()
     assert TrialState.COMPLETE in {trial.state for trial in sandbox.trials("spies")}

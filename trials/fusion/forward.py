@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from trials.fusion import ways
-from trials.fusion.errors import RefusedError
+from trials.fusion.errors import RefusedError, is_out_of_memory
 from trials.fusion.mapped import Mapped
 from trials.fusion.program import Program
 from trials.fusion.reads import Watch
@@ -184,9 +184,11 @@ class Forward:
         restore = saved(self._rows.buffers, self._rows.generators)
         try:
             output = self._way.run(x, per_trial)
-        except (torch.OutOfMemoryError, RefusedError):
+        except RefusedError:
             raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             restore()
             output = self._run_instead(x, per_trial, self._instead(str(error)))
         self._instead = None

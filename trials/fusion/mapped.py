@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from trials.fusion import autocast
 from trials.fusion.describe import plain_tensors
-from trials.fusion.errors import FuseError, RefusedError
+from trials.fusion.errors import FuseError, RefusedError, is_out_of_memory
 from trials.fusion.inner import Below, Call, Calls, Inner
 from trials.fusion.registry import CALLS, Layer, label, plain_forward
 from trials.fusion.rows import Rows, Vectors
@@ -182,9 +182,11 @@ class Mapped:
         restore = saved(self._buffers, self._rows.generators)
         try:
             return self._vmap(args, kwargs, dims), ""
-        except (torch.OutOfMemoryError, RefusedError):
+        except RefusedError:
             raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             restore()
             return None, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         finally:

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from trials.fusion import autocast
-from trials.fusion.errors import FuseError, RefusedError
+from trials.fusion.errors import FuseError, RefusedError, is_out_of_memory
 from trials.fusion.functional import JOINT, MOVED
 from trials.fusion.inner import Calls
 from trials.fusion.observer import Observer, refuse_questions
@@ -78,9 +78,9 @@ class Scalar:
         try:
             for step in self._steps:
                 step.run(state)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
             self._steps = []
             return None
         if not state.flags[self._last]:
@@ -97,9 +97,11 @@ class Scalar:
             restore = saved({}, generators)
             try:
                 return self._by_vmap(outputs, targets, per_trial)
-            except (torch.OutOfMemoryError, RefusedError):
+            except RefusedError:
                 raise
-            except Exception:
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
                 restore()
         self._looped = True
         return self._by_loop(outputs, targets, generators, per_trial)

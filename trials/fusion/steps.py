@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from trials.fusion import autocast
+from trials.fusion.errors import is_out_of_memory
 from trials.fusion.functional import ELEMENTWISE, JOINT, MOVED, aligned, cat
 from trials.fusion.registry import CALLS, CallRule, FuseError, JointLayer, Layer, arrange
 from trials.fusion.rows import Rows
@@ -255,9 +256,9 @@ class CallStep(Step):
                 lambda row: call([[tensor[row] for tensor in tensors] for tensors in tensors_K]),
                 *(len(first), first.device, f"node '{self.node}'"),
             )
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
             raise FuseError(f"node '{self.node}' cannot be computed for several trials at once: {error}") from error
 
 

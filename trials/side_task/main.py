@@ -69,8 +69,8 @@ def main() -> int:
     import torch
 
     torch.set_num_threads(arguments.threads)
+    from trials.fusion.errors import is_out_of_memory
     from trials.side_task.devices import SideDeviceError, make_side_device
-    from trials.side_task.fit import is_out_of_memory
     from trials.study import StudyError, load_study
     from trials.training.rehearsal import measure_dedicated
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from ds_hooks.shared import statuses
 from ds_hooks.shared.signals import END_SIGNAL
+from trials.fusion.errors import is_out_of_memory
 from trials.gate.base import AUDIT_UNITS, HOST_UNIT, Gate, StopRequested
 from trials.own_logger import own_logger
 from trials.search.client import Search
 from trials.side_task.audits import Audits
 from trials.side_task.cohort import Cohort, Fit
-from trials.side_task.fit import is_out_of_memory
 from trials.side_task.waiting import Waiting
 from trials.study import Study
 from trials.training.group import TrialGroup

@@ -12,9 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-import torch
-
-from trials.fusion.errors import RefusedError
+from trials.fusion.errors import RefusedError, is_out_of_memory
 from trials.fusion.ways import Way, plainer
 from trials.own_logger import own_logger
 from trials.study import Study
@@ -204,7 +202,8 @@ class Audit:
                 self.budget.spend(audited.cost_ns, is_first=is_first)
             if first is None:
                 group.unproven.discard(mode)
-                self._proven.add(mode)
+                if not audited.left_out:
+                    self._proven.add(mode)
                 return result
             self._move_on(group, mode, row, first)
             is_first = True
@@ -227,12 +226,14 @@ class _Audited:
 
     Attributes:
         cost_ns: CPU time of all but the group's own step.
+        left_out: whether memory was too small for the audit, so that it says nothing.
     """
 
     def __init__(self, audit: Audit, group: Group, mode: Mode, row: int, step: Step, alone: Alone) -> None:
         self._audit, self._group, self._mode, self._row = audit, group, mode, row
         self._step, self._alone = step, alone
         self.cost_ns = 0
+        self.left_out = False
 
     def run(self) -> tuple[Any, Comparison | None]:
         """Take the step, and look for a difference.
@@ -240,16 +241,40 @@ class _Audited:
         Returns:
             The step's result, and the first difference. If there is one, the state is that before the step.
         """
-        group, audit, began_ns = self._group, self._audit, time.process_time_ns()
-        group.ask("snapshot")
-        put_back = group.saved()
+        began_ns, put_back, taken = time.process_time_ns(), None, None
+        try:
+            self._group.ask("snapshot")
+            put_back = self._group.saved()
+            taken = self._take(put_back)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        if taken is None:  # not within `except`, because the error holds tensors that must be freed
+            taken = self._take_unaudited(put_back)
+        own_ns, result, first = taken
+        if self.left_out:
+            log.warning("an audit needs more memory than there is, and is left out")
+        self.cost_ns = time.process_time_ns() - began_ns - own_ns
+        return result, first
+
+    def _take(self, put_back: Callable[[], None]) -> tuple[int, Any, Comparison | None]:
+        audit = self._audit
         own_ns, result, found = self._look(nudged_runs=1)
+        if self.left_out:
+            return own_ns, result, None
         audit.done += 1
         if audit.tables is not None:
             audit.tables.append((self._mode, found))
-        first = self._confirmed(found, put_back)
-        self.cost_ns = time.process_time_ns() - began_ns - own_ns
-        return result, first
+        return own_ns, result, self._confirmed(found, put_back)
+
+    def _take_unaudited(self, put_back: Callable[[], None] | None) -> tuple[int, Any, None]:
+        """Take the step as if no audit were due: it must not fail for what the audit holds beside it."""
+        self.left_out = True
+        if put_back is not None:
+            put_back()
+        began_ns = time.process_time_ns()
+        result = self._step(None)
+        return time.process_time_ns() - began_ns, result, None
 
     def _confirmed(self, found: Sequence[Comparison], put_back: Callable[[], None]) -> Comparison | None:
         """Return the first difference that shows again with other parameters; see `SHAKEN`."""
@@ -292,8 +317,10 @@ class _Audited:
                 noisy = run > 1
                 records.append(Noisy(records[0], records[1], layers, run) if noisy else Record(only=layers))
                 self._alone(Lone(study, before, group.ask, nudges), records[-1], self._row)
-        except torch.OutOfMemoryError:
-            log.warning("an audit needs more memory than there is, and is left out")
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self.left_out = True
             return own_ns, result, []
         group.ask("comparison")
         return own_ns, result, compare(fused, records[0], records[1:], precision)

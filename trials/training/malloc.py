@@ -1,6 +1,7 @@
 """Keeps freed memory in the side task's process."""
 
 import ctypes
+import resource
 from functools import cache
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -18,7 +19,9 @@ def keep_freed_memory() -> None:
     and the page faults take longer than the arithmetic. The peak stays the same; only less is given back after it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it; other libraries do without
+    # where the heap is limited, a large block that is kept but fits no other request would use the limit up
+    is_limited = resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
     if mallopt is not None:
-        if not mallopt(_M_MMAP_THRESHOLD, _LARGEST):
+        if is_limited or not mallopt(_M_MMAP_THRESHOLD, _LARGEST):
             mallopt(_M_MMAP_THRESHOLD, _LARGEST_ONCE)
         mallopt(_M_TRIM_THRESHOLD, _NEVER)

@@ -20,6 +20,8 @@ Path(os.environ["SPIES"]).write_text(json.dumps(found))
 
 
 class Spies(Tiny):
+    trials = 3
+    epochs = 1
     rungs = ()
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:

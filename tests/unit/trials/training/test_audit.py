@@ -1,6 +1,7 @@
 """When steps are audited, what an audit costs, and that it changes nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -174,3 +175,42 @@ def test_a_lost_trial_is_not_audited() -> None:
     group.unproven = {"training"}
     group.train_step(*study.data[0])
     assert audit.done == 1
+
+
+@pytest.mark.parametrize("where", ["snapshot", "group's step", "lone step"])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), RuntimeError("can't allocate memory: full")])
+def test_an_audit_that_does_not_fit_is_left_out(
+    where: str, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    study = ToyStudy(lambda n: MODEL["layers"](n).double(), "adamw", data())
+    audit = Audit(study)
+    group = TrialGroup(study, members(study, range(3)), OpenGate(), audit)
+    plain = TrialGroup(study, members(study, range(3)), OpenGate())
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    def fail_late(group: TrialGroup, record: Any, before: Any) -> Any:
+        @contextmanager
+        def watched() -> Iterator[None]:
+            yield
+            raise error
+
+        return watched()
+
+    with monkeypatch.context() as patch:
+        if where == "snapshot":
+            patch.setattr(TrialGroup, "saved", fail)
+        elif where == "group's step":
+            patch.setattr(TrialGroup, "watched", fail_late)
+        else:
+            patch.setattr("trials.training.lone.Lone.__init__", fail)
+        for batch in study.data[:2]:
+            group.train_step(*batch)
+            plain.train_step(*batch)
+    assert same_bits(group.state_dict(), plain.state_dict())
+    assert audit.done == 0 and audit.mismatches == 0
+    assert caplog.text.count("needs more memory than there is, and is left out") == 1, "not at each step"
+    later = TrialGroup(study, members(study, range(3)), OpenGate(), audit)
+    later.train_step(*study.data[0])
+    assert audit.done == 1, "nothing has been proven before"
