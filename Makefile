@@ -38,7 +38,7 @@ test-slow: install
 	$(BIN)/python -m pytest -m slow
 
 lint: install
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
