@@ -273,7 +273,8 @@ def test_a_bubble_that_outlives_its_permit_is_used_again(kind: Kind, main: MainJ
     main.join()
     assert len(kind.spans()) == 3
     began_ns = kind.spans()[2][0] - main.bubbles[2][0]
-    assert 59 * MS <= began_ns < 600 * MS, "not in the bubble that was over by then"
+    # on a CUDA device a bubble counts from when the host last saw it closed, which may be some ms before
+    assert 30 * MS <= began_ns < 600 * MS, "not in the bubble that was over by then, and not in the permit"
 
 
 def test_the_end_is_asked_for_while_it_waits(kind: Kind, main: MainJob) -> None:
