@@ -14,12 +14,13 @@ from ds_hooks.engine import AttachError, check_engine, check_release, device_typ
 from ds_hooks.instrument import Instrument
 from ds_hooks.publisher import Publisher
 from ds_hooks.shared.driver import DriverError
-from ds_hooks.shared.page import Field, Role
-from ds_hooks.shared.page_file import Page, PageError, page_path, runtime_dir, socket_path
+from ds_hooks.shared.page import Field
+from ds_hooks.shared.page_file import Page, PageError, page_path, runtime_dir, socket_of
 from ds_hooks.shared.ranks import LOCAL_RANK, first_number
 from ds_hooks.shared.wire import Bye, Hello
 from ds_hooks.side_process import SideProcess
 from ds_hooks.step_hooks import StepHooks
+from ds_hooks.take_page import check_spare, take_page
 
 
 def attach(engine: Any, *, directory: Path | str | None = None, local_rank: int | None = None) -> "Handle":
@@ -80,15 +81,15 @@ class Handle:
         if local_rank is None:
             local_rank = max(int(getattr(engine, "local_rank", 0) or 0), 0)
         waits = waits_of(engine)
-        page = Page.open(page_path(directory, local_rank))
+        page = take_page(directory, local_rank)
         try:
-            page.claim(Role.MAIN)
-        except PageError:
-            page.close()  # its words are another job's: leave them alone
-            raise
-        try:
-            publisher = Publisher(f"ipc://{socket_path(directory, local_rank)}")
+            publisher = Publisher(f"ipc://{socket_of(page.path)}")
             clock = clock_for(device_type(engine), page, time.monotonic_ns)
+            if page.path != page_path(directory, local_rank):
+                check_spare(page, follows_host=clock.follows_host)
+                print(
+                    f"[ds_hooks] rank {self._rank}: another job has this local rank; uses {page.path}", file=sys.stderr
+                )
         except Exception:
             page.close()
             raise

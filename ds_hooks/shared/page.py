@@ -7,7 +7,7 @@ What writes the page:
 
     main job     bubbles: ds_hooks/clock/cpu.py or ds_hooks/clock/cuda.py
                  its presence and counters: ds_hooks/handle.py, ds_hooks/step_hooks.py
-    daemon       the plan: squeezer/daemon/loop.py, by ds_hooks/shared/plan.py
+    daemon       whom it serves, and the plan: squeezer/daemon/loop.py, by ds_hooks/shared/plan.py
                  the side task's process and memory: squeezer/daemon/side_task_supervisor.py,
                  squeezer/daemon/memory_limit.py
                  in place of a process that has died or must end: squeezer/device/cpu.py, squeezer/device/cuda.py
@@ -92,6 +92,8 @@ class Field:
 until the main job's next instruction has ended"""
     SIDE_LIMIT_BYTES = 30
     """daemon: the most device memory that the side task may hold; 0: no limit is known"""
+    SERVES_ANY_JOB = 31
+    """daemon: 1: it serves one job after another; 0: only the one that it was started with"""
 
     PLAN_BASE_NS = 32
     """main job: the time from which this bubble's permit and renewals count"""

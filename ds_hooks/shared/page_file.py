@@ -72,14 +72,19 @@ def make_private_dir(path: Path) -> Path:
     return path
 
 
-def page_path(directory: Path, local_rank: int) -> Path:
-    """The page of the device of local rank `local_rank`."""
+def page_path(directory: Path, local_rank: int | str) -> Path:
+    """The page of the device of local rank `local_rank`; of all devices, as a pattern, with "*"."""
     return directory / f"device{local_rank}.page"
 
 
 def socket_path(directory: Path, local_rank: int) -> Path:
     """The socket on which that device's daemon receives the main job's messages."""
-    return directory / f"device{local_rank}.sock"
+    return socket_of(page_path(directory, local_rank))
+
+
+def socket_of(page: Path) -> Path:
+    """The same, by the page's path."""
+    return page.with_suffix(".sock")
 
 
 class Page:
@@ -148,12 +153,11 @@ class Page:
         """
         words, own_pid = self.words, os.getpid()
         with self._claiming():
-            holder, start = words[role], words[role.start]
-            runs_still = holder != 0 and start_time(holder) == start
+            holder = self.holder(role)
             is_own_from_before_exec = holder == own_pid and not any(
                 role in page._roles and _same_file(page._fd, self._fd) for page in _OPEN_PAGES
             )
-            if runs_still and not is_own_from_before_exec:
+            if holder and not is_own_from_before_exec:
                 raise PageError(
                     f"process {holder} is already the {role.name.lower()} of {self.path}; one device has one: "
                     f"end that process, or name another directory with ${DIRECTORY_VARIABLE}"
@@ -161,6 +165,11 @@ class Page:
             words[role.start] = start_time(own_pid)
             words[role] = own_pid
             self._roles.append(role)
+
+    def holder(self, role: Role) -> int:
+        """The process that has `role` and still runs; 0: none."""
+        pid = self.words[role]
+        return pid if pid and start_time(pid) == self.words[role.start] else 0
 
     @contextlib.contextmanager
     def _claiming(self) -> Iterator[None]:

@@ -164,6 +164,7 @@ class Daemon:
         words[Field.SIDE_PROCESS] = 0
         words[Field.SIDE_LIMIT_BYTES] = 0
         words[Field.PREEMPTIVE] = self._config.squeeze.preemptive
+        words[Field.SERVES_ANY_JOB] = self._job_pid is None
 
     # The loop
 

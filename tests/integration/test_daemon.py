@@ -105,6 +105,24 @@ def test_a_daemon_serves_job_after_job_with_one_side_task_that_sleeps_when_there
     assert len(sandbox.events("end")) == 1
 
 
+def test_two_jobs_with_one_local_rank_are_served_by_two_standing_daemons(sandbox: Sandbox, hold: Path) -> None:
+    config = sandbox.config("tiny.py")
+    daemons = [sandbox.daemon(config, local_rank, TINY_HOLD=str(hold)) for local_rank in (0, 1)]
+    jobs = [sandbox.job(), sandbox.job()]
+    for rank, job in enumerate(jobs):
+        wait_for(lambda rank=rank: sandbox.word(Field.UNITS_RUN, rank), "a unit")
+        assert [found["pid"] for found in sandbox.events("job", rank)] == [job.pid]
+    assert "another job has this local rank" in jobs[1].said()
+    ended_well(jobs[0])
+    third = sandbox.job()
+    wait_for(lambda: len(sandbox.events("job")) == 2, "the third job")
+    assert [found["pid"] for found in sandbox.events("job")] == [jobs[0].pid, third.pid]
+    jobs[1].beats(5)
+    ended_well(third)
+    assert jobs[1].finish() == 0
+    assert [daemon.kill(signal.SIGTERM) for daemon in daemons] == [0, 0]
+
+
 def test_a_killed_daemon_takes_its_side_task_along_and_its_successor_serves_the_running_job(
     sandbox: Sandbox, hold: Path
 ) -> None:
