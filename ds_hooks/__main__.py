@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from ds_hooks.handle import Handle, attach
+from ds_hooks.notice import notice
 
 USAGE = "usage: python -m ds_hooks [--module] SCRIPT [ARGUMENT …]"
 
@@ -97,10 +98,9 @@ def main(arguments: list[str] | None = None) -> None:
         for handle in [*finder.handles]:
             handle.detach()
         if not finder.found_engine:
-            print(
-                f"[ds_hooks] {script} ended without a pipeline engine, so no bubble was seen; needed is "
-                f"deepspeed.initialize(model=...) with a PipelineModule or a DualPipeVModule",
-                file=sys.stderr,
+            notice(
+                f"{script} ended without a pipeline engine, so no bubble was seen; needed is "
+                f"deepspeed.initialize(model=...) with a PipelineModule or a DualPipeVModule"
             )
 
     atexit.register(finish)

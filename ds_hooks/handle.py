@@ -12,6 +12,7 @@ from ds_hooks.clock.base import BubbleClock
 from ds_hooks.clock.registry import clock_for
 from ds_hooks.engine import AttachError, check_engine, check_release, device_type, waits_of
 from ds_hooks.instrument import Instrument
+from ds_hooks.notice import notice
 from ds_hooks.publisher import Publisher
 from ds_hooks.shared.driver import DriverError
 from ds_hooks.shared.page import Field
@@ -75,7 +76,7 @@ class Handle:
         deepspeed = sys.modules.get("deepspeed")  # loaded by whoever made a true engine
         warning = None if deepspeed is None else check_release(str(getattr(deepspeed, "__version__", "")))
         if warning is not None:
-            print(f"[ds_hooks] rank {self._rank}: {warning}", file=sys.stderr)
+            notice(f"rank {self._rank}: {warning}")
         if local_rank is None:
             local_rank = first_number(os.environ, LOCAL_RANK)
         if local_rank is None:
@@ -87,9 +88,7 @@ class Handle:
             clock = clock_for(device_type(engine), page, time.monotonic_ns)
             if page.path != page_path(directory, local_rank):
                 check_spare(page, follows_host=clock.follows_host)
-                print(
-                    f"[ds_hooks] rank {self._rank}: another job has this local rank; uses {page.path}", file=sys.stderr
-                )
+                notice(f"rank {self._rank}: another job has this local rank; uses {page.path}")
         except Exception:
             page.close()
             raise
@@ -117,16 +116,13 @@ class Handle:
         if self.fault is not None:
             return
         self.fault = f"{type(error).__name__}: {error}"
-        print(
-            f"[ds_hooks] rank {self._rank}: switched off; training continues without squeezing: {error}",
-            file=sys.stderr,
-        )
+        notice(f"rank {self._rank}: switched off; training continues without squeezing: {error}")
         if not isinstance(error, (AttachError, DriverError, PageError)):
-            traceback.print_exception(error, file=sys.stderr)
+            notice("".join(traceback.format_exception(error)))
         try:
             self._leave(fault=1)
         except Exception as second:
-            print(f"[ds_hooks] rank {self._rank}: and could not tidy up: {second}", file=sys.stderr)
+            notice(f"rank {self._rank}: and could not tidy up: {second}")
 
     def _leave(self, fault: int) -> None:
         self.enabled = False

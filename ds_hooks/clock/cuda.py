@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from ds_hooks.notice import notice
 from ds_hooks.shared.device_uuid import uuid_number, write_device_uuid
 from ds_hooks.shared.driver import PATIENCE_S, CudaDriver, DeviceWords, Driver, DriverError, comes, keep_mapped
 from ds_hooks.shared.memory_order import light_fence
@@ -257,5 +258,5 @@ def cuda_clock(page: Page, clock_ns: Callable[[], int]) -> CudaClock:
     try:
         return CudaClock(page, driver, compute_stream, clock_ns)
     except DriverError as error:
-        print(f"[ds_hooks] bubbles are opened a little late, by a thread that polls: {error}", file=sys.stderr)
+        notice(f"bubbles are opened a little late, by a thread that polls: {error}")
         return PolledCudaClock(page, driver, compute_stream, clock_ns)

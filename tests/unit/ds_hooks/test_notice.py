@@ -1,0 +1,31 @@
+"""A notice never hurts the main job."""
+
+import io
+import sys
+from typing import Any
+
+import pytest
+
+from ds_hooks import attach
+from ds_hooks.notice import notice
+
+
+class Broken(io.StringIO):
+    """A script's own stderr, whose target is gone."""
+
+    def write(self, text: str) -> int:
+        raise RuntimeError("the console's thread has ended")
+
+
+@pytest.mark.parametrize("stderr", [None, Broken(), open("/dev/full", "w", buffering=1)])  # noqa: SIM115
+def test_a_dead_stderr_stops_nothing(stderr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stderr)
+    notice("the page belongs to user 0")
+    handle = attach(object())
+    handle.switch_off(ValueError("once more"))
+    assert handle.fault is not None and "once more" not in handle.fault
+
+
+def test_it_says_where_it_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
+    notice("rank 3: switched off")
+    assert capsys.readouterr() == ("", "[ds_hooks] rank 3: switched off\n")
