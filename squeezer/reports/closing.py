@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from squeezer.reports.audit import mismatch_text
+from squeezer.reports.slowdown import is_too_wide
 
 
 def closing_lines(report: Mapping[str, Any], run: Path, study_name: str) -> list[str]:
@@ -39,6 +40,8 @@ def slowdown_text(main: Mapping[str, Any]) -> str:
         return f"{_signed(main['slowdown'])} slower steps ({interval})"
     if high < 0:
         return f"no slowdown detected; steps were {_signed(main['slowdown'])} with squeezing ({interval})"
+    if is_too_wide(main):
+        return f"unknown: steps vary too much to tell ({interval})"
     return f"no slowdown detected, ±{50 * (high - low):.1f}% ({interval})"
 
 

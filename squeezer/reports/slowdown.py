@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 DIGITS = 4
 """Decimals of the printed ratio: its unit is 0.01%."""
+WIDEST = 0.1
+"""An interval that includes 0 and is wider than ± this says nothing, not even that no slowdown was detected."""
 
 
 class Printed(NamedTuple):
@@ -48,7 +50,15 @@ def verdict(main: Mapping[str, Any]) -> str:
         return f"slowdown {figures}"
     if high < 0:
         return f"no slowdown: {figures}"
+    if is_too_wide(main):
+        return f"slowdown unknown, steps vary too much to tell: {figures}"
     return f"no slowdown detected (±{100 * (high - low) / 2:.2f}%): {figures}"
+
+
+def is_too_wide(main: Mapping[str, Any]) -> bool:
+    """Whether the interval is too wide to tell anything."""
+    low, high = main["slowdown_ci95"]
+    return bool(low <= 0 <= high and high - low > 2 * WIDEST)
 
 
 def percent(ratio: float) -> str:

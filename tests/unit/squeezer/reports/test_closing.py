@@ -20,6 +20,7 @@ def main_of(slowdown: float | None, interval: tuple[float, float] | None) -> dic
     [
         (0.001, (-0.008, 0.010), "no slowdown detected, ±0.9% (95% interval -0.8% to +1.0%)"),
         (0.02, (0.012, 0.028), "+2.0% slower steps (95% interval +1.2% to +2.8%)"),
+        (0.05, (-0.09, 0.2), "unknown: steps vary too much to tell (95% interval -9.0% to +20.0%)"),
         (-0.02, (-0.03, -0.01), "no slowdown detected; steps were -2.0% with squeezing (95% interval -3.0% to -1.0%)"),
         (0.05, None, "unknown: too few windows with and without squeezing to compare"),
     ],

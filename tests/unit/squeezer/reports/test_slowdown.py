@@ -105,6 +105,11 @@ def figures(slowdown: float | None, interval: list[float] | None) -> dict[str, A
         (figures(0.02, [0.01, 0.03]), "slowdown +2.00%, 95% CI +1.00% to +3.00%"),
         (figures(-0.02, [-0.03, -0.01]), "no slowdown: -2.00%, 95% CI -3.00% to -1.00%"),
         (figures(0.02, None), "slowdown +2.00%, too few windows for an interval"),
+        (
+            figures(-0.2, [-0.9, 11.7]),
+            "slowdown unknown, steps vary too much to tell: -20.00%, 95% CI -90.00% to +1170.00%",
+        ),
+        (figures(0.5, [0.1, 1.7]), "slowdown +50.00%, 95% CI +10.00% to +170.00%"),
         (figures(-0.00001, [-0.001, 0.001]), "no slowdown detected (±0.10%): +0.00%, 95% CI -0.10% to +0.10%"),
         (figures(None, None), "slowdown n/a: no squeezed window beside one alone"),
     ],
