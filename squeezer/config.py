@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from ds_hooks.shared.secrets import hide_password, hide_passwords
-from ds_hooks.shared.wire import WaitKind
+from ds_hooks.shared.wire import NOT_IDLE, WaitKind
 from squeezer.policy.state import Policy
 from squeezer.records.layout import journal_path
 
@@ -24,8 +24,6 @@ _NOT_A_MISTAKE_OF_ITS_OWN = "default_factory_not_called"
 _SQLITE_MAGIC = b"SQLite format 3\0"
 
 
-NOT_IDLE = WaitKind.REDUCE_GRADS
-"""The kind of wait in which DeepSpeed copies and sums gradients; shut by default, since its cost is not measured."""
 MOST_WITHOUT_STOPS = 0.05
 """The forecast quantile on a device that cannot halt what runs: bubbles that are shorter than forecast cost the job."""
 

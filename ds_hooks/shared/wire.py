@@ -57,6 +57,10 @@ class WaitKind(IntEnum):
     """A collective inside the optimizer's step: the all-reduce of the gradients' norm, if gradients are clipped."""
 
 
+NOT_IDLE = WaitKind.REDUCE_GRADS
+"""The kind of wait in which DeepSpeed copies and sums gradients; shut by default, since its cost is not measured."""
+
+
 class Header(NamedTuple):
     """What every message begins with."""
 

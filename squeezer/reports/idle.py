@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ds_hooks.shared.wire import WaitKind
+from ds_hooks.shared.wire import NOT_IDLE, WaitKind
 from squeezer.records.reader import RankRun, load_run
 from squeezer.reports.metrics import WARM_UP_STEPS
 
@@ -52,7 +52,8 @@ class StageIdle:
     @property
     def share(self) -> float | None:
         """The share of the step in which a device of this stage waits; None if no step is on record."""
-        return sum(self.by_kind.values()) if self.steps else None
+        idle = (share for kind, share in self.by_kind.items() if kind != NOT_IDLE.name)
+        return sum(idle) if self.steps else None
 
     @property
     def device_hours_per_day(self) -> float | None:
@@ -189,6 +190,8 @@ def _lines(job: JobIdle) -> Iterator[str]:
     yield from _table(job, kinds)
     yield ""
     yield "idle: the share of the step in which the device waits, transfers included; then its parts by kind of wait."
+    if NOT_IDLE.name in kinds:
+        yield f"{NOT_IDLE.name} is not idle, and not counted as such: DeepSpeed copies and sums gradients there."
     if steps < FEW_STEPS:
         yield f"Few steps: from fewer than {FEW_STEPS}, these shares are rough."
     if job.missing:

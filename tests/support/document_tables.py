@@ -39,7 +39,7 @@ _FORMAT = re.compile(r"\d*s|[a-zA-Z]")
 _DEFAULTS_IN_WORDS = {
     "min_bubble_ms": f"{config.pays_from_ms(preemptive=True)}; {config.pays_from_ms(preemptive=False)} without "
     "`preemptive`",
-    "kinds": f"all but {config.NOT_IDLE.name}",
+    "kinds": f"all but {wire.NOT_IDLE.name}",
     "study_name": "the file's name without `.py`",
     "storage": "`study.journal` in the run's directory",
     "mps_thread_percent": "all",

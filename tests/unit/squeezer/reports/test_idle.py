@@ -22,10 +22,10 @@ def made(run: Path, rank: int, *lengths_ms: float, steps: int = FEW_STEPS, **pla
     return one
 
 
-def train(rank: MadeUpRank, *lengths_ms: float, steps: int = FEW_STEPS) -> None:
+def train(rank: MadeUpRank, *lengths_ms: float, steps: int = FEW_STEPS, kinds: tuple[str, ...] = KINDS) -> None:
     bubbles = [(40.0 * slot, length_ms) for slot, length_ms in enumerate(lengths_ms)]
     for _ in range(steps):
-        rank.step(False, 100.0, bubbles, waits=KINDS[: len(lengths_ms)])
+        rank.step(False, 100.0, bubbles, waits=kinds[: len(lengths_ms)])
 
 
 def test_each_stages_share_by_kind_and_its_device_hours(tmp_path: Path) -> None:
@@ -49,6 +49,16 @@ def test_each_stages_share_by_kind_and_its_device_hours(tmp_path: Path) -> None:
         "",
         "idle: the share of the step in which the device waits, transfers included; then its parts by kind of wait.",
     ]
+
+
+def test_a_wait_in_which_the_device_computes_is_shown_but_not_idle(tmp_path: Path) -> None:
+    one = made(tmp_path, 0, stages=1, world_size=1, steps=0)
+    train(one, 20.0, 30.0, kinds=("RECV_GRAD", "REDUCE_GRADS"))
+    one.write()
+    (job,) = idle_of_run(tmp_path)
+    assert job.stages[0].by_kind == pytest.approx({"RECV_GRAD": 0.2, "REDUCE_GRADS": 0.3})
+    assert job.stages[0].share == pytest.approx(0.2)
+    assert "REDUCE_GRADS is not idle" in render_idle([job])
 
 
 def test_replicas_of_a_stage_are_averaged_and_all_their_devices_count(tmp_path: Path) -> None:
