@@ -31,7 +31,7 @@ demo: install
 	OMP_NUM_THREADS=1 $(BIN)/ds_squeeze --squeezer examples/demo.toml --num_accelerators 2 examples/pretrain.py
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow" tests/integration tests/conformance
+	$(BIN)/python -m pytest -m "not slow" --durations=30 --durations-min=5 tests/integration tests/conformance
 	$(BIN)/python -m pytest -m "not slow" -n logical --maxprocesses 8 --dist loadgroup tests/unit
 
 test-slow: install
