@@ -23,12 +23,12 @@ from typing import Any
 from ds_hooks.shared import logs
 from ds_hooks.shared.command_line import version
 from ds_hooks.shared.endings import USER_ERROR_STATUS
-from ds_hooks.shared.moved import MOVED
 from ds_hooks.shared.page_file import (
     DIRECTORY_VARIABLE,
     PageError,
     runtime_dir,
 )
+from ds_hooks.shared.renamed_commands import MOVED
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from ds_hooks.shared.signals import asked_to_end
 from launch import rank

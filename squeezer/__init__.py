@@ -4,6 +4,6 @@ Decisions are in `policy`, whatever touches the world in `daemon`, what a run le
 `reports`.
 """
 
-from ds_hooks.shared.moved import refuse_moved_module
+from ds_hooks.shared.renamed_commands import refuse_moved_module
 
 refuse_moved_module()

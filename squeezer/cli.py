@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ds_hooks.shared.command_line import Command, complete_paths, make_parser, refuse_unknown_command
-from ds_hooks.shared.moved import refuse
+from ds_hooks.shared.renamed_commands import refuse
 
 PROGRAM = "squeezer"
 DESCRIPTION = "Use the bubbles of DeepSpeed's pipeline parallelism."
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _daemon(parsed: argparse.Namespace) -> int:
     from ds_hooks.shared import logs
     from ds_hooks.shared.signals import ignore_signals_to_others
-    from squeezer.daemon.keeper import keep
+    from squeezer.daemon.daemon_keeper import keep
 
     logs.set_up()
     ignore_signals_to_others()

@@ -6,7 +6,7 @@ Each name is loaded on first use, because a side task must block its signals bef
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ds_hooks.shared.moved import refuse_moved_module
+from ds_hooks.shared.renamed_commands import refuse_moved_module
 
 if TYPE_CHECKING:
     from trials.fused import FusedModule, PerTrial, fuse, fuse_optimizers

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ds_hooks.shared.endings import USER_ERROR_STATUS
-from ds_hooks.shared.moved import MOVED, refuse
+from ds_hooks.shared.renamed_commands import MOVED, refuse
 
 DISTRIBUTION = "bubble-squeezer"
 

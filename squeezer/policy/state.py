@@ -25,7 +25,7 @@ from squeezer.policy.actions import (
     Start,
     Stop,
 )
-from squeezer.policy.between import BetweenGuard
+from squeezer.policy.between_steps import BetweenGuard
 from squeezer.policy.events import (
     BubbleEnded,
     Event,

@@ -5,7 +5,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from squeezer.policy.between import BETWEEN
+from squeezer.policy.between_steps import BETWEEN
 from squeezer.records.reader import RankRun, ReportError, load_run
 from squeezer.reports.metrics import SlotFigures, slot_figures
 

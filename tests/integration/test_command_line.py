@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.shared.moved import MOVED
+from ds_hooks.shared.renamed_commands import MOVED
 from squeezer.config import load_config
 from squeezer.records.reader import load_run
 from tests.support.jobs import PRETRAIN, environment, pretrain, run, short_directory

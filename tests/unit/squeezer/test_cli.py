@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.shared.moved import MOVED
+from ds_hooks.shared.renamed_commands import MOVED
 from squeezer import observe
 from squeezer.cli import COMMANDS, main
 from squeezer.config import load_config

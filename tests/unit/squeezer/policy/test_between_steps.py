@@ -8,7 +8,7 @@ import pytest
 
 from squeezer.config import GuardTable, SqueezeTable
 from squeezer.policy.actions import Note
-from squeezer.policy.between import PAUSES
+from squeezer.policy.between_steps import PAUSES
 from squeezer.policy.events import JobAttached, Side, SideChanged, StepEnded, StepStarted
 from squeezer.policy.guard import Decision
 from squeezer.policy.state import GateMachine
