@@ -36,16 +36,15 @@ from launch.build_locks import BuildLockWatch, unheld_build_locks
 from launch.leftovers import (
     RunInUseError,
     RunLock,
-    claim_directory,
     close_directory,
     end_daemons,
     fresh_directory,
     move_records_aside,
-    remove_deepspeed_buffers,
-    running_daemons,
+    remove_buffers_soon,
     stop_children,
 )
 from squeezer.config import Config, ConfigError, load_config
+from squeezer.daemon.run_directory import claim_directory, running_daemons
 
 USAGE = "usage: ds_squeeze --squeezer FILE [options of deepspeed] SCRIPT [ARGUMENT …]"
 EXAMPLE = "example:\n  ds_squeeze --squeezer examples/demo.toml --num_accelerators 2 examples/pretrain.py"
@@ -270,9 +269,9 @@ def squeeze(arguments: Sequence[str]) -> int:
     config = load_config(config_file)
     if not parsed.module and not Path(parsed.user_script).is_file():
         raise LaunchError(f"there is no training script {parsed.user_script}")
-    has_own_port = needs_port(options, os.path.isfile(parsed.hostfile))
-    if has_own_port:
-        changed.master_port = free_port()
+    own_port = free_port() if needs_port(options, os.path.isfile(parsed.hostfile)) else None
+    if own_port is not None:
+        changed.master_port = own_port
 
     run = config.run.directory
     is_first_node = changed.node_rank <= 0  # with --no_ssh every node has a launcher; the first one reports
@@ -282,11 +281,11 @@ def squeeze(arguments: Sequence[str]) -> int:
         except (PageError, OSError) as error:  # maybe another user's doing, which must not stop a training
             log.warning("nothing is squeezed or recorded, and the training runs without us: %s", error)
             parsed.master_port = changed.master_port
+            if own_port is not None:
+                around.callback(remove_buffers_soon, own_port)
             return _launch(runner, parsed)
-        around.callback(close_directory, directory)
-        around.callback(os.close, claim_directory(directory))
-        if has_own_port:
-            around.callback(remove_deepspeed_buffers, changed.master_port)
+        around.callback(close_directory, directory, own_port)
+        around.callback(os.close, claim_directory(directory, own_port))
         if is_first_node:
             around.enter_context(RunLock(run, directory))
             moved = move_records_aside(run)

@@ -1,14 +1,12 @@
-"""Cleans up what runs leave behind: old records, daemons that are still ending, pages, child processes."""
+"""Cleans up what runs leave behind: old records, daemons that are still ending, pages, buffers, child processes."""
 
 import fcntl
 import logging
 import os
-import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -22,6 +20,8 @@ from ds_hooks.shared.page_file import (
     socket_path,
 )
 from ds_hooks.shared.private_file import make_dir
+from squeezer.daemon.deepspeed_buffers import remove_buffers
+from squeezer.daemon.run_directory import LAUNCHER_LOCK, leave_directory, remove_dead_directory, running_daemons
 from squeezer.records.layout import files_of
 
 _AFTER_SIGNAL_S = 5.0
@@ -81,7 +81,6 @@ class RunLock:
         self._fd = -1
 
 
-_LAUNCHER_LOCK = "launcher.lock"
 _RUN_PREFIX = "run-"
 _LONGEST_PARENT = SOCKET_PATH_MAX_BYTES - len(str(socket_path(Path(f"/{_RUN_PREFIX}abcdefgh"), 999)))
 
@@ -108,36 +107,10 @@ def fresh_directory(parent: Path) -> Path:
             continue  # another run, the last one here, has just removed it
 
 
-def claim_directory(directory: Path) -> int:
-    """Mark `directory` as in use while this process lives; returns the descriptor that holds the lock.
-
-    The lock is taken before its file gets its name, so no other process finds it free.
-    """
-    made = directory / f"{_LAUNCHER_LOCK}.new"
-    descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    made.rename(directory / _LAUNCHER_LOCK)
-    return descriptor
-
-
 def remove_dead_directories(parent: Path) -> list[Path]:
-    """Remove the directories of killed launchers whose daemons are gone too; returns them."""
-    dead = []
-    for lock in sorted(parent.glob(f"{_RUN_PREFIX}*/{_LAUNCHER_LOCK}")):
-        try:
-            descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            continue  # another launcher was faster
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            continue  # its launcher lives
-        finally:
-            os.close(descriptor)
-        if not running_daemons(lock.parent):
-            shutil.rmtree(lock.parent, ignore_errors=True)
-            dead.append(lock.parent)
-    return dead
+    """Remove the directories of killed launchers of which nothing lives; returns them."""
+    locks = sorted(parent.glob(f"{_RUN_PREFIX}*/{LAUNCHER_LOCK}"))
+    return [lock.parent for lock in locks if remove_dead_directory(lock.parent)]
 
 
 def move_records_aside(run: Path) -> int:
@@ -152,21 +125,6 @@ def move_records_aside(run: Path) -> int:
     for path in found:
         path.rename(previous / path.name)
     return len(found)
-
-
-def running_daemons(directory: Path) -> list[int]:
-    """Find the daemons that `rank.py` started for the run in `directory` and that still run; returns their ids."""
-    running = []
-    for path in sorted(directory.glob("daemon*.pid")):
-        try:
-            process = psutil.Process(int(path.read_text(encoding="ascii")))
-            # another process with the same number does not name this file
-            alive = process.status() != psutil.STATUS_ZOMBIE and str(path) in process.cmdline()
-        except (psutil.Error, ValueError, OSError):
-            continue
-        if alive:
-            running.append(process.pid)
-    return running
 
 
 def end_daemons(running: Callable[[], list[int]], timeout_s: float) -> None:
@@ -218,19 +176,21 @@ def stop_children(patience_s: float) -> None:
         child.kill()
 
 
-def remove_deepspeed_buffers(port: int, memory: Path = Path("/dev/shm")) -> None:
-    """Remove the shared memory (66 MiB per rank) that DeepSpeed's CPU reduction leaves under the job's master port.
+def close_directory(directory: Path, port: int | None = None) -> None:
+    """End this run's remaining daemons now, and remove what it has in shared memory.
 
-    Jobs on DeepSpeed's default port reuse it. Jobs on ports of their own would leave more after every run.
+    Args:
+        directory: the run's; this process has let go of it.
+        port: see `claim_directory`.
     """
-    for path in memory.glob(f"deepspeed_allreduce_buffer_{os.getuid()}_*_{port}_*"):
-        path.unlink(missing_ok=True)
-
-
-def close_directory(directory: Path) -> None:
-    """End this run's remaining daemons now, and remove its pages and sockets; and the place of all runs, if empty."""
     end_daemons(lambda: running_daemons(directory), 0.0)
-    if not running_daemons(directory):
-        shutil.rmtree(directory, ignore_errors=True)
-        with suppress(OSError):  # other runs are there, or it is another's to remove
-            directory.parent.rmdir()
+    if port is not None:
+        remove_buffers_soon(port)
+    leave_directory(directory)
+
+
+def remove_buffers_soon(port: int) -> None:
+    """Remove DeepSpeed's buffers of this job. Ranks that were just killed may hold them for another moment."""
+    deadline = time.monotonic() + _AFTER_SIGNAL_S
+    while not remove_buffers(port) and time.monotonic() < deadline:
+        time.sleep(0.1)

@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -88,10 +88,10 @@ def _add_daemon(parser: argparse.ArgumentParser) -> None:
 
 def _remove(pid_file: Path) -> None:
     """With its directory and the place of all runs, if nobody else uses those."""
+    from squeezer.daemon.run_directory import leave_directory
+
     pid_file.unlink(missing_ok=True)
-    with suppress(OSError):
-        pid_file.parent.rmdir()
-        pid_file.parent.parent.rmdir()
+    leave_directory(pid_file.parent)
 
 
 def _report(parsed: argparse.Namespace) -> int:

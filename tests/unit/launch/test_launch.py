@@ -16,15 +16,13 @@ from launch.ds_squeeze import LaunchError, free_port, needs_port, redirect_to_ra
 from launch.leftovers import (
     RunInUseError,
     RunLock,
-    claim_directory,
     close_directory,
     end_daemons,
     fresh_directory,
     move_records_aside,
     remove_dead_directories,
-    remove_deepspeed_buffers,
-    running_daemons,
 )
+from squeezer.daemon.run_directory import claim_directory, running_daemons
 from tests.support.logged import logged
 
 
@@ -194,14 +192,6 @@ def test_one_launcher_has_a_run_directory(tmp_path: Path) -> None:
         pass
     with RunLock(run, tmp_path):
         pass
-
-
-def test_only_the_shared_memory_of_this_jobs_port_is_removed(tmp_path: Path) -> None:
-    own, others = (tmp_path / f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1_{port}_0" for port in (4001, 4002))
-    own.touch()
-    others.touch()
-    remove_deepspeed_buffers(4001, memory=tmp_path)
-    assert [*tmp_path.iterdir()] == [others]
 
 
 def test_a_dead_or_foreign_process_is_no_daemon(tmp_path: Path) -> None:
