@@ -135,13 +135,13 @@ def main() -> None:
     )
     is_first = torch.distributed.get_rank() == 0
     data = batches(read_text(), options.micro_batch_size, options.seed)
-    losses: list[float] = []
-    for step in range(1, options.steps + 1):
-        losses.append(float(engine.train_batch(data_iter=data)))
-        if is_first and (step % 50 == 0 or step == options.steps):
-            print(f"step {step} loss {losses[-1]:.4f}", flush=True)
-    if is_first and options.losses is not None:
-        options.losses.write_text("".join(f"{loss.hex()}\n" for loss in losses), encoding="ascii")
+    losses = options.losses if is_first and options.losses is not None else Path(os.devnull)
+    with losses.open("w", encoding="ascii", buffering=1) as written:  # a killed run leaves those that it came to
+        for step in range(1, options.steps + 1):
+            loss = float(engine.train_batch(data_iter=data))
+            written.write(f"{loss.hex()}\n")
+            if is_first and (step % 50 == 0 or step == options.steps):
+                print(f"step {step} loss {loss:.4f}", flush=True)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
