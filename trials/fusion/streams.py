@@ -41,6 +41,25 @@ def note(generator: torch.Generator) -> None:
 
 
 @contextmanager
+def undisturbed() -> Iterator[None]:
+    """Leave all global random numbers as they are."""
+    with torch.random.fork_rng():
+        python, arrays = random.getstate(), numpy.random.get_state()
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            numpy.random.set_state(arrays)
+
+
+def seed_all(seed: int) -> None:
+    """Seed all global random numbers."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)  # it takes no others
+
+
+@contextmanager
 def drawing_from(generator: torch.Generator) -> Iterator[None]:
     """While entered, PyTorch's own random numbers come from `generator`."""
     others = torch.get_rng_state()

@@ -1,7 +1,6 @@
 """One trial of a group, alone: the user's own module, optimizer and random stream, in the state of its row."""
 
 import copy
-import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -9,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -17,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from trials.fusion.registry import RULES, label
 from trials.fusion.rows import generator
-from trials.fusion.streams import drawing_from, go_on, note
+from trials.fusion.streams import drawing_from, go_on, note, undisturbed
 from trials.fusion.trace import FORWARD
 from trials.fusion.trees import heads
 from trials.fusion.units import ask_before_backward
@@ -271,19 +269,7 @@ def part_names(model: nn.Module) -> list[str]:
     """Return all names of parts for which a trial of `model` asks the gate."""
     layers = [label(module, path) for path, module in model.named_modules() if is_layer(module)]
     passes = [f"{name} {way}" for name in layers for way in ("forward", "backward")]
-    return [*passes, "loss", "score", "optimizer step", "comparison", "snapshot"]
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Leave all global random numbers as they are."""
-    with torch.random.fork_rng():
-        python, arrays = random.getstate(), np.random.get_state()
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(arrays)
+    return [*passes, "loss", "score", "optimizer step", "comparison", "snapshot", "setup"]
 
 
 class _FirstFloat(TorchFunctionMode):

@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from trials.fusion import FuseError, Structure, structure
 from trials.fusion.rows import Rows
+from trials.fusion.streams import seed_all, undisturbed
 from trials.fusion.structure import Facts, canonical_names
 from trials.fusion.trace import FORWARD
 from trials.fusion.ways import FOUND_UNEQUAL, Way
@@ -73,8 +74,8 @@ def build_member(study: Study, number: int, params: dict[str, Any]) -> Member:
 
 def build(study: Study, number: int, params: dict[str, Any]) -> tuple[nn.Module, Given, Tensor, list[LRScheduler]]:
     """Build the parts of a trial: its model, optimizer, random state, and schedulers. See `build_member`."""
-    with torch.random.fork_rng():
-        torch.manual_seed(study.seed(params, number))
+    with undisturbed():
+        seed_all(study.seed(params, number))
         model = study.model(params)
         optimizer = study.optimizer(params, model)
         rng_state = torch.get_rng_state()
