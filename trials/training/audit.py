@@ -221,6 +221,18 @@ class Audit:
         group.rebuild(then)
 
 
+def _kept_attributes(owner: object) -> Callable[[], None]:
+    """Return a function that gives `owner` its present attributes back, such as the number of its calls."""
+    before = dict(vars(owner))
+
+    def put_back() -> None:
+        own = vars(owner)
+        own.clear()
+        own.update(before)
+
+    return put_back
+
+
 class _Audited:
     """One audited step.
 
@@ -243,8 +255,7 @@ class _Audited:
         """
         began_ns, put_back, taken = time.process_time_ns(), None, None
         try:
-            self._group.ask("snapshot")
-            put_back = self._group.saved()
+            put_back = self._saved()
             taken = self._take(put_back)
         except Exception as error:
             if not is_out_of_memory(error):
@@ -256,6 +267,18 @@ class _Audited:
             log.warning("an audit needs more memory than there is, and is left out")
         self.cost_ns = time.process_time_ns() - began_ns - own_ns
         return result, first
+
+    def _saved(self) -> Callable[[], None]:
+        """Return a function that puts the group and the study back to their present state."""
+        self._group.ask("snapshot")
+        group, study = self._group.saved(), _kept_attributes(self._audit.study)
+
+        def put_back() -> None:
+            self._group.ask("snapshot")
+            group()
+            study()
+
+        return put_back
 
     def _take(self, put_back: Callable[[], None]) -> tuple[int, Any, Comparison | None]:
         audit = self._audit
@@ -282,8 +305,7 @@ class _Audited:
         if not suspects:
             return None
         times, share = SHAKEN
-        self._group.ask("snapshot")
-        go_on = self._group.saved()
+        go_on = self._saved()
         for _ in range(times):
             put_back()
             self._group.shake(self._row, share)
@@ -302,12 +324,14 @@ class _Audited:
             The CPU time of the group's own step, its result, and what both made.
         """
         group, study = self._group, self._audit.study
-        before = group.state(self._row)
+        before, put_back_study = group.state(self._row), _kept_attributes(study)
         fused = Record(self._row)
         began_ns = time.process_time_ns()
         with group.watched(fused, before):
             result = self._step(fused)
-        own_ns = time.process_time_ns() - began_ns
+            own_ns = time.process_time_ns() - began_ns
+            group.ask("comparison")
+        go_on = _kept_attributes(study)
         precision = Precision.of(list(before.tensors.values()), study.autocast)
         layers = {key for key in fused.values if key.kind == LAYER}
         records: list[Record] = []
@@ -316,11 +340,15 @@ class _Audited:
                 nudges = Nudges(precision.eps, group.coarse(), seed=run) if run else Nudges()
                 noisy = run > 1
                 records.append(Noisy(records[0], records[1], layers, run) if noisy else Record(only=layers))
+                group.ask("setup")
+                put_back_study()  # the user's code may count its calls there
                 self._alone(Lone(study, before, group.ask, nudges), records[-1], self._row)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             self.left_out = True
             return own_ns, result, []
+        finally:
+            go_on()
         group.ask("comparison")
         return own_ns, result, compare(fused, records[0], records[1:], precision)

@@ -31,6 +31,27 @@ class Pinned:
             yield _pin(inputs), _pin(targets)
 
 
+class Kept:
+    """A batch as it is before a step, whose loss may change it in place.
+
+    Attributes:
+        inputs: a copy.
+        targets: likewise.
+    """
+
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        self._given = inputs, targets
+        self.inputs, self.targets = inputs.clone(), targets.clone()
+        self._versions = [_version(tensor) for tensor in self._given]
+
+    def put_back(self) -> None:
+        """Undo what has been changed in place."""
+        for tensor, kept, version in zip(self._given, (self.inputs, self.targets), self._versions, strict=True):
+            if _version(tensor) != version:  # else it may be memory that nobody may write
+                tensor.copy_(kept)
+        self._versions = [_version(tensor) for tensor in self._given]
+
+
 class Reader(NamedTuple):
     """A trial, and the epoch whose batches it reads, counted from 0."""
 
@@ -99,6 +120,10 @@ def _stack(tensors: Iterable[Tensor]) -> Tensor:
 
 def _pin(tensor: Tensor) -> Tensor:
     return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def _check_own(readers: Sequence[Reader], found: dict[int, Batch]) -> None:

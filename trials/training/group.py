@@ -18,7 +18,7 @@ from trials.gate.base import AUDIT_UNITS, HOST_UNIT, Gate
 from trials.optim.several import Optimizers, by_phase
 from trials.study import Study
 from trials.training.audit import MODES, Audit
-from trials.training.batches import Reader, fuse_batches, rounds
+from trials.training.batches import Kept, Reader, fuse_batches, rounds
 from trials.training.group_state import GroupState
 from trials.training.lone import Lone, part_names
 from trials.training.malloc import keep_freed_memory
@@ -102,13 +102,17 @@ class TrialGroup(GroupState):
         self._follow()
         for phase in self._phases:
             phase.before_training()
-        step = partial(self._train, inputs, targets, per_trial)
         if self._audit is None or not self._audit.is_due(self, "training"):
-            step(None)
+            self._train(inputs, targets, per_trial, None)
             return
+        kept = Kept(inputs, targets)
+
+        def step(record: Record | None) -> None:
+            kept.put_back()
+            self._train(inputs, targets, per_trial, record)
 
         def alone(lone: Lone, record: Record, row: int) -> None:
-            own = (inputs[row], targets[row]) if per_trial else (inputs, targets)
+            own = (kept.inputs[row], kept.targets[row]) if per_trial else (kept.inputs, kept.targets)
             lone.train(*own, self._precision(), record)
 
         self._audit.run(self, "training", step, alone)
@@ -181,10 +185,16 @@ class TrialGroup(GroupState):
         return scores_K
 
     def _audited_scores(self, audit: Audit, inputs_B: Tensor, targets_B: Tensor) -> Tensor:
-        def alone(lone: Lone, record: Record, row: int) -> None:
-            lone.score(inputs_B, targets_B, self._precision(), record)
+        kept = Kept(inputs_B, targets_B)
 
-        scores_K: Tensor = audit.run(self, "evaluation", partial(self._scores, inputs_B, targets_B), alone)
+        def step(record: Record | None) -> Tensor:
+            kept.put_back()
+            return self._scores(inputs_B, targets_B, record)
+
+        def alone(lone: Lone, record: Record, row: int) -> None:
+            lone.score(kept.inputs, kept.targets, self._precision(), record)
+
+        scores_K: Tensor = audit.run(self, "evaluation", step, alone)
         return scores_K
 
     def set_lr(self, row: int, value: float, group: int | None = None) -> None:

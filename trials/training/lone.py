@@ -100,9 +100,9 @@ class Lone:
         self._stream = generator(state.device, state=state.stream)
 
     def train(self, inputs: Tensor, targets: Tensor, precision: AbstractContextManager[Any], record: Record) -> None:
-        """Take a training step, and keep in `record` what it makes."""
+        """Take a training step, and keep in `record` what it makes. The batch stays as it is."""
         self.model.train()
-        inputs, targets = inputs.to(self._state.device), targets.to(self._state.device)
+        inputs, targets = inputs.to(self._state.device), targets.to(self._state.device, copy=True)
         with self._drawing(), self._watched(record):
             for phase, optimizer in self.optimizers.items():
                 record.phase = "" if phase == FORWARD else f"{phase}: "
@@ -117,9 +117,9 @@ class Lone:
 
     @torch.no_grad()
     def score(self, inputs: Tensor, targets: Tensor, precision: AbstractContextManager[Any], record: Record) -> None:
-        """Score a batch, and keep in `record` what that makes."""
+        """Score a batch, and keep in `record` what that makes. The batch stays as it is."""
         self.model.eval()
-        inputs, targets = inputs.to(self._state.device), targets.to(self._state.device)
+        inputs, targets = inputs.to(self._state.device), targets.to(self._state.device, copy=True)
         with self._drawing(), self._watched(record), precision:
             outputs = self._call(FORWARD, inputs)
             record.outputs(outputs, per_trial=False)

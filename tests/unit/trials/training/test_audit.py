@@ -109,7 +109,7 @@ def test_the_parts_of_an_audit_are_units_and_no_work() -> None:
     units = [unit for unit in gate.units if unit.startswith("audit ")]
     lone = ["0.Linear forward", "1.Tanh forward", "2.Linear forward", "loss"]
     lone += ["2.Linear backward", "1.Tanh backward", "0.Linear backward", "optimizer step", "comparison"]
-    assert units == [f"audit {part}" for part in ("snapshot", *lone, *lone)]
+    assert units == [f"audit {part}" for part in ("snapshot", "comparison", "setup", *lone, "setup", *lone)]
     group.evaluate()
     assert gate.units.count("audit score") == 2
 
