@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from trials.fusion.errors import RefusedError, is_out_of_memory
@@ -246,6 +246,7 @@ class _Audited:
         self._step, self._alone = step, alone
         self.cost_ns = 0
         self.left_out = False
+        self._nudges_inputs = True
 
     def run(self) -> tuple[Any, Comparison | None]:
         """Take the step, and look for a difference.
@@ -309,8 +310,13 @@ class _Audited:
         for _ in range(times):
             put_back()
             self._group.shake(self._row, share)
-            _, _, again = self._look(NUDGED_RUNS)
-            suspects &= {each.key for each in again if not each.equal}
+            try:
+                _, _, again = self._look(NUDGED_RUNS)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                continue  # the user's code refuses such parameters
+            suspects -= {each.key for each in again if each.equal}
             if not suspects:
                 go_on()
                 return None
@@ -325,6 +331,13 @@ class _Audited:
         """
         group, study = self._group, self._audit.study
         before, put_back_study = group.state(self._row), _kept_attributes(study)
+
+        def alone(record: Record, nudges: Nudges) -> Record:
+            group.ask("setup")
+            put_back_study()  # the user's code may count its calls there
+            self._alone(Lone(study, before, group.ask, nudges), record, self._row)
+            return record
+
         fused = Record(self._row)
         began_ns = time.process_time_ns()
         with group.watched(fused, before):
@@ -334,15 +347,11 @@ class _Audited:
         go_on = _kept_attributes(study)
         precision = Precision.of(list(before.tensors.values()), study.autocast)
         layers = {key for key in fused.values if key.kind == LAYER}
-        records: list[Record] = []
         try:
-            for run in range(1 + nudged_runs):
-                nudges = Nudges(precision.eps, group.coarse(), seed=run) if run else Nudges()
-                noisy = run > 1
-                records.append(Noisy(records[0], records[1], layers, run) if noisy else Record(only=layers))
-                group.ask("setup")
-                put_back_study()  # the user's code may count its calls there
-                self._alone(Lone(study, before, group.ask, nudges), records[-1], self._row)
+            records = [alone(Record(only=layers), Nudges())]
+            for run in range(1, 1 + nudged_runs):
+                own = Noisy(records[0], records[1], layers, run) if len(records) > 1 else Record(only=layers)
+                records += self._nudged(alone, own, Nudges(precision.eps, group.coarse(), seed=run))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -352,3 +361,15 @@ class _Audited:
             go_on()
         group.ask("comparison")
         return own_ns, result, compare(fused, records[0], records[1:], precision)
+
+    def _nudged(self, alone: Callable[[Record, Nudges], Record], record: Record, nudges: Nudges) -> list[Record]:
+        """Take the step alone with its numbers changed; no record if the user's code refuses them, even in part."""
+        for inputs in (True, False) if self._nudges_inputs else (False,):
+            try:
+                return [alone(record, replace(nudges, inputs=inputs))]
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                self._nudges_inputs = False  # such as whole numbers, or bits
+                record.clear()
+        return []

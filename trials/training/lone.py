@@ -65,11 +65,13 @@ class Nudges:
         share: of each number of the input and of the parameters.
         gradients: phase -> the same for the gradients that its optimizer gets.
         seed: of the signs.
+        inputs: whether the input is changed too: some are whole numbers, or must stay in a range.
     """
 
     share: float = 0.0
     gradients: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
+    inputs: bool = True
 
 
 class Lone:
@@ -176,7 +178,7 @@ class Lone:
         forward = self.model if phase == FORWARD else getattr(self.model, phase)
         inputs = inputs.clone()
         share = self._nudges.share
-        if not share:
+        if not share or not self._nudges.inputs:
             return forward(inputs)
         if inputs.is_floating_point():
             return forward(self._nudged(inputs, share))

@@ -98,6 +98,13 @@ class Record:
         """Keep a copy of a tensor, or a plain value."""
         self.values[Key(kind, name)] = value.detach().clone() if isinstance(value, Tensor) else value
 
+    def clear(self) -> None:
+        """Forget all, for another try."""
+        self.values.clear()
+        self.sizes.clear()
+        self._calls.clear()
+        self.phase, self.ended = "", False
+
     def _called(self, name: str, output: Any) -> list[str]:
         """Count a call of the layer `name`, and return a name for each tensor of its output."""
         name = self.phase + name

@@ -231,5 +231,35 @@ def test_several_optimizers() -> None:
     assert_no_alarm(Turns(lambda n: Pair(), batches=[(x, torch.zeros(len(x))) for x in noise]), 3, 3)
 
 
+class Likelihood(nn.Module):
+    """Accepts zeros and ones alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -torch.distributions.Bernoulli(logits=self.first(x), validate_args=True).log_prob(x)
+
+
+class Bounded(nn.Module):
+    """Accepts parameters up to one alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.share, self.first = nn.Parameter(torch.ones(4)), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and bool((self.share > 1).any()):
+            raise ValueError("more than all")
+        return self.first(x * self.share)
+
+
+def test_code_that_refuses_changed_numbers() -> None:
+    bits = [(x[0, 0, :6, :4] > 0).float() for x in IMAGES]
+    assert_no_alarm(toy(lambda n: Likelihood(), bits, torch.float32, "sgd"), 3, 3)
+    assert_no_alarm(toy(lambda n: Bounded(), bits, torch.float64, "sgd"), 3, 1)
+
+
 def test_one_trial() -> None:
     assert_no_alarm(toy(convolutional, IMAGES, torch.float32), 1, 3)

@@ -190,6 +190,29 @@ def test_a_layer_that_gives_another_type(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found[0].what.startswith("output of 1.LayerNorm is float16, alone ")
 
 
+class Shares(nn.Module):
+    """Refuses other parameters than those near which it begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.share, self.last = nn.Parameter(torch.ones(16, 1)), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not bool(((self.share - 1).abs() < 0.01).all()):
+            raise ValueError("too far")
+        return self.last(x * self.share.mean())
+
+
+def test_a_fault_where_other_parameters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    coefficients = SGD.coefficients
+
+    def mixed_up(rule: SGD, h: Any, counts: Any) -> Any:
+        return coefficients(rule, {name: values[..., ::-1] for name, values in h.items()}, counts)
+
+    monkeypatch.setattr(SGD, "coefficients", mixed_up)
+    Audited(lambda n: Shares(), "sgd").assert_moved("vmap", "update of", steps=1)
+
+
 def test_a_random_stream_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     run = FusedDropout.run
 
