@@ -16,6 +16,10 @@ class RefusedError(FuseError):
     """No way to fuse helps: the forward does something that K trials at once cannot do separately."""
 
 
+class ApartError(FuseError):
+    """Trials that were fused cannot be fused in the way that an audit has chosen; each alone they can be trained."""
+
+
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether `error` comes from an allocation that failed, on the device or on a host with `side.memory_mb`."""
     if error is None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ds_hooks.shared import statuses
 from ds_hooks.shared.signals import END_SIGNAL
-from trials.fusion.errors import is_out_of_memory
+from trials.fusion.errors import ApartError, is_out_of_memory
 from trials.gate.base import AUDIT_UNITS, HOST_UNIT, Gate, StopRequested
 from trials.own_logger import own_logger
 from trials.search.client import Search
@@ -215,6 +215,9 @@ class Scheduler:
             self._train_batches(cohort)
             self._end_epoch(cohort)
             return
+        except ApartError as error:
+            self._part(cohort, error)
+            return
         except Exception as error:
             fits = not is_out_of_memory(error)
             # a study may fail on a batch for each trial that works on one for all
@@ -258,6 +261,15 @@ class Scheduler:
                 self._report(group, scores or group.evaluate())
             self._relieve(cohort, group)
         cohort.drop_empty()
+
+    def _part(self, cohort: Cohort, error: ApartError) -> None:
+        """Train each trial of this structure in a group of its own from now on, those of `cohort` from the start."""
+        self._gate.rest()
+        log.warning("trials of a structure are not fused any more: %s", error)
+        cohort.fit.most = 1
+        self._waiting.add(cohort.asked, first=True)
+        cohort.groups.clear()
+        self._in_use = None
 
     def _crowded(self, asked: list[dict[str, Any]]) -> None:
         """Trials did not fit into the device's memory: train half as many from now on, and these from the start.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trials.fusion import FuseError, assemble
+from trials.fusion.errors import ApartError, RefusedError
 from trials.fusion.rows import Rows, generator
 from trials.fusion.scalar import Scalar
 from trials.fusion.structure import Facts, difference, stack
@@ -289,9 +290,18 @@ class TrialGroup(GroupState):
         return partial(self._put_back, rows, self._optimizers.saved(), roster)
 
     def rebuild(self, way: Way) -> None:
-        """Train in another way from now on, from the present state."""
+        """Train in another way from now on, from the present state.
+
+        Raises:
+            ApartError: only each trial alone can be trained in that way.
+        """
         states, roster = [self.state(row) for row in range(self.size)], self._roster.state_dict()
-        self._build([state.member(self._study, way) for state in states])
+        try:
+            self._build([state.member(self._study, way) for state in states])
+        except FuseError as error:
+            if self.size == 1 or isinstance(error, RefusedError):
+                raise
+            raise ApartError(f"by {way}, {error}") from error  # rules read less of their modules than their own code
         self._roster = Roster.restored(roster, self._roster.progress, self._device)
         self._changed()
 

@@ -7,6 +7,7 @@ import torch
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from optuna.trial import FrozenTrial, TrialState
+from torch import nn
 
 from ds_hooks.shared import statuses
 from ds_hooks.shared.statuses import Status
@@ -138,6 +139,32 @@ def test_a_mismatch_is_reported_and_holds_for_later_trials(monkeypatch: pytest.M
     found = [status for status in told if isinstance(status, statuses.Mismatched)]
     assert [(each.way, each.then) for each in found] == [("rules", "vmap"), ("vmap", "loop")]
     assert found[0].what.startswith("output of 0.Linear differs by ")
+    assert_as_alone(trials, study)
+
+
+def test_trials_that_rules_alone_can_fuse_are_trained_apart_after_a_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Labelled(nn.Module):
+        """Keeps a number that its forward does not read."""
+
+        def __init__(self, n: int, layers: nn.Module) -> None:
+            super().__init__()
+            self.n, self.layers = n, layers
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x)
+
+    by_rules = FusedLinear.run
+    monkeypatch.setattr(
+        FusedLinear, "run", lambda layer, *args: (by_rules(layer, *args)[0] * 1.001, by_rules(layer, *args)[1])
+    )
+    study = make_study(False)
+    make = study.make
+    study.make = lambda n: Labelled(n, make(n))
+    gate = Starving(())
+    trials, _ = run(False, gate, study)
+    assert max(gate.sizes) == 4 and gate.sizes[-1] == 1
+    ended = {1: TrialState.FAIL, 2: TrialState.PRUNED}
+    assert [trial.state for trial in trials] == [ended.get(number, TrialState.COMPLETE) for number in range(7)]
     assert_as_alone(trials, study)
 
 
