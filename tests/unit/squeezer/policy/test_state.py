@@ -366,7 +366,8 @@ def test_no_order_of_events_breaks_the_invariants(history: list[Event]) -> None:
                 case Stop():
                     assert isinstance(event, SideChanged) and machine.state is not State.ABSENT
                 case Continue():
-                    assert machine.state is State.ABSENT, "nobody stops it any more"
+                    let_go = isinstance(event, JobSilent) and event.stopped  # it may hold a lock
+                    assert let_go or machine.state is State.ABSENT, "nobody stops it any more"
         assert steps == machine.steps, "the page says what the machine thinks"
         if machine.state is not State.PLANNED:
             assert steps == NO_STEPS, "no bubble is opened"
