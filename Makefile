@@ -1,4 +1,4 @@
-# make install | demo | test | lint | format | bench | clean. PYTHON is any Python >= 3.11.
+# make install | demo | test | test-slow | test-matrix | lint | format | bench | clean. PYTHON is any Python >= 3.11.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # That operation is this environment's own: two environments that share one compile it over and over.
 export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 
-.PHONY: install demo test test-slow lint format bench clean
+.PHONY: install demo test test-slow test-matrix lint format bench clean
 .DELETE_ON_ERROR:
 
 install: $(VENV)/.installed
@@ -36,6 +36,11 @@ test: lint
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
+
+# Losses on four releases of DeepSpeed, each in an environment of its own.
+test-matrix: install
+	$(BIN)/python -m tests.matrix
+	$(BIN)/python -m tests.support.document_tables
 
 lint: install
 	$(BIN)/lint-imports --no-cache

@@ -28,6 +28,7 @@ from squeezer import config
 from squeezer.daemon import receiver
 from squeezer.policy import state
 from squeezer.records import layout
+from tests.matrix import tables as matrix
 from tests.support.paths import ROOT
 from trials import cli as trials_cli
 from trials.fusion import registry
@@ -267,6 +268,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "commands-trials": lambda: _commands("trials", trials_cli.COMMANDS),
     "layers": _layers,
     "optimizers": _optimizers,
+    "matrix": lambda: matrix.matrix_table(matrix.read()),
+    "matrix-run": lambda: matrix.run_table(matrix.read()),
     **{f"keys-{name}": (lambda table=table: _keys(table)) for name, table in config._TABLES.items()},
 }
 

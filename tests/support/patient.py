@@ -44,6 +44,7 @@ def train_batch_patiently(self: PipelineEngine, *args: object, **kwargs: object)
     return train_batch(self, *args, **kwargs)
 
 
-PipelineEngine.train_batch = train_batch_patiently
-del sys.argv[0]
-runpy.run_path(sys.argv[0], run_name="__main__")
+if __name__ == "__main__":
+    PipelineEngine.train_batch = train_batch_patiently
+    del sys.argv[0]
+    runpy.run_path(sys.argv[0], run_name="__main__")
