@@ -3,8 +3,9 @@
     python -m tests.matrix [--deepspeed RELEASE …] [--mode MODE …]
 
 Each cell trains with DeepSpeed alone, with hooks, and with side tasks. What DeepSpeed alone cannot do here is n/a, and
-said so. Results go to `benchmarks/results/matrix.json`; `python -m tests.support.document_tables` makes the table in
-`docs/matrix.md` of them. The exit status is 1 if a cell is neither equal nor n/a.
+said so. A run that was cut goes on where it was, on the same commit. Results go to `benchmarks/results/matrix.json`;
+`python -m tests.support.document_tables` makes the table in `docs/matrix.md` of them. The exit status is 1 if a cell is
+neither equal nor n/a.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import tempfile
 import time
 import venv
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +37,21 @@ _CELL_S = 1800
 def main() -> int:
     """Fill the matrix, and write it after each cell."""
     newest = version("deepspeed")
-    options = _parse((*OLDER, newest))
-    content: dict[str, Any] = {"commit": commit(), "date": time.strftime("%Y-%m-%d"), "machine": machine(), "cells": []}
-    is_good = True
-    for release in options.deepspeed:
-        python = Path(sys.executable) if release == newest else _environment(release)
-        for mode in options.mode:
-            cell = _run(python, mode)
-            assert cell["deepspeed"] == release, cell
-            content["cells"].append(cell)
-            loud = cell["result"] if cell["result"] == EQUAL else f"{cell['result'].upper()}: {cell['reason']}"
-            print(f"DeepSpeed {release}, {MODES[mode].title}: {loud} ({cell['seconds']} s)", flush=True)
-            is_good &= cell["result"] in (EQUAL, NOT_AVAILABLE)
-            options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    return 0 if is_good else 1
+    releases = (*OLDER, newest)
+    options = _parse(releases)
+    content = _begun(options.json)
+    cells: list[dict[str, Any]] = content["cells"]
+    for release, mode in product(options.deepspeed, options.mode):
+        if any((cell["deepspeed"], cell["mode"]) == (release, mode) for cell in cells):
+            continue
+        cell = _run(Path(sys.executable) if release == newest else _environment(release), mode)
+        assert cell["deepspeed"] == release, cell
+        cells.append(cell)
+        cells.sort(key=lambda cell: (releases.index(cell["deepspeed"]), list(MODES).index(cell["mode"])))
+        loud = cell["result"] if cell["result"] == EQUAL else f"{cell['result'].upper()}: {cell['reason']}"
+        print(f"DeepSpeed {release}, {MODES[mode].title}: {loud} ({cell['seconds']} s)", flush=True)
+        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return 0 if all(cell["result"] in (EQUAL, NOT_AVAILABLE) for cell in cells) else 1
 
 
 def _parse(releases: tuple[str, ...]) -> argparse.Namespace:
@@ -57,6 +60,16 @@ def _parse(releases: tuple[str, ...]) -> argparse.Namespace:
     parser.add_argument("--mode", nargs="+", choices=MODES, default=tuple(MODES), help="default: all")
     parser.add_argument("--json", type=Path, default=RESULTS, help=f"default: {RESULTS.relative_to(ROOT)}")
     return parser.parse_args()
+
+
+def _begun(path: Path) -> dict[str, Any]:
+    """The results so far of this commit; that they themselves differ from it does not count."""
+    content: dict[str, Any] = {"commit": commit(), "date": time.strftime("%Y-%m-%d"), "machine": machine(), "cells": []}
+    if path.exists():
+        earlier = json.loads(path.read_text(encoding="utf-8"))
+        if earlier["commit"].removesuffix("-dirty") == content["commit"].removesuffix("-dirty"):
+            return dict(earlier)
+    return content
 
 
 def _environment(release: str) -> Path:
