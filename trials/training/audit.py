@@ -7,7 +7,7 @@ state before the step.
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -16,6 +16,7 @@ from trials.fusion.errors import RefusedError, is_out_of_memory
 from trials.fusion.ways import Way, plainer
 from trials.own_logger import own_logger
 from trials.study import Study
+from trials.training.budget import Budget
 from trials.training.compare import Comparison, Precision, compare
 from trials.training.lone import Lone, Nudges, State
 from trials.training.record import LAYER, Noisy, Record
@@ -24,8 +25,9 @@ Mode = Literal["training", "evaluation"]
 
 MODES: tuple[Mode, ...] = ("training", "evaluation")
 
-MOST_COST = 0.01
-"""The share of the other work that audits may cost, those of first batches excepted."""
+MOST_KINDS = 6
+"""Of so many kinds of steps in each mode, the first is audited whatever it costs: steps on whole batches, on an epoch's
+last, on batches of each trial's own, of one trial and of several. Batches may differ in length without end."""
 
 NUDGED_RUNS = 4
 """How often a trial takes the step alone, each time nudged differently, before a difference counts."""
@@ -72,38 +74,6 @@ class Mismatch:
             f"the audit found that trial {self.trial}, fused by {self.way} with {self.trials - 1} others, differs in "
             f"{self.mode} from the trial alone: {self.what}; trials of its structure are trained {then}"
         )
-
-
-class Budget:
-    """What all audits of a side task cost, in CPU time of this process.
-
-    Args:
-        clock_ns: the time.
-
-    Attributes:
-        spent_ns: on audits.
-        first_ns: of that, on first batches.
-        last_ns: on the last audit.
-    """
-
-    def __init__(self, clock_ns: Callable[[], int] = time.process_time_ns) -> None:
-        self._clock_ns, self._began_ns = clock_ns, clock_ns()
-        self.spent_ns = self.first_ns = self.last_ns = 0
-
-    @property
-    def all_ns(self) -> int:
-        """All CPU time so far."""
-        return self._clock_ns() - self._began_ns
-
-    def allows(self) -> bool:
-        """Whether an audit other than of a first batch keeps within `MOST_COST`, if it costs what the last did."""
-        return self.spent_ns - self.first_ns + self.last_ns <= MOST_COST * (self.all_ns - self.spent_ns)
-
-    def spend(self, ns: int, *, is_first: bool) -> None:
-        """Count an audit."""
-        self.last_ns = ns
-        self.spent_ns += ns
-        self.first_ns += ns if is_first else 0
 
 
 class Group(Protocol):
@@ -172,18 +142,36 @@ class Audit:
         self.way: Way = "rules"
         self.done = self.mismatches = 0
         self.tables: list[tuple[Mode, list[Comparison]]] | None = None
+        self._tried: dict[Mode, set[Hashable]] = {mode: set() for mode in MODES}
         self._proven: set[Mode] = set()
+        self._last_ns = dict.fromkeys(MODES, 0)
         self._draws = random.Random(0)  # never a trial's own stream
 
-    def is_due(self, group: Group, mode: Mode) -> bool:
-        """Whether the next step of `group` in `mode` is audited."""
-        when = self.study.audit
-        if not when or mode not in group.unproven:
-            return False
-        due = self.tables is not None or mode not in self._proven or (when == "epoch" and self.budget.allows())
-        return due and bool(group.sound())
+    def is_due(self, group: Group, mode: Mode, kind: Hashable) -> bool:
+        """Whether the next step of `group` in `mode` is audited.
 
-    def run(self, group: Group, mode: Mode, step: Step, alone: Alone) -> Any:
+        Args:
+            group: takes the step.
+            mode: of the step.
+            kind: what may lead the step to other code than earlier ones, such as the shapes of its batch.
+        """
+        when = self.study.audit
+        if not when:
+            return False
+        if not self._is_first(mode, kind):
+            if mode not in group.unproven:
+                return False
+            more = when == "epoch" or mode not in self._proven
+            if self.tables is None and not (more and self.budget.allows(self._last_ns[mode])):
+                return False
+        return bool(group.sound())
+
+    def _is_first(self, mode: Mode, kind: Hashable) -> bool:
+        """Whether no step of this kind has been audited yet, or tried to be."""
+        tried = self._tried[mode]
+        return kind not in tried and len(tried) < MOST_KINDS
+
+    def run(self, group: Group, mode: Mode, kind: Hashable, step: Step, alone: Alone) -> Any:
         """Take a step and audit it. After a mismatch it is taken again, in the next way.
 
         Returns:
@@ -192,13 +180,15 @@ class Audit:
         Raises:
             RefusedError: there is no other way.
         """
-        is_first = mode not in self._proven
+        is_first = self._is_first(mode, kind)
         row = self._draws.choice(group.sound())
         while True:
             audited = _Audited(self, group, mode, row, step, alone)
             try:
                 result, first = audited.run()
             finally:
+                self._tried[mode].add(kind)  # if it does not fit, it may not be tried at any cost
+                self._last_ns[mode] = audited.cost_ns
                 self.budget.spend(audited.cost_ns, is_first=is_first)
             if first is None:
                 group.unproven.discard(mode)
@@ -218,6 +208,8 @@ class Audit:
             raise RefusedError(str(found))
         self.way = then
         self._proven.clear()
+        for tried in self._tried.values():
+            tried.clear()
         group.rebuild(then)
 
 

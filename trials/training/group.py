@@ -103,7 +103,8 @@ class TrialGroup(GroupState):
         self._follow()
         for phase in self._phases:
             phase.before_training()
-        if self._audit is None or not self._audit.is_due(self, "training"):
+        kind = self.size > 1, per_trial, inputs.shape, targets.shape
+        if self._audit is None or not self._audit.is_due(self, "training", kind):
             self._train(inputs, targets, per_trial, None)
             return
         kept = Kept(inputs, targets)
@@ -116,7 +117,7 @@ class TrialGroup(GroupState):
             own = (kept.inputs[row], kept.targets[row]) if per_trial else (kept.inputs, kept.targets)
             lone.train(*own, self._precision(), record)
 
-        self._audit.run(self, "training", step, alone)
+        self._audit.run(self, "training", kind, step, alone)
 
     def _train(self, inputs: Tensor, targets: Tensor, per_trial: bool, record: Record | None) -> None:
         def loss(outputs: Any) -> Tensor:
@@ -160,10 +161,7 @@ class TrialGroup(GroupState):
         for phase in self._phases:
             phase.before_evaluation()
         for inputs_B, targets_B in self._study.validation():
-            if not count and self._audit is not None and self._audit.is_due(self, "evaluation"):
-                scores_K = self._audited_scores(self._audit, inputs_B, targets_B)
-            else:
-                scores_K = self._scores(inputs_B, targets_B)
+            scores_K = self._audited_scores(inputs_B, targets_B)
             total_K += scores_K.double() * len(inputs_B)
             self._gate.enter(HOST_UNIT)  # the loader's time is not the score's
             count += len(inputs_B)
@@ -185,7 +183,10 @@ class TrialGroup(GroupState):
             record.put(SCORE, "", scores_K[record.row])
         return scores_K
 
-    def _audited_scores(self, audit: Audit, inputs_B: Tensor, targets_B: Tensor) -> Tensor:
+    def _audited_scores(self, inputs_B: Tensor, targets_B: Tensor) -> Tensor:
+        kind = self.size > 1, inputs_B.shape, targets_B.shape
+        if self._audit is None or not self._audit.is_due(self, "evaluation", kind):
+            return self._scores(inputs_B, targets_B)
         kept = Kept(inputs_B, targets_B)
 
         def step(record: Record | None) -> Tensor:
@@ -195,7 +196,7 @@ class TrialGroup(GroupState):
         def alone(lone: Lone, record: Record, row: int) -> None:
             lone.score(kept.inputs, kept.targets, self._precision(), record)
 
-        scores_K: Tensor = audit.run(self, "evaluation", step, alone)
+        scores_K: Tensor = self._audit.run(self, "evaluation", kind, step, alone)
         return scores_K
 
     def set_lr(self, row: int, value: float, group: int | None = None) -> None:

@@ -22,7 +22,8 @@ from trials import TrialGroup
 from trials.fusion.autotune import pinned
 from trials.fusion.layers.linear import FusedLinear
 from trials.gate.base import OpenGate
-from trials.training.audit import Audit, Budget
+from trials.training.audit import Audit
+from trials.training.budget import Budget
 
 
 def test_later_trials_of_the_structure_start_in_the_way_that_holds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +133,7 @@ def test_when_steps_are_audited(when: Any, audits: list[int]) -> None:
 class Free(Budget):
     """Allows everything."""
 
-    def allows(self) -> bool:
+    def allows(self, cost_ns: int) -> bool:
         return True
 
 
@@ -146,7 +147,7 @@ def test_first_batches_are_audited_whatever_they_cost() -> None:
         group.train_step(*study.data[0])
         group.evaluate()
     assert audit.done == 2, "one in each mode; the second group is of the same structure"
-    assert not budget.allows()
+    assert not budget.allows(0)
 
 
 def test_the_budget_is_kept() -> None:
@@ -154,14 +155,15 @@ def test_the_budget_is_kept() -> None:
     budget = Budget(lambda: now_ns[0])
     now_ns[0] = 1000
     budget.spend(100, is_first=True)
-    assert not budget.allows(), "a second one would be 100 of 900"
+    assert not budget.allows(100), "a second one would be 100 of 900"
     now_ns[0] = 10_100
-    assert budget.allows(), "100 of 10000"
+    assert budget.allows(100), "100 of 10000"
+    assert not budget.allows(101)
     budget.spend(100, is_first=False)
     now_ns[0] = 20_100
-    assert not budget.allows(), "200 of 19900"
+    assert not budget.allows(100), "200 of 19900"
     now_ns[0] = 20_200
-    assert budget.allows()
+    assert budget.allows(100)
 
 
 def test_a_lost_trial_is_not_audited() -> None:
@@ -211,6 +213,62 @@ def test_an_audit_that_does_not_fit_is_left_out(
     assert same_bits(group.state_dict(), plain.state_dict())
     assert audit.done == 0 and audit.mismatches == 0
     assert caplog.text.count("needs more memory than there is, and is left out") == 1, "not at each step"
+    audit.budget = Free()
     later = TrialGroup(study, members(study, range(3)), OpenGate(), audit)
     later.train_step(*study.data[0])
     assert audit.done == 1, "nothing has been proven before"
+
+
+@pytest.mark.parametrize("when", ["epoch", "start"])
+def test_an_audit_that_does_not_fit_is_tried_again_within_the_budget(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = ToyStudy(lambda n: perceptron(n).double(), "adamw", data())
+    study.audit = when
+    now_ns, tried = [0], []
+
+    def fail(*_: Any, **__: Any) -> Any:
+        tried.append(now_ns[0])
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(TrialGroup, "saved", fail)
+    budget = Budget(lambda: now_ns[0])
+    audit = Audit(study, budget)
+    group = TrialGroup(study, members(study, range(3)), OpenGate(), audit)
+    budget.spend(100, is_first=False)
+    for now_ns[0] in (1_000, 2_000, 10**9):
+        group.train_step(*study.data[0])
+        group.end_epoch()
+    assert tried == [1_000, 10**9]
+
+
+def test_steps_of_another_kind_are_audited_too() -> None:
+    inputs = torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    targets = torch.zeros(2, 6)
+    study = ToyStudy(
+        lambda n: perceptron(n).double(), "adamw", [(inputs[0], targets[0]), (inputs[0, :1], targets[0, :1])]
+    )
+    audit = Audit(study, Spent())
+    group = TrialGroup(study, members(study, [0]), OpenGate(), audit)
+    done = []
+    for join in (False, True):
+        if join:
+            group.add(members(study, [1]))
+        for batch in (*study.data, *study.data):
+            group.train_step(*batch)
+            done.append(audit.done)
+    group.train_step(inputs, targets, True)
+    assert [*done, audit.done] == [1, 2, 2, 2, 3, 4, 4, 4, 5]
+    group.evaluate()
+    group.evaluate()
+    assert audit.done == 7
+    for size in (2, 3, 4, 5):
+        group.train_step(inputs[0, :size], targets[0, :size])
+    assert audit.done == 8, "not of each length"
+
+
+class Spent(Budget):
+    """Allows nothing."""
+
+    def allows(self, cost_ns: int) -> bool:
+        return False
