@@ -52,7 +52,7 @@ class Precision:
     def of(cls, tensors: Iterable[Tensor], autocast: torch.dtype | None) -> "Precision":
         """That of a model of these tensors; the coarsest of them counts."""
         found = [autocast] if autocast is not None else []
-        eps = [torch.finfo(t.dtype).eps for t in tensors if t.is_floating_point()] or [torch.finfo(torch.float32).eps]
+        eps = [torch.finfo(t.dtype).eps for t in tensors if is_continuous(t)] or [torch.finfo(torch.float32).eps]
         eps += [torch.finfo(kind).eps for kind in found]
         if any(t.is_cuda for t in tensors) and (
             torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
@@ -81,6 +81,11 @@ class Comparison:
     def equal(self) -> bool:
         """Whether rounding explains the difference."""
         return self.difference <= self.bound
+
+
+def is_continuous(tensor: Tensor) -> bool:
+    """Whether its numbers are rounded."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def compare(fused: Record, lone: Record, nudged: Sequence[Record], precision: Precision) -> list[Comparison]:
@@ -168,7 +173,7 @@ def _rounding(key: Key, value: Any, size: Tensor | None, precision: Precision) -
     if numbers is None or not numbers.isfinite().any():
         return 0.0
     numbers = numbers[numbers.isfinite()]
-    if isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex():
+    if isinstance(value, Tensor) and not is_continuous(value):
         return 0.0
     if key.kind in (STATE, SETTING, SCALE) and numbers.numel() == 1 and float(numbers).is_integer():
         return 0.0  # it counts something
@@ -176,7 +181,8 @@ def _rounding(key: Key, value: Any, size: Tensor | None, precision: Precision) -
     scalars = SCALARS * size_of if key.kind == UPDATE else 0.0
     own = torch.finfo(value.dtype).eps if isinstance(value, Tensor) else 0.0
     eps = max(own, precision.eps)
-    stored = torch.finfo(size.dtype).eps * _rms(size.double()) if size is not None and size.is_floating_point() else 0.0
+    before = None if size is None or not is_continuous(size) else _numbers(size)
+    stored = 0.0 if size is None or before is None else torch.finfo(size.dtype).eps * _rms(before)
     return size_of * (STORED * eps + SUMMED * min(eps, precision.sum_eps)) + STORED * stored + scalars
 
 

@@ -13,6 +13,7 @@ from trials.fusion.units import Units
 from trials.optim.several import Optimizers
 from trials.study import Study
 from trials.training.batches import Reader
+from trials.training.compare import is_continuous
 from trials.training.lone import State
 from trials.training.record import SCALE, STREAM, Record
 from trials.training.roster import Roster
@@ -112,7 +113,7 @@ class GroupState:
         """Change each of one trial's parameters by at most `share` of itself."""
         draws = torch.Generator().manual_seed(row)
         for tensor in self._fused.rows.parameters.values():
-            if tensor.is_floating_point():
+            if is_continuous(tensor):
                 tensor[row] *= 1 + share * (2 * torch.rand(tensor.shape[1:], generator=draws).to(tensor) - 1)
 
     @contextmanager

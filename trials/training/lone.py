@@ -22,6 +22,7 @@ from trials.fusion.units import ask_before_backward
 from trials.fusion.ways import Way
 from trials.optim.several import by_phase
 from trials.study import Study
+from trials.training.compare import is_continuous
 from trials.training.member import Member, build
 from trials.training.record import LOSS, SCALE, SCORE, STREAM, Record
 
@@ -180,7 +181,7 @@ class Lone:
         share = self._nudges.share
         if not share or not self._nudges.inputs:
             return forward(inputs)
-        if inputs.is_floating_point():
+        if is_continuous(inputs):
             return forward(self._nudged(inputs, share))
         with _FirstFloat(lambda tensor: self._nudged(tensor, share)):
             return forward(inputs)
@@ -195,7 +196,7 @@ class Lone:
             path, _, own = name.rpartition(".")
             owner = self.model.get_submodule(path)
             present = getattr(owner, own)
-            if name not in self._state.buffers and self._nudges.share and value.is_floating_point():
+            if name not in self._state.buffers and self._nudges.share and is_continuous(value):
                 value = self._nudged(value, self._nudges.share)
             if own in owner._parameters or own in owner._buffers:
                 with torch.no_grad():

@@ -80,7 +80,8 @@ class Record:
             if name in buffers:
                 self.put(BUFFER, name, after[name])
             else:
-                self.put(UPDATE, name, after[name].detach().double() - old.double())
+                exact = torch.complex128 if old.is_complex() else torch.float64
+                self.put(UPDATE, name, after[name].detach().to(exact) - old.to(exact))
                 self.sizes[Key(UPDATE, name)] = old
 
     def optimizer(self, phase: str, names: list[str], saved: Mapping[str, Any]) -> None:

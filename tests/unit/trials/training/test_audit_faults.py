@@ -254,3 +254,30 @@ def test_a_mismatch_is_one_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     assert first.startswith("the audit found that trial 1, fused by rules with 1 others, differs in training")
     assert "output of 1.LeakyReLU differs by " in first
     assert first.endswith("trials of its structure are trained from this step on, by vmap")
+
+
+class Waves(nn.Module):
+    """Has a complex parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = nn.Parameter(torch.randn(4, 3, dtype=torch.complex128))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(torch.complex128) @ self.turn).abs()
+
+
+def test_a_fault_in_imaginary_parts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = Audited(lambda n: Waves(), "sgd")
+    sound.audit.tables = []
+    sound.train()
+    assert sound.audit.done and not sound.found
+    step = Originals.step
+
+    def grow(optimizer: Originals, *args: Any) -> None:
+        step(optimizer, *args)
+        optimizer._rows.parameters["turn"].detach().imag.mul_(1 + 1e-9)
+
+    monkeypatch.setattr(Originals, "step", grow)
+    with pytest.raises(RefusedError, match="update of turn differs"):
+        Audited(lambda n: Waves(), "sgd").train()
