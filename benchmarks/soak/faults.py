@@ -44,11 +44,12 @@ class Fault:
 
     @property
     def ends_job(self) -> bool:
-        """Whether it ends the main job, as it would without us."""
+        """Whether it ends the main job, or may, as it would without us."""
         if self.what in ("hang-up", "Ctrl-C"):
             return self.victim == "foreground"
-        ends = _ENDS_JOB.get(self.victim, ())
-        return self.what in ends
+        if self.hides_status and self.after_step == 0:
+            return True  # a launcher may be killed before it has started a rank
+        return self.what in _ENDS_JOB.get(self.victim, ())
 
     @property
     def hides_status(self) -> bool:

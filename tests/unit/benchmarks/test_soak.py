@@ -35,7 +35,8 @@ def test_no_main_job_stays_stopped_and_no_fault_of_ours_may_end_it() -> None:
     [
         (Fault(what="SIGKILL", victim="daemon"), False),
         (Fault(what="SIGSTOP", victim="rank", lasts_s=1.0), False),
-        (Fault(what="SIGKILL", victim="launcher"), False),
+        (Fault(what="SIGKILL", victim="launcher", after_step=1), False),
+        (Fault(what="SIGKILL", victim="deepspeed", after_step=0), True),
         (Fault(what="full disk"), False),
         (Fault(what="hang-up", victim="background"), False),
         (Fault(what="SIGTERM", victim="launcher"), True),
