@@ -1,6 +1,7 @@
 """An audit finds each fault that is put into the fused way, and trials then give what they give alone."""
 
 import copy
+import random
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
@@ -211,6 +212,40 @@ def test_a_fault_where_other_parameters_are_refused(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(SGD, "coefficients", mixed_up)
     Audited(lambda n: Shares(), "sgd").assert_moved("vmap", "update of", steps=1)
+
+
+class Asks(nn.Module):
+    """Its answer is another one while a graph is recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Any) -> Tensor:
+        return self.head(2 * x if isinstance(x, Tensor) else x)
+
+
+def test_an_answer_that_holds_for_the_graph_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trials.fusion.trace.refuse_questions", lambda observer: None)
+    monkeypatch.setattr("trials.fusion.tracer.is_library", lambda frame: True)
+    Audited(lambda n: Asks()).assert_moved("vmap", "output of head.Linear")
+
+
+class Draws(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x) * (1 + random.random())
+
+
+def test_a_random_number_that_the_graph_has_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trials.fusion.trace.refuse_foreign", lambda streams, what: None)
+    audited = Audited(lambda n: Draws(), size=1)  # of several, each would have kept another
+    with pytest.raises(RefusedError, match="draws from Python's random"):
+        audited.train()
+    assert [(found.way, found.first.key.kind) for found in audited.found] == [("rules", "the model's output")]
 
 
 def test_a_random_stream_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
