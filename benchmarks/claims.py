@@ -1,4 +1,4 @@
-"""Prints the figures that README.md claims on speed, recomputed from the raw runs in benchmarks/results/.
+"""Prints the figures on speed of README.md and docs/benchmarks.md, recomputed from benchmarks/results/.
 
 It measures nothing. `--details` adds every class of scenario and every mode, with the number of scenarios, the
 interval, and the lowest and the highest. A test compares the tables in the documents with this output.
@@ -20,6 +20,7 @@ from benchmarks.utilization.claims import (
     harvest_ratio_range,
     intervals_above_zero,
     signed,
+    speed_cells,
     speed_table,
 )
 from benchmarks.utilization.scenario_classes import CLASSES, GHOST_STAGES
@@ -27,6 +28,7 @@ from benchmarks.utilization.windows import ALONE, COOPERATIVE, NAIVE, ORACLE, PR
 from squeezer.reports.metrics import t_quantile_975
 
 RESULTS = ROOT / "benchmarks" / "results"
+README_MODES = (COOPERATIVE, PREEMPTIVE)
 MODES = (COOPERATIVE, PREEMPTIVE, STEP_GRAIN, SCHED_IDLE, NAIVE, ALONE)
 HOOKED = {"real_two_ranks": "real job", "ghost_4_0_4": "first of 4 stages", "ghost_4_1_4": "second of 4 stages"}
 SMALL_MLP = "mlp_32"
@@ -38,7 +40,7 @@ def main() -> None:
     parser.add_argument("--details", action="store_true", help="every class of scenario and every mode")
     options = parser.parse_args()
     runs = raw_runs("bubble_utilization")
-    print(speed_table(runs), other_table(), sep="\n\n")
+    print(readme_table(runs), speed_table(runs), other_table(), sep="\n\n")
     if options.details:
         print("", *details(runs), sep="\n")
 
@@ -47,6 +49,26 @@ def raw_runs(benchmark: str) -> list[dict[str, Any]]:
     """The committed raw runs of a benchmark."""
     runs: list[dict[str, Any]] = json.loads((RESULTS / f"{benchmark}.json").read_text(encoding="utf-8"))["runs"]
     return runs
+
+
+def readme_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """The figures of our two modes alone, in Markdown."""
+    lines = ["| figure (95% interval) | cooperative: the only mode on a GPU | preemptive: the default on a CPU |"]
+    lines.append("|---|---|---|")
+    names = ("slowdown, real job", "slowdown, ghost stages", "harvest, real job", "harvest, long bubbles")
+    cells = zip(
+        (*names, "harvest, short bubbles: lowest to highest"),
+        *(speed_cells(runs, m) for m in README_MODES),
+        strict=True,
+    )
+    lines += [f"| {' | '.join(row)} |" for row in cells]
+    hooks, *_, fused, _ = _other_figures()
+    named = (
+        ("slowdown by the hooks alone, real job", hooks),
+        ("speed of fused trials ÷ one after another, 10 models", fused),
+    )
+    lines += [f"| {name} | {value} | the same |" for name, (_, value, _) in named]
+    return "\n".join(lines)
 
 
 def other_table() -> str:

@@ -152,7 +152,7 @@ def harvest_ratio_range(runs: Sequence[Mapping[str, Any]], mode: str, other: str
 
 
 def speed_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """The table of README.md and docs/benchmarks.md, in Markdown.
+    """The table of docs/benchmarks.md, in Markdown.
 
     Args:
         runs: the raw runs of benchmarks/results/bubble_utilization.json.
@@ -164,11 +164,14 @@ def speed_table(runs: Sequence[Mapping[str, Any]]) -> str:
         "short bubbles |",
         "|---" * 6 + "|",
     ]
-    for mode, label in LABELS.items():
-        cells = [_slowdown_cell(class_slowdown(runs, of, mode), mode) for of in (REAL_JOB, GHOST_STAGES)]
-        cells += [_harvest_cell(runs, of, mode) for of in (REAL_JOB, LONG_BUBBLES, SHORT_BUBBLES)]
-        lines.append(f"| {label} | {' | '.join(cells)} |")
+    lines += [f"| {label} | {' | '.join(speed_cells(runs, mode))} |" for mode, label in LABELS.items()]
     return "\n".join(lines)
+
+
+def speed_cells(runs: Sequence[Mapping[str, Any]], mode: str) -> list[str]:
+    """A mode's slowdown on the real job and on ghost stages; its harvest there, in long and in short bubbles."""
+    slowdowns = [_slowdown_cell(class_slowdown(runs, of, mode), mode) for of in (REAL_JOB, GHOST_STAGES)]
+    return slowdowns + [_harvest_cell(runs, of, mode) for of in (REAL_JOB, LONG_BUBBLES, SHORT_BUBBLES)]
 
 
 def signed(estimate: Estimate) -> str:
