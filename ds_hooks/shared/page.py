@@ -40,9 +40,9 @@ class Field:
     BOOT_ID = 2
     """creator: the machine's boot id in two words, the high one first, 63 bits of each"""
     PID_NAMESPACE = 4
-    """creator: its PID namespace, in which the page's process ids count"""
+    """creator: its PID namespace, in which the page's process ids are valid"""
     TIME_NAMESPACE = 5
-    """creator: its time namespace, whose `CLOCK_MONOTONIC` the page's times are"""
+    """creator: its time namespace, whose `CLOCK_MONOTONIC` the page's times use"""
 
     MAIN_PID = 8
     """main job: its process; 0: there is none"""
@@ -57,7 +57,7 @@ class Field:
     SLOT = 13
     """main job: slot of the last bubble that opened"""
     PERMIT_UNTIL_NS = 14
-    """main job: the side task may run in this bubble until then; 0: not at all"""
+    """main job: until when the side task may run in this bubble; 0: not at all"""
     PERMIT_LENGTH_NS = 15
     """main job's device: the permit as a length, where the host does not know when a bubble begins"""
     HOOK_FAULTS = 16
@@ -82,7 +82,7 @@ class Field:
     PLAN_FROM_STEP = 25
     """daemon: the first step for which the plan holds"""
     PLAN_UNTIL_STEP = 26
-    """daemon: the first step for which it holds no more"""
+    """daemon: the first step for which it no longer holds"""
     FLUSH_SLOT = 27
     """daemon: the slot at whose bubbles the main job sends its messages"""
     SIDE_PROCESS = 28
@@ -98,27 +98,27 @@ until the main job's next instruction has ended"""
     PLAN_BASE_NS = 32
     """main job: the time from which this bubble's permit and renewals count"""
     MAIN_START = 33
-    """main job: when its process started, in ticks since boot: process ids are used again"""
+    """main job: when its process started, in ticks since boot, because process ids are reused"""
 
     SIDE_PID = 40
     """side task: its process, once it serves this page"""
     SIDE_ACTIVITY = 41
-    """side task: what it does now, a `SideActivity`"""
+    """side task: what it is doing, a `SideActivity`"""
     UNITS_RUN = 42
     """side task: units that have ended"""
     UNITS_DECLINED = 43
-    """side task: wake-ups at which no unit fitted"""
+    """side task: wake-ups at which no unit fit"""
     BUSY_NS = 44
     """side task: CPU time in units and host work"""
     WORK = 45
-    """side task: trial-samples"""
+    """side task: trial-samples trained so far"""
     SIDE_BYTES = 46
-    """side task: the device memory that it holds; before that, its probe"""
+    """side task: the device memory that it holds; at start, its probe"""
     SIDE_START = 47
     """side task: when its process started, in ticks since boot"""
 
     DEVICE_GATE = 48
-    """main job's device; in an emergency the daemon or the side task: for how many µs the open bubble may be used, a \
+    """main job's device; in an emergency the daemon or the side task: how many µs of the open bubble may be used, a \
 `DeviceGate`"""
     DEVICE_UUID = 49
     """main job: the UUID of its CUDA device in two words, the high one first; 0: unknown"""
@@ -145,9 +145,9 @@ class SideActivity:
     ASLEEP = 0
     """It sleeps until a signal comes."""
     UNIT = 1
-    """Device work that ends by itself and was forecast to fit."""
+    """It runs device work that ends by itself and was forecast to fit."""
     HOST = 2
-    """Host work of unknown length; it may be stopped anywhere."""
+    """It does host work of unknown length, and may be stopped anywhere."""
 
 
 class DeviceGate:
@@ -158,7 +158,7 @@ class DeviceGate:
 
     CLOSED = 0
     FORCED = 2**31 - 1
-    """Every waiting unit gets through, since its process ends or is saved. A device compares with a sign."""
+    """Lets every waiting unit through, because its process must end. Devices compare signed numbers."""
 
     @staticmethod
     def open_for(permit_ns: int) -> int:
@@ -170,7 +170,7 @@ class ClockKind:
     """Values of `CLOCK_KIND`: how the main job knows when bubbles begin and end."""
 
     CPU = 0
-    """By the host's clock, which is true for a CPU."""
+    """By the host's clock, which is exact for a CPU."""
     CUDA = 1
     """The device writes the words itself, in stream order."""
     CUDA_POLLED = 2

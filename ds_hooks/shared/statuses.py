@@ -21,7 +21,7 @@ class StatusError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The side task asks its gate from now on; until then only the device could stop it."""
+    """The side task asks its gate from now on. Until then, only the device could stop it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class Starved:
         unit: its name.
         trials: how many trials it computes at once.
         needs_ms: how long it takes.
-        longest_bubble_ms: how much the longest bubble gave it.
-        remedy: "split" if the group is trained in halves from now on, or "nothing" if that would not help.
+        longest_bubble_ms: how much the longest bubble left it.
+        remedy: "split" if the group is now trained in halves, or "nothing" if that would not help.
     """
 
     unit: str
@@ -75,13 +75,13 @@ class Starved:
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """Trials were compared with the same trials alone; each number counts from the last such status.
+    """Trials were compared with the same trials alone. Numbers count from the last such status.
 
     Attributes:
         audits: how many steps were compared.
         mismatches: how many differed by more than rounding.
         audit_ms: CPU time of the audits.
-        first_ms: of that, of first batches, which the limit on the cost excepts.
+        first_ms: of that, for first batches, to which the limit on the cost does not apply.
         all_ms: CPU time of the side task, audits included.
     """
 
@@ -102,7 +102,7 @@ class Mismatched:
         mode: "training" or "evaluation".
         what: the first difference.
         way: how they were trained: by "rules", "vmap" or "loop".
-        then: how they are trained from before that step on; empty: not at all.
+        then: how they are trained now, from before that step; empty: not at all.
     """
 
     trial: int
@@ -115,7 +115,7 @@ class Mismatched:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """`trials` did not fit into the device's memory; from now on at most `most` train at once. 0: one did not fit."""
+    """`trials` did not fit into memory; now at most `most` train at once. 0: not even one fits."""
 
     trials: int
     most: int
@@ -127,7 +127,7 @@ class MovedOut:
 
     Attributes:
         held_bytes: device memory held before.
-        limit_bytes: how much the daemon allowed.
+        limit_bytes: the daemon's limit.
         left_bytes: device memory still held.
     """
 

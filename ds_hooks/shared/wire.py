@@ -114,12 +114,12 @@ class StepEnd(NamedTuple):
 
 
 class BubbleStart(NamedTuple):
-    """The stage's device waits from now on."""
+    """A bubble begins: the stage's device waits from now on."""
 
     step: int
     """as in `StepStart`"""
     epoch: int
-    """bubbles of this page so far, from 1; counts on when another job takes the page over"""
+    """bubbles of this page so far, from 1; continues when another job takes the page over"""
     slot: int
     """the bubble's slot"""
     wait: int
@@ -131,7 +131,7 @@ class BubbleStart(NamedTuple):
 
 
 class BubbleEnd(NamedTuple):
-    """The wait is over."""
+    """A bubble has ended: the wait is over."""
 
     step: int
     """as in `BubbleStart`"""
@@ -148,7 +148,7 @@ class BubbleEnd(NamedTuple):
 
 
 class Instructions(NamedTuple):
-    """When up to 32 instructions of a step ran, for traces."""
+    """When up to 32 instructions of a step ran; for traces."""
 
     step: int
     """as in `StepStart`"""
