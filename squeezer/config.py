@@ -54,27 +54,27 @@ class SqueezeTable(_Table):
     squeezed_steps: _Count = 45
     """steps in a window with squeezing"""
     alone_steps: _CountOrNone = 5
-    """steps in the window without squeezing that follows, the baseline of the slowdown; 0: none, and no slowdown is \
-reported"""
+    """steps in the window without squeezing that follows, the baseline of the slowdown; 0: no window, and no slowdown \
+in the report"""
     observe_steps: _Count = 6
-    """the first steps of a job teach the forecast and are not squeezed"""
+    """first steps of a job, which teach the forecast and are not squeezed"""
     margin_ms: _NotNegative = 0.3
-    """without `preemptive`: a permit ends this long before the bubble's forecast end; less where ends are known \
-better, more where bubbles overran"""
+    """without `preemptive`: a permit ends this long before the bubble's forecast end; less if ends are known better, \
+more after overruns"""
     preemptive: bool = Field(default=True, description="true or false")
-    """true: a permit lasts to the bubble's true end, and the side task is stopped there (SIGSTOP); false: it ends \
-before the forecast end, and a unit that has started runs to its end. A GPU cannot stop a unit, so there it is \
-always false"""
+    """true: a permit lasts to the bubble's true end, where the side task is stopped (SIGSTOP); false: it ends before \
+the forecast end, and a unit that has started runs to its end. On a GPU always false, because a GPU cannot stop a \
+unit"""
     min_bubble_ms: _Positive = Field(default_factory=lambda before: pays_from_ms(before.get("preemptive", True)))
-    """slots with a shorter mean bubble stay shut, and so does a bubble that is known to be shorter"""
+    """slots with a shorter mean bubble stay shut, and so do bubbles that are known to be shorter"""
     forecast_quantile: Annotated[float, Field(ge=0, le=0.5, description="a number from 0 to 0.5")] = 0.4
-    """this quantile of a slot's last 32 lengths is its forecast, the latest counting most; lower is more careful \
-and fills less. On a GPU at most 0.05"""
+    """the forecast is this quantile of a slot's last 32 lengths, of which the latest count most. Lower is more \
+careful and fills less. On a GPU at most 0.05"""
     kinds: Annotated[
         tuple[str, ...], Field(min_length=1, description="a list of some of " + ", ".join(k.name for k in WaitKind))
     ] = tuple(kind.name for kind in WaitKind if kind is not NOT_IDLE)
-    """the kinds of wait that are opened. In REDUCE_GRADS, which is shut by default, DeepSpeed itself copies and sums \
-gradients; what squeezing costs there is not measured"""
+    """the kinds of wait that are opened. REDUCE_GRADS is shut by default, because DeepSpeed copies and sums gradients \
+there; the cost of squeezing it is not measured"""
 
     def policy(self, guard: "GuardTable") -> Policy:
         """The same for the daemon's state machine, in nanoseconds, with what guards it."""
@@ -106,12 +106,11 @@ class GuardTable(_Table):
     """What squeezing may cost the main job, and what happens when it costs more."""
 
     enabled: bool = Field(default=True, description="true or false")
-    """false: the slowdown is measured and reported, and nothing acts on it"""
+    """false: the slowdown is only measured and reported"""
     slowdown_budget: _Positive = 0.01
-    """the slowdown of the main job that is allowed; 0.01 is 1%"""
+    """the slowdown that the main job may have; 0.01 is 1%"""
     retry_steps: _Count = 50
-    """steps for which the gate stays shut when the budget was broken; each time in a row twice as long, up to 32 \
-times"""
+    """steps for which the gate stays shut after the budget was broken; doubled each time in a row, up to 32-fold"""
 
 
 class SideTable(_Table):
@@ -130,13 +129,13 @@ class SideTable(_Table):
     nice: Annotated[int, Field(ge=0, le=19, description="a whole number from 0 to 19")] = 19
     """niceness of the side task, once it is ready"""
     threads: _Count = 1
-    """threads that it computes with"""
+    """threads with which it computes"""
     memory_mb: _Positive | None = Field(default=None, description="a number above 0")
-    """MiB of the host's memory that each process of the side task may allocate, its libraries (about 240) included; \
-where trials do not fit, fewer train at once. By default there is no limit. In any case the kernel ends the side task \
-first where the machine's memory runs out"""
+    """MiB of host memory that each process of the side task may allocate, including about 240 for libraries. If \
+trials do not fit, fewer train at once. With or without a limit, the kernel ends the side task first when the machine \
+runs out of memory"""
     max_restarts: _CountOrNone = 2
-    """how often a side task that died is started again"""
+    """how often a side task that died is restarted"""
 
     @field_validator("study", mode="before")
     @classmethod
@@ -170,16 +169,16 @@ class DeviceTable(_Table):
 
     kind: Literal["auto", "cpu", "cuda"] = Field(default="auto", description='"auto", "cpu" or "cuda"')
     """the main job's device. auto: `$DS_ACCELERATOR`, else `cuda` on a machine with an NVIDIA device. If the job \
-turns out to use the other kind, the daemon says so and nothing runs in its bubbles"""
+uses the other kind, the daemon says so and nothing runs in its bubbles"""
     memory_fraction: Annotated[float, Field(gt=0, le=1, description="a number above 0, at most 1")] = 0.25
-    """the side task's share of the GPU's memory, at most, its CUDA context (600 MiB) included; it limits how many \
+    """the side task's largest share of the GPU's memory, including its CUDA context (600 MiB); it limits how many \
 trials are fused"""
     reserve_mb: _NotNegative = 1024.0
-    """MiB of the GPU that stay free for the main job, or 5% of the most that it has reserved, if that is more. Below \
-it, the side task moves its state to the host's memory, and comes back when there is room"""
+    """MiB of the GPU that stay free for the main job, or 5% of the most that it has reserved, if that is more. If \
+less is free, the side task moves its state to the host's memory, and back when there is room"""
     mps: bool = Field(default=False, description="true or false")
     """true: share the GPU through the MPS server that `$CUDA_MPS_PIPE_DIRECTORY` names, with a priority below \
-normal; false: take turns, off any server. **With MPS a fatal fault of the side task can end the main job**"""
+normal; false: take turns, without a server. **With MPS a fatal fault of the side task can end the main job**"""
     mps_thread_percent: Annotated[int, Field(ge=1, le=100, description="a whole number from 1 to 100")] | None = Field(
         default=None, description="a whole number from 1 to 100"
     )
@@ -197,12 +196,13 @@ does"""
     trace_steps: _CountOrNone = 40
     """steps in `trace.json`, at most"""
     keep_mb: Annotated[float, Field(ge=1, allow_inf_nan=False, description="a number, 1 or more")] = 64.0
-    """megabytes on disk for the details (bubbles, instructions, units) of a rank; those of older steps go. Figures \
-of bubbles and units are of the steps that are left, step times of all"""
+    """megabytes on disk for a rank's details (bubbles, instructions, units). Older ones are deleted, so figures of \
+bubbles and units cover the last steps; step times cover all"""
     record_events: bool = Field(default=False, description="true or false")
-    """true: also record each event that the daemon decided by, and what it did, for `squeezer replay`"""
+    """true: also record each event that the daemon handled, and what it did, for `squeezer replay`"""
     calibrate_s: _NotNegative = 2.0
-    """seconds after the job in which the side task's rate alone is measured; 0: none, and no harvest is reported"""
+    """seconds after the job in which the side task's rate alone is measured; 0: not measured, and no harvest in the \
+report"""
 
     @property
     def keep_bytes(self) -> int:
