@@ -210,7 +210,7 @@ def main() -> None:
     ghosts = {ghost.name: ghost for ghost in _ghosts()}
     names = [REAL, *ghosts, *guarded.SCENARIOS]
     if options.only not in (None, *names):
-        raise SystemExit(f"--only {options.only}: no such scenario; allowed are {', '.join(names)}")
+        raise SystemExit(f"--only {options.only}: no such scenario; allowed: {', '.join(names)}")
     if options.quick and not options.only:
         names = [REAL, "ghost_4_1_4"]
     runs = kept_runs(options)

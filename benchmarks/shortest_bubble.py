@@ -55,7 +55,7 @@ def main() -> None:
         return
     options = parse(NAME, __doc__ or "")
     if options.only not in (None, *MODES):
-        raise SystemExit(f"--only {options.only}: no such scenario; allowed are {', '.join(MODES)}")
+        raise SystemExit(f"--only {options.only}: no such scenario; allowed: {', '.join(MODES)}")
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     runs = kept_runs(options)
     for mode in MODES if options.only is None else [options.only]:

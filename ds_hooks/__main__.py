@@ -99,7 +99,7 @@ def main(arguments: list[str] | None = None) -> None:
             handle.detach()
         if not finder.found_engine:
             notice(
-                f"{script} ended without a pipeline engine, so no bubble was seen; needed is "
+                f"{script} ended without a pipeline engine, so no bubble was seen; call "
                 f"deepspeed.initialize(model=...) with a PipelineModule or a DualPipeVModule"
             )
 

@@ -11,7 +11,7 @@ WRAPPED_METHODS = ("train_batch", "_exec_schedule", "_aggregate_total_loss")
 OLDEST_TESTED, NEWEST_TESTED = (0, 16, 9), (0, 19, 8)
 """Releases of DeepSpeed. A change here is one in setup.cfg, constraints.txt and README.md too."""
 BROKEN = (0, 18, 3), (0, 19, 3)
-"""From the first to before the second of these, pipelines do not train rightly."""
+"""From the first of these on, and before the second, pipelines train wrongly."""
 HOOKED: "weakref.WeakSet[Any]" = weakref.WeakSet()
 """The engines that have hooks now."""
 
@@ -35,12 +35,12 @@ def check_release(release: str) -> str | None:
     broken_from, broken_until = BROKEN
     if broken_from <= number < broken_until:
         raise AttachError(
-            f"pipelines of DeepSpeed {release} hang or scale gradients wrongly; allowed are {_text(first)} to before "
-            f"{_text(broken_from)}, and from {_text(broken_until)}"
+            f"pipelines of DeepSpeed {release} hang or scale gradients wrongly; allowed: {_text(first)} or "
+            f"newer but older than {_text(broken_from)}, or {_text(broken_until)} or newer"
         )
     if first <= number <= last:
         return None
-    return f"DeepSpeed {release} is not tested; tested are {_text(first)} to {_text(last)}. The hooks try all the same"
+    return f"DeepSpeed {release} is not tested; tested: {_text(first)} to {_text(last)}. The hooks try anyway"
 
 
 def _text(release: tuple[int, ...]) -> str:
@@ -55,12 +55,12 @@ def check_engine(engine: Any) -> None:
     """
     if not hasattr(engine, "_INSTRUCTION_MAP") or not all(hasattr(engine, name) for name in WRAPPED_METHODS):
         raise AttachError(
-            f"{type(engine).__name__} is not a pipeline engine; allowed is what deepspeed.initialize returns for a "
+            f"{type(engine).__name__} is not a pipeline engine; allowed: what deepspeed.initialize returns for a "
             f"PipelineModule or a DualPipeVModule"
         )
     device_type(engine)
     if engine in HOOKED:
-        raise AttachError("hooks are attached to this engine already; detach them first")
+        raise AttachError("this engine already has hooks; detach them first")
 
 
 def device_type(engine: Any) -> str:

@@ -88,7 +88,7 @@ class Handle:
             clock = clock_for(device_type(engine), page, time.monotonic_ns)
             if page.path != page_path(directory, local_rank):
                 check_spare(page, follows_host=clock.follows_host)
-                notice(f"rank {self._rank}: another job has this local rank; uses {page.path}")
+                notice(f"rank {self._rank}: another job has this local rank; using {page.path}")
         except Exception:
             page.close()
             raise
@@ -122,7 +122,7 @@ class Handle:
         try:
             self._leave(fault=1)
         except Exception as second:
-            notice(f"rank {self._rank}: and could not tidy up: {second}")
+            notice(f"rank {self._rank}: cleaning up failed too: {second}")
 
     def _leave(self, fault: int) -> None:
         self.enabled = False

@@ -279,7 +279,7 @@ def squeeze(arguments: Sequence[str]) -> int:
         try:
             directory = fresh_directory(runtime_dir())
         except (PageError, OSError) as error:  # maybe another user's doing, which must not stop a training
-            log.warning("nothing is squeezed or recorded, and the training runs without us: %s", error)
+            log.warning("nothing is squeezed or recorded; the training runs as usual: %s", error)
             parsed.master_port = changed.master_port
             if own_port is not None:
                 around.callback(remove_buffers_soon, own_port)

@@ -12,7 +12,7 @@ from ds_hooks.shared.command_line import Command, complete_paths, make_parser, r
 from ds_hooks.shared.renamed_commands import refuse
 
 PROGRAM = "squeezer"
-DESCRIPTION = "Use the bubbles of DeepSpeed's pipeline parallelism."
+DESCRIPTION = "Use the pipeline bubbles of DeepSpeed jobs, and see what that costs."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -177,7 +177,7 @@ def _add_observe(parser: argparse.ArgumentParser) -> None:
         dest="run_directory",
         type=Path,
         metavar="DIR",
-        help="where records go; stands first; default: runs/observe-DATE-TIME",
+        help="where records go; must come first; default: runs/observe-DATE-TIME",
     )
 
 
@@ -209,7 +209,7 @@ COMMANDS = (
     ),
     Command(
         name="why",
-        summary="print what was not squeezed in a run, and the cause of each decision",
+        summary="print what was not squeezed in a run, and why",
         example="squeezer why runs/demo --rank 0",
         run=_why,
         add_arguments=_add_why,
@@ -223,7 +223,7 @@ COMMANDS = (
     ),
     Command(
         name="daemon",
-        summary="serve one device: before, during and after the jobs on it",
+        summary="serve one device, for one job after another",
         example="squeezer daemon --config squeezer.toml --local-rank 0",
         run=_daemon,
         add_arguments=_add_daemon,

@@ -36,7 +36,7 @@ _Count = Annotated[int, Field(ge=1, description="a whole number, 1 or more")]
 _CountOrNone = Annotated[int, Field(ge=0, description="a whole number, 0 or more")]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, description="a number above 0")]
 _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, description="a number, 0 or more")]
-_Text = Annotated[str, Field(min_length=1, description="a text that is not empty")]
+_Text = Annotated[str, Field(min_length=1, description="a non-empty text")]
 
 
 class _Table(BaseModel):
@@ -98,7 +98,7 @@ there; the cost of squeezing it is not measured"""
             return value
         unknown = [kind for kind in value if kind not in list(WaitKind.__members__)]
         if unknown:
-            raise ValueError(f"{unknown[0]!r} is no kind of wait{_did_you_mean(unknown[0], WaitKind.__members__)}")
+            raise ValueError(f"{unknown[0]!r} is not a kind of wait{_did_you_mean(unknown[0], WaitKind.__members__)}")
         return tuple(dict.fromkeys(value))
 
 
@@ -122,7 +122,7 @@ class SideTable(_Table):
     """Optuna's name of the study"""
     storage: _Text | None = Field(
         default=None,
-        description="a database's URL for Optuna, such as sqlite:///study.db, or the path of a journal of Optuna's, "
+        description="a database URL for Optuna, such as sqlite:///study.db, or the path of an Optuna journal, "
         "relative to where the command is started",
     )
     """where Optuna keeps the study"""
@@ -287,10 +287,10 @@ def _explain(mistake: Mapping[str, Any]) -> str:
         needed = (
             [name for name, field in _TABLES[key].model_fields.items() if field.is_required()] if not tables else []
         )
-        return where + (f"; it needs {', '.join(needed)}" if needed else f"; allowed is {allowed}")
+        return where + (f"; it needs {', '.join(needed)}" if needed else f"; allowed: {allowed}")
     reason = f": {mistake['ctx']['error']}" if mistake["type"] == "value_error" else ""
     value = mistake["input"]
-    return f"{dotted} = {_as_toml(value)} is not allowed{reason}; allowed is {allowed}"
+    return f"{dotted} = {_as_toml(value)} is not allowed{reason}; allowed: {allowed}"
 
 
 def _suggest(key: str, table: type[_Table]) -> str:
@@ -300,7 +300,7 @@ def _suggest(key: str, table: type[_Table]) -> str:
     homes = [name for name, other in _TABLES.items() if key in other.model_fields]
     if homes:
         return f"; it belongs in [{homes[0]}]"
-    return f"; allowed are {', '.join(table.model_fields)}"
+    return f"; allowed: {', '.join(table.model_fields)}"
 
 
 def _did_you_mean(word: object, known: Mapping[str, object]) -> str:

@@ -83,7 +83,7 @@ def _traces(recorded: Path) -> Iterator[tuple[str, list[dict[str, Any]], Path]]:
         records = [record for record in read_events(events_path(recorded, rank)) if record["r"] in ("run", "event")]
         versions = {record["version"] for record in records if record["r"] == "run"} - {RECORD_VERSION}
         if versions:
-            raise ReplayError(f"{recorded}: record version {versions.pop()}; allowed is version {RECORD_VERSION}")
+            raise ReplayError(f"{recorded}: record version {versions.pop()}; allowed: version {RECORD_VERSION}")
         if any(record["r"] == "event" for record in records):
             any_events = True
             yield f"rank {rank}", records, recorded / f"rank{rank}.replay.jsonl.gz"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trials.study import Study
 
 PROGRAM = "trials"
-DESCRIPTION = "Hyperparameter trials, trained together as one model."
+DESCRIPTION = "Trains many hyperparameter trials as one model."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,7 +86,7 @@ def _add_measure(parser: argparse.ArgumentParser) -> None:
         "--trials", type=_positive(int), metavar="K", help="how many trials to fuse; default: the study's"
     )
     parser.add_argument("--threads", type=_positive(int), default=1, metavar="N", help="torch's threads; default: 1")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the first that is visible")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the first visible one")
     parser.add_argument("--json", action="store_true", help="as JSON, for programs")
 
 
@@ -106,7 +106,7 @@ def _close(parsed: argparse.Namespace) -> int:
 
 def _add_close(parser: argparse.ArgumentParser) -> None:
     named = os.environ.get(STORAGE_VARIABLE)
-    described = f"Optuna's journal, or a database's URL; default: ${STORAGE_VARIABLE}, hidden from other users"
+    described = f"Optuna's journal, or a database's URL; default: ${STORAGE_VARIABLE}, which other users cannot see"
     parser.add_argument("--storage", default=named, required=named is None, metavar="FILE", help=described)
     parser.add_argument("--study-name", required=True, metavar="NAME", help="Optuna's name of the study")
     parser.add_argument("--reason", default="the run ended", metavar="TEXT", help="recorded with each trial")
@@ -165,14 +165,14 @@ COMMANDS = (
     ),
     Command(
         name="measure",
-        summary="train a study with a device to itself, and print its rate",
+        summary="train a study alone on a device, and print its rate",
         example="trials measure examples/digits.py --seconds 5",
         run=_measure,
         add_arguments=_add_measure,
     ),
     Command(
         name="close",
-        summary="end a study's unfinished trials as failed, after a crash",
+        summary="mark a study's unfinished trials as failed, after a crash",
         example="trials close --storage runs/demo/study.journal --study-name digits",
         run=_close,
         add_arguments=_add_close,

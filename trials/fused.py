@@ -50,7 +50,7 @@ class FusedModule(nn.Module):
                 owner, name, one, other = found
                 raise FuseError(
                     f"model {number} cannot be fused with model 0: {owner}: {name} is {other!r}, there {one!r}; "
-                    "allowed: the same for all models; fuse those that differ on their own"
+                    "allowed: the same for all models; fuse models that differ separately"
                 )
         if generators is not None and len(generators) != len(models):
             raise FuseError(f"{len(generators)} generators for {len(models)} models; allowed: one for each")

@@ -46,7 +46,7 @@ class Windows:
         modes = [mode for mode, _ in self.cycle]
         unknown = set(modes) - {ALONE, *MODES}
         if unknown:
-            raise ValueError(f"Windows.cycle has the modes {sorted(unknown)}: allowed are {(ALONE, *MODES)}")
+            raise ValueError(f"Windows.cycle has the modes {sorted(unknown)}: allowed: {(ALONE, *MODES)}")
         for mode, after in zip(modes, [*modes[1:], modes[0]], strict=True):
             if mode in GATED and after in GATED:
                 raise ValueError(f"Windows.cycle: {after} follows {mode}: another window must lie between them")

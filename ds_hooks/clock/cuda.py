@@ -258,5 +258,5 @@ def cuda_clock(page: Page, clock_ns: Callable[[], int]) -> CudaClock:
     try:
         return CudaClock(page, driver, compute_stream, clock_ns)
     except DriverError as error:
-        notice(f"bubbles are opened a little late, by a thread that polls: {error}")
+        notice(f"a polling thread opens bubbles, a little late: {error}")
         return PolledCudaClock(page, driver, compute_stream, clock_ns)

@@ -35,17 +35,17 @@ def other_place(found: Place) -> str | None:
     """Say why processes of the place `found` and this one cannot work together; None: they can."""
     here = this_place()
     if found[:2] != here[:2]:
-        return "was made on another machine, or before it was started anew; remove it or name another directory"
+        return "was made on another machine, or before this one restarted; remove it or name another directory"
     if found.pid_namespace != here.pid_namespace:
         return (
-            f"belongs to PID namespace {found.pid_namespace} and this process to {here.pid_namespace}, so that neither "
-            f"could signal the other; allowed are containers that share process ids (docker run --pid, Kubernetes' "
-            f"shareProcessNamespace), or one container"
+            f"belongs to PID namespace {found.pid_namespace} and this process to {here.pid_namespace}, so neither "
+            f"could signal the other; run both in one container, or in containers that share process ids (docker run "
+            f"--pid, Kubernetes' shareProcessNamespace)"
         )
     if found.time_namespace != here.time_namespace:
         return (
-            f"belongs to time namespace {found.time_namespace} and this process to {here.time_namespace}, whose "
-            f"CLOCK_MONOTONIC may differ; allowed is one time namespace"
+            f"belongs to time namespace {found.time_namespace} and this process to {here.time_namespace}, so "
+            f"their CLOCK_MONOTONIC may differ; run both in one time namespace"
         )
     return None
 

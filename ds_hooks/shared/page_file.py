@@ -68,7 +68,7 @@ def make_private_dir(path: Path) -> Path:
     if found.st_uid != os.getuid():
         raise PageError(f"{path} belongs to user {found.st_uid}, not to {os.getuid()}; name another directory")
     if found.st_mode & 0o077:
-        raise PageError(f"{path} has mode {stat.S_IMODE(found.st_mode):04o}; allowed is 0700: chmod 700 {path}")
+        raise PageError(f"{path} has mode {stat.S_IMODE(found.st_mode):04o}; allowed: 0700 (chmod 700 {path})")
     return path
 
 
@@ -125,7 +125,7 @@ class Page:
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             except FileNotFoundError:
                 if not create:
-                    raise PageError(f"no page at {path}: neither a main job nor a daemon is there") from None
+                    raise PageError(f"no page at {path}: no main job or daemon is running") from None
                 made = _publish_new(path)
                 if made is None:
                     continue
@@ -159,7 +159,7 @@ class Page:
             )
             if holder and not is_own_from_before_exec:
                 raise PageError(
-                    f"process {holder} is already the {role.name.lower()} of {self.path}; one device has one: "
+                    f"process {holder} is already the {role.name.lower()} of {self.path}; a device has only one: "
                     f"end that process, or name another directory with ${DIRECTORY_VARIABLE}"
                 )
             words[role.start] = start_time(own_pid)
@@ -181,7 +181,7 @@ class Page:
                 break
             except OSError:
                 if time.monotonic() > deadline:
-                    raise PageError(f"{self.path} is being claimed for over {CLAIM_TIMEOUT_S:.0f} s") from None
+                    raise PageError(f"another process claims {self.path} for over {CLAIM_TIMEOUT_S:.0f} s") from None
                 time.sleep(0.001)
         try:
             yield
@@ -240,7 +240,7 @@ def _check_owner(path: Path, fd: int) -> None:
     if found.st_uid != os.getuid():
         raise PageError(f"the page {path} belongs to user {found.st_uid}, not to {os.getuid()}")
     if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077:
-        raise PageError(f"the page {path} has mode {stat.S_IMODE(found.st_mode):04o}; allowed is a file with 0600")
+        raise PageError(f"the page {path} has mode {stat.S_IMODE(found.st_mode):04o}; allowed: a file with 0600")
 
 
 def _check_version(path: Path, fd: int) -> None:

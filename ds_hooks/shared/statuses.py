@@ -199,13 +199,13 @@ def decode(line: bytes) -> Status:
     event = named.pop("event", None)
     kind = _KINDS.get(event) if isinstance(event, str) else None
     if kind is None:
-        raise StatusError(f"unknown status {_shown(event)}; allowed are {', '.join(_KINDS)}")
+        raise StatusError(f"unknown status {_shown(event)}; allowed: {', '.join(_KINDS)}")
     allowed = _FIELDS[kind]
     if named.keys() != allowed.keys():
-        raise StatusError(f"status {event} has the fields {_shown(sorted(named))}; allowed are {sorted(allowed)}")
+        raise StatusError(f"status {event} has the fields {_shown(sorted(named))}; allowed: {sorted(allowed)}")
     for name, value in named.items():
         if not _fits(value, allowed[name]):
-            raise StatusError(f"status {event}: {name} is {_shown(value)}; allowed is {allowed[name].__name__}")
+            raise StatusError(f"status {event}: {name} is {_shown(value)}; allowed: {allowed[name].__name__}")
     return kind(**named)
 
 

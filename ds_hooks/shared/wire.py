@@ -232,7 +232,7 @@ def decode(data: bytes) -> Envelope:
     if message is Instructions:
         step, base_ns, count, *flat = fields
         if not 0 <= count <= INSTRUCTIONS_PER_MESSAGE:
-            raise ProtocolError(f"Instructions with {count} items; allowed are 0 to {INSTRUCTIONS_PER_MESSAGE}")
+            raise ProtocolError(f"Instructions with {count} items; allowed: 0 to {INSTRUCTIONS_PER_MESSAGE}")
         items = tuple(tuple(flat[4 * i : 4 * i + 4]) for i in range(count))
         for item in items:
             _check_known(item[0], InstructionKind)

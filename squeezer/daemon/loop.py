@@ -210,7 +210,7 @@ class Daemon:
         """Run where this job does, the side task too, which may have served another job before."""
         side = None if self._side_task is None else self._side_task.process
         if not self._device.join(main_pid, side) and self._side_task is not None:
-            self._side_task.kill("the job uses another device than the one before; another one starts there")
+            self._side_task.kill("the job uses a different device; a new side task starts there")
 
     def _start_side_task(self) -> None:
         if self._side_task is not None:

@@ -36,7 +36,7 @@ class Receiver:
     def __init__(self, path: Path, fault: Callable[[str], None]) -> None:
         if len(str(path)) > SOCKET_PATH_MAX_BYTES:
             raise DaemonError(
-                f"the socket path {path} has {len(str(path))} characters; allowed are {SOCKET_PATH_MAX_BYTES}: "
+                f"the socket path {path} has {len(str(path))} characters; allowed: {SOCKET_PATH_MAX_BYTES}; "
                 f"set ${DIRECTORY_VARIABLE} to a shorter directory"
             )
         if path.exists() and not path.is_socket():

@@ -143,7 +143,7 @@ class GateMachine:
         if self.state not in entry.leads_to:
             allowed = ", ".join(state.name for state in entry.leads_to)
             raise TransitionError(
-                f"{type(event).__name__} in state {before.name} led to {self.state.name}; allowed is {allowed}"
+                f"{type(event).__name__} in state {before.name} led to {self.state.name}; allowed: {allowed}"
                 f"{self.story()}"
             )
         return actions

@@ -84,7 +84,7 @@ def load_run(run: Path) -> list[RankRun]:
     ranks = [_load_rank(run, number) for number in numbers]
     ranks = [rank for rank in ranks if rank.records["run"]]
     if not ranks:
-        raise ReportError(f"{run}: no records of a run here; allowed is a directory with rank0.events.jsonl and so on")
+        raise ReportError(f"{run}: no records of a run here; allowed: a directory with rank0.events.jsonl and so on")
     first = ranks[0].records["run"][0]
     for rank in ranks[1:]:
         own = rank.records["run"][0]
@@ -132,9 +132,9 @@ def _load_rank(run: Path, number: int) -> RankRun:
     served_by: list[dict[str, Any]] = []
     for record in read_events(path):
         if not records["run"] and record.get("r") != "run":
-            raise ReportError(f"{path}: begins with {record.get('r')!r}; allowed is a record 'run'")
+            raise ReportError(f"{path}: begins with {record.get('r')!r}; allowed: a record 'run'")
         if record["r"] == "run" and record["version"] != RECORD_VERSION:
-            raise ReportError(f"{path}: record version {record['version']}; allowed is version {RECORD_VERSION}")
+            raise ReportError(f"{path}: record version {record['version']}; allowed: version {RECORD_VERSION}")
         if "job" in record:
             record["job"] = jobs.setdefault((len(records["run"]), record["job"]), len(jobs))
         if record["r"] == "job":

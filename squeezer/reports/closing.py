@@ -80,7 +80,7 @@ def _faults(report: Mapping[str, Any]) -> list[str]:
         found.append(f"hooks switched themselves off {switched_off} time{'s' * (switched_off != 1)}")
     killed = [rank for rank, of in report["ranks"].items() if not of["ended"]]
     if killed:
-        found.append(f"the daemon of rank {', '.join(killed)} left no end on record")
+        found.append(f"the daemon of rank {', '.join(killed)} did not finish its record")
     return found
 
 

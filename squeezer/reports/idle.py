@@ -193,10 +193,10 @@ def _lines(job: JobIdle) -> Iterator[str]:
     if NOT_IDLE.name in kinds:
         yield f"{NOT_IDLE.name} is not idle, and not counted as such: DeepSpeed copies and sums gradients there."
     if steps < FEW_STEPS:
-        yield f"Few steps: from fewer than {FEW_STEPS}, these shares are rough."
+        yield f"Fewer than {FEW_STEPS} steps: these shares are rough."
     if job.missing:
         yield f"No records of rank{'s' * (len(job.missing) > 1)} {', '.join(map(str, job.missing))}. " + (
-            "Their stages are counted by their other ranks; n/a where there are none."
+            "Other ranks of a stage stand in for them; n/a if there are none."
         )
 
 

@@ -206,7 +206,7 @@ def _trials(run: Path, ranks: Sequence[RankRun]) -> dict[str, Any]:
     except Exception as error:  # any of many database drivers
         problem = hide_passwords(f"{hide_password(named)}: {type(error).__name__}: {error}")
         if HIDDEN in recorded:
-            problem += f"; passwords are not recorded: name the storage's whole URL in ${STORAGE_VARIABLE}"
+            problem += f"; passwords are not recorded: put the storage's full URL in ${STORAGE_VARIABLE}"
         return {**dict.fromkeys(NO_TRIALS), "problem": problem}
     finally:
         optuna.logging.set_verbosity(verbosity)
@@ -240,8 +240,8 @@ def render(report: Mapping[str, Any]) -> str:
     ]
     for unit in side["starved"]:
         lines += _wrapped(
-            f"longer than every bubble: {unit['unit']} of {unit['trials']}, {unit['needs_ms']:.1f} ms of at most "
-            f"{unit['longest_bubble_ms']:.1f} ms: {'split' if unit['remedy'] == 'split' else 'not helped'}"
+            f"longer than every bubble ({unit['longest_bubble_ms']:.1f} ms): {unit['unit']} of {unit['trials']}, "
+            f"{unit['needs_ms']:.1f} ms: {'split' if unit['remedy'] == 'split' else 'not split'}"
         )
     lines += [f"Audit       {audit_text(side['audit'])}"]
     for found in side["audit"]["mismatches"]:
@@ -258,7 +258,7 @@ def render(report: Mapping[str, Any]) -> str:
         lines += _wrapped("  ".join(f"{key}={_value(value)}" for key, value in best["params"].items()))
     lines.append("Faults      " + ", ".join(f"{_or_na(n)} {key.replace('_', ' ')}" for key, n in faults.items()))
     if killed:
-        lines.append(f"            no end on record (still running, or killed): {', '.join(killed)}")
+        lines.append(f"            record not finished (still running, or killed): {', '.join(killed)}")
     lines += ["", f"{'bubbles by wait':<20}{'per step':>10}{'ms per step':>13}{'of step time':>14}"]
     for kind, of in report["bubbles"]["by_kind"].items():
         row = f"{kind.replace('_', ' '):<20}{of['count_per_step']:>10.2f}{of['ms_per_step']:>13.2f}"
@@ -280,7 +280,7 @@ def render(report: Mapping[str, Any]) -> str:
 def _lately(report: Mapping[str, Any]) -> str:
     """The number of steps whose bubbles and units are kept, unless all are."""
     kept, recorded = (min(of[key]["steps"] for of in report["ranks"].values()) for key in ("bubbles", "main"))
-    return "" if kept == recorded else f"; bubbles and units are of the last {kept} steps"
+    return "" if kept == recorded else f"; bubbles and units: the last {kept} steps"
 
 
 def _wrapped(text: str) -> list[str]:

@@ -13,8 +13,8 @@ CAUSES = {
     "overrun": "the side task's own CPU time outside bubbles",
     "mean": "squeezed steps are longer than the alone steps before them",
     "cusum": "squeezed steps are suddenly much longer than the alone steps before them",
-    "shorter": "steps are suddenly much shorter, so the alone steps before them are no baseline any more",
-    "tail": "squeezed steps are more often longer than nearly all alone steps",
+    "shorter": "steps are suddenly much shorter, so the alone steps before them are no longer a baseline",
+    "tail": "too many squeezed steps are longer than nearly all alone steps",
     "windows": "squeezed windows are longer than the alone windows beside them",
     "pauses": "evaluations and checkpoints after squeezed steps are longer than those after alone steps",
     "": "",
@@ -48,7 +48,7 @@ def _steps(rank: RankRun) -> Iterator[str]:
     steps = rank.records["step"]
     count = {label: sum(step["squeezed"] is label for step in steps) for label in (True, False, None)}
     yield (
-        f"  steps       {len(steps)}: {count[True]} squeezed, {count[False]} left alone to compare with, "
+        f"  steps       {len(steps)}: {count[True]} squeezed, {count[False]} left alone for comparison, "
         f"{count[None]} neither"
     )
     for label, same in groupby(steps, key=lambda step: step["squeezed"]):
@@ -139,12 +139,12 @@ def _why_shut(slot: SlotFigures, squeeze: Mapping[str, Any]) -> str:
     if slot.opened > 0.5:
         return ""
     if slot.wait not in squeeze["kinds"]:
-        return "  not among kinds"
+        return "  not in kinds"
     if slot.forecast_ms_p50 is None:
         return "  no forecast yet"
     if slot.forecast_ms_p50 < squeeze["min_bubble_ms"]:
         return f"  on average shorter than min_bubble_ms = {squeeze['min_bubble_ms']:g}"
-    return "  planned too late, or its forecast less the margin is nothing"
+    return "  planned too late, or no time is left after the margin"
 
 
 def _percent(value: float | None) -> str:

@@ -231,7 +231,7 @@ def test_a_directory_of_another_user(sandbox: Sandbox) -> None:
 
 def test_a_directory_that_others_can_read(sandbox: Sandbox) -> None:
     sandbox.directory.chmod(0o755)
-    says = ("has mode 0755; allowed is 0700", f"chmod 700 {sandbox.directory}")
+    says = ("has mode 0755; allowed: 0700", f"chmod 700 {sandbox.directory}")
     refused(sandbox, *says)
     goes_on_alone(sandbox, *says)
 
@@ -246,7 +246,7 @@ def test_a_file_in_place_of_the_directory(sandbox: Sandbox) -> None:
 
 def test_a_directory_too_long_for_a_socket(sandbox: Sandbox, tmp_path: Path) -> None:
     long = tmp_path / ("x" * 100)
-    refused(sandbox, "the socket path", "allowed are 107", "set $SQUEEZER_DIR", SQUEEZER_DIR=str(long))
+    refused(sandbox, "the socket path", "allowed: 107", "set $SQUEEZER_DIR", SQUEEZER_DIR=str(long))
     goes_on_alone(sandbox, "socket", SQUEEZER_DIR=str(long))
     assert list(long.iterdir()) == []
 
@@ -297,7 +297,7 @@ def test_garbage_on_the_status_pipe_is_a_fault_and_the_side_task_is_served_on(sa
     assert served.kill(signal.SIGTERM) == 0
     faults = [fault["what"] for fault in sandbox.events("fault")]
     assert len(faults) == 7 and all(fault.startswith("the side task sent no status: ") for fault in faults)
-    for words in ("b'Traceback", "unknown status 'sleeping'", "overrun_ns is inf", "allowed are ['message']"):
+    for words in ("b'Traceback", "unknown status 'sleeping'", "overrun_ns is inf", "allowed: ['message']"):
         assert any(words in fault for fault in faults), (words, faults)
     assert [len(sandbox.side(event)) for event in ("ready", "finished", "exited")] == [1, 1, 1]
     assert all(trial.state.is_finished() for trial in sandbox.trials("garbled"))
@@ -373,7 +373,7 @@ def test_a_script_without_a_pipeline_engine_keeps_its_exit_status(
     ended, output = sandbox.run_to_end("-m", "ds_hooks", str(path))
     assert ended == status
     assert says in output
-    assert f"{path} ended without a pipeline engine, so no bubble was seen; needed is deepspeed.initialize" in output
+    assert f"{path} ended without a pipeline engine, so no bubble was seen; call deepspeed.initialize" in output
     assert "PipelineModule or a DualPipeVModule" in output
 
 

@@ -84,5 +84,5 @@ def test_trials_that_do_not_fit_into_memory_mb_train_one_after_another(sandbox: 
     assert daemon.ended() == 0
     assert json.loads((tmp_path / "spied").read_text())["data"] == 700 << 20
     assert sandbox.side("out_of_memory")[0]["most"] == 1
-    assert "3 trials did not fit into the memory that the side task may take; at most 1 are trained" in daemon.said()
+    assert "3 trials did not fit into the side task's memory; at most 1 train" in daemon.said()
     assert TrialState.COMPLETE in {trial.state for trial in sandbox.trials("spies")}

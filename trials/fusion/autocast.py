@@ -15,7 +15,7 @@ from trials.fusion.functional import ELEMENTWISE, VIEWS
 from trials.fusion.streams import drawing_nothing
 from trials.fusion.trees import dims_of, stack
 
-REASON = "loop over trials: autocast would cast other parts of it under vmap"
+REASON = "loop over trials: autocast would cast it differently under vmap"
 
 _WHOLE = VIEWS | {
     *("matmul", "bmm", "mm", "einsum", "cat", "concat", "stack", "where", "masked_fill", "gather", "index_select"),

@@ -81,7 +81,7 @@ class Observer:
 
     def _note(self, name: str, frame: FrameType | None) -> None:
         if frame is not None and not self.asked:
-            self.asked = f"{place(frame)} asks {name}, whose answer may be another when the graph runs"
+            self.asked = f"{place(frame)} asks {name}, whose answer may differ when the graph runs"
 
 
 def _hashable_in(called: Any) -> bool:

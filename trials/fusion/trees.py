@@ -23,7 +23,9 @@ class Hidden:
         """Refuse all but what copying and printing look for."""
         if name.startswith("__"):
             raise AttributeError(name)
-        raise FuseError(f"{self._what} cannot be had of several trials at once; allowed: tensors and plain values")
+        raise FuseError(
+            f"{self._what} cannot be returned for several trials at once; allowed: tensors and plain values"
+        )
 
 
 def apart(value: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:

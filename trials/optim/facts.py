@@ -115,7 +115,7 @@ def _refuse_own_ways(names: Names, optimizer: torch.optim.Optimizer) -> None:
     refuse_views(optimizer)
     step = vars(optimizer).get("step")
     if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
-        raise FuseError(f"optimizer {name} has a step() of this instance alone; allowed: a method of its class")
+        raise FuseError(f"optimizer {name} has a step() of its own on this instance; allowed: a method of its class")
     own = {id(p) for p in parameters_of(optimizer)}
     for path, value in contents(optimizer):
         if id(value) in names and id(value) not in own:

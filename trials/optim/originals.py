@@ -184,7 +184,7 @@ class Originals(FusedOptimizer):
         if now != [id(p) for p in self._parameters_K[row]]:
             raise FuseError(
                 f"optimizer {type(self._originals[row]).__name__} has other parameters than when it was fused; "
-                "allowed: all param groups from the start, with a learning rate of 0 where they wait"
+                "allowed: all param groups from the start, with a learning rate of 0 until needed"
             )
 
     def _write_back(self, row: int) -> None:
@@ -223,7 +223,7 @@ def _copy_groups(source: torch.optim.Optimizer, into: torch.optim.Optimizer) -> 
     if len(source.param_groups) != len(into.param_groups):
         raise FuseError(
             f"optimizer {type(source).__name__} has other param groups than when it was fused; allowed: all from the "
-            "start, with a learning rate of 0 where they wait"
+            "start, with a learning rate of 0 until needed"
         )
     for theirs, group in zip(source.param_groups, into.param_groups, strict=True):
         parameters = group["params"]

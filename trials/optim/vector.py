@@ -262,7 +262,7 @@ class VectorOptimizer(FusedOptimizer):
         if [len(group["params"]) for group in groups] not in (self._counted, self._empty):
             raise FuseError(
                 f"optimizer {name} has other parameters than when it was fused; allowed: all param groups from the "
-                "start, with a learning rate of 0 where they wait"
+                "start, with a learning rate of 0 until needed"
             )
         for index, (group, known) in enumerate(zip(groups, self._switches, strict=True)):
             for flag, value in known.items():

@@ -64,7 +64,7 @@ class SearchClient:
         while select.select([self._receive_fd], [], [], 0.0 if found else wait_s)[0]:
             data = os.read(self._receive_fd, 65536)
             if not data:
-                raise RuntimeError("the search worker is gone")
+                raise RuntimeError("the search worker has ended")
             *lines, self._buffer = (self._buffer + data).split(b"\n")
             found += [json.loads(line) for line in lines]
         for answer in found:

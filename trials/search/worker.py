@@ -320,13 +320,13 @@ def main() -> int:
     """End what a dead side task left running."""
     parser = argparse.ArgumentParser(
         prog="python -m trials.search.worker",
-        description=f"End as failed the unfinished trials of a study, in the storage that ${STORAGE_VARIABLE} names.",
+        description=f"Mark the unfinished trials of a study as failed; ${STORAGE_VARIABLE} names the storage.",
     )
     parser.add_argument("--close", action="store_true", required=True)
     parser.add_argument("--study-name", required=True)
     parser.add_argument("--worker", help="only its trials")
     parser.add_argument("--reason", default="the run ended")
-    parser.add_argument("--idle", action="store_true", help="a main job trains: take only its idle time")
+    parser.add_argument("--idle", action="store_true", help="a main job trains: use only its idle time")
     arguments = parser.parse_args()
     logs.set_up()
     logs.adopt("optuna")

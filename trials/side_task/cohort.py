@@ -15,7 +15,7 @@ from trials.training.group import TrialGroup
 from trials.training.member import Member
 
 UNLIKE_EPOCHS = "the study's epochs differ in the number or the shapes of their batches"
-SHARED_LOADER = "Study.batches gives several epochs the same object, and to read one may disturb the other"
+SHARED_LOADER = "Study.batches gives several epochs the same object, and reading one may disturb another"
 
 log = own_logger(__name__)
 

@@ -183,4 +183,4 @@ def _sleep_while_waiting() -> None:
         or library.cuDevicePrimaryCtxSetFlags_v2(device, ctypes.c_uint(_BLOCKING_SYNC))
     )
     if failed:
-        log.warning("the host spins where it waits for the device: error %d of its driver", failed)
+        log.warning("the host spins while it waits for the device: driver error %d", failed)

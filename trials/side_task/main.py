@@ -44,7 +44,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--rank", type=int, help="named in what is logged")
     parser.add_argument("--log", type=Path, metavar="FILE")
     parser.add_argument("--status-fd", type=int, default=-1)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the first that is visible")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the first visible one")
     parser.add_argument("--memory-fraction", type=float, default=1.0, help="of a CUDA device's memory, at most")
     parser.add_argument("--memory-mb", type=float, help="of the host's memory, at most; default: no limit")
     parser.add_argument("--threads", type=int, default=1)

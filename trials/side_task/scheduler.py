@@ -282,7 +282,7 @@ class Scheduler:
         if rows > 1:
             self._waiting.add(asked, first=True)
         else:
-            self._fail([asked[0]["number"]], MemoryError("alone it does not fit into the side task's memory"))
+            self._fail([asked[0]["number"]], MemoryError("not even one trial fits into the side task's memory"))
         if self._offload is not None:
             self._gate.enter(HOST_UNIT)
             self._offload.trim()

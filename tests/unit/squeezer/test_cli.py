@@ -52,7 +52,7 @@ def test_the_version_is_the_packages(program: str, capsys: pytest.CaptureFixture
         ("report", "squeezer report: the following arguments are required: RUN; see squeezer report --help"),
         ("why x --rank one", "squeezer why: argument --rank: invalid int value: 'one'; see squeezer why --help"),
         ("report x --jso", "squeezer: unrecognized arguments: --jso; see squeezer --help"),
-        ("report gone", "squeezer: gone: no records of a run here; allowed is a directory with rank0.events.jsonl"),
+        ("report gone", "squeezer: gone: no records of a run here; allowed: a directory with rank0.events.jsonl"),
         ("daemon --config gone.toml", "squeezer: gone.toml: cannot read the configuration: No such file or directory"),
         ("replay gone", "squeezer: gone: not a recorded trace (.jsonl.gz) nor a run's directory: No such file"),
         ("observe", "squeezer: observe: no training script is named; see squeezer observe --help"),
@@ -139,7 +139,7 @@ def test_replay_takes_a_runs_directory_and_leaves_its_records(
     ("content", "says"),
     [
         ('{"r": "event", "event": ["StepStarted", 1], "actions": []}\n', "the records do not begin with a run"),
-        ('{"r": "run", "version": 99, "config": {}}\n', f"record version 99; allowed is version {RECORD_VERSION}"),
+        ('{"r": "run", "version": 99, "config": {}}\n', f"record version 99; allowed: version {RECORD_VERSION}"),
         (
             f'{{"r": "run", "version": {RECORD_VERSION}, "config": {{}}}}\n',
             "no events are recorded here; set record_events = true",

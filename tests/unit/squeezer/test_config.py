@@ -74,13 +74,13 @@ def test_a_journal_is_found_from_where_the_command_is_started(tmp_path: Path, mo
     side = RUN + '[side]\nstudy = "digits.py"\nstorage = "{}"\n'
     assert load(tmp_path, side.format("mine.journal")).storage(tmp_path) == f"{tmp_path}/elsewhere/mine.journal"
     assert mistakes(tmp_path, side.format("no/mine.journal"))[0].startswith(
-        f'side.storage = "no/mine.journal" is not allowed: there is no directory {tmp_path}/elsewhere/no; allowed is '
+        f'side.storage = "no/mine.journal" is not allowed: there is no directory {tmp_path}/elsewhere/no; allowed: '
     )
     with sqlite3.connect("study.db") as database:
         database.execute("CREATE TABLE trials (number INT)")
     assert mistakes(tmp_path, side.format("study.db"))[0].startswith(
         'side.storage = "study.db" is not allowed: it is an SQLite database, whose URL is '
-        f"sqlite:///{tmp_path}/elsewhere/study.db; allowed is "
+        f"sqlite:///{tmp_path}/elsewhere/study.db; allowed: "
     )
 
 
@@ -101,22 +101,22 @@ def test_it_is_json_ready_and_frozen(tmp_path: Path) -> None:
         ("[squeeze]\nmargn_ms = 1", "unknown key squeeze.margn_ms = 1 (did you mean margin_ms?)"),
         ("[squeeze]\nthreads = 2", "unknown key squeeze.threads = 2; it belongs in [side]"),
         ("[sqeeze]", "unknown key sqeeze = {} (did you mean squeeze?)"),
-        ("[squeeze]\nmargin_ms = -1", "squeeze.margin_ms = -1 is not allowed; allowed is a number, 0 or more"),
-        ("[squeeze]\nmargin_ms = nan", "squeeze.margin_ms = nan is not allowed; allowed is a number, 0 or more"),
-        ("[squeeze]\npreemptive = 1", "squeeze.preemptive = 1 is not allowed; allowed is true or false"),
-        ('[squeeze]\nmin_bubble_ms = "2"', 'squeeze.min_bubble_ms = "2" is not allowed; allowed is a number above 0'),
-        ("[squeeze]\nmin_bubble_ms = 0", "squeeze.min_bubble_ms = 0 is not allowed; allowed is a number above 0"),
-        ("[squeeze]\nalone_steps = true", "squeeze.alone_steps = true is not allowed; allowed is a whole number, 0 or"),
-        ("[squeeze]\nsqueezed_steps = 0", "squeeze.squeezed_steps = 0 is not allowed; allowed is a whole number, 1 or"),
-        ("[squeeze]\nforecast_quantile = 0.6", "squeeze.forecast_quantile = 0.6 is not allowed; allowed is a number f"),
-        ('[squeeze]\nkinds = ["RECV_GRADS"]', "squeeze.kinds = ['RECV_GRADS'] is not allowed: 'RECV_GRADS' is no kind"),
+        ("[squeeze]\nmargin_ms = -1", "squeeze.margin_ms = -1 is not allowed; allowed: a number, 0 or more"),
+        ("[squeeze]\nmargin_ms = nan", "squeeze.margin_ms = nan is not allowed; allowed: a number, 0 or more"),
+        ("[squeeze]\npreemptive = 1", "squeeze.preemptive = 1 is not allowed; allowed: true or false"),
+        ('[squeeze]\nmin_bubble_ms = "2"', 'squeeze.min_bubble_ms = "2" is not allowed; allowed: a number above 0'),
+        ("[squeeze]\nmin_bubble_ms = 0", "squeeze.min_bubble_ms = 0 is not allowed; allowed: a number above 0"),
+        ("[squeeze]\nalone_steps = true", "squeeze.alone_steps = true is not allowed; allowed: a whole number, 0 or"),
+        ("[squeeze]\nsqueezed_steps = 0", "squeeze.squeezed_steps = 0 is not allowed; allowed: a whole number, 1 or"),
+        ("[squeeze]\nforecast_quantile = 0.6", "squeeze.forecast_quantile = 0.6 is not allowed; allowed: a number f"),
+        ('[squeeze]\nkinds = ["RECV_GRADS"]', "squeeze.kinds = ['RECV_GRADS'] is not allowed: 'RECV_GRADS' is not a"),
         ("[squeeze]\nkinds = []", "squeeze.kinds = "),
         ("[squeeze]\nkinds = [[1]]", "squeeze.kinds = [[1]] is not allowed"),
-        ('[device]\nkind = "gpu"', 'device.kind = "gpu" is not allowed; allowed is "auto", "cpu" or "cuda"'),
-        ("[device]\nmemory_fraction = 1.5", "device.memory_fraction = 1.5 is not allowed; allowed is a number above 0"),
-        ("[device]\nmps_thread_percent = 0", "device.mps_thread_percent = 0 is not allowed; allowed is a whole number"),
+        ('[device]\nkind = "gpu"', 'device.kind = "gpu" is not allowed; allowed: "auto", "cpu" or "cuda"'),
+        ("[device]\nmemory_fraction = 1.5", "device.memory_fraction = 1.5 is not allowed; allowed: a number above 0"),
+        ("[device]\nmps_thread_percent = 0", "device.mps_thread_percent = 0 is not allowed; allowed: a whole number"),
         ('[side]\nstudy = "none.py"', 'side.study = "none.py" is not allowed: there is no file '),
-        ("[side]\nnice = 1", "side.study is missing; allowed is the path of an existing Python file"),
+        ("[side]\nnice = 1", "side.study is missing; allowed: the path of an existing Python file"),
     ],
 )
 def test_a_mistake_names_key_value_and_what_is_allowed(tmp_path: Path, text: str, message: str) -> None:

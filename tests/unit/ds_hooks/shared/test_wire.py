@@ -51,7 +51,7 @@ def test_a_count_of_instructions_beyond_the_message_is_refused() -> None:
     data = bytearray(wire.encode(5, 123, wire.Instructions(7, 1000, ())))
     at = len(data) - 20 * wire.INSTRUCTIONS_PER_MESSAGE - 4
     data[at : at + 4] = (33).to_bytes(4, "little")
-    with pytest.raises(wire.ProtocolError, match="33 items; allowed are 0 to 32"):
+    with pytest.raises(wire.ProtocolError, match="33 items; allowed: 0 to 32"):
         wire.decode(bytes(data))
 
 

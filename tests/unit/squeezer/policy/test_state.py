@@ -282,9 +282,9 @@ def test_what_the_table_does_not_hold_is_an_error_with_the_story(machine: GateMa
 @pytest.mark.parametrize(
     ("key", "leads_to", "says"),
     [
-        ((State.ABSENT, JobAttached), (State.ABSENT,), "JobAttached in state ABSENT led to SHUT; allowed is ABSENT"),
-        ((State.SHUT, StepStarted), (State.SHUT,), "StepStarted in state SHUT led to PLANNED; allowed is SHUT"),
-        ((State.PLANNED, JobLost), (State.SHUT, State.PLANNED), "allowed is SHUT, PLANNED"),
+        ((State.ABSENT, JobAttached), (State.ABSENT,), "JobAttached in state ABSENT led to SHUT; allowed: ABSENT"),
+        ((State.SHUT, StepStarted), (State.SHUT,), "StepStarted in state SHUT led to PLANNED; allowed: SHUT"),
+        ((State.PLANNED, JobLost), (State.SHUT, State.PLANNED), "allowed: SHUT, PLANNED"),
     ],
 )
 def test_a_state_that_its_entry_does_not_name_is_an_error_with_the_story(

@@ -66,4 +66,4 @@ def test_what_is_unknown_is_not_made_up(tmp_path: Path) -> None:
     assert used == "Used    devices were idle n/a of the time; trials ran in n/a of that"
     assert cost == "Cost    unknown: too few windows with and without squeezing to compare"
     assert audit == "Audit   trial 3 of 4 fused by rules differed in training: it is odd; trained by vmap from there on"
-    assert faults == "Faults  hooks switched themselves off 1 time; the daemon of rank 1 left no end on record"
+    assert faults == "Faults  hooks switched themselves off 1 time; the daemon of rank 1 did not finish its record"

@@ -90,9 +90,7 @@ def test_a_stage_without_records_is_not_guessed(tmp_path: Path) -> None:
 
 def test_few_steps_are_said_to_be_few_and_none_give_no_share(tmp_path: Path) -> None:
     made(tmp_path / "few", 0, 20.0, steps=FEW_STEPS - 1, stages=1, world_size=1).write()
-    assert f"Few steps: from fewer than {FEW_STEPS}, these shares are rough." in render_idle(
-        idle_of_run(tmp_path / "few")
-    )
+    assert f"Fewer than {FEW_STEPS} steps: these shares are rough." in render_idle(idle_of_run(tmp_path / "few"))
     made(tmp_path / "none", 0, steps=0).write()
     text = render_idle(idle_of_run(tmp_path / "none"))
     assert text == "2 stages × 1 device: no step after the 2 of warm-up, so no share is known."

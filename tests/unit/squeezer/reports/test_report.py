@@ -125,7 +125,7 @@ def test_a_killed_daemon_leaves_what_it_wrote(tmp_path: Path) -> None:
     assert report["side"]["fill"] == pytest.approx(5 / 10)
     assert (report["side"]["harvest"], report["faults"]["lost_messages"]) == (None, None)
     assert not report["ranks"]["0"]["ended"]
-    assert "no end on record (still running, or killed): rank 0" in render(report)
+    assert "record not finished (still running, or killed): rank 0" in render(report)
 
 
 def test_units_longer_than_every_bubble_are_named(tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def test_units_longer_than_every_bubble_are_named(tmp_path: Path) -> None:
     assert report["side"]["starved"] == found
     assert [report["ranks"][number]["side"]["starved"] for number in "01"] == [[unit] for unit in found]
     text = render(report)
-    assert "longer than every bubble: 0.Linear backward of 16, 12.3 ms of at most 8.1 ms: split\n" in text
-    assert "longer than every bubble: 0.Linear backward of 8, 12.3 ms of at most 8.1 ms: not helped\n" in text
+    assert "longer than every bubble (8.1 ms): 0.Linear backward of 16, 12.3 ms: split\n" in text
+    assert "longer than every bubble (8.1 ms): 0.Linear backward of 8, 12.3 ms: not split\n" in text
 
 
 def test_audits_of_all_ranks_and_processes_add_up(tmp_path: Path) -> None:
@@ -216,10 +216,10 @@ def test_an_unreadable_study_is_named_and_the_rest_reported(tmp_path: Path) -> N
 
 
 def test_what_is_no_run_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match=f"{tmp_path}: no records of a run here; allowed is"):
+    with pytest.raises(ReportError, match=f"{tmp_path}: no records of a run here; allowed: "):
         main_report(tmp_path, as_json=False)
     MadeUpRank(tmp_path, version=99).write()
-    with pytest.raises(ReportError, match=rf"rank0\.events.*: record version 99; allowed is version {RECORD_VERSION}$"):
+    with pytest.raises(ReportError, match=rf"rank0\.events.*: record version 99; allowed: version {RECORD_VERSION}$"):
         build_report(tmp_path)
 
 
@@ -248,7 +248,7 @@ def test_of_a_long_run_bubbles_and_units_are_those_of_the_last_steps(tmp_path: P
     squeezed = report["ranks"]["0"]["bubbles"]["slots"][0]["count"]
     assert report["side"]["harvest"] == pytest.approx(4 * (kept - 1) / 1000 / (2 * squeezed * 0.01))
     assert report["side"]["units"] == 2 * squeezed
-    assert f"; bubbles and units are of the last {kept} steps" in render(report)
+    assert f"; bubbles and units: the last {kept} steps" in render(report)
     first = steps - kept + 1
     names = [event["name"] for event in json.loads(write_trace(tmp_path).read_text())["traceEvents"]]
     shown = [int(name.split()[1]) for name in names if name.startswith("step ")]

@@ -52,7 +52,7 @@ def test_every_decision_is_told_with_its_cause(tmp_path: Path, capsys: pytest.Ca
     rank.write()
     text = why(tmp_path, capsys)
     for words in (
-        "7: 2 squeezed, 1 left alone to compare with, 4 neither",
+        "7: 2 squeezed, 1 left alone for comparison, 4 neither",
         "step 1: the side task was starting",
         "steps 3 to 5: the guard had the gate shut",
         "budget 1.00% of slowdown; shut 1 times",
@@ -72,7 +72,11 @@ def test_every_decision_is_told_with_its_cause(tmp_path: Path, capsys: pytest.Ca
     ("what", "cause", "words"),
     [
         ("check", "cusum", "as a check: squeezed steps are suddenly much longer than the alone steps before them"),
-        ("check", "shorter", "as a check: steps are suddenly much shorter, so the alone steps before them are no base"),
+        (
+            "check",
+            "shorter",
+            "as a check: steps are suddenly much shorter, so the alone steps before them are no longer",
+        ),
         ("go_on", "shorter", "squeezing resumes, with the steps just left alone as its baseline (slowdown 1.00%)"),
         (
             "compare",

@@ -233,7 +233,7 @@ REFUSED: dict[str, tuple[Callable[[Iterable[Any]], torch.optim.Optimizer], str]]
         Enclosing,
         r"Enclosing: a copy for its trial still reaches the original Enclosing by '\.rate of 'self'",
     ),
-    "its own step": (own_step, r"Rprop has a step\(\) of this instance alone; allowed: a method of its class"),
+    "its own step": (own_step, r"Rprop has a step\(\) of its own on this instance; allowed: a method of its class"),
     "untrained": (untrained, r"keeps the parameter '0.weight' as '\.other' and does not train it"),
 }
 
