@@ -91,7 +91,7 @@ def test_a_second_attach_is_refused_whatever_wraps_the_engine(
     ours = engine.train_batch
     engine.train_batch = lambda: ours()  # type: ignore[method-assign]
     second = attach(engine, directory=tmp_path / "run", local_rank=1)
-    assert not second.enabled and "attached to this engine already" in str(second.fault)
+    assert not second.enabled and "this engine already has hooks" in str(second.fault)
     vars(engine)["train_batch"] = ours
 
 
