@@ -3,6 +3,7 @@
 import dis
 import types
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from trials.fusion.inner import Calls
 from trials.fusion.observer import Observer, refuse_questions
 from trials.fusion.registry import CALLS
 from trials.fusion.steps import CallStep, Ref, State, Step
-from trials.fusion.streams import drawing_from, foreign_streams, refuse_foreign, saved
+from trials.fusion.streams import drawing_from, drawing_nothing, foreign_streams, refuse_foreign, saved
 from trials.fusion.surroundings import reentrant_checkpoint, refused_checkpoint, without_recomputing
 from trials.fusion.together import Together
 from trials.fusion.tracer import Tracer, recording
@@ -35,7 +36,7 @@ class Scalar:
         """`name` is for error messages. By "rules" a pure function is traced; by "loop" none runs under `vmap`."""
         self._name, self._function = name, function
         self._steps, self._last = _trace(function) if way == "rules" else ([], 0)
-        self._looped, self._seen = way == "loop", False
+        self._looped, self._seen, self._stepped = way == "loop", False, False
 
     def __call__(
         self, outputs: Any, targets: Tensor, generators: Sequence[torch.Generator], per_trial: bool = False
@@ -76,13 +77,16 @@ class Scalar:
         state = State(len(self._steps) + 2)
         state.values[:2], state.flags[:2] = [outputs, targets], [True, per_trial]
         try:
-            for step in self._steps:
-                step.run(state)
+            # what is drawn here would come from no trial's stream, and be the same for all
+            with nullcontext() if self._stepped else drawing_nothing(outputs.device, self._name):
+                for step in self._steps:
+                    step.run(state)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             self._steps = []
             return None
+        self._stepped = True
         if not state.flags[self._last]:
             self._steps = []
             return None

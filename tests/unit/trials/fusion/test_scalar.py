@@ -195,6 +195,25 @@ def test_each_trial_draws_from_its_own_stream() -> None:
     assert not torch.equal(own[0].get_state(), streams(1)[0].get_state())
 
 
+LIKE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "outputs": lambda y, t: (y - torch.randn_like(y)).square().mean(),
+    "targets": lambda y, t: (y - torch.randn_like(t)).square().mean(),
+}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("like", LIKE)
+def test_noise_like_a_tensor_is_each_trials_own(size: int, like: str) -> None:
+    y_KBC, t_BC = torch.randn(size, 6, 3), torch.zeros(6, 3)
+    before = torch.get_rng_state()
+    scalar = Scalar("Study.loss", LIKE[like])
+    assert scalar._steps, "it is traced, for the trace draws nothing"
+    values_K = scalar(y_KBC, t_BC, streams(size))
+    assert torch.equal(before, torch.get_rng_state())
+    for y, value, stream in zip(y_KBC, values_K, streams(size), strict=True):
+        torch.testing.assert_close(value, (y - torch.randn(6, 3, generator=stream)).square().mean())
+
+
 def test_streams_of_no_trial_are_refused() -> None:
     scalar = Scalar("Study.loss", lambda y, t: y.mean() * random.random())
     with pytest.raises(FuseError, match=r"Study\.loss draws from Python's random.*allowed: PyTorch's random numbers"):
