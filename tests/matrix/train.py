@@ -48,7 +48,9 @@ def make_model(mode: Mode) -> nn.Module:
         first, last = TiedLayerSpec("bytes", Tied), TiedLayerSpec("bytes", Tied, forward_fn=logits_of)
     else:
         first, last = LayerSpec(Embedding, WIDTH), LayerSpec(Head, WIDTH)
-    recompute: dict[str, Any] = {"activation_checkpoint_interval": 1} if mode.checkpoints else {}
+    recompute: dict[str, Any] = {}
+    if mode.checkpoints:  # blocks alone: where no input has a gradient, as before the first layer, nothing would have
+        recompute = {"activation_checkpoint_interval": 1, "checkpointable_layers": ["Block"]}
     if mode.checkpoints == "torch":
         recompute["activation_checkpoint_func"] = partial(checkpoint, use_reentrant=True)
     return PipelineModule([first, *blocks, last], num_stages=2, loss_fn=loss_of, **recompute)
