@@ -28,6 +28,7 @@ from ds_hooks.shared.page_file import (
     PageError,
     runtime_dir,
 )
+from ds_hooks.shared.private_file import check_ours
 from ds_hooks.shared.renamed_commands import MOVED
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from ds_hooks.shared.signals import asked_to_end
@@ -277,6 +278,7 @@ def squeeze(arguments: Sequence[str]) -> int:
     is_first_node = changed.node_rank <= 0  # with --no_ssh every node has a launcher; the first one reports
     with _ended_once(), ExitStack() as around:
         try:
+            check_ours(run)
             directory = fresh_directory(runtime_dir())
         except (PageError, OSError) as error:  # maybe another user's doing, which must not stop a training
             log.warning("nothing is squeezed or recorded; the training runs as usual: %s", error)

@@ -90,9 +90,9 @@ def _start_daemon(local_rank: int) -> None:
     from ds_hooks.shared.page_file import DIRECTORY_VARIABLE, make_private_dir
 
     directory = Path(os.environ[DIRECTORY_VARIABLE])
-    for folder in (directory.parent, directory):
-        if not folder.exists():  # on a node other than the launcher's
-            make_private_dir(folder)
+    if not directory.parent.exists():  # on a node other than the launcher's
+        make_private_dir(directory.parent)
+    make_private_dir(directory)  # or refuse what another user has made
     pid_file = daemon_pid_path(directory, local_rank)
     command = daemon_command(sys.executable, os.environ[CONFIG], os.environ[RUN], local_rank, os.getpid(), pid_file)
     # in a group of its own: what a terminal sends to the job's processes is for the training

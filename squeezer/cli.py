@@ -64,7 +64,7 @@ def _serve(parsed: argparse.Namespace, earlier_ended: str | None = None) -> int:
 
     try:
         config = load_config(parsed.config)
-        run = (parsed.run_directory or config.run.directory).resolve()
+        run = (parsed.run_directory or config.run.directory).absolute()
         daemon = Daemon(config, run, parsed.local_rank, job_pid=parsed.job_pid, earlier_ended=earlier_ended)
     except (ConfigError, DaemonError, PageError, RecordError) as error:
         refuse(PROGRAM, error)

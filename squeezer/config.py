@@ -152,7 +152,7 @@ runs out of memory"""
     def _journal_from_here(cls, value: str | None) -> str | None:
         if value is None or "://" in value:
             return value
-        path = Path(value).resolve()
+        path = Path(value).absolute()
         if not path.parent.is_dir():
             raise ValueError(f"there is no directory {path.parent}")
         if path.is_dir():
@@ -212,7 +212,7 @@ report"""
     @field_validator("directory", mode="before")
     @classmethod
     def _from_here(cls, value: object) -> object:
-        return Path(value).resolve() if isinstance(value, str) and value else value
+        return Path(value).absolute() if isinstance(value, str) and value else value
 
 
 class Config(_Table):
@@ -242,7 +242,7 @@ class Config(_Table):
     def storage(self, run: Path) -> str:
         """Where Optuna keeps the study of the run in `run`: a database's URL, or the path of a journal."""
         named = self.side.storage if self.side is not None else None
-        return named if named is not None else str(journal_path(run.resolve()))
+        return named if named is not None else str(journal_path(run.absolute()))
 
 
 def load_config(path: Path | str) -> Config:

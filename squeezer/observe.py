@@ -44,7 +44,7 @@ def main_observe(run: Path | None, launched: Sequence[str]) -> NoReturn:
     """
     if not launched:
         raise ObserveError("observe: no training script is named; see squeezer observe --help")
-    run = (run or Path("runs", time.strftime("observe-%Y%m%d-%H%M%S"))).resolve()
+    run = (run or Path("runs", time.strftime("observe-%Y%m%d-%H%M%S"))).absolute()
     config = run / CONFIG
     try:
         make_dir(run)

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ds_hooks.shared.identity import Place, other_place, start_time, this_place
 from ds_hooks.shared.page import PAGE_BYTES, PAGE_MAGIC, PAGE_VERSION, Field, Role
+from ds_hooks.shared.private_file import OthersError, check_ours, make_parents
 
 DIRECTORY_VARIABLE = "SQUEEZER_DIR"
 """The environment variable that names the directory of pages and sockets."""
@@ -55,13 +56,16 @@ def make_private_dir(path: Path) -> Path:
     """Create `path` with mode 0700, or accept it if it has that mode and this user owns it.
 
     Raises:
-        PageError: it is not a directory, belongs to another user, or is open to others.
+        PageError: it is not a directory, belongs to another user, or is open to others; or a directory above it was
+            made by another user where all may write.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        check_ours(path.parent)
+    except OthersError as error:
+        raise PageError(f"{error.strerror}; name another directory with ${DIRECTORY_VARIABLE}") from None
+    make_parents(path)
+    with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
-    except FileExistsError:
-        pass
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise PageError(f"{path} is not a directory; pages and sockets need one of their own")

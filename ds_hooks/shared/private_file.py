@@ -1,12 +1,61 @@
 """Files and directories that only their user reads. What exists already keeps its mode."""
 
+import errno
 import os
+import stat
+from contextlib import suppress
 from pathlib import Path
 
 
+class OthersError(OSError):
+    """Another user decides what a path leads to; `strerror` says how, and what is allowed."""
+
+
+def check_ours(path: Path) -> None:
+    """Refuse a path that another user may have laid.
+
+    Where all may make names, as in /tmp, what bears them must belong to this user or to root, symbolic links too.
+    What does not exist yet is no matter.
+
+    Raises:
+        OthersError: it is another user's.
+    """
+    anyone_names = False
+    for place in reversed((path.absolute(), *path.absolute().parents)):
+        try:
+            found = place.lstat()
+            if anyone_names and found.st_uid not in (0, os.getuid()):
+                raise OthersError(
+                    errno.EACCES, f"{place} belongs to user {found.st_uid}, in a directory where all users may write"
+                )
+            if stat.S_ISLNK(found.st_mode):
+                check_ours(place.parent / place.readlink())
+                found = place.stat()
+        except FileNotFoundError:
+            return
+        anyone_names = stat.S_ISDIR(found.st_mode) and bool(found.st_mode & stat.S_IWOTH)
+
+
 def make_dir(path: Path) -> None:
-    """Make a directory with mode 0700, and those above it as usual."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Make a directory with mode 0700, and those above it as usual, but with 0755 at most.
+
+    Raises:
+        OthersError: it is another user's, or all users may write there.
+        OSError: it cannot be made.
+    """
+    check_ours(path)
+    make_parents(path)
+    path.mkdir(mode=0o700, exist_ok=True)
+    if path.stat().st_mode & stat.S_IWOTH:
+        raise OthersError(errno.EACCES, f"all users may write there: chmod o-w {path}, or name a directory in it")
+
+
+def make_parents(path: Path) -> None:
+    """Make the directories above `path` that are missing; whatever the umask, no other user may write there."""
+    if not path.parent.exists():
+        make_parents(path.parent)
+        with suppress(FileExistsError):
+            path.parent.mkdir(mode=0o755)
 
 
 def open_private(path: str, flags: int) -> int:

@@ -5,12 +5,14 @@ import logging
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ds_hooks.shared.parent import die_with_parent
+from ds_hooks.shared.private_file import make_dir
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from squeezer.config import SideTable
 from squeezer.daemon.side_environment import side_environment
@@ -66,6 +68,8 @@ class Spawner:
     def start(self) -> None:
         """Start the process; `status_fd` becomes readable when it reports something, `side.pidfd` when it ends."""
         files, config = self._files, self._config
+        with suppress(OSError):  # a full disk
+            make_dir(caches_path(files.run, files.rank).parent)  # builders use the user's umask
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(write_fd, True)
         command = [

@@ -2,11 +2,12 @@
 
 import fcntl
 import os
+from pathlib import Path
 
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
-from ds_hooks.shared.private_file import open_private
+from ds_hooks.shared.private_file import check_ours, open_private
 
 SQLITE_PATIENCE_S = 60
 """By default SQLite gives up after five seconds. A search worker in mid-write may wait longer for a core."""
@@ -48,9 +49,21 @@ def open_storage(named: str) -> BaseStorage:
     Args:
         named: a database's URL, or the path of a journal, which is created if it does not exist. A journal costs far
             less, because what others wrote is read from the end of a file.
+
+    Raises:
+        OthersError: the file is another user's work.
     """
     if "://" not in named:
-        os.close(open_private(named, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC))  # Optuna would make it for all to read
+        _make_private(named)
         return JournalStorage(JournalFileBackend(named, _FileLock(named)))
     is_sqlite = named.startswith("sqlite:")
+    file = named.partition(":///")[2].partition("?")[0] if is_sqlite else ""
+    if file and not file.startswith((":memory:", "file:")):
+        _make_private(file)
     return RDBStorage(named, engine_kwargs={"connect_args": {"timeout": SQLITE_PATIENCE_S}} if is_sqlite else None)
+
+
+def _make_private(file: str) -> None:
+    """Optuna and SQLite would make it for all to read."""
+    check_ours(Path(file))
+    os.close(open_private(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC))

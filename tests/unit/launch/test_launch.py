@@ -260,8 +260,32 @@ def test_a_runtime_directory_that_must_not_be_used_does_not_stop_the_training(
     if found != "in a file":
         place.parent.mkdir()
     FOUND_THERE[found](place)
+    assert_trains_unsqueezed(tmp_path, place, tmp_path / "run", monkeypatch)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and "nothing is squeezed" in said[0] and str(tmp_path / "made") in said[0]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
+@pytest.mark.parametrize("kind", ["directory", "link"])
+def test_a_place_for_records_that_another_user_has_made_does_not_stop_the_training(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    run = shared / "run"
+    run.mkdir() if kind == "directory" else run.symlink_to(tmp_path)
+    os.chown(run, 12345, 12345, follow_symlinks=False)
+    assert_trains_unsqueezed(tmp_path, tmp_path / "place", run, monkeypatch)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and "nothing is squeezed" in said[0] and f"{run} belongs to user 12345" in said[0]
+    assert not (tmp_path / "place").exists() and not (tmp_path / ".lock").exists()
+
+
+def assert_trains_unsqueezed(tmp_path: Path, place: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ds_squeeze` with these directories for sockets and records launches the user's own script, not ours."""
     (tmp_path / "train.py").touch()
-    (tmp_path / "s.toml").write_text(f'[run]\ndirectory = "{tmp_path}/run"\n')
+    (tmp_path / "s.toml").write_text(f'[run]\ndirectory = "{run}"\n')
     for name, value in {"SQUEEZER_DIR": str(place), "DS_ACCELERATOR": "cpu", "PATH": os.environ["PATH"]}.items():
         monkeypatch.setenv(name, value)  # and undo what the launcher sets
     launched: list[argparse.Namespace] = []
@@ -273,5 +297,3 @@ def test_a_runtime_directory_that_must_not_be_used_does_not_stop_the_training(
         code = ds_squeeze.squeeze(["--squeezer", str(tmp_path / "s.toml"), str(tmp_path / "train.py"), "--lr", "1"])
     assert code == 0
     assert [(job.user_script, job.user_args) for job in launched] == [(str(tmp_path / "train.py"), ["--lr", "1"])]
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and "nothing is squeezed" in said[0] and str(tmp_path / "made") in said[0]
