@@ -1,11 +1,13 @@
-"""The side task's process as the main job sees it: woken when a bubble begins, halted when it ends.
+"""The side task's processes as the main job sees them: woken when a bubble begins, halted when it ends.
 
 The main job does both itself, since it knows both moments first, and no other process has to wake up in between.
-Signals go through a pidfd, so they never hit another process.
+Signals go through a pidfd, so they never hit another process. The side task leads a process group, which has its own
+processes too, such as data-loading workers: they are stopped and continued with it.
 """
 
 import os
 import signal
+from contextlib import suppress
 
 from ds_hooks.shared.identity import start_time
 from ds_hooks.shared.page import Field, SideActivity
@@ -32,15 +34,16 @@ class SideProcess:
         if not self._is_there():
             return
         words = self._words
-        if self._stopped or words[Field.SIDE_PID] != self._pid:
+        is_there_yet = words[Field.SIDE_PID] == self._pid
+        if is_there_yet and words[Field.SIDE_ACTIVITY] == SideActivity.ASLEEP:
+            self._send(WAKE_SIGNAL)
+        if self._stopped or not is_there_yet:
             self._stopped = False
             # the daemon may have stopped it while it starts; the wake signal would end it, not being blocked yet
-            self._send(signal.SIGCONT)
-        elif words[Field.SIDE_ACTIVITY] == SideActivity.ASLEEP:
-            self._send(WAKE_SIGNAL)
+            self._send_to_group(signal.SIGCONT)
 
     def halt(self, *, let_end: bool = False) -> bool:
-        """Stop it unless it sleeps by itself. Returns whether it was stopped.
+        """Stop it unless it sleeps by itself, and its own processes. Returns whether it was stopped while awake.
 
         Args:
             let_end: let a unit of device work end first. A second call, without this, stops a unit that still runs.
@@ -48,13 +51,16 @@ class SideProcess:
         if not self._can_halt:
             return False
         words = self._words
-        if not self._is_there() or self._stopped or words[Field.SIDE_ACTIVITY] == SideActivity.ASLEEP:
+        if not self._is_there() or self._stopped:
+            return False
+        is_asleep = words[Field.SIDE_ACTIVITY] == SideActivity.ASLEEP
+        if is_asleep and not words[Field.SIDE_CHILDREN]:
             return False
         if let_end and words[Field.SIDE_ACTIVITY] == SideActivity.UNIT and words[Field.SIDE_PID] == self._pid:
             return False
         self._stopped = True
-        self._send(signal.SIGSTOP)
-        return self._stopped
+        self._send_to_group(signal.SIGSTOP)
+        return self._stopped and not is_asleep
 
     def leave(self) -> None:
         """Leave it alone from now on. The daemon continues it when the main job goes."""
@@ -80,8 +86,16 @@ class SideProcess:
             return False
         return True
 
-    def _send(self, number: signal.Signals) -> None:
+    def _send_to_group(self, number: signal.Signals) -> None:
+        """To it, and then to its group, whose number is its own as long as a signal reaches it."""
+        if self._send(number):
+            with suppress(OSError):  # it leads none
+                os.killpg(self._pid, number)
+
+    def _send(self, number: signal.Signals) -> bool:
         try:
             signal.pidfd_send_signal(self._pidfd, number)
         except OSError:
             self._stopped = False  # it has ended
+            return False
+        return True

@@ -56,6 +56,7 @@ def _daemon(parsed: argparse.Namespace) -> int:
 def _serve(parsed: argparse.Namespace, earlier_ended: str | None = None) -> int:
     from ds_hooks.shared import logs
     from ds_hooks.shared.page_file import PageError
+    from ds_hooks.shared.parent import adopt_orphans
     from squeezer.config import ConfigError, load_config
     from squeezer.daemon.loop import Daemon
     from squeezer.daemon.receiver import DaemonError
@@ -70,6 +71,7 @@ def _serve(parsed: argparse.Namespace, earlier_ended: str | None = None) -> int:
         refuse(PROGRAM, error)
     logs.set_up(rank=daemon.rank)
     logs.add_file(log_path(run, daemon.rank), rank=daemon.rank, run=run.name)
+    adopt_orphans()  # of side tasks
     daemon.run()
     return 0
 

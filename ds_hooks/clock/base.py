@@ -73,7 +73,10 @@ class BubbleClock(Protocol):
         """
 
     def side_cpu_ns(self) -> int:
-        """The CPU time that the side task's process has used so far; 0 without one, -1 where it means nothing."""
+        """The CPU time that the side task's processes have used so far; 0 without one, -1 where it means nothing.
+
+        Its search worker, which needs no gate, does not count.
+        """
 
     def leave(self, *, wait: bool) -> bool:
         """Shut the bubble word and stop writing to the page, also in the middle of a bubble.

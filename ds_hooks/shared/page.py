@@ -9,9 +9,10 @@ What writes the page:
                  its presence and counters: ds_hooks/handle.py, ds_hooks/step_hooks.py
     daemon       whom it serves, and the plan: squeezer/daemon/loop.py, by ds_hooks/shared/plan.py
                  the side task's process and memory: squeezer/daemon/side_task_supervisor.py,
-                 squeezer/daemon/memory_limit.py
+                 squeezer/daemon/memory_limit.py, squeezer/daemon/side_family.py
                  in place of a process that has died or must end: squeezer/device/cpu.py, squeezer/device/cuda.py
     side task    what it does: trials/side_task/main.py, trials/gate/cpu.py, trials/gate/cuda.py
+                 its own processes: trials/gate/process.py
                  counters: trials/gate/unit_costs.py
                  its device memory: trials/gate/cuda_queue.py, trials/side_task/offload.py
                  the gate of a device whose daemon has died: trials/gate/parent_watch.py
@@ -22,7 +23,7 @@ What writes the page:
 from enum import IntEnum
 
 PAGE_MAGIC = 0x315A515342  # "BSQZ1"
-PAGE_VERSION = 4
+PAGE_VERSION = 5
 PAGE_BYTES = 163840
 
 
@@ -133,10 +134,23 @@ until the main job's next instruction has ended"""
     RENEWALS = 4096
     """daemon: `RENEWALS_PER_SLOT` words per slot: see `plan`"""
 
+    SIDE_CHILDREN = 20224
+    """side task: 1: there may be processes of its own in its process group, which run on while it sleeps"""
+    SIDE_FORKS = 20225
+    """side task: how many processes it has forked"""
+    SEARCH_PROCESS = 20226
+    """side task: its search worker"""
+
+    WORKERS = 20232
+    """side task's processes, each in a word of its own: `WORKER_WORDS` words, the processes that it has forked last"""
+    FOUND_WORKERS = 20248
+    """daemon: `WORKER_WORDS` words, further processes of the side task"""
+
 
 PLANNED_SLOTS = Field.RENEWALS - Field.PERMITS
 """Bubbles of later slots are never opened."""
 RENEWALS_PER_SLOT = 4
+WORKER_WORDS = 16
 
 
 class SideActivity:

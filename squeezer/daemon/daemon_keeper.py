@@ -14,8 +14,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ds_hooks.shared.endings import USER_ERROR_STATUS
-from ds_hooks.shared.parent import die_with_parent
+from ds_hooks.shared.parent import adopt_orphans, die_with_parent
 from ds_hooks.shared.signals import asked_to_end
+from squeezer.daemon.orphans import end_orphans
 
 MAX_RESTARTS = 3
 RESTART_AFTER_S = 1.0
@@ -35,10 +36,12 @@ def keep(serve: Callable[[str | None], int], job_pid: int) -> int:
     """
     signals = {*asked_to_end(), signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    adopt_orphans()
     job_fd = _open_job(job_pid)
     ended: str | None = None
     for restarts in range(MAX_RESTARTS + 1):
         status, was_asked = _await(_fork(serve, ended, before), signals)
+        end_orphans()  # a killed daemon's side task has been killed too, but not that one's own processes
         is_over = job_fd < 0 or bool(select.select([job_fd], [], [], 0)[0])
         if status in (0, USER_ERROR_STATUS) or was_asked or is_over:
             break

@@ -177,6 +177,8 @@ class Daemon:
             if fd in self._watched:  # not closed by the one before
                 self._watched[fd]()
         self._look_if_silent()
+        if self._side_task is not None:
+            self._side_task.look_after_family()
         if self._machine.state is State.ABSENT:
             self._recorder.write()
 

@@ -13,6 +13,7 @@ from ds_hooks.shared.memory_order import light_fence
 from ds_hooks.shared.page import Field, SideActivity
 from squeezer.daemon.correlator import Correlator
 from squeezer.daemon.notices import differs, too_large, too_long
+from squeezer.daemon.side_family import SideFamily
 from squeezer.daemon.spawner import Spawner, wait_or_kill
 from squeezer.daemon.status_reader import StatusReader
 from squeezer.device import SideProcess, has_ended
@@ -56,6 +57,7 @@ class SideTaskSupervisor:
         self._spawner = spawner
         self._restarts_left = max_restarts
         self._words = words
+        self._family = SideFamily(words)
         self._watched = watched
         self._recorder = recorder
         self._correlator = correlator
@@ -87,6 +89,11 @@ class SideTaskSupervisor:
         light_fence()
         self._words[Field.SIDE_PROCESS] = spawner.side.pid
         self._feed(SideChanged(Side.STARTING))
+
+    def look_after_family(self) -> None:
+        """See `SideFamily`."""
+        if self.process is not None:
+            self._family.look(self.process, time.monotonic_ns())
 
     @property
     def is_asleep(self) -> bool:
@@ -180,6 +187,7 @@ class SideTaskSupervisor:
         self._is_ready = False
         self._words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
         self._words[Field.SIDE_BYTES] = 0
+        self._family.clear()
         return status
 
     def _may_restart(self, status: int) -> bool:

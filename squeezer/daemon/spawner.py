@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -11,10 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ds_hooks.shared.parent import die_with_parent
+from ds_hooks.shared.parent import adopt_orphans, die_with_parent
 from ds_hooks.shared.private_file import make_dir
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from squeezer.config import SideTable
+from squeezer.daemon.orphans import end_orphans
 from squeezer.daemon.side_environment import side_environment
 from squeezer.device import Device, SideProcess
 from squeezer.records.layout import caches_path, side_log_path, units_path
@@ -62,6 +64,7 @@ class Spawner:
         self._files = files
         self._worker = f"{os.uname().nodename}:{files.run}:rank{files.rank}"
         self._process: subprocess.Popen[bytes] | None = None
+        self._closers: list[subprocess.Popen[bytes]] = []
         self.side: SideProcess | None = None
         self.status_fd = -1
 
@@ -91,16 +94,19 @@ class Spawner:
             # SIGHUP to all of that group, which may be the main job's. Not in a session of its own: there niceness
             # counts only within it.
             process_group=0,
-            preexec_fn=partial(die_with_parent, os.getpid()),
+            preexec_fn=partial(_tie, os.getpid()),
         )
         os.close(write_fd)
         self.status_fd = read_fd
         self.side = SideProcess(pid=self._process.pid, pidfd=os.pidfd_open(self._process.pid))
 
     def reap(self) -> int:
-        """The exit status of a process that has ended; negative if a signal ended it."""
+        """The exit status of a process that has ended; negative if a signal ended it. What it leaves is killed."""
         assert self._process is not None and self.side is not None
+        with suppress(ProcessLookupError):  # not reaped yet, its number is its own
+            os.killpg(self.side.pid, signal.SIGKILL)
         status = self._process.wait()
+        self._end_orphans()
         os.close(self.side.pidfd)
         os.close(self.status_fd)
         self._process, self.side, self.status_fd = None, None, -1
@@ -120,7 +126,9 @@ class Spawner:
         """
         command = closing_command(self._config.study_name, reason)
         command += ["--worker", self._worker, *(["--idle"] if idle else [])]
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=self._environment())
+        closer = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=self._environment())
+        self._closers.append(closer)
+        return closer
 
     def measure_dedicated(self, seconds: float, trials: int, timeout_s: float = 60.0) -> dict[str, Any] | None:
         """The rate of the same side task with this device to itself; None if it cannot be measured."""
@@ -141,6 +149,13 @@ class Spawner:
         except (subprocess.SubprocessError, json.JSONDecodeError, IndexError) as error:
             log.warning("no dedicated rate, so no harvest: %s", error)
             return None
+        finally:
+            self._end_orphans()
+
+    def _end_orphans(self) -> None:
+        ended = end_orphans([closer.pid for closer in self._closers if closer.poll() is None])
+        if ended:
+            log.debug("%d processes that the side task had left behind were killed", ended)
 
     def _limits(self) -> list[str]:
         most_mb = self._config.memory_mb
@@ -151,6 +166,12 @@ class Spawner:
         named = self._device.environment(self._config.threads)
         kept = side_environment(os.environ, caches_path(files.run, files.rank))
         return {**kept, **named, STORAGE_VARIABLE: files.storage}
+
+
+def _tie(parent_pid: int) -> None:
+    """In a side task before its program starts: it ends with the daemon, and stays the root of all its processes."""
+    die_with_parent(parent_pid)
+    adopt_orphans()
 
 
 def wait_or_kill(process: "subprocess.Popen[bytes]", timeout_s: float) -> None:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 
 from squeezer.config import DeviceTable
-from squeezer.device.base import Device, SideProcess, has_ended, is_stopped
+from squeezer.device.base import Device, SideProcess, has_ended, is_stopped, run_when_idle
 from squeezer.device.cpu import CpuDevice
 from squeezer.device.cuda import CudaDevice
 
@@ -39,4 +39,5 @@ __all__ = [
     "has_ended",
     "is_stopped",
     "kind_of",
+    "run_when_idle",
 ]

@@ -3,7 +3,6 @@
 import os
 import select
 import signal
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -82,10 +81,10 @@ def run_where(pid: int, side: SideProcess | None) -> None:
             os.sched_setaffinity(thread, cores)
 
 
-def run_when_idle(side: SideProcess) -> None:
-    """Let all threads of the side task, and those that they start, run only when nothing else wants the core."""
+def run_when_idle(pid: int) -> None:
+    """Let all threads of a process, and those that they start, run only when nothing else wants the core."""
     with suppress(OSError):  # it has ended
-        for thread in os.listdir(f"/proc/{side.pid}/task"):
+        for thread in os.listdir(f"/proc/{pid}/task"):
             os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
 
 
@@ -102,10 +101,17 @@ def has_ended(pidfd: int, within_s: float = 0.0) -> bool:
     return bool(select.select([pidfd], [], [], within_s)[0])
 
 
-def send(side: SideProcess, signals: Sequence[signal.Signals]) -> None:
-    """Send `signals` to the side task; to one that has ended, nothing."""
+def send(side: SideProcess, number: signal.Signals) -> bool:
+    """Send a signal to the side task. Returns whether it is there."""
     try:
-        for number in signals:
-            signal.pidfd_send_signal(side.pidfd, number)
+        signal.pidfd_send_signal(side.pidfd, number)
     except ProcessLookupError:
-        return  # the loop sees that by its pidfd
+        return False  # the loop sees that by its pidfd
+    return True
+
+
+def send_to_group(side: SideProcess, number: signal.Signals) -> None:
+    """Send a signal to the side task and its own processes. Until it is reaped here, its number is its own."""
+    if send(side, number):
+        with suppress(OSError):
+            os.killpg(side.pid, number)

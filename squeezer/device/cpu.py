@@ -7,7 +7,7 @@ from math import ceil
 from ds_hooks.shared.page import Field
 from ds_hooks.shared.signals import END_SIGNAL
 from squeezer.config import DeviceTable
-from squeezer.device.base import SideProcess, has_ended, run_when_idle, run_where, send
+from squeezer.device.base import SideProcess, has_ended, run_when_idle, run_where, send, send_to_group
 
 CONTINUE_EVERY_S = 0.05
 
@@ -37,11 +37,11 @@ class CpuDevice:
 
     def stop(self, side: SideProcess) -> None:
         """SIGSTOP."""
-        send(side, [signal.SIGSTOP])
+        send_to_group(side, signal.SIGSTOP)
 
     def resume(self, side: SideProcess) -> None:
         """SIGCONT."""
-        send(side, [signal.SIGCONT])
+        send_to_group(side, signal.SIGCONT)
 
     def end(self, side: SideProcess, timeout_s: float, *, beside_main: bool) -> None:
         """SIGTERM, which it sees at the gate; SIGKILL by force.
@@ -50,13 +50,13 @@ class CpuDevice:
         then on only the idle class keeps it from that job's core.
         """
         if timeout_s and beside_main:
-            run_when_idle(side)
-        send(side, [END_SIGNAL])
+            run_when_idle(side.pid)
+        send(side, END_SIGNAL)
         for _ in range(ceil(timeout_s / CONTINUE_EVERY_S)):
-            send(side, [signal.SIGCONT])
+            send_to_group(side, signal.SIGCONT)
             if has_ended(side.pidfd, CONTINUE_EVERY_S):
                 return
-        send(side, [signal.SIGKILL])
+        send_to_group(side, signal.SIGKILL)
         select.select([side.pidfd], [], [])
 
     def main_ended(self) -> None:

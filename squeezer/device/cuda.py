@@ -13,7 +13,7 @@ from ds_hooks.shared.device_uuid import read_device_uuid
 from ds_hooks.shared.page import DeviceGate, Field
 from ds_hooks.shared.signals import END_SIGNAL
 from squeezer.config import DeviceTable
-from squeezer.device.base import SideProcess, has_ended, run_when_idle, run_where, send
+from squeezer.device.base import SideProcess, has_ended, run_when_idle, run_where, send, send_to_group
 
 FORCE_EVERY_S = 0.005
 """The main job's device may shut the gate again at any bubble's end."""
@@ -87,11 +87,11 @@ class CudaDevice:
     def end(self, side: SideProcess, timeout_s: float, *, beside_main: bool) -> None:
         """SIGTERM behind a gate that is forced open; after `timeout_s` SIGKILL; the gate is shut again at the end."""
         if timeout_s and beside_main:
-            run_when_idle(side)
+            run_when_idle(side.pid)
         self._words[Field.DEVICE_GATE] = DeviceGate.FORCED
-        send(side, [END_SIGNAL])
+        send(side, END_SIGNAL)
         if not self._ends_within(side, timeout_s):
-            send(side, [signal.SIGKILL])
+            send_to_group(side, signal.SIGKILL)
             self._ends_within(side, KILLED_TIMEOUT_S)
         self._words[Field.DEVICE_GATE] = DeviceGate.CLOSED
 

@@ -11,7 +11,8 @@ from ds_hooks.shared.page import Field, SideActivity
 from ds_hooks.shared.page_file import Page
 from ds_hooks.shared.plan import find_renewal
 from ds_hooks.shared.signals import END_SIGNAL
-from trials.gate.base import GATE_SIGNALS, HOST_UNIT, StopRequested
+from trials.gate.base import GATE_SIGNALS, HOST_UNIT, StopRequested, block_signals
+from trials.gate.process import has_children
 from trials.gate.unit_costs import DECLINED_BEFORE_DOUBT, LEAST_COST_NS, LOOK_AGAIN_S, UNKNOWN_COST_NEEDS_NS, UnitCosts
 from trials.gate.unit_records import UnitRecords
 
@@ -233,8 +234,10 @@ class CpuGate(UnitCosts):
         tried in one of the longest bubbles. If it is too long for that one too, it is stopped at the bubble's end.
         """
         words = self._words
+        block_signals()  # multiprocessing's resource tracker unblocks SIGTERM when it starts
         left_ns: deque[int] = deque(maxlen=DECLINED_BEFORE_DOUBT)
         while True:
+            words[Field.SIDE_CHILDREN] = has_children()
             words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
             full_fence()
             received = None

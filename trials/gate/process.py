@@ -4,9 +4,12 @@ import ctypes
 import os
 import resource
 import signal
+import threading
 from contextlib import suppress
 from pathlib import Path
 
+from ds_hooks.shared.page import WORKER_WORDS, Field
+from ds_hooks.shared.parent import die_with_parent
 from trials.gate.base import GATE_SIGNALS
 
 _PR_SET_TIMERSLACK = 29
@@ -45,3 +48,44 @@ def nap(seconds: float) -> int | None:
     """Sleep in the kernel for `seconds`, or until one of the gate's signals comes. Returns the signal, or None."""
     received = signal.sigtimedwait(GATE_SIGNALS, seconds)
     return None if received is None else received.si_signo
+
+
+def has_children() -> bool:
+    """Whether a process in this one's group, which the main job stops as a whole, is a child of this one."""
+    try:
+        os.waitid(os.P_PGID, os.getpgrp(), os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def keep_forks(words: "memoryview[int]") -> None:
+    """Have each process that this one forks from now on, such as a data-loading worker, run only in idle time.
+
+    It ends with this process, and is named on the page, by which the main job stops it and counts its time. The daemon
+    does as much for a process that was not forked but started anew.
+
+    Args:
+        words: the page's.
+    """
+    own_pid = os.getpid()
+    is_main_thread = False
+
+    def before() -> None:
+        nonlocal is_main_thread
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        with suppress(ValueError):  # the page is closed
+            words[Field.SIDE_CHILDREN] = 1
+            words[Field.SIDE_FORKS] += 1
+
+    def in_child() -> None:
+        run_when_idle()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, GATE_SIGNALS)
+        if os.getppid() != own_pid:
+            return  # a child's child
+        with suppress(ValueError):
+            words[Field.WORKERS + words[Field.SIDE_FORKS] % WORKER_WORDS] = os.getpid()
+        if is_main_thread:  # the kernel means the thread, and would kill it with that
+            die_with_parent(own_pid)
+
+    os.register_at_fork(before=before, after_in_child=in_child)

@@ -26,6 +26,9 @@ class SearchClient:
 
     Args:
         serve: runs in the search worker, with its requests and answers.
+
+    Attributes:
+        pid: the search worker's.
     """
 
     def __init__(self, serve: Callable[[TextIO, TextIO], None]) -> None:
@@ -35,6 +38,7 @@ class SearchClient:
         if pid == 0:
             status = 1
             try:
+                os.setpgid(0, 0)  # not to be stopped with the side task: it may hold the lock of all search workers
                 os.close(send_fd)
                 os.close(receive_fd)
                 serve(os.fdopen(requests_fd), os.fdopen(answers_fd, "w"))
@@ -45,7 +49,7 @@ class SearchClient:
                 os._exit(status)
         os.close(requests_fd)
         os.close(answers_fd)
-        self._pid = pid
+        self.pid = pid
         self._pidfd = os.pidfd_open(pid)
         self._send_fd, self._receive_fd = send_fd, receive_fd
         self._buffer = b""
@@ -92,7 +96,7 @@ class SearchClient:
             pass
         if not select.select([self._pidfd], [], [], timeout_s)[0]:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        _, status = os.waitpid(self._pid, 0)
+        _, status = os.waitpid(self.pid, 0)
         os.close(self._pidfd)
         os.close(self._receive_fd)
         return status == 0

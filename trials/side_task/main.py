@@ -16,7 +16,7 @@ from ds_hooks.shared.parent import die_with_parent
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from ds_hooks.shared.signals import END_SIGNAL, ignore_signals_to_others
 from trials.gate.base import Gate, GateError, StopRequested, block_signals
-from trials.gate.process import die_first_when_memory_is_short, limit_memory
+from trials.gate.process import die_first_when_memory_is_short, keep_forks, limit_memory
 from trials.gate.unit_records import UnitRecords
 from trials.own_logger import own_logger
 from trials.search.client import SearchClient
@@ -119,6 +119,8 @@ def _serve(study: "Study", arguments: argparse.Namespace, report: "Callable[[sta
     page = Page.open(arguments.page, create=False)
     page.claim(Role.SIDE)
     page.words[Field.SIDE_ACTIVITY] = SideActivity.HOST
+    page.words[Field.SEARCH_PROCESS] = search.pid
+    keep_forks(page.words)
     gate: Gate | None = None
     reason = FINISHED
     try:

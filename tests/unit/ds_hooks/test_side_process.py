@@ -13,6 +13,7 @@ import pytest
 from ds_hooks.shared.page import Field, SideActivity
 from ds_hooks.shared.page_file import Page, page_path
 from ds_hooks.side_process import SideProcess
+from tests.support.sandbox import wait_for
 
 COUNTS_WAKE_UPS = """
 import signal
@@ -100,6 +101,54 @@ def test_one_may_end_its_unit_of_device_work_but_nothing_else(page: Page, proces
     page.words[Field.SIDE_ACTIVITY] = SideActivity.HOST
     assert side.halt(let_end=True), "host work can be stopped anywhere, on every device"
     becomes(process, "T")
+    side.leave()
+
+
+LEADS_A_GROUP = """
+import os, time
+if os.fork() == 0:
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+os.wait()
+"""
+
+
+def test_its_own_processes_are_stopped_and_continued_with_it_even_if_it_sleeps(page: Page) -> None:
+    command = [sys.executable, "-c", LEADS_A_GROUP]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as leader:
+        assert leader.stdout is not None
+        child = int(leader.stdout.readline())
+        state = lambda: Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]  # noqa: E731
+        words = page.words
+        words[Field.SIDE_PROCESS], words[Field.SIDE_ACTIVITY] = leader.pid, SideActivity.HOST
+        side = SideProcess(words)
+        assert side.halt()
+        becomes(leader, "T")
+        wait_for(lambda: state() == "T", "the child's stop")
+        side.wake()
+        wait_for(lambda: state() == "S", "the child's going on")
+        words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
+        assert not side.halt() and state() == "S", "it has none that the page knows of"
+        words[Field.SIDE_CHILDREN] = 1
+        assert not side.halt(), "it was not awake"
+        wait_for(lambda: state() == "T", "the child's stop")
+        side.wake()
+        wait_for(lambda: state() == "S", "the child's going on")
+        os.killpg(leader.pid, signal.SIGKILL)
+    side.leave()
+
+
+def test_one_that_was_stopped_in_its_sleep_is_woken_by_the_next_bubble(
+    page: Page, process: subprocess.Popen[str]
+) -> None:
+    page.words[Field.SIDE_PID] = process.pid
+    page.words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
+    page.words[Field.SIDE_CHILDREN] = 1
+    side = SideProcess(page.words)
+    side.halt()
+    becomes(process, "T")
+    side.wake()
+    assert process.stdout is not None and process.stdout.readline() == "woken\n"
     side.leave()
 
 

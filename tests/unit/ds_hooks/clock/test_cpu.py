@@ -1,11 +1,15 @@
 """The order in which a CPU's clock writes the page's words: what a reader relies on."""
 
 import itertools
+import os
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from ds_hooks.clock.cpu import CpuClock
 from ds_hooks.shared.page import Field
+from ds_hooks.shared.page_file import Page, page_path
 
 
 class Words(dict[int, int]):
@@ -40,3 +44,55 @@ def test_all_words_of_a_bubble_are_there_before_it_opens_and_the_end_is_read_aft
     words.order.clear()
     assert clock.close() == 300
     assert words.order == [Field.BUBBLE, "clock", Field.BUBBLE_END_NS]
+
+
+def burner() -> tuple[int, int]:
+    """(process id, where to write how many ms of CPU time it is to use); 0 ends it."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(reader)
+        return pid, writer
+    os.close(writer)
+    while ms := os.read(reader, 1)[0]:
+        end_s = time.process_time() + ms / 1e3
+        while time.process_time() < end_s:
+            pass
+    os._exit(0)
+
+
+def burn(pid: int, writer: int, ms: int) -> None:
+    """Have it use as much, and wait for that."""
+    clock = ~pid << 3 | 2
+    until_ns = time.clock_gettime_ns(clock) + ms * 1_000_000
+    os.write(writer, bytes([ms]))
+    while time.clock_gettime_ns(clock) < until_ns:
+        time.sleep(0.001)
+
+
+def test_the_side_tasks_own_processes_count_and_what_they_used_stays_counted(tmp_path: Path) -> None:
+    page = Page.open(page_path(tmp_path / "pages", 0))
+    words = page.words
+    clock = CpuClock(page, time.monotonic_ns)
+    assert clock.side_cpu_ns() == 0
+    side, forked, found = burner(), burner(), burner()
+    for each in (forked, found):
+        burn(*each, 50)
+    words[Field.SIDE_PID] = side[0]
+    assert clock.side_cpu_ns() < 40e6
+    words[Field.WORKERS + 3], words[Field.SIDE_FORKS] = forked[0], 3
+    words[Field.FOUND_WORKERS] = found[0]
+    first_ns = clock.side_cpu_ns()
+    assert 50e6 < first_ns < 90e6, "one that was found late begins now"
+    burn(*found, 50)
+    second_ns = clock.side_cpu_ns()
+    assert 50e6 < second_ns - first_ns < 90e6
+    for pid, writer in (forked, found):
+        os.write(writer, b"\0")
+        os.waitpid(pid, 0)
+    assert clock.side_cpu_ns() >= second_ns
+    words[Field.FOUND_WORKERS] = 0
+    assert clock.side_cpu_ns() >= second_ns
+    os.write(side[1], b"\0")
+    os.waitpid(side[0], 0)
+    page.close()

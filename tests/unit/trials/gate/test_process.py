@@ -1,0 +1,79 @@
+"""What a side task asks of the kernel for the processes that it forks: real ones."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from ds_hooks.shared.page_file import make_private_dir, page_path
+
+FORKS = """
+import ctypes, json, os, signal, sys, threading
+from pathlib import Path
+from ds_hooks.shared.page import Field
+from ds_hooks.shared.page_file import Page
+from trials.gate.base import block_signals
+from trials.gate.process import has_children, keep_forks
+
+block_signals()
+os.setpgid(0, 0)
+page = Page.open(Path(sys.argv[1]))
+words = page.words
+keep_forks(words)
+found = {"children before": has_children()}
+
+
+def fork(name, then=lambda: None):
+    says, hears = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal_number = ctypes.c_int()
+        ctypes.CDLL(None).prctl(2, ctypes.byref(signal_number))
+        facts = {
+            "class": os.sched_getscheduler(0),
+            "dies": signal_number.value,
+            "blocked": len(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+            "named": os.getpid() in words[Field.WORKERS : Field.FOUND_WORKERS].tolist(),
+        }
+        os.write(hears, json.dumps(facts).encode())
+        then()
+        os.read(lives, 1)
+        os._exit(0)
+    found[name] = json.loads(os.read(says, 1000))
+    return pid
+
+
+lives, ends = os.pipe()
+pids = [fork("main thread")]
+found["children"] = has_children()
+thread = threading.Thread(target=lambda: pids.append(fork("thread")))
+thread.start()
+thread.join()
+found["forks"] = words[Field.SIDE_FORKS]
+os.write(ends, b"..")
+for pid in pids:
+    os.waitpid(pid, 0)
+found["children after"] = has_children()
+page.close()
+if os.fork() == 0:
+    os._exit(0)
+found["without a page"] = os.waitstatus_to_exitcode(os.wait()[1])
+print(json.dumps(found))
+"""
+
+
+def test_what_is_forked_has_idle_time_only_ends_with_it_and_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FORKS, str(page_path(make_private_dir(tmp_path / "pages"), 0))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    kept = {"class": 5, "dies": 9, "blocked": 0, "named": True}  # SCHED_IDLE, SIGKILL
+    assert found.pop("main thread") == kept
+    assert found.pop("thread") == {**kept, "dies": 0}, "that thread may end long before the process"
+    assert found == {
+        "children before": False,
+        "children": True,
+        "forks": 2,
+        "children after": False,
+        "without a page": 0,
+    }
