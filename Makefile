@@ -1,4 +1,4 @@
-# make install | demo | test | test-slow | test-matrix | lint | format | bench | clean. PYTHON is any Python >= 3.11.
+# make install | demo | test | test-slow | test-matrix | test-zoo | lint | format | bench | clean. PYTHON is any Python >= 3.11.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # That operation is this environment's own: two environments that share one compile it over and over.
 export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 
-.PHONY: install demo test test-slow test-matrix lint format bench clean
+.PHONY: install demo test test-slow test-matrix test-zoo lint format bench clean
 .DELETE_ON_ERROR:
 
 install: $(VENV)/.installed
@@ -41,6 +41,11 @@ test-slow: install
 test-matrix: install
 	$(BIN)/python -m tests.matrix
 	$(BIN)/python -m tests.support.document_tables
+
+# Their pins in constraints.txt are of releases that take torch as it is.
+test-zoo: install
+	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[zoo]'
+	$(BIN)/python -m pytest tests/zoo
 
 lint: install
 	$(BIN)/lint-imports --no-cache

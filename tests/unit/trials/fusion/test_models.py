@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import trials
 from tests.support.fused_and_solo import assert_fused_is_solo, close
+from tests.support.torchvision_import import make_importable
 from tests.support.toy_models import dcgan_discriminator, dcgan_generator
 from trials import FuseError
 
@@ -127,6 +128,7 @@ class Recurrent(nn.Module):
 
 def gpt2(drop: float) -> Callable[[int], nn.Module]:
     """Hugging Face's, from a config; its outputs hold logits and a cache."""
+    make_importable()
     from transformers import GPT2Config, GPT2LMHeadModel
 
     class Logits(nn.Module):
