@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from trials.fusion.contents import content_of, slots_of
 from trials.fusion.reads import code_of, reads
@@ -127,6 +127,8 @@ class Describer:
         return self._seen[id(value)][1]
 
     def _describe(self, value: Any) -> Hashable:
+        if issubclass(type(value), fx.Proxy):  # which refuses questions
+            return Same(value)
         if isinstance(value, type):
             return self._class(value)
         if isinstance(value, types.FunctionType):

@@ -53,9 +53,16 @@ class Below(torch.autograd.Function):
 class Inner:
     """A layer inside a whole model."""
 
-    def __init__(self, rule: Layer | FuseError, mapped: OwnCode | None, training: bool, units: LayerUnits) -> None:
-        """Computed by `rule` or, if that is an error, by `mapped`."""
-        self.rule, self.mapped, self.training, self.units = rule, mapped, training, units
+    def __init__(
+        self,
+        rule: Layer | FuseError,
+        mapped: OwnCode | None,
+        training: bool,
+        units: LayerUnits,
+        forward: Callable[..., Any],
+    ) -> None:
+        """Computed by `rule` or, if that is an error, by `mapped`. `forward` is its own."""
+        self.rule, self.mapped, self.training, self.units, self.forward = rule, mapped, training, units, forward
 
     def bind(self, rows: Rows) -> None:
         """See `Layer.bind`."""

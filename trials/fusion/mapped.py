@@ -18,16 +18,16 @@ from trials.fusion import autocast
 from trials.fusion.describe import plain_tensors
 from trials.fusion.errors import FuseError, RefusedError, is_out_of_memory
 from trials.fusion.inner import Below, Call, Calls, Inner
+from trials.fusion.memo import KeepsInsideError, LoneCall, Memo, fits
 from trials.fusion.registry import CALLS, Layer, label, plain_forward
 from trials.fusion.rows import Rows, Vectors
 from trials.fusion.sharing import refuse_outside
-from trials.fusion.steps import State, Step, fill
 from trials.fusion.streams import drawing_from, foreign_streams, go_on, note, refuse_foreign, saved
 from trials.fusion.structure import Unchanged, rule_for
 from trials.fusion.surroundings import reentrant_checkpoint, refused_checkpoint, without_recomputing
 from trials.fusion.template import template, without_data
 from trials.fusion.together import Together
-from trials.fusion.trees import apart, dims_of, hide_objects, stack
+from trials.fusion.trees import apart, hide_objects, of_row, stack
 from trials.fusion.units import LayerUnits, Units
 
 
@@ -71,10 +71,11 @@ class Mapped:
         self._row: Tensor | None = None
         self._together = Together()
         self._stream: torch.Generator | None = None
-        self._seen = False
-        if isinstance(self.module, fx.GraphModule):
+        self._seen = is_graph = isinstance(self.module, fx.GraphModule)  # what tracing saw needs no second look
+        self._memo, self._plain = Memo(nn.Module() if is_graph else self.module, path), self.module
+        self._is_inside = False
+        if is_graph:
             setattr(type(self.module), "__call__", nn.Module.__call__)  # noqa: B010 - fx's own prints what it raises
-            self._seen = True  # what tracing saw needs no second look
 
     def number_inside(self, modes: dict[str, bool], units: Units, vectors: Vectors | None) -> list[LayerUnits]:
         """Make every layer inside a whole model a unit of its own, computed by its rule or else by a `Mapped`.
@@ -84,6 +85,7 @@ class Mapped:
             units: where the layers' units are numbered.
             vectors: the rows', if the model had a graph: without the numbers of layers that the graph does not call.
         """
+        self._plain = self.module if self._seen else template(self.module, "")
         for path, module in self.module.named_modules():
             rule = rule_for(module, path)
             is_layer = isinstance(rule, Layer) or not list(module.children())
@@ -96,10 +98,12 @@ class Mapped:
                 continue
             own = LayerUnits(units, f"{label(module, path)} forward")
             mapped = None if isinstance(rule, Layer) else Mapped(module, path, modes, own)
-            self._inner[path] = Inner(rule, mapped, module.training, own)
+            if mapped is not None:
+                mapped._is_inside = True
+            self._inner[path] = Inner(rule, mapped, module.training, own, module.forward)
         for path, inner in self._inner.items():
             module = self.module.get_submodule(path)
-            module.forward = self._leaving(module, module.forward, inner)
+            module.forward = self._leaving(module, inner)
         return [inner.units for inner in self._inner.values()]
 
     def bind(self, rows: Rows) -> None:
@@ -155,8 +159,9 @@ class Mapped:
             RefusedError: the module changes more than its output, or draws from streams that no trial has for itself.
         """
         unchanged, streams = (None, None) if self._seen else (Unchanged(self.module), foreign_streams())
-        inputs = [] if getattr(self.module, "inplace", False) else _tensors(args, kwargs)
+        inputs = [] if getattr(self.module, "inplace", False) else apart((args, kwargs))[0]
         versions = [tensor._version for tensor in inputs]
+        self._memo.kept.put_back()  # what a call that failed has left
         if not entered:
             self.units.enter()
         output, reason = None, self.looped
@@ -188,6 +193,12 @@ class Mapped:
             if is_out_of_memory(error):
                 raise
             restore()
+            if isinstance(error, KeepsInsideError):
+                if self._is_inside:
+                    raise
+                inner = self._inner.pop(error.path)  # the code around it may read what it keeps
+                self.module.get_submodule(error.path).forward = inner.forward
+                return self._try_vmap(args, kwargs, dims)
             return None, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         finally:
             self._row = None
@@ -195,6 +206,7 @@ class Mapped:
 
     def _vmap(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> Any:
         together: list[Callable[[Sequence[Tensor]], Any]] = []
+        reshaped: list[str] = []
 
         def one(row: Tensor, parameters: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
             self._row = row
@@ -204,19 +216,20 @@ class Mapped:
             outputs, rebuild = apart(hide_objects(output, f"module '{self.label}'"))
             together[:] = [rebuild]
             replaced = {name: tensors[name] for name in buffers if tensors[name] is not buffers[name]}
-            return tuple(outputs), replaced
+            reshaped[:] = [name for name, t in replaced.items() if not fits(t, buffers[name])]
+            return tuple(outputs), {name: t for name, t in replaced.items() if name not in reshaped}
 
         rows = torch.arange(self._rows.size, device=self._rows.generators[0].device)
         mapped = torch.vmap(one, in_dims=(0, 0, 0, *dims), randomness="error")
         outputs, replaced = mapped(rows, self._parameters, self._buffers, args, kwargs)
-        for name, tensor in replaced.items():
-            self._check_replaced(name)
-            self._buffers[name].copy_(tensor.detach())
+        self._take_over(replaced, self._buffers)
+        self._put_back(0, reshaped, args, kwargs, dims, by_vmap=True)
         output = together[0](outputs)
         self.units.before_backward(output)
         return output
 
     def _loop(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> Any:
+        self._memo.kept.put_back()
         leaves, spec = tree_flatten((args, kwargs))
         owned = tree_flatten(dims)[0]
         parameters = {name: tensor.unbind(0) for name, tensor in self._parameters.items()}
@@ -240,13 +253,12 @@ class Mapped:
             for module, table in self._varying:
                 for name, values in table.items():
                     setattr(module, name, values[row])
+                self._memo.kept.renew(module)
             with self._drawing_from(generator):
                 outputs.append(functional_call(self.module, tensors, own_args, own_kwargs))
             self._set_modes()
-            for name, tensor in buffers.items():
-                if tensors[name] is not tensor:
-                    self._check_replaced(name)
-                    tensor.copy_(tensors[name].detach())
+            replaced = {name: tensors[name] for name, tensor in buffers.items() if tensors[name] is not tensor}
+            self._put_back(row, self._take_over(replaced, buffers), args, kwargs, dims)
             self.units.before_backward(outputs[-1])
         self._set_common()
         output = stack(outputs, f"module '{self.label}'")
@@ -255,15 +267,7 @@ class Mapped:
 
     def _alone(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> Any:
         """Run a single trial: the module itself, with views of the row as its tensors."""
-        own_args: Any = args
-        own_kwargs: Any = kwargs
-        if len(args) == 1 and isinstance(args[0], Tensor) and not kwargs:
-            own_args = (args[0] if dims[0][0] is None else args[0].squeeze(0),)
-        else:
-            leaves, spec = tree_flatten((args, kwargs))
-            owned = tree_flatten(dims)[0]
-            inputs = [leaf if dim is None else leaf.squeeze(0) for leaf, dim in zip(leaves, owned, strict=True)]
-            own_args, own_kwargs = tree_unflatten(inputs, spec)
+        own_args, own_kwargs = of_row((args, kwargs), dims, 0)
         views = [tensor.squeeze(0) for _, _, tensor in self._slots]
         before = [table[name] for table, name, _ in self._slots]
         for (table, name, _), view in zip(self._slots, views, strict=True):
@@ -271,25 +275,58 @@ class Mapped:
         try:
             with self._drawing_from(self._rows.generators[0]):
                 output = self.module(*own_args, **own_kwargs)
-            for (table, name, _), view in zip(self._slots, views, strict=True):
-                if table[name] is not view:
-                    self._check_replaced(self._paths[id(table)] + name)
-                    view.copy_(table[name].detach())
+            named = {
+                self._paths[id(table)] + name: (table[name], view)
+                for (table, name, _), view in zip(self._slots, views, strict=True)
+            }
+            replaced = {name: now for name, (now, view) in named.items() if now is not view}
+            reshaped = self._take_over(replaced, {name: view for name, (_, view) in named.items()})
         finally:
             self._set_modes()
             for (table, name, _), tensor in zip(self._slots, before, strict=True):
                 table[name] = tensor
+        self._put_back(0, reshaped, args, kwargs, dims)
         self.units.before_backward(output)
         return stack([output], f"module '{self.label}'")
 
-    def _check_replaced(self, name: str) -> None:
-        """Refuse to replace one of two names of a tensor, which would then differ."""
-        aliases, name = self._rows.aliases, self._prefix + name
-        if name in aliases or name in aliases.values():
-            raise RefusedError(
-                f"module '{self.label}' replaces '{name}', which is one tensor under several names; allowed: to change "
-                "it in place"
-            )
+    def _take_over(self, replaced: dict[str, Tensor], own: dict[str, Tensor]) -> list[str]:
+        """Store new values of buffers in their `own` tensors. Returns the names of those that do not fit.
+
+        Raises:
+            RefusedError: one is a tensor under several names, which would then differ.
+        """
+        aliases = self._rows.aliases
+        for name, tensor in replaced.items():
+            if (whole := self._prefix + name) in aliases or whole in aliases.values():
+                raise RefusedError(
+                    f"module '{self.label}' replaces '{whole}', which is one tensor under several names; allowed: to "
+                    "change it in place"
+                )
+            if fits(tensor, own[name]):
+                own[name].copy_(tensor.detach())
+        return [name for name, tensor in replaced.items() if not fits(tensor, own[name])]
+
+    def _put_back(
+        self, row: int, reshaped: list[str], args: Any, kwargs: Any, dims: tuple[Any, Any], by_vmap: bool = False
+    ) -> None:
+        """Put back what the forward keeps in attributes, and try whether it matters.
+
+        Raises:
+            RefusedError: it does.
+            KeepsInsideError: a layer that must not run on its own keeps it.
+        """
+        places = self._memo.changed(reshaped)
+        if not places:
+            return
+        if self._is_inside:
+            raise KeepsInsideError(self._memo.path)
+        for path in self._inner if by_vmap else ():
+            if any(place == path or place.startswith(f"{path}.") for place, _ in places):
+                raise KeepsInsideError(path)
+        tensors = {name: tensor[row] for table in (self._parameters, self._buffers) for name, tensor in table.items()}
+        call = LoneCall(tensors, *of_row((args, kwargs), dims, row), self._rows.generators[row])
+        settings = {path: {name: own[row] for name, own in table.items()} for path, table in self._rows.vectors.items()}
+        self._memo.prove(self._plain, settings, call, places)
 
     def _set_modes(self) -> None:
         """Set all modules to their modes, which a forward may have changed."""
@@ -304,6 +341,7 @@ class Mapped:
                     setattr(module, name, values[0])
                 else:
                     module.__dict__.pop(name, None)
+            self._memo.kept.renew(module)
 
     @contextmanager
     def _drawing_from(self, generator: torch.Generator) -> Iterator[None]:
@@ -323,8 +361,6 @@ class Mapped:
         if function not in CALLS and not autocast.has_parts(function, args, kwargs):
             return function(*args, **kwargs)
         if function not in CALLS:
-            if not autocast.has_parts(function, args, kwargs):
-                return function(*args, **kwargs)
             return self._below(autocast.TrialByTrial(function), args, kwargs)
         if CALLS[function][0].bind(*args, **kwargs).arguments.get("inplace"):  # no rule changes its input
             return function(*args, **kwargs)
@@ -339,7 +375,7 @@ class Mapped:
         finally:
             self._row = row
 
-    def _leaving(self, module: nn.Module, forward: Callable[..., Any], inner: Inner) -> Callable[..., Any]:
+    def _leaving(self, module: nn.Module, inner: Inner) -> Callable[..., Any]:
         """Return a replacement for the `forward` of an inner layer."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -349,40 +385,13 @@ class Mapped:
                 self._together.check_layer()
                 return self._below(inner, args, kwargs)
             if self._stream is None:
-                return forward(*args, **kwargs)
+                return inner.forward(*args, **kwargs)
             note(self._stream)  # whatever runs while the gate is closed may draw random numbers too
             inner.units.enter()
             go_on(self._stream)
-            output = forward(*args, **kwargs)
+            output = inner.forward(*args, **kwargs)
             inner.units.seen(output, per_trial=False, row=self._rows.generators.index(self._stream))
             inner.units.before_backward(output)
             return output
 
         return call
-
-
-class MappedStep(Step):
-    """Runs a layer without a rule."""
-
-    def __init__(self, out: int, args: Any, kwargs: dict[str, Any], mapped: Mapped, reason: str, entered: bool) -> None:
-        """`args` and `kwargs` have a `Ref` for each node. `reason` is why there is no rule."""
-        super().__init__(out)
-        self.args, self.kwargs, self.mapped, self.reason, self.entered = args, kwargs, mapped, reason, entered
-        self.layer_label = mapped.label
-
-    def bind(self, rows: Rows) -> None:
-        """See `Step`."""
-        self.mapped.bind(rows)
-
-    def run(self, state: State) -> None:
-        """See `Step`."""
-        values, flags = state.values, state.flags
-        args, kwargs = fill((self.args, self.kwargs), values.__getitem__)
-        dims = fill((self.args, self.kwargs), lambda i: dims_of(values[i], flags[i]), constant=lambda _: None)
-        values[self.out] = self.mapped.run(args, kwargs, dims, self.entered)
-        flags[self.out] = True
-
-
-def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """Return the tensors in a call's inputs."""
-    return [args[0]] if len(args) == 1 and isinstance(args[0], Tensor) and not kwargs else apart((args, kwargs))[0]

@@ -6,12 +6,12 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from trials.fusion import autocast
-from trials.fusion.mapped import Mapped, MappedStep
+from trials.fusion.mapped import Mapped
 from trials.fusion.registry import JointLayer, Layer, label
 from trials.fusion.rows import Rows
 from trials.fusion.steps import CallStep, JointStep, LayerStep, Ref, State, Step, TensorStep, fill
 from trials.fusion.trace import layer_label, leaf_input
-from trials.fusion.trees import expand
+from trials.fusion.trees import dims_of, expand
 from trials.fusion.units import LayerUnits, Units
 
 
@@ -166,3 +166,25 @@ class Program:
         last = {node: max((self._index[user] for user in node.users), default=-1) for node in graph.nodes}
         for step in self.steps:
             step.last_reads = tuple(self._index[node] for node, index in last.items() if index == step.out)
+
+
+class MappedStep(Step):
+    """Runs a layer without a rule."""
+
+    def __init__(self, out: int, args: Any, kwargs: dict[str, Any], mapped: Mapped, reason: str, entered: bool) -> None:
+        """`args` and `kwargs` have a `Ref` for each node. `reason` is why there is no rule."""
+        super().__init__(out)
+        self.args, self.kwargs, self.mapped, self.reason, self.entered = args, kwargs, mapped, reason, entered
+        self.layer_label = mapped.label
+
+    def bind(self, rows: Rows) -> None:
+        """See `Step`."""
+        self.mapped.bind(rows)
+
+    def run(self, state: State) -> None:
+        """See `Step`."""
+        values, flags = state.values, state.flags
+        args, kwargs = fill((self.args, self.kwargs), values.__getitem__)
+        dims = fill((self.args, self.kwargs), lambda i: dims_of(values[i], flags[i]), constant=lambda _: None)
+        values[self.out] = self.mapped.run(args, kwargs, dims, self.entered)
+        flags[self.out] = True

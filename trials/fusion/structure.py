@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from trials.fusion.describe import attributes, class_of, outer_values, plain_tensors
 from trials.fusion.errors import RefusedError
+from trials.fusion.kept import Kept
 from trials.fusion.reads import Codes, Watch
 from trials.fusion.registry import FuseError, Layer, find, label, refuse
 from trials.fusion.rows import Rows, Vectors, stack_parameters
@@ -69,7 +70,7 @@ def structure(model: nn.Module, phases: Sequence[str] = (FORWARD,), untraced: st
     mode_tables = modes(model, training=True), modes(model, training=False)
     facts: Facts = {}
     graphs: tuple[fx.Graph | None, ...] = (None,) * (len(phases) + 1)
-    unchanged, plain = Unchanged(model), Untouched(model)
+    unchanged, plain, kept = Unchanged(model), Untouched(model), Kept(model)
     codes: Codes = {}
     try:
         if not untraced:
@@ -82,6 +83,10 @@ def structure(model: nn.Module, phases: Sequence[str] = (FORWARD,), untraced: st
         untraced = str(error)
     if changed := plain.put_back():
         untraced = f"model {type(model).__name__} cannot be traced: it changes '{changed}' in place"
+        graphs = (None,) * (len(phases) + 1)
+    if places := kept.changed():
+        kept.put_back()
+        untraced = untraced or f"model {type(model).__name__} cannot be traced: it changes '{places[0][1]}'"
         graphs = (None,) * (len(phases) + 1)
     unchanged.check()
     facts["model", "traced"] = not untraced
@@ -155,7 +160,7 @@ class Unchanged:
             if own.get((path, name)) != own_now.get((path, name)) and not by_tracing:
                 raise self._error(path, f"attribute '{name}'")
         for name in {**outer, **outer_now}:
-            if outer.get(name) != outer_now.get(name):
+            if outer.get(name, "absent") != outer_now.get(name, "absent"):  # as objects are that show no value
                 raise self._error("", name)
 
     def _error(self, path: str, what: str) -> RefusedError:

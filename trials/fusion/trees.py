@@ -71,6 +71,13 @@ def dims_of(value: Any, per_trial: bool) -> Any:
     return tree_map(lambda leaf: 0 if per_trial and isinstance(leaf, Tensor) else None, value)
 
 
+def of_row(value: Any, dims: Any, row: int) -> Any:
+    """Return what one trial has of `value`, whose tensors have the axis K where `dims` says so; see `dims_of`."""
+    leaves, spec = tree_flatten(value)
+    owned = tree_flatten(dims)[0]
+    return tree_unflatten([leaf if dim is None else leaf[row] for leaf, dim in zip(leaves, owned, strict=True)], spec)
+
+
 def expand(value: Any, size: int) -> Any:
     """Return `value` with a leading axis K = `size` on its tensors, without a copy."""
     return tree_map(lambda leaf: leaf.expand(size, *leaf.shape) if isinstance(leaf, Tensor) else leaf, value)

@@ -56,7 +56,7 @@ def keeps(m: Model, x: Tensor) -> Tensor:
 
 
 def caches(m: Model, x: Tensor) -> Tensor:
-    m.cache = m.a(x)
+    m.cache = m.a(x) + getattr(m, "cache", 0.0)
     return m.cache * 2
 
 
