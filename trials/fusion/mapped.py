@@ -211,7 +211,7 @@ class Mapped:
         def one(row: Tensor, parameters: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
             self._row = row
             tensors = {**parameters, **buffers}
-            with Calls(self.call), self._together, without_recomputing(refused_checkpoint):
+            with Calls(self.call), self._together, without_recomputing(refused_checkpoint, self._versions):
                 output = functional_call(self.module, tensors, args, kwargs)
             outputs, rebuild = apart(hide_objects(output, f"module '{self.label}'"))
             together[:] = [rebuild]
@@ -328,6 +328,10 @@ class Mapped:
         settings = {path: {name: own[row] for name, own in table.items()} for path, table in self._rows.vectors.items()}
         self._memo.prove(self._plain, settings, call, places)
 
+    def _versions(self) -> object:
+        """Return what is equal as long as no buffer has changed."""
+        return self._rows.versions(), [id(own) for module in self.module.modules() for own in module._buffers.values()]
+
     def _set_modes(self) -> None:
         """Set all modules to their modes, which a forward may have changed."""
         for module, training in self._modes.items():
@@ -348,7 +352,7 @@ class Mapped:
         """While entered, the global random numbers come from one trial's stream."""
         self._stream = generator
         try:
-            with drawing_from(generator), without_recomputing(reentrant_checkpoint):
+            with drawing_from(generator), without_recomputing(reentrant_checkpoint, self._versions):
                 yield
         finally:
             self._stream = None

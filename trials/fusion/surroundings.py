@@ -14,7 +14,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils import checkpoint
 from torch.utils._device import DeviceContext
 
-from trials.fusion.errors import FuseError
+from trials.fusion.errors import FuseError, RefusedError
 
 _DEVICE_TYPES = ("cpu", "cuda")
 _entered_autocasts: list[int] = []
@@ -86,18 +86,28 @@ def noting_autocasts() -> Iterator[None]:
 
 
 @contextmanager
-def without_recomputing(reentrant: Callable[..., Any]) -> Iterator[None]:
+def without_recomputing(reentrant: Callable[..., Any], state: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Let `torch.utils.checkpoint` keep its activations: recomputed later, they would be of other tensors.
 
     Args:
         reentrant: called for checkpoints with ``use_reentrant=True``: with the function, and its inputs.
+        state: returns what is equal as long as no buffer has changed. What is recomputed changes buffers twice.
     """
 
     def keep(*_: Any, **__: Any) -> Iterator[None]:
+        before = state()
         yield
+        if torch.is_grad_enabled() and state() != before:
+            raise RefusedError(
+                "torch.utils.checkpoint computes a part of the forward twice, which changes buffers, such as a batch "
+                "norm's; allowed: no checkpoint around what changes buffers"
+            )
 
     def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
-        return reentrant(function, *args)
+        output = None
+        for _ in keep():
+            output = reentrant(function, *args)
+        return output
 
     with (
         replaced(checkpoint, _checkpoint_without_reentrant_generator=keep),

@@ -53,7 +53,7 @@ def trace(model: nn.Module, training: bool, method: str = FORWARD) -> Traced:
         model.train(training)
         tracer = Tracer(model)
         tracer.traced_func_name = method
-        with recording(), observer:
+        with recording(lambda: tracer.calls_with_buffers), observer:
             graph = tracer.trace(model, concrete_args=_defaults(model, method))
         tracer.check_flags(model)
         refuse_questions(observer)

@@ -53,13 +53,17 @@ def _refused_apply(cls: type, *_: Any, **__: Any) -> Any:
 
 
 @contextmanager
-def recording() -> Iterator[None]:
-    """Enter it around a trace: some functions do not notice that their arguments are still unknown."""
+def recording(changing: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Enter it around a trace: some functions do not notice that their arguments are still unknown.
+
+    Args:
+        changing: see `without_recomputing`.
+    """
     factories = {function.__name__: _recorded(function) for function in _FACTORIES}
     with (
         replaced(torch, **factories),
         replaced(torch.autograd.Function, apply=classmethod(_refused_apply)),
-        without_recomputing(refused_checkpoint),
+        without_recomputing(refused_checkpoint, changing),
         noting_autocasts(),
     ):
         yield
@@ -116,6 +120,7 @@ class Tracer(fx.Tracer):
         super().__init__()
         self._around = surroundings()
         self._flags = {} if model is None else flags(model)
+        self.calls_with_buffers = 0
 
     def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **options: Any) -> fx.Node:
         """See `fx.Tracer`. A call in other surroundings than the whole forward's is refused."""
@@ -145,6 +150,7 @@ class Tracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """See `fx.Tracer`."""
         self.check_flags(m)
+        self.calls_with_buffers += m.training and next(m.buffers(), None) is not None
         plain = plain_forward(m)
         return super().call_module(m, forward if plain is None else partial(plain, m), args, kwargs)
 

@@ -236,6 +236,22 @@ def test_forward(name: str, size: int) -> None:
     assert size == 1 or found.startswith(way)
 
 
+@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("size", [1, 2])
+def test_checkpoint_around_what_changes_buffers(size: int, reentrant: bool, looks: bool) -> None:
+    """Alone, the batch norm's statistics move twice in a step."""
+
+    def forward(m: TwoLayers, x: Tensor) -> Tensor:
+        if looks and len(x) < 1:
+            return x
+        return m.b(checkpoint(lambda z: m.norm(z).tanh(), m.a(x), use_reentrant=reentrant))
+
+    study = ToyStudy(lambda n: TwoLayers(forward).double(), "sgd", batches())
+    with pytest.raises(FuseError, match=r"a part of the forward twice.*changes buffers.*allowed: no checkpoint"):
+        assert_fused_is_alone(study, size)
+
+
 def test_layer_with_a_forward_of_its_own() -> None:
     study = ToyStudy(lambda n: TwoLayers(plain, replaced_forward).double(), "sgd", batches())
     assert assert_fused_is_alone(study, 2) == "vmap: module 'a' (Linear) has a forward of its own"
