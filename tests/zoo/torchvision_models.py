@@ -49,7 +49,7 @@ def with_small_head(build: Callable[..., nn.Module], features: int, **options: o
     return make
 
 
-class SmallVGG(VGG):  # type: ignore[misc]
+class SmallVGG(VGG):
     """Without the wide layers of its head, which take seconds to draw."""
 
     def __init__(self, normed: bool) -> None:
@@ -57,7 +57,7 @@ class SmallVGG(VGG):  # type: ignore[misc]
         self.features = make_layers([8, 8, "M", 16, 16, "M", 16, "M"], batch_norm=normed)
 
 
-class SmallAlexNet(AlexNet):  # type: ignore[misc]
+class SmallAlexNet(AlexNet):
     """With its first layers alone narrow enough."""
 
     def __init__(self) -> None:
@@ -100,7 +100,11 @@ CASES: dict[str, Case] = {
         built(ResNet, Bottleneck, [1, 1, 1, 1], 3, width_per_group=16, zero_init_residual=True), pictures
     ),
     "DenseNet": Case(built(DenseNet, 4, (2, 2, 2, 2), 8, drop_rate=0.1, num_classes=3), pictures),
-    "DenseNet, checkpointed": Case(built(DenseNet, 4, (2, 2), 8, num_classes=3, memory_efficient=True), pictures),
+    "DenseNet, checkpointed": Case(
+        built(DenseNet, 4, (2, 2), 8, num_classes=3, memory_efficient=True),
+        pictures,
+        "computes a part of the forward twice",
+    ),
     "GoogLeNet": Case(built(GoogLeNet, 3, aux_logits=False, init_weights=False), pictures),
     "MobileNetV2": Case(lambda n: MobileNetV2(3, 0.1, [[1, 8, 1, 1], [6, 16, 2, 2]], dropout=0.1 * n), pictures),
     "MobileNetV3": Case(built(mobile3), pictures),

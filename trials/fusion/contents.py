@@ -8,9 +8,9 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
-_CLOSED = (type, types.ModuleType, types.CodeType, Tensor, torch.Generator)
+_CLOSED = (type, types.ModuleType, types.CodeType, Tensor, torch.Generator, fx.Proxy)
 """What is not looked into."""
 _NUMBERS = frozenset((bool, int, float, complex, str, bytes, type(None)))
 """What is passed over."""

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from trials.fusion.contents import content_of, slots_of
-from trials.fusion.reads import code_of, reads
+from trials.fusion.reads import caches, code_of, reads
 
 _PLAIN = (int, str, bytes, type(None), torch.dtype, torch.device)
 _NUMBERS = (bool, float, complex)
@@ -57,7 +57,8 @@ def plain_tensors(module: nn.Module) -> dict[str, Tensor]:
 def outer_values(model: nn.Module) -> dict[str, Hashable]:
     """Map the name of each variable outside `model` that its forward may change to a description of the value."""
     describe = Describer(model, into_objects=False)
-    return {name: describe(get()) for name, get in reads(model, code_of(model))}
+    codes = code_of(model)
+    return {name: describe(get()) for name, get in (*reads(model, codes), *caches(model, codes))}
 
 
 def class_of(module: nn.Module, model: nn.Module) -> Hashable:

@@ -3,6 +3,7 @@
 import copy
 from collections import deque
 from collections.abc import Mapping
+from operator import is_
 from types import CellType, FunctionType
 from typing import Any
 
@@ -103,12 +104,8 @@ def _same(part: Any, before: Any) -> bool:
     if len(part) != len(before):
         return False
     if isinstance(part, Mapping):
-        return all(map(_is, part, before)) and all(map(_is, part.values(), before.values()))
-    return part == before if isinstance(part, set) else all(map(_is, part, before))
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
+        return all(map(is_, part, before)) and all(map(is_, part.values(), before.values()))
+    return part == before if isinstance(part, set) else all(map(is_, part, before))
 
 
 def _fill(part: Any, before: Any) -> None:

@@ -7,7 +7,7 @@ have kept. Each must give the same, and leave the same.
 """
 
 import copy
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -51,12 +51,14 @@ class LoneCall:
         args: its inputs.
         kwargs: the same by name.
         stream: its random numbers; not drawn from.
+        ask: asks the gate for it.
     """
 
     tensors: Mapping[str, Tensor]
     args: Any
     kwargs: Any
     stream: torch.Generator
+    ask: Callable[[], None]
 
     def copy(self) -> "LoneCall":
         """Return the same call, of inputs that are no part of a graph."""
@@ -197,6 +199,7 @@ class _Copy:
 
     def run(self, call: LoneCall, other_mode: bool = False) -> "tuple[_Copy, _Result]":
         """Make a call alone. Returns what the copy is then, and the result."""
+        call.ask()
         module = _copied(self.module, call)
         modes = [(each, each.training) for each in module.modules()]
         if other_mode:
@@ -240,7 +243,7 @@ class _Copy:
         for change in (_itself, _other, _least):
             args, kwargs = tree_map(lambda x: change(x, draws), (call.args, call.kwargs))  # noqa: B023 - called at once
             try:
-                found.append(self.run(LoneCall(tensors, args, kwargs, stream), mode)[0])
+                found.append(self.run(LoneCall(tensors, args, kwargs, stream, call.ask), mode)[0])
             except Exception:  # it takes no such inputs, so no trial meets them
                 continue
         return found

@@ -1,6 +1,7 @@
 """Finds what a forward reads beside its input and its module: global variables, closures and attributes of classes."""
 
 import functools
+import gc
 import inspect
 import types
 from collections import ChainMap
@@ -9,7 +10,9 @@ from typing import Any
 
 import numpy
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+
+from trials.fusion.contents import contents
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _CONTAINERS = (list, tuple, dict, set, frozenset, bytearray, Tensor, numpy.ndarray)
@@ -17,6 +20,8 @@ _VALUES = (*PLAIN, *_CONTAINERS)
 _LIBRARIES = ("torch", "trials", "builtins", "numpy")
 _MANY = 256
 """Longer containers are compared by identity alone, since a graph compares them before every step."""
+
+_CACHE: Any = type(functools.lru_cache(lambda: None))
 
 Codes = Mapping[types.CodeType, dict[str, Any]]
 """Code -> the global variables that it sees."""
@@ -74,6 +79,35 @@ def _global_reads(codes: Codes, owners: dict[int, tuple[str, Mapping[str, Any]]]
         for name in names:
             if name in table and isinstance(table[name], _VALUES) and not name.startswith("__"):
                 yield f"attribute '{name}' of {owner}", _getter(table, name)
+
+
+def caches(model: nn.Module, codes: Codes) -> Iterator[Read]:
+    """Yield what the caches of `functools` around methods, and around functions in `codes`, know of trials."""
+    tables = [(vars(kind), set(vars(kind))) for module in model.modules() for kind in _classes(module)]
+    for table, names in [*tables, *((variables, names_in(code)) for code, variables in codes.items())]:
+        for name in names & table.keys():
+            if isinstance(table[name], _CACHE):
+                yield f"cache of '{name}'", functools.partial(_of_trials, table[name])
+
+
+def _of_trials(cache: Any) -> int:
+    """Return how many of a cache's keys have tensors or modules in them, and how many results belong to a graph."""
+    held = gc.get_referents(cache)
+    table = {key: own for part in held if type(part) is dict and part is not vars(cache) for key, own in part.items()}
+    keys = (part for key in table for _, part in contents(key))
+    results = (part for value in (*held, *table.values()) if not isinstance(value, dict) for part in _items(value))
+    return sum(isinstance(part, (Tensor, nn.Module, fx.Proxy)) for part in keys) + sum(map(_is_computed, results))
+
+
+def _items(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if type(value) in (tuple, list) else (value,)
+
+
+def _is_computed(part: Any) -> bool:
+    """Whether a result is a trial's own."""
+    if not isinstance(part, Tensor):
+        return isinstance(part, fx.Proxy)
+    return part.requires_grad or torch._C._functorch.is_batchedtensor(part)
 
 
 class Watch:

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import lru_cache
 
 import pytest
 import torch
@@ -137,6 +138,20 @@ class Nested(Base):
             if len(own) > 1:
                 own.popitem(last=False)
         return self.b(self.a(x) + own[x.shape[1]]).mean(1)
+
+
+@lru_cache
+def cosines(length: int) -> tuple[Tensor, Tensor]:
+    x = torch.arange(1.0, length + 1, dtype=torch.float64).unsqueeze(1)
+    return x.cos(), x.sin()
+
+
+class ByFunction(Base):
+    """In a function's cache, by length."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        cos, sin = cosines(x.shape[1])
+        return self.b(self.a(x) * cos + sin).mean(1)
 
 
 class Shown(Base):
@@ -440,6 +455,29 @@ class Global(Base):
         return self.b(x @ KEPT[x.shape[1]]).mean(1)
 
 
+@lru_cache
+def doubled(weight: Tensor) -> Tensor:
+    return weight.detach() * 2
+
+
+class InACache(Base):
+    """A method that computes once."""
+
+    @lru_cache  # noqa: B019 - that is what is tried
+    def weight(self) -> Tensor:
+        return self.a.weight.detach().clone()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(x @ self.weight() + self.a(x)).mean(1)
+
+
+class InACacheOfAFunction(Base):
+    """A function that computes once for each tensor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(x @ doubled(self.a.weight) + self.a(x)).mean(1)
+
+
 class WeightsInALayer(Base):
     """The layer that keeps them has no layers inside."""
 
@@ -465,6 +503,7 @@ class WeightsInALayer(Base):
 REFUSED: list[type[Base]] = [
     *(ByWeights, ByEqualWeights, InABuffer, Saved, FoldedInEvaluation, ClearedInTraining, ModeOfTheFirst, Counter),
     *(WarmsUp, Longest, FixedMask, SameInput, Average, Doubled, InPlace, OfTheClass, Global, WeightsInALayer),
+    *(InACache, InACacheOfAFunction),
 ]
 
 
