@@ -59,6 +59,7 @@ class Whole:
         self._mapped.looped = reason if way == "loop" else ""
         if method != FORWARD:
             self._mapped.module.forward = getattr(self._mapped.module, method)
+            self._mapped.memo.is_allowed = False
         self._inner = self._mapped.number_inside(modes, units, vectors)
         self._name, self._reason = name, reason
 

@@ -37,9 +37,12 @@ class Mapped:
     Attributes:
         label: the module's name in units and errors.
         looped: why the trials run one after another; empty while `vmap` computes them.
+        memo: what it keeps.
     """
 
-    def __init__(self, module: nn.Module, path: str, modes: dict[str, bool], units: LayerUnits) -> None:
+    def __init__(
+        self, module: nn.Module, path: str, modes: dict[str, bool], units: LayerUnits, is_inside: bool = False
+    ) -> None:
         """Take a copy of one trial's `module`.
 
         Args:
@@ -47,6 +50,7 @@ class Mapped:
             path: its path in the model.
             modes: path in the model -> whether that module is in training mode.
             units: its own, to ask the gate for.
+            is_inside: whether code around it runs as a whole too.
 
         Raises:
             RefusedError: the module cannot be copied, or its code finds tensors elsewhere.
@@ -59,8 +63,9 @@ class Mapped:
             inner: modes[f"{self._prefix}{name}" if name else path] for name, inner in self.module.named_modules()
         }
         for inner in self.module.modules():
-            plain_forward_of = plain_forward(inner)
-            if plain_forward_of is not None:  # its own branches on values, which `vmap` cannot do
+            if (
+                plain_forward_of := plain_forward(inner)
+            ) is not None:  # its own branches on values, which `vmap` cannot do
                 inner.forward = partial(plain_forward_of, inner)
             for plain, tensor in plain_tensors(inner).items():  # each trial has its own of these too
                 delattr(inner, plain)
@@ -72,10 +77,10 @@ class Mapped:
         self._together = Together()
         self._stream: torch.Generator | None = None
         self._seen = is_graph = isinstance(self.module, fx.GraphModule)  # what tracing saw needs no second look
-        self._memo, self._plain = Memo(nn.Module() if is_graph else self.module, path), self.module
-        self._is_inside = False
-        if is_graph:
-            setattr(type(self.module), "__call__", nn.Module.__call__)  # noqa: B010 - fx's own prints what it raises
+        self.memo = Memo(nn.Module() if is_graph else self.module, path)
+        self._plain, self._is_inside = self.module, is_inside
+        if is_graph:  # fx's own prints what it raises
+            setattr(type(self.module), "__call__", nn.Module.__call__)  # noqa: B010
 
     def number_inside(self, modes: dict[str, bool], units: Units, vectors: Vectors | None) -> list[LayerUnits]:
         """Make every layer inside a whole model a unit of its own, computed by its rule or else by a `Mapped`.
@@ -97,9 +102,7 @@ class Mapped:
             if getattr(module, "inplace", False) or (isinstance(rule, Layer) and rule.free):
                 continue
             own = LayerUnits(units, f"{label(module, path)} forward")
-            mapped = None if isinstance(rule, Layer) else Mapped(module, path, modes, own)
-            if mapped is not None:
-                mapped._is_inside = True
+            mapped = None if isinstance(rule, Layer) else Mapped(module, path, modes, own, is_inside=True)
             self._inner[path] = Inner(rule, mapped, module.training, own, module.forward)
         for path, inner in self._inner.items():
             module = self.module.get_submodule(path)
@@ -108,7 +111,7 @@ class Mapped:
 
     def bind(self, rows: Rows) -> None:
         """Take the tensors of `rows`; called after they were built or changed."""
-        self._rows = rows
+        self._rows, self._versions = rows, partial(rows.versions, self.module)
         self._parameters, self._buffers = (
             {name: rows.require("", self._prefix + name) for name, _ in named}
             for named in (self.module.named_parameters(), self.module.named_buffers())
@@ -161,7 +164,7 @@ class Mapped:
         unchanged, streams = (None, None) if self._seen else (Unchanged(self.module), foreign_streams())
         inputs = [] if getattr(self.module, "inplace", False) else apart((args, kwargs))[0]
         versions = [tensor._version for tensor in inputs]
-        self._memo.kept.put_back()  # what a call that failed has left
+        self.memo.kept.put_back()  # what a call that failed has left
         if not entered:
             self.units.enter()
         output, reason = None, self.looped
@@ -229,7 +232,7 @@ class Mapped:
         return output
 
     def _loop(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> Any:
-        self._memo.kept.put_back()
+        self.memo.kept.put_back()
         leaves, spec = tree_flatten((args, kwargs))
         owned = tree_flatten(dims)[0]
         parameters = {name: tensor.unbind(0) for name, tensor in self._parameters.items()}
@@ -253,7 +256,7 @@ class Mapped:
             for module, table in self._varying:
                 for name, values in table.items():
                     setattr(module, name, values[row])
-                self._memo.kept.renew(module)
+                self.memo.kept.renew(module)
             with self._drawing_from(generator):
                 outputs.append(functional_call(self.module, tensors, own_args, own_kwargs))
             self._set_modes()
@@ -315,22 +318,17 @@ class Mapped:
             RefusedError: it does.
             KeepsInsideError: a layer that must not run on its own keeps it.
         """
-        places = self._memo.changed(reshaped)
-        if not places:
+        if not (places := self.memo.changed(reshaped)):
             return
         if self._is_inside:
-            raise KeepsInsideError(self._memo.path)
+            raise KeepsInsideError(self.memo.path)
         for path in self._inner if by_vmap else ():
             if any(place == path or place.startswith(f"{path}.") for place, _ in places):
                 raise KeepsInsideError(path)
         tensors = {name: tensor[row] for table in (self._parameters, self._buffers) for name, tensor in table.items()}
         call = LoneCall(tensors, *of_row((args, kwargs), dims, row), self._rows.generators[row], self.units.enter)
         settings = {path: {name: own[row] for name, own in table.items()} for path, table in self._rows.vectors.items()}
-        self._memo.prove(self._plain, settings, call, places)
-
-    def _versions(self) -> object:
-        """Return what is equal as long as no buffer has changed."""
-        return self._rows.versions(), [id(own) for module in self.module.modules() for own in module._buffers.values()]
+        self.memo.prove(self._plain, settings, call, places)
 
     def _set_modes(self) -> None:
         """Set all modules to their modes, which a forward may have changed."""
@@ -345,7 +343,7 @@ class Mapped:
                     setattr(module, name, values[0])
                 else:
                     module.__dict__.pop(name, None)
-            self._memo.kept.renew(module)
+            self.memo.kept.renew(module)
 
     @contextmanager
     def _drawing_from(self, generator: torch.Generator) -> Iterator[None]:

@@ -20,12 +20,14 @@ from trials.fusion.contents import contents
 from trials.fusion.describe import Describer
 from trials.fusion.errors import FuseError, RefusedError
 from trials.fusion.kept import Kept, Place
+from trials.fusion.reads import PLAIN
 from trials.fusion.registry import label
 from trials.fusion.rows import generator
 from trials.fusion.streams import drawing_from
 from trials.fusion.surroundings import reentrant_checkpoint, without_recomputing
 from trials.fusion.template import template
 
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _ROUNDINGS = 256.0
 """A table that is kept may be longer than one made anew, and other kernels may have made it."""
 
@@ -86,11 +88,12 @@ class Memo:
     Attributes:
         kept: its attributes.
         path: see above.
+        is_allowed: whether something may be kept. Several methods share it alone, and each has its own module here.
     """
 
     def __init__(self, module: nn.Module, path: str) -> None:
         self.kept = Kept(module)
-        self._module, self.path = module, path
+        self._module, self.path, self.is_allowed = module, path, True
         self._proven: dict[Hashable, tuple[int, frozenset[Place]]] = {}  # how many signatures were known, and places
         self._veterans: list[_Copy] = []  # one at most: what calls of all signatures have left
 
@@ -109,6 +112,8 @@ class Memo:
         for name in reshaped:
             path, _, own = name.rpartition(".")
             places.append((path, own))
+        if places and not self.is_allowed:
+            raise self.error(places[0])
         return places
 
     def prove(
@@ -239,11 +244,17 @@ class _Copy:
             for name, tensor in call.tensors.items()
         }
         stream = generator(call.stream.device, seed=1)
+        is_scored = not mode and not self.module.training and not torch.is_grad_enabled()
         found = []
         for change in (_itself, _other, _least):
             args, kwargs = tree_map(lambda x: change(x, draws), (call.args, call.kwargs))  # noqa: B023 - called at once
+            other = LoneCall(tensors, args, kwargs, stream, call.ask)
             try:
-                found.append(self.run(LoneCall(tensors, args, kwargs, stream, call.ask), mode)[0])
+                after = self.run(other, mode)[0]
+                # between scores with other weights a trial has been trained, and `train()` may clear what was kept
+                found.append(after.run(other, other_mode=True)[0] if is_scored else after)
+                if is_scored:
+                    found.append(self.run(replace(other, tensors=call.tensors))[0])
             except Exception:  # it takes no such inputs, so no trial meets them
                 continue
         return found
@@ -254,7 +265,9 @@ class _Copy:
         for path, name in sorted(self.places):
             owner = self.module.get_submodule(path)
             tables = (vars(owner), owner._buffers, owner._parameters, owner._modules)
-            values = [table[name] for table in tables if name in table]
+            values: list[Any] = [table[name] for table in tables if name in table]
+            if "_hooks" in name and name in _OF_EVERY_MODULE:  # by a number that counts all hooks of the process
+                values = [list(value.values()) for value in values]
             found.append((path, name, tuple(Describer()(value) for value in values)))
         return (*found, *((name, Describer()(tensor)) for name, tensor in sorted(self.kept.items())))
 
@@ -314,7 +327,7 @@ def _least(value: Any, draws: torch.Generator) -> Any:
 def _alike(one: Any, other: Any) -> bool:
     """Whether two parts of results are equal but for rounding. Objects do not count, because no trial gets them."""
     if not isinstance(one, Tensor) or not isinstance(other, Tensor):
-        return type(one) is type(other)
+        return type(one) is type(other) and (not isinstance(one, PLAIN) or one == other)
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     if not one.is_floating_point():
