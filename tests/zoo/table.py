@@ -23,7 +23,7 @@ libraries, built small, with random weights.
     make test-zoo                    # the comparison
     python -m tests.zoo.table        # the comparison, and this document
 
-Of {count} models, {equal} are equal but for rounding, {refused} are refused, and {different} differ. {ways}.
+Of {count} models, {equal} are equal but for rounding; {refused} refused, {different} different. {ways}.
 
 {date}; {versions}.
 
