@@ -39,10 +39,10 @@ class Recording(Audit):
         self.made: Made = {}
         self._steps = 0
 
-    def is_due(self, group: Any, mode: Any) -> bool:
+    def is_due(self, group: Any, mode: Any, kind: Any) -> bool:
         return True
 
-    def run(self, group: Any, mode: Any, step: Any, alone: Any) -> Any:
+    def run(self, group: Any, mode: Any, kind: Any, step: Any, alone: Any) -> Any:
         record = Record(row=slice(None))  # type: ignore[arg-type]  # all rows
         result = step(record)
         self._steps += 1

@@ -24,6 +24,8 @@ class Base(nn.Module):
 class Rotary(Base):
     """The cosines of the longest input so far, from a buffer."""
 
+    inv_freq: Tensor
+
     def __init__(self, number: int = 0) -> None:
         super().__init__()
         self.register_buffer("inv_freq", torch.tensor([1.0, 0.5, 0.25, 0.1]))

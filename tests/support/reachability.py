@@ -66,6 +66,9 @@ class Tree:
         names = self._names_in(file)
         for module in names.imports:
             yield from self._imported(module)
+            beside = str(PurePosixPath(file).with_name(f"{module}.py"))
+            if beside in self._files:  # a study's folder is on its path
+                yield beside
         for module in names.runs:
             yield from self._imported(module)
             yield from self._imported(f"{module}.__main__")

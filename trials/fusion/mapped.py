@@ -326,7 +326,8 @@ class Mapped:
             if any(place == path or place.startswith(f"{path}.") for place, _ in places):
                 raise KeepsInsideError(path)
         tensors = {name: tensor[row] for table in (self._parameters, self._buffers) for name, tensor in table.items()}
-        call = LoneCall(tensors, *of_row((args, kwargs), dims, row), self._rows.generators[row], self.units.enter)
+        own_args, own_kwargs = of_row((args, kwargs), dims, row)
+        call = LoneCall(tensors, own_args, own_kwargs, self._rows.generators[row], self.units.enter)
         settings = {path: {name: own[row] for name, own in table.items()} for path, table in self._rows.vectors.items()}
         self.memo.prove(self._plain, settings, call, places)
 

@@ -8,6 +8,7 @@ have kept. Each must give the same, and leave the same.
 
 import copy
 from collections.abc import Callable, Collection, Hashable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -144,9 +145,10 @@ class Memo:
         begun = self._veterans or [first]
         if not known.issuperset(places):
             changing = own.changed(call) | fresh.changed_in_the_other_mode(call)
+            states = first.states(call)
             for other in (first, *fresh.after_other_calls(call, changing)):
                 after, result = other.run(call)
-                if not result.is_like(own) or after.state() != first.state():
+                if not result.is_like(own) or after.state() not in states:
                     raise self.error(min(places))
             begun = [*fresh.after_other_calls(call, changing, mode=True), *begun]
         for other in begun:  # these may keep more
@@ -223,6 +225,19 @@ class _Copy:
         left = {name: tensor.detach() for name, tensor in own.items() if name not in kept}
         return _Copy(module, self.places, kept), _Result(output, left, stream.get_state())
 
+    @property
+    def is_scored(self) -> bool:
+        """Whether a call is a score's."""
+        return not self.module.training and not torch.is_grad_enabled()
+
+    def states(self, call: LoneCall) -> list[Hashable]:
+        """Describe what may be kept after `call`: training between two scores may have added something of its own."""
+        found = [self.state()]
+        if self.is_scored:
+            with suppress(Exception):  # it has no such mode
+                found.append(self.run(call, other_mode=True)[0].run(call)[0].state())
+        return found
+
     def changed_in_the_other_mode(self, call: LoneCall) -> set[str]:
         """Return the names of the buffers that a call changes in evaluation if the module trains, and vice versa."""
         try:
@@ -244,7 +259,7 @@ class _Copy:
             for name, tensor in call.tensors.items()
         }
         stream = generator(call.stream.device, seed=1)
-        is_scored = not mode and not self.module.training and not torch.is_grad_enabled()
+        is_scored = not mode and self.is_scored
         found = []
         for change in (_itself, _other, _least):
             args, kwargs = tree_map(lambda x: change(x, draws), (call.args, call.kwargs))  # noqa: B023 - called at once

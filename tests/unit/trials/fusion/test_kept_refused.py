@@ -169,6 +169,8 @@ class Average(Base):
 class Doubled(Base):
     """An attribute tells that a buffer has been changed, once."""
 
+    scale: Tensor
+
     def __init__(self, number: int = 0) -> None:
         super().__init__()
         self.register_buffer("scale", torch.ones(D))
@@ -277,7 +279,7 @@ class InAnotherMethod(Rotary):
 @pytest.mark.parametrize("size", [1, 3])
 def test_what_one_of_several_methods_keeps_is_refused(size: int) -> None:
     study = study_of(InAnotherMethod, 3, 5)
-    study.make_optimizer = lambda n, ps: {"early": torch.optim.SGD(ps, lr=0.1)}
+    study.make_optimizer = lambda n, ps: {"early": torch.optim.SGD(ps, lr=0.1)}  # type: ignore[return-value]
     group = TrialGroup(study, members(study, range(size)), RecordingGate())
     with pytest.raises(RefusedError, match="its forward changes the attribute"):
         group.train_step(*study.data[0])
@@ -292,7 +294,7 @@ def test_what_results_depend_on_is_refused(
     monkeypatch.setattr(OfTheClass, "kept", None)
     KEPT.clear()
 
-    class Looks(kind):  # type: ignore[valid-type, misc]
+    class Looks(kind):  # type: ignore[valid-type]
         """Only a loop over the trials computes it."""
 
         def forward(self, x: Tensor) -> Tensor:
