@@ -31,6 +31,9 @@ SENSITIVITY = 32.0
 """A kernel rounds in each of its sums, where the nudged step rounds its operands once: of a sum of n terms of one size
 that is up to sqrt(n) as much. Sums are blocked, and 32 is a thousand terms in a row."""
 
+SENSITIVITY_16 = 4.0
+"""The same where sums are finer than what is stored: of 16 bits, only the result is rounded, as in the nudged step."""
+
 STORED, SUMMED = 4.0, 256.0
 """Roundings of a result as it is stored, and of the sums that led to it, in units of its own size. The second covers
 sums of terms of one sign, to which nudges that cancel are blind. Types of 16 bits are summed in float32."""
@@ -47,6 +50,11 @@ class Precision:
 
     eps: float
     sum_eps: float
+
+    @property
+    def sensitivity(self) -> float:
+        """How much of what nudges change is allowed."""
+        return SENSITIVITY if self.sum_eps >= self.eps else SENSITIVITY_16
 
     @classmethod
     def of(cls, tensors: Iterable[Tensor], autocast: torch.dtype | None) -> "Precision":
@@ -121,7 +129,7 @@ def compare(fused: Record, lone: Record, nudged: Sequence[Record], precision: Pr
         if lone.ended and not one.isfinite().all() and not other.isfinite().all():
             continue  # kernels differ in how far they spread what is not finite
         moved = [_apart(other, value) for record in nudged if (value := _numbers(record.values.get(key))) is not None]
-        bound = SENSITIVITY * max(moved, default=0.0) + _rounding(key, theirs, lone.sizes.get(key), precision)
+        bound = precision.sensitivity * max(moved, default=0.0) + _rounding(key, theirs, lone.sizes.get(key), precision)
         found.append(Comparison(key, _apart(one, other), bound))
     return found
 

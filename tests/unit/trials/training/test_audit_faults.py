@@ -316,3 +316,19 @@ def test_a_fault_in_imaginary_parts_alone(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Originals, "step", grow)
     with pytest.raises(RefusedError, match="update of turn differs"):
         Audited(lambda n: Waves(), "sgd").train()
+
+
+def test_a_large_fault_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = VectorOptimizer.step
+
+    def less(optimizer: VectorOptimizer, *args: Any) -> None:
+        for parameter in optimizer._rows.parameters.values():
+            parameter.grad = None if parameter.grad is None else parameter.grad * 0.7
+        step(optimizer, *args)
+
+    monkeypatch.setattr(VectorOptimizer, "step", less)
+    study = ToyStudy(perceptron, "sgd", data(kind=torch.float32))
+    study.autocast = torch.bfloat16
+    audit = Audit(study)
+    TrialGroup(study, members(study, range(2)), OpenGate(), audit).train_step(*study.data[0])
+    assert audit.mismatches == 1 and audit.way == "vmap"
