@@ -18,7 +18,7 @@ from trials.fusion.observer import Observer, refuse_questions
 from trials.fusion.registry import CALLS
 from trials.fusion.steps import CallStep, Ref, State, Step
 from trials.fusion.streams import drawing_from, drawing_nothing, foreign_streams, refuse_foreign, saved
-from trials.fusion.surroundings import reentrant_checkpoint, refused_checkpoint, without_recomputing
+from trials.fusion.surroundings import kept, reentrant_checkpoint, refused_checkpoint, without_recomputing
 from trials.fusion.together import Together
 from trials.fusion.tracer import Tracer, recording
 from trials.fusion.trees import apart
@@ -141,7 +141,7 @@ def _trace(function: Callable[[Any, Tensor], Tensor]) -> tuple[list[Step], int]:
     plain = getattr(function, "__func__", function)
     if not isinstance(plain, types.FunctionType) or not _is_pure(plain, bound=plain is not function):
         return [], 0
-    random_state = torch.get_rng_state()
+    random_state, put_back_around = torch.get_rng_state(), kept()
     observer = Observer()
     try:
         with recording(), observer:
@@ -152,6 +152,7 @@ def _trace(function: Callable[[Any, Tensor], Tensor]) -> tuple[list[Step], int]:
     finally:
         drew = not torch.equal(random_state, torch.get_rng_state())
         torch.set_rng_state(random_state)
+        put_back_around()
     if drew:
         return [], 0
     index = {node: number for number, node in enumerate(graph.nodes)}

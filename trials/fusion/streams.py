@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 
 from trials.fusion.errors import RefusedError
+from trials.fusion.surroundings import kept
 
 
 def saved(buffers: dict[str, Tensor], generators: Sequence[torch.Generator]) -> Callable[[], None]:
-    """Return a function that puts the tensors and streams back to their present state."""
+    """Return a function that puts tensors, streams and surroundings back to their present state."""
+    surroundings = kept()
     before = {name: tensor.clone() for name, tensor in buffers.items()}
     states = [generator.get_state() for generator in generators]
 
     def restore() -> None:
+        surroundings()
         for name, tensor in before.items():
             buffers[name].copy_(tensor)
         for generator, state in zip(generators, states, strict=True):

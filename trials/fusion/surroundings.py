@@ -45,6 +45,29 @@ def surroundings() -> dict[str, object]:
     return found
 
 
+def kept() -> Callable[[], None]:
+    """Return a function that undoes what code may set without a ``with``, and leave so where it fails."""
+    attention, sets = torch.backends.cuda, torch.set_autocast_enabled
+    before: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+        (torch.set_grad_enabled, (torch.is_grad_enabled(),)),
+        (torch.set_default_dtype, (torch.get_default_dtype(),)),
+        (torch.set_autocast_cache_enabled, (torch.is_autocast_cache_enabled(),)),
+        (torch.set_float32_matmul_precision, (torch.get_float32_matmul_precision(),)),
+        (attention.enable_flash_sdp, (attention.flash_sdp_enabled(),)),
+        (attention.enable_mem_efficient_sdp, (attention.mem_efficient_sdp_enabled(),)),
+        (attention.enable_math_sdp, (attention.math_sdp_enabled(),)),
+        (attention.enable_cudnn_sdp, (attention.cudnn_sdp_enabled(),)),
+        *((sets, (kind, torch.is_autocast_enabled(kind))) for kind in _DEVICE_TYPES),
+        *((torch.set_autocast_dtype, (kind, torch.get_autocast_dtype(kind))) for kind in _DEVICE_TYPES),
+    ]
+
+    def put_back() -> None:
+        for set_it, values in before:
+            set_it(*values)
+
+    return put_back
+
+
 def over_whole_tensors() -> dict[str, object]:
     """Return those whose code would see all trials' tensors as one, where a `vmap` calls a layer."""
     interpreter = torch._C._functorch.peek_interpreter_stack()

@@ -15,6 +15,7 @@ from trials.fusion.observer import Observer, refuse_questions
 from trials.fusion.reads import Codes
 from trials.fusion.registry import CALLS, RULES, FuseError, label
 from trials.fusion.streams import foreign_streams, refuse_foreign
+from trials.fusion.surroundings import kept
 from trials.fusion.tracer import OUT_OF_PLACE, Tracer, flags, recording, set_flags
 
 FORWARD = "forward"
@@ -46,7 +47,8 @@ def trace(model: nn.Module, training: bool, method: str = FORWARD) -> Traced:
     if type(model) in RULES or Tracer().is_leaf_module(model, ""):
         return Traced(_single(name), {})
     given = flags(model)
-    streams, random_state = foreign_streams(), torch.get_rng_state()
+    streams, random_state, put_back_around = foreign_streams(), torch.get_rng_state(), kept()
+    drew = False
     tables = _tables(model)
     observer = Observer()
     try:
@@ -63,13 +65,15 @@ def trace(model: nn.Module, training: bool, method: str = FORWARD) -> Traced:
         why = str(error) if isinstance(error, FuseError) else f"{type(error).__name__}: {error}"
         raise FuseError(f"model {name} cannot be traced: {why}") from error
     finally:
+        drew = not torch.equal(random_state, torch.get_rng_state())
+        torch.set_rng_state(random_state)
+        put_back_around()
         set_flags(model, given)
         changed = _put_back(tables)
         refuse_foreign(streams, f"model {name}")
     if changed:
         raise FuseError(f"model {name} cannot be traced: its {method} assigns '{changed[0]}'")
-    if not torch.equal(random_state, torch.get_rng_state()):
-        torch.set_rng_state(random_state)
+    if drew:
         raise FuseError(f"model {name} draws random numbers that do not depend on its input; allowed: nn.Dropout")
     _drop_defaults(graph)
     for node in graph.nodes:

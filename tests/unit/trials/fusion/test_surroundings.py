@@ -186,6 +186,15 @@ def leaves_a_mode(m: TwoLayers, x: Tensor) -> Tensor:
     return m.b(m.norm(m.a(x)))
 
 
+def switched_for_a_while(m: TwoLayers, x: Tensor) -> Tensor:
+    """What fails in between, under trace or vmap, leaves gradients off."""
+    before = torch.is_grad_enabled()
+    torch.set_grad_enabled(False)
+    y = m.a(x) if x.sum() < 1e9 else x
+    torch.set_grad_enabled(before)
+    return m.b(y) + m.a(x)
+
+
 def replaced_forward(m: TwoLayers) -> None:
     own = types.MethodType(lambda layer, x: functional.linear(x, layer.weight) * 3, m.a)
     m.a.forward = own  # type: ignore[method-assign]
@@ -197,6 +206,7 @@ FORWARDS: dict[str, tuple[Forward, str]] = {
     "no_grad in a manager of the user's": (inside(own_manager), VMAP),
     "set_grad_enabled": (inside(lambda: torch.set_grad_enabled(False)), VMAP),
     "gradients in no_grad": (nested, VMAP),
+    "gradients off in code that fails": (switched_for_a_while, VMAP),
     "gradients as they are": (inside(torch.enable_grad), RULE),
     "detach": (lambda m, x: m.b(m.a(x).detach()), RULE),
     "inference mode": (inference, VMAP),
