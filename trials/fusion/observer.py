@@ -2,16 +2,15 @@
 
 import dis
 import gc
-import itertools
 import os
 import sys
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from trials.fusion.errors import FuseError
 
@@ -73,9 +72,9 @@ class Observer:
             if code in _CHANGING_CODE:
                 self._note(code.co_name, _asker(frame))
         elif event == "return":
-            for name, question in self._questioned.get(frame.f_code, {}).items():
-                if issubclass(type(frame.f_locals.get(name)), fx.Proxy):
-                    self._note(f"'{question}' of {name}", frame)
+            for path, question in self._questioned.get(frame.f_code, {}).items():
+                if _is_unknown(path, frame.f_locals):
+                    self._note(f"'{question}' of {path or 'a result'}", frame)
         elif event == "c_call" and self._users.get(frame.f_code) and _hashable_in(called):
             self._note(called.__name__, frame)
 
@@ -92,18 +91,53 @@ def _hashable_in(called: Any) -> bool:
 
 
 def _questioned(code: CodeType) -> dict[str, str]:
-    """Return the variables about which `code` asks in ways that no value notices, each with the question.
+    """Return what `code` asks about in ways that no value notices, each with the question.
 
-    They are ``type(x)``, ``callable(x)``, ``id(x)`` and ``x is y``.
+    They are ``type(x)``, ``callable(x)``, ``id(x)`` and ``x is y``. Of a variable or an attribute it is the name, of
+    anything else it is nothing.
     """
     found = {}
     steps = [step for step in dis.get_instructions(code) if step.opname not in ("PUSH_NULL", "PRECALL")]
-    for before, step in itertools.pairwise(steps):
-        if before.opname in ("LOAD_GLOBAL", "LOAD_NAME") and before.argval in ("type", "callable", "id"):
-            found.update(dict.fromkeys(_variables(step), f"{before.argval}()"))
-        if step.opname == "IS_OP":
-            found.update(dict.fromkeys(_variables(before), "is"))
+    for index, step in enumerate(steps):
+        before, after = steps[max(index - 1, 0)], steps[index + 1 :]
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval in ("type", "callable", "id"):
+            if after and not _calls(after[0]):  # else it is an argument itself, as in isinstance(x, type)
+                found.update(dict.fromkeys(_asked(after), f"{step.argval}()"))
+        elif step.opname == "IS_OP":
+            found.update(dict.fromkeys([""] if _calls(before) else _variables(before), "is"))
     return found
+
+
+def _asked(steps: Sequence[dis.Instruction]) -> Sequence[str]:
+    """Return what the call that begins with `steps` gets: a variable, an attribute of one, or nothing."""
+    names = _variables(steps[0])
+    for count, step in enumerate(steps[1:], 1):
+        if _calls(step):
+            return [*names[:-1], ".".join((*names[-1:], *(str(each.argval) for each in steps[1:count])))]
+        if step.opname != "LOAD_ATTR" or not names:
+            break
+    return [*names[:-1], ""]
+
+
+def _calls(step: dis.Instruction) -> bool:
+    return step.opname.startswith("CALL")
+
+
+def _is_unknown(path: str, variables: Mapping[str, Any]) -> bool:
+    """Whether a variable, or an attribute of one, may be known only when the graph runs.
+
+    Of a result, which `path` does not name, it may if any variable is.
+    """
+    if not path:
+        return any(issubclass(type(value), fx.Proxy) for value in variables.values())
+    name, *attributes = path.split(".")
+    value = variables.get(name)
+    for attribute in attributes:
+        if issubclass(type(value), fx.Proxy):
+            break
+        value = getattr(value, attribute, None)
+    # a traced forward sees a value in place of a parameter
+    return issubclass(type(value), (fx.Proxy, Tensor) if attributes else fx.Proxy)
 
 
 def _variables(step: dis.Instruction) -> tuple[str, ...]:

@@ -63,6 +63,10 @@ QUESTIONS: dict[str, Forward] = {
     "isinstance": either(lambda x: isinstance(x, Tensor)),
     "is_tensor": either(torch.is_tensor),
     "type": either(lambda x: type(x) is Tensor),
+    "type of a result": either(lambda x: type(x + 1) is Tensor),
+    "type of an attribute": lambda m, x: m.b(m.a(x)) if type(m.a.in_features + x).__name__ == "Tensor" else m.a(x),
+    "a result that is": lambda m, x: m.b(m.a(x)) if x is x.contiguous() else m.a(x),
+    "callable result": either(lambda x: not callable(x + 1)),
     "name of the type": either(lambda x: type(x).__name__ == "Tensor"),
     "class": either(lambda x: x.__class__ is Tensor),
     "hasattr": either(lambda x: not hasattr(x, "missing")),
@@ -85,9 +89,10 @@ def test_question(name: str, size: int) -> None:
     assert not assert_fused_is_alone(study_of(QUESTIONS[name]), size).startswith(RULE)
 
 
-@pytest.mark.parametrize("name", ["isinstance", "type"])
+@pytest.mark.parametrize("name", ["isinstance", "type", "type of a layer"])
 def test_question_about_what_is_known_is_traced(name: str) -> None:
     asks: dict[str, Callable[[TwoLayers], bool]] = {
+        "type of a layer": lambda m: type(m.a) is torch.nn.Linear,
         "isinstance": lambda m: isinstance(m.a, torch.nn.Linear),
         "type": lambda m: type(m) is TwoLayers,
     }
