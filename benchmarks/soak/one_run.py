@@ -15,6 +15,7 @@ from benchmarks.soak.faults import Plan
 from benchmarks.soak.injector import Injector
 from benchmarks.soak.job import Paths, SqueezedJob, read_losses
 from benchmarks.soak.processes import Process, Processes, by_role, send
+from launch.leftovers import remove_buffers_soon
 
 _LOOK_EVERY_S = 0.05
 _STARTS_WITHIN_S = 60.0
@@ -40,7 +41,11 @@ def run_once(number: int, plan: Plan, seed: int, alone: Sequence[str]) -> dict[s
         The result, as `benchmarks.soak.results` describes it.
     """
     with _paths(plan) as paths:
-        return _Run(number, plan, seed, paths).result(alone)
+        run = _Run(number, plan, seed, paths)
+        try:
+            return run.result(alone)
+        finally:
+            run.clear()
 
 
 @contextmanager
@@ -103,6 +108,12 @@ class _Run:
         if self._failed:
             record["log"] = self._paths.log.read_text(errors="replace")[-_LOG_TAIL:] if self._paths.log.exists() else ""
         return record
+
+    def clear(self) -> None:
+        """Let nothing stay, though a run failed, or the soak was ended in the middle of one."""
+        self._kill_all()
+        for port in self._ports:
+            remove_buffers_soon(port)
 
     def _watch(self) -> None:
         """Inject faults until the main job is over: no launcher and no rank lives."""
