@@ -116,25 +116,27 @@ os.wait()
 def test_its_own_processes_are_stopped_and_continued_with_it_even_if_it_sleeps(page: Page) -> None:
     command = [sys.executable, "-c", LEADS_A_GROUP]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as leader:
-        assert leader.stdout is not None
-        child = int(leader.stdout.readline())
-        state = lambda: Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]  # noqa: E731
-        words = page.words
-        words[Field.SIDE_PROCESS], words[Field.SIDE_ACTIVITY] = leader.pid, SideActivity.HOST
-        side = SideProcess(words)
-        assert side.halt()
-        becomes(leader, "T")
-        wait_for(lambda: state() == "T", "the child's stop")
-        side.wake()
-        wait_for(lambda: state() == "S", "the child's going on")
-        words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
-        assert not side.halt() and state() == "S", "it has none that the page knows of"
-        words[Field.SIDE_CHILDREN] = 1
-        assert not side.halt(), "it was not awake"
-        wait_for(lambda: state() == "T", "the child's stop")
-        side.wake()
-        wait_for(lambda: state() == "S", "the child's going on")
-        os.killpg(leader.pid, signal.SIGKILL)
+        try:
+            assert leader.stdout is not None
+            child = int(leader.stdout.readline())
+            state = lambda: Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]  # noqa: E731
+            words = page.words
+            words[Field.SIDE_PROCESS], words[Field.SIDE_ACTIVITY] = leader.pid, SideActivity.HOST
+            side = SideProcess(words)
+            assert side.halt()
+            becomes(leader, "T")
+            wait_for(lambda: state() == "T", "the child's stop")
+            side.wake()
+            wait_for(lambda: state() == "S", "the child's going on")
+            words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
+            assert not side.halt() and state() == "S", "it has none that the page knows of"
+            words[Field.SIDE_CHILDREN] = 1
+            assert not side.halt(), "it was not awake"
+            wait_for(lambda: state() == "T", "the child's stop")
+            side.wake()
+            wait_for(lambda: state() == "S", "the child's going on")
+        finally:
+            os.killpg(leader.pid, signal.SIGKILL)
     side.leave()
 
 
