@@ -224,7 +224,7 @@ def test_a_trial_that_does_not_fit_alone_fails_with_that_reason(monkeypatch: pyt
     monkeypatch.setattr(TrialGroup, "train_step", never)
     trials, reported = run(False, Starving(()))
     assert {trial.state for trial in trials} == {TrialState.FAIL}
-    assert all("does not fit" in trial.user_attrs["squeezer_reason"] for trial in trials)
+    assert all("not even one trial fits" in trial.user_attrs["squeezer_reason"] for trial in trials)
     assert [most for _, most in out_of_memory(reported)][:3] == [2, 1, 0]
 
 
