@@ -18,8 +18,9 @@ from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from squeezer.config import SideTable
 from squeezer.daemon.orphans import end_orphans
 from squeezer.daemon.side_environment import side_environment
+from squeezer.daemon.temporary_folder import make_folder, remove_folder
 from squeezer.device import Device, SideProcess
-from squeezer.records.layout import caches_path, side_log_path, units_path
+from squeezer.records.layout import caches_path, side_log_path, temporary_folder_path, units_path
 
 SIDE_TASK = "trials.side_task.main"
 SEARCH_WORKER = "trials.search.worker"
@@ -63,6 +64,7 @@ class Spawner:
         self._device = device
         self._files = files
         self._worker = f"{os.uname().nodename}:{files.run}:rank{files.rank}"
+        self._folder_record = temporary_folder_path(files.run, files.rank)
         self._process: subprocess.Popen[bytes] | None = None
         self._closers: list[subprocess.Popen[bytes]] = []
         self.side: SideProcess | None = None
@@ -73,6 +75,7 @@ class Spawner:
         files, config = self._files, self._config
         with suppress(OSError):  # a full disk
             make_dir(caches_path(files.run, files.rank).parent)  # builders use the user's umask
+        folder = make_folder(self._folder_record)
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(write_fd, True)
         command = [
@@ -89,7 +92,7 @@ class Spawner:
             command,
             stdin=subprocess.DEVNULL,
             pass_fds=(write_fd,),
-            env=self._environment(),
+            env=self._environment() | ({} if folder is None else {"TMPDIR": folder}),
             # In a group of its own: where a stopped process is in a group that loses its terminal, the kernel sends
             # SIGHUP to all of that group, which may be the main job's. Not in a session of its own: there niceness
             # counts only within it.
@@ -107,6 +110,7 @@ class Spawner:
             os.killpg(self.side.pid, signal.SIGKILL)
         status = self._process.wait()
         self._end_orphans()
+        remove_folder(self._folder_record)
         os.close(self.side.pidfd)
         os.close(self.status_fd)
         self._process, self.side, self.status_fd = None, None, -1

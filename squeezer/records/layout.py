@@ -73,6 +73,11 @@ def caches_path(run: Path, rank: int) -> Path:
     return run / "caches" / f"rank{rank}"
 
 
+def temporary_folder_path(run: Path, rank: int) -> Path:
+    """The file that names the folder of the side task's temporary files."""
+    return run / "caches" / f"rank{rank}.tmp"
+
+
 def report_path(run: Path) -> Path:
     """The report, for programs."""
     return run / "report.json"

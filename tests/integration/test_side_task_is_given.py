@@ -39,8 +39,11 @@ def test_it_is_not_given_the_jobs_identity_and_dies_before_the_job_does(sandbox:
     assert (found["oom_score_adj"], found["data"]) == (1000, resource.RLIM_INFINITY)
     main = sandbox.word(Field.MAIN_PID)
     assert Path(f"/proc/{main}/oom_score_adj").read_text() == Path("/proc/self/oom_score_adj").read_text()
+    temporary = Path(found["environment"]["TMPDIR"])
+    assert temporary.is_dir()
     os.kill(main, signal.SIGTERM)
     assert daemon.ended() == 0
+    assert not temporary.exists()
 
 
 def test_a_storages_password_is_shown_nowhere(sandbox: Sandbox) -> None:
