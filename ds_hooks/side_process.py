@@ -46,7 +46,8 @@ class SideProcess:
         """Stop it unless it sleeps by itself, and its own processes. Returns whether it was stopped while awake.
 
         Args:
-            let_end: let a unit of device work end first. A second call, without this, stops a unit that still runs.
+            let_end: let a unit of device work end first, unless the side task has processes of its own: those would
+                run on as long. A second call, without this, stops a unit that still runs.
         """
         if not self._can_halt:
             return False
@@ -54,10 +55,10 @@ class SideProcess:
         if not self._is_there() or self._stopped:
             return False
         is_asleep = words[Field.SIDE_ACTIVITY] == SideActivity.ASLEEP
-        if is_asleep and not words[Field.SIDE_CHILDREN]:
-            return False
-        if let_end and words[Field.SIDE_ACTIVITY] == SideActivity.UNIT and words[Field.SIDE_PID] == self._pid:
-            return False
+        if not words[Field.SIDE_CHILDREN]:
+            is_unit = words[Field.SIDE_ACTIVITY] == SideActivity.UNIT and words[Field.SIDE_PID] == self._pid
+            if is_asleep or (let_end and is_unit):
+                return False
         self._stopped = True
         self._send_to_group(signal.SIGSTOP)
         return self._stopped and not is_asleep

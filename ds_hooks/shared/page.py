@@ -90,7 +90,7 @@ class Field:
     """daemon: the side task's process, from its start until the daemon has noticed its end; 0: there is none"""
     PREEMPTIVE = 29
     """daemon: 1: stop a side task that is awake when the bubble ends; 0: a unit of device work may first run on \
-until the main job's next instruction has ended"""
+until the main job's next instruction has ended, unless the side task has processes of its own"""
     SIDE_LIMIT_BYTES = 30
     """daemon: the most device memory that the side task may hold; 0: no limit is known"""
     SERVES_ANY_JOB = 31

@@ -82,7 +82,7 @@ SPAWN = pytest.param("spawn", marks=pytest.mark.slow)
 """Each process imports torch, in bubbles."""
 
 
-@pytest.mark.parametrize("preemptive", [True, False])
+@pytest.mark.parametrize("preemptive", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("context", ["fork", SPAWN])
 def test_workers_stand_still_while_the_gate_is_shut(sandbox: Sandbox, context: str, preemptive: bool) -> None:
     loading = Loading(sandbox, preemptive=preemptive, context=context)
@@ -93,7 +93,8 @@ def test_workers_stand_still_while_the_gate_is_shut(sandbox: Sandbox, context: s
     for _ in range(3):
         stall(loading)
         workers = loading.workers()
-        assert states(workers) == {"T"} and "T" not in states([sandbox.word(Field.SEARCH_PROCESS)])
+        # in the idle class one comes to its stop only when the core is free
+        assert states(workers) <= {"T", "R"} and "T" not in states([sandbox.word(Field.SEARCH_PROCESS)])
         used = [cpu_ticks(pid) for pid in workers]
         time.sleep(0.3)
         assert [cpu_ticks(pid) for pid in workers] == used and shut_s(sandbox) > 0.4

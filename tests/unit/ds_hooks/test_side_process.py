@@ -98,6 +98,12 @@ def test_one_may_end_its_unit_of_device_work_but_nothing_else(page: Page, proces
     side.wake()
     becomes(process, "S")
     assert not side.halt(let_end=True)
+    page.words[Field.SIDE_CHILDREN] = 1
+    assert side.halt(let_end=True), "its own processes would run on as long"
+    becomes(process, "T")
+    side.wake()
+    becomes(process, "S")
+    page.words[Field.SIDE_CHILDREN] = 0
     page.words[Field.SIDE_ACTIVITY] = SideActivity.HOST
     assert side.halt(let_end=True), "host work can be stopped anywhere, on every device"
     becomes(process, "T")
