@@ -132,6 +132,7 @@ def test_the_time_of_workers_is_the_side_tasks(sandbox: Sandbox, context: str) -
     assert own_passed < 0.7 * passed, "most of it is the workers'"
 
 
+@pytest.mark.slow
 def test_a_process_that_has_left_group_and_parent_has_idle_time_and_is_counted(sandbox: Sandbox) -> None:
     loading = Loading(sandbox, leaves=True)
     workers = loading.workers()
@@ -153,10 +154,11 @@ ENDS: dict[str, Callable[[Loading], int]] = {
     "the rank is killed": lambda loading: loading.job.pid,
     "the keeper is killed": lambda loading: loading.daemon.pid,
 }
+IN_SLOW = dict.fromkeys(("the daemon is killed", "the keeper is killed"), pytest.mark.slow)
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+@pytest.mark.parametrize("end", [pytest.param(end, marks=IN_SLOW.get(end, ())) for end in ENDS])
+@pytest.mark.parametrize("stopped", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["running", "stopped"])
 def test_workers_and_what_they_leave_end_with(sandbox: Sandbox, end: str, stopped: bool) -> None:
     leaves = end != "the keeper is killed"  # then no process of ours is left that could end orphans
     loading = Loading(sandbox, leaves=leaves)
@@ -178,6 +180,7 @@ def test_workers_and_what_they_leave_end_with(sandbox: Sandbox, end: str, stoppe
         socket_path(sandbox.directory, 0).unlink()
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_standing_daemon_that_is_killed(sandbox: Sandbox) -> None:
     loading = Loading(sandbox, standing=True)
     assert len(loading.workers()) >= 2
