@@ -29,3 +29,11 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     of_system = isinstance(error, OSError) and error.errno == errno.ENOMEM
     of_torch = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _HOST_SIGNS)
     return of_system or of_torch or is_out_of_memory(error.__cause__ or error.__context__)
+
+
+def refused_freezing(where: str) -> RefusedError:
+    """Return the error for a forward that freezes a parameter, or trains it again."""
+    return RefusedError(
+        f"the forward sets requires_grad in {where}, which trials that train at once cannot each do; allowed: "
+        "torch.no_grad(), detach(), or to set it before the training"
+    )

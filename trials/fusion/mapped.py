@@ -18,7 +18,8 @@ from trials.fusion import autocast
 from trials.fusion.describe import plain_tensors
 from trials.fusion.errors import FuseError, RefusedError, is_out_of_memory
 from trials.fusion.inner import Below, Call, Calls, Inner
-from trials.fusion.memo import KeepsInsideError, LoneCall, Memo, fits
+from trials.fusion.memo import KeepsInsideError, LoneCall, Memo
+from trials.fusion.one_by_one import ChangedError, OneByOne, fits, in_slots, mark, refuse_ties, refused_change, slots
 from trials.fusion.registry import CALLS, Layer, label, plain_forward
 from trials.fusion.rows import Rows, Vectors
 from trials.fusion.sharing import refuse_outside
@@ -76,6 +77,7 @@ class Mapped:
         self._row: Tensor | None = None
         self._together = Together()
         self._stream: torch.Generator | None = None
+        self._changing: set[str] = set()
         self._seen = is_graph = isinstance(self.module, fx.GraphModule)  # what tracing saw needs no second look
         self.memo = Memo(nn.Module() if is_graph else self.module, path)
         self._plain, self._is_inside = self.module, is_inside
@@ -117,18 +119,7 @@ class Mapped:
             for named in (self.module.named_parameters(), self.module.named_buffers())
         )
         inside = dict(self.module.named_modules())
-        self._paths = {
-            id(table): f"{path}." if path else ""
-            for path, module in inside.items()
-            for table in (module._parameters, module._buffers)
-        }
-        self._slots = [
-            (table, name, rows.require("", f"{self._prefix}{path}.{name}" if path else self._prefix + name))
-            for path, module in inside.items()
-            for table in (module._parameters, module._buffers)
-            for name, tensor in table.items()
-            if tensor is not None
-        ]
+        self._slots = slots(inside, lambda name: rows.require("", self._prefix + name))
         self._varying = [(inside[path], table) for path, table in rows.vectors.items() if path in inside]
         self._set_common()
         for inner in self._inner.values():
@@ -168,12 +159,12 @@ class Mapped:
         if not entered:
             self.units.enter()
         output, reason = None, self.looped
-        if self._rows.size == 1:
-            output = self._alone(args, kwargs, dims)
-        elif not reason:
-            output, reason = self._try_vmap(args, kwargs, dims)
-        if output is None and reason and versions == [tensor._version for tensor in inputs]:
-            output = self._loop(args, kwargs, dims)
+        by_vmap = self._rows.size > 1 and not reason
+        restore = None if self._seen and not by_vmap else self._saved()
+        if by_vmap and restore is not None:
+            output, reason = self._try_vmap(args, kwargs, dims, restore)
+        if output is None and versions == [tensor._version for tensor in inputs]:
+            output = self._trials(args, kwargs, dims, restore)
         if versions != [tensor._version for tensor in inputs]:
             raise RefusedError(
                 f"module '{self.label}' changes its input in place, and the next trial and epoch would see that; "
@@ -185,13 +176,17 @@ class Mapped:
         self.looped, self._seen = reason, True
         return output
 
-    def _try_vmap(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> tuple[Any, str]:
-        """Return the output, or why `vmap` fails. Then all tensors and random streams are as before."""
-        restore = saved(self._buffers, self._rows.generators)
+    def _try_vmap(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any], restore: Callable[[], None]
+    ) -> tuple[Any, str]:
+        """Return the output, or why `vmap` fails. Then all is as before."""
         try:
             return self._vmap(args, kwargs, dims), ""
         except RefusedError:
             raise
+        except ChangedError as error:
+            self._foresee(error, restore)
+            return self._try_vmap(args, kwargs, dims, restore)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
@@ -201,7 +196,7 @@ class Mapped:
                     raise
                 inner = self._inner.pop(error.path)  # the code around it may read what it keeps
                 self.module.get_submodule(error.path).forward = inner.forward
-                return self._try_vmap(args, kwargs, dims)
+                return self._try_vmap(args, kwargs, dims, restore)
             return None, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         finally:
             self._row = None
@@ -213,32 +208,45 @@ class Mapped:
 
         def one(row: Tensor, parameters: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
             self._row = row
+            mark(parameters.values())
             tensors = {**parameters, **buffers}
             with Calls(self.call), self._together, without_recomputing(refused_checkpoint, self._versions):
                 output = functional_call(self.module, tensors, args, kwargs)
             outputs, rebuild = apart(hide_objects(output, f"module '{self.label}'"))
             together[:] = [rebuild]
-            replaced = {name: tensors[name] for name in buffers if tensors[name] is not buffers[name]}
-            reshaped[:] = [name for name, t in replaced.items() if not fits(t, buffers[name])]
-            return tuple(outputs), {name: t for name, t in replaced.items() if name not in reshaped}
+            replaced = [name for name in buffers if tensors[name] is not buffers[name]]
+            reshaped[:] = [name for name in replaced if not fits(tensors[name], buffers[name])]
+            if new := set(replaced).difference(reshaped, self._changing):
+                raise ChangedError(new)
+            return tuple(outputs), {name: tensors[name] for name in buffers.keys() & self._changing - {*reshaped}}
 
         rows = torch.arange(self._rows.size, device=self._rows.generators[0].device)
         mapped = torch.vmap(one, in_dims=(0, 0, 0, *dims), randomness="error")
-        outputs, replaced = mapped(rows, self._parameters, self._buffers, args, kwargs)
-        self._take_over(replaced, self._buffers)
+        # a backward may need what a replaced buffer was before
+        own = {name: t.clone() if name in self._changing else t for name, t in self._buffers.items()}
+        outputs, replaced = mapped(rows, self._parameters, own, args, kwargs)
+        for name, tensor in replaced.items():
+            self._buffers[name].data.copy_(tensor.detach())
         self._put_back(0, reshaped, args, kwargs, dims, by_vmap=True)
         output = together[0](outputs)
         self.units.before_backward(output)
         return output
 
-    def _loop(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> Any:
-        self.memo.kept.put_back()
-        leaves, spec = tree_flatten((args, kwargs))
-        owned = tree_flatten(dims)[0]
-        parameters = {name: tensor.unbind(0) for name, tensor in self._parameters.items()}
-        reached = self._rows.reached
-        for name, own in parameters.items():
-            reached.watch(self._parameters[name], own)
+    def _trials(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any], restore: Callable[[], None] | None
+    ) -> Any:
+        """Run the trials by themselves."""
+        run = self._one_by_one if self._rows.size > 1 or self._changing else self._alone
+        try:
+            return run(args, kwargs, dims)
+        except ChangedError as error:
+            self._foresee(error, restore)
+        return self._trials(args, kwargs, dims, restore)
+
+    def _one_by_one(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> Any:
+        (leaves, spec), owned = tree_flatten((args, kwargs)), tree_flatten(dims)[0]
+        reached, rows = self._rows.reached, OneByOne(self._parameters, self._buffers, self._changing)
+        rows.watch(reached)
         inputs_K = [
             [leaf] * self._rows.size if dim is None else [leaf[row] for row in range(self._rows.size)]
             for leaf, dim in zip(leaves, owned, strict=True)
@@ -251,17 +259,14 @@ class Mapped:
             if row:
                 self.units.enter()
             own_args, own_kwargs = tree_unflatten([own_inputs[row] for own_inputs in inputs_K], spec)
-            buffers = {name: tensor[row] for name, tensor in self._buffers.items()}
-            tensors = {**{name: rows[row] for name, rows in parameters.items()}, **buffers}
             for module, table in self._varying:
                 for name, values in table.items():
                     setattr(module, name, values[row])
                 self.memo.kept.renew(module)
-            with self._drawing_from(generator):
+            with rows.of(row) as (tensors, reshaped), self._drawing_from(generator):
                 outputs.append(functional_call(self.module, tensors, own_args, own_kwargs))
             self._set_modes()
-            replaced = {name: tensors[name] for name, tensor in buffers.items() if tensors[name] is not tensor}
-            self._put_back(row, self._take_over(replaced, buffers), args, kwargs, dims)
+            self._put_back(row, reshaped, args, kwargs, dims)
             self.units.before_backward(outputs[-1])
         self._set_common()
         output = stack(outputs, f"module '{self.label}'")
@@ -271,43 +276,37 @@ class Mapped:
     def _alone(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> Any:
         """Run a single trial: the module itself, with views of the row as its tensors."""
         own_args, own_kwargs = of_row((args, kwargs), dims, 0)
-        views = [tensor.squeeze(0) for _, _, tensor in self._slots]
-        before = [table[name] for table, name, _ in self._slots]
-        for (table, name, _), view in zip(self._slots, views, strict=True):
-            table[name] = view
         try:
-            with self._drawing_from(self._rows.generators[0]):
+            with in_slots(self._slots) as reshaped, self._drawing_from(self._rows.generators[0]):
                 output = self.module(*own_args, **own_kwargs)
-            named = {
-                self._paths[id(table)] + name: (table[name], view)
-                for (table, name, _), view in zip(self._slots, views, strict=True)
-            }
-            replaced = {name: now for name, (now, view) in named.items() if now is not view}
-            reshaped = self._take_over(replaced, {name: view for name, (_, view) in named.items()})
         finally:
             self._set_modes()
-            for (table, name, _), tensor in zip(self._slots, before, strict=True):
-                table[name] = tensor
         self._put_back(0, reshaped, args, kwargs, dims)
         self.units.before_backward(output)
         return stack([output], f"module '{self.label}'")
 
-    def _take_over(self, replaced: dict[str, Tensor], own: dict[str, Tensor]) -> list[str]:
-        """Store new values of buffers in their `own` tensors. Returns the names of those that do not fit.
+    def _saved(self) -> Callable[[], None]:
+        """Return a function that puts all back. The first batch shows whether the code changes parameters."""
+        own = {} if self._seen else {name: tensor.detach() for name, tensor in self._parameters.items()}
+        restore = saved({**own, **self._buffers}, self._rows.generators)
+        versions = [tensor._version for tensor in self._parameters.values()]
 
-        Raises:
-            RefusedError: one is a tensor under several names, which would then differ.
-        """
-        aliases = self._rows.aliases
-        for name, tensor in replaced.items():
-            if (whole := self._prefix + name) in aliases or whole in aliases.values():
-                raise RefusedError(
-                    f"module '{self.label}' replaces '{whole}', which is one tensor under several names; allowed: to "
-                    "change it in place"
-                )
-            if fits(tensor, own[name]):
-                own[name].copy_(tensor.detach())
-        return [name for name, tensor in replaced.items() if not fits(tensor, own[name])]
+        def put_back() -> None:
+            if not own and versions != [tensor._version for tensor in self._parameters.values()]:
+                raise refused_change(self.label)
+            restore()
+            self.memo.kept.put_back()
+            self._set_modes()
+
+        return put_back
+
+    def _foresee(self, error: ChangedError, restore: Callable[[], None] | None) -> None:
+        """Note what the code changes in a way of its own, and put all back, to run it again."""
+        if restore is None or error.names <= self._changing:
+            raise refused_change(self.label) from error
+        refuse_ties(self.label, self._rows.aliases, self._prefix, error.names & self._buffers.keys())
+        restore()
+        self._changing |= error.names
 
     def _put_back(
         self, row: int, reshaped: list[str], args: Any, kwargs: Any, dims: tuple[Any, Any], by_vmap: bool = False
@@ -318,6 +317,7 @@ class Mapped:
             RefusedError: it does.
             KeepsInsideError: a layer that must not run on its own keeps it.
         """
+        refuse_ties(self.label, self._rows.aliases, self._prefix, reshaped)
         if not (places := self.memo.changed(reshaped)):
             return
         if self._is_inside:
@@ -361,9 +361,9 @@ class Mapped:
         if self._row is None:
             return function(*args, **kwargs)
         self._together.check_call(function)
-        if function not in CALLS and not autocast.has_parts(function, args, kwargs):
-            return function(*args, **kwargs)
         if function not in CALLS:
+            if not autocast.has_parts(function, args, kwargs):
+                return function(*args, **kwargs)
             return self._below(autocast.TrialByTrial(function), args, kwargs)
         if CALLS[function][0].bind(*args, **kwargs).arguments.get("inplace"):  # no rule changes its input
             return function(*args, **kwargs)

@@ -21,6 +21,7 @@ from trials.fusion.contents import contents
 from trials.fusion.describe import Describer
 from trials.fusion.errors import FuseError, RefusedError
 from trials.fusion.kept import Kept, Place
+from trials.fusion.one_by_one import fits, mark
 from trials.fusion.reads import PLAIN
 from trials.fusion.registry import label
 from trials.fusion.rows import generator
@@ -213,11 +214,11 @@ class _Copy:
             module.train(not module.training)
         own = {name: t.detach().clone().requires_grad_(t.requires_grad) for name, t in call.tensors.items()}
         own.update(self.kept)
-        given, kept = dict(own), dict(self.kept)
+        mark(own[name] for name, _ in module.named_parameters() if name in own)
         stream = generator(call.stream.device, state=call.stream.get_state())
         with drawing_from(stream), without_recomputing(reentrant_checkpoint):
             output = functional_call(module, own, call.args, call.kwargs)
-        kept.update({name: t for name, t in own.items() if t is not given[name] and not fits(t, call.tensors[name])})
+        kept = {name: tensor for name, tensor in own.items() if not fits(tensor, call.tensors[name])}
         if other_mode:
             module.train(modes[0][1])
         for each, mode in modes:
@@ -296,11 +297,6 @@ def _copied(module: nn.Module, call: LoneCall) -> nn.Module:
             if isinstance(part, Tensor) and not part.is_leaf and id(part) not in memo:
                 memo[id(part)] = part.detach().clone()
     return copy.deepcopy(module, memo)
-
-
-def fits(tensor: Tensor, like: Tensor) -> bool:
-    """Whether a buffer's new value can take the place of the old one."""
-    return tensor.shape == like.shape and tensor.dtype == like.dtype
 
 
 def is_saved(module: nn.Module, place: Place) -> bool:

@@ -68,11 +68,11 @@ class Rows:
         parameter = self.parameters.get(name)
         return self.buffers.get(name) if parameter is None else parameter
 
-    def versions(self, module: nn.Module) -> list[int]:
+    def versions(self, module: nn.Module) -> list[tuple[int, int]]:
         """Return what is equal as long as no buffer has changed, while the code of `module` runs."""
-        own = [id(tensor) for inner in module.modules() for tensor in inner._buffers.values()]
+        present = [t for inner in module.modules() for t in inner._buffers.values() if t is not None]
         with torch._C.DisableTorchFunction():  # or code under `vmap` would seem to ask
-            return own + [tensor._version for tensor in self.buffers.values()]
+            return [(id(tensor), tensor._version) for tensor in (*present, *self.buffers.values())]
 
     def vector(self, path: str, name: str) -> list[float]:
         """Return the varying attribute `name` of the layer at `path`, one number per trial."""

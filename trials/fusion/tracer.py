@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten
 
-from trials.fusion.errors import FuseError, RefusedError
+from trials.fusion.errors import FuseError, refused_freezing
 from trials.fusion.observer import is_library, place
 from trials.fusion.registry import RULES, plain_forward
 from trials.fusion.surroundings import (
@@ -76,6 +76,8 @@ class _Unknown(fx.Proxy):
     def __class__(self) -> type:
         """The class. `isinstance` looks here if it is no class of a `Proxy`, so that its answer would be wrong."""
         caller = sys._getframe(1)
+        if caller.f_code is type(nn.Parameter).__instancecheck__.__code__ and caller.f_back is not None:
+            caller = caller.f_back  # for the user's code, or for PyTorch's
         if not is_library(caller) or caller.f_code is torch.is_tensor.__code__:
             raise FuseError(f"{place(caller)} asks for the class of a value")
         return type(self)
@@ -85,6 +87,14 @@ class _Unknown(fx.Proxy):
         if not name.startswith("__") and not hasattr(Tensor, name):
             raise FuseError(f"{place(sys._getframe(1))} reads the attribute '{name}', which a tensor lacks")
         return Attribute(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to set what a tensor has: a graph would not keep it."""
+        if name == "requires_grad" and self.node.op == "get_attr":
+            raise refused_freezing(str(self.node.target))
+        if hasattr(Tensor, name):
+            raise FuseError(f"{place(sys._getframe(1))} sets the attribute '{name}' of a value")
+        super().__setattr__(name, value)
 
     def __copy__(self) -> Any:
         """Refuse it: a copy of a value is not the value."""
@@ -170,10 +180,7 @@ class Tracer(fx.Tracer):
             if self._flags.get(name, value) != value:
                 what = type(module).__name__
                 if name[0] == "requires_grad":
-                    raise RefusedError(
-                        f"the forward sets requires_grad in {what}, which trials that train at once cannot each do; "
-                        "allowed: torch.no_grad(), detach(), or to set it before the training"
-                    )
+                    raise refused_freezing(what)
                 raise FuseError(f"the forward sets the mode of {what} (train, eval)")
 
 

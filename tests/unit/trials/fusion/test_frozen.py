@@ -65,6 +65,8 @@ QUESTIONS: dict[str, Forward] = {
     "type": either(lambda x: type(x) is Tensor),
     "type of a result": either(lambda x: type(x + 1) is Tensor),
     "type of an attribute": lambda m, x: m.b(m.a(x)) if type(m.a.in_features + x).__name__ == "Tensor" else m.a(x),
+    "is a parameter": lambda m, x: m.b(m.a(x)) if isinstance(m.a.weight, torch.nn.Parameter) else m.a(x),
+    "is no parameter": either(lambda x: not isinstance(x * 2, torch.nn.Parameter)),
     "a result that is": lambda m, x: m.b(m.a(x)) if x is x.contiguous() else m.a(x),
     "callable result": either(lambda x: not callable(x + 1)),
     "name of the type": either(lambda x: type(x).__name__ == "Tensor"),

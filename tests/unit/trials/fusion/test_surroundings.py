@@ -246,14 +246,14 @@ def test_forward(name: str, size: int) -> None:
     assert size == 1 or found.startswith(way)
 
 
-@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("looks", [None, lambda m, x: len(x), lambda m, x: m.a(x).sum()], ids=["no", "length", "data"])
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("size", [1, 2])
-def test_checkpoint_around_what_changes_buffers(size: int, reentrant: bool, looks: bool) -> None:
+def test_checkpoint_around_what_changes_buffers(size: int, reentrant: bool, looks: Forward | None) -> None:
     """Alone, the batch norm's statistics move twice in a step."""
 
     def forward(m: TwoLayers, x: Tensor) -> Tensor:
-        if looks and len(x) < 1:
+        if looks is not None and looks(m, x) > 1e9:
             return x
         return m.b(checkpoint(lambda z: m.norm(z).tanh(), m.a(x), use_reentrant=reentrant))
 
@@ -309,7 +309,7 @@ FOREIGN = nn.Parameter(torch.ones(4, dtype=torch.float64))
 
 REFUSED: dict[str, tuple[Forward, str]] = {
     "freezes": (freezes, "sets requires_grad in .*allowed: torch.no_grad"),
-    "freezes for a while": (freezes_for_a_while, "sets requires_grad in Linear.*allowed: torch.no_grad"),
+    "freezes for a while": (freezes_for_a_while, r"sets requires_grad in a\.weight.*allowed: torch.no_grad"),
     "a parameter of nobody": (lambda m, x: m.b(m.a(x)) * FOREIGN, r"trains a parameter of shape \[4\] that its module"),
 }
 
