@@ -27,8 +27,8 @@ _PLAIN = (int, str, bytes, type(None), torch.dtype, torch.device)
 _NUMBERS = (bool, float, complex)
 _OWN = frozenset(vars(nn.Module()))
 """The tables of parameters, buffers, submodules and hooks of every module. They are compared elsewhere."""
-_DERIVED = _OWN | {"forward", "_flat_weights", "_flat_weight_refs"}
-"""Those, and what a recurrent layer makes of its parameters."""
+_DERIVED = _OWN | {"forward", "_flat_weights", "_flat_weight_refs", "_compiled_call_impl", "_torchdynamo_wrapper_id"}
+"""Those, what a recurrent layer makes of its parameters, and what `torch.compile` makes of a module."""
 
 
 def attributes(model: nn.Module) -> dict[tuple[str, str], Hashable]:
@@ -38,8 +38,13 @@ def attributes(model: nn.Module) -> dict[tuple[str, str], Hashable]:
         (path, name): describe(value)
         for path, module in model.named_modules()
         for name, value in vars(module).items()
-        if name not in _DERIVED and not isinstance(value, Tensor)
+        if name not in _DERIVED and not isinstance(value, Tensor) and not _is_compiler(module)
     }
+
+
+def _is_compiler(module: nn.Module) -> bool:
+    """Whether it is only what `torch.compile` puts around a user's module."""
+    return type(module).__module__.startswith("torch._dynamo")
 
 
 def attributes_of_user(module: nn.Module) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from trials.fusion.rows import Rows, Vectors
 from trials.fusion.sharing import refuse_outside
 from trials.fusion.streams import drawing_from, foreign_streams, go_on, note, refuse_foreign, saved
 from trials.fusion.structure import Unchanged, rule_for
-from trials.fusion.surroundings import reentrant_checkpoint, refused_checkpoint, without_recomputing
+from trials.fusion.surroundings import as_written, reentrant_checkpoint, refused_checkpoint, without_recomputing
 from trials.fusion.template import template, without_data
 from trials.fusion.together import Together
 from trials.fusion.trees import apart, hide_objects, of_row, stack
@@ -158,8 +158,7 @@ class Mapped:
         self.memo.kept.put_back()  # what a call that failed has left
         if not entered:
             self.units.enter()
-        output, reason = None, self.looped
-        by_vmap = self._rows.size > 1 and not reason
+        output, reason, by_vmap = None, self.looped, self._rows.size > 1 and not self.looped
         restore = None if self._seen and not by_vmap else self._saved()
         if by_vmap and restore is not None:
             output, reason = self._try_vmap(args, kwargs, dims, restore)
@@ -206,6 +205,7 @@ class Mapped:
         together: list[Callable[[Sequence[Tensor]], Any]] = []
         reshaped: list[str] = []
 
+        @as_written()
         def one(row: Tensor, parameters: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
             self._row = row
             mark(parameters.values())

@@ -18,7 +18,7 @@ from trials.fusion.observer import Observer, refuse_questions
 from trials.fusion.registry import CALLS
 from trials.fusion.steps import CallStep, Ref, State, Step
 from trials.fusion.streams import drawing_from, drawing_nothing, foreign_streams, refuse_foreign, saved
-from trials.fusion.surroundings import kept, reentrant_checkpoint, refused_checkpoint, without_recomputing
+from trials.fusion.surroundings import as_written, kept, reentrant_checkpoint, refused_checkpoint, without_recomputing
 from trials.fusion.together import Together
 from trials.fusion.tracer import Tracer, recording
 from trials.fusion.trees import apart
@@ -122,7 +122,8 @@ class Scalar:
             with Calls(call), rules, without_recomputing(refused_checkpoint):
                 return self._function(together(own), own_targets)
 
-        return torch.vmap(one, (0, 0 if per_trial else None), randomness="error")(tensors, targets)
+        with as_written():
+            return torch.vmap(one, (0, 0 if per_trial else None), randomness="error")(tensors, targets)
 
     def _by_loop(self, outputs: Any, targets: Tensor, generators: Sequence[torch.Generator], per_trial: bool) -> Any:
         tensors, together = apart(outputs)

@@ -3,6 +3,7 @@
 A graph keeps calls, but not what surrounds them. Code under `vmap` keeps all but what looks at whole tensors.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -151,6 +152,17 @@ def refused_checkpoint(*_: Any) -> Any:
     raise FuseError(
         "torch.utils.checkpoint with use_reentrant=True looks at requires_grad; allowed: use_reentrant=False"
     )
+
+
+@contextmanager
+def as_written() -> Iterator[None]:
+    """Run functions of `torch.compile` as they are written: compiled, they do not know proxies, nor trials as one."""
+    compiler: Any = sys.modules.get("torch._dynamo")
+    if compiler is None:  # then nothing is compiled, and loading it takes seconds
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"), compiler.config.patch(error_on_nested_fx_trace=False):
+        yield
 
 
 @contextmanager

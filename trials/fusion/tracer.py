@@ -15,6 +15,7 @@ from trials.fusion.errors import FuseError, refused_freezing
 from trials.fusion.observer import is_library, place
 from trials.fusion.registry import RULES, plain_forward
 from trials.fusion.surroundings import (
+    as_written,
     changed,
     noting_autocasts,
     refused_checkpoint,
@@ -65,6 +66,7 @@ def recording(changing: Callable[[], object] = lambda: None) -> Iterator[None]:
         replaced(torch.autograd.Function, apply=classmethod(_refused_apply)),
         without_recomputing(refused_checkpoint, changing),
         noting_autocasts(),
+        as_written(),
     ):
         yield
 
