@@ -59,6 +59,8 @@ class Averaging(torch.optim.Optimizer):
             group["k"] += 1
             weight, beta = 1 / group["k"], group["beta"]
             for p in group["params"]:
+                if p.grad is None:
+                    continue
                 z = self.state[p].setdefault("z", p.clone())
                 p.lerp_(z, weight).sub_(p.grad, alpha=group["lr"] * (1 - beta * (1 - weight)))
                 z.sub_(p.grad, alpha=group["lr"])
@@ -82,8 +84,10 @@ class Remembering(torch.optim.Optimizer):
         shared: dict[Any, Any] = self.state
         shared["k"] += 1
         self.scale *= np.float64(0.9)
-        self.last: Tensor = self.first.grad.clone()
+        self.last: Tensor = torch.zeros(1) if self.first.grad is None else self.first.grad.clone()
         for p, mean in self.means.items():
+            if p.grad is None:
+                continue
             mean.lerp_(p.grad, 0.1)
             rate = self.param_groups[0]["lr"] * self.rule(self.steps) * float(self.scale)
             p.sub_(mean + self.last.mean() / shared["k"], alpha=rate)
@@ -127,7 +131,8 @@ class Assigning(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
-                p.data = p.data - group["lr"] * p.rate * p.grad
+                if p.grad is not None:
+                    p.data = p.data - group["lr"] * p.rate * p.grad
 
 
 class Noisy(torch.optim.Optimizer):
@@ -140,7 +145,8 @@ class Noisy(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for p in self.param_groups[0]["params"]:
-            p.sub_(p.grad + 0.01 * torch.randn_like(p), alpha=self.param_groups[0]["lr"])
+            own = 0 if p.grad is None else p.grad
+            p.sub_(own + 0.01 * torch.randn_like(p), alpha=self.param_groups[0]["lr"])
             p.add_(torch.randn(p.shape, dtype=p.dtype, generator=self.stream), alpha=0.01)
 
 
