@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.support.fused_and_solo import ToyStudy
+from tests.support.random_models.surroundings import Straight
 from tests.support.two_layers import Forward, TwoLayers, assert_fused_is_alone, batches
-from tests.unit.trials.fusion.test_surroundings import Straight
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")
 
