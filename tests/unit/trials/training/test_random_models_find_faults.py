@@ -95,10 +95,6 @@ def lists_not_compared(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def memory_untied(patch: pytest.MonkeyPatch) -> None:
-    replace(patch, "fusion.structure.refuse_overlaps", nothing)
-
-
 def other_types(patch: pytest.MonkeyPatch) -> None:
     def widest(function: Any, x: Tensor) -> torch.dtype:
         return torch.promote_types(x.dtype, torch.float32)
@@ -137,7 +133,6 @@ FAULTS: dict[str, tuple[Patch, Concerns]] = {
         lists_not_compared,
         lambda spec: with_blocks("a list of its own")(spec) or with_stages("pool of own sides")(spec),
     ),
-    "shared memory is untied": (memory_untied, with_blocks("a transposed weight", "a view of a weight")),
     "a norm has another type": (other_types, lambda spec: spec.autocast and with_stages("norm")(spec)),
 }  # fmt: skip
 """What puts a fault back, and which models it concerns: only these are tried, and few are needed."""
