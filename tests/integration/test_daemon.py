@@ -110,8 +110,9 @@ def test_two_jobs_with_one_local_rank_are_served_by_two_standing_daemons(sandbox
     daemons = [sandbox.daemon(config, local_rank, TINY_HOLD=str(hold)) for local_rank in (0, 1)]
     jobs = [sandbox.job(), sandbox.job()]
     for rank, job in enumerate(jobs):
-        wait_for(lambda rank=rank: sandbox.word(Field.UNITS_RUN, rank), "a unit")
-        assert [found["pid"] for found in sandbox.events("job", rank)] == [job.pid]
+        found = wait_for(lambda rank=rank: sandbox.events("job", rank), "the job")
+        assert [each["pid"] for each in found] == [job.pid]
+        wait_for(lambda rank=rank: sandbox.side("started", rank), "the side task")
     assert "another job has this local rank" in jobs[1].said()
     ended_well(jobs[0])
     third = sandbox.job()
