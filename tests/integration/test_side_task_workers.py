@@ -154,11 +154,11 @@ ENDS: dict[str, Callable[[Loading], int]] = {
     "the rank is killed": lambda loading: loading.job.pid,
     "the keeper is killed": lambda loading: loading.daemon.pid,
 }
-IN_SLOW = dict.fromkeys(("the daemon is killed", "the keeper is killed"), pytest.mark.slow)
 
 
-@pytest.mark.parametrize("end", [pytest.param(end, marks=IN_SLOW.get(end, ())) for end in ENDS])
-@pytest.mark.parametrize("stopped", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["running", "stopped"])
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 def test_workers_and_what_they_leave_end_with(sandbox: Sandbox, end: str, stopped: bool) -> None:
     leaves = end != "the keeper is killed"  # then no process of ours is left that could end orphans
     loading = Loading(sandbox, leaves=leaves)
