@@ -34,7 +34,8 @@ def case(name: str, first: bool) -> tuple[Callable[[int], nn.Module], Tensor]:
 @pytest.mark.parametrize("name", LAYERS)
 def test_layer(name: str) -> None:
     for size in (1, 3):
-        ways = assert_same_under_autocast(*case(name, first=False), size)
+        # how many numbers an RReLU draws depends on its input's signs, and a layer before it may round one of them away
+        ways = assert_same_under_autocast(*case(name, first=name.startswith("RReLU")), size)
         assert all(way.startswith("rule") for _, way in ways), "none falls to another way in silence"
 
 
