@@ -11,7 +11,7 @@ from ds_hooks.shared.page import WORKER_WORDS, Field
 from ds_hooks.shared.page_file import socket_path
 from tests.support.sandbox import Child, Sandbox, cpu_ticks, is_alive, stat, wait_for
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]  # in idle time each takes up to a minute
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -78,12 +78,8 @@ def stall(loading: Loading) -> None:
     wait_for(lambda: 0.2 < shut_s(loading.sandbox) < 0.5, "a long time outside bubbles")
 
 
-SPAWN = pytest.param("spawn", marks=pytest.mark.slow)
-"""Each process imports torch, in bubbles."""
-
-
-@pytest.mark.parametrize("preemptive", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("context", ["fork", SPAWN])
+@pytest.mark.parametrize("preemptive", [True, False])
+@pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_stand_still_while_the_gate_is_shut(sandbox: Sandbox, context: str, preemptive: bool) -> None:
     loading = Loading(sandbox, preemptive=preemptive, context=context)
     workers = loading.workers()
@@ -111,7 +107,7 @@ def test_workers_stand_still_while_the_gate_is_shut(sandbox: Sandbox, context: s
     assert sandbox.side("exited")[0]["status"] == 0
 
 
-@pytest.mark.parametrize("context", ["fork", SPAWN])
+@pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_the_time_of_workers_is_the_side_tasks(sandbox: Sandbox, context: str) -> None:
     loading = Loading(sandbox, context=context)
     workers = loading.workers()
@@ -132,7 +128,6 @@ def test_the_time_of_workers_is_the_side_tasks(sandbox: Sandbox, context: str) -
     assert own_passed < 0.7 * passed, "most of it is the workers'"
 
 
-@pytest.mark.slow
 def test_a_process_that_has_left_group_and_parent_has_idle_time_and_is_counted(sandbox: Sandbox) -> None:
     loading = Loading(sandbox, leaves=True)
     workers = loading.workers()
@@ -156,7 +151,6 @@ ENDS: dict[str, Callable[[Loading], int]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 def test_workers_and_what_they_leave_end_with(sandbox: Sandbox, end: str, stopped: bool) -> None:
@@ -180,7 +174,6 @@ def test_workers_and_what_they_leave_end_with(sandbox: Sandbox, end: str, stoppe
         socket_path(sandbox.directory, 0).unlink()
 
 
-@pytest.mark.slow
 def test_workers_end_with_a_standing_daemon_that_is_killed(sandbox: Sandbox) -> None:
     loading = Loading(sandbox, standing=True)
     assert len(loading.workers()) >= 2
