@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.support.fused_and_solo import close
+from tests.support.random_models.surroundings import Straight
 from trials import FuseError
 from trials.fusion.scalar import Scalar
 
@@ -108,16 +108,6 @@ def test_error_is_that_of_the_users_code() -> None:
         scalar(torch.randn(2, 6, 3), torch.zeros(5, dtype=torch.long), streams(2))
 
 
-class Rounded(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.round()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0]
-
-
 def held(y: Tensor, t: Tensor) -> Tensor:
     with torch.no_grad():
         scale = y.square().mean()
@@ -154,7 +144,7 @@ OWN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "isinstance": lambda y, t: y.mean() if isinstance(y, Tensor) else y.sum(),
     "type": lambda y, t: y.mean() if type(y) is Tensor else y.sum(),
     "is_tensor": lambda y, t: y.mean() if torch.is_tensor(y) else y.sum(),
-    "straight-through": lambda y, t: Rounded.apply(y * 3).square().mean(),
+    "straight-through": lambda y, t: Straight.apply(y * 3).square().mean(),
     "a hook": hooked,
     "derivatives": penalty,
     "a number": lambda y, t: y.mean() * y.sum().item(),

@@ -15,38 +15,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.fused_and_solo import ToyStudy, members
+from tests.support.random_models.surroundings import Halved, Straight
 from tests.support.two_layers import Forward, TwoLayers, assert_fused_is_alone, batches, plain
 from trials import FuseError, TrialGroup
 from trials.fusion.trace import trace
 from trials.gate.base import OpenGate
 
 LOOP, VMAP, RULE = "loop over trials", "vmap", "rule"
-
-
-class Straight(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.round()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0]
-
-
-class Halved(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return -0.5 * gradients[0]
 
 
 class OwnVmap(Halved):
