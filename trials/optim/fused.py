@@ -10,6 +10,7 @@ from torch import Tensor
 from trials.fusion.rows import Rows
 from trials.optim.facts import Names
 from trials.optim.gradients import Gradients
+from trials.optim.optimizer_state import OptimizerState
 from trials.optim.registry import Group
 
 
@@ -123,8 +124,8 @@ class FusedOptimizer(abc.ABC):
         """The ordinary `state_dict` of one trial's optimizer."""
 
     @abc.abstractmethod
-    def copier(self, row: int) -> Callable[[torch.optim.Optimizer], None]:
-        """Return a function that gives a fresh optimizer of the user's all that one trial's keeps at present."""
+    def state(self, row: int) -> OptimizerState:
+        """Return a copy of all that one trial's optimizer keeps."""
 
     def saved(self) -> Callable[[], None]:
         """Return a function that puts all trials back to their present state."""

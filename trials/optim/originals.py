@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,10 +10,11 @@ from torch import Tensor
 from trials.fusion.errors import FuseError
 from trials.fusion.rows import Rows
 from trials.fusion.streams import drawing_from
-from trials.optim.duplicate import duplicate, give, move
+from trials.optim.duplicate import duplicate, move
 from trials.optim.facts import Names, refuse_views
 from trials.optim.fused import FusedOptimizer, go_on
 from trials.optim.gradients import Gradients
+from trials.optim.optimizer_state import OptimizerState, Own, refuse_changed
 from trials.optim.packed import class_values, fixed_parts, pack, parameters_of, unpack
 
 MODES = ("train", "eval")
@@ -102,12 +102,7 @@ class Originals(FusedOptimizer):
         """See `FusedOptimizer`."""
         self._read_holders()
         for original in self._originals:
-            for name, value in fixed_parts(original).items():
-                if self._fixed.get(name) != value:
-                    raise FuseError(
-                        f"'{name}' changes while its trial trains, and cannot be saved; allowed: numbers, text, "
-                        "tensors, and lists and dictionaries of them"
-                    )
+            refuse_changed(original, self._fixed)
         return {"trials": [pack(original) for original in self._originals], "training": list(self._training_K)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -119,10 +114,10 @@ class Originals(FusedOptimizer):
             unpack(saved, original, self._device)
         self._become(originals, state["training"])
 
-    def copier(self, row: int) -> Callable[[torch.optim.Optimizer], None]:
+    def state(self, row: int) -> OptimizerState:
         """See `FusedOptimizer`."""
         self._read_holders()
-        return partial(give, duplicate(self._originals[row]).made)
+        return Own(duplicate(self._originals[row]).made, self._fixed)
 
     def saved(self) -> Callable[[], None]:
         """See `FusedOptimizer`; it need not be plain, as in a checkpoint."""

@@ -96,18 +96,3 @@ class Optimizers:
         """The ordinary `state_dict` of one trial's optimizer, or of each of them by phase."""
         found: dict[str, Any] = as_given({phase: optimizer.extract(row) for phase, optimizer in self._fused.items()})
         return found
-
-    def state_dict(self) -> dict[str, Any]:
-        """All trials, by phase."""
-        return {phase: optimizer.state_dict() for phase, optimizer in self._fused.items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace all trials.
-
-        Raises:
-            FuseError: `state` comes from trials of other phases.
-        """
-        if list(state) != list(self._fused):
-            raise FuseError(f"checkpoint of trials with optimizers for {list(state)}; here for {list(self._fused)}")
-        for phase, optimizer in self._fused.items():
-            optimizer.load_state_dict(state[phase])

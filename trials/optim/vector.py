@@ -1,6 +1,5 @@
 """The optimizers of K trials by vectors: a few kernels for all."""
 
-import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from math import prod
@@ -18,7 +17,7 @@ from trials.optim.duplicate import plain_groups, stand_in
 from trials.optim.facts import Names, rule_of
 from trials.optim.fused import FusedOptimizer, go_on
 from trials.optim.gradients import Gradients
-from trials.optim.packed import parameters_of
+from trials.optim.optimizer_state import OptimizerState, Ordinary
 from trials.optim.registry import Group, Rule, SinglePass, numbers_of
 
 UNIT_ELEMENTS = 1 << 18
@@ -137,9 +136,9 @@ class VectorOptimizer(FusedOptimizer):
         """See `FusedOptimizer`."""
         return {"state": self._state(row), "param_groups": self._groups(row)}
 
-    def copier(self, row: int) -> Callable[[torch.optim.Optimizer], None]:
+    def state(self, row: int) -> OptimizerState:
         """See `FusedOptimizer`."""
-        return partial(_restore, self.extract(row))
+        return Ordinary(type(self._template).__name__, self.extract(row))
 
     def _groups(self, row: int) -> list[Group]:
         """One trial's `param_groups` as in a `state_dict`, with parameters as indices."""
@@ -332,13 +331,3 @@ def _common(numbers_K: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Those that are equal for all trials."""
     first = numbers_K[0] if numbers_K else {}
     return {name: value for name, value in first.items() if all(own[name] == value for own in numbers_K)}
-
-
-def _restore(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Like `load_state_dict`, which would also turn what is kept in another type into the parameters' own."""
-    parameters = parameters_of(optimizer)
-    for group, own in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-        group.update({name: copy.deepcopy(value) for name, value in own.items() if name != "params"})
-    optimizer.state.clear()
-    for position, state in saved["state"].items():
-        optimizer.state[parameters[position]] = copy.deepcopy(state)

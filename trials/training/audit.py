@@ -18,8 +18,9 @@ from trials.own_logger import own_logger
 from trials.study import Study
 from trials.training.budget import Budget
 from trials.training.compare import Comparison, Precision, compare
-from trials.training.lone import Lone, Nudges, State
+from trials.training.lone import Lone, Nudges
 from trials.training.record import LAYER, Noisy, Record
+from trials.training.trial_state import TrialState
 
 Mode = Literal["training", "evaluation"]
 
@@ -88,7 +89,7 @@ class Group(Protocol):
     def sound(self) -> list[int]:
         """The rows of trials that still learn."""
 
-    def state(self, row: int) -> State:
+    def export(self, row: int) -> TrialState:
         """A copy of one trial's state."""
 
     def saved(self) -> Callable[[], None]:
@@ -97,7 +98,7 @@ class Group(Protocol):
     def shake(self, row: int, share: float) -> None:
         """Change each of one trial's parameters by at most `share` of itself."""
 
-    def watched(self, record: Record, before: State) -> AbstractContextManager[None]:
+    def watched(self, record: Record, before: TrialState) -> AbstractContextManager[None]:
         """Keep in `record` what the step within makes of its trial."""
 
     def ask(self, part: str) -> None:
@@ -322,7 +323,7 @@ class _Audited:
             The CPU time of the group's own step, its result, and what both made.
         """
         group, study = self._group, self._audit.study
-        before, put_back_study = group.state(self._row), _kept_attributes(study)
+        before, put_back_study = group.export(self._row), _kept_attributes(study)
 
         def alone(record: Record, nudges: Nudges) -> Record:
             group.ask("setup")

@@ -23,42 +23,45 @@ from trials.training.batches import Kept, Reader, fuse_batches, rounds
 from trials.training.group_state import GroupState
 from trials.training.lone import Lone, part_names
 from trials.training.malloc import keep_freed_memory
-from trials.training.member import Member, build_member, facts_of, fuse_optimizers_of, in_way, restored
+from trials.training.member import Member, facts_of, fuse_optimizers_of, in_way, restored
 from trials.training.phase import Phase
+from trials.training.progress import Control, step_on_scores, step_schedulers, wait_for_score
 from trials.training.record import SCORE, Record
 from trials.training.roster import Roster
-from trials.training.trial_state import Control, step_on_scores, step_schedulers, wait_for_score
+from trials.training.trial_state import TrialState
 
 
 class TrialGroup(GroupState):
     """K trials as one model. The loss is the sum of the trials' losses, so no trial sees another's gradient.
 
-    If a unit raises `StopRequested`, the group is in the middle of a step. Continue from its last `state_dict`.
+    If a unit raises `StopRequested`, the group is in the middle of a step. Continue from what it has exported.
 
     Shapes: K trials, B examples in a batch.
     """
 
-    def __init__(self, study: Study, members: Sequence[Member], gate: Gate, audit: Audit | None = None) -> None:
-        """Fuse `members`. Their tensors and optimizer states are copied.
+    def __init__(
+        self, study: Study, trials: Sequence[Member | TrialState], gate: Gate, audit: Audit | None = None
+    ) -> None:
+        """Fuse `trials`. Their tensors and optimizer states are copied.
 
         Args:
             study: the user's.
-            members: at least one.
+            trials: at least one, fresh or as another group has exported it.
             gate: asked before every unit.
             audit: of trials of this structure; None: there are no audits.
 
         Raises:
             FuseError: they cannot be fused. The message names the module, the difference and what is allowed.
         """
-        if not members:
+        if not trials:
             raise FuseError("a trial group needs at least one trial")
         keep_freed_memory()
         self._study, self._gate, self._audit = study, gate, audit
-        self._build(members)
+        self._build(trials)
 
-    def _build(self, given: Sequence[Member]) -> None:
+    def _build(self, trials: Sequence[Member | TrialState]) -> None:
         self._way: Way = "rules" if self._audit is None else self._audit.way
-        members = [in_way(member, self._way) for member in given]
+        members = self._members(trials)
         self._facts = facts_of(members[0])
         self._first_number = members[0].number
         for member in members[1:]:
@@ -70,7 +73,7 @@ class TrialGroup(GroupState):
         structures = [member.structure for member in members]
         self._fused = assemble(models, structures, self._generators(members), self._units, self._way)
         self._optimizers, progress = fuse_optimizers_of(self._study, members, self._fused.rows)
-        self._roster = Roster.of(members, progress, like=torch.empty(0))
+        self._roster = Roster.of(members, progress, like=torch.empty(0, dtype=torch.float64))
         phases = by_phase(members[0].optimizer)
         self._phases = [Phase(name, self._fused, self._optimizers[name], self._units) for name in phases]
         self._control = Control(progress, self._device)
@@ -211,16 +214,16 @@ class TrialGroup(GroupState):
         self._roster.take(rows)
         self._changed()
 
-    def add(self, members: Sequence[Member]) -> None:
-        """Append fresh trials.
+    def add(self, trials: Sequence[Member | TrialState]) -> None:
+        """Append trials, fresh or as another group has exported them.
 
         Raises:
             FuseError: they differ from the group in structure.
         """
-        if not members:
+        if not trials:
             return
         self._follow()
-        members = [in_way(member, self._way) for member in members]
+        members = self._members(trials)
         for member in members:
             self._check(_without_devices(facts_of(member)), _without_devices(self._facts), member.number)
         structures = [member.structure for member in members]
@@ -258,11 +261,7 @@ class TrialGroup(GroupState):
         if not rows:
             raise ValueError("rows [] cannot be split off; allowed: at least one")
         self._follow()
-        seed = build_member(self._study, self.numbers[rows[0]], self.params[rows[0]])
-        other = TrialGroup(self._study, [seed], self._gate, self._audit)
-        other.to(self._device)
-        other.load_state_dict(self.state_dict())
-        other.keep(rows)
+        other = TrialGroup(self._study, [self.export(row) for row in rows], self._gate, self._audit)
         self.keep([row for row in range(self.size) if row not in rows])
         return other
 
@@ -277,14 +276,6 @@ class TrialGroup(GroupState):
         self._roster.to(self._device)
         self._changed()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Become the group that `state` is from. K may change.
-
-        Raises:
-            FuseError: its trials have another structure.
-        """
-        self._put_back(state["rows"], partial(self._optimizers.load_state_dict, state["optimizers"]), state)
-
     def saved(self) -> Callable[[], None]:
         """Return a function that puts all trials back to their present state."""
         rows, roster = self._fused.rows.state_dict(), self._roster.state_dict()
@@ -296,14 +287,13 @@ class TrialGroup(GroupState):
         Raises:
             ApartError: only each trial alone can be trained in that way.
         """
-        states, roster = [self.state(row) for row in range(self.size)], self._roster.state_dict()
+        states = [self.export(row) for row in range(self.size)]
         try:
             self._build([state.member(self._study, way) for state in states])
         except FuseError as error:
             if self.size == 1 or isinstance(error, RefusedError):
                 raise
             raise ApartError(f"by {way}, {error}") from error  # rules read less of their modules than their own code
-        self._roster = Roster.restored(roster, self._roster.progress, self._device)
         self._changed()
 
     def ask(self, part: str) -> None:
@@ -359,6 +349,10 @@ class TrialGroup(GroupState):
                 f"trial {number} cannot join trial {self._first_number}: {owner}: {name} is {other!r}, "
                 f"there {one!r}; allowed: the same for all trials of a group"
             )
+
+    def _members(self, trials: Sequence[Member | TrialState]) -> list[Member]:
+        given = [each if isinstance(each, Member) else each.member(self._study, self._way) for each in trials]
+        return [in_way(member, self._way) for member in given]
 
     def _check_rows(self, rows: Sequence[int], what: str) -> None:
         if len(set(rows)) != len(rows) or not all(0 <= row < self.size for row in rows):

@@ -14,9 +14,9 @@ from trials.optim.several import Optimizers
 from trials.study import Study
 from trials.training.batches import Reader
 from trials.training.compare import is_continuous
-from trials.training.lone import State
 from trials.training.record import SCALE, STREAM, Record
 from trials.training.roster import Roster
+from trials.training.trial_state import TrialState
 
 
 class GroupState:
@@ -80,32 +80,26 @@ class GroupState:
         """
         return {**self._roster.progress[row].state_dict(), "rng_state": self._fused.rows.generators[row].get_state()}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the whole group as plain containers, which ``torch.load(..., weights_only=True)`` reads."""
-        return {
-            **self._roster.state_dict(),
-            "rows": self._fused.rows.state_dict(),
-            "optimizers": self._optimizers.state_dict(),
-        }
-
     def sound(self) -> list[int]:
         """Return the rows of trials whose losses have all been finite."""
         return [row for row, trial in enumerate(self._roster.progress) if not trial.lost]
 
-    def state(self, row: int) -> State:
-        """Return a copy of one trial's state."""
+    def export(self, row: int) -> TrialState:
+        """Return a copy of the trial in `row`, which a group of any size takes back."""
         rows = self._fused.rows
         named = {**rows.parameters, **rows.buffers}
         own = {n: t for n, t in named.items() if not n.rpartition(".")[2].startswith("_tensor_constant")}
-        return State(
-            self.numbers[row],
-            self.params[row],
-            {name: tensor[row].detach().clone() for name, tensor in own.items()},
-            frozenset(rows.buffers),
-            {phase: optimizer.copier(row) for phase, optimizer in self._optimizers.items()},
-            self._roster.progress[row].state_dict(),
-            rows.generators[row].get_state(),
-            self._device,
+        return TrialState(
+            number=self.numbers[row],
+            params=self.params[row],
+            epoch=self.epochs_done[row],
+            loss=self._roster.losses_K[row].item(),
+            tensors={name: tensor[row].detach().clone() for name, tensor in own.items()},
+            buffers=frozenset(rows.buffers),
+            saved={name: rows.aliases.get(name, name) for name in self._saved_names},
+            optimizers={phase: optimizer.state(row) for phase, optimizer in self._optimizers.items()},
+            progress=self._roster.progress[row].state_dict(),
+            stream=rows.generators[row].get_state(),
         )
 
     @torch.no_grad()
@@ -117,7 +111,7 @@ class GroupState:
                 tensor[row] *= 1 + share * (2 * torch.rand(tensor.shape[1:], generator=draws).to(tensor) - 1)
 
     @contextmanager
-    def watched(self, record: Record, before: State) -> Iterator[None]:
+    def watched(self, record: Record, before: TrialState) -> Iterator[None]:
         """Keep in `record` what the step within makes of its trial, whose state was `before`."""
         self._units.watch = record
         try:

@@ -1,10 +1,9 @@
 """One trial of a group, alone: the user's own module, optimizer and random stream, in the state of its row."""
 
-import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,43 +18,11 @@ from trials.fusion.streams import drawing_from, go_on, note, undisturbed
 from trials.fusion.trace import FORWARD
 from trials.fusion.trees import heads
 from trials.fusion.units import ask_before_backward
-from trials.fusion.ways import Way
 from trials.optim.several import by_phase
 from trials.study import Study
 from trials.training.compare import is_continuous
-from trials.training.member import Member, build
 from trials.training.record import LOSS, SCALE, SCORE, STREAM, Record
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """A trial's state, copied from its row.
-
-    Attributes:
-        number: the trial's, in the study.
-        params: its hyperparameters.
-        tensors: name in the user's model -> tensor; the names in `buffers` are not parameters.
-        buffers: see above.
-        optimizers: phase -> gives the state to an ordinary optimizer.
-        progress: its schedulers and scaler, each as its `state_dict`.
-        stream: of its random numbers.
-        device: where it is.
-    """
-
-    number: int
-    params: dict[str, Any]
-    tensors: Mapping[str, Tensor]
-    buffers: frozenset[str]
-    optimizers: Mapping[str, Callable[[torch.optim.Optimizer], None]]
-    progress: Mapping[str, Any]
-    stream: Tensor
-    device: torch.device
-
-    def member(self, study: Study, way: Way) -> Member:
-        """The trial as one that can be fused in another way."""
-        lone = Lone(study, self)
-        given = lone.optimizers if list(lone.optimizers) != [FORWARD] else lone.optimizers[FORWARD]
-        return Member(self.number, self.params, lone.model, given, self.stream, lone.schedulers, way)
+from trials.training.trial_state import TrialState
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,26 +53,29 @@ class Lone:
     """
 
     def __init__(
-        self, study: Study, state: State, ask: Callable[[str], None] = lambda part: None, nudges: Nudges | None = None
+        self,
+        study: Study,
+        state: TrialState,
+        ask: Callable[[str], None] = lambda part: None,
+        nudges: Nudges | None = None,
     ) -> None:
         nudges = nudges or Nudges()
-        self._study, self._state, self._ask, self._nudges = study, state, ask, nudges
-        self.model, given, _, self.schedulers = build(study, state.number, state.params)
-        self.model.to(state.device)
-        self.optimizers = by_phase(given)
-        self._starts: dict[str, Tensor] = {}
+        self._study, self._ask, self._nudges = study, ask, nudges
         self._draws = torch.Generator().manual_seed(nudges.seed)
-        self._load()
+        self._state = state = self._nudge_parameters(state)
+        self._device = state.device
+        self.model, given, self.schedulers = state.revive(study, self._device)
+        self.optimizers = by_phase(given)
         scaler = study.scaler(state.params)
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         if self._scaler is not None:
             self._scaler.load_state_dict(dict(state.progress["scaler"]))
-        self._stream = generator(state.device, state=state.stream)
+        self._stream = generator(self._device, state=state.stream)
 
     def train(self, inputs: Tensor, targets: Tensor, precision: AbstractContextManager[Any], record: Record) -> None:
         """Take a training step, and keep in `record` what it makes. The batch stays as it is."""
         self.model.train()
-        inputs, targets = inputs.to(self._state.device), targets.to(self._state.device, copy=True)
+        inputs, targets = inputs.to(self._device), targets.to(self._device, copy=True)
         with self._drawing(), self._watched(record):
             for phase, optimizer in self.optimizers.items():
                 record.phase = "" if phase == FORWARD else f"{phase}: "
@@ -122,7 +92,7 @@ class Lone:
     def score(self, inputs: Tensor, targets: Tensor, precision: AbstractContextManager[Any], record: Record) -> None:
         """Score a batch, and keep in `record` what that makes. The batch stays as it is."""
         self.model.eval()
-        inputs, targets = inputs.to(self._state.device), targets.to(self._state.device, copy=True)
+        inputs, targets = inputs.to(self._device), targets.to(self._device, copy=True)
         with self._drawing(), self._watched(record), precision:
             outputs = self._call(FORWARD, inputs)
             record.outputs(outputs, per_trial=False)
@@ -191,32 +161,21 @@ class Lone:
         signs = torch.randint(2, tensor.shape, generator=self._draws).to(tensor.device, tensor.dtype) * 2 - 1
         return tensor + tensor * (share * signs)
 
-    def _load(self) -> None:
-        for name, value in self._state.tensors.items():
-            path, _, own = name.rpartition(".")
-            owner = self.model.get_submodule(path)
-            present = getattr(owner, own)
-            if name not in self._state.buffers and self._nudges.share and is_continuous(value):
-                value = self._nudged(value, self._nudges.share)
-            if own in owner._parameters or own in owner._buffers:
-                with torch.no_grad():
-                    present.copy_(value)  # in place, since optimizers and other modules may hold it
-            else:
-                setattr(owner, own, value.clone())
-            self._starts[name] = value
-        for phase, optimizer in self.optimizers.items():
-            self._state.optimizers[phase](optimizer)
-        for scheduler, saved in zip(self.schedulers, self._state.progress["schedulers"], strict=True):
-            scheduler.load_state_dict(copy.deepcopy(saved))
+    def _nudge_parameters(self, state: TrialState) -> TrialState:
+        share = self._nudges.share
+        if not share:
+            return state
+        chosen = {n: t for n, t in state.tensors.items() if n not in state.buffers and is_continuous(t)}
+        return replace(state, tensors={**state.tensors, **{n: self._nudged(t, share) for n, t in chosen.items()}})
 
     def _end(self, record: Record) -> None:
         """Keep what the step has left behind."""
         self._ask("comparison")
         after = {}
-        for name in self._starts:
+        for name in self._state.tensors:
             path, _, own = name.rpartition(".")
             after[name] = getattr(self.model.get_submodule(path), own)
-        record.updates(self._starts, after, self._state.buffers)
+        record.updates(self._state.tensors, after, self._state.buffers)
         named = {id(p): name for name, p in self.model.named_parameters()}
         for phase, optimizer in self.optimizers.items():
             order = [named[id(p)] for group in optimizer.param_groups for p in group["params"]]
@@ -224,7 +183,7 @@ class Lone:
         if self._scaler is not None:
             for name, value in self._scaler.state_dict().items():
                 record.put(SCALE, name, value)
-        if self._state.device.type == "cpu":
+        if self._device.type == "cpu":
             record.put(STREAM, "", self._stream.get_state())
 
     def _pause(self, name: str) -> None:

@@ -1,7 +1,8 @@
 """A member: one trial before it is fused with others."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import nan
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from trials.optim import fuse_optimizers, holder_of, optimizer_facts
 from trials.optim.duplicate import act_on
 from trials.optim.several import Given, Optimizers, as_given, by_phase
 from trials.study import Study
-from trials.training.trial_state import Progress, new_progress, new_schedulers
+from trials.training.progress import Progress, new_progress, new_schedulers
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,9 @@ class Member:
         rng_state: where its random stream (dropout) continues; None: it begins with seed `number`.
         schedulers: its schedulers over `optimizer`. The group uses copies.
         way: how it is to be trained with others.
+        epoch: how many epochs it has finished.
+        loss: of its last step; NaN before the first.
+        progress: the `state_dict` of its `Progress`; None: as it begins.
         structure: what must be equal in the models of fused trials.
 
     Raises:
@@ -46,6 +50,9 @@ class Member:
     rng_state: Tensor | None = None
     schedulers: Sequence[LRScheduler] = ()
     way: Way = "rules"
+    epoch: int = 0
+    loss: float = nan
+    progress: Mapping[str, Any] | None = None
     structure: Structure = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -11,8 +11,8 @@ from trials.fusion import Fused
 from trials.fusion.trace import FORWARD
 from trials.fusion.units import Units
 from trials.optim import FusedOptimizer
+from trials.training.progress import Control
 from trials.training.record import LOSS, Record
-from trials.training.trial_state import Control
 
 
 class Phase:

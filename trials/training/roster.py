@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trials.training.batches import Reader
 from trials.training.member import Member
-from trials.training.trial_state import Progress
+from trials.training.progress import Progress
 
 
 @dataclass(slots=True)
@@ -32,10 +32,13 @@ class Roster:
 
     @classmethod
     def of(cls, members: Sequence[Member], progress: list[Progress], like: Tensor) -> "Roster":
-        """The roster of fresh trials; `like` gives the type and device of their losses."""
-        losses_K = like.new_full((len(members),), torch.nan)
+        """The roster of trials as they join; `like` gives the type and device of their losses."""
+        for member, own in zip(members, progress, strict=True):
+            if member.progress is not None:
+                own.load_state_dict(member.progress)
+        losses_K = like.new_tensor([member.loss for member in members])
         numbers, params = [member.number for member in members], [member.params for member in members]
-        return cls(numbers, params, [0] * len(members), progress, losses_K)
+        return cls(numbers, params, [member.epoch for member in members], progress, losses_K)
 
     def __len__(self) -> int:
         """K."""

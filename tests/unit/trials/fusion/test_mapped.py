@@ -1,6 +1,5 @@
 """What has no rule, or cannot be traced: `vmap`, a loop over trials, and the gate in both."""
 
-import io
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from tests.support.fused_and_solo import (
     members,
     same_bits,
 )
+from tests.support.states import reloaded, states
 from tests.support.toy_models import Branching, DataDependent
 from trials import TrialGroup
 from trials.gate.base import OpenGate, StopRequested
@@ -177,14 +177,10 @@ def test_trials_leave_join_and_come_back(name: str) -> None:
     group.keep([2, 0])
     group.add(members(study, [4]))
     train(group, study, 1)
-    file = io.BytesIO()
-    torch.save(group.state_dict(), file)
-    file.seek(0)
-    other = TrialGroup(study, members(study, [1]), OpenGate())
-    other.load_state_dict(torch.load(file, weights_only=True))
+    other = reloaded(group)
     for each in (group, other):
         train(each, study, 2, start=1)
-    assert same_bits(other.state_dict(), group.state_dict())
+    assert same_bits(states(other), states(group))
     for row, (number, early) in enumerate([(2, 2), (0, 2), (4, 0)]):
         solo = Solo(study, number)
         for step in (*range(early), 0, 1, 2):
@@ -208,7 +204,7 @@ def test_pauses_change_no_bit(name: str) -> None:
     paused = TrialGroup(study, members(study, range(3)), Disturbing())
     for group in (plain, paused):
         train(group, study, 3)
-    assert same_bits(plain.state_dict(), paused.state_dict())
+    assert same_bits(states(plain), states(paused))
     assert same_bits(plain.evaluate(), paused.evaluate())
 
 

@@ -1,6 +1,5 @@
 """Optimizers without a rule keep all their state, wherever it lies, in all that happens to a trial."""
 
-import io
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,6 +21,7 @@ from tests.support.fused_and_solo import (
     same_bits,
 )
 from tests.support.own_optimizers import OWN_OPTIMIZERS, Remembering
+from tests.support.states import reloaded, states
 from trials import FuseError, TrialGroup
 from trials.gate.base import OpenGate
 
@@ -90,13 +90,9 @@ def test_state_survives_whatever_happens_to_the_rows(name: str) -> None:
     assert [half.numbers for half in halves] == [[2, 1, 4], [0, 5]]
     train(*halves)
     compare(*halves)
-    restored = TrialGroup(study, members(study, [7]), OpenGate())
     for half in halves:
-        file = io.BytesIO()
-        torch.save(half.state_dict(), file)
-        file.seek(0)
-        restored.load_state_dict(torch.load(file, weights_only=True))
-        assert same_bits(restored.state_dict(), half.state_dict())
+        restored = reloaded(half)
+        assert same_bits(states(restored), states(half))
         train(restored)
         compare(restored)
 
@@ -149,7 +145,7 @@ def test_schedulers_act_on_what_steps(name: str) -> None:
     schedules = [study.scheduler({}, solo.optimizer) for solo in solos]
     for x, y in [*study.data] * 2:
         group.train_step(x, y)
-        group.load_state_dict(group.state_dict())
+        group = reloaded(group)
         for solo, own in zip(solos, schedules, strict=True):
             solo.step(x, y)
             for scheduler in own:
@@ -263,7 +259,7 @@ def test_refused_later() -> None:
     group = group_of(lambda n, ps: Queueing(ps, lr=0.1))
     group.train_step(*batches(1)[0])
     with pytest.raises(FuseError, match=r"'Queueing\.seen' changes while its trial trains, and cannot be saved"):
-        group.state_dict()
+        states(group)
 
 
 def test_a_rule_does_not_hide_what_changes_behind_it() -> None:

@@ -17,6 +17,7 @@ from tests.support.fused_and_solo import (
     members,
     same_bits,
 )
+from tests.support.states import states
 from tests.support.toy_models import Branching
 from trials import TrialGroup
 from trials.fusion.autotune import pinned
@@ -70,7 +71,7 @@ def test_a_kink_that_rounding_decides_is_no_fault(monkeypatch: pytest.MonkeyPatc
     for each in (group, plain):
         each.train_step(*study.data[0])
     assert looks and not audit.mismatches
-    assert same_bits(group.state_dict(), plain.state_dict())
+    assert same_bits(states(group), states(plain))
 
 
 MODEL: dict[str, Callable[[int], nn.Module]] = {
@@ -83,7 +84,7 @@ MODEL: dict[str, Callable[[int], nn.Module]] = {
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", lambda n, parameters: torch.optim.Rprop(parameters, 0.01)])
 @pytest.mark.parametrize("model", MODEL)
 def test_audits_change_no_bit(model: str, optimizer: Any) -> None:
-    def trained(audit: bool) -> tuple[dict[str, Any], list[float], Any]:
+    def trained(audit: bool) -> tuple[list[dict[str, Any]], list[float], Any]:
         study = ToyStudy(lambda n: MODEL[model](n).double(), optimizer, data())
         made = Audit(study) if audit else None
         group = TrialGroup(study, members(study, range(3)), OpenGate(), made)
@@ -94,7 +95,7 @@ def test_audits_change_no_bit(model: str, optimizer: Any) -> None:
         group.train_step(*study.data[0])
         scores = group.evaluate()
         assert made is None or (made.done >= 2 and not made.mismatches)
-        return group.state_dict(), scores, torch.get_rng_state()
+        return states(group), scores, torch.get_rng_state()
 
     with pinned("loop", "batched"):
         trained(False)  # what is measured is measured here
@@ -210,7 +211,7 @@ def test_an_audit_that_does_not_fit_is_left_out(
         for batch in study.data[:2]:
             group.train_step(*batch)
             plain.train_step(*batch)
-    assert same_bits(group.state_dict(), plain.state_dict())
+    assert same_bits(states(group), states(plain))
     assert audit.done == 0 and audit.mismatches == 0
     assert caplog.text.count("needs more memory than there is, and is left out") == 1, "not at each step"
     audit.budget = Free()

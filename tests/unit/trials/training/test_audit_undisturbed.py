@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tests.support.audited import data, perceptron
 from tests.support.fused_and_solo import Batch, ToyStudy, members, same_bits
+from tests.support.states import states
 from trials import Study, TrialGroup, build_member
 from trials.fusion.autotune import pinned
 from trials.gate.base import OpenGate
@@ -82,7 +83,7 @@ def trained(name: str, audited: bool) -> Any:
     assert audit is None or (audit.done == 6 and not audit.mismatches)
     streams = torch.get_rng_state(), str(random.getstate()), str(np.random.get_state(legacy=False))
     calls = getattr(study, "calls", 0)
-    return group.state_dict(), streams, list(study.data), calls  # type: ignore[attr-defined]
+    return states(group), streams, list(study.data), calls  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", STUDY)

@@ -1,6 +1,5 @@
 """A trial group: row operations, checkpoints, isolation, and the units that the gate is asked for."""
 
-import io
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from tests.support.fused_and_solo import (
     only_optimizer,
     same_bits,
 )
+from tests.support.states import reloaded, states
 from trials import FuseError, TrialGroup, build_member
 from trials.gate.base import OpenGate, StopRequested
 
@@ -129,7 +129,7 @@ def test_gate_is_told_its_units_after_each_change() -> None:
         lambda: group.keep([1]),
         lambda: group.add(members(study, [5])),
         group.use_units,
-        lambda: group.load_state_dict(group.state_dict()),
+        lambda: group.add([group.export(0)]),
     ):
         gate.names = []
         change()
@@ -150,7 +150,7 @@ def test_pauses_change_no_bit() -> None:
     paused = TrialGroup(study, members(study, range(3)), Disturbing())
     for group in (plain, paused):
         train(group, study, 4)
-    assert same_bits(plain.state_dict(), paused.state_dict())
+    assert same_bits(states(plain), states(paused))
     assert same_bits(plain.evaluate(), paused.evaluate())
 
 
@@ -211,15 +211,11 @@ def test_checkpoint(optimizer: str) -> None:
     group = TrialGroup(study, members(study, range(3)), OpenGate())
     train(group, study, 2)
     group.epochs_done[:] = [1, 1, 1]
-    file = io.BytesIO()
-    torch.save(group.state_dict(), file)
-    file.seek(0)
-    other = TrialGroup(study, members(study, [4]), OpenGate())
-    other.load_state_dict(torch.load(file, weights_only=True))
-    assert same_bits(other.state_dict(), group.state_dict())
+    other = reloaded(group)
+    assert same_bits(states(other), states(group))
     for each in (group, other):
         train(each, study, 3, start=2)
-    assert same_bits(other.state_dict(), group.state_dict())
+    assert same_bits(states(other), states(group))
     assert other.numbers == [0, 1, 2] and other.params[2] == {"n": 2}
 
 
@@ -227,23 +223,20 @@ def test_checkpoint_is_a_snapshot() -> None:
     study = Classes()
     group = TrialGroup(study, members(study, range(2)), OpenGate())
     train(group, study, 1)
-    state = group.state_dict()
+    exported = [group.export(row) for row in range(2)]
     train(group, study, 2, start=1)
-    after = group.state_dict()
     for _ in range(2):
-        group.load_state_dict(state)
-        train(group, study, 2, start=1)
-        assert same_bits(group.state_dict(), after)
+        again = TrialGroup(study, exported, OpenGate())
+        train(again, study, 2, start=1)
+        assert same_bits(states(again), states(group))
 
 
 def test_checkpoint_of_another_structure() -> None:
     study, other = Classes(), ToyStudy(lambda n: nn.Linear(2, 2))
-    state = TrialGroup(other, members(other, range(2)), OpenGate()).state_dict()
-    with pytest.raises(FuseError, match=r"checkpoint of another structure: 'bias' is .* there, and absent here"):
-        TrialGroup(study, members(study, range(2)), OpenGate()).load_state_dict(state)
-    state = TrialGroup(Classes("sgd"), members(Classes("sgd"), range(2)), OpenGate()).state_dict()
+    with pytest.raises(FuseError, match=r"checkpoint of trial 0 is of another structure: 'conv\.bias' is absent there"):
+        reloaded(TrialGroup(other, members(other, range(2)), OpenGate()), study)
     with pytest.raises(FuseError, match="checkpoint of another optimizer"):
-        TrialGroup(study, members(study, range(2)), OpenGate()).load_state_dict(state)
+        reloaded(TrialGroup(Classes("sgd"), members(Classes("sgd"), range(2)), OpenGate()), study)
 
 
 def test_extracted_state_goes_into_the_users_objects() -> None:

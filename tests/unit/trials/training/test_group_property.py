@@ -1,7 +1,5 @@
 """After any sequence of leaving, joining, merging, splitting, saving and restoring, every trial equals its solo run."""
 
-import io
-
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
@@ -11,6 +9,7 @@ from torch.optim import lr_scheduler as lrs
 
 from tests.support.fused_and_solo import assert_same_trial, close, members
 from tests.support.rich_study import RichSolo, RichStudy
+from tests.support.states import reloaded
 from trials import FuseError, TrialGroup
 from trials.gate.base import OpenGate
 
@@ -41,16 +40,6 @@ def make_study(optimizer: str) -> RichStudy:
         norm=lambda n: 0.5 if n % 2 else None,
         scale=lambda n: torch.amp.GradScaler("cpu", 64.0, growth_interval=2) if n % 3 == 0 else None,
     )
-
-
-def checkpointed(group: TrialGroup) -> TrialGroup:
-    file = io.BytesIO()
-    torch.save(group.state_dict(), file)
-    file.seek(0)
-    study = group._study
-    other = TrialGroup(study, members(study, [99]), OpenGate())
-    other.load_state_dict(torch.load(file, weights_only=True))
-    return other
 
 
 def epoch(group: TrialGroup, solos: dict[int, RichSolo]) -> None:
@@ -95,7 +84,7 @@ def test_every_trial_equals_its_solo_run(optimizer: str, operations: list[tuple[
         elif name == "split" and group.size > 1:
             groups.append(group.split(order[: group.size // 2]))
         elif name == "save":
-            groups[groups.index(group)] = checkpointed(group)
+            groups[groups.index(group)] = reloaded(group)
         elif name == "train":
             epoch(group, solos)
     for group in groups:
@@ -123,11 +112,11 @@ def test_groups_that_cannot_be_merged() -> None:
 
 def test_checkpoint_with_other_schedulers() -> None:
     study = make_study("sgd")
-    state = TrialGroup(study, members(study, range(2)), OpenGate()).state_dict()
+    group = TrialGroup(study, members(study, range(2)), OpenGate())
     plain = make_study("sgd")
     plain.schedule = None
-    with pytest.raises(FuseError, match=r"a trial with 1 schedulers; Study\.scheduler gives 0"):
-        TrialGroup(plain, members(plain, range(2)), OpenGate()).load_state_dict(state)
+    with pytest.raises(FuseError, match=r"of trial 0 with 1 schedulers; Study\.scheduler gives 0"):
+        reloaded(group, plain)
 
 
 def moved(device: str) -> None:

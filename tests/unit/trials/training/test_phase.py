@@ -1,6 +1,5 @@
 """Several optimizers in a trial: a pair of networks that are trained in turns, fused and alone."""
 
-import io
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch.nn import functional
 from torch.optim import lr_scheduler as lrs
 
 from tests.support.fused_and_solo import Batch, RecordingGate, ToyStudy, close, members
+from tests.support.states import reloaded
 from tests.support.toy_models import dcgan_discriminator, dcgan_generator
 from trials import FuseError, TrialGroup, build_member
 from trials.gate.base import OpenGate
@@ -147,11 +147,7 @@ def test_their_state_travels() -> None:
     train(group, 1)
     other = group.split([1])
     other.merge(TrialGroup(study, members(study, [4]), OpenGate()))
-    file = io.BytesIO()
-    torch.save(group.state_dict(), file)
-    file.seek(0)
-    again = TrialGroup(study, members(study, [1]), OpenGate())
-    again.load_state_dict(torch.load(file, weights_only=True))
+    again = reloaded(group)
     again.to("cpu")
     for each in (again, other):
         train(each, 2)
@@ -210,6 +206,5 @@ def test_what_cannot_be() -> None:
         members(other(lambda model: {}), [0])
     with pytest.raises(FuseError, match=r"type list; allowed: a torch\.optim\.Optimizer"):
         TrialGroup(study, members(other(lambda model: []), [0]), OpenGate())
-    state = TrialGroup(whole, members(whole, [0]), OpenGate()).state_dict()
-    with pytest.raises(FuseError, match=r"checkpoint of trials with optimizers for \['forward'\]; here for \['jud"):
-        TrialGroup(study, members(study, [0]), OpenGate()).load_state_dict(state)
+    with pytest.raises(FuseError, match=r"trial 0 has optimizers for \['forward'\]; Study.optimizer now .* \['jud"):
+        reloaded(TrialGroup(whole, members(whole, [0]), OpenGate()), study)
