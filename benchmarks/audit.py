@@ -25,7 +25,7 @@ from trials.training.group import TrialGroup
 from trials.training.member import build_member
 
 NAME = "audit"
-ROWS, STEPS, EPOCHS, QUICK_EPOCHS = 16, 50, 60, 6
+ROWS, STEPS, EPOCHS, QUICK_EPOCHS = 16, 50, 24, 6
 
 
 class Twin:
