@@ -26,8 +26,9 @@ $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
 	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[test]'
 	touch $@
 
-# One thread per rank on every machine, so that the study takes the same part of the run.
+# One thread per rank on every machine, so that the study takes the same part of the run. It begins anew each time.
 demo: install
+	rm -rf runs/demo/study
 	OMP_NUM_THREADS=1 $(BIN)/ds_squeeze --squeezer examples/demo.toml --num_accelerators 2 examples/pretrain.py
 
 test: lint

@@ -24,7 +24,8 @@ import torch
 from benchmarks.common import ROOT, finish, kept_runs, parse, ratio_with_ci95
 from benchmarks.fusion import MODELS, QUICK_MODELS, Classes, Together
 from trials.gate.base import OpenGate
-from trials.search.worker import SearchWorker, WorkerConfig, _answer
+from trials.search.serve import answer_to
+from trials.search.worker import SearchWorker, WorkerConfig
 from trials.side_task.scheduler import Scheduler
 from trials.study import load_study
 from trials.training.batches import fuse_batches
@@ -82,7 +83,7 @@ class Inside:
     def send(self, **request: Any) -> None:
         """Answer at once."""
         start_s = thread_time()
-        answer = _answer(self._search, request)
+        answer = answer_to(self._search, request)
         self._answers += [] if answer is None else [answer]
         self.cpu_s += thread_time() - start_s
 
@@ -162,7 +163,7 @@ def _train(name: str, own: int, turns: Turns, seed: int, quick: bool, found: dic
     gate = Ungated(turns, own)
     with tempfile.TemporaryDirectory(prefix="bsq-") as folder, ThreadPoolExecutor(1) as holder:
         config = WorkerConfig(
-            storage=f"{folder}/study.journal", study_name="digits", worker="w", lock_file=Path(folder, "lock")
+            storage=f"{folder}/study.journal", study_name="digits", worker="w", directory=Path(folder)
         )
         line = Inside(SearchWorker(study, config, holder))
         start_s = thread_time()

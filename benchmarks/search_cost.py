@@ -33,7 +33,7 @@ def main() -> int:
     study.trials = cohorts * study.fused
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="bsq-") as folder, ThreadPoolExecutor(1) as holder:
-        settings = {"study_name": "digits", "worker": "w", "lock_file": Path(folder, "lock")}
+        settings = {"study_name": "digits", "worker": "w", "directory": Path(folder)}
         workers = {
             name: SearchWorker(study, WorkerConfig(storage=storage.format(folder), **settings), holder)  # type: ignore[arg-type]
             for name, storage in STORAGES.items()

@@ -196,7 +196,7 @@ def _reason(code: int) -> str:
 
 
 def finish(run: Path, config: Config, reason: str) -> None:
-    """Close the study, write report, trace and picture, and print the closing screen.
+    """Release the trials that are left, write report, trace and picture, and print the closing screen.
 
     If one of these fails, the error is printed and the others still run.
 
@@ -206,7 +206,7 @@ def finish(run: Path, config: Config, reason: str) -> None:
         reason: why the run ended.
     """
     from squeezer.daemon.side_environment import side_environment
-    from squeezer.daemon.spawner import closing_command
+    from squeezer.daemon.spawner import releasing_command, worker_name
     from squeezer.records.layout import picture_path
     from squeezer.reports.closing import closing_lines
     from squeezer.reports.idle import idle_of_run, render_idle
@@ -214,11 +214,11 @@ def finish(run: Path, config: Config, reason: str) -> None:
     from squeezer.reports.report import write_report
     from squeezer.reports.step_svg import draw_step
 
-    os.environ[STORAGE_VARIABLE] = config.storage(run)  # for closing the study, and for the report
+    os.environ[STORAGE_VARIABLE] = config.storage(run)  # for releasing trials, and for the report
 
-    def close_study() -> None:
-        if config.side is not None:
-            command = closing_command(config.side.study_name, reason)
+    def release_trials() -> None:
+        if config.side is not None:  # those of daemons that did not come to it
+            command = releasing_command(config.side.study_name, config.trials_directory(run), worker_name(run))
             subprocess.run(command, env=side_environment(os.environ), check=True)
 
     def trace() -> None:
@@ -236,7 +236,7 @@ def finish(run: Path, config: Config, reason: str) -> None:
             screen = "\n".join(closing_lines(content, run, config.side.study_name))
         print(f"\n{screen}" if reason == _ENDED_WELL else f"\n{reason[0].upper()}{reason[1:]}.\n{screen}", flush=True)
 
-    for what in (close_study, trace, picture, report):
+    for what in (release_trials, trace, picture, report):
         try:
             what()
         except Exception as error:

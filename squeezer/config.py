@@ -11,13 +11,14 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from ds_hooks.shared.secrets import hide_password, hide_passwords
 from ds_hooks.shared.wire import NOT_IDLE, WaitKind
 from squeezer.policy.state import Policy
-from squeezer.records.layout import journal_path
+from squeezer.records.layout import journal_path, study_directory
 
 _FOLDER_OF_FILE = "folder_of_file"
 _NOT_A_MISTAKE_OF_ITS_OWN = "default_factory_not_called"
@@ -126,6 +127,8 @@ class SideTable(_Table):
         "relative to where the command is started",
     )
     """where Optuna keeps the study"""
+    study_directory: Path | None = Field(default=None, description="a path, relative to where the command is started")
+    """where the study, its checkpoints and its best weights are. Later runs go on with what they find there"""
     nice: Annotated[int, Field(ge=0, le=19, description="a whole number from 0 to 19")] = 19
     """niceness of the side task, once it is ready"""
     threads: _Count = 1
@@ -242,7 +245,16 @@ class Config(_Table):
     def storage(self, run: Path) -> str:
         """Where Optuna keeps the study of the run in `run`: a database's URL, or the path of a journal."""
         named = self.side.storage if self.side is not None else None
-        return named if named is not None else str(journal_path(run.absolute()))
+        return named if named is not None else str(journal_path(self._studies(run)))
+
+    def trials_directory(self, run: Path) -> Path:
+        """Where the study of the run in `run` keeps its checkpoints and claims."""
+        assert self.side is not None
+        return self._studies(run) / quote(self.side.study_name, safe="")
+
+    def _studies(self, run: Path) -> Path:
+        named = self.side.study_directory if self.side is not None else None
+        return (study_directory(run) if named is None else named).absolute()
 
 
 def load_config(path: Path | str) -> Config:

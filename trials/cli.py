@@ -91,7 +91,7 @@ def _add_measure(parser: argparse.ArgumentParser) -> None:
 
 
 def _close(parsed: argparse.Namespace) -> int:
-    from trials.search.worker import close_study
+    from trials.search.close import close_study
 
     logs.adopt("optuna")
     if "://" not in parsed.storage and not Path(parsed.storage).is_file():  # Optuna would make a new one
@@ -172,8 +172,8 @@ COMMANDS = (
     ),
     Command(
         name="close",
-        summary="mark a study's unfinished trials as failed, after a crash",
-        example="trials close --storage runs/demo/study.journal --study-name digits",
+        summary="end a study for good: mark its unfinished trials as failed",
+        example="trials close --storage runs/demo/study/study.journal --study-name digits",
         run=_close,
         add_arguments=_add_close,
     ),

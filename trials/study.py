@@ -37,6 +37,7 @@ class Study(abc.ABC):
         autocast: the type in which `torch.autocast` runs forward and loss; None: no autocast.
         scheduler_every: schedulers step after every ``"epoch"`` or every ``"step"``.
         mix_epochs: whether trials at different epochs may be fused. If so, several epochs are read at once.
+        keep_best: of how many of the best trials the weights are kept.
         audit: when a fused trial is compared with the trial alone: on first batches and then once per ``"epoch"``, at
             the ``"start"`` only, or never (False).
     """
@@ -49,6 +50,7 @@ class Study(abc.ABC):
     autocast: torch.dtype | None = None
     scheduler_every: str = "epoch"
     mix_epochs: bool = True
+    keep_best: int = 1
     audit: str | bool = "epoch"
 
     @abc.abstractmethod
@@ -235,5 +237,8 @@ def _check(study: Study, file: Path) -> None:
         raise StudyError(f"{where}: scheduler_every = {study.scheduler_every!r}; allowed: 'epoch' or 'step'")
     if not isinstance(study.mix_epochs, bool):
         raise StudyError(f"{where}: mix_epochs = {study.mix_epochs!r}; allowed: True or False")
+    keep_best: Any = study.keep_best
+    if not isinstance(keep_best, int) or isinstance(keep_best, bool) or keep_best < 0:
+        raise StudyError(f"{where}: keep_best = {keep_best!r}; allowed: a whole number from 0")
     if study.audit is not False and study.audit not in ("epoch", "start"):
         raise StudyError(f"{where}: audit = {study.audit!r}; allowed: 'epoch', 'start' or False")

@@ -12,7 +12,7 @@ from benchmarks.soak.job import Paths
 from launch.leftovers import remove_dead_directories
 from squeezer.daemon.deepspeed_buffers import SHARED_MEMORY
 from squeezer.daemon.run_directory import LAUNCHER_LOCK
-from squeezer.records.layout import journal_path
+from squeezer.records.layout import journal_path, study_directory
 from trials.search.storage import open_storage
 
 _STUDY = "side_study"
@@ -61,8 +61,8 @@ def locks(paths: Paths) -> list[str]:
 
 
 def open_trials(paths: Paths) -> int:
-    """How many trials of the study have not ended."""
-    journal = journal_path(paths.run)
+    """How many trials of the study some worker still holds, as Optuna knows it."""
+    journal = journal_path(study_directory(paths.run))
     if not journal.exists() or not journal.stat().st_size:
         return 0
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -70,7 +70,7 @@ def open_trials(paths: Paths) -> int:
         study = optuna.load_study(study_name=_STUDY, storage=open_storage(str(journal)))
     except KeyError:
         return 0  # the job ended before its study was there
-    return sum(not trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
+    return len(study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)))
 
 
 def clear_as_the_next_run_does(paths: Paths) -> None:

@@ -145,6 +145,7 @@ class Daemon:
             run=self._run,
             rank=self.rank,
             storage=config.storage(self._run),
+            trials=config.trials_directory(self._run),
             units_bytes=config.run.keep_bytes // SHARES,
         )
         return SideTaskSupervisor(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ds_hooks.shared import statuses
-from ds_hooks.shared.endings import JOB_ENDED_FIRST, USER_ERROR_STATUS
+from ds_hooks.shared.endings import USER_ERROR_STATUS
 from ds_hooks.shared.identity import start_time
 from ds_hooks.shared.memory_order import light_fence
 from ds_hooks.shared.page import Field, SideActivity
@@ -110,7 +110,7 @@ class SideTaskSupervisor:
         self._feed(SideChanged(Side.DUE))
 
     def end(self, *, beside_main: bool) -> None:
-        """End the process for good, and close the trials that it leaves unfinished.
+        """End the process for good, and release the trials that it leaves unfinished.
 
         Args:
             beside_main: a main job lives, so only its idle time is used.
@@ -119,7 +119,7 @@ class SideTaskSupervisor:
             self._spawner.end(END_TIMEOUT_S if self._is_ready else 0.0, beside_main=beside_main)
             self._record("exited", status=self._reap(), restarted=False)
         if self._has_left_trials:
-            self._close_trials(JOB_ENDED_FIRST, idle=beside_main)
+            self._release_trials(died=False, idle=beside_main)
         if self._closer is not None:
             wait_or_kill(self._closer, END_TIMEOUT_S)
 
@@ -159,7 +159,7 @@ class SideTaskSupervisor:
                 log.error("side task: %s", message)
 
     def _died(self) -> None:
-        """The process is gone: start another one, or give the side task up and fail its trials."""
+        """The process is gone: start another one, or give the side task up and release its trials."""
         if self.process is None or not has_ended(self.process.pidfd):
             return  # another one has the number of its pidfd by now
         status = self._reap()
@@ -172,7 +172,7 @@ class SideTaskSupervisor:
             log.error("side task ended with status %d and is given up; the main job continues alone", status)
             self._record("given_up", status=status)
             if self._has_left_trials:
-                self._close_trials(f"the side task ended with status {status} and was given up", idle=True)
+                self._release_trials(died=True, idle=True)
 
     def _reap(self) -> int:
         """Clear up after a process that has ended; returns its exit status."""
@@ -197,8 +197,8 @@ class SideTaskSupervisor:
         self._restarts_left -= 1
         return True
 
-    def _close_trials(self, reason: str, *, idle: bool) -> None:
-        self._closer = self._spawner.close_trials(reason, idle=idle)
+    def _release_trials(self, *, died: bool, idle: bool) -> None:
+        self._closer = self._spawner.release_trials(died=died, idle=idle)
         self._has_left_trials = False
 
     def _record(self, event: str, **fields: object) -> None:

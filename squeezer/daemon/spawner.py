@@ -23,7 +23,7 @@ from squeezer.device import Device, SideProcess
 from squeezer.records.layout import caches_path, side_log_path, temporary_folder_path, units_path
 
 SIDE_TASK = "trials.side_task.main"
-SEARCH_WORKER = "trials.search.worker"
+RELEASE = "trials.search.close"
 """Programs that are started and never imported."""
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ class SideFiles:
         run: the directory of the run.
         rank: whose device it is; part of its files' names.
         storage: of the study, see `trials.search.storage`.
+        trials: the directory of its checkpoints and claims.
         units_bytes: how large the file of its units may grow.
     """
 
@@ -45,15 +46,22 @@ class SideFiles:
     run: Path
     rank: int
     storage: str
+    trials: Path
     units_bytes: int
 
 
-def closing_command(study_name: str, reason: str) -> list[str]:
-    """The command that ends as failed, for `reason`, the trials of a study that have not ended.
+def worker_name(run: Path, rank: int | None = None) -> str:
+    """The name under which a rank's side tasks claim trials; without a rank, what those of all begin with."""
+    return f"{os.uname().nodename}:{run}:rank{'' if rank is None else rank}"
+
+
+def releasing_command(study_name: str, trials: Path, worker: str) -> list[str]:
+    """The command that lets the trials of a worker that is gone wait for another one.
 
     `STORAGE_VARIABLE` names the storage.
     """
-    return [sys.executable, "-m", SEARCH_WORKER, "--close", "--study-name", study_name, "--reason", reason]
+    where = ["--study-name", study_name, "--directory", str(trials)]
+    return [sys.executable, "-m", RELEASE, *where, "--worker", worker]
 
 
 class Spawner:
@@ -63,7 +71,7 @@ class Spawner:
         self._config = config
         self._device = device
         self._files = files
-        self._worker = f"{os.uname().nodename}:{files.run}:rank{files.rank}"
+        self._worker = worker_name(files.run, files.rank)
         self._folder_record = temporary_folder_path(files.run, files.rank)
         self._process: subprocess.Popen[bytes] | None = None
         self._closers: list[subprocess.Popen[bytes]] = []
@@ -81,7 +89,7 @@ class Spawner:
         command = [
             *(sys.executable, "-m", SIDE_TASK, "--study", str(config.study)),
             *("--study-name", config.study_name),
-            *("--worker", self._worker, "--lock", str(files.run / "ask.lock")),
+            *("--worker", self._worker, "--directory", str(files.trials)),
             *("--page", str(files.page), "--units", str(units_path(files.run, files.rank))),
             *("--units-bytes", str(files.units_bytes)),
             *("--rank", str(files.rank), "--log", str(side_log_path(files.run, files.rank))),
@@ -121,15 +129,15 @@ class Spawner:
         assert self.side is not None
         self._device.end(self.side, timeout_s, beside_main=beside_main)
 
-    def close_trials(self, reason: str, *, idle: bool) -> "subprocess.Popen[bytes]":
-        """Start to end as failed the trials that this device's side tasks have left running.
+    def release_trials(self, *, died: bool, idle: bool) -> "subprocess.Popen[bytes]":
+        """Start to let the trials wait for another worker that this device's side tasks have left.
 
         Args:
-            reason: recorded with each trial.
+            died: whether the side task ended unasked.
             idle: use only the main job's idle time.
         """
-        command = closing_command(self._config.study_name, reason)
-        command += ["--worker", self._worker, *(["--idle"] if idle else [])]
+        command = releasing_command(self._config.study_name, self._files.trials, self._worker)
+        command += [*(["--died"] if died else []), *(["--idle"] if idle else [])]
         closer = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=self._environment())
         self._closers.append(closer)
         return closer

@@ -63,9 +63,14 @@ def side_log_path(run: Path, rank: int) -> Path:
     return run / f"rank{rank}.side.log"
 
 
-def journal_path(run: Path) -> Path:
-    """Where Optuna keeps the study, unless the configuration names another place."""
-    return run / "study.journal"
+def study_directory(run: Path) -> Path:
+    """Where studies are, unless the configuration names another place. No launch moves it aside."""
+    return run / "study"
+
+
+def journal_path(studies: Path) -> Path:
+    """Where Optuna keeps the studies of a directory, unless the configuration names a database."""
+    return studies / "study.journal"
 
 
 def caches_path(run: Path, rank: int) -> Path:
@@ -101,5 +106,5 @@ def units_path(run: Path, rank: int) -> Path:
 def files_of(run: Path) -> list[Path]:
     """All of the above that lie in `run`, older parts included."""
     patterns = ("rank*.events.jsonl", "rank*.details.*", "rank*.units.*", "rank*.log")
-    single = (report_path(run), trace_path(run), picture_path(run), journal_path(run))
+    single = (report_path(run), trace_path(run), picture_path(run))
     return [*(path for pattern in patterns for path in run.glob(pattern)), *(path for path in single if path.exists())]

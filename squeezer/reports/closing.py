@@ -48,8 +48,10 @@ def slowdown_text(main: Mapping[str, Any]) -> str:
 def _trials(trials: Mapping[str, Any], name: str) -> str:
     if trials["problem"] is not None:
         return f"study {name} cannot be read: {trials['problem']}"
-    ended = ", ".join(f"{trials[key]} {key}" for key in ("completed", "pruned", "failed", "running") if trials[key])
-    text = f"study {name}: {ended or 'no trial'}"
+    states = ("completed", "pruned", "failed", "running")
+    parts = [f"{trials[key]} {key}" for key in states if trials[key]]
+    parts += [f"{trials['waiting']} waiting for the next run"] if trials.get("waiting") else []
+    text = f"study {name}: {', '.join(parts) or 'no trial'}"
     if trials["best"]:
         text += f"; best score {trials['best']['value']:.4g} (trial {trials['best']['number']})"
     return text

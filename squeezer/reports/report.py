@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ds_hooks.shared.private_file import write_text
 from ds_hooks.shared.secrets import HIDDEN, STORAGE_VARIABLE, hide_password, hide_passwords, without_hidden
-from squeezer.records.layout import journal_path, report_path
+from squeezer.records.layout import journal_path, report_path, study_directory
 from squeezer.records.reader import RankRun, load_run
 from squeezer.records.reader import ReportError as ReportError
 from squeezer.reports.audit import audit_figures, audit_text, mismatch_text
@@ -24,7 +24,8 @@ from squeezer.reports.slowdown import printed, verdict
 
 REPORT_VERSION = 2
 WIDTH = 100
-NO_TRIALS: Mapping[str, Any] = {"completed": 0, "pruned": 0, "failed": 0, "running": 0, "best": None, "problem": None}
+TRIAL_STATES = "completed", "pruned", "failed", "running", "waiting"
+NO_TRIALS: Mapping[str, Any] = {**dict.fromkeys(TRIAL_STATES, 0), "best": None, "problem": None}
 
 
 def build_report(run: Path) -> dict[str, Any]:
@@ -184,7 +185,7 @@ def _percentiles(sample: NDArray[np.float64]) -> dict[str, float | None]:
 def _trials(run: Path, ranks: Sequence[RankRun]) -> dict[str, Any]:
     """How the study's trials ended. An unreadable storage is named in "problem"; the rest of the report stands."""
     sides = [side for rank in ranks if (side := rank.records["run"][0]["config"].get("side"))]
-    recorded = str((sides[0].get("storage") if sides else None) or journal_path(run))
+    recorded = str((sides[0].get("storage") if sides else None) or journal_path(study_directory(run)))
     named = recorded
     if HIDDEN in recorded:
         named = os.environ.get(STORAGE_VARIABLE) or without_hidden(recorded)
@@ -216,6 +217,7 @@ def _trials(run: Path, ranks: Sequence[RankRun]) -> dict[str, Any]:
         "pruned": states[state.PRUNED],
         "failed": states[state.FAIL],
         "running": states[state.RUNNING],
+        "waiting": states[state.WAITING],
         "best": best and {"number": best.number, "value": best.value, "params": best.params},
         "problem": None,
     }
@@ -249,7 +251,7 @@ def render(report: Mapping[str, Any]) -> str:
     lines += [
         f"Guard       shut {sum(of['guard']['shut'] for of in ranks.values())} times, after "
         f"{sum(of['guard']['checks'] for of in ranks.values())} checks of slow steps",
-        "Trials      " + ", ".join(f"{_or_na(trials[k])} {k}" for k in ("completed", "pruned", "failed", "running")),
+        "Trials      " + ", ".join(f"{_or_na(trials[k])} {k}" for k in TRIAL_STATES),
     ]
     lines += _wrapped(trials["problem"] or "")
     if trials["best"]:

@@ -134,7 +134,7 @@ def test_what_a_run_keeps_open_and_writes_is_out_of_reach_even_where_all_may_ent
         daemon = sandbox.daemon_of(job, sandbox.config("tiny.py"), TINY_HOLD=str(hold))
         wait_for(lambda: sandbox.word(Field.WORK), "the side task")
         names = {path.name for path in sandbox.run.iterdir()}
-        assert {"rank0.events.jsonl", "rank0.log", "rank0.side.log", "study.journal", "ask.lock", "caches"} <= names
+        assert {"rank0.events.jsonl", "rank0.log", "rank0.side.log", "study", "caches"} <= names
         ours = [pid for pid in sandbox.living() if pid != job.pid]
         assert len(ours) == 4, "keeper, daemon, side task, search worker"
         records = [*sandbox.run.rglob("*")]
@@ -307,7 +307,7 @@ def test_records_are_not_written_where_another_user_was_first(what: str, tmp: Pa
     precious = victims / "precious"
     precious.write_text("mine")
     if what == "a directory open to all":
-        lures = ["rank0.events.jsonl", ".lock", "study.journal"]
+        lures = ["rank0.events.jsonl", ".lock", "study"]
         as_user(STRANGER, lambda: [(place / lure).symlink_to(precious) for lure in lures] and None)
     with new_sandbox(tmp_path) as sandbox:
         sandbox.run = place

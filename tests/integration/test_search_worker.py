@@ -14,8 +14,9 @@ from optuna.trial import TrialState
 from tests.support.paths import STUDIES
 from tests.support.sandbox import children, wait_for
 from trials.search.client import SearchClient
+from trials.search.serve import HOLDER_NICE, serve
 from trials.search.storage import open_storage
-from trials.search.worker import HOLDER_NICE, WorkerConfig, serve
+from trials.search.worker import WorkerConfig
 from trials.study import load_study
 
 pytestmark = pytest.mark.integration
@@ -30,10 +31,10 @@ def main_job(tmp_path: Path) -> Path:
 @pytest.fixture
 def search(tmp_path: Path, main_job: Path) -> Iterator[SearchClient]:
     storage = str(tmp_path / "study.journal")
-    sandbox = WorkerConfig(storage=storage, study_name="tiny", worker="w", lock_file=tmp_path / "lock")
+    sandbox = WorkerConfig(storage=storage, study_name="tiny", worker="w", directory=tmp_path)
     line = SearchClient(partial(serve, load_study(STUDIES / "tiny.py"), sandbox, attached=main_job.exists))
     yield line
-    assert line.close("the test is over")
+    assert line.close()
 
 
 def test_workers_share_a_grid_and_end_when_it_is_done(tmp_path: Path) -> None:
@@ -42,9 +43,7 @@ def test_workers_share_a_grid_and_end_when_it_is_done(tmp_path: Path) -> None:
     study.sampler = lambda: optuna.samplers.GridSampler({"a": [0, 1, 2, 3, 4]})  # type: ignore[method-assign]
     study.suggest = lambda trial: {"a": trial.suggest_int("a", 0, 4)}  # type: ignore[method-assign]
     storage = str(tmp_path / "study.journal")
-    configs = [
-        WorkerConfig(storage=storage, study_name="grid", worker=name, lock_file=tmp_path / "lock") for name in "ab"
-    ]
+    configs = [WorkerConfig(storage=storage, study_name="grid", worker=name, directory=tmp_path) for name in "ab"]
     lines = [SearchClient(partial(serve, study, config, attached=lambda: False)) for config in configs]
     for line in lines:
         line.send(ask=4)
@@ -53,8 +52,8 @@ def test_workers_share_a_grid_and_end_when_it_is_done(tmp_path: Path) -> None:
     assert sorted(trial["params"]["a"] for trial in begun) == [0, 1, 2, 3, 4]
     for line, each in zip(lines, found, strict=True):
         for trial in each["trials"]:
-            line.send(report=trial["number"], epoch=3, value=0.5, final=True)
-        assert line.close("the test is over")
+            line.send(report=trial["number"], epoch=3, value=0.5, final=True, weights=None)
+        assert line.close()
     trials = optuna.load_study(study_name="grid", storage=open_storage(storage)).trials
     assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 5
 
@@ -73,7 +72,7 @@ def test_until_a_main_job_is_there_it_does_not_wait_for_idle_time(search: Search
     search.send(ask=4)
     (first,) = answer(search)
     asked = [{"number": number, "params": {"lr": 0.0 if number % 2 else 0.1}} for number in range(4)]
-    assert first == {"trials": asked, "exhausted": False}
+    assert first["trials"] == asked and not first["exhausted"]
     (pid,) = children(os.getpid())
     assert set(threads(pid)) == {os.SCHED_OTHER}
     main_job.touch()
@@ -90,13 +89,13 @@ def test_search_workers_that_begin_at_once_make_one_study_and_no_trial_twice(tmp
     study, storage = load_study(STUDIES / "tiny.py"), storage.format(tmp_path)
     lines = []
     for worker in "abcd":
-        sandbox = WorkerConfig(storage=storage, study_name="tiny", worker=worker, lock_file=tmp_path / "lock")
+        sandbox = WorkerConfig(storage=storage, study_name="tiny", worker=worker, directory=tmp_path)
         lines.append(SearchClient(partial(serve, study, sandbox, attached=lambda: False)))
     for line in lines:
         line.send(ask=1)
     found = [answer(line)[0]["trials"] for line in lines]
     assert sorted(asked[0]["number"] for asked in found) == [0, 1, 2, 3]
-    assert all(line.close("the test is over") for line in lines)
+    assert all(line.close() for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +105,7 @@ def test_a_search_worker_has_all_the_time_that_it_needs_until_it_is_urgent(
     urgent_after_s: float | None, takes_s: float, closed: bool
 ) -> None:
     def slowly(requests: TextIO, answers: TextIO) -> None:
-        assert requests.readline() == '{"stop": "why"}\n'
+        assert requests.readline() == '{"stop": true}\n'
         time.sleep(takes_s)
 
     line, start_s = SearchClient(slowly), time.monotonic()
@@ -114,5 +113,5 @@ def test_a_search_worker_has_all_the_time_that_it_needs_until_it_is_urgent(
     def is_urgent() -> bool:
         return urgent_after_s is not None and time.monotonic() > start_s + urgent_after_s
 
-    assert line.close("why", timeout_s=0.1, is_urgent=is_urgent) is closed
+    assert line.close(timeout_s=0.1, is_urgent=is_urgent) is closed
     assert children(os.getpid()) == []

@@ -42,7 +42,8 @@ _DEFAULTS_IN_WORDS = {
     "`preemptive`",
     "kinds": f"all but {wire.NOT_IDLE.name}",
     "study_name": "the file's name without `.py`",
-    "storage": "`study.journal` in the run's directory",
+    "storage": "`study.journal` in `study_directory`",
+    "study_directory": "`study` in the run's directory",
     "mps_thread_percent": "all",
     "memory_mb": "none",
 }

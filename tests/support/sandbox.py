@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial
 
 from ds_hooks.shared.page import Field
 from ds_hooks.shared.page_file import page_path
-from squeezer.records.layout import events_path, journal_path
+from squeezer.records.layout import events_path, journal_path, study_directory
 from squeezer.records.reader import read_details, read_events
 from tests.support.paths import ROOT, STUDIES
 from trials.search.storage import open_storage
@@ -197,7 +197,8 @@ class Sandbox:
 
     def trials(self, study: str = "tiny") -> list[FrozenTrial]:
         """What became of the trials of a study."""
-        return optuna.load_study(study_name=study, storage=open_storage(str(journal_path(self.run)))).get_trials()
+        journal = str(journal_path(study_directory(self.run)))
+        return optuna.load_study(study_name=study, storage=open_storage(journal)).get_trials()
 
     def word(self, field: int, local_rank: int = 0) -> int:
         """One word of the page, read without becoming one of its users."""

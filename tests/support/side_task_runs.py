@@ -1,8 +1,6 @@
 """Whole runs of a small study: the search worker answers at once, and the gate is open."""
 
-import os
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 import optuna
@@ -15,7 +13,8 @@ from ds_hooks.shared.statuses import Status
 from tests.support.fused_and_solo import OPTIMIZERS, AtOnce, Batch, close
 from tests.support.rich_study import RichSolo, RichStudy
 from trials.gate.base import OpenGate, Starved
-from trials.search.worker import SearchWorker, WorkerConfig, _answer
+from trials.search.serve import answer_to
+from trials.search.worker import SearchWorker, WorkerConfig
 from trials.side_task.scheduler import Scheduler
 
 MS = 1_000_000
@@ -30,7 +29,7 @@ class Direct:
         self._answers: list[dict[str, Any]] = []
 
     def send(self, **request: Any) -> None:
-        answer = _answer(self._search, request)
+        answer = answer_to(self._search, request)
         self._answers += [] if answer is None else [answer]
 
     def answers(self, wait_s: float = 0.0) -> list[dict[str, Any]]:
@@ -108,7 +107,7 @@ def make_study(own: bool, length: Callable[[int], int] = lambda epoch: 3) -> Sev
 def run(own: bool, gate: Starving, study: Seven | None = None) -> tuple[list[FrozenTrial], list[Status]]:
     """The trials in the end, and the statuses that were sent."""
     study = study or make_study(own)
-    config = WorkerConfig(storage="sqlite:///:memory:", study_name="s", worker="w", lock_file=Path(os.devnull))
+    config = WorkerConfig(storage="sqlite:///:memory:", study_name="s", worker="w")
     worker = SearchWorker(study, config, AtOnce())
     reported: list[Status] = []
     Scheduler(study, gate, Direct(worker), reported.append).run()

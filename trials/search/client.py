@@ -76,11 +76,10 @@ class SearchClient:
                 raise RuntimeError(f"the search worker: {answer['error']}")
         return found
 
-    def close(self, reason: str, timeout_s: float = 10.0, *, is_urgent: Callable[[], bool] = lambda: True) -> bool:
-        """Let the search worker finish its requests, end the trials that still run as failed, and exit.
+    def close(self, timeout_s: float = 10.0, *, is_urgent: Callable[[], bool] = lambda: True) -> bool:
+        """Let the search worker finish its requests, release the trials that still run, and exit.
 
         Args:
-            reason: the recorded cause of failure of those trials.
             timeout_s: how long it may take once it is urgent.
             is_urgent: until this returns True, the worker may take any time. Beside a busy main job it needs long.
 
@@ -88,7 +87,7 @@ class SearchClient:
             Whether it finished.
         """
         try:
-            self.send(stop=reason)
+            self.send(stop=True)
         except BrokenPipeError:
             pass
         os.close(self._send_fd)

@@ -1,35 +1,20 @@
-"""The search worker: a process that talks to Optuna, so that the training process never waits for a database.
+"""The search worker's share in a study: it asks Optuna for trials, claims them, and writes what becomes of them."""
 
-The side task's main program forks it once torch and the study are loaded. They exchange one JSON object per line.
-
-- Requests: `{"ask": n}`, `{"report": number, "epoch": e, "value": v, "final": bool}`,
-  `{"fail": number, "reason": text}`, `{"stop": reason}`.
-- Answers: `{"trials": [{"number": i, "params": {…}}, …], "exhausted": bool}`, `{"pruned": number}`, `{"error": text}`.
-
-Its core belongs to the main job, so it runs only when nothing else wants that core. Two things are exempt: the first
-trials, if no main job has come yet, and work under the lock for which other search workers wait.
-"""
-
-import argparse
-import fcntl
 import json
-import os
-from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 import optuna
 from optuna.trial import Trial, TrialState
 
-from ds_hooks.shared import logs
-from ds_hooks.shared.parent import die_with_parent
-from ds_hooks.shared.private_file import open_private
-from ds_hooks.shared.secrets import STORAGE_VARIABLE, hide_passwords
-from trials.gate.process import run_when_idle
 from trials.own_logger import own_logger
+from trials.search import checkpoint_files
+from trials.search.best import Best
+from trials.search.claims import LEASE_S, MOST_DEATHS, Claim, Claims, Held, connect
 from trials.search.finite import has_begun_all, is_finite
 from trials.search.storage import open_storage
 from trials.study import Study
@@ -38,10 +23,7 @@ WORKER = "squeezer_worker"
 PARAMS = "squeezer_params"
 REASON = "squeezer_reason"
 
-HOLDER_NICE = 10
-"""The niceness of work under the lock, a few ms per trial. A busy main job still keeps nine tenths of its core."""
-
-log = own_logger("trials.search.worker")  # as a program its name is __main__
+log = own_logger("trials.search.worker")
 
 _Result = TypeVar("_Result")
 
@@ -53,14 +35,16 @@ class WorkerConfig:
     Args:
         storage: a database's URL or a journal's path, see `open_storage`.
         study_name: Optuna's study name; the study is created if it does not exist.
-        worker: this worker's name. It takes over trials that an earlier process of this name left running.
-        lock_file: workers of one machine take trials under its lock, so that they create no more than the study wants.
+        worker: this worker's name. It takes over at once what an earlier process of this name left.
+        directory: the study's, for checkpoints and claims; None: there are no checkpoints.
+        lease_s: how long others wait for a sign of life before they take over.
     """
 
     storage: str
     study_name: str
     worker: str
-    lock_file: Path
+    directory: Path | None = None
+    lease_s: float = LEASE_S
 
 
 class SearchWorker:
@@ -69,39 +53,38 @@ class SearchWorker:
     Args:
         study: the user's.
         config: where its trials are.
-        holder: runs the work that is done under the lock.
+        holder: runs all work that is done under a lock.
+
+    Attributes:
+        trained: number of a trial of this worker's -> how many epochs it has trained.
     """
 
     def __init__(self, study: Study, config: WorkerConfig, holder: Executor) -> None:
         self._user_study = study
-        self._worker = config.worker
-        self._lock_file = config.lock_file
+        self._config = config
         self._holder = holder
-        self._study: optuna.Study = self._alone(partial(_open_study, study, config))
+        engine = connect(config.storage, config.directory)
+        self._claims = holder.submit(Claims, engine, config.study_name, config.worker, config.lease_s).result()
+        self._study: optuna.Study = self._alone(lambda held: _open_study(study, config))
         self._study.stop = self._stop_asking  # Optuna's own raises outside `optimize`
         self._stopped = False
         self._is_finite = is_finite(self._study.sampler)
         self._storage = self._study._storage
         self._trials: dict[int, Trial] = {}  # by number: to find one in the storage reads all that run
-        self._left_behind = [
-            trial
-            for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-            if trial.user_attrs.get(WORKER) == config.worker
-        ]
+        self._best = Best(self._study, config.directory, study.keep_best)
+        self._held: dict[int, Claim] = {}
+        self.trained: dict[int, int] = {}
+        self._alone(lambda held: self._released(held, held.release(config.worker, died=True)))
+        self.renew()
 
     def ask(self, most: int) -> dict[str, Any]:
-        """Return up to `most` trials to train: first those left behind, then new ones.
+        """Return up to `most` trials to train: first those that others have begun and left, then new ones.
 
         They are exhausted if the study has as many trials as it wants, if a sampler of finitely many points has begun
-        them all, or if someone has called Optuna's `Study.stop`: the sampler, the pruner or the user's `suggest`.
+        them all, or if someone has called Optuna's `Study.stop`: the sampler, the pruner or the user's `suggest`. They
+        are over if nobody trains any either. Until then, a worker may die and leave some.
         """
         found: list[dict[str, Any]] = []
-        while len(found) < most and self._left_behind:
-            frozen = self._left_behind.pop()
-            if PARAMS in frozen.user_attrs:
-                found.append({"number": frozen.number, "params": json.loads(frozen.user_attrs[PARAMS])})
-            else:  # its worker was killed while it asked
-                found += self._begin([frozen._trial_id])
         exhausted = False
         while len(found) < most and not exhausted:
             # one by one under the lock, so that the sampler knows what others have begun, and repeats no point
@@ -109,101 +92,227 @@ class SearchWorker:
             if self._is_finite:
                 claimed, begun = self._alone(self._claim_and_begin)
             else:
-                claimed = self._alone(partial(self._claim, wanted))
+                claimed = self._alone(partial(self._claim, most=wanted))
                 begun = self._begin(claimed)
             exhausted = len(claimed) < wanted
             found += begun
-        return {"trials": found, "exhausted": exhausted}
+        over = exhausted and not self._alone(lambda held: held.others())
+        return {"trials": found, "exhausted": exhausted, "over": over, "bar": self._best.bar()}
 
-    def report(self, number: int, epoch: int, value: float, final: bool) -> dict[str, Any] | None:
-        """Record a score. Returns an answer if the trial is pruned, or if the pruner fails on it."""
-        if self._has_ended(number):
-            return None  # it was pruned while this score was on its way
+    def report(
+        self, number: int, epoch: int, value: float, final: bool, weights: str | None = None
+    ) -> dict[str, Any] | None:
+        """Record a score. Returns an answer if the trial is pruned, or if the pruner fails on it, or if it is lost.
+
+        Args:
+            number: the trial's.
+            epoch: how many epochs it has trained.
+            value: its score.
+            final: whether this is the last one.
+            weights: the file of its weights, if it may be among the best.
+        """
+        if number not in self._held:
+            return None  # it was pruned or lost while this score was on its way
+        self.trained[number] = max(epoch, self.trained[number])
         trial = self._trial(number)
-        trial.report(value, epoch)
+        write, ends_at = partial(self._reported, trial, epoch, value, final), epoch if final else None
+        if not self._owning(number, write, ends_at=ends_at):
+            return self._lost(number)
         if final:
-            self._tell(number, value=value)
+            if weights is not None:
+                self._alone(lambda held: self._best.take(number, Path(weights)))
             return None
         try:
             if not trial.should_prune():
                 return None
         except Exception as error:
-            self.fail(number, f"pruner: {type(error).__name__}: {error}")
-        else:
-            self._tell(number, state=TrialState.PRUNED)
+            return self.fail(number, f"pruner: {type(error).__name__}: {error}") or {"pruned": number}
+        if not self._owning(number, lambda: self._tell(number, state=TrialState.PRUNED), ends_at=epoch):
+            return self._lost(number)
         return {"pruned": number}
 
-    def fail(self, number: int, reason: str) -> None:
-        """End trial `number` as failed for `reason`."""
-        if self._has_ended(number):
-            return
-        self._storage.set_trial_user_attr(self._id(number), REASON, reason)
-        self._tell(number, state=TrialState.FAIL)
+    def fail(self, number: int, reason: str) -> dict[str, Any] | None:
+        """End trial `number` as failed for `reason`. Returns an answer if it is lost."""
+        if number not in self._held:
+            return None
 
-    def stop(self, reason: str) -> None:
-        """End all trials of this worker that have not ended."""
-        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            if trial.user_attrs.get(WORKER) == self._worker:
-                self.fail(trial.number, reason)
+        def write() -> None:
+            self._storage.set_trial_user_attr(self._id(number), REASON, reason)
+            self._tell(number, state=TrialState.FAIL)
+
+        return None if self._owning(number, write, ends_at=self.trained[number]) else self._lost(number)
+
+    def checkpoint(self, number: int, written: Path) -> dict[str, Any] | None:
+        """Take a checkpoint that the side task has written. Returns an answer if the trial is lost."""
+        if number not in self._held:
+            written.unlink(missing_ok=True)
+            return None
+        try:
+            kept = checkpoint_files.commit(written, self._held[number].fence)
+        except OSError as error:
+            log.warning("no checkpoint of trial %d: %s", number, error)
+            written.unlink(missing_ok=True)
+            return None
+        epoch = checkpoint_files.epoch_of(kept)
+        self.trained[number] = max(epoch, self.trained[number])
+        return None if self._owning(number, lambda: None, kept=epoch) else self._lost(number)
+
+    def began(self, number: int, epoch: int) -> None:
+        """The side task begins a trial at `epoch`, of which it may have found no checkpoint that can be read."""
+        if number in self._held and epoch < self._held[number].epoch:
+            log.warning("trial %d goes on from epoch %d: no newer checkpoint could be read", number, epoch)
+
+    def note(self, epochs: Mapping[int, int]) -> None:
+        """Take down how many epochs trials have trained by now."""
+        self.trained.update({number: epoch for number, epoch in epochs.items() if number in self._held})
+
+    def renew(self) -> None:
+        """Give a sign of life."""
+        self._holder.submit(self._claims.renew, dict(self.trained)).result()
+
+    def take_over(self) -> None:
+        """Release the trials of workers that have given no sign of life. The next `ask` of any worker finds them."""
+        self._alone(lambda held: self._released(held, held.release_expired()))
+
+    def stop(self) -> None:
+        """Release all trials of this worker. Whoever asks next goes on with them."""
+        self.renew()  # with what it has trained
+        self._held.clear()
+        self.trained.clear()
+        self._alone(lambda held: self._released(held, held.release(self._config.worker, died=False)))
+        self._claims.close()
 
     def _stop_asking(self) -> None:
         self._stopped = True
+
+    def _reported(self, trial: Trial, epoch: int, value: float, final: bool) -> None:
+        trial.report(value, epoch)
+        if final:
+            self._tell(trial.number, value=value)
+
+    def _owning(
+        self, number: int, write: Callable[[], None], *, ends_at: int | None = None, kept: int | None = None
+    ) -> bool:
+        """Write something of a trial, if it is still this worker's. Returns whether it was.
+
+        Args:
+            number: the trial's.
+            write: writes to Optuna's storage.
+            ends_at: the trial ends with this, after so many epochs.
+            kept: a checkpoint holds so many epochs.
+        """
+        claim = self._held[number]
+
+        def owned() -> bool:
+            with self._claims.owned(claim) as mine:
+                if mine is None:
+                    return False
+                try:
+                    write()
+                except optuna.exceptions.UpdateFinishedTrialError:  # closed by someone meanwhile
+                    return False
+                if kept is not None:
+                    mine.keep(kept)
+                if ends_at is not None:
+                    mine.end(ends_at)
+                return True
+
+        if not self._holder.submit(owned).result():
+            return False
+        if ends_at is not None:
+            self._forget(number)
+            if self._config.directory is not None:
+                checkpoint_files.forget(self._config.directory, number)
+        return True
+
+    def _lost(self, number: int) -> dict[str, Any]:
+        log.warning("trial %d is another worker's: this one gave no sign of life for too long", number)
+        self._forget(number)
+        return {"lost": number}
+
+    def _forget(self, number: int) -> None:
+        del self._held[number], self.trained[number]
 
     def _tell(self, number: int, value: float | None = None, state: TrialState | None = None) -> None:
         """End a trial. The sampler hears of it, and an error of its own changes nothing any more."""
         try:
             self._study.tell(number, value, state=state)
         except Exception as error:
-            if not self._has_ended(number):
+            if not self._storage.get_trial(self._id(number)).state.is_finished():
                 raise
             log.warning("the sampler failed after trial %d: %s: %s", number, type(error).__name__, error)
 
-    def _claim_and_begin(self) -> tuple[list[int], list[dict[str, Any]]]:
-        claimed = self._claim(1)
+    def _claim_and_begin(self, held: Held) -> tuple[list[int], list[dict[str, Any]]]:
+        claimed = self._claim(held, 1)
         return claimed, self._begin(claimed)
 
-    def _claim(self, most: int) -> list[int]:
-        """Claim up to `most` trials, first those that the user has enqueued, then new ones. Returns their ids.
+    def _claim(self, held: Held, most: int) -> list[int]:
+        """Claim up to `most` trials: those that were begun and left, then those enqueued, then new ones.
 
-        Like `Study.ask`, but new trials carry this worker's name from the start. Otherwise,
-        if it were killed before writing its name, no worker would take them over.
+        Returns:
+            Their ids.
         """
         known = self._study.get_trials(deepcopy=False)
+        waiting = [trial for trial in known if trial.state is TrialState.WAITING]
+        waiting.sort(key=lambda trial: PARAMS not in trial.user_attrs)
         claimed: list[int] = []
-        for trial in known:
-            if len(claimed) == most or trial.state is not TrialState.WAITING:
+        for trial in waiting:
+            if len(claimed) == most:
+                return claimed
+            claim = held.claim(trial.number)
+            if claim is None:
                 continue
-            if self._storage.set_trial_state_values(trial._trial_id, state=TrialState.RUNNING):
-                self._storage.set_trial_user_attr(trial._trial_id, WORKER, self._worker)
-                claimed.append(trial._trial_id)
+            self._storage.set_trial_user_attr(trial._trial_id, WORKER, self._config.worker)
+            self._storage.set_trial_state_values(trial._trial_id, state=TrialState.RUNNING)
+            self._take(claim)
+            claimed.append(trial._trial_id)
         if self._stopped or (len(claimed) < most and has_begun_all(self._study)):
             return claimed
-        ours = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={WORKER: self._worker})
+        ours = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={WORKER: self._config.worker})
         for _ in range(min(most - len(claimed), self._user_study.trials - len(known))):
-            claimed.append(self._storage.create_new_trial(self._study._study_id, template_trial=ours))
+            trial_id = self._storage.create_new_trial(self._study._study_id, template_trial=ours)
+            claim = held.claim(self._storage.get_trial_number_from_id(trial_id))
+            assert claim is not None
+            self._take(claim)
+            claimed.append(trial_id)
         return claimed
+
+    def _take(self, claim: Claim) -> None:
+        self._held[claim.trial] = claim
+        self.trained[claim.trial] = claim.epoch
+
+    def _released(self, held: Held, numbers: list[int]) -> None:
+        requeue(self._study, [*held.others(), *self._held])
+        if numbers:
+            log.info("%d trials were left by a worker, and wait for another", len(numbers))
 
     def _begin(self, trial_ids: list[int]) -> list[dict[str, Any]]:
         """Let the user's study choose hyperparameters. Return the trials for which it did."""
-        return [begun for trial_id in trial_ids if (begun := self._suggest(trial_id)) is not None]
+        return [begun for trial_id in trial_ids if (begun := self._begun(trial_id)) is not None]
 
-    def _suggest(self, trial_id: int) -> dict[str, Any] | None:
+    def _begun(self, trial_id: int) -> dict[str, Any] | None:
+        frozen = self._storage.get_trial(trial_id)
+        claim = self._held[frozen.number]
+        if PARAMS not in frozen.user_attrs:
+            return self._suggest(trial_id, frozen.number)
+        if claim.deaths >= MOST_DEATHS:
+            self.fail(frozen.number, f"{claim.deaths} workers died in it, one after another, and left no checkpoint")
+            return None
+        return {"number": frozen.number, "params": json.loads(frozen.user_attrs[PARAMS]), "epoch": claim.epoch}
+
+    def _suggest(self, trial_id: int, number: int) -> dict[str, Any] | None:
         self._study._thread_local.cached_all_trials = None  # as in `Study.ask`: the sampler must see new trials
-        number = self._storage.get_trial(trial_id).number
         try:
             trial = self._trials[number] = Trial(self._study, trial_id)
             params = self._user_study.suggest(trial)
             trial.set_user_attr(PARAMS, json.dumps(params))
         except optuna.TrialPruned:
-            self._tell(number, state=TrialState.PRUNED)
+            self._owning(number, lambda: self._tell(number, state=TrialState.PRUNED), ends_at=0)
             return None
         except Exception as error:
             self.fail(number, f"suggest: {type(error).__name__}: {error}")
             return None
         return {"number": number, "params": params}
-
-    def _has_ended(self, number: int) -> bool:
-        return bool(self._storage.get_trial(self._id(number)).state.is_finished())
 
     def _trial(self, number: int) -> Trial:
         if number not in self._trials:
@@ -216,13 +325,24 @@ class SearchWorker:
         trial_id: int = (self._study.get_trials(deepcopy=False)[number] if known is None else known)._trial_id
         return trial_id
 
-    def _alone(self, do: Callable[[], _Result]) -> _Result:
+    def _alone(self, do: Callable[[Held], _Result]) -> _Result:
         def locked() -> _Result:
-            with open(self._lock_file, "w", opener=open_private) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                return do()
+            with self._claims.alone() as held:
+                return do(held)
 
         return self._holder.submit(locked).result()
+
+
+def requeue(study: optuna.Study, taken: Collection[int]) -> None:
+    """Let all trials wait that workers began and none holds. A worker may have died between Optuna and the claims.
+
+    Args:
+        study: Optuna's. Its claims are locked.
+        taken: the trials that some worker holds.
+    """
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if trial.number not in taken and WORKER in trial.user_attrs:
+            study._storage.set_trial_state_values(trial._trial_id, state=TrialState.WAITING)
 
 
 def _open_study(study: Study, config: WorkerConfig) -> optuna.Study:
@@ -235,106 +355,3 @@ def _open_study(study: Study, config: WorkerConfig) -> optuna.Study:
         pruner=study.pruner(),
         load_if_exists=True,
     )
-
-
-def close_study(storage: str, name: str, reason: str, worker: str | None = None) -> int:
-    """End every trial that is still running or waiting as failed. Returns how many.
-
-    Args:
-        storage: see `open_storage`.
-        name: Optuna's study name.
-        reason: the recorded cause.
-        worker: end only trials that this worker has begun; None: all.
-    """
-    try:
-        study = optuna.load_study(study_name=name, storage=open_storage(storage))
-    except KeyError:
-        return 0  # no side task has created it
-    unfinished = study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))
-    if worker is not None:
-        unfinished = [trial for trial in unfinished if trial.user_attrs.get(WORKER) == worker]
-    for frozen in unfinished:
-        Trial(study, frozen._trial_id).set_user_attr(REASON, reason)
-        study._storage.set_trial_state_values(frozen._trial_id, state=TrialState.FAIL)  # `tell` refuses waiting ones
-    return len(unfinished)
-
-
-def serve(
-    study: Study, config: WorkerConfig, requests: TextIO, answers: TextIO, *, attached: Callable[[], bool]
-) -> None:
-    """Be the search worker: answer requests until they end or one asks to stop.
-
-    Args:
-        study: the user's.
-        config: where its trials are.
-        requests: one JSON object per line.
-        answers: the same. An error is written here before it is raised.
-        attached: whether a main job has come. If so, even the first trials are found in its idle time.
-    """
-    die_with_parent()  # no other signal ends it: it ends when its requests do, with all of them done
-    holder = _start_holder()
-    is_idle = attached()
-    if is_idle:
-        run_when_idle()
-    try:
-        logs.adopt("optuna")
-        worker = SearchWorker(study, config, holder)
-        for line in requests:
-            if not is_idle and attached():
-                run_when_idle()
-                is_idle = True
-            request = json.loads(line)
-            if "stop" in request:
-                worker.stop(request["stop"])
-                return
-            answer = _answer(worker, request)
-            if answer is not None:
-                answers.write(json.dumps(answer) + "\n")
-                answers.flush()
-    except Exception as error:
-        answers.write(json.dumps({"error": hide_passwords(f"{type(error).__name__}: {error}")}) + "\n")
-        answers.flush()
-        raise
-
-
-def _start_holder() -> Executor:
-    """Start a thread for work under the lock. It is outside the idle class, because others wait for the lock.
-
-    `run_when_idle` cannot be undone, but each thread has a scheduling class and a niceness of its own.
-    """
-    holder = ThreadPoolExecutor(max_workers=1)
-    holder.submit(os.nice, HOLDER_NICE).result()
-    return holder
-
-
-def _answer(worker: SearchWorker, request: dict[str, Any]) -> dict[str, Any] | None:
-    if "ask" in request:
-        return worker.ask(request["ask"])
-    if "report" in request:
-        return worker.report(request["report"], request["epoch"], request["value"], request["final"])
-    worker.fail(request["fail"], request["reason"])
-    return None
-
-
-def main() -> int:
-    """End what a dead side task left running."""
-    parser = argparse.ArgumentParser(
-        prog="python -m trials.search.worker",
-        description=f"Mark the unfinished trials of a study as failed; ${STORAGE_VARIABLE} names the storage.",
-    )
-    parser.add_argument("--close", action="store_true", required=True)
-    parser.add_argument("--study-name", required=True)
-    parser.add_argument("--worker", help="only its trials")
-    parser.add_argument("--reason", default="the run ended")
-    parser.add_argument("--idle", action="store_true", help="a main job trains: use only its idle time")
-    arguments = parser.parse_args()
-    logs.set_up()
-    logs.adopt("optuna")
-    if arguments.idle:
-        run_when_idle()
-    close_study(os.environ[STORAGE_VARIABLE], arguments.study_name, arguments.reason, arguments.worker)
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ds_hooks.shared import logs, statuses
-from ds_hooks.shared.endings import JOB_ENDED_FIRST, USER_ERROR_STATUS
+from ds_hooks.shared.endings import USER_ERROR_STATUS
 from ds_hooks.shared.page import Field, Role, SideActivity
 from ds_hooks.shared.page_file import Page
 from ds_hooks.shared.parent import die_with_parent
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from trials.side_task.devices import SideDevice
     from trials.study import Study
 
-FINISHED = "the side task ended"
-
 log = own_logger("trials.side_task.main")  # as a program its name is __main__
 
 
@@ -37,7 +35,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--study", type=Path, required=True, metavar="FILE")
     parser.add_argument("--study-name", default="study")
     parser.add_argument("--worker", default="")
-    parser.add_argument("--lock", type=Path, default=Path(os.devnull))
+    parser.add_argument("--directory", type=Path, help="the study's, for claims and checkpoints")
     parser.add_argument("--page", type=Path)
     parser.add_argument("--units", type=Path)
     parser.add_argument("--units-bytes", type=int, help="when that file is full; default: never")
@@ -103,14 +101,15 @@ def _send(status_fd: int, status: statuses.Status) -> None:
 
 
 def _serve(study: "Study", arguments: argparse.Namespace, report: "Callable[[statuses.Status], None]") -> int:
-    from trials.search.worker import WorkerConfig, serve
+    from trials.search.serve import serve
+    from trials.search.worker import WorkerConfig
     from trials.side_task.devices import SideDeviceError, make_side_device
 
     worker_config = WorkerConfig(
         storage=os.environ.pop(STORAGE_VARIABLE, ""),  # the study's own processes need not know
         study_name=arguments.study_name,
         worker=arguments.worker,
-        lock_file=arguments.lock,
+        directory=arguments.directory,
     )
     # forked before the page is opened, so that only this process holds its locks, and before there is a CUDA context
     search = SearchClient(partial(serve, study, worker_config, attached=partial(_job_attached, arguments.page)))
@@ -122,14 +121,15 @@ def _serve(study: "Study", arguments: argparse.Namespace, report: "Callable[[sta
     page.words[Field.SEARCH_PROCESS] = search.pid
     keep_forks(page.words)
     gate: Gate | None = None
-    reason = FINISHED
+    has_finished = False
     try:
         device = make_side_device(arguments.device, arguments.memory_fraction)
         device.adopt(study)
         gate = device.gate(page, UnitRecords(arguments.units, arguments.units_bytes), partial(_report_overrun, report))
-        _train(study, device, page, gate, search, report, arguments.nice)
+        _train(study, device, page, gate, search, report, arguments)
+        has_finished = True
     except StopRequested:
-        reason = JOB_ENDED_FIRST
+        log.debug("the side task is asked to end")
     except (Exception, GateError) as error:
         reason = f"{type(error).__name__}: {error}"
         if not isinstance(error, SideDeviceError):
@@ -139,7 +139,7 @@ def _serve(study: "Study", arguments: argparse.Namespace, report: "Callable[[sta
     finally:
         may_unmap = gate is not None and gate.close()
         # the scores of a finished study must reach Optuna, however long the search worker takes
-        closed = search.close(reason, is_urgent=lambda: reason != FINISHED or END_SIGNAL in signal.sigpending())
+        closed = search.close(is_urgent=lambda: not has_finished or END_SIGNAL in signal.sigpending())
         if may_unmap:  # else the device may still use the page, which then ends with this process
             page.close()
     if not closed:
@@ -154,7 +154,7 @@ def _train(
     gate: Gate,
     search: SearchClient,
     report: "Callable[[statuses.Status], None]",
-    nice: int,
+    arguments: argparse.Namespace,
 ) -> None:
     from trials.side_task.devices import SideDeviceError
     from trials.side_task.scheduler import Scheduler
@@ -163,8 +163,9 @@ def _train(
     if not most:
         raise SideDeviceError("not even one trial fits into the side task's share of the device's memory")
     # not earlier: before the job's first step there is nothing to yield to
-    os.nice(max(0, nice - os.nice(0)))
-    Scheduler(study, gate, search, report, most, device.offload(page, gate, report)).run()
+    os.nice(max(0, arguments.nice - os.nice(0)))
+    offload = device.offload(page, gate, report)
+    Scheduler(study, gate, search, report, most, offload, arguments.directory).run()
 
 
 def _report_overrun(report: "Callable[[statuses.Status], None]", slot: int, overrun_ns: int) -> None:

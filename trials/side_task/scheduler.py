@@ -7,6 +7,7 @@ units are longer than every bubble is split in halves.
 """
 
 import signal
+import time
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +18,16 @@ from trials.gate.base import AUDIT_UNITS, HOST_UNIT, Gate, StopRequested
 from trials.own_logger import own_logger
 from trials.search.client import Search
 from trials.side_task.audits import Audits
+from trials.side_task.checkpoints import Checkpoints
 from trials.side_task.cohort import Cohort, Fit
 from trials.side_task.waiting import Waiting
 from trials.study import Study
 from trials.training.group import TrialGroup
-from trials.training.member import Member, build_member, group_key
+from trials.training.member import Member, group_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
+    from pathlib import Path
 
     from trials.side_task.offload import Offload
 
@@ -38,6 +41,9 @@ ASK_AHEAD_EPOCHS = 2
 
 ASK_SEVERAL = 2
 """Ask for this many times as many where trials differ in structure, to fill groups of one."""
+
+ASK_AGAIN_S = 5.0
+"""Where no trials are left, others may still leave some: a worker that dies, or a job that ends."""
 
 PATIENCE = 2
 """A trial of a rare structure begins, however few are like it, when this many times all rows have begun before it."""
@@ -56,6 +62,7 @@ class Scheduler:
         report: sends a status to the daemon.
         most: how many trials may train at once; None: as many as the study wants.
         offload: gives memory back to the main job, where that is short.
+        directory: the study's, for checkpoints; None: there are none.
     """
 
     def __init__(
@@ -66,6 +73,7 @@ class Scheduler:
         report: "Callable[[statuses.Status], None]",
         most: int | None = None,
         offload: "Offload | None" = None,
+        directory: "Path | None" = None,
     ) -> None:
         self._study = study
         self._gate = gate
@@ -78,9 +86,11 @@ class Scheduler:
         self._audits = Audits(study, report)
         self._in_use: TrialGroup | None = None  # whose units the gate numbers
         self._waiting = Waiting(self._build)
-        self._pruned: set[int] = set()
+        self._checkpoints = Checkpoints(study, directory, gate, search)
+        self._dropped: set[int] = set()  # pruned, or lost to another worker
         self._asked = False
-        self._exhausted = False
+        self._exhausted = self._over = False
+        self._ask_again_s = 0.0
         self._work = 0
         self._epochs = 0
 
@@ -97,7 +107,7 @@ class Scheduler:
             self._refill()
             self._ask()
             if not self._cohorts:
-                if self._exhausted and not self._waiting and not self._asked:
+                if self._over and not self._waiting and not self._asked:
                     break
                 self._wait_for_search()
                 continue
@@ -117,21 +127,29 @@ class Scheduler:
         """Ask ahead, because the search worker takes a while; but not far ahead, because later it knows more scores."""
         readers = [reader for cohort in self._cohorts for reader in cohort.readers]
         soon = self._study.epochs - ASK_AHEAD_EPOCHS
-        staying = sum(reader.epoch < soon and reader.number not in self._pruned for reader in readers)
+        staying = sum(reader.epoch < soon and reader.number not in self._dropped for reader in readers)
         several = len(self._waiting.structures | self._fits.keys()) > 1
         wanted = max(self._most - staying, ceil(REFILL_MIXED * self._most)) * (ASK_SEVERAL if several else 1)
         wanted -= len(self._waiting)
-        if not self._asked and not self._exhausted and wanted > 0:
+        if self._asked or self._over or wanted <= 0:
+            return
+        if not self._exhausted or time.monotonic() >= self._ask_again_s:
             self._search.send(ask=wanted)
             self._asked = True
 
     def _take(self, answer: dict[str, Any]) -> None:
         if "pruned" in answer:
-            self._pruned.add(answer["pruned"])
+            self._dropped.add(answer["pruned"])
+        if "lost" in answer:
+            self._dropped.add(answer["lost"])
         if "trials" in answer:
-            self._waiting.add(answer["trials"])
-            self._exhausted = answer["exhausted"]
-            self._asked = False
+            here = {number for cohort in self._cohorts for number in cohort.numbers}
+            new = [trial for trial in answer["trials"] if trial["number"] not in here]
+            self._dropped -= {trial["number"] for trial in answer["trials"]}  # such as one lost before, and left again
+            self._checkpoints.take(answer)
+            self._waiting.add(new)
+            self._exhausted, self._over = answer["exhausted"], answer["over"]
+            self._asked, self._ask_again_s = False, time.monotonic() + ASK_AGAIN_S
 
     def _wait_for_search(self) -> None:
         self._gate.rest()
@@ -204,7 +222,7 @@ class Scheduler:
     def _build(self, asked: dict[str, Any]) -> Member | None:
         self._gate.enter(HOST_UNIT)
         try:
-            return build_member(self._study, asked["number"], asked["params"])
+            return self._checkpoints.build(asked["number"], asked["params"])
         except Exception as error:
             self._fail([asked["number"]], error)
             return None
@@ -257,6 +275,7 @@ class Scheduler:
             self._use(group)
             scores = group.end_epoch()
             gate.enter(HOST_UNIT)
+            self._checkpoints.epoch_ended(group)
             if any(epoch == study.epochs or epoch in study.rungs for epoch in group.epochs_done):
                 self._report(group, scores or group.evaluate())
             self._relieve(cohort, group)
@@ -319,15 +338,17 @@ class Scheduler:
         for number, epoch, is_finite in zip(group.numbers, group.epochs_done, finite, strict=True):
             if not is_finite:
                 self._search.send(fail=number, reason=f"the loss is not finite in epoch {epoch + 1}")
-        rows = [row for row, number in enumerate(group.numbers) if finite[row] and number not in self._pruned]
+        rows = [row for row, number in enumerate(group.numbers) if finite[row] and number not in self._dropped]
         self._keep(group, rows)
 
     def _report(self, group: TrialGroup, scores: list[float]) -> None:
         last, rungs = self._study.epochs, self._study.rungs
         self._gate.enter(HOST_UNIT)
-        for number, epoch, score in zip(group.numbers, group.epochs_done, scores, strict=True):
+        for row, (number, epoch) in enumerate(zip(group.numbers, group.epochs_done, strict=True)):
             if epoch == last or epoch in rungs:
-                self._search.send(report=number, epoch=epoch, value=score, final=epoch == last)
+                report = {"report": number, "epoch": epoch, "value": scores[row], "final": epoch == last}
+                weights = self._checkpoints.ended(group, row, scores[row]) if epoch == last else None
+                self._search.send(**report, weights=weights)
         self._keep(group, [row for row, epoch in enumerate(group.epochs_done) if epoch < last])
 
     def _keep(self, group: TrialGroup, rows: list[int]) -> None:

@@ -23,6 +23,7 @@ from launch.leftovers import (
     remove_dead_directories,
 )
 from squeezer.daemon.run_directory import claim_directory, running_daemons
+from squeezer.records.layout import study_directory
 from tests.support.logged import logged
 
 
@@ -174,15 +175,16 @@ def test_records_of_an_earlier_run_are_moved_and_other_files_stay(tmp_path: Path
             "rank0.events.jsonl",
             "rank0.units.bin",
             "report.json",
-            "study.journal",
+            "trace.json",
             f"rank{generation}.units.jsonl",
         ):
             (tmp_path / name).write_text(generation)
         (tmp_path / "notes.txt").write_text("mine")
+        study_directory(tmp_path).mkdir(exist_ok=True)
         assert move_records_aside(tmp_path) == 5
     previous = tmp_path / "previous"
-    assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "previous"}
-    assert (previous / "study.journal").read_text() == "second"
+    assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "previous", "study"}
+    assert (previous / "trace.json").read_text() == "second"
     assert not (previous / "rankfirst.units.jsonl").exists(), "generations are not mixed"
 
 

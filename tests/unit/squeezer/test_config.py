@@ -55,7 +55,7 @@ def test_paths_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert config.side.study == tmp_path / "digits.py", "beside the file that names it"
     assert config.run.directory == tmp_path / "elsewhere" / "out", "where the command is started"
     assert config.side.study_name == "digits"
-    assert config.storage(config.run.directory) == f"{tmp_path}/elsewhere/out/study.journal"
+    assert config.storage(config.run.directory) == f"{tmp_path}/elsewhere/out/study/study.journal"
 
 
 def test_names_of_the_user_win(tmp_path: Path) -> None:

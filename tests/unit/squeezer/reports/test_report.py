@@ -9,7 +9,7 @@ import pytest
 
 from ds_hooks.shared.rotating_file import older
 from ds_hooks.shared.unit_record import UNIT_RECORD
-from squeezer.records.layout import RECORD_VERSION, journal_path, units_path
+from squeezer.records.layout import RECORD_VERSION, journal_path, study_directory, units_path
 from squeezer.reports.perfetto import write_trace
 from squeezer.reports.report import NO_TRIALS, ReportError, build_report, main_report, render, write_report
 from squeezer.reports.step_svg import draw_step
@@ -47,7 +47,7 @@ def test_every_figure_of_one_rank(tmp_path: Path) -> None:
     assert (side["units"], side["restarts"], side["starved"]) == (12, 1, [])
     assert report["faults"] == {**LOST, "hook_faults": 1, "stops": 1}
     assert report["trials"] == NO_TRIALS
-    assert not journal_path(tmp_path).exists()  # looking creates none
+    assert not journal_path(study_directory(tmp_path)).exists()  # looking creates none
     about = {"stage": 0, "stages": 2, "ended": True}
     guard = {"decisions": 2, "checks": 1, "shut": 1}
     slot = {
@@ -189,7 +189,8 @@ def test_ranks_of_two_machines_come_onto_one_clock(tmp_path: Path) -> None:
 
 def test_trials_are_read_from_the_study(tmp_path: Path) -> None:
     MadeUpRank(tmp_path).write()
-    study = optuna.create_study(storage=open_storage(str(journal_path(tmp_path))), study_name="digits")
+    study_directory(tmp_path).mkdir()
+    study = optuna.create_study(storage=open_storage(str(journal_path(study_directory(tmp_path)))), study_name="digits")
     for value in (0.5, 0.25):
         trial = study.ask()
         trial.suggest_float("lr", 0.1, 0.1)
@@ -200,7 +201,7 @@ def test_trials_are_read_from_the_study(tmp_path: Path) -> None:
     before = optuna.logging.get_verbosity()
     report = build_report(tmp_path)
     best = {"number": 1, "value": 0.25, "params": {"lr": 0.1}}
-    counts = {"completed": 2, "pruned": 1, "failed": 1, "running": 1}
+    counts = {"completed": 2, "pruned": 1, "failed": 1, "running": 1, "waiting": 0}
     assert report["trials"] == {**counts, "best": best, "problem": None}
     assert optuna.logging.get_verbosity() == before
     assert "best: trial 1 with 0.25\n            lr=0.1\n" in render(report)
@@ -208,7 +209,8 @@ def test_trials_are_read_from_the_study(tmp_path: Path) -> None:
 
 def test_an_unreadable_study_is_named_and_the_rest_reported(tmp_path: Path) -> None:
     MadeUpRank(tmp_path).write()
-    journal_path(tmp_path).write_text("this is no journal\n" * 9)
+    study_directory(tmp_path).mkdir()
+    journal_path(study_directory(tmp_path)).write_text("this is no journal\n" * 9)
     report = build_report(tmp_path)
     assert report["trials"]["completed"] is None
     assert "study.journal: JSONDecodeError" in report["trials"]["problem"]

@@ -1,6 +1,5 @@
 """Samplers of finitely many points end a study when they have begun all; errors of samplers and pruners end none."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,7 +58,7 @@ def hire(tmp_path: Path) -> Hire:
 
     def worker(study: Points, name: str = "me") -> SearchWorker:
         storage = str(tmp_path / "study.journal")
-        config = WorkerConfig(storage=storage, study_name="s", worker=name, lock_file=Path(os.devnull))
+        config = WorkerConfig(storage=storage, study_name="s", worker=name, directory=tmp_path)
         return SearchWorker(study, config, AtOnce())
 
     return worker
@@ -89,7 +88,8 @@ def test_each_point_is_trained_once_though_more_trials_are_wanted(study: Points,
     assert points(worker) == ALL
     assert {trial.state for trial in worker._study.get_trials()} == {TrialState.COMPLETE}
     again = hire(study)
-    assert again.ask(3) == {"trials": [], "exhausted": True}, "also when it is done and started again"
+    answer = again.ask(3)
+    assert not answer["trials"] and answer["exhausted"] and answer["over"], "also when it is done and started again"
 
 
 def test_fewer_trials_than_points_are_as_many_as_wanted(study: Points, hire: Hire) -> None:
@@ -104,7 +104,7 @@ def test_two_workers_share_the_points(study: Points, hire: Hire) -> None:
     assert [len(worker.ask(2)["trials"]) for worker in (one, other)] == [2, 2]
     last = one.ask(9)
     assert len(last["trials"]) == 2 and last["exhausted"]
-    assert other.ask(1) == {"trials": [], "exhausted": True}
+    assert other.ask(1) == {"trials": [], "exhausted": True, "over": False, "bar": None}
     assert points(one) == ALL
 
 
@@ -121,7 +121,7 @@ def test_a_restart_in_the_middle_takes_up_what_was_left(study: Points, hire: Hir
 def test_a_restart_while_a_trial_was_suggested_repeats_no_point(study: Points, hire: Hire) -> None:
     first = hire(study)
     first.ask(2)
-    first._claim(1)  # killed before it was suggested
+    first._alone(lambda held: first._claim(held, 1))  # killed before it was suggested
     again = hire(study)
     assert len(again.ask(9)["trials"]) == 6
     assert points(again) == ALL

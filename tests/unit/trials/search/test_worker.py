@@ -1,6 +1,5 @@
 """Which trials the search worker finds, and what the sampler knows then."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,7 @@ def hire(request: pytest.FixtureRequest, tmp_path: Path) -> Hire:
     def worker(worker: str = "me") -> SearchWorker:
         study = Asked(lambda n: nn.Linear(1, 1), torch.optim.SGD)
         storage = request.param.format(tmp_path)
-        config = WorkerConfig(storage=storage, study_name="s", worker=worker, lock_file=Path(os.devnull))
+        config = WorkerConfig(storage=storage, study_name="s", worker=worker, directory=tmp_path)
         return SearchWorker(study, config, AtOnce())
 
     return worker
@@ -57,14 +56,19 @@ def numbers(answer: dict[str, Any]) -> list[int]:
 
 def test_each_of_the_trials_that_are_asked_for_at_once_is_suggested_in_the_light_of_the_others(hire: Hire) -> None:
     answer = hire().ask(3)
-    assert answer == {"trials": [{"number": n, "params": {"n": n}} for n in range(3)], "exhausted": False}
+    assert answer["trials"] == [{"number": n, "params": {"n": n}} for n in range(3)]
+    assert not answer["exhausted"] and not answer["over"]
 
 
 def test_several_workers_make_no_trial_too_many(hire: Hire) -> None:
     one, other = hire(), hire("another")
     assert numbers(one.ask(2)) == [0, 1]
-    assert other.ask(4) == {"trials": [{"number": n, "params": {"n": n}} for n in (2, 3, 4)], "exhausted": True}
-    assert one.ask(1) == {"trials": [], "exhausted": True}
+    last = other.ask(4)
+    assert last["trials"] == [{"number": n, "params": {"n": n}} for n in (2, 3, 4)]
+    assert last["exhausted"] and not last["over"], "another worker may still die and leave trials"
+    for number in (2, 3, 4):
+        other.report(number, 1, 0.5, True)
+    assert one.ask(1) == {"trials": [], "exhausted": True, "over": True, "bar": 0.5}
 
 
 def test_enqueued_trials_come_first_and_count_as_any(hire: Hire) -> None:
@@ -72,10 +76,8 @@ def test_enqueued_trials_come_first_and_count_as_any(hire: Hire) -> None:
     for n in (50, 60, 70):
         worker._study.enqueue_trial({"n": n})
     answer = worker.ask(2)
-    assert answer == {
-        "trials": [{"number": 0, "params": {"n": 50}}, {"number": 1, "params": {"n": 60}}],
-        "exhausted": False,
-    }
+    assert answer["trials"] == [{"number": 0, "params": {"n": 50}}, {"number": 1, "params": {"n": 60}}]
+    assert not answer["exhausted"]
     assert numbers(worker.ask(9)) == [2, 3, 4]
     worker._study.enqueue_trial({"n": 80})
     assert worker.ask(9)["trials"] == [{"number": 5, "params": {"n": 80}}], "the user wants it"

@@ -1,0 +1,252 @@
+"""A side task ends anywhere, and another goes on: every trial ends once, with the scores that it would have had."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from optuna.trial import FrozenTrial, TrialState
+
+from ds_hooks.shared import statuses
+from tests.support.fused_and_solo import AtOnce
+from tests.support.side_task_runs import Direct, Seven, assert_as_alone, make_study
+from trials.gate.base import OpenGate, StopRequested
+from trials.search import checkpoint_files
+from trials.search.claims import Span
+from trials.search.worker import SearchWorker, WorkerConfig
+from trials.side_task import checkpoints
+from trials.side_task.scheduler import Scheduler
+from trials.side_task.trial_file import MAGIC, CheckpointError, load
+from trials.study import Study
+
+ENDED = {TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL}
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials are saved after every epoch, and a worker looks again at once."""
+    monkeypatch.setattr(checkpoints, "PERIOD_S", 0.0)
+
+
+class Ending(OpenGate):
+    """Raises when it is asked for the given time, counted from 1."""
+
+    def __init__(self, at: int, error: BaseException | None = None) -> None:
+        self.asked, self._at, self._error = 0, at, error or StopRequested()
+
+    def enter(self, unit: int) -> None:
+        self.asked += 1
+        if self.asked == self._at:
+            raise self._error
+
+
+def hire(study: Study, directory: Path, name: str = "w") -> SearchWorker:
+    config = WorkerConfig(storage=str(directory / "study.journal"), study_name="s", worker=name, directory=directory)
+    return SearchWorker(study, config, AtOnce())
+
+
+def work(study: Study, worker: SearchWorker, directory: Path, gate: OpenGate | None = None) -> list[statuses.Status]:
+    """Run a side task to its end."""
+    reported: list[statuses.Status] = []
+    Scheduler(study, gate or OpenGate(), Direct(worker), reported.append, directory=directory).run()
+    return reported
+
+
+def assert_all_ended(worker: SearchWorker, study: Seven) -> list[FrozenTrial]:
+    trials = worker._study.get_trials()
+    assert len(trials) == study.trials and {trial.state for trial in trials} == ENDED
+    assert_as_alone([trial for trial in trials if trial.number != 1], study)  # that one diverges
+    assert not list((worker._config.directory or Path()).glob("checkpoints/*")), "of trials that have ended"
+    return trials
+
+
+def assert_accounts(spans: list[Span], trials: list[FrozenTrial]) -> None:
+    """What is kept covers each trial's epochs once."""
+    for trial in trials:
+        kept = sorted((span.from_epoch, span.to_epoch) for span in spans if span.trial == trial.number and span.kept)
+        ends = [0, *(to for _, to in kept)]
+        assert [begin for begin, _ in kept] == ends[:-1], f"trial {trial.number}: {kept}"
+        if trial.intermediate_values:
+            assert ends[-1] == max(trial.intermediate_values)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("at", [40, 200, 430, 600])
+def test_a_side_task_that_is_asked_to_end_loses_no_trial(own: bool, at: int, tmp_path: Path) -> None:
+    study = make_study(own)
+    first = hire(study, tmp_path)
+    with pytest.raises(StopRequested):
+        work(study, first, tmp_path, Ending(at))
+    first.stop()
+    left = first._study.get_trials()
+    assert all(trial.state in ENDED | {TrialState.WAITING} for trial in left), "none is failed or still runs"
+    again = make_study(own)
+    other = hire(again, tmp_path, "another, in the next job")
+    assert isinstance(work(again, other, tmp_path)[-1], statuses.Finished)
+    assert_accounts(other._claims.spans(), assert_all_ended(other, again))
+
+
+@pytest.mark.parametrize("at", [60, 333, 555])
+def test_one_that_is_killed_is_taken_up_by_its_successor(at: int, tmp_path: Path) -> None:
+    study = make_study(False)
+    with pytest.raises(StopRequested):
+        work(study, hire(study, tmp_path), tmp_path, Ending(at))  # and nothing is released
+    again = make_study(False)
+    successor = hire(again, tmp_path)
+    work(again, successor, tmp_path)
+    assert_accounts(successor._claims.spans(), assert_all_ended(successor, again))
+
+
+def test_many_ends_in_a_row(tmp_path: Path) -> None:
+    at = 300  # about an epoch, and what comes before it
+    for _ in range(40):
+        study = make_study(True)
+        worker = hire(study, tmp_path)
+        try:
+            work(study, worker, tmp_path, Ending(at))
+            break
+        except StopRequested:
+            worker.stop()
+    else:
+        pytest.fail("it does not get on")
+    assert_accounts(worker._claims.spans(), assert_all_ended(worker, study))
+
+
+def test_a_trial_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    study = make_study(False)
+    worker = hire(study, tmp_path)
+    with pytest.raises(StopRequested):
+        work(study, worker, tmp_path, Ending(500))
+    reached = {int(folder.name): checkpoint_files.found(folder) for folder in tmp_path.glob("checkpoints/*")}
+    assert any(reached.values())
+    again = make_study(False)
+    read: list[int] = []
+    batches = again.batches
+    again.batches = lambda epoch: read.append(epoch) or batches(epoch)  # type: ignore[method-assign]
+    work(again, hire(again, tmp_path), tmp_path)
+    begun = make_study(False)
+    assert len(read) < begun.epochs * begun.trials, "epochs that are kept are not trained again"
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "torn": lambda content: content[: len(content) // 2],
+    "empty": lambda content: b"",
+    "a flipped bit": lambda content: content[:-200] + bytes([content[-200] ^ 4]) + content[-199:],
+    "of another version": lambda content: content.replace(MAGIC, b"squeezer trial 0\n"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+@pytest.mark.parametrize("all_of_them", [False, True])
+def test_damaged_checkpoints_cost_only_epochs(what: str, all_of_them: bool, tmp_path: Path) -> None:
+    study = make_study(False)
+    with pytest.raises(StopRequested):
+        work(study, hire(study, tmp_path), tmp_path, Ending(600))
+    folders = [folder for folder in tmp_path.glob("checkpoints/*") if checkpoint_files.found(folder)]
+    assert folders
+    for folder in folders:
+        for file in checkpoint_files.found(folder)[: None if all_of_them else 1]:
+            file.write_bytes(DAMAGE[what](file.read_bytes()))
+            with pytest.raises(CheckpointError, match=r"torn or damaged|no checkpoint of this version"):
+                load(file)
+    again = make_study(False)
+    successor = hire(again, tmp_path)
+    work(again, successor, tmp_path)
+    assert_all_ended(successor, again)
+
+
+def test_a_checkpoint_of_another_structure_is_named_and_its_trial_begins_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    study = make_study(False)
+    with pytest.raises(StopRequested):
+        work(study, hire(study, tmp_path), tmp_path, Ending(600))
+    again = make_study(False)
+    model = again.make
+    again.make = lambda n: torch.nn.Sequential(model(n), torch.nn.Linear(2, 2).double())
+    successor = hire(again, tmp_path)
+    work(again, successor, tmp_path)
+    assert {trial.state for trial in successor._study.get_trials()} <= ENDED
+    assert "is of another structure" in caplog.text
+
+
+def test_a_trial_in_which_one_worker_after_another_dies_is_given_up(tmp_path: Path) -> None:
+    study = make_study(False)
+    for _ in range(4):
+        with pytest.raises(StopRequested):
+            work(study, hire(study, tmp_path), tmp_path, Ending(30))
+    last = hire(study, tmp_path)
+    last.ask(99)
+    trials = last._study.get_trials()
+    failed = [trial for trial in trials if trial.state is TrialState.FAIL]
+    assert failed
+    assert "workers died in it, one after another" in failed[0].user_attrs["squeezer_reason"]
+
+
+def test_who_has_lost_a_trial_writes_nothing_of_it_any_more(tmp_path: Path) -> None:
+    study = make_study(False)
+    zombie = hire(study, tmp_path, "zombie")
+    mine = [trial["number"] for trial in zombie.ask(2)["trials"]]
+    other = hire(study, tmp_path, "other")
+    other._alone(lambda held: other._released(held, held.release("zombie", died=True)))  # its lease has run out
+    assert [trial["number"] for trial in other.ask(2)["trials"]] == mine
+    other.report(mine[0], 1, 0.25, False)
+    assert zombie.report(mine[0], 1, 9.0, False) == {"lost": mine[0]}
+    assert zombie.report(mine[1], 3, 9.0, True) == {"lost": mine[1]}
+    assert zombie.fail(mine[1], "late") is None, "it knows by now"
+    zombie.stop()
+    trials = other._study.get_trials()
+    assert trials[mine[0]].intermediate_values == {1: 0.25} and trials[mine[1]].intermediate_values == {}
+    assert {trials[number].state for number in mine} == {TrialState.RUNNING}
+
+
+def test_a_trial_that_someone_has_closed_is_dropped(tmp_path: Path) -> None:
+    study = make_study(False)
+    worker = hire(study, tmp_path)
+    number = worker.ask(1)["trials"][0]["number"]
+    trial_id = worker._study.get_trials()[number]._trial_id
+    worker._storage.set_trial_state_values(trial_id, state=TrialState.FAIL)
+    assert worker.report(number, 1, 0.5, False) == {"lost": number}
+
+
+@pytest.mark.parametrize("keep", [0, 1, 3])
+@pytest.mark.parametrize("direction", ["maximize", "minimize"])
+def test_the_best_weights_go_into_the_users_own_module(keep: int, direction: str, tmp_path: Path) -> None:
+    study = make_study(True)
+    study.keep_best, study.direction = keep, direction
+    worker = hire(study, tmp_path)
+    work(study, worker, tmp_path)
+    completed = [trial for trial in worker._study.get_trials() if trial.state is TrialState.COMPLETE]
+    ranked = sorted(completed, key=lambda trial: trial.value or 0.0, reverse=direction == "maximize")
+    files = {file.name for file in tmp_path.glob("best/*.pt")}
+    assert files == {f"trial-{trial.number}.pt" for trial in ranked[:keep]}
+    if not keep:
+        return
+    index = json.loads((tmp_path / "best" / "best.json").read_text())
+    assert [entry["number"] for entry in index] == [trial.number for trial in ranked[:keep]]
+    assert not list(tmp_path.glob("best/*.tmp"))
+    for entry, trial in zip(index, ranked, strict=False):
+        model = study.model({"n": trial.number})
+        model.load_state_dict(torch.load(tmp_path / "best" / entry["weights"], weights_only=True))
+        model.eval()
+        assert entry["score"] == pytest.approx(score(study, model), rel=1e-9)
+
+
+def score(study: Seven, model: torch.nn.Module) -> float:
+    with torch.no_grad():
+        pairs = [(float(study.score(model(x), y)), len(x)) for x, y in study.validation()]
+    return sum(value * count for value, count in pairs) / sum(count for _, count in pairs)
+
+
+def test_a_full_disk_costs_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Iterator[None]:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "save", full)
+    monkeypatch.setattr(checkpoints, "save_weights", full)
+    study = make_study(False)
+    worker = hire(study, tmp_path)
+    work(study, worker, tmp_path)
+    assert_all_ended(worker, study)

@@ -1,0 +1,95 @@
+"""The files of a study's directory: one checkpoint per trial and epoch, and the best trials' weights.
+
+    DIRECTORY/study.journal                 Optuna's, unless the storage is a database
+    DIRECTORY/claims.db                     see `trials.search.claims`
+    DIRECTORY/checkpoints/7/12-2.pt         trial 7 after epoch 12, written under fence 2
+    DIRECTORY/best/trial-7.pt               a `state_dict` that the user's own module loads
+    DIRECTORY/best/best.json                which they are, the best first
+
+The side task writes to a temporary file. The search worker makes it durable and gives it its name, and only then writes
+to a database that it exists.
+"""
+
+import os
+import re
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from ds_hooks.shared.private_file import make_dir
+
+KEPT = 2
+"""Checkpoints of a trial: the last, and one to fall back to."""
+
+_NAME = re.compile(r"(\d+)-(\d+)\.pt")
+
+
+def trial_directory(directory: Path, number: int) -> Path:
+    """Where the checkpoints of a trial are."""
+    return directory / "checkpoints" / str(number)
+
+
+def temporary_path(directory: Path, number: int, epoch: int) -> Path:
+    """A file to write a checkpoint into, of this process alone; its directory is made."""
+    folder = trial_directory(directory, number)
+    make_dir(folder)
+    return folder / f"{epoch}.{os.getpid()}.tmp"
+
+
+def best_directory(directory: Path) -> Path:
+    """Where the best trials' weights are."""
+    return directory / "best"
+
+
+def temporary_weights_path(directory: Path, number: int) -> Path:
+    """A file to write weights into, of this process alone; its directory is made."""
+    folder = best_directory(directory)
+    make_dir(folder)
+    return folder / f"trial-{number}.{os.getpid()}.tmp"
+
+
+def commit(written: Path, fence: int) -> Path:
+    """Make a checkpoint durable, and give it its name. Older ones are removed, down to `KEPT`.
+
+    Raises:
+        OSError: it is gone, or the disk is full. Earlier ones are as they were.
+    """
+    epoch = int(written.name.partition(".")[0])
+    target = written.parent / f"{epoch}-{fence}.pt"
+    publish(written, target)
+    for older in found(written.parent)[KEPT:]:
+        with suppress(OSError):
+            older.unlink()
+    return target
+
+
+def publish(written: Path, target: Path) -> None:
+    """Make `written` durable under another name in the same directory, in one step."""
+    with open(written, "rb") as file:
+        os.fsync(file.fileno())
+    written.rename(target)
+    fd = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def found(folder: Path) -> list[Path]:
+    """The checkpoints in a trial's directory, the newest first."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    keys = {name: match for name in names if (match := _NAME.fullmatch(name))}
+    return [folder / name for name in sorted(keys, key=lambda name: (int(keys[name][1]), int(keys[name][2])))[::-1]]
+
+
+def epoch_of(checkpoint: Path) -> int:
+    """How many epochs it holds."""
+    return int(checkpoint.name.partition("-")[0])
+
+
+def forget(directory: Path, number: int) -> None:
+    """Remove the checkpoints of a trial that has ended."""
+    shutil.rmtree(trial_directory(directory, number), ignore_errors=True)

@@ -1,0 +1,83 @@
+"""What others do to trials once a worker is gone: release them for the next one, or end them for good."""
+
+import argparse
+import os
+from pathlib import Path
+
+import optuna
+from optuna.trial import Trial, TrialState
+
+from ds_hooks.shared import logs
+from ds_hooks.shared.secrets import STORAGE_VARIABLE
+from trials.gate.process import run_when_idle
+from trials.search.claims import Claims, connect
+from trials.search.storage import open_storage
+from trials.search.worker import REASON, requeue
+
+
+def release_trials(storage: str, name: str, directory: Path, worker: str, *, died: bool) -> int:
+    """Let the trials of a worker that is gone wait for another. Returns how many there were.
+
+    Args:
+        storage: see `open_storage`.
+        name: Optuna's study name.
+        directory: the study's.
+        worker: its name, or what the names of several begin with.
+        died: whether it ended unasked.
+    """
+    try:
+        study = optuna.load_study(study_name=name, storage=open_storage(storage))
+    except KeyError:
+        return 0  # no side task has created it
+    claims = Claims(connect(storage, directory), name, "")
+    try:
+        with claims.alone() as held:
+            released = [trial for each in held.workers(worker) for trial in held.release(each, died=died)]
+            requeue(study, held.others())
+    finally:
+        claims.close()
+    return len(released)
+
+
+def close_study(storage: str, name: str, reason: str) -> int:
+    """End every trial that is still running or waiting as failed. Returns how many.
+
+    Args:
+        storage: see `open_storage`.
+        name: Optuna's study name.
+        reason: the recorded cause.
+    """
+    try:
+        study = optuna.load_study(study_name=name, storage=open_storage(storage))
+    except KeyError:
+        return 0
+    unfinished = study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))
+    for frozen in unfinished:
+        Trial(study, frozen._trial_id).set_user_attr(REASON, reason)
+        study._storage.set_trial_state_values(frozen._trial_id, state=TrialState.FAIL)  # `tell` refuses waiting ones
+    return len(unfinished)
+
+
+def main() -> int:
+    """Release what a side task that is gone has left."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trials.search.close",
+        description=f"Let the trials of a worker that is gone wait for another; ${STORAGE_VARIABLE} names the storage.",
+    )
+    parser.add_argument("--study-name", required=True)
+    parser.add_argument("--directory", type=Path, required=True, help="the study's")
+    parser.add_argument("--worker", required=True, help="its name, or what several begin with")
+    parser.add_argument("--died", action="store_true", help="it ended unasked")
+    parser.add_argument("--idle", action="store_true", help="a main job trains: use only its idle time")
+    arguments = parser.parse_args()
+    logs.set_up()
+    logs.adopt("optuna")
+    if arguments.idle:
+        run_when_idle()
+    storage = os.environ[STORAGE_VARIABLE]
+    release_trials(storage, arguments.study_name, arguments.directory, arguments.worker, died=arguments.died)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,122 @@
+"""The search worker as a process, so that the training process never waits for a database.
+
+The side task's main program forks it once torch and the study are loaded. They exchange one JSON object per line.
+
+- Requests: `{"ask": n}`, `{"began": number, "epoch": e}`, `{"trained": {number: e, …}}`,
+  `{"checkpoint": number, "file": path}`,
+  `{"report": number, "epoch": e, "value": v, "final": bool, "weights": path or null}`,
+  `{"fail": number, "reason": text}`, `{"stop": true}`.
+- Answers: `{"trials": [{"number": i, "params": {…}, "epoch": e}, …], "exhausted": bool, "over": bool, "bar": score}`,
+  `{"pruned": number}`, `{"lost": number}`, `{"error": text}`.
+
+Its core belongs to the main job, so it runs only when nothing else wants that core. Three things are exempt: the first
+trials, if no main job has come yet; work under a lock for which other search workers wait; and signs of life, for want
+of which others would take over its trials.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TextIO
+
+from ds_hooks.shared import logs
+from ds_hooks.shared.parent import die_with_parent
+from ds_hooks.shared.secrets import hide_passwords
+from trials.gate.process import run_when_idle
+from trials.own_logger import own_logger
+from trials.search.worker import SearchWorker, WorkerConfig
+from trials.study import Study
+
+HOLDER_NICE = 10
+"""The niceness of work under a lock, a few ms per trial. A busy main job still keeps nine tenths of its core."""
+
+SIGNS_PER_LEASE, LOOKS_PER_LEASE = 6, 2
+"""How often a worker gives a sign of life, and looks for those that give none, in the time that others wait for one."""
+
+log = own_logger("trials.search.serve")
+
+
+def serve(
+    study: Study, config: WorkerConfig, requests: TextIO, answers: TextIO, *, attached: Callable[[], bool]
+) -> None:
+    """Be the search worker: answer requests until they end or one asks to stop.
+
+    Args:
+        study: the user's.
+        config: where its trials are.
+        requests: one JSON object per line.
+        answers: the same. An error is written here before it is raised.
+        attached: whether a main job has come. If so, even the first trials are found in its idle time.
+    """
+    die_with_parent()  # no other signal ends it: it ends when its requests do, with all of them done
+    holder, pulse, over = _outside_idle_class(), _outside_idle_class(), threading.Event()
+    is_idle = attached()
+    if is_idle:
+        run_when_idle()
+    try:
+        logs.adopt("optuna")
+        worker = SearchWorker(study, config, holder)
+        pulse.submit(_live, worker, config.lease_s, over)
+        for line in requests:
+            if not is_idle and attached():
+                run_when_idle()
+                is_idle = True
+            request = json.loads(line)
+            if "stop" in request:
+                over.set()
+                pulse.shutdown()
+                worker.stop()
+                return
+            answer = answer_to(worker, request)
+            if answer is not None:
+                answers.write(json.dumps(answer) + "\n")
+                answers.flush()
+    except Exception as error:
+        answers.write(json.dumps({"error": hide_passwords(f"{type(error).__name__}: {error}")}) + "\n")
+        answers.flush()
+        raise
+    finally:
+        over.set()
+
+
+def answer_to(worker: SearchWorker, request: dict[str, Any]) -> dict[str, Any] | None:
+    """Do what `request` asks for. Returns the answer, if there is one."""
+    match request:
+        case {"ask": most}:
+            return worker.ask(most)
+        case {"report": number, "epoch": epoch, "value": value, "final": final, "weights": weights}:
+            return worker.report(number, epoch, value, final, weights)
+        case {"checkpoint": number, "file": file}:
+            return worker.checkpoint(number, Path(file))
+        case {"trained": epochs}:
+            worker.note({int(number): epoch for number, epoch in epochs.items()})
+        case {"began": number, "epoch": epoch}:
+            worker.began(number, epoch)
+        case {"fail": number, "reason": reason}:
+            return worker.fail(number, reason)
+        case _:
+            raise ValueError(f"unknown request {request}")
+    return None
+
+
+def _live(worker: SearchWorker, lease_s: float, over: threading.Event) -> None:
+    """Give signs of life, and take over from those that give none."""
+    count = 0
+    while not over.wait(lease_s / SIGNS_PER_LEASE):
+        count += 1
+        try:
+            worker.renew()
+            if count % (SIGNS_PER_LEASE // LOOKS_PER_LEASE) == 0:
+                worker.take_over()
+        except Exception as error:  # such as a database that is away for a while; the next try may succeed
+            log.warning("no sign of life: %s", hide_passwords(f"{type(error).__name__}: {error}"))
+
+
+def _outside_idle_class() -> Executor:
+    """Start a thread. `run_when_idle` cannot be undone, but each thread has a scheduling class of its own."""
+    started = ThreadPoolExecutor(max_workers=1)
+    started.submit(os.nice, HOLDER_NICE).result()
+    return started

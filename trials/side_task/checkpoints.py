@@ -1,0 +1,161 @@
+"""When trials are saved, and from where they go on."""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trials.fusion.errors import FuseError
+from trials.gate.base import HOST_UNIT, Gate
+from trials.own_logger import own_logger
+from trials.search import checkpoint_files
+from trials.search.client import Search
+from trials.side_task.trial_file import CheckpointError, load, save, save_weights
+from trials.study import Study
+from trials.training.group import TrialGroup
+from trials.training.member import Member, build_member
+from trials.training.trial_state import TrialState
+
+PERIOD_S = 60.0
+"""A trial is saved at the first end of an epoch after so long: what a crash may cost."""
+
+MOST_COST = 0.01
+"""At rungs it is saved more often, as long as that takes at most this share of the time since it was last saved: for
+small networks a file takes as long as some steps of all trials."""
+
+log = own_logger(__name__)
+
+
+class Checkpoints:
+    """Writes trials of one side task to files, behind the gate, and reads them.
+
+    Args:
+        study: the user's.
+        directory: the study's; None: nothing is saved.
+        gate: asked before each file.
+        search: takes the files over.
+        clock_s: the time.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        directory: Path | None,
+        gate: Gate,
+        search: Search,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._study, self._directory, self._gate, self._search, self._clock_s = study, directory, gate, search, clock_s
+        self._saved_s: dict[int, float] = {}
+        self._epochs: dict[int, int] = {}
+        self._cost_s = 0.0
+        self._bar: float | None = None
+        self._warned: set[str] = set()
+
+    def take(self, answer: dict[str, Any]) -> None:
+        """Learn from the search worker's answer which checkpoints trials have, and what the best ones scored."""
+        self._bar = answer.get("bar", self._bar)
+        for trial in answer["trials"]:
+            self._epochs[trial["number"]] = trial.get("epoch", 0)
+
+    def build(self, number: int, params: dict[str, Any]) -> Member:
+        """Build a trial, where it was saved last or from its start.
+
+        Exceptions of the study's code pass through.
+
+        Raises:
+            FuseError: its model cannot be fused with any other.
+        """
+        self._saved_s.setdefault(number, self._clock_s())
+        reached = self._epochs.get(number, 0)
+        for file in self._files(number):
+            if checkpoint_files.epoch_of(file) > reached:
+                continue
+            try:
+                state = load(file)
+                member = state.member(self._study)
+            except (CheckpointError, FuseError, OSError) as error:
+                self._warn(f"trial {number}: {error}")
+                continue
+            if state.params != params or state.number != number:
+                self._warn(f"trial {number}: {file} is of another trial")
+                continue
+            self._search.send(began=number, epoch=state.epoch)
+            return member
+        if reached:
+            self._search.send(began=number, epoch=0)
+        return build_member(self._study, number, params)
+
+    def epoch_ended(self, group: TrialGroup) -> None:
+        """Save the trials of `group` for which it is time."""
+        self._search.send(trained=dict(zip(group.numbers, group.epochs_done, strict=True)))
+        if self._directory is None:
+            return
+        for row, (number, epoch) in enumerate(zip(group.numbers, group.epochs_done, strict=True)):
+            if self._is_due(number, epoch):
+                self._gate.enter(HOST_UNIT)
+                self._save(group.export(row))
+
+    def ended(self, group: TrialGroup, row: int, score: float) -> str | None:
+        """Write the weights of a trial that has ended, if it is among the best so far. Returns the file."""
+        keep, sign = self._study.keep_best, 1 if self._study.direction == "maximize" else -1
+        self._saved_s.pop(group.numbers[row], None)
+        if self._directory is None or not keep or not math.isfinite(score):
+            return None
+        if self._bar is not None and sign * score <= sign * self._bar:
+            return None
+        if keep == 1:
+            self._bar = score  # of more than one, the search worker knows which is the last
+        self._gate.enter(HOST_UNIT)
+        path = checkpoint_files.temporary_weights_path(self._directory, group.numbers[row])
+        try:
+            save_weights(group.export(row).model, path)
+        except OSError as error:
+            self._warn(f"no weights of trial {group.numbers[row]}: {error}")
+            path.unlink(missing_ok=True)
+            return None
+        return str(path)
+
+    def _is_due(self, number: int, epoch: int) -> bool:
+        if epoch == self._study.epochs:
+            return False
+        now_s = self._clock_s()
+        since_s = now_s - self._saved_s.setdefault(number, now_s)
+        return since_s >= PERIOD_S or (epoch in self._study.rungs and since_s * MOST_COST >= self._cost_s)
+
+    def _save(self, state: TrialState) -> None:
+        assert self._directory is not None
+        began_s = self._clock_s()
+        self._saved_s[state.number] = began_s
+        path = None
+        try:
+            path = checkpoint_files.temporary_path(self._directory, state.number, state.epoch)
+            save(state, path)
+        except (FuseError, OSError) as error:
+            self._warn(f"trials are not saved: {error}")
+            if path is not None:
+                path.unlink(missing_ok=True)
+            return
+        self._read_back(path)
+        self._cost_s = self._clock_s() - began_s
+        self._epochs[state.number] = state.epoch
+        self._search.send(checkpoint=state.number, file=str(path))
+
+    def _read_back(self, path: Path) -> None:
+        """Try the first file: something in it may be what PyTorch does not read."""
+        if not self._cost_s:
+            try:
+                load(path)
+            except CheckpointError as error:
+                self._warn(f"checkpoints cannot be read: {error}")
+
+    def _files(self, number: int) -> list[Path]:
+        if self._directory is None:
+            return []
+        return checkpoint_files.found(checkpoint_files.trial_directory(self._directory, number))
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            log.warning("%s", text)
