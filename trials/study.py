@@ -73,22 +73,29 @@ class Study(abc.ABC):
         """
 
     @abc.abstractmethod
-    def loss(self, outputs: Any, targets: Tensor) -> Tensor:
+    def loss(self, outputs: Any, targets: Any) -> Tensor:
         """Return the loss of one model on one batch, a scalar tensor."""
 
     @abc.abstractmethod
-    def batches(self, epoch: int) -> Iterable[tuple[Tensor, Tensor]]:
+    def batches(self, epoch: int) -> Iterable[tuple[Any, Any]]:
         """Return the training batches of `epoch`, counted from 0: pairs ``(inputs_B, targets_B)`` of B examples.
 
-        All trials train on the same batches.
+        All trials train on the same batches. Both parts are tensors, or dicts, tuples and lists of tensors and plain
+        values, nested at will. The model is called with the inputs:
+
+        - ``model(**inputs)`` if they are a dict or another mapping;
+        - ``model(*inputs)`` if they are a tuple or a list;
+        - ``model(inputs)`` if they are a tensor or a plain value.
+
+        B is the length of the first tensor that has an axis.
         """
 
     @abc.abstractmethod
-    def validation(self) -> Iterable[tuple[Tensor, Tensor]]:
-        """Return the validation batches, pairs ``(inputs_B, targets_B)``."""
+    def validation(self) -> Iterable[tuple[Any, Any]]:
+        """Return the validation batches, pairs ``(inputs_B, targets_B)`` as from `batches`."""
 
     @abc.abstractmethod
-    def score(self, outputs: Any, targets: Tensor) -> Tensor:
+    def score(self, outputs: Any, targets: Any) -> Tensor:
         """Return the score of one model on one batch, a scalar tensor. A trial's score is the mean over all."""
 
     def scheduler(self, params: dict[str, Any], optimizer: Any) -> "LRScheduler | Sequence[LRScheduler] | None":
@@ -115,10 +122,11 @@ class Study(abc.ABC):
         """Return a fresh scaler with the settings for the trial's loss scale; None: the loss is not scaled."""
         return None
 
-    def trial_batches(self, params: dict[str, Any], number: int, epoch: int) -> Iterable[tuple[Tensor, Tensor]] | None:
+    def trial_batches(self, params: dict[str, Any], number: int, epoch: int) -> Iterable[tuple[Any, Any]] | None:
         """Like `batches`, for trial `number` alone: its own order or augmentation. None: `batches` feeds all trials.
 
-        All trials must have the same number of batches, of the same shapes.
+        All trials must have the same number of batches. These may differ in the numbers in their tensors alone: not in
+        shapes, types, containers, keys or plain values.
         """
         return None
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from trials import Member, Study, TrialGroup, build_member
 from trials.gate.base import HOST_UNIT, OpenGate
 
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Any, Any]
 
 OPTIMIZERS: dict[str, Callable[[int, Iterable[Any]], torch.optim.Optimizer]] = {
     "sgd": lambda n, ps: torch.optim.SGD(ps, lr=0.01 * (n + 1), momentum=0.3 * n, weight_decay=0.01 * n),
@@ -114,13 +115,13 @@ class Solo:
         self.optimizer = only_optimizer(member)
         self.loss = float("nan")
 
-    def step(self, inputs: Tensor, targets: Tensor) -> None:
+    def step(self, inputs: Any, targets: Any) -> None:
         with torch.random.fork_rng():
             torch.set_rng_state(self.rng_state)
             self.model.train()
             getattr(self.optimizer, "train", nothing)()
             self.optimizer.zero_grad()
-            loss = self.study.loss(self.model(inputs), targets)
+            loss = self.study.loss(called(self.model, inputs), targets)
             loss.backward()
             self.optimizer.step()
             self.rng_state = torch.get_rng_state()
@@ -131,8 +132,20 @@ class Solo:
         self.model.eval()
         getattr(self.optimizer, "eval", nothing)()
         batches = list(self.study.validation())
-        total = sum(self.study.score(self.model(x), y).item() * len(x) for x, y in batches)
-        return total / sum(len(x) for x, _ in batches)
+        total = sum(self.study.score(called(self.model, x), y).item() * length(x) for x, y in batches)
+        return total / sum(length(x) for x, _ in batches)
+
+
+def called(model: nn.Module, inputs: Any) -> Any:
+    """What a model returns for the inputs of a batch; see `Study.batches`."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+
+
+def length(inputs: Any) -> int:
+    """How many examples a batch has."""
+    return next(len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim)
 
 
 def nothing() -> None:

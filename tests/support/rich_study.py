@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from tests.support.fused_and_solo import Batch, Solo, ToyStudy, only_optimizer
+from tests.support.fused_and_solo import Batch, Solo, ToyStudy, called, only_optimizer
 from trials import Study, build_member
 
 Schedule = Callable[[int, torch.optim.Optimizer], Any]
@@ -61,12 +61,12 @@ class RichSolo(Solo):
         self.scaler = study.scaler(self.params) or torch.amp.GradScaler("cpu", enabled=False)
         self.epochs = 0
 
-    def step(self, inputs: Tensor, targets: Tensor) -> None:
+    def step(self, inputs: Any, targets: Any) -> None:
         with torch.random.fork_rng():
             torch.set_rng_state(self.rng_state)
             self.model.train()
             self.model.zero_grad()
-            loss = self.study.loss(self.model(inputs), targets)
+            loss = self.study.loss(called(self.model, inputs), targets)
             self.scaler.scale(loss).backward()
             self.scaler.unscale_(self.optimizer)
             value, norm = self.study.clip_value(self.params), self.study.clip_norm(self.params)

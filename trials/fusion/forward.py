@@ -1,13 +1,14 @@
 """The forward of K trials in one mode: by its graph, or as a whole if there is no graph or it fails."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx, nn
 
 from trials.fusion import ways
-from trials.fusion.errors import RefusedError, is_out_of_memory
+from trials.fusion.errors import ApartError, RefusedError, is_out_of_memory
+from trials.fusion.inputs import Inputs, arguments, moved
 from trials.fusion.mapped import Mapped
 from trials.fusion.program import Program
 from trials.fusion.reads import Watch
@@ -15,7 +16,7 @@ from trials.fusion.registry import Layer, label
 from trials.fusion.rows import Rows, Vectors
 from trials.fusion.streams import saved
 from trials.fusion.trace import FORWARD
-from trials.fusion.trees import dims_of, heads
+from trials.fusion.trees import apart, dims_of, heads
 from trials.fusion.units import LayerUnits, Units
 
 
@@ -25,8 +26,8 @@ class Way(Protocol):
     def bind(self, rows: Rows) -> None:
         """Take the tensors of `rows`."""
 
-    def run(self, x: Tensor, per_trial: bool) -> Any:
-        """Return the model's output for ``x_B...``, or ``x_KB...`` if `per_trial`. All its tensors have the axis K."""
+    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], per_trial: bool) -> Any:
+        """Return the model's output. All its tensors have the axis K, and those of the inputs do if `per_trial`."""
 
     def declare_backward(self) -> None:
         """Number the backward units."""
@@ -67,9 +68,10 @@ class Whole:
         """See `Way`."""
         self._mapped.bind(rows)
 
-    def run(self, x: Tensor, per_trial: bool) -> Any:
+    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], per_trial: bool) -> Any:
         """See `Way`."""
-        return self._mapped.run((x,), {}, ((dims_of(x, per_trial),), {}))
+        by_name = dict(kwargs)
+        return self._mapped.run(args, by_name, (dims_of(args, per_trial), dims_of(by_name, per_trial)))
 
     def declare_backward(self) -> None:
         """See `Way`."""
@@ -86,7 +88,7 @@ class Forward:
     """The forward of K trials in one mode.
 
     Its graph runs step by step. If a step fails on the first batch, the graph's code runs as a whole from then on. If
-    what the graph was traced with changes, the user's own code does.
+    what the graph was traced with changes, or a batch has other inputs, the user's own code does.
     """
 
     def __init__(
@@ -119,7 +121,7 @@ class Forward:
         self._rows: Rows | None = None
         name = label(model, "") if method == FORWARD else f"{label(model, '')}.{method}"
         self._way: Way
-        self._instead: Callable[[str], Way] | None = None
+        self._instead: Callable[[str], None] | None = None
         self._watch = watch if graph is not None else None
         self._name, self._left, self._checked = name, "", False
 
@@ -127,6 +129,7 @@ class Forward:
             return Whole(model, name, modes, units, reason, method, vectors, way)
 
         self._own_code = own_code
+        self._inputs = None if graph is None else Inputs.of(model, method, graph)
         if graph is None:
             self._way = own_code(untraced)
             return
@@ -135,12 +138,12 @@ class Forward:
         # the graph, not the user's code, for it knows which tensors are each trial's own
         counted = any("counted" in node.meta for node in graph.nodes)
         if is_layer:
-            self._instead = own_code
+            self._instead = self._use_own_code
         elif counted:
             self._instead = self._leave
         else:
             code = fx.GraphModule(model, graph)
-            self._instead = lambda reason: Whole(code, name, modes, units, reason, FORWARD)
+            self._instead = lambda reason: self._use(Whole(code, name, modes, units, reason, FORWARD))
 
     def bind(self, rows: Rows) -> None:
         """Take the tensors of `rows`; called after they were built or changed.
@@ -153,45 +156,59 @@ class Forward:
             self._check_alike(rows)
         self._way.bind(rows)
 
-    def run(self, x: Tensor, device: torch.device, per_trial: bool = False) -> Any:
+    def run(self, inputs: Any, device: torch.device, per_trial: bool = False) -> Any:
         """Run all layers.
 
         Args:
-            x: one batch ``x_B...`` that all trials share, or ``x_KB...``.
+            inputs: one batch that all trials share, tensors ``x_B...`` in any containers, or ``x_KB...``. See
+                `trials.fusion.inputs.arguments` for how the model is called with them.
             device: where the trials are.
-            per_trial: whether `x` has the axis K.
+            per_trial: whether they have the axis K.
 
         Returns:
             The model's output, all its tensors with the leading axis K.
 
         Raises:
             RefusedError: it trains a parameter that is not the trials'.
+            ApartError: the user's own code has to run, and the trials differ in what it may read.
         """
-        x = x.to(device, non_blocking=True)
-        output = self._run(x, per_trial)
+        args, kwargs = arguments(moved(inputs, device))
+        output = self._run(args, kwargs, per_trial)
         if not self._checked and torch.is_grad_enabled():
             assert self._rows is not None  # bound when it was built
-            _refuse_foreign(output, x, self._rows, self._name)
+            _refuse_foreign(output, apart((args, kwargs))[0], self._rows, self._name)
             self._checked = True
         return output
 
-    def _run(self, x: Tensor, per_trial: bool) -> Any:
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], per_trial: bool) -> Any:
         if self._watch is not None and (name := self._watch.changed()):
-            self._instead = None
-            return self._run_instead(x, per_trial, self._leave(f"{name} has changed since the trace"))
+            self._leave(f"{name} has changed since the trace")
+        if self._inputs is not None:
+            own = self._inputs.take(args, kwargs)
+            if own is not None:
+                return self._run_graph(own, args, kwargs, per_trial)
+            self._leave("a batch has other inputs than the trace")
+        return self._way.run(args, kwargs, per_trial)
+
+    def _run_graph(
+        self, own: tuple[Tensor, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any], per_trial: bool
+    ) -> Any:
+        """Run the graph on `own`, its inputs. If it fails on the first batch, run something else."""
         if self._instead is None:
-            return self._way.run(x, per_trial)
+            return self._way.run(own, {}, per_trial)
         assert self._rows is not None  # bound when it was built
         restore = saved(self._rows.buffers, self._rows.generators)
         try:
-            output = self._way.run(x, per_trial)
+            output = self._way.run(own, {}, per_trial)
         except RefusedError:
             raise
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             restore()
-            output = self._run_instead(x, per_trial, self._instead(str(error)))
+            self._instead(str(error))
+            given, by_name = (args, kwargs) if self._inputs is None else (own, {})
+            output = self._way.run(given, by_name, per_trial)
         self._instead = None
         return output
 
@@ -204,41 +221,43 @@ class Forward:
         """Yield each layer or node, and how it is computed."""
         return self._way.ways()
 
-    def _leave(self, reason: str) -> Way:
-        """Return the way of the user's own code, because of `reason`.
+    def _leave(self, reason: str) -> None:
+        """Run the user's own code from now on, because of `reason`.
 
         Raises:
-            RefusedError: the trials differ in what it may read.
+            ApartError: the trials differ in what it may read.
         """
         assert self._rows is not None  # bound when it was built
         self._left = reason
         self._check_alike(self._rows)
-        self._watch = None
-        return self._own_code(reason, self._rows.vectors)
+        self._use_own_code(reason, self._rows.vectors)
 
-    def _check_alike(self, rows: Rows) -> None:
-        if len(set(rows.unread)) > 1:
-            raise RefusedError(
-                f"{self._name} has to run by its own code, for {self._left}, and the trials' modules differ in "
-                "attributes that it may read; allowed: equal attributes"
-            )
+    def _use_own_code(self, reason: str, vectors: Vectors | None = None) -> None:
+        self._watch = self._inputs = None
+        self._use(self._own_code(reason, vectors))
 
-    def _run_instead(self, x: Tensor, per_trial: bool, way: Way) -> Any:
-        assert self._rows is not None  # the caller looked
+    def _use(self, way: Way) -> None:
+        assert self._rows is not None  # bound when it was built
+        self._instead = None
         way.bind(self._rows)
         if self._declared:
             way.declare_backward()
         self._units.declare(self._rows.size)
-        output = way.run(x, per_trial)
         self._way = way
-        return output
+
+    def _check_alike(self, rows: Rows) -> None:
+        if len(set(rows.unread)) > 1:
+            raise ApartError(
+                f"{self._name} has to run by its own code, because {self._left}, and the trials' modules differ in "
+                "attributes that it may read; allowed: equal attributes"
+            )
 
 
-def _refuse_foreign(output: Any, x: Tensor, rows: Rows, name: str) -> None:
+def _refuse_foreign(output: Any, inputs: Sequence[Tensor], rows: Rows, name: str) -> None:
     """Refuse a forward that trains a parameter of another module, such as a global one that all trials would share."""
-    own = {id(x), *map(id, rows.parameters.values())}
+    own = {*map(id, inputs), *map(id, rows.parameters.values())}
     waiting: list[Any] = [tensor.grad_fn for tensor in heads(output)]
-    seen = {x.grad_fn, *waiting}  # what the input came from belongs to others
+    seen = {*(x.grad_fn for x in inputs), *waiting}  # what the inputs came from belongs to others
     while waiting:
         node = waiting.pop()
         found = getattr(node, "variable", None)

@@ -1,9 +1,9 @@
 """The forward of K trials: a list of steps made once from a graph, run for every batch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from trials.fusion import autocast
 from trials.fusion.mapped import Mapped
@@ -47,7 +47,7 @@ class Program:
         self._first = 0
         self._units = units
         self._output: Any = None
-        self._source = 0
+        self._sources: list[int] = []
         for node in graph.nodes:
             self._compile(node, model, layers, modes)
         if not self.forward_units:
@@ -60,12 +60,13 @@ class Program:
         for step in self.steps:
             step.bind(rows)
 
-    def run(self, x: Tensor, per_trial: bool) -> Any:
+    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], per_trial: bool) -> Any:
         """Run all layers.
 
         Args:
-            x: one batch ``x_B...`` that all trials share, or ``x_KB...``.
-            per_trial: whether `x` has the axis K.
+            args: the graph's inputs, tensors ``x_B...`` that all trials share, or ``x_KB...``.
+            kwargs: none.
+            per_trial: whether they have the axis K.
 
         Returns:
             The model's output, all its tensors with the leading axis K.
@@ -73,7 +74,8 @@ class Program:
         self._units.enter(self._first)
         state = State(len(self._index))
         values, flags = state.values, state.flags
-        values[self._source], flags[self._source] = x, per_trial
+        for index, tensor in zip(self._sources, args, strict=True):
+            values[index], flags[index] = tensor, per_trial
         watch = self._units.watch
         for step in self.steps:
             step.run(state)
@@ -101,8 +103,7 @@ class Program:
     ) -> None:
         out = self._index[node]
         if node.op == "placeholder":
-            if node.prev.op == "root":
-                self._source = out
+            self._sources.append(out)
         elif node.op == "output":
             self._output = self._refer(node.args[0])
         elif node.op == "get_attr":

@@ -21,7 +21,7 @@ from trials.fusion.streams import drawing_from, drawing_nothing, foreign_streams
 from trials.fusion.surroundings import as_written, kept, reentrant_checkpoint, refused_checkpoint, without_recomputing
 from trials.fusion.together import Together
 from trials.fusion.tracer import Tracer, recording
-from trials.fusion.trees import apart
+from trials.fusion.trees import apart, dims_of, of_row
 from trials.fusion.ways import Way
 
 
@@ -32,22 +32,22 @@ class Scalar:
     each trial where `vmap` cannot and under autocast.
     """
 
-    def __init__(self, name: str, function: Callable[[Any, Tensor], Tensor], way: Way = "rules") -> None:
+    def __init__(self, name: str, function: Callable[[Any, Any], Tensor], way: Way = "rules") -> None:
         """`name` is for error messages. By "rules" a pure function is traced; by "loop" none runs under `vmap`."""
         self._name, self._function = name, function
         self._steps, self._last = _trace(function) if way == "rules" else ([], 0)
         self._looped, self._seen, self._stepped = way == "loop", False, False
 
     def __call__(
-        self, outputs: Any, targets: Tensor, generators: Sequence[torch.Generator], per_trial: bool = False
+        self, outputs: Any, targets: Any, generators: Sequence[torch.Generator], per_trial: bool = False
     ) -> Tensor:
         """Return one value per trial.
 
         Args:
             outputs: the model's. Every tensor in it has the leading axis K, one entry per trial.
-            targets: shared by all trials, or with the axis K too.
+            targets: tensors in any containers, or none: shared by all trials, or with the axis K too.
             generators: a random stream per trial.
-            per_trial: whether `targets` have that axis.
+            per_trial: whether they have that axis.
 
         Returns:
             ``[K]``.
@@ -56,7 +56,7 @@ class Scalar:
             FuseError: it is not a scalar, or draws from streams that no trial has for itself.
         """
         values_K = None
-        if self._steps and isinstance(outputs, Tensor):
+        if self._steps and isinstance(outputs, Tensor) and isinstance(targets, Tensor):
             values_K = self._by_steps(outputs, targets, per_trial)
         if values_K is None:
             streams = None if self._seen else foreign_streams()
@@ -93,7 +93,7 @@ class Scalar:
         found: Tensor = state.values[self._last]
         return found
 
-    def _by_code(self, outputs: Any, targets: Tensor, generators: Sequence[torch.Generator], per_trial: bool) -> Any:
+    def _by_code(self, outputs: Any, targets: Any, generators: Sequence[torch.Generator], per_trial: bool) -> Any:
         """Run the user's code: under `vmap`, or else for one trial after another."""
         if any(autocast.is_on(tensor.device) for tensor in apart(outputs)[0]):  # `vmap` gives other types there
             return self._by_loop(outputs, targets, generators, per_trial)
@@ -110,7 +110,7 @@ class Scalar:
         self._looped = True
         return self._by_loop(outputs, targets, generators, per_trial)
 
-    def _by_vmap(self, outputs: Any, targets: Tensor, per_trial: bool) -> Any:
+    def _by_vmap(self, outputs: Any, targets: Any, per_trial: bool) -> Any:
         tensors, together = apart(outputs)
         rules = Together()
 
@@ -118,18 +118,19 @@ class Scalar:
             rules.check_call(function)
             return function(*args, **kwargs)
 
-        def one(own: list[Tensor], own_targets: Tensor) -> Tensor:
+        def one(own: list[Tensor], own_targets: Any) -> Tensor:
             with Calls(call), rules, without_recomputing(refused_checkpoint):
                 return self._function(together(own), own_targets)
 
         with as_written():
-            return torch.vmap(one, (0, 0 if per_trial else None), randomness="error")(tensors, targets)
+            return torch.vmap(one, (0, dims_of(targets, per_trial)), randomness="error")(tensors, targets)
 
-    def _by_loop(self, outputs: Any, targets: Tensor, generators: Sequence[torch.Generator], per_trial: bool) -> Any:
+    def _by_loop(self, outputs: Any, targets: Any, generators: Sequence[torch.Generator], per_trial: bool) -> Any:
         tensors, together = apart(outputs)
+        dims = dims_of(targets, per_trial)
         values: list[Any] = []
         for row, generator in enumerate(generators):
-            own_targets = targets[row] if per_trial else targets
+            own_targets = of_row(targets, dims, row)
             with drawing_from(generator), without_recomputing(reentrant_checkpoint):
                 values.append(self._function(together([tensor[row] for tensor in tensors]), own_targets))
             if not isinstance(values[-1], Tensor) or values[-1].ndim:
@@ -137,7 +138,7 @@ class Scalar:
         return torch.stack(values)
 
 
-def _trace(function: Callable[[Any, Tensor], Tensor]) -> tuple[list[Step], int]:
+def _trace(function: Callable[[Any, Any], Tensor]) -> tuple[list[Step], int]:
     """Return the steps of `function` and the index of its result. No steps: it may depend on more than its inputs."""
     plain = getattr(function, "__func__", function)
     if not isinstance(plain, types.FunctionType) or not _is_pure(plain, bound=plain is not function):

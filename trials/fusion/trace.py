@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from trials.fusion.errors import RefusedError
 from trials.fusion.functional import RANDOM, VIEWS
+from trials.fusion.inputs import unknown_inputs
 from trials.fusion.observer import Observer, refuse_questions
 from trials.fusion.reads import Codes
 from trials.fusion.registry import CALLS, RULES, FuseError, label
@@ -41,22 +42,25 @@ def trace(model: nn.Module, training: bool, method: str = FORWARD) -> Traced:
     """Return the graph of a method of `model` in one of its two modes.
 
     Raises:
-        FuseError: it cannot be traced, takes several inputs, or does something that fusing would change.
+        FuseError: it cannot be traced, or does something that fusing would change.
     """
     name = type(model).__name__
     if type(model) in RULES or Tracer().is_leaf_module(model, ""):
-        return Traced(_single(name), {})
+        return Traced(_single(model, name), {})
     given = flags(model)
     streams, random_state, put_back_around = foreign_streams(), torch.get_rng_state(), kept()
     drew = False
     tables = _tables(model)
     observer = Observer()
+    unknown, fixed = unknown_inputs(model, method)
+    if not unknown:
+        raise FuseError(f"model {name} cannot be traced: its {method} has no first input with a name")
     try:
         model.train(training)
         tracer = Tracer(model)
         tracer.traced_func_name = method
         with recording(lambda: tracer.calls_with_buffers), observer:
-            graph = tracer.trace(model, concrete_args=_defaults(model, method))
+            graph = tracer.trace(model, concrete_args=fixed)
         tracer.check_flags(model)
         refuse_questions(observer)
     except RefusedError:
@@ -75,7 +79,8 @@ def trace(model: nn.Module, training: bool, method: str = FORWARD) -> Traced:
         raise FuseError(f"model {name} cannot be traced: its {method} assigns '{changed[0]}'")
     if drew:
         raise FuseError(f"model {name} draws random numbers that do not depend on its input; allowed: nn.Dropout")
-    _drop_defaults(graph)
+    if not _drop_defaults(graph, unknown):
+        raise FuseError(f"model {name} cannot be traced: its {method} reads inputs that have no names")
     for node in graph.nodes:
         _check(node, model)
     return Traced(graph, observer.codes)
@@ -132,35 +137,31 @@ def leaf_input(node: fx.Node) -> fx.Node:
     return given[0]
 
 
-def _single(name: str) -> fx.Graph:
-    """Return the graph of a model that is itself a layer."""
+def _single(model: nn.Module, name: str) -> fx.Graph:
+    """Return the graph of a model that is itself a layer. It takes the layer's first input alone."""
     graph = fx.Graph()
-    source = graph.placeholder("x")
+    source = graph.placeholder(next(iter(inspect.signature(model.forward).parameters)))
     graph.output(graph.create_node("call_module", "", (source,), name=name.lower()))
     return graph
 
 
-def _defaults(model: nn.Module, method: str) -> dict[str, Any]:
-    """Return the default values of all inputs of a method but the first."""
-    inputs = list(inspect.signature(getattr(model, method)).parameters.values())
-    inputs = [i for i in inputs if i.kind not in (i.VAR_POSITIONAL, i.VAR_KEYWORD)]
-    required = [i.name for i in inputs if i.default is inspect.Parameter.empty]
-    if len(required) > 1:
-        raise RefusedError(
-            f"{method} takes {len(required)} inputs ({', '.join(required)}); allowed: one without default"
-        )
-    return {i.name: i.default for i in inputs[1:]}
+def _drop_defaults(graph: fx.Graph, unknown: list[str]) -> bool:
+    """Remove the inputs that were fixed to their defaults. Only assertions on their values are left of them.
 
-
-def _drop_defaults(graph: fx.Graph) -> None:
-    """Remove the inputs that were fixed to their defaults. Only assertions on their values are left of them."""
-    fixed = {node for node in graph.nodes if node.op == "placeholder" and node.prev.op != "root"}
+    Returns:
+        Whether the `unknown` inputs, and nothing but them, make the output.
+    """
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    fixed = {node for node in inputs if node.target not in unknown}
     for node in graph.nodes:
         if fixed.intersection(node.all_input_nodes):
             fixed.add(node)
     for node in reversed(graph.nodes):
         if node in fixed:
+            if node.op == "output":
+                return False
             graph.erase_node(node)
+    return [node.target for node in graph.nodes if node.op == "placeholder"] == unknown
 
 
 def _check(node: fx.Node, model: nn.Module) -> None:

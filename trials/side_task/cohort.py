@@ -4,8 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any
 
-from torch import Tensor
-
 from trials.gate.base import Gate, Starved
 from trials.own_logger import own_logger
 from trials.study import Study
@@ -14,7 +12,7 @@ from trials.training.batches import Batch, Reader, SharedLoaderError, fuse_batch
 from trials.training.group import TrialGroup
 from trials.training.member import Member
 
-UNLIKE_EPOCHS = "the study's epochs differ in the number or the shapes of their batches"
+UNLIKE_EPOCHS = "the study's epochs differ in the number or the form of their batches"
 SHARED_LOADER = "Study.batches gives several epochs the same object, and reading one may disturb another"
 
 log = own_logger(__name__)
@@ -115,7 +113,7 @@ class Cohort:
         for first in range(count):
             self.groups.append(self._fused(waiting[first::count]))
 
-    def batches(self) -> Iterator[tuple[TrialGroup, Tensor, Tensor, bool]]:
+    def batches(self) -> Iterator[tuple[TrialGroup, Any, Any, bool]]:
         """Yield the batches of each trial's epoch, for all groups in turn, with the arguments of `train_step`.
 
         Each epoch is read once: side by side if trials at different epochs mix, else one after another. A group may be
@@ -148,7 +146,7 @@ class Cohort:
         self.groups.append(group.split([group.numbers.index(number) for number in numbers]))
         return self.groups[-1]
 
-    def _trained(self, readers: Sequence[Reader]) -> Iterator[tuple[TrialGroup, Tensor, Tensor, bool]]:
+    def _trained(self, readers: Sequence[Reader]) -> Iterator[tuple[TrialGroup, Any, Any, bool]]:
         for batches in rounds(self._study, readers):
             for group in tuple(self.groups):
                 for part in self._alike(group, batches):
@@ -162,7 +160,7 @@ class Cohort:
         self.fit.mixes = False
 
     def _alike(self, group: TrialGroup, batches: Mapping[int, Batch]) -> list[TrialGroup]:
-        """Return `group`, in parts if some of its trials have batches of different shapes, or none."""
+        """Return `group`, in parts if some of its trials have batches of different forms, or none."""
         distinct = {id(batch): batch for batch in map(batches.get, group.numbers)}  # computed in every step
         if len(set(map(shapes, distinct.values()))) == 1:
             return [group]

@@ -24,6 +24,7 @@ from trials.side_task.waiting import Waiting
 from trials.study import Study
 from trials.training.group import TrialGroup
 from trials.training.member import Member, group_key
+from trials.training.trees import work_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -258,7 +259,7 @@ class Scheduler:
             self._use(group)
             group.train_step(inputs, targets, per_trial)
             gate.enter(HOST_UNIT)
-            trial_samples = targets.shape[0] * targets.shape[1] if per_trial else group.size * len(targets)
+            trial_samples = work_of(group.size, inputs, targets, per_trial)
             self._work += trial_samples
             gate.add_work(trial_samples)
             self._relieve(cohort, group)

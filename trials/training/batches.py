@@ -1,22 +1,22 @@
 """The batches that trials train on: one loader for all at the same epoch, or each trial's own."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from trials.fusion import FuseError
 from trials.study import Study
+from trials.training.trees import as_plain, copied, form, pinned, row_of, stacked, tensors
 
 
 class SharedLoaderError(Exception):
     """`Study.batches` gave two epochs the same object, so reading one may disturb the other."""
 
 
-Batch = tuple[Tensor, Tensor]
-"""``(inputs_B, targets_B)`` of B examples."""
+Batch = tuple[Any, Any]
+"""``(inputs_B, targets_B)`` of B examples: tensors in any containers, with plain values among them."""
 
 
 class Pinned:
@@ -27,8 +27,9 @@ class Pinned:
 
     def __iter__(self) -> Iterator[Batch]:
         """Pin each batch as it is read."""
-        for inputs, targets in self.given:
-            yield _pin(inputs), _pin(targets)
+        for batch in self.given:
+            inputs, targets = as_batch(batch)
+            yield pinned(inputs), pinned(targets)
 
 
 class Kept:
@@ -39,17 +40,34 @@ class Kept:
         targets: likewise.
     """
 
-    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
-        self._given = inputs, targets
-        self.inputs, self.targets = inputs.clone(), targets.clone()
+    def __init__(self, inputs: Any, targets: Any) -> None:
+        self._given = tensors((inputs, targets))
+        self.inputs, self.targets = copied((inputs, targets))
+        self._copies = tensors((self.inputs, self.targets))
         self._versions = [_version(tensor) for tensor in self._given]
 
     def put_back(self) -> None:
         """Undo what has been changed in place."""
-        for tensor, kept, version in zip(self._given, (self.inputs, self.targets), self._versions, strict=True):
+        for tensor, kept, version in zip(self._given, self._copies, self._versions, strict=True):
             if _version(tensor) != version:  # else it may be memory that nobody may write
                 tensor.copy_(kept)
         self._versions = [_version(tensor) for tensor in self._given]
+
+    def of(self, row: int | None) -> Batch:
+        """Return the copies that the trial in `row` has of its own; None: of all trials."""
+        return (self.inputs, self.targets) if row is None else row_of((self.inputs, self.targets), row)
+
+
+def as_batch(given: Any, source: str = "Study.batches") -> Batch:
+    """Return what the study's method `source` gave as a batch.
+
+    Raises:
+        FuseError: it is none.
+    """
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        what = f" of {len(given)}" if isinstance(given, (tuple, list)) else ""
+        raise FuseError(f"{source} gave a {type(given).__name__}{what}; allowed: pairs (inputs, targets)")
+    return as_plain(given[0], source), as_plain(given[1], source)
 
 
 class Reader(NamedTuple):
@@ -77,14 +95,17 @@ def rounds(study: Study, readers: Sequence[Reader]) -> Iterator[dict[int, Batch]
         own = [study.trial_batches(reader.params, reader.number, epoch) for reader in here]
         if any(batches is not None for batches in own):
             owners += here
-            readings += [([r.number], iter(() if given is None else given)) for r, given in zip(here, own, strict=True)]
+            readings += [
+                ([r.number], _read(() if given is None else given, "Study.trial_batches"))
+                for r, given in zip(here, own, strict=True)
+            ]
             continue
         given = study.batches(epoch)
         loader = given.given if isinstance(given, Pinned) else given
         if any(loader is other for other in loaders) and not isinstance(loader, (list, tuple)):
             raise SharedLoaderError
         loaders.append(loader)
-        reading = iter(given)
+        reading = _read(given, "Study.batches")
         # reading the first batch draws the epoch's order, before another epoch is asked for
         readings.append(([reader.number for reader in here], chain(tuple(islice(reading, 1)), reading)))
     while True:
@@ -99,27 +120,31 @@ def rounds(study: Study, readers: Sequence[Reader]) -> Iterator[dict[int, Batch]
         yield found
 
 
-def shapes(batch: Batch | None) -> tuple[torch.Size, torch.Size] | None:
+def shapes(batch: Batch | None) -> Hashable:
     """Return a key that is equal for batches that can be fused; None for no batch."""
-    return None if batch is None else (batch[0].shape, batch[1].shape)
+    return None if batch is None else (form(batch[0]), form(batch[1]))
 
 
-def fuse_batches(batches: Sequence[Batch]) -> tuple[Tensor, Tensor, bool]:
-    """Return the arguments of `TrialGroup.train_step`, from one batch per trial, of equal shapes."""
+def fuse_batches(batches: Sequence[Batch]) -> tuple[Any, Any, bool]:
+    """Return the arguments of `TrialGroup.train_step`, from one batch per trial.
+
+    Raises:
+        FuseError: they differ in more than the numbers in their tensors.
+    """
     first = batches[0]
     if all(batch is first for batch in batches):
         return (*first, False)
-    return _stack(inputs for inputs, _ in batches), _stack(targets for _, targets in batches), True
+    if len({shapes(batch) for batch in batches}) > 1:
+        raise FuseError(f"the trials' batches {UNLIKE}; allowed: equal ones for all trials of a step")
+    inputs, targets = (stacked(given) for given in zip(*batches, strict=True))
+    return inputs, targets, True
 
 
-def _stack(tensors: Iterable[Tensor]) -> Tensor:
-    given = tuple(tensors)
-    stacked = torch.stack(given)
-    return stacked.pin_memory() if given[0].is_pinned() else stacked
+UNLIKE = "differ in their tensors' shapes or types, in their containers and keys, or in plain values"
 
 
-def _pin(tensor: Tensor) -> Tensor:
-    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+def _read(given: Iterable[Any], source: str) -> Iterator[Batch]:
+    return (as_batch(batch, source) for batch in given)
 
 
 def _version(tensor: Tensor) -> int:
@@ -127,11 +152,11 @@ def _version(tensor: Tensor) -> int:
 
 
 def _check_own(readers: Sequence[Reader], found: dict[int, Batch]) -> None:
-    by_epoch: dict[int, set[tuple[torch.Size, torch.Size] | None]] = {}
+    by_epoch: dict[int, set[Hashable]] = {}
     for reader in readers:
         by_epoch.setdefault(reader.epoch, set()).add(shapes(found.get(reader.number)))
     for kinds in by_epoch.values():
         if len(kinds) > 1 and None in kinds:
             raise FuseError("Study.trial_batches gave some trials more batches than others; allowed: equally many")
         if len(kinds) > 1:
-            raise FuseError("Study.trial_batches gave batches of different shapes; allowed: equal ones for all trials")
+            raise FuseError(f"Study.trial_batches gave batches that {UNLIKE}; allowed: equal ones for all trials")

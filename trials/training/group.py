@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from trials.fusion import FuseError, assemble
 from trials.fusion.errors import ApartError, RefusedError
+from trials.fusion.inputs import moved
 from trials.fusion.rows import Rows, generator
 from trials.fusion.scalar import Scalar
 from trials.fusion.structure import Facts, difference, stack
@@ -19,7 +20,7 @@ from trials.gate.base import AUDIT_UNITS, HOST_UNIT, Gate
 from trials.optim.several import Optimizers, by_phase
 from trials.study import Study
 from trials.training.audit import MODES, Audit
-from trials.training.batches import Kept, Reader, fuse_batches, rounds
+from trials.training.batches import Kept, Reader, as_batch, fuse_batches, rounds, shapes
 from trials.training.group_state import GroupState
 from trials.training.lone import Lone, part_names
 from trials.training.malloc import keep_freed_memory
@@ -28,6 +29,7 @@ from trials.training.phase import Phase
 from trials.training.progress import Control, step_on_scores, step_schedulers, wait_for_score
 from trials.training.record import SCORE, Record
 from trials.training.roster import Roster
+from trials.training.trees import examples
 from trials.training.trial_state import TrialState
 
 
@@ -83,30 +85,30 @@ class TrialGroup(GroupState):
         self.unproven = set(MODES)
         self.use_units()
 
-    def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    def batches(self, epoch: int) -> Iterator[tuple[Any, Any, bool]]:
         """Yield the arguments of `train_step` for `epoch`, counted from 0, if all trials are at it.
 
         Raises:
-            FuseError: the trials' own batches differ in number or shape.
+            FuseError: the trials' own batches differ in number or form.
         """
         readers = [Reader(*trial, epoch) for trial in zip(self.numbers, self.params, strict=True)]
         for batches in rounds(self._study, readers):
             yield fuse_batches([batches[number] for number in self.numbers])
 
-    def train_step(self, inputs: Tensor, targets: Tensor, per_trial: bool = False) -> None:
+    def train_step(self, inputs: Any, targets: Any, per_trial: bool = False) -> None:
         """One step of all trials on one batch: forward, loss, backward and optimizer, each unit through the gate.
 
         The last unit has not ended. Enter host work next, or let the gate rest.
 
         Args:
-            inputs: ``x_B...`` for all trials, or ``x_KB...`` if `per_trial`.
+            inputs: tensors ``x_B...`` for all trials, or ``x_KB...`` if `per_trial`, in any containers.
             targets: likewise.
             per_trial: whether each trial has a batch of its own.
         """
         self._follow()
         for phase in self._phases:
             phase.before_training()
-        kind = self.size > 1, per_trial, inputs.shape, targets.shape
+        kind = self.size > 1, per_trial, shapes((inputs, targets))
         if self._audit is None or not self._audit.is_due(self, "training", kind):
             self._train(inputs, targets, per_trial, None)
             return
@@ -117,12 +119,11 @@ class TrialGroup(GroupState):
             self._train(inputs, targets, per_trial, record)
 
         def alone(lone: Lone, record: Record, row: int) -> None:
-            own = (kept.inputs[row], kept.targets[row]) if per_trial else (kept.inputs, kept.targets)
-            lone.train(*own, self._precision(), record)
+            lone.train(*kept.of(row if per_trial else None), self._precision(), record)
 
         self._audit.run(self, "training", kind, step, alone)
 
-    def _train(self, inputs: Tensor, targets: Tensor, per_trial: bool, record: Record | None) -> None:
+    def _train(self, inputs: Any, targets: Any, per_trial: bool, record: Record | None) -> None:
         def loss(outputs: Any) -> Tensor:
             return self._per_trial("loss", outputs, targets, per_trial)
 
@@ -163,11 +164,12 @@ class TrialGroup(GroupState):
         count = 0
         for phase in self._phases:
             phase.before_evaluation()
-        for inputs_B, targets_B in self._study.validation():
-            scores_K = self._audited_scores(inputs_B, targets_B)
-            total_K += scores_K.double() * len(inputs_B)
+        for batch in self._study.validation():
+            inputs_B, targets_B = as_batch(batch, "Study.validation")
+            size = examples(inputs_B, targets_B)
+            total_K += self._audited_scores(inputs_B, targets_B).double() * size
             self._gate.enter(HOST_UNIT)  # the loader's time is not the score's
-            count += len(inputs_B)
+            count += size
         if not count:
             raise FuseError("Study.validation gave no batches; at least one is needed for a score")
         mean_K = total_K / count
@@ -176,7 +178,7 @@ class TrialGroup(GroupState):
         self._units.rest()
         return scores
 
-    def _scores(self, inputs_B: Tensor, targets_B: Tensor, record: Record | None = None) -> Tensor:
+    def _scores(self, inputs_B: Any, targets_B: Any, record: Record | None = None) -> Tensor:
         with self._precision():
             outputs = self._fused.eval.run(inputs_B, self._device)
             self._units.enter(self._score_unit)
@@ -186,8 +188,8 @@ class TrialGroup(GroupState):
             record.put(SCORE, "", scores_K[record.row])
         return scores_K
 
-    def _audited_scores(self, inputs_B: Tensor, targets_B: Tensor) -> Tensor:
-        kind = self.size > 1, inputs_B.shape, targets_B.shape
+    def _audited_scores(self, inputs_B: Any, targets_B: Any) -> Tensor:
+        kind = self.size > 1, shapes((inputs_B, targets_B))
         if self._audit is None or not self._audit.is_due(self, "evaluation", kind):
             return self._scores(inputs_B, targets_B)
         kept = Kept(inputs_B, targets_B)
@@ -197,7 +199,7 @@ class TrialGroup(GroupState):
             return self._scores(inputs_B, targets_B, record)
 
         def alone(lone: Lone, record: Record, row: int) -> None:
-            lone.score(kept.inputs, kept.targets, self._precision(), record)
+            lone.score(*kept.of(None), self._precision(), record)
 
         scores_K: Tensor = self._audit.run(self, "evaluation", kind, step, alone)
         return scores_K
@@ -315,9 +317,9 @@ class TrialGroup(GroupState):
         self._roster = Roster.restored(roster, progress, self._device)
         self._changed()
 
-    def _per_trial(self, name: str, outputs: Any, targets: Tensor, per_trial: bool = False) -> Tensor:
+    def _per_trial(self, name: str, outputs: Any, targets: Any, per_trial: bool = False) -> Tensor:
         """Evaluate the user's function of one model, a scalar, for each of K models. Returns ``[K]``."""
-        targets = targets.to(self._device, non_blocking=True)
+        targets = moved(targets, self._device)
         return self._scalars[name](outputs, targets, self._fused.rows.generators, per_trial)
 
     def ways(self) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.overrides import TorchFunctionMode
 
+from trials.fusion.inputs import arguments, moved
 from trials.fusion.registry import RULES, label
 from trials.fusion.rows import generator
 from trials.fusion.streams import drawing_from, go_on, note, undisturbed
@@ -22,6 +23,7 @@ from trials.optim.several import by_phase
 from trials.study import Study
 from trials.training.compare import is_continuous
 from trials.training.record import LOSS, SCALE, SCORE, STREAM, Record
+from trials.training.trees import copied, mapped, tensors
 from trials.training.trial_state import TrialState
 
 
@@ -72,10 +74,10 @@ class Lone:
             self._scaler.load_state_dict(dict(state.progress["scaler"]))
         self._stream = generator(self._device, state=state.stream)
 
-    def train(self, inputs: Tensor, targets: Tensor, precision: AbstractContextManager[Any], record: Record) -> None:
+    def train(self, inputs: Any, targets: Any, precision: AbstractContextManager[Any], record: Record) -> None:
         """Take a training step, and keep in `record` what it makes. The batch stays as it is."""
         self.model.train()
-        inputs, targets = inputs.to(self._device), targets.to(self._device, copy=True)
+        inputs, targets = moved(inputs, self._device), moved(copied(targets), self._device)
         with self._drawing(), self._watched(record):
             for phase, optimizer in self.optimizers.items():
                 record.phase = "" if phase == FORWARD else f"{phase}: "
@@ -89,10 +91,10 @@ class Lone:
         self._end(record)
 
     @torch.no_grad()
-    def score(self, inputs: Tensor, targets: Tensor, precision: AbstractContextManager[Any], record: Record) -> None:
+    def score(self, inputs: Any, targets: Any, precision: AbstractContextManager[Any], record: Record) -> None:
         """Score a batch, and keep in `record` what that makes. The batch stays as it is."""
         self.model.eval()
-        inputs, targets = inputs.to(self._device), targets.to(self._device, copy=True)
+        inputs, targets = moved(inputs, self._device), moved(copied(targets), self._device)
         with self._drawing(), self._watched(record), precision:
             outputs = self._call(FORWARD, inputs)
             record.outputs(outputs, per_trial=False)
@@ -104,8 +106,8 @@ class Lone:
         self,
         phase: str,
         optimizer: torch.optim.Optimizer,
-        inputs: Tensor,
-        targets: Tensor,
+        inputs: Any,
+        targets: Any,
         precision: AbstractContextManager[Any],
         record: Record,
     ) -> bool:
@@ -145,16 +147,23 @@ class Lone:
             scaler.update()
         return True
 
-    def _call(self, phase: str, inputs: Tensor) -> Any:
+    def _call(self, phase: str, inputs: Any) -> Any:
         forward = self.model if phase == FORWARD else getattr(self.model, phase)
-        inputs = inputs.clone()
-        share = self._nudges.share
-        if not share or not self._nudges.inputs:
-            return forward(inputs)
-        if is_continuous(inputs):
-            return forward(self._nudged(inputs, share))
+        share = self._nudges.share if self._nudges.inputs else 0.0
+        several = not isinstance(inputs, Tensor)
+        nudged = share and any(_is_rounded(tensor, several) for tensor in tensors(inputs))
+
+        def own(tensor: Tensor) -> Tensor:
+            return self._nudged_input(tensor, share) if nudged and _is_rounded(tensor, several) else tensor.clone()
+
+        args, kwargs = arguments(mapped(own, inputs))
+        if not share or nudged:
+            return forward(*args, **kwargs)
         with _FirstFloat(lambda tensor: self._nudged(tensor, share)):
-            return forward(inputs)
+            return forward(*args, **kwargs)
+
+    def _nudged_input(self, tensor: Tensor, share: float) -> Tensor:
+        return torch.where(tensor.isfinite(), self._nudged(tensor, share), tensor)  # a mask of -inf stays one
 
     def _nudged(self, tensor: Tensor, share: float) -> Tensor:
         """Change each number by `share` of itself, up or down."""
@@ -232,6 +241,17 @@ def part_names(model: nn.Module) -> list[str]:
     layers = [label(module, path) for path, module in model.named_modules() if is_layer(module)]
     passes = [f"{name} {way}" for name in layers for way in ("forward", "backward")]
     return [*passes, "loss", "score", "optimizer step", "comparison", "snapshot", "setup"]
+
+
+def _is_rounded(tensor: Tensor, several: bool) -> bool:
+    """Whether an input's numbers are rounded. Of `several`, one of whole numbers alone may be a mask.
+
+    A model may add ``(1 - mask) * -1e9``, so that a nudge of the mask would change all.
+    """
+    if not is_continuous(tensor) or not several:
+        return is_continuous(tensor)
+    finite = tensor[tensor.isfinite()]
+    return tensor.is_complex() or not torch.equal(finite, finite.round())
 
 
 class _FirstFloat(TorchFunctionMode):

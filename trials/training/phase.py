@@ -41,7 +41,7 @@ class Phase:
 
     def run(
         self,
-        inputs: Tensor,
+        inputs: Any,
         per_trial: bool,
         loss: Callable[[Any], Tensor],
         control: Control,
@@ -52,7 +52,8 @@ class Phase:
         """Train all trials, each unit through the gate.
 
         Args:
-            inputs: ``x_B...``, B examples for all trials, or ``x_KB...``, B for each of K trials, if `per_trial`.
+            inputs: tensors ``x_B...``, B examples for all trials, or ``x_KB...``, B for each of K trials, if
+                `per_trial`, in any containers.
             per_trial: whether each trial has a batch of its own.
             loss: from outputs to each trial's loss ``[K]``.
             control: scales, clips and skips.

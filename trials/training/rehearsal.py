@@ -13,6 +13,7 @@ from trials.study import Study
 from trials.training.batches import fuse_batches
 from trials.training.group import TrialGroup
 from trials.training.member import build_member
+from trials.training.trees import work_of
 
 log = own_logger(__name__)
 
@@ -28,7 +29,7 @@ def train_ungated(study: Study, trials: int) -> Iterator[int]:
         work = 0
         for inputs, targets, per_trial in group.batches(epoch % study.epochs):
             group.train_step(inputs, targets, per_trial)
-            work += targets.shape[0] * targets.shape[1] if per_trial else trials * len(targets)
+            work += work_of(trials, inputs, targets, per_trial)
         group.end_epoch()
         yield work
 

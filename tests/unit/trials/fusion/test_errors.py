@@ -41,18 +41,12 @@ def with_tensor_hook(n: int) -> nn.Module:
     return model
 
 
-class TwoInputs(nn.Module):
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return x + y
-
-
 REFUSED: dict[str, tuple[Callable[[int], nn.Module], str]] = {
     "sparse": (lambda n: nn.Embedding(3, 2, sparse=True), "sparse=True cannot be fused; allowed: False"),
     "hooks": (with_hook, r"module '0' \(Linear\) has hooks"),
     "hooks of the whole": (with_outer_hook, r"module '' \(Sequential\) has hooks; allowed: none"),
     "tensor hooks": (with_tensor_hook, "parameter 'weight' has hooks; allowed: none"),
     "extra state": (extra_state, "state_dict entry '_extra_state' is a dict; allowed: tensors"),
-    "two inputs": (lambda n: TwoInputs(), r"forward takes 2 inputs \(x, y\); allowed: one without default"),
     "lazy": (lambda n: nn.Sequential(nn.LazyLinear(2)), "parameter '0.weight' has no shape yet"),
 }
 

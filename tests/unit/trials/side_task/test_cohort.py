@@ -8,9 +8,11 @@ import pytest
 import torch
 from optuna.trial import TrialState
 
+from ds_hooks.shared import statuses
 from tests.support.fused_and_solo import Batch
 from tests.support.logged import logged
 from tests.support.side_task_runs import Seven, Starving, assert_as_alone, data, make_study, run
+from tests.support.tree_models import Masked
 from trials.side_task.cohort import SHARED_LOADER, UNLIKE_EPOCHS
 from trials.training.batches import Pinned
 from trials.training.group import TrialGroup
@@ -63,6 +65,38 @@ def test_trials_at_epochs_of_different_lengths_take_turns_and_each_is_trained_as
     assert capsys.readouterr().err.count(UNLIKE_EPOCHS) == 1
     mixed = [at for at, (epochs, _) in enumerate(trained) if len(epochs) > 1]
     assert mixed == [2, 3], "until the shorter epoch was over"
+
+
+class Trees(Seven):
+    """Its batches are dicts of several tensors, with a mask that is all False at times, and without targets."""
+
+    def loss(self, outputs: torch.Tensor, targets: Any) -> torch.Tensor:
+        return (outputs.sin() * outputs).mean() * targets["weight"]
+
+    def score(self, outputs: torch.Tensor, targets: Any) -> torch.Tensor:
+        return outputs.mean() + targets["weight"]
+
+
+def in_dicts(batches: list[Batch], seed: int) -> list[Batch]:
+    draws = torch.Generator().manual_seed(seed)
+    masks = [torch.rand(5, 4, generator=draws) > n % 3 / 2 for n in range(len(batches))]
+    inputs = [
+        {"x": x.unsqueeze(1).repeat(1, 4, 1)[..., [0, 1, 2, 0]], "mask": mask}
+        for (x, _), mask in zip(batches, masks, strict=True)
+    ]
+    return [(own, {"weight": own["x"][:, 0, 0].exp().mean(), "name": "w"}) for own in inputs]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_batches_of_dicts_are_mixed(own: bool, trained: list[tuple[set[int], int]]) -> None:
+    study = Trees(lambda n: Masked().double(), make_study(False).make_optimizer, in_dicts(data(0, 3), 0))
+    study.length = lambda epoch: 3
+    study.batches = lambda epoch: in_dicts(data(epoch, 3), epoch)  # type: ignore[method-assign]
+    study.own = lambda n, epoch: in_dicts(data(100 * n + epoch, 3), n) if own else None
+    trials, reported = run(own, Starving(()), study)
+    assert_as_alone(trials, study)
+    assert any(len(epochs) > 1 for epochs, _ in trained)
+    assert reported[-1] == statuses.Finished(5 * sum(size for _, size in trained))
 
 
 class Loader:

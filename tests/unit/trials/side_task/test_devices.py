@@ -13,6 +13,7 @@ from tests.support.fused_and_solo import OPTIMIZERS
 from tests.support.rich_study import RichStudy
 from trials.side_task import devices
 from trials.side_task.devices import CONTEXT_BYTES, CpuSideDevice, CudaSideDevice, SideDeviceError, make_side_device
+from trials.training.batches import Pinned
 
 
 @pytest.fixture
@@ -100,3 +101,10 @@ def test_a_study_need_not_know_the_device(cuda: list[tuple[Any, ...]]) -> None:
     study.optimizer({"n": 0}, model)
     assert list(study.batches(0)) == data and pinned(cuda) == 2
     assert len(list(study.validation())) > 0 and pinned(cuda) > 2
+
+
+def test_every_tensor_of_a_batch_is_pinned(cuda: list[tuple[Any, ...]]) -> None:
+    x = torch.zeros(2, 3)
+    given = [({"a": x, "b": [x.bool(), None, 3]}, ())]
+    torch.testing.assert_close(list(Pinned(given)), given)
+    assert pinned(cuda) == 2

@@ -302,7 +302,7 @@ def test_own_batches() -> None:
     ("own", "message"),
     [
         (lambda n, epoch: batches(count=n + 1), "more batches than others"),
-        (lambda n, epoch: batches(size=n + 1), "batches of different shapes"),
+        (lambda n, epoch: batches(size=n + 1), "batches that differ in their tensors' shapes"),
         (lambda n, epoch: batches() if n == 0 else None, "more batches than others"),
     ],
 )
