@@ -74,7 +74,12 @@ class Study(abc.ABC):
 
     @abc.abstractmethod
     def loss(self, outputs: Any, targets: Any) -> Tensor:
-        """Return the loss of one model on one batch, a scalar tensor."""
+        """Return the loss of one model on one batch, a scalar tensor.
+
+        It may have a third parameter called ``params``, and so may `score`: the trial's hyperparameters, such as the
+        weight of a term. If trials differ in numbers there, these are tensors without axes. Where that does not work,
+        as in ``if params["x"] > 0.5``, the function runs once for each trial with plain numbers.
+        """
 
     @abc.abstractmethod
     def batches(self, epoch: int) -> Iterable[tuple[Any, Any]]:
@@ -96,7 +101,10 @@ class Study(abc.ABC):
 
     @abc.abstractmethod
     def score(self, outputs: Any, targets: Any) -> Tensor:
-        """Return the score of one model on one batch, a scalar tensor. A trial's score is the mean over all."""
+        """Return the score of one model on one batch, a scalar tensor. A trial's score is the mean over all examples.
+
+        For ``params`` see `loss`.
+        """
 
     def scheduler(self, params: dict[str, Any], optimizer: Any) -> "LRScheduler | Sequence[LRScheduler] | None":
         """Return the trial's learning-rate scheduler or schedulers; None: the rate is constant.

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from functools import partial
+from inspect import signature
 from itertools import groupby
 from typing import Any
 
@@ -107,9 +109,9 @@ def only_optimizer(member: Member) -> torch.optim.Optimizer:
 class Solo:
     """One trial trained alone by ordinary PyTorch, from the same seed."""
 
-    def __init__(self, study: Study, number: int) -> None:
-        self.study = study
-        member = build_member(study, number, {"n": number})
+    def __init__(self, study: Study, number: int, params: dict[str, Any] | None = None) -> None:
+        self.study, self.params = study, params or {"n": number}
+        member = build_member(study, number, self.params)
         assert member.rng_state is not None
         self.model, self.rng_state = member.model, member.rng_state
         self.optimizer = only_optimizer(member)
@@ -121,7 +123,7 @@ class Solo:
             self.model.train()
             getattr(self.optimizer, "train", nothing)()
             self.optimizer.zero_grad()
-            loss = self.study.loss(called(self.model, inputs), targets)
+            loss = given_params(self.study.loss, self.params, called(self.model, inputs), targets)
             loss.backward()
             self.optimizer.step()
             self.rng_state = torch.get_rng_state()
@@ -132,7 +134,8 @@ class Solo:
         self.model.eval()
         getattr(self.optimizer, "eval", nothing)()
         batches = list(self.study.validation())
-        total = sum(self.study.score(called(self.model, x), y).item() * length(x) for x, y in batches)
+        score = partial(given_params, self.study.score, self.params)
+        total = sum(score(called(self.model, x), y).item() * length(x) for x, y in batches)
         return total / sum(length(x) for x, _ in batches)
 
 
@@ -141,6 +144,12 @@ def called(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+
+
+def given_params(function: Callable[..., Tensor], params: dict[str, Any], outputs: Any, targets: Any) -> Tensor:
+    """What a study's loss or score returns, whether it takes the hyperparameters or not."""
+    takes = "params" in signature(function).parameters
+    return function(outputs, targets, params) if takes else function(outputs, targets)
 
 
 def length(inputs: Any) -> int:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from tests.support.fused_and_solo import Batch, Solo, ToyStudy, called, only_optimizer
+from tests.support.fused_and_solo import Batch, Solo, ToyStudy, called, given_params, only_optimizer
 from trials import Study, build_member
 
 Schedule = Callable[[int, torch.optim.Optimizer], Any]
@@ -66,7 +66,7 @@ class RichSolo(Solo):
             torch.set_rng_state(self.rng_state)
             self.model.train()
             self.model.zero_grad()
-            loss = self.study.loss(called(self.model, inputs), targets)
+            loss = given_params(self.study.loss, self.params, called(self.model, inputs), targets)
             self.scaler.scale(loss).backward()
             self.scaler.unscale_(self.optimizer)
             value, norm = self.study.clip_value(self.params), self.study.clip_norm(self.params)

@@ -4,17 +4,18 @@ import dis
 import types
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from operator import is_not
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.nn import functional
 
 from trials.fusion import autocast
+from trials.fusion import losses as _losses  # noqa: F401 - fills the table of calls
 from trials.fusion.errors import FuseError, RefusedError, is_out_of_memory
-from trials.fusion.functional import JOINT, MOVED
 from trials.fusion.inner import Calls
 from trials.fusion.observer import Observer, refuse_questions
+from trials.fusion.params import NAME, Params, smoothed, takes_params
 from trials.fusion.registry import CALLS
 from trials.fusion.steps import CallStep, Ref, State, Step
 from trials.fusion.streams import drawing_from, drawing_nothing, foreign_streams, refuse_foreign, saved
@@ -30,16 +31,40 @@ class Scalar:
 
     A pure function is traced once, and its steps run without `vmap`. Any other runs under `vmap` each time, or once for
     each trial where `vmap` cannot and under autocast.
+
+    One that takes the trials' hyperparameters is not traced. Under `vmap` the numbers in which they differ are tensors
+    without axes, in the loop they are plain. On the first batch both are computed, and the loop stays if they differ.
     """
 
-    def __init__(self, name: str, function: Callable[[Any, Any], Tensor], way: Way = "rules") -> None:
-        """`name` is for error messages. By "rules" a pure function is traced; by "loop" none runs under `vmap`."""
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Tensor],
+        way: Way = "rules",
+        on_loop: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        """Take a function.
+
+        Args:
+            name: for error messages.
+            function: of outputs, targets and perhaps `params`.
+            way: by "rules" a pure function is traced; by "loop" none runs under `vmap`.
+            on_loop: called with the reason when one that takes hyperparameters runs once for each trial.
+        """
         self._name, self._function = name, function
-        self._steps, self._last = _trace(function) if way == "rules" else ([], 0)
+        self._takes_params, self._on_loop = takes_params(function), on_loop
+        self._steps, self._last = _trace(function) if way == "rules" and not self._takes_params else ([], 0)
         self._looped, self._seen, self._stepped = way == "loop", False, False
+        self._params: tuple[list[Any], Params] | None = None
+        self._proven: set[object] = {()}
 
     def __call__(
-        self, outputs: Any, targets: Any, generators: Sequence[torch.Generator], per_trial: bool = False
+        self,
+        outputs: Any,
+        targets: Any,
+        generators: Sequence[torch.Generator],
+        per_trial: bool = False,
+        params_K: Sequence[Any] = (),
     ) -> Tensor:
         """Return one value per trial.
 
@@ -48,6 +73,7 @@ class Scalar:
             targets: tensors in any containers, or none: shared by all trials, or with the axis K too.
             generators: a random stream per trial.
             per_trial: whether they have that axis.
+            params_K: the trials' hyperparameters, which not every function takes.
 
         Returns:
             ``[K]``.
@@ -60,7 +86,7 @@ class Scalar:
             values_K = self._by_steps(outputs, targets, per_trial)
         if values_K is None:
             streams = None if self._seen else foreign_streams()
-            values_K = self._by_code(outputs, targets, generators, per_trial)
+            values_K = self._by_code(outputs, targets, generators, per_trial, params_K)
             if streams is not None:
                 refuse_foreign(streams, self._name)
             self._seen = True
@@ -93,49 +119,123 @@ class Scalar:
         found: Tensor = state.values[self._last]
         return found
 
-    def _by_code(self, outputs: Any, targets: Any, generators: Sequence[torch.Generator], per_trial: bool) -> Any:
+    def _by_code(
+        self,
+        outputs: Any,
+        targets: Any,
+        generators: Sequence[torch.Generator],
+        per_trial: bool,
+        params_K: Sequence[Any],
+    ) -> Any:
         """Run the user's code: under `vmap`, or else for one trial after another."""
         if any(autocast.is_on(tensor.device) for tensor in apart(outputs)[0]):  # `vmap` gives other types there
-            return self._by_loop(outputs, targets, generators, per_trial)
+            return self._by_loop(outputs, targets, generators, per_trial, params_K)
         if len(generators) > 1 and not self._looped:
             restore = saved({}, generators)
             try:
-                return self._by_vmap(outputs, targets, per_trial)
+                params = self._split(params_K)
+                self._prove(outputs, targets, generators, per_trial, params_K, params)
+                return self._by_vmap(outputs, targets, per_trial, params)
             except RefusedError:
                 raise
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
                 restore()
+                if self._takes_params:
+                    self._on_loop(f"{self._name} runs once for each trial: {str(error).partition(chr(10))[0]}")
         self._looped = True
-        return self._by_loop(outputs, targets, generators, per_trial)
+        return self._by_loop(outputs, targets, generators, per_trial, params_K)
 
-    def _by_vmap(self, outputs: Any, targets: Any, per_trial: bool) -> Any:
+    def _split(self, params_K: Sequence[Any]) -> Params | None:
+        if not self._takes_params:
+            return None
+        given = list(params_K)
+        if self._params is None or len(self._params[0]) != len(given) or any(map(is_not, self._params[0], given)):
+            self._params = given, Params(given)
+        return self._params[1]
+
+    def _prove(
+        self,
+        outputs: Any,
+        targets: Any,
+        generators: Sequence[torch.Generator],
+        per_trial: bool,
+        params_K: Sequence[Any],
+        params: Params | None,
+    ) -> None:
+        """Compare the values under `vmap` with those of plain numbers: code may ask for the type of a number.
+
+        Raises:
+            FuseError: they differ.
+        """
+        if params is None or params.unlike in self._proven:
+            return
+        with torch.no_grad():
+            by_vmap = self._by_vmap(_copied(outputs), _copied(targets), per_trial, params)
+            by_loop = self._by_loop(_copied(outputs), _copied(targets), generators, per_trial, params_K)
+        if not _are_close(by_vmap, by_loop):
+            raise FuseError("with the trials' params as tensors it gives other values than with plain numbers")
+        self._proven.add(params.unlike)
+
+    def _by_vmap(self, outputs: Any, targets: Any, per_trial: bool, params: Params | None) -> Any:
         tensors, together = apart(outputs)
         rules = Together()
+        numbers_K = [] if params is None else params.numbers(*_kind(tensors))
+        inside: list[Tensor] = []
 
         def call(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
             rules.check_call(function)
-            return function(*args, **kwargs)
+            found = smoothed(params, inside, function, args, kwargs)
+            return function(*args, **kwargs) if found is NotImplemented else found
 
-        def one(own: list[Tensor], own_targets: Any) -> Tensor:
+        def one(own: list[Tensor], own_targets: Any, numbers: list[Tensor]) -> Tensor:
+            inside[:] = numbers
+            named = {} if params is None else {NAME: params.of_one(numbers)}
             with Calls(call), rules, without_recomputing(refused_checkpoint):
-                return self._function(together(own), own_targets)
+                return self._function(together(own), own_targets, **named)
 
+        dims = 0, dims_of(targets, per_trial), 0
         with as_written():
-            return torch.vmap(one, (0, dims_of(targets, per_trial)), randomness="error")(tensors, targets)
+            return torch.vmap(one, dims, randomness="error")(tensors, targets, numbers_K)
 
-    def _by_loop(self, outputs: Any, targets: Any, generators: Sequence[torch.Generator], per_trial: bool) -> Any:
+    def _by_loop(
+        self,
+        outputs: Any,
+        targets: Any,
+        generators: Sequence[torch.Generator],
+        per_trial: bool,
+        params_K: Sequence[Any],
+    ) -> Any:
         tensors, together = apart(outputs)
         dims = dims_of(targets, per_trial)
         values: list[Any] = []
         for row, generator in enumerate(generators):
             own_targets = of_row(targets, dims, row)
+            named = {NAME: params_K[row]} if self._takes_params else {}
             with drawing_from(generator), without_recomputing(reentrant_checkpoint):
-                values.append(self._function(together([tensor[row] for tensor in tensors]), own_targets))
+                values.append(self._function(together([tensor[row] for tensor in tensors]), own_targets, **named))
             if not isinstance(values[-1], Tensor) or values[-1].ndim:
                 raise self._no_scalar(values[-1], 0)
         return torch.stack(values)
+
+
+def _copied(value: Any) -> Any:
+    """Return `value` with copies of its tensors, which code may change."""
+    tensors, together = apart(value)
+    return together([tensor.detach().clone() for tensor in tensors])
+
+
+def _are_close(one: Tensor, other: Tensor) -> bool:
+    """Whether rounding may explain the difference of two tensors."""
+    share = max((torch.finfo(each.dtype).eps for each in (one, other) if each.is_floating_point()), default=0.0) ** 0.75
+    return torch.allclose(one.double(), other.double(), rtol=share, atol=share, equal_nan=True)
+
+
+def _kind(outputs: Sequence[Tensor]) -> tuple[torch.dtype, torch.device]:
+    """Return the type and the device of numbers that meet a model's outputs."""
+    double = any(tensor.dtype in (torch.float64, torch.complex128) for tensor in outputs)
+    return torch.float64 if double else torch.float32, outputs[0].device
 
 
 def _trace(function: Callable[[Any, Any], Tensor]) -> tuple[list[Step], int]:
@@ -218,93 +318,3 @@ def _reads(code: types.CodeType, name: str) -> bool:
         for instruction in dis.get_instructions(code)
         if instruction.opname.startswith(("LOAD_FAST", "STORE_FAST"))
     )
-
-
-_FEW_CLASSES, _MANY_TRIALS = 16, 8
-"""A softmax over a shorter axis than this leaves the processor's vectors unused; many trials side by side fill them."""
-
-
-def _cross_entropy(
-    x_KBC: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> Any:
-    """`functional.cross_entropy` of class numbers (``[1, B]`` or ``[K, B]``), without class weights."""
-    if weight is not None or size_average is not None or reduce is not None or reduction != "mean":
-        return NotImplemented
-    return _of_classes(
-        functional.cross_entropy,
-        x_KBC,
-        target,
-        ignore_index,
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-    )
-
-
-def _nll_loss(x_KBC: Tensor, target: Tensor) -> Any:
-    return _of_classes(functional.nll_loss, x_KBC, target, -100)
-
-
-def _of_classes(loss: Callable[..., Tensor], x_KBC: Tensor, target: Tensor, ignored: int, **options: Any) -> Any:
-    """The mean over each trial's examples whose class is not `ignored`."""
-    if x_KBC.ndim != 3 or target.is_floating_point():
-        return NotImplemented
-    size, batch, classes = x_KBC.shape
-    if size == 1:
-        return loss(x_KBC[0], target[0], **options).unsqueeze(0)
-    target_KB = target.expand(size, batch)
-    if classes <= _FEW_CLASSES and size >= _MANY_TRIALS:
-        losses_BK = loss(x_KBC.permute(1, 2, 0), target_KB.t(), reduction="none", **options)
-        losses_K = losses_BK.sum(0)
-    else:
-        losses = loss(x_KBC.flatten(0, 1), target_KB.reshape(-1), reduction="none", **options)
-        losses_K = losses.view(size, batch).sum(1)
-    return losses_K / (target != ignored).sum(-1)
-
-
-def _elementwise(loss: Callable[..., Tensor]) -> Callable[..., Any]:
-    """A loss that compares two tensors of one shape, and averages."""
-
-    def call(x_K: Tensor, target: Tensor) -> Any:
-        if target.shape[1:] != x_K.shape[1:] or x_K.ndim < 2:
-            return NotImplemented
-        if len(x_K) == 1:
-            return loss(x_K[0], target[0]).unsqueeze(0)
-        return loss(x_K, target.expand_as(x_K), reduction="none").flatten(1).mean(1)
-
-    return call
-
-
-def _whole(reduce: Callable[..., Tensor], otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """A reduction over all of a trial's axes, called without naming any."""
-
-    def call(x_K: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if args or kwargs:
-            return otherwise(x_K, *args, **kwargs)
-        return reduce(x_K.flatten(1), 1) if x_K.ndim > 1 else x_K
-
-    return call
-
-
-def _argmax(x_K: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-    return x_K.argmax(dim + 1 if dim >= 0 else dim, keepdim)
-
-
-MOVED[functional.cross_entropy] = _cross_entropy
-MOVED[functional.nll_loss] = _nll_loss
-_ELEMENTWISE_LOSSES = (
-    *(functional.mse_loss, functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss),
-    *(functional.binary_cross_entropy, functional.binary_cross_entropy_with_logits),
-)
-for _loss in _ELEMENTWISE_LOSSES:
-    MOVED[_loss] = _elementwise(_loss)
-JOINT.update((functional.cross_entropy, functional.nll_loss, *_ELEMENTWISE_LOSSES))
-MOVED[torch.argmax] = MOVED["argmax"] = _argmax
-MOVED[torch.mean] = MOVED["mean"] = _whole(torch.mean, MOVED["mean"])
-MOVED[torch.sum] = MOVED["sum"] = _whole(torch.sum, MOVED["sum"])

@@ -12,7 +12,6 @@ from trials.fusion import FuseError, assemble
 from trials.fusion.errors import ApartError, RefusedError
 from trials.fusion.inputs import moved
 from trials.fusion.rows import Rows, generator
-from trials.fusion.scalar import Scalar
 from trials.fusion.structure import Facts, difference, stack
 from trials.fusion.units import Units
 from trials.fusion.ways import Way
@@ -29,6 +28,7 @@ from trials.training.phase import Phase
 from trials.training.progress import Control, step_on_scores, step_schedulers, wait_for_score
 from trials.training.record import SCORE, Record
 from trials.training.roster import Roster
+from trials.training.scalars import scalars_of
 from trials.training.trees import examples
 from trials.training.trial_state import TrialState
 
@@ -79,8 +79,7 @@ class TrialGroup(GroupState):
         phases = by_phase(members[0].optimizer)
         self._phases = [Phase(name, self._fused, self._optimizers[name], self._units) for name in phases]
         self._control = Control(progress, self._device)
-        scalars = ("loss", "score")
-        self._scalars = {name: Scalar(f"Study.{name}", getattr(self._study, name), self._way) for name in scalars}
+        self._scalars = scalars_of(self._study, self._way)
         self._number_units(models[0])
         self.unproven = set(MODES)
         self.use_units()
@@ -320,7 +319,7 @@ class TrialGroup(GroupState):
     def _per_trial(self, name: str, outputs: Any, targets: Any, per_trial: bool = False) -> Tensor:
         """Evaluate the user's function of one model, a scalar, for each of K models. Returns ``[K]``."""
         targets = moved(targets, self._device)
-        return self._scalars[name](outputs, targets, self._fused.rows.generators, per_trial)
+        return self._scalars[name](outputs, targets, self._fused.rows.generators, per_trial, self.params)
 
     def ways(self) -> list[tuple[str, str]]:
         """Return each layer's name, and how its training forward is computed. Known after the first step."""

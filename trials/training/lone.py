@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.overrides import TorchFunctionMode
 
 from trials.fusion.inputs import arguments, moved
+from trials.fusion.params import given
 from trials.fusion.registry import RULES, label
 from trials.fusion.rows import generator
 from trials.fusion.streams import drawing_from, go_on, note, undisturbed
@@ -99,7 +100,8 @@ class Lone:
             outputs = self._call(FORWARD, inputs)
             record.outputs(outputs, per_trial=False)
             self._pause("score")
-            record.put(SCORE, "", self._study.score(outputs, targets))
+            score = self._study.score
+            record.put(SCORE, "", score(outputs, targets, **given(score, self._state.params)))
         self._end(record)
 
     def _train_phase(
@@ -119,7 +121,7 @@ class Lone:
             outputs = self._call(phase, inputs)
             record.outputs(outputs, per_trial=False)
             self._pause("loss")
-            loss = study.loss(outputs, targets)
+            loss = study.loss(outputs, targets, **given(study.loss, params))
         record.put(LOSS, record.phase, loss)
         if not torch.isfinite(loss):
             record.ended = True

@@ -1,0 +1,29 @@
+"""The study's loss and score, computed for all trials of a group."""
+
+from functools import partial
+
+from torch.utils.weak import WeakIdKeyDictionary
+
+from trials.fusion.scalar import Scalar
+from trials.fusion.ways import Way
+from trials.own_logger import own_logger
+from trials.study import Study
+
+log = own_logger(__name__)
+
+_said: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Study -> what was logged about it. There is a new group of its trials again and again."""
+
+
+def scalars_of(study: Study, way: Way) -> dict[str, Scalar]:
+    """Return the loss and the score of `study`, for trials that are trained in `way`."""
+    say = partial(_say_once, study)
+    return {name: Scalar(f"Study.{name}", getattr(study, name), way, say) for name in ("loss", "score")}
+
+
+def _say_once(study: Study, reason: str) -> None:
+    said = _said.setdefault(study, set())
+    name = reason.partition(" ")[0]
+    if name not in said:
+        said.add(name)
+        log.warning("%s", reason)
