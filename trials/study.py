@@ -40,6 +40,7 @@ class Study(abc.ABC):
         keep_best: of how many of the best trials the weights are kept.
         audit: when a fused trial is compared with the trial alone: on first batches and then once per ``"epoch"``, at
             the ``"start"`` only, or never (False).
+        metric: which of `metrics` is a trial's score; None: `score` computes it, and is not needed otherwise.
     """
 
     trials: int
@@ -52,6 +53,7 @@ class Study(abc.ABC):
     mix_epochs: bool = True
     keep_best: int = 1
     audit: str | bool = "epoch"
+    metric: str | None = None
 
     @abc.abstractmethod
     def suggest(self, trial: "optuna.Trial") -> dict[str, Any]:
@@ -99,12 +101,24 @@ class Study(abc.ABC):
     def validation(self) -> Iterable[tuple[Any, Any]]:
         """Return the validation batches, pairs ``(inputs_B, targets_B)`` as from `batches`."""
 
-    @abc.abstractmethod
     def score(self, outputs: Any, targets: Any) -> Tensor:
         """Return the score of one model on one batch, a scalar tensor. A trial's score is the mean over all examples.
 
         For ``params`` see `loss`.
         """
+        raise NotImplementedError(f"{type(self).__name__} has no score; needed unless it has a metric")
+
+    def metrics(self, outputs: Any, targets: Any) -> Mapping[str, Any]:
+        """Return numbers by name, from all outputs and targets of the validation set.
+
+        It is called on the CPU for one trial. Those of all batches are joined along the first axis.
+        """
+        return {}
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether `metrics` is overridden."""
+        return getattr(self.metrics, "__func__", None) is not Study.metrics
 
     def scheduler(self, params: dict[str, Any], optimizer: Any) -> "LRScheduler | Sequence[LRScheduler] | None":
         """Return the trial's learning-rate scheduler or schedulers; None: the rate is constant.
@@ -166,7 +180,8 @@ def load_study(path: str | Path) -> Study:
         raise StudyError(f"{file}: not a Python file; its name must end in .py")
     _refuse_shadows(file)
     study_class = _find(_execute(file), file)
-    missing = sorted(study_class.__abstractmethods__)
+    lacks_score = study_class.score is Study.score and study_class.metric is None
+    missing = sorted([*study_class.__abstractmethods__, *(["score"] if lacks_score else [])])
     if missing:
         raise StudyError(f"{file}: class {study_class.__name__} lacks the methods {', '.join(missing)}")
     try:
@@ -256,5 +271,10 @@ def _check(study: Study, file: Path) -> None:
     keep_best: Any = study.keep_best
     if not isinstance(keep_best, int) or isinstance(keep_best, bool) or keep_best < 0:
         raise StudyError(f"{where}: keep_best = {keep_best!r}; allowed: a whole number from 0")
+    if study.metric is not None and not (isinstance(study.metric, str) and study.has_metrics):
+        raise StudyError(
+            f"{where}: metric = {study.metric!r}; allowed: None, or the name of a number that its method 'metrics' "
+            "returns"
+        )
     if study.audit is not False and study.audit not in ("epoch", "start"):
         raise StudyError(f"{where}: audit = {study.audit!r}; allowed: 'epoch', 'start' or False")

@@ -1,7 +1,6 @@
 """A trial group: K trials of one structure that train as one model. Its rows can be removed, added and saved."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -10,30 +9,28 @@ from torch import Tensor, nn
 
 from trials.fusion import FuseError, assemble
 from trials.fusion.errors import ApartError, RefusedError
-from trials.fusion.inputs import moved
 from trials.fusion.rows import Rows, generator
 from trials.fusion.structure import Facts, difference, stack
 from trials.fusion.units import Units
 from trials.fusion.ways import Way
-from trials.gate.base import AUDIT_UNITS, HOST_UNIT, Gate
+from trials.gate.base import AUDIT_UNITS, Gate
 from trials.optim.several import Optimizers, by_phase
 from trials.study import Study
 from trials.training.audit import MODES, Audit
-from trials.training.batches import Kept, Reader, as_batch, fuse_batches, rounds, shapes
-from trials.training.group_state import GroupState
+from trials.training.batches import Kept, Reader, fuse_batches, rounds, shapes
 from trials.training.lone import Lone, part_names
 from trials.training.malloc import keep_freed_memory
 from trials.training.member import Member, facts_of, fuse_optimizers_of, in_way, restored
 from trials.training.phase import Phase
 from trials.training.progress import Control, step_on_scores, step_schedulers, wait_for_score
-from trials.training.record import SCORE, Record
+from trials.training.record import Record
 from trials.training.roster import Roster
 from trials.training.scalars import scalars_of
-from trials.training.trees import examples
+from trials.training.scored import ScoredGroup
 from trials.training.trial_state import TrialState
 
 
-class TrialGroup(GroupState):
+class TrialGroup(ScoredGroup):
     """K trials as one model. The loss is the sum of the trials' losses, so no trial sees another's gradient.
 
     If a unit raises `StopRequested`, the group is in the middle of a step. Continue from what it has exported.
@@ -82,6 +79,7 @@ class TrialGroup(GroupState):
         self._scalars = scalars_of(self._study, self._way)
         self._number_units(models[0])
         self.unproven = set(MODES)
+        self.metrics = []
         self.use_units()
 
     def batches(self, epoch: int) -> Iterator[tuple[Any, Any, bool]]:
@@ -150,58 +148,6 @@ class TrialGroup(GroupState):
         step_on_scores(self._roster.progress, scores)
         self._optimizers.changed()
         return scores
-
-    @torch.no_grad()
-    def evaluate(self) -> list[float]:
-        """Return each trial's score: the mean over the validation batches, weighted by their sizes.
-
-        Raises:
-            FuseError: the study has no validation batches, or its score is not a scalar.
-        """
-        self._follow()
-        total_K = torch.zeros(self.size, dtype=torch.float64, device=self._device)
-        count = 0
-        for phase in self._phases:
-            phase.before_evaluation()
-        for batch in self._study.validation():
-            inputs_B, targets_B = as_batch(batch, "Study.validation")
-            size = examples(inputs_B, targets_B)
-            total_K += self._audited_scores(inputs_B, targets_B).double() * size
-            self._gate.enter(HOST_UNIT)  # the loader's time is not the score's
-            count += size
-        if not count:
-            raise FuseError("Study.validation gave no batches; at least one is needed for a score")
-        mean_K = total_K / count
-        self._units.settle()
-        scores = mean_K.tolist()
-        self._units.rest()
-        return scores
-
-    def _scores(self, inputs_B: Any, targets_B: Any, record: Record | None = None) -> Tensor:
-        with self._precision():
-            outputs = self._fused.eval.run(inputs_B, self._device)
-            self._units.enter(self._score_unit)
-            scores_K = self._per_trial("score", outputs, targets_B)
-        if record is not None:
-            record.outputs(outputs, per_trial=True)
-            record.put(SCORE, "", scores_K[record.row])
-        return scores_K
-
-    def _audited_scores(self, inputs_B: Any, targets_B: Any) -> Tensor:
-        kind = self.size > 1, shapes((inputs_B, targets_B))
-        if self._audit is None or not self._audit.is_due(self, "evaluation", kind):
-            return self._scores(inputs_B, targets_B)
-        kept = Kept(inputs_B, targets_B)
-
-        def step(record: Record | None) -> Tensor:
-            kept.put_back()
-            return self._scores(inputs_B, targets_B, record)
-
-        def alone(lone: Lone, record: Record, row: int) -> None:
-            lone.score(*kept.of(None), self._precision(), record)
-
-        scores_K: Tensor = self._audit.run(self, "evaluation", kind, step, alone)
-        return scores_K
 
     def set_lr(self, row: int, value: float, group: int | None = None) -> None:
         """Set the learning rate of the trial in `row`, in one of its optimizer's param groups or in all."""
@@ -316,11 +262,6 @@ class TrialGroup(GroupState):
         self._roster = Roster.restored(roster, progress, self._device)
         self._changed()
 
-    def _per_trial(self, name: str, outputs: Any, targets: Any, per_trial: bool = False) -> Tensor:
-        """Evaluate the user's function of one model, a scalar, for each of K models. Returns ``[K]``."""
-        targets = moved(targets, self._device)
-        return self._scalars[name](outputs, targets, self._fused.rows.generators, per_trial, self.params)
-
     def ways(self) -> list[tuple[str, str]]:
         """Return each layer's name, and how its training forward is computed. Known after the first step."""
         return list(dict.fromkeys(pair for phase in self._fused.phases.values() for pair in phase.ways()))
@@ -359,10 +300,6 @@ class TrialGroup(GroupState):
         if len(set(rows)) != len(rows) or not all(0 <= row < self.size for row in rows):
             raise ValueError(f"rows {list(rows)} cannot be {what}; allowed: different ones of 0..{self.size - 1}")
 
-    def _precision(self) -> AbstractContextManager[Any]:
-        kind = self._study.autocast
-        return nullcontext() if kind is None else torch.autocast(self._device.type, kind)
-
     def _step_schedulers(self) -> None:
         if any(trial.schedulers for trial in self._roster.progress):
             step_schedulers(self._roster.progress)
@@ -379,7 +316,9 @@ class TrialGroup(GroupState):
             if self._control.touches:
                 self._units.number("gradients")
             phase.number_step()
-        self._score_unit = self._units.number("score")
+        self._units.number("score")
+        if self._study.has_metrics:
+            self._units.number("metrics")
         parts = [] if self._audit is None else [*part_names(model), "other"]
         self._audit_units = {part: self._units.number(f"{AUDIT_UNITS}{part}") for part in parts}
 

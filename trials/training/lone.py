@@ -100,8 +100,9 @@ class Lone:
             outputs = self._call(FORWARD, inputs)
             record.outputs(outputs, per_trial=False)
             self._pause("score")
-            score = self._study.score
-            record.put(SCORE, "", score(outputs, targets, **given(score, self._state.params)))
+            if self._study.metric is None:
+                score = self._study.score
+                record.put(SCORE, "", score(outputs, targets, **given(score, self._state.params)))
         self._end(record)
 
     def _train_phase(
