@@ -38,6 +38,9 @@ class Study(abc.ABC):
         scheduler_every: schedulers step after every ``"epoch"`` or every ``"step"``.
         mix_epochs: whether trials at different epochs may be fused. If so, several epochs are read at once.
         keep_best: of how many of the best trials the weights are kept.
+        shared: patterns, such as ``"base.*"``, of names of parameters that all trials have in common. Frozen parameters
+            that are equal, bit by bit, in all trials of a group are held once and computed once in any case. For those
+            named here, a trial whose parameter is trainable, or differs, is an error.
         audit: when a fused trial is compared with the trial alone: on first batches and then once per ``"epoch"``, at
             the ``"start"`` only, or never (False).
         metric: which of `metrics` is a trial's score; None: `score` computes it, and is not needed otherwise.
@@ -52,6 +55,7 @@ class Study(abc.ABC):
     scheduler_every: str = "epoch"
     mix_epochs: bool = True
     keep_best: int = 1
+    shared: tuple[str, ...] = ()
     audit: str | bool = "epoch"
     metric: str | None = None
 
@@ -276,5 +280,8 @@ def _check(study: Study, file: Path) -> None:
             f"{where}: metric = {study.metric!r}; allowed: None, or the name of a number that its method 'metrics' "
             "returns"
         )
+    shared: Any = study.shared
+    if not isinstance(shared, (tuple, list)) or not all(isinstance(each, str) and each for each in shared):
+        raise StudyError(f"{where}: shared = {shared!r}; allowed: patterns of names, such as ('base.*',)")
     if study.audit is not False and study.audit not in ("epoch", "start"):
         raise StudyError(f"{where}: audit = {study.audit!r}; allowed: 'epoch', 'start' or False")

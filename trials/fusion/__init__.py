@@ -4,7 +4,7 @@
 forward is a list of steps (`trace`, `program`), or the user's own code as a whole (`forward`, `mapped`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,6 +71,7 @@ def assemble(
     generators: list[torch.Generator],
     units: Units,
     way: Way = "rules",
+    once: Collection[str] = (),
 ) -> Fused:
     """Fuse models of one structure.
 
@@ -80,12 +81,13 @@ def assemble(
         generators: a random stream per trial.
         units: where the forward's units are numbered.
         way: how they are trained; `structures` have no graphs unless by rules.
+        once: the names of frozen parameters that are equal in all models, to be held once.
 
     Raises:
         FuseError: two models share a tensor, or one cannot be copied.
     """
     model, common = models[0], structures[0]
-    rows = stack(models, structures, generators)
+    rows = stack(models, structures, generators, once)
     rows.again = units.again
     layers: dict[str, Layer | Exception] = {
         path: rule_for(model.get_submodule(path), path) for path in leaves(common.graphs)
@@ -97,4 +99,5 @@ def assemble(
     evaluate = Forward(model, common.eval, layers, common.eval_modes, units, common.untraced, common.watch, way=way)
     fused = Fused(rows, layers, phases, evaluate)
     fused.bind()
+    rows.rebind = fused.bind
     return fused

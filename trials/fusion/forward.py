@@ -14,6 +14,7 @@ from trials.fusion.program import Program
 from trials.fusion.reads import Watch
 from trials.fusion.registry import Layer, label
 from trials.fusion.rows import Rows, Vectors
+from trials.fusion.shared_base import WrittenError
 from trials.fusion.streams import saved
 from trials.fusion.trace import FORWARD
 from trials.fusion.trees import apart, dims_of, heads
@@ -124,6 +125,7 @@ class Forward:
         self._instead: Callable[[str], None] | None = None
         self._watch = watch if graph is not None else None
         self._name, self._left, self._checked = name, "", False
+        self._settled = False  # whether a first batch has shown what it writes to
 
         def own_code(reason: str, vectors: Vectors | None = None) -> Way:
             return Whole(model, name, modes, units, reason, method, vectors, way)
@@ -173,11 +175,35 @@ class Forward:
             ApartError: the user's own code has to run, and the trials differ in what it may read.
         """
         args, kwargs = arguments(moved(inputs, device))
-        output = self._run(args, kwargs, per_trial)
+        output = self._run_reading(args, kwargs, per_trial)
         if not self._checked and torch.is_grad_enabled():
             assert self._rows is not None  # bound when it was built
             _refuse_foreign(output, apart((args, kwargs))[0], self._rows, self._name)
             self._checked = True
+        return output
+
+    def _run_reading(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], per_trial: bool) -> Any:
+        """Run all layers. What is held once, and the forward writes to, becomes each trial's own.
+
+        Raises:
+            WrittenError: it has not done so for its first batch.
+        """
+        assert self._rows is not None  # bound when it was built
+        once = self._rows.once
+        if not once:
+            return self._run(args, kwargs, per_trial)
+        restore = None if self._settled else saved(self._rows.buffers, self._rows.generators)
+        try:
+            output = self._run(args, kwargs, per_trial)
+        except WrittenError as error:
+            if restore is None:
+                raise
+            restore()
+            self._rows.unshare(error.names)
+            return self._run_reading(args, kwargs, per_trial)
+        if written := once.written():
+            raise WrittenError(written)
+        self._settled = True
         return output
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], per_trial: bool) -> Any:

@@ -22,6 +22,7 @@ from trials.fusion.memo import KeepsInsideError, LoneCall, Memo
 from trials.fusion.one_by_one import ChangedError, OneByOne, fits, in_slots, mark, refuse_ties, refused_change, slots
 from trials.fusion.registry import CALLS, Layer, label, plain_forward
 from trials.fusion.rows import Rows, Vectors
+from trials.fusion.shared_base import Snapshot, WrittenError
 from trials.fusion.sharing import refuse_outside
 from trials.fusion.streams import drawing_from, foreign_streams, go_on, note, refuse_foreign, saved
 from trials.fusion.structure import Unchanged, rule_for
@@ -30,6 +31,7 @@ from trials.fusion.template import template, without_data
 from trials.fusion.together import Together
 from trials.fusion.trees import apart, hide_objects, of_row, stack
 from trials.fusion.units import LayerUnits, Units
+from trials.fusion.varying import Varying
 
 
 class Mapped:
@@ -64,13 +66,12 @@ class Mapped:
             inner: modes[f"{self._prefix}{name}" if name else path] for name, inner in self.module.named_modules()
         }
         for inner in self.module.modules():
-            if (
-                plain_forward_of := plain_forward(inner)
-            ) is not None:  # its own branches on values, which `vmap` cannot do
-                inner.forward = partial(plain_forward_of, inner)
-            for plain, tensor in plain_tensors(inner).items():  # each trial has its own of these too
-                delattr(inner, plain)
-                inner.register_buffer(plain, tensor, persistent=False)
+            plain = plain_forward(inner)
+            if plain is not None:  # its own branches on values, which `vmap` cannot do
+                inner.forward = partial(plain, inner)
+            for name, tensor in plain_tensors(inner).items():  # each trial has its own of these too
+                delattr(inner, name)
+                inner.register_buffer(name, tensor, persistent=False)
         without_data(self.module)
         self._set_modes()
         self._inner: dict[str, Inner] = {}
@@ -119,9 +120,12 @@ class Mapped:
             for named in (self.module.named_parameters(), self.module.named_buffers())
         )
         inside = dict(self.module.named_modules())
+        canonical = {name: rows.aliases.get(self._prefix + name, self._prefix + name) for name in self._parameters}
+        self._held = {name: first for name, first in canonical.items() if first in rows.once}
+        self._once = {name: rows.once[first] for name, first in self._held.items()}
         self._slots = slots(inside, lambda name: rows.require("", self._prefix + name))
-        self._varying = [(inside[path], table) for path, table in rows.vectors.items() if path in inside]
-        self._set_common()
+        self._varying = Varying(inside, rows.vectors, self.memo.kept.renew)
+        self._varying.set_common()
         for inner in self._inner.values():
             inner.bind(rows)
 
@@ -159,7 +163,8 @@ class Mapped:
         if not entered:
             self.units.enter()
         output, reason, by_vmap = None, self.looped, self._rows.size > 1 and not self.looped
-        restore = None if self._seen and not by_vmap else self._saved()
+        held = None if self._seen else self._rows.once.snapshot(self._held.values())
+        restore = None if self._seen and not by_vmap else self._saved(held)
         if by_vmap and restore is not None:
             output, reason = self._try_vmap(args, kwargs, dims, restore)
         if output is None and versions == [tensor._version for tensor in inputs]:
@@ -172,6 +177,8 @@ class Mapped:
         if unchanged is not None and streams is not None:
             unchanged.check()
             refuse_foreign(streams, f"module '{self.label}'")
+        if held is not None:
+            held.refuse_changes()
         self.looped, self._seen = reason, True
         return output
 
@@ -221,10 +228,12 @@ class Mapped:
             return tuple(outputs), {name: tensors[name] for name in buffers.keys() & self._changing - {*reshaped}}
 
         rows = torch.arange(self._rows.size, device=self._rows.generators[0].device)
-        mapped = torch.vmap(one, in_dims=(0, 0, 0, *dims), randomness="error")
+        parameters = {**self._parameters, **{name: tensor.detach() for name, tensor in self._once.items()}}
+        axes = {name: None if name in self._once else 0 for name in parameters}
+        mapped = torch.vmap(one, in_dims=(0, axes, 0, *dims), randomness="error")
         # a backward may need what a replaced buffer was before
         own = {name: t.clone() if name in self._changing else t for name, t in self._buffers.items()}
-        outputs, replaced = mapped(rows, self._parameters, own, args, kwargs)
+        outputs, replaced = mapped(rows, parameters, own, args, kwargs)
         for name, tensor in replaced.items():
             self._buffers[name].data.copy_(tensor.detach())
         self._put_back(0, reshaped, args, kwargs, dims, by_vmap=True)
@@ -245,7 +254,7 @@ class Mapped:
 
     def _one_by_one(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> Any:
         (leaves, spec), owned = tree_flatten((args, kwargs)), tree_flatten(dims)[0]
-        reached, rows = self._rows.reached, OneByOne(self._parameters, self._buffers, self._changing)
+        reached, rows = self._rows.reached, OneByOne(self._parameters, self._buffers, self._changing, self._once)
         rows.watch(reached)
         inputs_K = [
             [leaf] * self._rows.size if dim is None else [leaf[row] for row in range(self._rows.size)]
@@ -259,16 +268,13 @@ class Mapped:
             if row:
                 self.units.enter()
             own_args, own_kwargs = tree_unflatten([own_inputs[row] for own_inputs in inputs_K], spec)
-            for module, table in self._varying:
-                for name, values in table.items():
-                    setattr(module, name, values[row])
-                self.memo.kept.renew(module)
+            self._varying.set_row(row)
             with rows.of(row) as (tensors, reshaped), self._drawing_from(generator):
                 outputs.append(functional_call(self.module, tensors, own_args, own_kwargs))
             self._set_modes()
             self._put_back(row, reshaped, args, kwargs, dims)
             self.units.before_backward(outputs[-1])
-        self._set_common()
+        self._varying.set_common()
         output = stack(outputs, f"module '{self.label}'")
         reached.leave(output)
         return output
@@ -285,9 +291,9 @@ class Mapped:
         self.units.before_backward(output)
         return stack([output], f"module '{self.label}'")
 
-    def _saved(self) -> Callable[[], None]:
+    def _saved(self, held: Snapshot | None) -> Callable[[], None]:
         """Return a function that puts all back. The first batch shows whether the code changes parameters."""
-        own = {} if self._seen else {name: tensor.detach() for name, tensor in self._parameters.items()}
+        own = {} if self._seen else {n: t.detach() for n, t in self._parameters.items() if n not in self._once}
         restore = saved({**own, **self._buffers}, self._rows.generators)
         versions = [tensor._version for tensor in self._parameters.values()]
 
@@ -295,6 +301,8 @@ class Mapped:
             if not own and versions != [tensor._version for tensor in self._parameters.values()]:
                 raise refused_change(self.label)
             restore()
+            if held is not None:
+                held.put_back()
             self.memo.kept.put_back()
             self._set_modes()
 
@@ -306,6 +314,8 @@ class Mapped:
             raise refused_change(self.label) from error
         refuse_ties(self.label, self._rows.aliases, self._prefix, error.names & self._buffers.keys())
         restore()
+        if held := error.names & self._held.keys():
+            raise WrittenError(self._held[name] for name in held)
         self._changing |= error.names
 
     def _put_back(
@@ -335,16 +345,6 @@ class Mapped:
         """Set all modules to their modes, which a forward may have changed."""
         for module, training in self._modes.items():
             module.training = training
-
-    def _set_common(self) -> None:
-        """Set the numbers on which all trials agree. The others are unset, so reading one fails."""
-        for module, table in self._varying:
-            for name, values in table.items():
-                if values.count(values[0]) == len(values):
-                    setattr(module, name, values[0])
-                else:
-                    module.__dict__.pop(name, None)
-            self.memo.kept.renew(module)
 
     @contextmanager
     def _drawing_from(self, generator: torch.Generator) -> Iterator[None]:

@@ -34,13 +34,22 @@ class OneByOne:
         buffers: likewise.
         changing: the names of parameters that code changes in place, and of tensors that it replaces or gives new data.
             It gets copies of them, for a backward may need what they were before.
+        once: name -> ``[*shape]``, of parameters that all trials have in common.
     """
 
     def __init__(
-        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], changing: Container[str]
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        changing: Container[str],
+        once: Mapping[str, Tensor],
     ) -> None:
         self._parameters, self._stacked, self._changing = parameters, {**parameters, **buffers}, changing
-        self._rows = {name: _rows(tensor, name in changing) for name, tensor in parameters.items()}
+        self._once = once
+        self._rows = {
+            name: [once[name].detach() for _ in tensor] if name in once else _rows(tensor, name in changing)
+            for name, tensor in parameters.items()
+        }
         for name, tensor in buffers.items():
             # each row counts its own changes: a backward asks whether a value that it needs has changed
             self._rows[name] = [row.clone() if name in changing else row.data for row in tensor.detach()]
@@ -71,7 +80,7 @@ class OneByOne:
                 raise refused_freezing("what may be a parameter") from error
             if "Unbind" not in str(error):
                 raise
-            raise ChangedError(self._parameters) from error
+            raise ChangedError(self._parameters.keys() - self._once.keys()) from error
         new = {
             name: tensors[name] for name, rows in self._rows.items() if _is_new(tensors[name], rows[row], places[name])
         }

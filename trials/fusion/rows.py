@@ -1,6 +1,6 @@
 """All tensors of a group's trials, each with a leading axis K, one entry per trial. A trial is one row of each."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from trials.fusion.errors import FuseError
 from trials.fusion.reached import Reached
+from trials.fusion.shared_base import HeldOnce, same_bits, spread
 
 Vectors = dict[str, dict[str, list[float]]]
 
@@ -23,6 +24,8 @@ class Rows:
         unread: a digest per trial of what its own code may read, though its graph does not.
         generators: one random stream per trial, so a trial's dropout masks do not depend on its neighbours.
         reached: which trials' gradients have reached which parameters.
+        once: the only copies of frozen parameters that all trials have in common. Those in `parameters` are views.
+        rebind: lets all that holds these tensors take them anew, after `unshare`.
         again: long layers on a CPU call it between their parts, to ask the gate once more.
     """
 
@@ -34,9 +37,11 @@ class Rows:
         aliases: dict[str, str],
         generators: list[torch.Generator],
         unread: list[str],
+        once: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Take the given tables as they are; all have the same K."""
-        self.parameters = parameters
+        """Take the given tables as they are; all have the same K. Those `once` are not in `parameters` yet."""
+        self.once = HeldOnce(once or {})
+        self.parameters = {**parameters, **{n: spread(t, len(generators)) for n, t in self.once.items()}}
         self.buffers = buffers
         self.vectors = vectors
         self.aliases = aliases
@@ -44,6 +49,7 @@ class Rows:
         self.reached = Reached()
         self.unread = unread
         self.again: Callable[[], None] = go_on
+        self.rebind: Callable[[], None] = go_on
         self._noted: dict[str, Tensor] = {}
 
     @property
@@ -104,7 +110,10 @@ class Rows:
     def take(self, rows: Sequence[int]) -> None:
         """Keep only `rows`, in that order."""
         index = list(rows)
-        self.parameters = {n: _parameter(t.detach()[index], t.requires_grad) for n, t in self.parameters.items()}
+        self.parameters = {
+            n: spread(self.once[n], len(index)) if n in self.once else _parameter(t.detach()[index], t.requires_grad)
+            for n, t in self.parameters.items()
+        }
         self.buffers = {n: t[index] for n, t in self.buffers.items()}
         self.vectors = {
             path: {n: [values[i] for i in index] for n, values in table.items()} for path, table in self.vectors.items()
@@ -113,11 +122,19 @@ class Rows:
         self.unread = [self.unread[i] for i in index]
 
     def append(self, other: "Rows") -> None:
-        """Add the trials of `other`, which have the same structure, after these."""
+        """Add the trials of `other`, which have the same structure, after these.
+
+        What both hold once stays so if its bits are equal. Else each trial gets its own.
+        """
+        both = {n: t for n, t in self.once.items() if n in other.once and same_bits(t, other.once[n])}
+        size = self.size + other.size
         self.parameters = {
-            n: _parameter(torch.cat([t.detach(), other.parameters[n].detach()]), t.requires_grad)
+            n: spread(both[n], size)
+            if n in both
+            else _parameter(torch.cat([t.detach(), other.parameters[n].detach()]), t.requires_grad)
             for n, t in self.parameters.items()
         }
+        self.once = HeldOnce(both)
         self.buffers = {n: torch.cat([t, other.buffers[n]]) for n, t in self.buffers.items()}
         for path, table in self.vectors.items():
             for name in table:
@@ -127,14 +144,37 @@ class Rows:
 
     def to(self, device: torch.device) -> None:
         """Move all rows. On another kind of device, a random stream continues from a seed that it draws."""
-        self.parameters = {n: _parameter(t.detach().to(device), t.requires_grad) for n, t in self.parameters.items()}
+        self.once = HeldOnce({n: t.to(device) for n, t in self.once.items()})
+        self.parameters = {
+            n: spread(self.once[n], self.size) if n in self.once else _parameter(t.detach().to(device), t.requires_grad)
+            for n, t in self.parameters.items()
+        }
         self.buffers = {n: t.to(device) for n, t in self.buffers.items()}
         self.generators = [moved(g, device) for g in self.generators]
 
+    def unshare(self, names: Collection[str]) -> None:
+        """Give each trial its own copy of the parameters in `names`, which are held once."""
+        own = {
+            n: _parameter(self.parameters[n].detach().clone(memory_format=torch.contiguous_format), False)
+            for n in names
+        }
+        self.once = HeldOnce({n: t for n, t in self.once.items() if n not in own})
+        self.parameters = {n: own.get(n, t) for n, t in self.parameters.items()}
+        self.rebind()
+
+    def share(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace the only copies in `tensors` by these."""
+        self.once = HeldOnce({n: tensors.get(n, t) for n, t in self.once.items()})
+        self.parameters = {
+            n: spread(self.once[n], self.size) if n in self.once else t for n, t in self.parameters.items()
+        }
+        self.rebind()
+
     def state_dict(self) -> dict[str, Any]:
-        """Return all rows as plain containers of tensors and numbers."""
+        """Return all rows as plain containers of tensors and numbers. What is held once is not copied."""
         return {
-            "parameters": {n: t.detach().clone() for n, t in self.parameters.items()},
+            "parameters": {n: t.detach().clone() for n, t in self.parameters.items() if n not in self.once},
+            "once": dict(self.once.items()),
             "buffers": {n: t.clone() for n, t in self.buffers.items()},
             "vectors": {p: {n: list(v) for n, v in table.items()} for p, table in self.vectors.items()},
             "generators": [g.get_state() for g in self.generators],
@@ -147,20 +187,24 @@ class Rows:
         Raises:
             FuseError: `state` is from trials of another structure.
         """
-        for kind in ("parameters", "buffers"):
-            mine, theirs = getattr(self, kind), state[kind]
+        once, size = state["once"], len(state["generators"])
+        stacked = {**state["parameters"], **{n: t.unsqueeze(0) for n, t in once.items()}}
+        for mine, theirs in ((self.parameters, stacked), (self.buffers, state["buffers"])):
             for name in sorted(mine.keys() | theirs.keys()):
                 want = _shape(mine.get(name))
                 have = _shape(theirs.get(name))
                 if want != have:
                     raise FuseError(f"checkpoint of another structure: '{name}' is {have} there, and {want} here")
+        device = self.generators[0].device
+        self.once = HeldOnce({n: t.to(device) for n, t in once.items()})
         self.parameters = {
-            n: _parameter(state["parameters"][n].detach().to(t.device, copy=True), t.requires_grad)
+            n: spread(self.once[n], size)
+            if n in self.once
+            else _parameter(state["parameters"][n].detach().to(t.device, copy=True), t.requires_grad)
             for n, t in self.parameters.items()
         }
         self.buffers = {n: state["buffers"][n].to(t.device, copy=True) for n, t in self.buffers.items()}
         self.vectors = {p: {n: list(v) for n, v in table.items()} for p, table in state["vectors"].items()}
-        device = self.generators[0].device
         self.generators = [generator(device, state=saved) for saved in state["generators"]]
         self.unread = list(state["unread"])
 

@@ -71,15 +71,18 @@ class TensorStep(Step):
         super().__init__(out)
         self.name = name
         self.tensor: Tensor | None = None
+        self.per_trial = True
 
     def bind(self, rows: Rows) -> None:
         """See `Step`."""
-        self.tensor = rows.tensor(self.name)
+        name = rows.aliases.get(self.name, self.name)
+        self.per_trial = name not in rows.once
+        self.tensor = rows.tensor(name) if self.per_trial else rows.once[name]
 
     def run(self, state: State) -> None:
         """See `Step`."""
         state.values[self.out] = self.tensor
-        state.flags[self.out] = True
+        state.flags[self.out] = self.per_trial
 
 
 class LayerStep(Step):

@@ -1,7 +1,7 @@
 """What must be equal for trials to be fused; stacks the tensors of trials that are."""
 
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,19 +210,29 @@ def leaves(graphs: Sequence[fx.Graph | None]) -> list[str]:
     return list(dict.fromkeys(str(node.target) for node in nodes if node.op == "call_module"))
 
 
-def stack(models: Sequence[nn.Module], shapes: Sequence[Structure], generators: list[torch.Generator]) -> Rows:
+def stack(
+    models: Sequence[nn.Module],
+    shapes: Sequence[Structure],
+    generators: list[torch.Generator],
+    once: Collection[str] = (),
+) -> Rows:
     """Copy the tensors of K `models`, all of one of `shapes`, into rows with a leading axis K.
 
+    The parameters in `once` are equal in all models, and are copied once.
+
     Raises:
-        FuseError: two models share a tensor.
+        FuseError: two models share another tensor.
     """
-    refuse_common([[*_parameters(model).items(), *_buffers(model).items()] for model in models])
+    refuse_common([[*_own_parameters(model, once), *_buffers(model).items()] for model in models])
     first, shape = models[0], shapes[0]
     aliases = ties({**_parameters(first), **_buffers(first), **_constants(first, shape)})
     tables_K = [_parameters(model) for model in models]
     parameters = {
-        name: stack_parameters([table[name] for table in tables_K]) for name in tables_K[0] if name not in aliases
+        name: stack_parameters([table[name] for table in tables_K])
+        for name in tables_K[0]
+        if name not in aliases and name not in once
     }
+    common = {name: tables_K[0][name].detach().clone(memory_format=torch.contiguous_format) for name in once}
     buffers_K = [{**_buffers(model), **_constants(model, shape)} for model in models]
     buffers = {
         name: torch.stack([table[name].detach() for table in buffers_K]) for name in buffers_K[0] if name not in aliases
@@ -233,7 +243,7 @@ def stack(models: Sequence[nn.Module], shapes: Sequence[Structure], generators: 
         if isinstance(layer, Layer) and (names := layer.varying):
             modules = [model.get_submodule(path) for model in models]
             vectors[path] = {name: [getattr(module, name) for module in modules] for name in names}
-    return Rows(parameters, buffers, vectors, aliases, generators, [own.unread for own in shapes])
+    return Rows(parameters, buffers, vectors, aliases, generators, [own.unread for own in shapes], common)
 
 
 def canonical_names(model: nn.Module) -> dict[int, str]:
@@ -314,6 +324,13 @@ def _refuse_two_devices(model: nn.Module) -> None:
 
 def _parameters(model: nn.Module) -> dict[str, Tensor]:
     return dict(model.named_parameters(remove_duplicate=False))
+
+
+def _own_parameters(model: nn.Module, once: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters but those in `once`, by all their names."""
+    found = _parameters(model)
+    common = {id(found[name]) for name in once}
+    return ((name, tensor) for name, tensor in found.items() if id(tensor) not in common)
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:

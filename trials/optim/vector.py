@@ -52,13 +52,17 @@ class VectorOptimizer(FusedOptimizer):
         self._ahead = 1
         self._rules: list[Rule] = [made(group, type(first)) for group in first.param_groups]
         self.computes_in = made.computes_in
-        self._plan(max(UNIT_ELEMENTS // max(widest, self.size), 1))
         saved_K = [optimizer.state_dict()["state"] for optimizer in optimizers]
+        given = {name: [saved.get(i, {}) for saved in saved_K] for i, name in enumerate(self._order)}
+        # what is held once never has a gradient, and needs no state
+        self._idle = {name for name, states in given.items() if name in rows.once and not any(states)}
+        self._most = max(UNIT_ELEMENTS // max(widest, self.size), 1)
+        self._plan()
         tables: dict[str, dict[str, Tensor]] = {}
         counts: dict[str, Counts] = {}
-        for position, name in enumerate(self._order):
-            states = [saved.get(position, {}) for saved in saved_K]
-            tables[name], counts[name] = self._initial(self._rule(name), rows.parameters[name], states)
+        for name, states in given.items():
+            if name not in self._idle:
+                tables[name], counts[name] = self._initial(self._rule(name), rows.parameters[name], states)
         self._pack(tables, counts)
 
     def changed(self) -> None:
@@ -100,15 +104,19 @@ class VectorOptimizer(FusedOptimizer):
         """See `FusedOptimizer`."""
         if not isinstance(other, VectorOptimizer):
             raise FuseError("optimizers that are fused in different ways cannot be merged")
+        idle = self._idle & other._idle
+        (before, counts_before), (more, counted) = self._of_all_but(idle), other._of_all_but(idle)
         super().append(other)
-        more, counted = other._tables(), other._counts()
+        if idle != self._idle:
+            self._idle = idle
+            self._plan()
         tables = {
             name: {kind: torch.cat([t, more[name][kind].to(t.device)]) for kind, t in kinds.items()}
-            for name, kinds in self._tables().items()
+            for name, kinds in before.items()
         }
         counts = {
             name: {kind: np.concatenate([c, counted[name][kind]]) for kind, c in own.items()}
-            for name, own in self._counts().items()
+            for name, own in counts_before.items()
         }
         self._pack(tables, counts)
 
@@ -158,6 +166,8 @@ class VectorOptimizer(FusedOptimizer):
         tables, counts = self._tables(), self._counts()
         made = {}
         for position, name in enumerate(self._order):
+            if name in self._idle:
+                continue
             group = self.groups_K[row][self._group_of[name]]
             own = {kind: t[row].clone() for kind, t in tables[name].items()}
             numbers = {kind: float(values[row]) for kind, values in counts[name].items()}
@@ -169,14 +179,25 @@ class VectorOptimizer(FusedOptimizer):
     def _rule(self, name: str) -> Rule:
         return self._rules[self._group_of[name]]
 
-    def _plan(self, most: int) -> None:
-        """Divide the parameters into entries of at most `most` weights per trial, and the step into units."""
+    def _of_all_but(self, idle: set[str]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Counts]]:
+        """The state of all parameters but those in `idle`. What has had none begins."""
+        tables, counts = self._tables(), self._counts()
+        for name in self._idle - idle:
+            like = self._rows.parameters[name]
+            tables[name], counts[name] = self._initial(self._rule(name), like, [{} for _ in range(self.size)])
+        return tables, counts
+
+    def _plan(self) -> None:
+        """Divide the parameters into entries of a limited number of weights per trial, and the step into units."""
+        most = self._most
         self._group_of = {name: index for index, group in enumerate(self._members) for name in group}
         self._plans: list[list[str]] = []
         self._work: list[tuple[int, Piece]] = []
         last: tuple[int, torch.dtype] | None = None
         filled = 0
         for name in self._order:
+            if name in self._idle:
+                continue
             p = self._rows.parameters[name]
             size, block = prod(p.shape[1:]), (self._group_of[name], p.dtype)
             if block != last or filled + size > most or not self._rule(name).elementwise:

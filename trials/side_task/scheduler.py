@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ds_hooks.shared import statuses
 from ds_hooks.shared.signals import END_SIGNAL
 from trials.fusion.errors import ApartError, is_out_of_memory
+from trials.fusion.shared_base import Bases
 from trials.gate.base import AUDIT_UNITS, HOST_UNIT, Gate, StopRequested
 from trials.own_logger import own_logger
 from trials.search.client import Search
@@ -86,6 +87,7 @@ class Scheduler:
         self._fits: dict[Hashable, Fit] = {}
         self._audits = Audits(study, report)
         self._in_use: TrialGroup | None = None  # whose units the gate numbers
+        self._bases = Bases()
         self._waiting = Waiting(self._build)
         self._checkpoints = Checkpoints(study, directory, gate, search)
         self._dropped: set[int] = set()  # pruned, or lost to another worker
@@ -223,7 +225,9 @@ class Scheduler:
     def _build(self, asked: dict[str, Any]) -> Member | None:
         self._gate.enter(HOST_UNIT)
         try:
-            return self._checkpoints.build(asked["number"], asked["params"])
+            member = self._checkpoints.build(asked["number"], asked["params"])
+            self._bases.adopt(member.model)
+            return member
         except Exception as error:
             self._fail([asked["number"]], error)
             return None

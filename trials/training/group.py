@@ -20,13 +20,14 @@ from trials.training.audit import MODES, Audit
 from trials.training.batches import Kept, Reader, fuse_batches, rounds, shapes
 from trials.training.lone import Lone, part_names
 from trials.training.malloc import keep_freed_memory
-from trials.training.member import Member, facts_of, fuse_optimizers_of, in_way, restored
+from trials.training.member import Member, facts_of, fuse_optimizers_of, restored
 from trials.training.phase import Phase
 from trials.training.progress import Control, step_on_scores, step_schedulers, wait_for_score
 from trials.training.record import Record
 from trials.training.roster import Roster
 from trials.training.scalars import scalars_of
 from trials.training.scored import ScoredGroup
+from trials.training.shared import held_once, let_go, refuse_unequal, revived
 from trials.training.trial_state import TrialState
 
 
@@ -60,7 +61,7 @@ class TrialGroup(ScoredGroup):
 
     def _build(self, trials: Sequence[Member | TrialState]) -> None:
         self._way: Way = "rules" if self._audit is None else self._audit.way
-        members = self._members(trials)
+        members = revived(self._study, trials, self._way)
         self._facts = facts_of(members[0])
         self._first_number = members[0].number
         for member in members[1:]:
@@ -70,7 +71,9 @@ class TrialGroup(ScoredGroup):
         self._units = Units(self._gate)
         models = [member.model for member in members]
         structures = [member.structure for member in members]
-        self._fused = assemble(models, structures, self._generators(members), self._units, self._way)
+        once = held_once(self._study, members)
+        self._fused = assemble(models, structures, self._generators(members), self._units, self._way, once)
+        let_go(models[0], self._fused.rows)
         self._optimizers, progress = fuse_optimizers_of(self._study, members, self._fused.rows)
         self._roster = Roster.of(members, progress, like=torch.empty(0, dtype=torch.float64))
         phases = by_phase(members[0].optimizer)
@@ -165,18 +168,20 @@ class TrialGroup(ScoredGroup):
         """Append trials, fresh or as another group has exported them.
 
         Raises:
-            FuseError: they differ from the group in structure.
+            FuseError: they differ from the group in structure, or in what `Study.shared` names.
         """
         if not trials:
             return
         self._follow()
-        members = self._members(trials)
+        members = revived(self._study, trials, self._way)
         for member in members:
             self._check(_without_devices(facts_of(member)), _without_devices(self._facts), member.number)
         structures = [member.structure for member in members]
-        rows = stack([member.model for member in members], structures, self._generators(members))
+        once = held_once(self._study, members)
+        rows = stack([member.model for member in members], structures, self._generators(members), once)
         optimizers, progress = fuse_optimizers_of(self._study, members, rows)
         rows.to(self._device)
+        refuse_unequal(self._study, self._fused.rows, rows)
         optimizers.moved()
         self._append(rows, optimizers)
         self._roster.append(Roster.of(members, progress, like=self._roster.losses_K))
@@ -186,7 +191,7 @@ class TrialGroup(ScoredGroup):
         """Take over all trials of `other`, which is empty then.
 
         Raises:
-            FuseError: they differ from these in structure.
+            FuseError: they differ from these in structure, or in what `Study.shared` names.
         """
         for group in (self, other):
             group._follow()
@@ -194,6 +199,7 @@ class TrialGroup(ScoredGroup):
         if not other.size:
             return
         other.to(self._device)
+        refuse_unequal(self._study, self._fused.rows, other._fused.rows)
         self._append(other._fused.rows, other._optimizers)
         self._roster.append(other._roster)
         other.keep([])
@@ -282,6 +288,8 @@ class TrialGroup(ScoredGroup):
     def _append(self, rows: Rows, optimizers: Optimizers) -> None:
         self._fused.rows.append(rows)
         self._optimizers.append(optimizers)
+        for phase in self._phases:
+            phase.number_step()
 
     def _check(self, facts: Facts, ours: Facts, number: int) -> None:
         found = difference(ours, facts)
@@ -291,10 +299,6 @@ class TrialGroup(ScoredGroup):
                 f"trial {number} cannot join trial {self._first_number}: {owner}: {name} is {other!r}, "
                 f"there {one!r}; allowed: the same for all trials of a group"
             )
-
-    def _members(self, trials: Sequence[Member | TrialState]) -> list[Member]:
-        given = [each if isinstance(each, Member) else each.member(self._study, self._way) for each in trials]
-        return [in_way(member, self._way) for member in given]
 
     def _check_rows(self, rows: Sequence[int], what: str) -> None:
         if len(set(rows)) != len(rows) or not all(0 <= row < self.size for row in rows):

@@ -85,7 +85,10 @@ class GroupState:
         return [row for row, trial in enumerate(self._roster.progress) if not trial.lost]
 
     def export(self, row: int) -> TrialState:
-        """Return a copy of the trial in `row`, which a group of any size takes back."""
+        """Return a copy of the trial in `row`, which a group of any size takes back.
+
+        Parameters that the group holds once are not copied: the state refers to the group's own.
+        """
         rows = self._fused.rows
         named = {**rows.parameters, **rows.buffers}
         own = {n: t for n, t in named.items() if not n.rpartition(".")[2].startswith("_tensor_constant")}
@@ -94,7 +97,11 @@ class GroupState:
             params=self.params[row],
             epoch=self.epochs_done[row],
             loss=self._roster.losses_K[row].item(),
-            tensors={name: tensor[row].detach().clone() for name, tensor in own.items()},
+            tensors={
+                name: rows.once[name] if name in rows.once else tensor[row].detach().clone()
+                for name, tensor in own.items()
+            },
+            versions={name: rows.once.version(name) for name in rows.once},
             buffers=frozenset(rows.buffers),
             saved={name: rows.aliases.get(name, name) for name in self._saved_names},
             optimizers={phase: optimizer.state(row) for phase, optimizer in self._optimizers.items()},
@@ -104,11 +111,17 @@ class GroupState:
 
     @torch.no_grad()
     def shake(self, row: int, share: float) -> None:
-        """Change each of one trial's parameters by at most `share` of itself."""
-        draws = torch.Generator().manual_seed(row)
-        for tensor in self._fused.rows.parameters.values():
-            if is_continuous(tensor):
-                tensor[row] *= 1 + share * (2 * torch.rand(tensor.shape[1:], generator=draws).to(tensor) - 1)
+        """Change each of one trial's parameters by at most `share` of itself; what is held once, for all trials."""
+        draws, rows = torch.Generator().manual_seed(row), self._fused.rows
+
+        def factors(like: Tensor) -> Tensor:
+            return 1 + share * (2 * torch.rand(like.shape, generator=draws).to(like) - 1)
+
+        for name, tensor in rows.parameters.items():
+            if is_continuous(tensor) and name not in rows.once:
+                tensor[row] *= factors(tensor[row])
+        if rows.once:  # others may refer to it, so that it must stay as it is
+            rows.share({n: t * factors(t) for n, t in rows.once.items() if is_continuous(t)})
 
     @contextmanager
     def watched(self, record: Record, before: TrialState) -> Iterator[None]:

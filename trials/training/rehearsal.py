@@ -7,6 +7,7 @@ from itertools import count, islice
 import optuna
 import torch
 
+from trials.fusion.shared_base import Bases
 from trials.gate.base import HOST_UNIT, Gate, OpenGate
 from trials.own_logger import own_logger
 from trials.study import Study
@@ -106,7 +107,11 @@ def _random_group(study: Study, trials: int, gate: Gate) -> TrialGroup:
     """Return a group of trials with random hyperparameters."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     draws = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    return TrialGroup(study, [build_member(study, k, study.suggest(draws.ask())) for k in range(trials)], gate)
+    bases, members = Bases(), []
+    for number in range(trials):
+        members.append(build_member(study, number, study.suggest(draws.ask())))
+        bases.adopt(members[-1].model)
+    return TrialGroup(study, members, gate)
 
 
 def _try_mixed(study: Study, group: TrialGroup, gate: Gate) -> None:

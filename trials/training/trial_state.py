@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,7 +19,10 @@ from trials.training.member import Member, build
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialState:
-    """A copy of one trial's state. It shares no tensor with the group that it is from.
+    """A copy of one trial's state.
+
+    Its tensors are its own, but for frozen parameters that the group holds once: it refers to the group's. Nothing may
+    write to these. What is saved to a file has all tensors in full.
 
     Attributes:
         number: the trial's, in the study.
@@ -32,6 +35,7 @@ class TrialState:
         optimizers: by phase.
         progress: its schedulers and its loss scale, each as its own `state_dict`, and whether it is lost.
         stream: where its random numbers continue.
+        versions: name of a tensor that is the group's -> the version that the state refers to.
     """
 
     number: int
@@ -44,6 +48,7 @@ class TrialState:
     optimizers: Mapping[str, OptimizerState]
     progress: Mapping[str, Any]
     stream: Tensor
+    versions: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def model(self) -> dict[str, Tensor]:
@@ -111,6 +116,7 @@ class TrialState:
         Raises:
             FuseError: an optimizer keeps something that is neither number, text nor tensor.
         """
+        self._check_versions()
         return {
             "number": self.number,
             "params": copy.deepcopy(self.params),
@@ -130,7 +136,16 @@ class TrialState:
         optimizers = {phase: from_plain(saved) for phase, saved in plain["optimizers"].items()}
         return cls(**{**plain, "buffers": frozenset(plain["buffers"]), "optimizers": optimizers})
 
+    def _check_versions(self) -> None:
+        for name, version in self.versions.items():
+            if self.tensors[name]._version != version:
+                raise FuseError(
+                    f"parameter '{name}' of trial {self.number}, which its group held in common, has been changed in "
+                    "place since the trial was exported; allowed: changes of trainable parameters"
+                )
+
     def _load(self, model: nn.Module) -> None:
+        self._check_versions()
         own = {name for name, _ in model.named_parameters()}
         missing = sorted(own - self.tensors.keys())
         if missing:

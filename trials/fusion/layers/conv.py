@@ -17,6 +17,7 @@ from trials.fusion.autotune import choose
 from trials.fusion.layers.per_example import fold
 from trials.fusion.registry import FuseError, JointLayer, Layer, rule
 from trials.fusion.rows import Rows
+from trials.fusion.shared_base import only
 
 Call = Callable[..., Tensor]
 """One trial's convolution, of x, weight, bias, and the number of groups by name."""
@@ -55,20 +56,35 @@ class _Convolution(Layer):
         self.weight_K = rows.require(self.path, "weight")
         self.bias_KO = rows.get(self.path, "bias")
 
-    def compute(self, x: Tensor, per_trial: bool, call: Call, situation: Hashable) -> Tensor:
-        """``x_KBI...`` or ``x_BI...`` (or a single example) to ``y_KBO...``; `situation` distinguishes calls."""
+    def compute(self, x: Tensor, per_trial: bool, call: Call, situation: Hashable) -> tuple[Tensor, bool]:
+        """``x_KBI...`` or ``x_BI...`` (or a single example) to ``y_KBO...``; `situation` distinguishes calls.
+
+        If neither input nor weights have the axis K, the output has none.
+        """
         ndim = x.ndim - per_trial
         if ndim == self.axes + 1:
-            return self.compute(x.unsqueeze(int(per_trial)), per_trial, call, situation).squeeze(1)
+            y, own = self.compute(x.unsqueeze(int(per_trial)), per_trial, call, situation)
+            return y.squeeze(int(own)), own
         if ndim != self.axes + 2:
             shape = list(x.shape[1:] if per_trial else x.shape)
             raise FuseError(f"module '{self.label}': input of shape {shape}; allowed: {self.axes} axes and channels")
         if len(self.weight_K) == 1:
             bias = None if self.bias_KO is None else self.bias_KO.squeeze(0)
             x = x.squeeze(0) if per_trial else x
-            return call(x, self.weight_K.squeeze(0), bias, groups=self.groups).unsqueeze(0)
+            return call(x, self.weight_K.squeeze(0), bias, groups=self.groups).unsqueeze(0), True
+        if (weight := only(self.weight_K)) is not None:
+            return self._by_one_kernel(x, per_trial, weight, call)
         ways, inputs = self.own if per_trial else self.shared, (x, self.weight_K, self.bias_KO, call)
-        return ways[choose(situation, ways, *inputs)](*inputs)
+        return ways[choose(situation, ways, *inputs)](*inputs), True
+
+    def _by_one_kernel(self, x: Tensor, per_trial: bool, weight: Tensor, call: Call) -> tuple[Tensor, bool]:
+        """All trials' images by the frozen kernels that they have in common. The bias may be each trial's own."""
+        bias = only(self.bias_KO)
+        one = partial(call, weight=weight, bias=bias, groups=self.groups)
+        y = fold(x, self.axes + 2, one) if per_trial else one(x)
+        if self.bias_KO is None or bias is not None:
+            return y, per_trial
+        return y + self.bias_KO.view(len(self.bias_KO), 1, self.out, *[1] * self.axes), True
 
     @abc.abstractmethod
     def widened(self, weight_K: Tensor) -> Tensor:
@@ -123,7 +139,7 @@ class FusedConv(_Convolution):
         """``x_KBI...`` or ``x_BI...`` (or a single example) to ``y_KBO...``."""
         if self.pad is not None:
             x = fold(x, self.axes + 2, self.pad) if per_trial else self.pad(x)
-        return self.compute(x, per_trial, self.call, self.situation), True
+        return self.compute(x, per_trial, self.call, self.situation)
 
     def widened(self, weight_K: Tensor) -> Tensor:
         """See `_Convolution`."""
@@ -157,7 +173,7 @@ class FusedConvTranspose(_Convolution, JointLayer):
         (x, output_size), own, module = values, per_trial[0], self.module
         sizes: Any = (module.stride, module.padding, module.kernel_size, self.axes, module.dilation)
         added = tuple(module._output_padding(x[0] if own else x, output_size, *sizes))
-        return self.compute(x, own, partial(self.call, output_padding=added), (*self.situation, added)), True
+        return self.compute(x, own, partial(self.call, output_padding=added), (*self.situation, added))
 
     def widened(self, weight_K: Tensor) -> Tensor:
         """See `_Convolution`."""

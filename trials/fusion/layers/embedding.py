@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from trials.fusion.registry import FuseError, Layer, rule
 from trials.fusion.rows import Rows
+from trials.fusion.shared_base import only
 
 
 @rule(nn.Embedding)
@@ -30,11 +31,13 @@ class FusedEmbedding(Layer):
         self.offset_K = torch.arange(rows.size, device=self.weight_KVE.device) * self.weight_KVE.shape[1]
 
     def run(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
-        """Indices ``x_B...`` or ``x_KB...`` to ``y_KB...E``.
+        """Indices ``x_B...`` or ``x_KB...`` to ``y_KB...E``; without the axis K if neither indices nor table have it.
 
         Raises:
             FuseError: an index that only some trials have lies outside the table.
         """
+        if (weight_VE := only(self.weight_KVE)) is not None:
+            return functional.embedding(x, weight_VE), per_trial
         size, count, width = self.weight_KVE.shape
         # An index that is too large falls into the neighbour's part. If all trials share it, it is also too large
         # (or negative) for the last (or first) trial, and PyTorch reports it; otherwise it has to be looked for.

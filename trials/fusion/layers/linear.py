@@ -10,14 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trials.fusion.registry import JointLayer, Layer, rule
+from trials.fusion.registry import JointLayer, Layer, lift, rule
 from trials.fusion.rows import Rows, go_on
+from trials.fusion.shared_base import only
 
 _FEW_WEIGHTS = 1 << 12
 """Below this, copying a gradient costs less than a derivative of our own."""
 
 _PART_PRODUCTS = 1 << 22
 """Multiply this many numbers before asking the gate again: a third of a millisecond of one core."""
+
+_FEW_ROWS = 16
+"""Fewer examples than these do not pay for reading a matrix anew."""
 
 _PART_WEIGHTS = 1 << 18
 """Read this many weights, for few examples, before asking again: the same time."""
@@ -37,7 +41,9 @@ class FusedLinear(Layer):
         self.again = rows.again
 
     def run(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
-        """``x_KB...I`` or ``x_B...I`` to ``y_KB...O``."""
+        """``x_KB...I`` or ``x_B...I`` to ``y_KB...O``; without the axis K if neither input nor weights have it."""
+        if (weight_OI := only(self.weight_KOI)) is not None:
+            return _by_one_matrix(x, per_trial, weight_OI, self.bias_KO, self.again)
         return (own if per_trial else shared)(x, self.weight_KOI, self.bias_KO, self.again), True
 
 
@@ -46,6 +52,8 @@ def own(x: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None, again: Callable[[
     size, out = weight_KOI.shape[:2]
     if size == 1:
         return _one(x, weight_KOI, bias_KO)
+    if (weight_OI := only(weight_KOI)) is not None:
+        return _by_one_matrix(x, True, weight_OI, bias_KO, again)[0]
     x_KNI = x if x.ndim == 3 else x.reshape(size, -1, x.shape[-1])
     y_KNO = _product(x_KNI, weight_KOI, bias_KO, again)
     return y_KNO if x.ndim == 3 else y_KNO.view(*x.shape[:-1], out)
@@ -56,10 +64,64 @@ def shared(x: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None, again: Callabl
     size, out, width = weight_KOI.shape
     if size == 1:
         return _one(x, weight_KOI, bias_KO).unsqueeze(0)
+    if (weight_OI := only(weight_KOI)) is not None:
+        return lift(*_by_one_matrix(x, False, weight_OI, bias_KO, again), size)
     x_NI = x if x.ndim == 2 else x.reshape(-1, width)
     x_KNI = x_NI.expand(size, *x_NI.shape)  # a view: no K copies of the input
     y_KNO = _product(x_KNI, weight_KOI, bias_KO, again)
     return y_KNO if x.ndim == 2 else y_KNO.view(size, *x.shape[:-1], out)
+
+
+def _by_one_matrix(
+    x: Tensor, per_trial: bool, weight_OI: Tensor, bias_KO: Tensor | None, again: Callable[[], None]
+) -> tuple[Tensor, bool]:
+    """All trials' ``x_...I`` by the frozen matrix that they have in common: ``y_...O``, and whether it has the axis K.
+
+    The bias may be each trial's own.
+    """
+    bias_O = only(bias_KO)
+    added = None if bias_O is not None or bias_KO is None else bias_KO
+    long = x.device.type == "cpu" and x.numel() * len(weight_OI) > _PART_PRODUCTS
+    if long and not torch.is_autocast_enabled("cpu"):
+        y: Tensor = _LongProduct.apply(x, weight_OI, bias_O, again)
+    else:
+        y = functional.linear(x, weight_OI, bias_O)
+    if added is None:
+        return y, per_trial
+    ndim = y.ndim if per_trial else y.ndim + 1
+    return y + added.view(len(added), *[1] * (ndim - 2), -1), True
+
+
+class _LongProduct(torch.autograd.Function):
+    """A product with a frozen matrix that asks the gate between its parts."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, again: Callable[[], None]) -> Tensor:
+        """``x_...I`` to ``y_...O``."""
+        ctx.save_for_backward(weight_OI)
+        ctx.again = again
+        return _in_parts(x, weight_OI.t(), bias_O, again)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient of the input."""
+        (weight_OI,) = ctx.saved_tensors
+        if torch.is_grad_enabled():  # second derivatives need whole products
+            return grad @ weight_OI, None, None, None
+        return _in_parts(grad, weight_OI, None, ctx.again), None, None, None
+
+
+def _in_parts(x: Tensor, weight_IO: Tensor, bias_O: Tensor | None, again: Callable[[], None]) -> Tensor:
+    """``x_...I @ weight_IO + bias_O``."""
+    width, out = weight_IO.shape
+    x_NI = x.reshape(-1, width)
+    y_NO = x.new_empty(len(x_NI), out)
+    for part in _parts(len(x_NI), max(_PART_PRODUCTS // (width * out), _FEW_ROWS), again):
+        if bias_O is None:
+            torch.mm(x_NI[part], weight_IO, out=y_NO[part])
+        else:
+            torch.addmm(bias_O, x_NI[part], weight_IO, out=y_NO[part])
+    return y_NO.view(*x.shape[:-1], out)
 
 
 def _product(x_KNI: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None, again: Callable[[], None]) -> Tensor:
@@ -131,7 +193,7 @@ def _rows_at_once(x_KNI: Tensor, weight_KOI: Tensor) -> int:
 
 
 def _parts(size: int, rows: int, again: Callable[[], None]) -> Iterator[slice]:
-    """The trials, `rows` at a time, and `again` in between."""
+    """Trials or examples, `rows` at a time, and `again` in between."""
     for start in range(0, size, rows):
         if start:
             again()

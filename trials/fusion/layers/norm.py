@@ -14,6 +14,7 @@ from torch.nn import functional
 from trials.fusion.layers.precision import type_of, widened
 from trials.fusion.registry import FuseError, Layer, leading, lift, rule
 from trials.fusion.rows import Rows
+from trials.fusion.shared_base import only
 
 
 class _Affine(Layer):
@@ -49,6 +50,11 @@ class _Affine(Layer):
         """Scale and shift; `shape` is that of the weights with the axes that they broadcast over."""
         if self.weight_K is None:
             return xhat, per_trial
+        weight, bias = only(self.weight_K), only(self.bias_K)
+        if weight is not None and (bias is not None or self.bias_K is None):
+            shape = [1, *shape[1:]]
+            y = xhat * weight.view(shape) if bias is None else torch.addcmul(bias.view(shape), xhat, weight.view(shape))
+            return y if per_trial else y.squeeze(0), per_trial
         if self.bias_K is None:
             return xhat * self.weight_K.view(shape), True
         return torch.addcmul(self.bias_K.view(shape), xhat, self.weight_K.view(shape)), True
@@ -83,6 +89,9 @@ class FusedLayerNorm(_Affine):
     def run(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
         """``x_KB...D`` or ``x_B...D`` to the same; statistics over the last axes."""
         if self.size > 1:
+            weight, bias = only(self.weight_K), only(self.bias_K)
+            if self.eps is not None and weight is not None and (bias is not None or self.bias_K is None):
+                return functional.layer_norm(x, self.shape, weight, bias, self.eps), per_trial
             return super().run(x, per_trial, training)
         weight, bias = (None if t is None else t.squeeze(0) for t in (self.weight_K, self.bias_K))
         y = functional.layer_norm(x, self.shape, weight, bias, self.eps_K[0])
@@ -204,8 +213,8 @@ class FusedBatchNorm(_Affine):
             x_BM,
             _flat(self.mean_KC),
             _flat(self.var_KC),
-            _flat(self.weight_K),
-            _flat(self.bias_K),
+            None if self.weight_K is None else self.weight_K.reshape(-1),
+            None if self.bias_K is None else self.bias_K.reshape(-1),
             training or self.mean_KC is None,
             momentum,
             eps,

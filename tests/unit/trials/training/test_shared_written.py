@@ -1,0 +1,123 @@
+"""Forwards that write to what all trials hold in common: each trial gets its own, or the forward is refused."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.support.adapted import BASE, Adapted, Forward, adapt, asks, assert_alone, group_of, looks, study_of, train
+from tests.support.common_bits import held
+from tests.support.fused_and_solo import Solo, assert_same_trial, close
+from trials import FuseError
+from trials.fusion.errors import RefusedError
+
+
+def add_in_place(m: Adapted, x: Tensor) -> Tensor:
+    """The same for all trials."""
+    with torch.no_grad():
+        m.base.weight.mul_(0.9)
+    return asks(m, x)
+
+
+def follow(m: Adapted, x: Tensor) -> Tensor:
+    """A teacher that follows the trained weights: each trial's own."""
+    if m.training:
+        with torch.no_grad():
+            m.base.weight.mul_(0.9).add_(m.up.weight @ m.down.weight, alpha=0.1)
+    return asks(m, x)
+
+
+def follow_by_data(m: Adapted, x: Tensor) -> Tensor:
+    m.base.weight.data.add_((m.up.weight @ m.down.weight).data)
+    return looks(m, x)
+
+
+def renew_data(m: Adapted, x: Tensor) -> Tensor:
+    m.base.weight.data = m.base.weight.data * 0.9 + (m.up.weight @ m.down.weight).data
+    return looks(m, x)
+
+
+def in_evaluation(m: Adapted, x: Tensor) -> Tensor:
+    if not m.training:
+        with torch.no_grad():
+            m.base.weight.add_(m.up.weight @ m.down.weight)
+    return asks(m, x)
+
+
+WRITING: dict[str, Forward] = {
+    "in place": add_in_place, "a teacher": follow, "by data": follow_by_data, "new data": renew_data,
+    "in evaluation": in_evaluation,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("name", WRITING)
+def test_forward_that_writes_to_the_base(name: str, size: int) -> None:
+    study = study_of(lambda n: Adapted(WRITING[name]))
+    group = group_of(study, size)
+    train(group, study)
+    scores = group.evaluate()
+    assert held(group) == {"base.bias"}
+    solos = [Solo(study, number) for number in range(size)]
+    for row, solo in enumerate(solos):
+        for batch in study.data:
+            solo.step(*batch)
+        close(scores[row], solo.score(), "score")
+        assert_same_trial(group, row, solo)
+
+
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_layer_that_writes_to_its_base(by_layer: bool) -> None:
+    """By its own code, in a graph or in a forward that runs as a whole."""
+
+    class Follower(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(4, dtype=torch.float64), requires_grad=False)
+            self.other = nn.Parameter(torch.randn(4, 4, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.weight.mul_(0.9).add_(self.other)
+            return x @ self.weight if isinstance(x, Tensor) else x
+
+    def extra(m: Any) -> None:
+        m.follower = Follower()
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y: Tensor = m.follower(adapt(m, x)) @ m.follower.other
+        return y if by_layer or len(x) else x
+
+    study = study_of(lambda n: Adapted(forward, extra))
+    group = group_of(study)
+    train(group, study)
+    assert held(group) == BASE
+    assert_alone(group, study)
+
+
+def test_forward_that_writes_later_is_refused_and_what_was_exported_is_not_used() -> None:
+    def late(m: Adapted, x: Tensor) -> Tensor:
+        if len(x) < 5:
+            with torch.no_grad():
+                m.base.weight.add_(m.up.weight @ m.down.weight)
+        return looks(m, x)
+
+    study = study_of(lambda n: Adapted(late))
+    group = group_of(study)
+    train(group, study)
+    state = group.export(1)
+    with pytest.raises(RefusedError, match=r"'base\.weight', which all trials hold in common, though not"):
+        group.train_step(study.data[0][0][:3], study.data[0][1][:3])
+    with pytest.raises(FuseError, match=r"'base\.weight' of trial 1.*has been changed in place"):
+        state.member(study)
+
+
+def test_forward_that_trains_what_was_frozen() -> None:
+    def thaw(m: Adapted, x: Tensor) -> Tensor:
+        m.base.weight.requires_grad_(True)
+        return looks(m, x)
+
+    study = study_of(lambda n: Adapted(thaw))
+    with pytest.raises(FuseError, match=r"requires_grad|trains a parameter"):
+        train(group_of(study), study)

@@ -1,0 +1,258 @@
+"""Frozen parameters that are equal in all trials of a group: held once, and computed once for all rows.
+
+Their stacked tensor ``[K, *shape]`` is a view of the only copy, without a stride along K. So all code that takes rows
+works on it as on any other, and a layer that looks (`only`) multiplies all rows by one matrix.
+
+Nothing may write to the only copy, because every trial would see it. A forward that does gets a copy for each trial if
+it does so for its first batch, and is refused if later.
+"""
+
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from trials.fusion.errors import FuseError, RefusedError
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class WrittenError(RefusedError):
+    """A forward has changed parameters that are held once. They are as before.
+
+    Attributes:
+        names: theirs.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = sorted(names)
+        super().__init__(
+            f"the forward changes the frozen parameter '{self.names[0]}', which all trials hold in common, though not "
+            "for its first batch; allowed: to do so for every batch, or never"
+        )
+
+
+class HeldOnce:
+    """The only copies, by canonical name."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take `tensors` as they are."""
+        self._tensors = dict(tensors)
+        self._versions = {name: tensor._version for name, tensor in self._tensors.items()}
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is one."""
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        """All names."""
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._tensors)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """``[*shape]``, for reading."""
+        return self._tensors[name]
+
+    def items(self) -> Iterable[tuple[str, Tensor]]:
+        """Names and tensors."""
+        return self._tensors.items()
+
+    def version(self, name: str) -> int:
+        """A number that changes if the tensor is written to."""
+        return self._tensors[name]._version
+
+    def written(self) -> list[str]:
+        """Return the names of tensors that something has written to."""
+        return [name for name, tensor in self._tensors.items() if tensor._version != self._versions[name]]
+
+    def snapshot(self, names: Iterable[str]) -> "Snapshot":
+        """Copy those in `names`."""
+        return Snapshot(self, {name: self._tensors[name].clone() for name in names})
+
+    def put_back(self, name: str, value: Tensor) -> None:
+        """Undo a change."""
+        with torch.no_grad():
+            self._tensors[name].copy_(value)
+        self._versions[name] = self._tensors[name]._version
+
+
+class Snapshot:
+    """Copies of what is held once, while code runs for the first time that may write to it."""
+
+    def __init__(self, held: HeldOnce, before: Mapping[str, Tensor]) -> None:
+        """`before` are copies of the tensors in `held`."""
+        self._held, self._before = held, before
+
+    def put_back(self) -> list[str]:
+        """Undo all changes, and return the names of what had changed."""
+        changed = [name for name, value in self._before.items() if not same_bits(self._held[name], value)]
+        for name in changed:
+            self._held.put_back(name, self._before[name])
+        return changed
+
+    def refuse_changes(self) -> None:
+        """Undo all changes.
+
+        Raises:
+            WrittenError: there were some.
+        """
+        if changed := self.put_back():
+            raise WrittenError(changed)
+
+
+class Bases:
+    """Lets models that are built one after another hold equal frozen parameters in the same memory, while they wait."""
+
+    def __init__(self) -> None:
+        """Know none yet."""
+        self._known: dict[tuple[object, ...], list[tuple[weakref.ref[nn.Parameter], int]]] = {}
+
+    def adopt(self, model: nn.Module) -> None:
+        """Give the frozen parameters of `model` the memory of equal ones in an earlier model that still lives.
+
+        Nothing may write to either.
+        """
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad and can_be_held_once(parameter):
+                self._adopt(name, parameter)
+
+    def _adopt(self, name: str, parameter: nn.Parameter) -> None:
+        kind = name, parameter.dtype, parameter.shape, parameter.stride(), parameter.device
+        living = []
+        for ref, place in self._known.get(kind, ()):
+            other = ref()
+            if other is None or other.data_ptr() != place:
+                continue
+            if same_bits(parameter, other):
+                parameter.data = other.data
+                return
+            living.append((ref, place))
+        self._known[kind] = [*living, (weakref.ref(parameter), parameter.data_ptr())]
+
+
+def spread(tensor: Tensor, size: int) -> nn.Parameter:
+    """Return the only copy ``[*shape]`` as the frozen parameter ``[K, *shape]`` of K = `size` trials."""
+    return nn.Parameter(tensor.detach().expand(size, *tensor.shape), requires_grad=False)
+
+
+def only(tensor_K: Tensor | None) -> Tensor | None:
+    """Return the only copy ``[*shape]`` behind ``[K, *shape]``; None: each trial has its own, or there is one trial."""
+    return tensor_K[0] if tensor_K is not None and len(tensor_K) > 1 and tensor_K.stride(0) == 0 else None
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal bit by bit: -0.0 is not 0.0, and a NaN is equal to the same NaN."""
+    if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
+        return False
+    if one.data_ptr() == other.data_ptr() and one.stride() == other.stride():
+        return True
+    return torch.equal(_bits(one), _bits(other))
+
+
+def can_be_held_once(tensor: Tensor) -> bool:
+    """Whether it is of a kind of which bits can be compared, and has any."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.numel() > 0
+        and tensor.device.type != "meta"
+        and not tensor.is_quantized
+        and (tensor.element_size() in _BITS or tensor.is_complex())
+    )
+
+
+def find(
+    models: Sequence[nn.Module], patterns: Sequence[str] = (), apart: Collection[str] = frozenset()
+) -> frozenset[str]:
+    """Return the canonical names of frozen parameters that are equal in all of `models`, which have one structure.
+
+    Args:
+        models: one per trial.
+        patterns: what must be among them; see `Study.shared`.
+        apart: what cannot be, because something else than the forward may change it.
+
+    Raises:
+        FuseError: a parameter in `patterns` is not among them, or a pattern has none.
+    """
+    tables = [dict(model.named_parameters()) for model in models]
+    shortened = {
+        id(module.weight)
+        for module in models[0].modules()
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None
+    }
+    canonical = {id(parameter): name for name, parameter in tables[0].items()}
+    every = dict(models[0].named_parameters(remove_duplicate=False))
+    said = {canonical[id(every[name])]: pattern for name, pattern in _said(every, patterns).items()}
+    found = set()
+    for name, parameter in tables[0].items():
+        why = ""
+        if parameter.requires_grad:
+            why = "it is trainable"
+        elif name in apart:
+            why = "an optimizer without a rule has it, and may change it"
+        elif id(parameter) in shortened:
+            why = "its embedding has a max_norm, and changes it in place"
+        elif not can_be_held_once(parameter):
+            why = "its bits cannot be compared"
+        elif not all(same_bits(parameter, table[name]) for table in tables[1:]):
+            why = "it differs between trials"
+        if not why:
+            found.add(name)
+        elif name in said:
+            raise FuseError(
+                f"parameter '{name}' is not to be shared, as {said[name]!r} in Study.shared says: {why}; allowed: "
+                "frozen parameters that are equal, bit by bit, in all trials"
+            )
+    return frozenset(found)
+
+
+def refuse_other_bits(ours: HeldOnce, theirs: HeldOnce, names: Mapping[str, str], patterns: Sequence[str]) -> None:
+    """Refuse trials that join and differ in what the study says is shared.
+
+    Args:
+        ours: of the trials that are there.
+        theirs: of those that join.
+        names: each name of a parameter -> the canonical one.
+        patterns: see `Study.shared`.
+
+    Raises:
+        FuseError: it names the parameter.
+    """
+    for any_name, pattern in _said(names, patterns).items():
+        name = names[any_name]
+        if name not in ours or name not in theirs or not same_bits(ours[name], theirs[name]):
+            raise FuseError(
+                f"parameter '{name}' differs between the trials that join and those that are there, though {pattern!r} "
+                "in Study.shared says that all trials share it; allowed: equal bits"
+            )
+
+
+def _said(names: Iterable[str], patterns: Sequence[str]) -> dict[str, str]:
+    """Return the first pattern that fits each name.
+
+    Raises:
+        FuseError: a pattern fits none.
+    """
+    names = list(names)
+    found: dict[str, str] = {}
+    for pattern in patterns:
+        fitting = [name for name in names if fnmatchcase(name, pattern)]
+        if not fitting:
+            raise FuseError(
+                f"Study.shared has {pattern!r}, which fits no parameter of the model; allowed: patterns of names such "
+                f"as {names[0] if names else 'base.weight'!r}"
+            )
+        for name in fitting:
+            found.setdefault(name, pattern)
+    return found
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    if plain.is_complex():
+        plain = torch.view_as_real(plain)
+    return plain.view(_BITS[plain.element_size()])
