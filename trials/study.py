@@ -272,6 +272,10 @@ def _check(study: Study, file: Path) -> None:
         raise StudyError(f"{where}: scheduler_every = {study.scheduler_every!r}; allowed: 'epoch' or 'step'")
     if not isinstance(study.mix_epochs, bool):
         raise StudyError(f"{where}: mix_epochs = {study.mix_epochs!r}; allowed: True or False")
+    _check_extras(study, where)
+
+
+def _check_extras(study: Study, where: str) -> None:
     keep_best: Any = study.keep_best
     if not isinstance(keep_best, int) or isinstance(keep_best, bool) or keep_best < 0:
         raise StudyError(f"{where}: keep_best = {keep_best!r}; allowed: a whole number from 0")

@@ -219,7 +219,12 @@ def _layers() -> str:
     for kind, made in (*registry.RULES.items(), *registry.FORWARDS.items()):
         homes = [each.__module__ for each in (made, *getattr(made, "__mro__", ()))]  # one made by `type` has none
         home = next(home for home in homes if home.startswith("trials."))
-        found.setdefault(home.rpartition(".")[2], set()).add(kind.__name__)
+        if kind.__module__.startswith("torch."):
+            found.setdefault(home.rpartition(".")[2], set()).add(kind.__name__)
+    for name, made in registry.NAMED.items():
+        found.setdefault(made.__module__.rpartition(".")[2], set()).add(
+            f"{name.rpartition('.')[2]} of {name.partition('.')[0]}"
+        )
     return _table("file | layers", ((f"`{file}.py`", _joined(names)) for file, names in sorted(found.items())))
 
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from trials.fusion.contents import content_of, slots_of
+from trials.fusion.peft_configs import fields_of
 from trials.fusion.reads import caches, code_of, reads
 
 _PLAIN = (int, str, bytes, type(None), torch.dtype, torch.device)
@@ -146,7 +147,11 @@ class Describer:
         if not self._into_objects and not isinstance(value, _CONTAINERS):
             return Same(value)
         kind = self._class(type(value))
-        attributes = tuple((name, self(item)) for name, item in sorted(attributes_of(value).items()))
+        varying = fields_of(value)
+        named = sorted((name, item) for name, item in attributes_of(value).items() if name not in varying)
+        attributes = tuple((name, self(item)) for name, item in named)
+        if varying:
+            return (kind, *attributes)
         for types_, parts in _PARTS:
             if isinstance(value, types_):
                 return (kind, *parts(self, value), *attributes)

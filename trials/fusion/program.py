@@ -114,6 +114,9 @@ class Program:
             if not isinstance(layer, Layer):
                 self._compile_mapped(node, model.get_submodule(path), str(layer), modes)
                 return
+            if any(modes[inner] != modes[path] for inner in layer.inner):
+                self._compile_mapped(node, model.get_submodule(path), "layers inside it are in another mode", modes)
+                return
             enter = None if layer.free else self._unit(f"{layer_label(model, node)} forward")
             step: LayerStep
             if isinstance(layer, JointLayer):

@@ -30,6 +30,9 @@ class Layer(abc.ABC):
     varying: ClassVar[tuple[str, ...]] = ()
     """Numeric attributes in which trials may differ; they become vectors. All other attributes must be equal."""
 
+    inner: tuple[str, ...] = ()
+    """The paths of the layers inside it that have rules of their own, if it is made of such."""
+
     free: ClassVar[bool] = False
     """Whether it does no device work, as a view does. Then it is not a unit, and the gate is not asked."""
 
@@ -125,6 +128,31 @@ def rule(*types: type[nn.Module]) -> Callable[[LayerType], LayerType]:
     return register
 
 
+NAMED: dict[str, type[Layer]] = {}
+"""The same by module and name of the class, for classes of libraries that may not be there."""
+
+
+def rule_named(*names: str) -> Callable[[LayerType], LayerType]:
+    """Register the decorated `Layer` for exactly the classes called `names`, such as ``"library.layers.Linear"``."""
+
+    def register(layer: LayerType) -> LayerType:
+        NAMED.update(dict.fromkeys(names, layer))
+        return layer
+
+    return register
+
+
+def ruled(module_type: type[nn.Module]) -> type[Layer] | None:
+    """Return the rule for exactly this type, if there is one."""
+    if module_type not in RULES:
+        layer, forward = NAMED.get(f"{module_type.__module__}.{module_type.__qualname__}"), module_type.forward
+        own = f"{module_type.__qualname__}.forward"
+        if layer is None or (forward.__module__, forward.__qualname__) != (module_type.__module__, own):
+            return None  # others may have replaced the library's forward
+        RULES[module_type], _OWN_FORWARDS[module_type] = layer, forward
+    return RULES[module_type]
+
+
 CallRule = Callable[[Sequence[Any], Sequence[bool], list[torch.Generator]], tuple[Any, bool]]
 """Takes a call's inputs in the order of its signature, whether each has the axis K, and a random stream per trial."""
 
@@ -169,7 +197,7 @@ def find(module: nn.Module, path: str) -> type[Layer]:
     Raises:
         FuseError: there is no rule.
     """
-    layer = RULES.get(type(module))
+    layer = ruled(type(module))
     if layer is None:
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
         raise FuseError(f"module '{path}' ({kind}) has no fusion rule; supported layers: {supported()}")

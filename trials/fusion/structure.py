@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from trials.fusion.describe import attributes, class_of, outer_values, plain_tensors
 from trials.fusion.errors import RefusedError
 from trials.fusion.kept import Kept
+from trials.fusion.peft_configs import configs
 from trials.fusion.reads import Codes, Watch
 from trials.fusion.registry import FuseError, Layer, find, label, refuse
 from trials.fusion.rows import Rows, Vectors, stack_parameters
@@ -96,7 +97,7 @@ def structure(model: nn.Module, phases: Sequence[str] = (FORWARD,), untraced: st
     for graph, table, mode in zip(graphs, tables, names, strict=True):
         if graph is not None:
             facts.update({(f"{owner} ({mode} mode)", "code"): text for owner, text in describe(graph)})
-        paths = leaves((graph,)) or list(table)
+        paths = _with_inner(model, leaves((graph,))) or list(table)
         facts.update({(f"module '{path}'", f"training in {mode} mode"): table[path] for path in paths})
     whole = attributes(model)
     varying: set[tuple[str, str]] = set()
@@ -113,8 +114,13 @@ def structure(model: nn.Module, phases: Sequence[str] = (FORWARD,), untraced: st
 
 
 def _layers(model: nn.Module, graphs: Sequence[fx.Graph | None]) -> list[str]:
-    """Return the paths of the layers that the graphs call or, without graphs, of all modules."""
-    return [path for path, _ in model.named_modules()] if None in graphs else leaves(graphs)
+    """Return the paths of the layers that the graphs call, and those inside; or, without graphs, of all modules."""
+    return [path for path, _ in model.named_modules()] if None in graphs else _with_inner(model, leaves(graphs))
+
+
+def _with_inner(model: nn.Module, paths: Sequence[str]) -> list[str]:
+    rules = {path: rule_for(model.get_submodule(path), path) for path in paths}
+    return [each for path, rule in rules.items() for each in (path, *(rule.inner if isinstance(rule, Layer) else ()))]
 
 
 def _module_facts(model: nn.Module, path: str, whole: Facts, facts: Facts, inside: bool) -> None:
@@ -243,6 +249,7 @@ def stack(
         if isinstance(layer, Layer) and (names := layer.varying):
             modules = [model.get_submodule(path) for model in models]
             vectors[path] = {name: [getattr(module, name) for module in modules] for name in names}
+    vectors.update(configs(models))
     return Rows(parameters, buffers, vectors, aliases, generators, [own.unread for own in shapes], common)
 
 

@@ -14,7 +14,7 @@ from trials.fusion.functional import RANDOM, VIEWS
 from trials.fusion.inputs import unknown_inputs
 from trials.fusion.observer import Observer, refuse_questions
 from trials.fusion.reads import Codes
-from trials.fusion.registry import CALLS, RULES, FuseError, label
+from trials.fusion.registry import CALLS, FuseError, label, ruled
 from trials.fusion.streams import foreign_streams, refuse_foreign
 from trials.fusion.surroundings import kept
 from trials.fusion.tracer import OUT_OF_PLACE, Tracer, flags, recording, set_flags
@@ -45,7 +45,7 @@ def trace(model: nn.Module, training: bool, method: str = FORWARD) -> Traced:
         FuseError: it cannot be traced, or does something that fusing would change.
     """
     name = type(model).__name__
-    if type(model) in RULES or Tracer().is_leaf_module(model, ""):
+    if ruled(type(model)) is not None or Tracer().is_leaf_module(model, ""):
         return Traced(_single(model, name), {})
     given = flags(model)
     streams, random_state, put_back_around = foreign_streams(), torch.get_rng_state(), kept()

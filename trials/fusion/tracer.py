@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten
 
 from trials.fusion.errors import FuseError, refused_freezing
 from trials.fusion.observer import is_library, place
-from trials.fusion.registry import RULES, plain_forward
+from trials.fusion.registry import plain_forward, ruled
 from trials.fusion.surroundings import (
     as_written,
     changed,
@@ -157,7 +157,7 @@ class Tracer(fx.Tracer):
         """See `fx.Tracer`."""
         if plain_forward(m) is not None:
             return False
-        return type(m) in RULES or super().is_leaf_module(m, module_qualified_name)
+        return ruled(type(m)) is not None or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """See `fx.Tracer`."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
+from trials.fusion.peft_configs import CONFIG, common
 from trials.fusion.rows import Vectors
 
 
@@ -28,6 +29,8 @@ class Varying:
             for name, values in table.items():
                 if values.count(values[0]) == len(values):
                     setattr(module, name, values[0])
+                elif name == CONFIG:
+                    setattr(module, name, common(values))
                 else:
                     module.__dict__.pop(name, None)
             self._renew(module)

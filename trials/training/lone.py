@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from trials.fusion.inputs import arguments, moved
 from trials.fusion.params import given
-from trials.fusion.registry import RULES, label
+from trials.fusion.registry import label, ruled
 from trials.fusion.rows import generator
 from trials.fusion.streams import drawing_from, go_on, note, undisturbed
 from trials.fusion.trace import FORWARD
@@ -236,7 +236,7 @@ class Lone:
 
 def is_layer(module: nn.Module) -> bool:
     """Whether no layers are inside `module`."""
-    return type(module) in RULES or not list(module.children())
+    return ruled(type(module)) is not None or not list(module.children())
 
 
 def part_names(model: nn.Module) -> list[str]:

@@ -42,9 +42,16 @@ class FusedLinear(Layer):
 
     def run(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
         """``x_KB...I`` or ``x_B...I`` to ``y_KB...O``; without the axis K if neither input nor weights have it."""
-        if (weight_OI := only(self.weight_KOI)) is not None:
-            return _by_one_matrix(x, per_trial, weight_OI, self.bias_KO, self.again)
-        return (own if per_trial else shared)(x, self.weight_KOI, self.bias_KO, self.again), True
+        return multiplied(x, per_trial, self.weight_KOI, self.bias_KO, self.again)
+
+
+def multiplied(
+    x: Tensor, per_trial: bool, weight_KOI: Tensor, bias_KO: Tensor | None, again: Callable[[], None] = go_on
+) -> tuple[Tensor, bool]:
+    """See `FusedLinear.run`; `again` is called between parts."""
+    if (weight_OI := only(weight_KOI)) is not None:
+        return _by_one_matrix(x, per_trial, weight_OI, bias_KO, again)
+    return (own if per_trial else shared)(x, weight_KOI, bias_KO, again), True
 
 
 def own(x: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None, again: Callable[[], None] = go_on) -> Tensor:
