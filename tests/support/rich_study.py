@@ -60,6 +60,8 @@ class RichSolo(Solo):
         self.schedulers: Sequence[LRScheduler] = member.schedulers
         self.scaler = study.scaler(self.params) or torch.amp.GradScaler("cpu", enabled=False)
         self.epochs = 0
+        self.losses: list[float] = []
+        """The mean of each epoch."""
 
     def step(self, inputs: Any, targets: Any) -> None:
         with torch.random.fork_rng():
@@ -87,10 +89,13 @@ class RichSolo(Solo):
                 scheduler.step()
 
     def epoch(self) -> None:
+        losses = []
         for inputs, targets in self.study.trial_batches(self.params, self.number, self.epochs) or self.study.batches(
             self.epochs
         ):
             self.step(inputs, targets)
+            losses.append(self.loss)
+        self.losses.append(sum(losses) / len(losses))
         self.end_epoch()
 
     def end_epoch(self) -> None:

@@ -4,7 +4,7 @@ The side task's main program forks it once torch and the study are loaded. They 
 
 - Requests: `{"ask": n}`, `{"began": number, "epoch": e}`, `{"trained": {number: e, …}}`,
   `{"checkpoint": number, "file": path}`,
-  `{"report": number, "epoch": e, "value": v, "final": bool, "weights": path or null}`,
+  `{"report": number, "epoch": e, "value": v, "final": bool, "weights": path or null, "history": {…}}`,
   `{"fail": number, "reason": text}`, `{"stop": true}`.
 - Answers: `{"trials": [{"number": i, "params": {…}, "epoch": e}, …], "exhausted": bool, "over": bool, "bar": score}`,
   `{"pruned": number}`, `{"lost": number}`, `{"error": text}`.
@@ -87,8 +87,8 @@ def answer_to(worker: SearchWorker, request: dict[str, Any]) -> dict[str, Any] |
     match request:
         case {"ask": most}:
             return worker.ask(most)
-        case {"report": number, "epoch": epoch, "value": value, "final": final, "weights": weights}:
-            return worker.report(number, epoch, value, final, weights)
+        case {"report": number, "epoch": epoch, "value": value, "final": final, **rest}:
+            return worker.report(number, epoch, value, final, **rest)
         case {"checkpoint": number, "file": file}:
             return worker.checkpoint(number, Path(file))
         case {"trained": epochs}:

@@ -22,6 +22,7 @@ from trials.study import Study
 WORKER = "squeezer_worker"
 PARAMS = "squeezer_params"
 REASON = "squeezer_reason"
+HISTORY = "squeezer_history"
 
 log = own_logger("trials.search.worker")
 
@@ -100,7 +101,13 @@ class SearchWorker:
         return {"trials": found, "exhausted": exhausted, "over": over, "bar": self._best.bar()}
 
     def report(
-        self, number: int, epoch: int, value: float, final: bool, weights: str | None = None
+        self,
+        number: int,
+        epoch: int,
+        value: float,
+        final: bool,
+        weights: str | None = None,
+        history: dict[str, Any] | None = None,
     ) -> dict[str, Any] | None:
         """Record a score. Returns an answer if the trial is pruned, or if the pruner fails on it, or if it is lost.
 
@@ -110,13 +117,14 @@ class SearchWorker:
             value: its score.
             final: whether this is the last one.
             weights: the file of its weights, if it may be among the best.
+            history: its losses and scores so far.
         """
         if number not in self._held:
             return None  # it was pruned or lost while this score was on its way
         self.trained[number] = max(epoch, self.trained[number])
         trial = self._trial(number)
-        write, ends_at = partial(self._reported, trial, epoch, value, final), epoch if final else None
-        if not self._owning(number, write, ends_at=ends_at):
+        write = partial(self._reported, trial, epoch, value, final, history)
+        if not self._owning(number, write, ends_at=epoch if final else None):
             return self._lost(number)
         if final:
             if weights is not None:
@@ -185,7 +193,9 @@ class SearchWorker:
     def _stop_asking(self) -> None:
         self._stopped = True
 
-    def _reported(self, trial: Trial, epoch: int, value: float, final: bool) -> None:
+    def _reported(self, trial: Trial, epoch: int, value: float, final: bool, history: dict[str, Any] | None) -> None:
+        if history is not None:
+            self._storage.set_trial_user_attr(trial._trial_id, HISTORY, history)
         trial.report(value, epoch)
         if final:
             self._tell(trial.number, value=value)

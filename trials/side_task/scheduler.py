@@ -280,9 +280,13 @@ class Scheduler:
             self._use(group)
             scores = group.end_epoch()
             gate.enter(HOST_UNIT)
-            self._checkpoints.epoch_ended(group)
             if any(epoch == study.epochs or epoch in study.rungs for epoch in group.epochs_done):
-                self._report(group, scores or group.evaluate())
+                scores = scores or group.evaluate()
+                group.note_scores(scores)
+                self._checkpoints.epoch_ended(group)
+                self._report(group, scores)
+            else:
+                self._checkpoints.epoch_ended(group)
             self._relieve(cohort, group)
         cohort.drop_empty()
 
@@ -353,7 +357,7 @@ class Scheduler:
             if epoch == last or epoch in rungs:
                 report = {"report": number, "epoch": epoch, "value": scores[row], "final": epoch == last}
                 weights = self._checkpoints.ended(group, row, scores[row]) if epoch == last else None
-                self._search.send(**report, weights=weights)
+                self._search.send(**report, weights=weights, history=group.history(row))
         self._keep(group, [row for row, epoch in enumerate(group.epochs_done) if epoch < last])
 
     def _keep(self, group: TrialGroup, rows: list[int]) -> None:

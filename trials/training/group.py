@@ -131,7 +131,7 @@ class TrialGroup(ScoredGroup):
             phase.run(inputs, per_trial, loss, self._control, self._precision(), self._device, record)
             for phase in self._phases
         ]
-        self._roster.losses_K = torch.stack(losses_K).sum(0) if len(losses_K) > 1 else losses_K[0]
+        self._roster.note_losses(torch.stack(losses_K).sum(0) if len(losses_K) > 1 else losses_K[0])
         if self._study.scheduler_every == "step":
             self._step_schedulers()
 
@@ -141,6 +141,7 @@ class TrialGroup(ScoredGroup):
         Returns:
             The trials' scores if some scheduler acts on them, else None.
         """
+        self._units.settle()  # the sums of the losses are read
         self._roster.end_epoch()
         self.unproven = set(MODES)
         if self._study.scheduler_every == "epoch":
@@ -278,6 +279,7 @@ class TrialGroup(ScoredGroup):
 
     def _changed(self) -> None:
         self.unproven = set(MODES)
+        self.metrics = []
         self._control = Control(self._roster.progress, self._device)
         if self._control.touches:
             self._units.number("gradients")

@@ -1,6 +1,6 @@
 """The state of K trials in a group, and what can be read of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +29,8 @@ class GroupState:
     _roster: Roster
     _device: torch.device
     _saved_names: list[str]
+    metrics: list[dict[str, float]]
+    """Each trial's, from the last evaluation; empty if the study has none."""
 
     @property
     def size(self) -> int:
@@ -107,7 +109,18 @@ class GroupState:
             optimizers={phase: optimizer.state(row) for phase, optimizer in self._optimizers.items()},
             progress=self._roster.progress[row].state_dict(),
             stream=rows.generators[row].get_state(),
+            history=self._roster.history(row),
         )
+
+    def note_scores(self, scores: Sequence[float]) -> None:
+        """Keep the trials' scores, one per row, and their metrics of the same evaluation."""
+        metrics = self.metrics or [{}] * self.size
+        for row, history in enumerate(self._roster.histories):
+            history.note_score(self.epochs_done[row], scores[row], metrics[row])
+
+    def history(self, row: int) -> dict[str, Any]:
+        """Return the losses and scores of the trial in `row`, for JSON; see `History.shown`."""
+        return self._roster.histories[row].shown()
 
     @torch.no_grad()
     def shake(self, row: int, share: float) -> None:

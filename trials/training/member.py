@@ -37,6 +37,7 @@ class Member:
         epoch: how many epochs it has finished.
         loss: of its last step; NaN before the first.
         progress: the `state_dict` of its `Progress`; None: as it begins.
+        history: its `History`, as plain containers; empty: as it begins.
         structure: what must be equal in the models of fused trials.
 
     Raises:
@@ -53,6 +54,7 @@ class Member:
     epoch: int = 0
     loss: float = nan
     progress: Mapping[str, Any] | None = None
+    history: Mapping[str, Any] = field(default_factory=dict)
     structure: Structure = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from trials.training.batches import Reader
+from trials.training.history import History
 from trials.training.member import Member
 from trials.training.progress import Progress
 
@@ -22,6 +23,8 @@ class Roster:
         epochs_done: how many epochs each has finished.
         progress: their schedulers, loss scales and limits.
         losses_K: their losses in the last step, ``[K]``; NaN before a trial's first.
+        histories: their losses and scores so far; see `sums_K` for the epoch under way.
+        sums_K: the sums of their losses in that epoch, ``[K]``, float64; of no meaning before its first step.
     """
 
     numbers: list[int]
@@ -29,6 +32,8 @@ class Roster:
     epochs_done: list[int]
     progress: list[Progress]
     losses_K: Tensor
+    histories: list[History]
+    sums_K: Tensor
 
     @classmethod
     def of(cls, members: Sequence[Member], progress: list[Progress], like: Tensor) -> "Roster":
@@ -38,7 +43,9 @@ class Roster:
                 own.load_state_dict(member.progress)
         losses_K = like.new_tensor([member.loss for member in members])
         numbers, params = [member.number for member in members], [member.params for member in members]
-        return cls(numbers, params, [member.epoch for member in members], progress, losses_K)
+        histories = [History.of(member.history) for member in members]
+        sums_K = torch.tensor([each.total for each in histories], dtype=torch.float64, device=like.device)
+        return cls(numbers, params, [member.epoch for member in members], progress, losses_K, histories, sums_K)
 
     def __len__(self) -> int:
         """K."""
@@ -48,8 +55,23 @@ class Roster:
         """The trials, and the epoch that each trains next, counted from 0."""
         return [Reader(*trial) for trial in zip(self.numbers, self.params, self.epochs_done, strict=True)]
 
+    def note_losses(self, losses_K: Tensor) -> None:
+        """Keep the losses of a step, ``[K]``."""
+        begun = [history.steps > 0 for history in self.histories]
+        self.losses_K, own_K = losses_K, losses_K.double()
+        if all(begun):
+            self.sums_K = self.sums_K + own_K
+        elif any(begun):
+            self.sums_K = own_K + torch.where(torch.tensor(begun, device=own_K.device), self.sums_K, 0.0)
+        else:
+            self.sums_K = own_K
+        for history in self.histories:
+            history.steps += 1
+
     def end_epoch(self) -> None:
         """Count an epoch for every trial."""
+        for history, total in zip(self.histories, self.sums_K.tolist(), strict=True):
+            history.end_epoch(total)
         self.epochs_done = [epochs + 1 for epochs in self.epochs_done]
 
     def take(self, rows: Sequence[int]) -> None:
@@ -58,7 +80,8 @@ class Roster:
         self.params = [self.params[row] for row in rows]
         self.epochs_done = [self.epochs_done[row] for row in rows]
         self.progress = [self.progress[row] for row in rows]
-        self.losses_K = self.losses_K[list(rows)]
+        self.losses_K, self.sums_K = self.losses_K[list(rows)], self.sums_K[list(rows)]
+        self.histories = [self.histories[row] for row in rows]
 
     def append(self, other: "Roster") -> None:
         """Add the trials of `other` as rows below these."""
@@ -67,10 +90,17 @@ class Roster:
         self.epochs_done += other.epochs_done
         self.progress += other.progress
         self.losses_K = torch.cat([self.losses_K, other.losses_K])
+        self.sums_K = torch.cat([self.sums_K, other.sums_K])
+        self.histories += other.histories
 
     def to(self, device: torch.device) -> None:
         """Move the losses."""
-        self.losses_K = self.losses_K.to(device)
+        self.losses_K, self.sums_K = self.losses_K.to(device), self.sums_K.to(device)
+
+    def history(self, row: int) -> dict[str, Any]:
+        """The history of the trial in `row`, as plain containers."""
+        own = self.histories[row]
+        return own.plain(self.sums_K[row].item() if own.steps else 0.0)
 
     def state_dict(self) -> dict[str, Any]:
         """As plain containers and tensors."""
@@ -79,7 +109,9 @@ class Roster:
             "params": [dict(params) for params in self.params],
             "epochs_done": list(self.epochs_done),
             "losses": self.losses_K.clone(),
+            "sums": self.sums_K.clone(),
             "progress": [trial.state_dict() for trial in self.progress],
+            "histories": [history.plain(0.0) for history in self.histories],
         }
 
     @classmethod
@@ -88,4 +120,8 @@ class Roster:
         for trial, saved in zip(progress, state["progress"], strict=True):
             trial.load_state_dict(saved)
         params = [dict(params) for params in state["params"]]
-        return cls(list(state["numbers"]), params, list(state["epochs_done"]), progress, state["losses"].to(device))
+        return cls(
+            *(list(state["numbers"]), params, list(state["epochs_done"]), progress, state["losses"].to(device)),
+            histories=[History.of(plain) for plain in state["histories"]],
+            sums_K=state["sums"].to(device),
+        )

@@ -24,17 +24,12 @@ from trials.training.trees import examples
 
 
 class ScoredGroup(GroupState, abc.ABC):
-    """K trials, which can be scored.
-
-    Attributes:
-        metrics: each trial's, from the last evaluation; empty if the study has none.
-    """
+    """K trials, which can be scored."""
 
     _gate: Gate
     _audit: Audit | None
     _phases: Sequence[Phase]
     _scalars: dict[str, Scalar]
-    metrics: list[dict[str, float]]
     unproven: set[Mode]
 
     @abc.abstractmethod

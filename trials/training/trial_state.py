@@ -35,6 +35,7 @@ class TrialState:
         optimizers: by phase.
         progress: its schedulers and its loss scale, each as its own `state_dict`, and whether it is lost.
         stream: where its random numbers continue.
+        history: its losses and scores so far; see `History.plain`.
         versions: name of a tensor that is the group's -> the version that the state refers to.
     """
 
@@ -48,6 +49,7 @@ class TrialState:
     optimizers: Mapping[str, OptimizerState]
     progress: Mapping[str, Any]
     stream: Tensor
+    history: Mapping[str, Any]
     versions: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -82,6 +84,7 @@ class TrialState:
             epoch=self.epoch,
             loss=self.loss,
             progress=self.progress,
+            history=self.history,
         )
 
     def revive(self, study: Study, device: torch.device) -> tuple[nn.Module, Given, list[LRScheduler]]:
@@ -128,6 +131,7 @@ class TrialState:
             "optimizers": {phase: optimizer.plain() for phase, optimizer in self.optimizers.items()},
             "progress": dict(self.progress),
             "stream": self.stream,
+            "history": copy.deepcopy(dict(self.history)),
         }
 
     @classmethod

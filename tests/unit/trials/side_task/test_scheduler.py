@@ -11,7 +11,7 @@ from torch import nn
 
 from ds_hooks.shared import statuses
 from ds_hooks.shared.statuses import Status
-from tests.support.fused_and_solo import close
+from tests.support.fused_and_solo import alike, close
 from tests.support.side_task_runs import MS, Direct, Starving, assert_as_alone, make_study, run
 from trials.fusion.layers.linear import FusedLinear
 from trials.gate.base import GateError, Starved
@@ -79,7 +79,7 @@ def test_trials_of_split_groups_give_the_same(
         assert one.intermediate_values.keys() == other.intermediate_values.keys()
         for epoch, value in other.intermediate_values.items():
             close(one.intermediate_values[epoch], value, f"trial {one.number} epoch {epoch}")
-        assert one.user_attrs == other.user_attrs
+        alike(one.user_attrs, other.user_attrs, f"trial {one.number}")
 
 
 def test_later_cohorts_are_no_wider_than_what_fits_and_the_longest_unit_is_told() -> None:

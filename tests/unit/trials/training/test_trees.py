@@ -99,6 +99,7 @@ def test_an_audit_finds_a_fault_in_a_forward_of_several_inputs() -> None:
         for solo in solos:
             solo.step(*batch)
     assert_as_alone(group, solos)
+    assert audit.mismatches and audit.way == "loop"
 
 
 def test_two_tensors_are_traced_and_layers_run_by_rule() -> None:
