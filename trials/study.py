@@ -35,6 +35,7 @@ class Study(abc.ABC):
         rungs: epochs after which a trial reports a score and may be stopped; it always reports after the last.
         direction: ``"maximize"`` or ``"minimize"`` the score.
         autocast: the type in which `torch.autocast` runs forward and loss; None: no autocast.
+        accumulate: the batches of one optimizer step, whose losses are averaged. An epoch's last step may have fewer.
         scheduler_every: schedulers step after every ``"epoch"`` or every ``"step"``.
         mix_epochs: whether trials at different epochs may be fused. If so, several epochs are read at once.
         keep_best: of how many of the best trials the weights are kept.
@@ -52,6 +53,7 @@ class Study(abc.ABC):
     rungs: tuple[int, ...] = ()
     direction: str = "maximize"
     autocast: torch.dtype | None = None
+    accumulate: int = 1
     scheduler_every: str = "epoch"
     mix_epochs: bool = True
     keep_best: int = 1
@@ -256,7 +258,7 @@ def _find(module: ModuleType, file: Path) -> type[Study]:
 
 def _check(study: Study, file: Path) -> None:
     where = f"{file}: class {type(study).__name__}"
-    for name in ("trials", "epochs", "fused"):
+    for name in ("trials", "epochs", "fused", "accumulate"):
         value = getattr(study, name, None)
         if value is None:
             raise StudyError(f"{where} lacks the attribute '{name}', a positive whole number")

@@ -63,13 +63,18 @@ class RichSolo(Solo):
         self.losses: list[float] = []
         """The mean of each epoch."""
 
-    def step(self, inputs: Any, targets: Any) -> None:
+    def step(self, *batches: Any) -> None:
+        """One optimizer step: of inputs and targets, or of several pairs whose losses are averaged."""
+        pairs: Any = batches if isinstance(batches[0], tuple) and len(batches[0]) == 2 else [batches]
         with torch.random.fork_rng():
             torch.set_rng_state(self.rng_state)
             self.model.train()
             self.model.zero_grad()
-            loss = given_params(self.study.loss, self.params, called(self.model, inputs), targets)
-            self.scaler.scale(loss).backward()
+            losses = []
+            for inputs, targets in pairs:
+                loss = given_params(self.study.loss, self.params, called(self.model, inputs), targets)
+                self.scaler.scale(loss / len(pairs)).backward()
+                losses.append(loss.item())
             self.scaler.unscale_(self.optimizer)
             value, norm = self.study.clip_value(self.params), self.study.clip_norm(self.params)
             if value is not None:
@@ -81,7 +86,7 @@ class RichSolo(Solo):
             if self.study.scheduler_every == "step":
                 self.step_schedulers()
             self.rng_state = torch.get_rng_state()
-        self.loss = loss.item()
+        self.loss = sum(losses) / len(losses)
 
     def step_schedulers(self) -> None:
         for scheduler in self.schedulers:
@@ -89,13 +94,17 @@ class RichSolo(Solo):
                 scheduler.step()
 
     def epoch(self) -> None:
-        losses = []
-        for inputs, targets in self.study.trial_batches(self.params, self.number, self.epochs) or self.study.batches(
-            self.epochs
-        ):
-            self.step(inputs, targets)
-            losses.append(self.loss)
-        self.losses.append(sum(losses) / len(losses))
+        own = self.study.trial_batches(self.params, self.number, self.epochs)
+        waiting = list(self.study.batches(self.epochs) if own is None else own)
+        total, count = 0.0, len(waiting)
+        while waiting:
+            taken, waiting = waiting[: self.study.accumulate], waiting[self.study.accumulate :]
+            if self.study.accumulate > 1:
+                self.step(*((inputs, targets) for inputs, targets in taken))
+            else:
+                self.step(*taken[0])
+            total += self.loss * len(taken)
+        self.losses.append(total / count)
         self.end_epoch()
 
     def end_epoch(self) -> None:

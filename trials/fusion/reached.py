@@ -29,9 +29,9 @@ class Reached:
         """Begin anew, because all gradients are None."""
         self._watched, self._roots, self._trials = [], [], {}
 
-    def start_at(self, outputs: Any) -> None:
-        """Note where a backward pass will begin, if there was a loop before it."""
-        if self._watched:
+    def start_at(self, outputs: Any, one_of_several: bool = False) -> None:
+        """Note where a backward pass will begin, if there was a loop before it, or may be in a later one."""
+        if self._watched or one_of_several:
             self._roots += [tensor.grad_fn for tensor in heads(outputs)]
 
     def watch(self, tensor_K: Tensor, rows: Iterable[Tensor]) -> None:

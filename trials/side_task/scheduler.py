@@ -23,9 +23,9 @@ from trials.side_task.checkpoints import Checkpoints
 from trials.side_task.cohort import Cohort, Fit
 from trials.side_task.waiting import Waiting
 from trials.study import Study
+from trials.training.batches import work_of
 from trials.training.group import TrialGroup
 from trials.training.member import Member, group_key
-from trials.training.trees import work_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -263,7 +263,7 @@ class Scheduler:
             self._use(group)
             group.train_step(inputs, targets, per_trial)
             gate.enter(HOST_UNIT)
-            trial_samples = work_of(group.size, inputs, targets, per_trial)
+            trial_samples = work_of(self._study, group.size, inputs, targets, per_trial)
             self._work += trial_samples
             gate.add_work(trial_samples)
             self._relieve(cohort, group)

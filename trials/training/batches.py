@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trials.fusion import FuseError
 from trials.study import Study
-from trials.training.trees import as_plain, copied, form, pinned, row_of, stacked, tensors
+from trials.training.trees import as_plain, copied, examples, form, pinned, row_of, stacked, tensors
 
 
 class SharedLoaderError(Exception):
@@ -78,6 +78,26 @@ class Reader(NamedTuple):
     epoch: int
 
 
+def windows(study: Study, batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Return the batches of an epoch as they are taken: one for each step or, if steps accumulate, several.
+
+    A window of several is a batch of which both parts are tuples, with one entry for each of its batches.
+    """
+    if study.accumulate == 1:
+        return batches
+    return (tuple(zip(*own, strict=True)) for own in iter(lambda: tuple(islice(batches, study.accumulate)), ()))  # type: ignore[misc]
+
+
+def parts(study: Study, inputs: Any, targets: Any) -> list[Batch]:
+    """Return the batches in a step's inputs and targets; see `windows`."""
+    return [(inputs, targets)] if study.accumulate == 1 else list(zip(inputs, targets, strict=True))
+
+
+def work_of(study: Study, trials: int, inputs: Any, targets: Any, per_trial: bool) -> int:
+    """Return the work of a step of so many trials, in trials × examples."""
+    return trials * sum(examples(*part, per_trial) for part in parts(study, inputs, targets))
+
+
 def rounds(study: Study, readers: Sequence[Reader]) -> Iterator[dict[int, Batch]]:
     """Yield the next batch of each trial, by its number, until the epochs of all are over.
 
@@ -96,7 +116,7 @@ def rounds(study: Study, readers: Sequence[Reader]) -> Iterator[dict[int, Batch]
         if any(batches is not None for batches in own):
             owners += here
             readings += [
-                ([r.number], _read(() if given is None else given, "Study.trial_batches"))
+                ([r.number], windows(study, _read(() if given is None else given, "Study.trial_batches")))
                 for r, given in zip(here, own, strict=True)
             ]
             continue
@@ -105,7 +125,7 @@ def rounds(study: Study, readers: Sequence[Reader]) -> Iterator[dict[int, Batch]
         if any(loader is other for other in loaders) and not isinstance(loader, (list, tuple)):
             raise SharedLoaderError
         loaders.append(loader)
-        reading = _read(given, "Study.batches")
+        reading = windows(study, _read(given, "Study.batches"))
         # reading the first batch draws the epoch's order, before another epoch is asked for
         readings.append(([reader.number for reader in here], chain(tuple(islice(reading, 1)), reading)))
     while True:

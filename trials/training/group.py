@@ -17,7 +17,7 @@ from trials.gate.base import AUDIT_UNITS, Gate
 from trials.optim.several import Optimizers, by_phase
 from trials.study import Study
 from trials.training.audit import MODES, Audit
-from trials.training.batches import Kept, Reader, fuse_batches, rounds, shapes
+from trials.training.batches import Kept, Reader, fuse_batches, parts, rounds, shapes
 from trials.training.lone import Lone, part_names
 from trials.training.malloc import keep_freed_memory
 from trials.training.member import Member, facts_of, fuse_optimizers_of, restored
@@ -101,7 +101,8 @@ class TrialGroup(ScoredGroup):
         The last unit has not ended. Enter host work next, or let the gate rest.
 
         Args:
-            inputs: tensors ``x_B...`` for all trials, or ``x_KB...`` if `per_trial`, in any containers.
+            inputs: tensors ``x_B...`` for all trials, or ``x_KB...`` if `per_trial`, in any containers. If the study
+                accumulates gradients, a tuple of such, one for each batch.
             targets: likewise.
             per_trial: whether each trial has a batch of its own.
         """
@@ -119,19 +120,20 @@ class TrialGroup(ScoredGroup):
             self._train(inputs, targets, per_trial, record)
 
         def alone(lone: Lone, record: Record, row: int) -> None:
-            lone.train(*kept.of(row if per_trial else None), self._precision(), record)
+            lone.train(*kept.of(row if per_trial else None), self._precision, record)
 
         self._audit.run(self, "training", kind, step, alone)
 
     def _train(self, inputs: Any, targets: Any, per_trial: bool, record: Record | None) -> None:
-        def loss(outputs: Any) -> Tensor:
-            return self._per_trial("loss", outputs, targets, per_trial)
+        def loss(outputs: Any, own_targets: Any) -> Tensor:
+            return self._per_trial("loss", outputs, own_targets, per_trial)
 
+        batches = parts(self._study, inputs, targets)
         losses_K = [
-            phase.run(inputs, per_trial, loss, self._control, self._precision(), self._device, record)
+            phase.run(batches, per_trial, loss, self._control, self._precision, self._device, record)
             for phase in self._phases
         ]
-        self._roster.note_losses(torch.stack(losses_K).sum(0) if len(losses_K) > 1 else losses_K[0])
+        self._roster.note_losses(torch.stack(losses_K).sum(0) if len(losses_K) > 1 else losses_K[0], len(batches))
         if self._study.scheduler_every == "step":
             self._step_schedulers()
 

@@ -22,10 +22,14 @@ from trials.fusion.trees import heads
 from trials.fusion.units import ask_before_backward
 from trials.optim.several import by_phase
 from trials.study import Study
+from trials.training.batches import parts
 from trials.training.compare import is_continuous
-from trials.training.record import LOSS, SCALE, SCORE, STREAM, Record
+from trials.training.record import LOSS, SCALE, SCORE, STREAM, Record, named_batch
 from trials.training.trees import copied, mapped, tensors
 from trials.training.trial_state import TrialState
+
+Around = Callable[[], AbstractContextManager[Any]]
+"""Makes what forward and loss run in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ class Lone:
             self._scaler.load_state_dict(dict(state.progress["scaler"]))
         self._stream = generator(self._device, state=state.stream)
 
-    def train(self, inputs: Any, targets: Any, precision: AbstractContextManager[Any], record: Record) -> None:
+    def train(self, inputs: Any, targets: Any, precision: Around, record: Record) -> None:
         """Take a training step, and keep in `record` what it makes. The batch stays as it is."""
         self.model.train()
         inputs, targets = moved(inputs, self._device), moved(copied(targets), self._device)
@@ -92,11 +96,11 @@ class Lone:
         self._end(record)
 
     @torch.no_grad()
-    def score(self, inputs: Any, targets: Any, precision: AbstractContextManager[Any], record: Record) -> None:
+    def score(self, inputs: Any, targets: Any, precision: Around, record: Record) -> None:
         """Score a batch, and keep in `record` what that makes. The batch stays as it is."""
         self.model.eval()
         inputs, targets = moved(inputs, self._device), moved(copied(targets), self._device)
-        with self._drawing(), self._watched(record), precision:
+        with self._drawing(), self._watched(record), precision():
             outputs = self._call(FORWARD, inputs)
             record.outputs(outputs, per_trial=False)
             self._pause("score")
@@ -111,24 +115,28 @@ class Lone:
         optimizer: torch.optim.Optimizer,
         inputs: Any,
         targets: Any,
-        precision: AbstractContextManager[Any],
+        precision: Around,
         record: Record,
     ) -> bool:
         """Train one phase. Returns whether the loss was finite."""
         study, params, scaler = self._study, self._state.params, self._scaler
         for parameter in self.model.parameters():
             parameter.grad = None
-        with precision:
-            outputs = self._call(phase, inputs)
-            record.outputs(outputs, per_trial=False)
+        batches, prefix = parts(study, inputs, targets), record.phase
+        for number, (own_inputs, own_targets) in enumerate(batches):
+            record.phase = prefix + named_batch(number, len(batches))
+            with precision():
+                outputs = self._call(phase, own_inputs)
+                record.outputs(outputs, per_trial=False)
+                self._pause("loss")
+                loss = study.loss(outputs, own_targets, **given(study.loss, params))
+            record.put(LOSS, record.phase, loss)
+            if not torch.isfinite(loss):
+                record.ended = True
+                return False
             self._pause("loss")
-            loss = study.loss(outputs, targets, **given(study.loss, params))
-        record.put(LOSS, record.phase, loss)
-        if not torch.isfinite(loss):
-            record.ended = True
-            return False
-        self._pause("loss")
-        (loss if scaler is None else scaler.scale(loss)).backward()
+            (loss if scaler is None else scaler.scale(loss)).div(len(batches)).backward()
+        record.phase = prefix
         self._pause("optimizer step")
         trained = [p for group in optimizer.param_groups for p in group["params"]]
         for parameter in trained if phase in self._nudges.gradients else ():

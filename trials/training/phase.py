@@ -1,6 +1,6 @@
 """A phase of a training step: one forward, loss, backward and optimizer step of all trials."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,8 +11,9 @@ from trials.fusion import Fused
 from trials.fusion.trace import FORWARD
 from trials.fusion.units import Units
 from trials.optim import FusedOptimizer
+from trials.training.batches import Batch
 from trials.training.progress import Control
-from trials.training.record import LOSS, Record
+from trials.training.record import LOSS, Record, named_batch
 
 
 class Phase:
@@ -41,23 +42,23 @@ class Phase:
 
     def run(
         self,
-        inputs: Any,
+        batches: Sequence[Batch],
         per_trial: bool,
-        loss: Callable[[Any], Tensor],
+        loss: Callable[[Any, Any], Tensor],
         control: Control,
-        precision: AbstractContextManager[Any],
+        precision: Callable[[], AbstractContextManager[Any]],
         device: torch.device,
         record: Record | None = None,
     ) -> Tensor:
         """Train all trials, each unit through the gate.
 
         Args:
-            inputs: tensors ``x_B...``, B examples for all trials, or ``x_KB...``, B for each of K trials, if
-                `per_trial`, in any containers.
-            per_trial: whether each trial has a batch of its own.
-            loss: from outputs to each trial's loss ``[K]``.
+            batches: of the step; their losses are averaged. Tensors ``x_B...``, B examples for all trials, or
+                ``x_KB...``, B for each of K trials, if `per_trial`, in any containers.
+            per_trial: whether each trial has batches of its own.
+            loss: from outputs and targets to each trial's loss ``[K]``.
             control: scales, clips and skips.
-            precision: forward and loss run in it.
+            precision: makes what forward and loss run in.
             device: where the trials are.
             record: keeps what the step makes of one trial.
 
@@ -67,25 +68,36 @@ class Phase:
         rows = self._fused.rows
         self.optimizer.zero_grad()
         rows.note_buffers()
-        if record is not None:
-            record.phase = self._prefix and f"{self.name}: "
-        with precision:
-            outputs = self._forward.run(inputs, device, per_trial)
+        losses: list[Tensor] = []
+        totals: list[Tensor] = []
+        prefix = self._prefix and f"{self.name}: "
+        for number, (inputs, targets) in enumerate(batches):
             if record is not None:
-                record.outputs(outputs, per_trial=True)
-            self._units.enter(self._loss_unit)
-            losses_K = loss(outputs)
-        total = control.total(losses_K)
-        rows.reached.start_at(total)
-        if total.device.type == "cpu":  # a CUDA device runs both without a break
-            self._units.enter(self._loss_backward_unit)
-        total.backward()
-        losses_K = losses_K.detach()
+                record.phase = prefix + named_batch(number, len(batches))
+            with precision():
+                outputs = self._forward.run(inputs, device, per_trial)
+                if record is not None:
+                    record.outputs(outputs, per_trial=True)
+                self._units.enter(self._loss_unit)
+                losses_K = loss(outputs, targets)
+            total = control.total(losses_K)
+            if len(batches) > 1:
+                total = total / len(batches)
+            rows.reached.start_at(total, one_of_several=len(batches) > 1)
+            if total.device.type == "cpu":  # a CUDA device runs both without a break
+                self._units.enter(self._loss_backward_unit)
+            total.backward()
+            losses.append(losses_K.detach())
+            totals.append(total.detach())
+            if record is not None:
+                record.put(LOSS, record.phase, losses[-1][record.row])
+            del outputs, losses_K, total
+        losses_K = losses[0] if len(losses) == 1 else torch.stack(losses).mean(0)
         if record is not None:
-            record.put(LOSS, record.phase, losses_K[record.row])
+            record.phase = prefix
             record.gradients([(name, p.grad) for name, p in rows.parameters.items()], per_trial=True)
         self._units.settle()
-        control.watch(losses_K, total.item())
+        control.watch(losses_K, sum(totals[1:], totals[0]).item())
         if control.lost:
             rows.put_back(control.lost)
         gradients, skip = None, control.lost

@@ -121,6 +121,11 @@ class Record:
         return keep
 
 
+def named_batch(number: int, count: int) -> str:
+    """Return a prefix of the names in one of the batches of a step, if it has several."""
+    return f"batch {number + 1}: " if count > 1 else ""
+
+
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what `value` consists of; only what can be compared."""
     if isinstance(value, Mapping):

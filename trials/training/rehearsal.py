@@ -11,10 +11,9 @@ from trials.fusion.shared_base import Bases
 from trials.gate.base import HOST_UNIT, Gate, OpenGate
 from trials.own_logger import own_logger
 from trials.study import Study
-from trials.training.batches import fuse_batches
+from trials.training.batches import fuse_batches, work_of
 from trials.training.group import TrialGroup
 from trials.training.member import build_member
-from trials.training.trees import work_of
 
 log = own_logger(__name__)
 
@@ -30,7 +29,7 @@ def train_ungated(study: Study, trials: int) -> Iterator[int]:
         work = 0
         for inputs, targets, per_trial in group.batches(epoch % study.epochs):
             group.train_step(inputs, targets, per_trial)
-            work += work_of(trials, inputs, targets, per_trial)
+            work += work_of(study, trials, inputs, targets, per_trial)
         group.end_epoch()
         yield work
 

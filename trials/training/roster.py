@@ -55,10 +55,10 @@ class Roster:
         """The trials, and the epoch that each trains next, counted from 0."""
         return [Reader(*trial) for trial in zip(self.numbers, self.params, self.epochs_done, strict=True)]
 
-    def note_losses(self, losses_K: Tensor) -> None:
-        """Keep the losses of a step, ``[K]``."""
+    def note_losses(self, losses_K: Tensor, batches: int) -> None:
+        """Keep the losses of a step, ``[K]``: means over so many batches."""
         begun = [history.steps > 0 for history in self.histories]
-        self.losses_K, own_K = losses_K, losses_K.double()
+        self.losses_K, own_K = losses_K, losses_K.double() * batches
         if all(begun):
             self.sums_K = self.sums_K + own_K
         elif any(begun):
@@ -66,7 +66,7 @@ class Roster:
         else:
             self.sums_K = own_K
         for history in self.histories:
-            history.steps += 1
+            history.steps += batches
 
     def end_epoch(self) -> None:
         """Count an epoch for every trial."""

@@ -111,7 +111,7 @@ class ScoredGroup(GroupState, abc.ABC):
             return self._scores(inputs_B, targets_B, record)
 
         def alone(lone: Lone, record: Record, row: int) -> None:
-            lone.score(*kept.of(None), self._precision(), record)
+            lone.score(*kept.of(None), self._precision, record)
 
         found: tuple[Tensor, list[Validated]] = self._audit.run(self, "evaluation", kind, step, alone)
         return found

@@ -104,8 +104,3 @@ def examples(inputs: Any, targets: Any, per_trial: bool = False) -> int:
         if tensor.ndim > axis:
             return tensor.shape[axis]
     raise FuseError("a batch has no tensor with an axis for its examples; allowed: at least one")
-
-
-def work_of(trials: int, inputs: Any, targets: Any, per_trial: bool) -> int:
-    """Return the work of a step of so many trials, in trials × examples."""
-    return trials * examples(inputs, targets, per_trial)
