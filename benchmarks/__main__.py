@@ -14,6 +14,7 @@ NAMES = (
     "shortest_bubble",
     "bubble_utilization",
     "fusion",
+    "adapters",
     "compiled",
     "audit",
     "refill",

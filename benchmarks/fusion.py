@@ -88,15 +88,20 @@ class _GPTBlock(nn.Module):
 class _GPT(nn.Module):
     """Classifies by the last token, so that one loss serves all models here."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, length: int = 16) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(64, width), nn.Embedding(16, width)
+        self.tokens, self.places = nn.Embedding(64, width), nn.Embedding(length, width)
         self.blocks = nn.Sequential(_GPTBlock(width), _GPTBlock(width), nn.LayerNorm(width))
         self.head = nn.Linear(width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         places = self.places(torch.arange(x.shape[1], device=x.device))
         return self.head(self.blocks(self.tokens(x) + places).mean(1))
+
+
+def gpt(width: int, length: int) -> nn.Module:
+    """A GPT for up to `length` tokens of 64 kinds."""
+    return _GPT(width, length)
 
 
 class _LSTM(nn.Module):

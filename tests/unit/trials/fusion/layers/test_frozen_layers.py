@@ -51,7 +51,7 @@ def test_on_the_shared_input(name: str, part: str = "all") -> None:
 def test_long_products_ask_between_their_parts(
     shape: tuple[int, ...], own: bool, bias: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linear, "_PART_PRODUCTS", 40)
+    monkeypatch.setattr(linear, "_PART_OF_ONE", 40)
     monkeypatch.setattr(linear, "_FEW_ROWS", 2)
     width = shape[-1]
 
