@@ -74,7 +74,7 @@ class Checkpoints:
                 continue
             try:
                 state = load(file)
-                member = state.member(self._study)
+                member = state.member(self._study, moves=True)
             except (CheckpointError, FuseError, OSError) as error:
                 self._warn(f"trial {number}: {error}")
                 continue

@@ -67,18 +67,19 @@ class TrialState:
         """Where it is."""
         return next((tensor.device for tensor in self.tensors.values()), torch.device("cpu"))
 
-    def member(self, study: Study, way: Way = "rules", device: torch.device | None = None) -> Member:
+    def member(self, study: Study, way: Way = "rules", *, moves: bool = False) -> Member:
         """Return the trial as one that can be fused.
 
         Args:
             study: the user's.
             way: how it is fused.
-            device: where it continues; None: where it is. On another kind of device its random stream begins anew.
+            moves: whether it continues on the device where the study builds models; else where it is. On another kind
+                of device its random stream begins anew.
 
         Raises:
             FuseError: the study now builds another model or other optimizers for it.
         """
-        model, given, schedulers = self.revive(study, device or self.device)
+        model, given, schedulers = self.revive(study, None if moves else self.device)
         return Member(
             *(self.number, self.params, model, given, self.stream, schedulers, way),
             epoch=self.epoch,
@@ -87,14 +88,19 @@ class TrialState:
             history=self.history,
         )
 
-    def revive(self, study: Study, device: torch.device) -> tuple[nn.Module, Given, list[LRScheduler]]:
+    def revive(self, study: Study, device: torch.device | None) -> tuple[nn.Module, Given, list[LRScheduler]]:
         """Return the user's own model, optimizers and schedulers in this state.
+
+        Args:
+            study: the user's.
+            device: where they are; None: where the study builds them.
 
         Raises:
             FuseError: see `member`.
         """
         model, given, _, schedulers = build(study, self.number, self.params)
-        model.to(device)
+        if device is not None:
+            model.to(device)
         self._load(model)
         optimizers = by_phase(given)
         if list(optimizers) != list(self.optimizers):
@@ -168,7 +174,8 @@ class TrialState:
                 with torch.no_grad():
                     present.copy_(value)  # in place, since optimizers and other modules may hold it
             else:
-                setattr(owner, attribute, value.clone())
+                there = present.device if isinstance(present, Tensor) else value.device
+                setattr(owner, attribute, value.to(there, copy=True))
 
     def _unlike(self, what: str) -> FuseError:
         return FuseError(f"checkpoint of trial {self.number} is of another structure: {what}")
