@@ -249,6 +249,7 @@ def connect(storage: str, directory: Path | None) -> sa.Engine:
     if directory is None:
         engine = sa.create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
     else:
+        make_dir(directory.parent)
         make_dir(directory)
         file = directory / "claims.db"
         check_ours(file)
