@@ -50,6 +50,7 @@ class Rows:
         self.unread = unread
         self.again: Callable[[], None] = go_on
         self.rebind: Callable[[], None] = go_on
+        self._written: set[str] = set()
         self._noted: dict[str, Tensor] = {}
 
     @property
@@ -153,7 +154,8 @@ class Rows:
         self.generators = [moved(g, device) for g in self.generators]
 
     def unshare(self, names: Collection[str]) -> None:
-        """Give each trial its own copy of the parameters in `names`, which are held once."""
+        """Give each trial its own copy of the parameters in `names`, for good: they are held once and written to."""
+        self._written.update(names)
         own = {
             n: _parameter(self.parameters[n].detach().clone(memory_format=torch.contiguous_format), False)
             for n in names
@@ -207,6 +209,8 @@ class Rows:
         self.vectors = {p: {n: list(v) for n, v in table.items()} for p, table in state["vectors"].items()}
         self.generators = [generator(device, state=saved) for saved in state["generators"]]
         self.unread = list(state["unread"])
+        if written := self._written.intersection(self.once):
+            self.unshare(written)
 
 
 def go_on() -> None:

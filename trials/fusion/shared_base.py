@@ -34,13 +34,37 @@ class WrittenError(RefusedError):
         )
 
 
+class Seal:
+    """Knows whether something has written to a tensor that nothing may write to."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        """Nothing has yet."""
+        self._tensor = tensor
+        self._version = tensor._version
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the tensor is as it was."""
+        return self._tensor._version == self._version
+
+    @torch.no_grad()
+    def put_back(self, value: Tensor) -> None:
+        """Undo a change."""
+        self._tensor.copy_(value)
+        self._version = self._tensor._version
+
+
 class HeldOnce:
-    """The only copies, by canonical name."""
+    """The only copies, by canonical name.
+
+    Attributes:
+        seals: theirs.
+    """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         """Take `tensors` as they are."""
         self._tensors = dict(tensors)
-        self._versions = {name: tensor._version for name, tensor in self._tensors.items()}
+        self.seals = {name: Seal(tensor) for name, tensor in self._tensors.items()}
 
     def __contains__(self, name: object) -> bool:
         """Whether there is one."""
@@ -62,23 +86,13 @@ class HeldOnce:
         """Names and tensors."""
         return self._tensors.items()
 
-    def version(self, name: str) -> int:
-        """A number that changes if the tensor is written to."""
-        return self._tensors[name]._version
-
     def written(self) -> list[str]:
         """Return the names of tensors that something has written to."""
-        return [name for name, tensor in self._tensors.items() if tensor._version != self._versions[name]]
+        return [name for name, seal in self.seals.items() if not seal.is_whole]
 
     def snapshot(self, names: Iterable[str]) -> "Snapshot":
         """Copy those in `names`."""
         return Snapshot(self, {name: self._tensors[name].clone() for name in names})
-
-    def put_back(self, name: str, value: Tensor) -> None:
-        """Undo a change."""
-        with torch.no_grad():
-            self._tensors[name].copy_(value)
-        self._versions[name] = self._tensors[name]._version
 
 
 class Snapshot:
@@ -92,7 +106,7 @@ class Snapshot:
         """Undo all changes, and return the names of what had changed."""
         changed = [name for name, value in self._before.items() if not same_bits(self._held[name], value)]
         for name in changed:
-            self._held.put_back(name, self._before[name])
+            self._held.seals[name].put_back(self._before[name])
         return changed
 
     def refuse_changes(self) -> None:

@@ -103,7 +103,7 @@ class GroupState:
                 name: rows.once[name] if name in rows.once else tensor[row].detach().clone()
                 for name, tensor in own.items()
             },
-            versions={name: rows.once.version(name) for name in rows.once},
+            seals=dict(rows.once.seals),
             buffers=frozenset(rows.buffers),
             saved={name: rows.aliases.get(name, name) for name in self._saved_names},
             optimizers={phase: optimizer.state(row) for phase, optimizer in self._optimizers.items()},
@@ -147,7 +147,8 @@ class GroupState:
         row, rows = record.row, self._fused.rows
         after = {**rows.parameters, **rows.buffers}
         record.phase = ""
-        record.updates(before.tensors, {name: after[name][row] for name in before.tensors}, before.buffers)
+        own = {name: after[name][row] for name in before.tensors}
+        record.updates(before.tensors, own, before.buffers, before.seals)
         for phase, optimizer in self._optimizers.items():
             record.optimizer("" if phase == FORWARD else f"{phase}: ", optimizer.names, optimizer.extract(row))
         for name, value in (self._roster.progress[row].state_dict()["scaler"] or {}).items():

@@ -195,7 +195,7 @@ class Lone:
         for name in self._state.tensors:
             path, _, own = name.rpartition(".")
             after[name] = getattr(self.model.get_submodule(path), own)
-        record.updates(self._state.tensors, after, self._state.buffers)
+        record.updates(self._state.tensors, after, self._state.buffers, self._state.seals)
         named = {id(p): name for name, p in self.model.named_parameters()}
         for phase, optimizer in self.optimizers.items():
             order = [named[id(p)] for group in optimizer.param_groups for p in group["params"]]

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trials.fusion.shared_base import same_bits
 from trials.fusion.trees import apart
 
 LAYER, OUTPUT, LOSS, SCORE = "output of", "the model's output", "loss", "score"
@@ -74,9 +75,17 @@ class Record:
             own = gradient[self.row] if gradient is not None and per_trial else gradient
             self.put(GRADIENT, self.phase + name, own)
 
-    def updates(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], buffers: Collection[str]) -> None:
-        """Keep how parameters changed, and what buffers are."""
+    def updates(
+        self,
+        before: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+        buffers: Collection[str],
+        frozen: Collection[str] = (),
+    ) -> None:
+        """Keep how parameters changed, and what buffers are. Of the `frozen` nothing is kept, unless they changed."""
         for name, old in before.items():
+            if name in frozen and same_bits(after[name], old):
+                continue
             if name in buffers:
                 self.put(BUFFER, name, after[name])
             else:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from trials.fusion.errors import FuseError
+from trials.fusion.shared_base import Seal
 from trials.fusion.ways import Way
 from trials.optim.optimizer_state import OptimizerState, from_plain
 from trials.optim.several import Given, by_phase
@@ -36,7 +37,7 @@ class TrialState:
         progress: its schedulers and its loss scale, each as its own `state_dict`, and whether it is lost.
         stream: where its random numbers continue.
         history: its losses and scores so far; see `History.plain`.
-        versions: name of a tensor that is the group's -> the version that the state refers to.
+        seals: name of a tensor that is the group's -> what knows whether it is as it was.
     """
 
     number: int
@@ -50,7 +51,7 @@ class TrialState:
     progress: Mapping[str, Any]
     stream: Tensor
     history: Mapping[str, Any]
-    versions: Mapping[str, int] = field(default_factory=dict)
+    seals: Mapping[str, Seal] = field(default_factory=dict)
 
     @property
     def model(self) -> dict[str, Tensor]:
@@ -125,7 +126,7 @@ class TrialState:
         Raises:
             FuseError: an optimizer keeps something that is neither number, text nor tensor.
         """
-        self._check_versions()
+        self._check_seals()
         return {
             "number": self.number,
             "params": copy.deepcopy(self.params),
@@ -146,16 +147,16 @@ class TrialState:
         optimizers = {phase: from_plain(saved) for phase, saved in plain["optimizers"].items()}
         return cls(**{**plain, "buffers": frozenset(plain["buffers"]), "optimizers": optimizers})
 
-    def _check_versions(self) -> None:
-        for name, version in self.versions.items():
-            if self.tensors[name]._version != version:
+    def _check_seals(self) -> None:
+        for name, seal in self.seals.items():
+            if not seal.is_whole:
                 raise FuseError(
                     f"parameter '{name}' of trial {self.number}, which its group held in common, has been changed in "
                     "place since the trial was exported; allowed: changes of trainable parameters"
                 )
 
     def _load(self, model: nn.Module) -> None:
-        self._check_versions()
+        self._check_seals()
         own = {name for name, _ in model.named_parameters()}
         missing = sorted(own - self.tensors.keys())
         if missing:

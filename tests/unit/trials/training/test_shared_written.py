@@ -8,9 +8,11 @@ from torch import Tensor, nn
 
 from tests.support.adapted import BASE, Adapted, Forward, adapt, asks, assert_alone, group_of, looks, study_of, train
 from tests.support.common_bits import held
-from tests.support.fused_and_solo import Solo, assert_same_trial, close
-from trials import FuseError
+from tests.support.fused_and_solo import Solo, assert_same_trial, close, members
+from trials import FuseError, TrialGroup
 from trials.fusion.errors import RefusedError
+from trials.gate.base import OpenGate
+from trials.training.audit import Audit
 
 
 def add_in_place(m: Adapted, x: Tensor) -> Tensor:
@@ -65,6 +67,29 @@ def test_forward_that_writes_to_the_base(name: str, size: int) -> None:
             solo.step(*batch)
         close(scores[row], solo.score(), "score")
         assert_same_trial(group, row, solo)
+
+
+def test_writing_goes_on_after_the_state_before_it_is_back() -> None:
+    """As in an audit that looks again."""
+    study = study_of(lambda n: Adapted(follow))
+    group = group_of(study)
+    put_back = group.saved()
+    train(group, study)
+    put_back()
+    train(group, study)
+    assert held(group) == {"base.bias"}
+    assert_alone(group, study)
+
+
+def test_audits_of_a_forward_that_writes() -> None:
+    study = study_of(lambda n: Adapted(follow))
+    audit = Audit(study)
+    group = TrialGroup(study, members(study, range(3)), OpenGate(), audit)
+    train(group, study)
+    group.evaluate()
+    assert audit.done >= 2
+    assert not audit.mismatches
+    assert_alone(group, study)
 
 
 @pytest.mark.parametrize("by_layer", [False, True])
