@@ -84,7 +84,7 @@ class _Convolution(Layer):
         y = fold(x, self.axes + 2, one) if per_trial else one(x)
         if self.bias_KO is None or bias is not None:
             return y, per_trial
-        return y + self.bias_KO.view(len(self.bias_KO), 1, self.out, *[1] * self.axes), True
+        return y + self.bias_KO.view(len(self.bias_KO), 1, self.out, *[1] * self.axes).to(y.dtype), True
 
     @abc.abstractmethod
     def widened(self, weight_K: Tensor) -> Tensor:

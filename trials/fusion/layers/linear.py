@@ -99,7 +99,7 @@ def _by_one_matrix(
     if added is None:
         return y, per_trial
     ndim = y.ndim if per_trial else y.ndim + 1
-    return y + added.view(len(added), *[1] * (ndim - 2), -1), True
+    return y + added.view(len(added), *[1] * (ndim - 2), -1).to(y.dtype), True
 
 
 class _LongProduct(torch.autograd.Function):

@@ -5,9 +5,11 @@ import torch
 from torch import nn
 
 from tests.support.common_bits import frozen, held, trained
-from tests.support.fused_and_solo import OPTIMIZERS, assert_fused_is_solo
+from tests.support.fused_and_solo import OPTIMIZERS, ToyStudy, assert_fused_is_solo, members
 from tests.support.layer_cases import IMAGES, LAYERS, SIGNALS, VECTORS, batches, before, fresh
+from trials import TrialGroup
 from trials.fusion.layers import linear
+from trials.gate.base import OpenGate
 
 pytestmark = [
     pytest.mark.usefixtures("only_rules"),
@@ -144,3 +146,19 @@ def test_statistics_of_a_frozen_batch_norm_stay_each_trials_own() -> None:
     assert held(group) == {"1.weight", "1.bias"}
     mean_KC = group._fused.rows.buffers["1.running_mean"]
     assert not torch.equal(mean_KC[0], mean_KC[1])
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("name", [name for name in WITH_WEIGHTS if "{}" in name or "norm" in name or "linear" in name])
+def test_types_under_autocast(name: str, part: str) -> None:
+    shape = LAYERS[name][0]
+    x = batches(*shape)[0]
+    models = [nn.Sequential(before(name), layer(name, n, part)) for n in range(2)]
+    study = ToyStudy(lambda n: models[n], adamw)
+    group = TrialGroup(study, members(study, range(2)), OpenGate())
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        fused_K = group._fused.train.run(x, torch.device("cpu"))
+        for fused, model in zip(fused_K, models, strict=True):
+            alone = model.train()(x)
+            assert fused.dtype == alone.dtype
+            torch.testing.assert_close(fused, alone, rtol=0.1, atol=0.1)
