@@ -61,7 +61,9 @@ def _of_users() -> nn.Module:
     return model
 
 
-class _Logits(nn.Module):
+class Logits(nn.Module):
+    """A model's logits alone."""
+
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
@@ -88,7 +90,7 @@ def _of_peft(name: str) -> nn.Module:
     config = peft.LoraConfig(
         task_type="SEQ_CLS", r=RANK, target_modules=targets, lora_dropout=0.05, init_lora_weights=False
     )
-    return _Logits(peft.get_peft_model(base, config))
+    return Logits(peft.get_peft_model(base, config))
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.adapters import Logits
 from tests.support.common_bits import held, held_bytes, trained
 from tests.support.fused_and_alone import Verdict, fused_and_alone
 from tests.support.fused_and_solo import OPTIMIZERS, ToyStudy, assert_fused_is_solo, close, members
@@ -54,19 +55,6 @@ ADAPTERS: dict[str, Callable[[int], dict[str, Any]]] = {
     "without a rule": lambda n: {"use_dora": True},
 }
 """What a trial's adapter is configured with."""
-
-
-class Logits(nn.Module):
-    """A model's logits alone."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Of ``x_BT`` tokens."""
-        logits: Tensor = self.model(x).logits
-        return logits
 
 
 def adapted(base: str, number: int, config: Callable[[int], dict[str, Any]] = ADAPTERS["alike"]) -> nn.Module:
