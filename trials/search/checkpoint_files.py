@@ -49,7 +49,7 @@ def temporary_weights_path(directory: Path, number: int) -> Path:
 
 
 def commit(written: Path, fence: int) -> Path:
-    """Make a checkpoint durable, and give it its name. Older ones are removed, down to `KEPT`.
+    """Make a checkpoint durable, and give it its name.
 
     Raises:
         OSError: it is gone, or the disk is full. Earlier ones are as they were.
@@ -57,10 +57,19 @@ def commit(written: Path, fence: int) -> Path:
     epoch = int(written.name.partition(".")[0])
     target = written.parent / f"{epoch}-{fence}.pt"
     publish(written, target)
-    for older in found(written.parent)[KEPT:]:
-        with suppress(OSError):
-            older.unlink()
     return target
+
+
+def remove_others(kept: Path) -> None:
+    """Remove a trial's checkpoints but for `kept`, its newest, and those before it down to `KEPT`.
+
+    Later epochs are from before the trial went back: they could not be read, or no longer fitted the study.
+    """
+    ours = found(kept.parent)
+    later, earlier = ours[: ours.index(kept)], ours[ours.index(kept) + KEPT :]
+    for file in (*later, *earlier):
+        with suppress(OSError):
+            file.unlink()
 
 
 def publish(written: Path, target: Path) -> None:

@@ -228,6 +228,12 @@ class Owned:
         values = {"epoch": epoch, "trained": epoch, "deaths": 0}
         self._c.execute(_CLAIM.update().where(self._this).values(**values))
 
+    def go_back(self, epoch: int) -> None:
+        """Count what was kept after `epoch`, that of an earlier checkpoint or 0, as lost."""
+        after = (_SPAN.c.study == self._row.study) & (_SPAN.c.trial == self._row.trial) & (_SPAN.c.from_epoch >= epoch)
+        self._c.execute(_SPAN.update().where(after).values(kept=False))
+        self._c.execute(_CLAIM.update().where(self._this).values(epoch=epoch, trained=epoch))
+
     def end(self, epoch: int) -> None:
         """The trial has ended after `epoch` epochs."""
         self.keep(epoch)

@@ -94,7 +94,7 @@ def answer_to(worker: SearchWorker, request: dict[str, Any]) -> dict[str, Any] |
         case {"trained": epochs}:
             worker.note({int(number): epoch for number, epoch in epochs.items()})
         case {"began": number, "epoch": epoch}:
-            worker.began(number, epoch)
+            return worker.began(number, epoch)
         case {"fail": number, "reason": reason}:
             return worker.fail(number, reason)
         case _:

@@ -120,11 +120,13 @@ class SearchWorker:
             history: its losses and scores so far.
         """
         if number not in self._held:
+            _discard(weights)
             return None  # it was pruned or lost while this score was on its way
         self.trained[number] = max(epoch, self.trained[number])
         trial = self._trial(number)
         write = partial(self._reported, trial, epoch, value, final, history)
         if not self._owning(number, write, ends_at=epoch if final else None):
+            _discard(weights)
             return self._lost(number)
         if final:
             if weights is not None:
@@ -162,13 +164,24 @@ class SearchWorker:
             written.unlink(missing_ok=True)
             return None
         epoch = checkpoint_files.epoch_of(kept)
-        self.trained[number] = max(epoch, self.trained[number])
-        return None if self._owning(number, lambda: None, kept=epoch) else self._lost(number)
+        self.trained[number] = epoch
+        if not self._owning(number, lambda: None, kept=epoch):
+            kept.unlink(missing_ok=True)
+            return self._lost(number)
+        checkpoint_files.remove_others(kept)
+        return None
 
-    def began(self, number: int, epoch: int) -> None:
-        """The side task begins a trial at `epoch`, of which it may have found no checkpoint that can be read."""
-        if number in self._held and epoch < self._held[number].epoch:
-            log.warning("trial %d goes on from epoch %d: no newer checkpoint could be read", number, epoch)
+    def began(self, number: int, epoch: int) -> dict[str, Any] | None:
+        """The side task begins a trial at `epoch`: earlier than claimed, if no newer checkpoint can be used.
+
+        Returns:
+            An answer if the trial is lost.
+        """
+        if number not in self._held or epoch >= self._held[number].epoch:
+            return None
+        log.warning("trial %d goes on from epoch %d: no newer checkpoint could be used", number, epoch)
+        self.trained[number] = epoch
+        return None if self._owning(number, lambda: None, back_to=epoch) else self._lost(number)
 
     def note(self, epochs: Mapping[int, int]) -> None:
         """Take down how many epochs trials have trained by now."""
@@ -201,7 +214,13 @@ class SearchWorker:
             self._tell(trial.number, value=value)
 
     def _owning(
-        self, number: int, write: Callable[[], None], *, ends_at: int | None = None, kept: int | None = None
+        self,
+        number: int,
+        write: Callable[[], None],
+        *,
+        ends_at: int | None = None,
+        kept: int | None = None,
+        back_to: int | None = None,
     ) -> bool:
         """Write something of a trial, if it is still this worker's. Returns whether it was.
 
@@ -210,6 +229,7 @@ class SearchWorker:
             write: writes to Optuna's storage.
             ends_at: the trial ends with this, after so many epochs.
             kept: a checkpoint holds so many epochs.
+            back_to: the trial goes on from so many epochs, and what was kept of later ones is lost.
         """
         claim = self._held[number]
 
@@ -221,6 +241,8 @@ class SearchWorker:
                     write()
                 except optuna.exceptions.UpdateFinishedTrialError:  # closed by someone meanwhile
                     return False
+                if back_to is not None:
+                    mine.go_back(back_to)
                 if kept is not None:
                     mine.keep(kept)
                 if ends_at is not None:
@@ -341,6 +363,11 @@ class SearchWorker:
                 return do(held)
 
         return self._holder.submit(locked).result()
+
+
+def _discard(weights: str | None) -> None:
+    if weights is not None:
+        Path(weights).unlink(missing_ok=True)
 
 
 def requeue(study: optuna.Study, taken: Collection[int]) -> None:

@@ -154,7 +154,7 @@ def test_damaged_checkpoints_cost_only_epochs(what: str, all_of_them: bool, tmp_
     again = make_study(False)
     successor = hire(again, tmp_path)
     work(again, successor, tmp_path)
-    assert_all_ended(successor, again)
+    assert_accounts(successor._claims.spans(), assert_all_ended(successor, again))
 
 
 def test_a_checkpoint_of_another_structure_is_named_and_its_trial_begins_anew(
@@ -200,6 +200,33 @@ def test_who_has_lost_a_trial_writes_nothing_of_it_any_more(tmp_path: Path) -> N
     trials = other._study.get_trials()
     assert trials[mine[0]].intermediate_values == {1: 0.25} and trials[mine[1]].intermediate_values == {}
     assert {trials[number].state for number in mine} == {TrialState.RUNNING}
+
+
+def test_a_trial_that_went_back_goes_on_from_its_new_checkpoints(tmp_path: Path) -> None:
+    study = make_study(False)
+    worker = hire(study, tmp_path)
+    number = worker.ask(1)["trials"][0]["number"]
+    folder = checkpoint_files.trial_directory(tmp_path, number)
+
+    def save(by: SearchWorker, epoch: int) -> dict[str, Any] | None:
+        written = checkpoint_files.temporary_path(tmp_path, number, epoch)
+        written.write_bytes(b"of no matter")
+        return by.checkpoint(number, written)
+
+    for epoch in (1, 2, 3):
+        save(worker, epoch)
+    assert [file.name for file in checkpoint_files.found(folder)] == ["3-1.pt", "2-1.pt"]
+    successor = hire(study, tmp_path)
+    assert successor.ask(1)["trials"][0]["epoch"] == 3
+    assert save(worker, 4) == {"lost": number}, "it is another's now"
+    assert [file.name for file in checkpoint_files.found(folder)] == ["3-1.pt", "2-1.pt"]
+    successor.began(number, 0)  # none can be used
+    save(successor, 1)
+    assert [file.name for file in checkpoint_files.found(folder)] == ["1-2.pt"]
+    third = hire(study, tmp_path)
+    assert third.ask(1)["trials"][0]["epoch"] == 1
+    assert [span for span in third._claims.spans() if span.kept] == [Span(number, 0, 1, True)]
+    assert sum(span.to_epoch - span.from_epoch for span in third._claims.spans()) == 4, "all that was trained"
 
 
 def test_a_trial_that_someone_has_closed_is_dropped(tmp_path: Path) -> None:
