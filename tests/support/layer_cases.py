@@ -1,6 +1,7 @@
 """A grid of layers with their inputs: name -> the shape of a batch, and what makes the layer of trial n."""
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -111,7 +112,7 @@ def _grid() -> Iterator[tuple[str, Case]]:
     for axes in range(4):
         yield from _norms(axes)
     for layer in ELEMENTWISE:
-        yield repr(layer), (SIGNALS, lambda n, layer=layer: layer)
+        yield repr(layer), (SIGNALS, lambda n, layer=layer: deepcopy(layer))
 
 
 LAYERS: dict[str, Case] = {
