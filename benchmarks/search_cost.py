@@ -33,9 +33,8 @@ def main() -> int:
     study.trials = cohorts * study.fused
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="bsq-") as folder, ThreadPoolExecutor(1) as holder:
-        settings = {"study_name": "digits", "worker": "w", "directory": Path(folder)}
         workers = {
-            name: SearchWorker(study, WorkerConfig(storage=storage.format(folder), **settings), holder)  # type: ignore[arg-type]
+            name: SearchWorker(study, _config(storage.format(folder), Path(folder, name)), holder)
             for name, storage in STORAGES.items()
         }
         for cohort in range(cohorts):
@@ -44,6 +43,10 @@ def main() -> int:
                 print(runs[-1], flush=True)
     finish("search_cost", options, runs, _summary(runs))
     return 0
+
+
+def _config(storage: str, directory: Path) -> WorkerConfig:
+    return WorkerConfig(storage=storage, study_name="digits", worker="w", directory=directory)
 
 
 def _cohort(worker: SearchWorker, trials: int) -> dict[str, Any]:
