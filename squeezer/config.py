@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from ds_hooks.shared.secrets import hide_password, hide_passwords
+from ds_hooks.shared.secrets import hide_password, hide_passwords, read_storage
 from ds_hooks.shared.wire import NOT_IDLE, WaitKind
 from squeezer.policy.state import Policy
 from squeezer.records.layout import journal_path, study_directory
@@ -124,9 +124,10 @@ class SideTable(_Table):
     storage: _Text | None = Field(
         default=None,
         description="a database URL for Optuna, such as sqlite:///study.db, or the path of an Optuna journal, "
-        "relative to where the command is started",
+        "relative to where the command is started; or env:NAME or @FILE, which hold one of them",
     )
-    """where Optuna keeps the study"""
+    """where Optuna keeps the study. A URL with a password is better kept in an environment variable, `env:NAME`, or \
+in a file of your own, `@FILE`"""
     study_directory: Path | None = Field(default=None, description="a path, relative to where the command is started")
     """where the study, its checkpoints and its best weights are. Later runs go on with what they find there"""
     nice: Annotated[int, Field(ge=0, le=19, description="a whole number from 0 to 19")] = 19
@@ -153,7 +154,7 @@ runs out of memory"""
     @field_validator("storage")
     @classmethod
     def _journal_from_here(cls, value: str | None) -> str | None:
-        if value is None or "://" in value:
+        if value is None or "://" in (value := read_storage(value)):
             return value
         path = Path(value).absolute()
         if not path.parent.is_dir():

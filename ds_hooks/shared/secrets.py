@@ -1,6 +1,8 @@
 """Keeps the password of a study's storage out of command lines, records and messages."""
 
+import os
 import re
+from pathlib import Path
 
 STORAGE_VARIABLE = "SQUEEZER_STORAGE"
 """Passes the storage's URL to processes: other users read a command line, but no environment."""
@@ -27,3 +29,26 @@ def hide_passwords(text: str) -> str:
 def without_hidden(url: str) -> str:
     """A URL whose password was hidden, without any: database drivers may know the password from elsewhere."""
     return url.replace(f":{HIDDEN}@", "@")
+
+
+def read_storage(named: str) -> str:
+    """The storage that `env:NAME`, an environment variable, or `@FILE`, a file's only line, names; else `named` itself.
+
+    Raises:
+        ValueError: there is nothing to be read; the message says where.
+    """
+    if named.startswith("env:"):
+        variable = named.removeprefix("env:")
+        if not os.environ.get(variable):
+            raise ValueError(f"the environment variable {variable} is not set")
+        return os.environ[variable]
+    if named.startswith("@"):
+        file = Path(named.removeprefix("@"))
+        try:
+            lines = file.read_text(encoding="utf-8").split()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{file} cannot be read: {getattr(error, 'strerror', error)}") from None
+        if len(lines) != 1:
+            raise ValueError(f"{file} has {len(lines)} words; expected one, a storage's URL")
+        return lines[0]
+    return named

@@ -84,6 +84,18 @@ def test_a_journal_is_found_from_where_the_command_is_started(tmp_path: Path, mo
     )
 
 
+def test_a_storage_may_stand_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "digits.py").touch()
+    monkeypatch.setenv("WHERE", "postgresql://me:pw@host/db")
+    side = RUN + '[side]\nstudy = "digits.py"\nstorage = "{}"\n'
+    config = load(tmp_path, side.format("env:WHERE"))
+    assert config.storage(tmp_path) == "postgresql://me:pw@host/db"
+    assert "pw" not in json.dumps(config.as_record())
+    assert mistakes(tmp_path, side.format("env:NOWHERE"))[0].startswith(
+        'side.storage = "env:NOWHERE" is not allowed: the environment variable NOWHERE is not set; allowed: '
+    )
+
+
 def test_it_is_json_ready_and_frozen(tmp_path: Path) -> None:
     (tmp_path / "digits.py").touch()
     config = load(tmp_path, RUN + '[side]\nstudy = "digits.py"\n[squeeze]\nmargin_ms = 1\nkinds = ["RECV_GRAD"]\n')

@@ -1,8 +1,10 @@
 """Passwords of URLs are hidden, whatever stands around them."""
 
+from pathlib import Path
+
 import pytest
 
-from ds_hooks.shared.secrets import hide_password, hide_passwords, without_hidden
+from ds_hooks.shared.secrets import hide_password, hide_passwords, read_storage, without_hidden
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,29 @@ def test_text_without_a_password_stays() -> None:
 
 def test_a_url_without_what_was_hidden_can_be_used() -> None:
     assert without_hidden("postgresql://me:***@host/db") == "postgresql://me@host/db"
+
+
+def test_a_storage_is_read_from_the_environment_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "postgresql://me:p@s@host/db"
+    monkeypatch.setenv("WHERE", url)
+    (tmp_path / "where").write_text(f"{url}\n")
+    assert read_storage("env:WHERE") == read_storage(f"@{tmp_path}/where") == read_storage(url) == url
+    assert read_storage("runs/study.journal") == "runs/study.journal"
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ("env:NOWHERE", "the environment variable NOWHERE is not set"),
+        ("env:", "the environment variable  is not set"),
+        ("@/no/such/file", "/no/such/file cannot be read: No such file or directory"),
+        ("@/", "/ cannot be read: Is a directory"),
+        ("@/dev/null", "/dev/null has 0 words; expected one, a storage's URL"),
+        ("@/etc/passwd", "/etc/passwd has "),
+    ],
+)
+def test_a_storage_that_cannot_be_read(named: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOWHERE", raising=False)
+    with pytest.raises(ValueError, match=r"\S") as raised:
+        read_storage(named)
+    assert str(raised.value).startswith(message)
