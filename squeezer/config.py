@@ -11,14 +11,14 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from ds_hooks.shared.secrets import hide_password, hide_passwords, read_storage
+from ds_hooks.shared.study_files import journal_path, trials_directory
 from ds_hooks.shared.wire import NOT_IDLE, WaitKind
 from squeezer.policy.state import Policy
-from squeezer.records.layout import journal_path, study_directory
+from squeezer.records.layout import study_directory
 
 _FOLDER_OF_FILE = "folder_of_file"
 _NOT_A_MISTAKE_OF_ITS_OWN = "default_factory_not_called"
@@ -251,7 +251,7 @@ class Config(_Table):
     def trials_directory(self, run: Path) -> Path:
         """Where the study of the run in `run` keeps its checkpoints and claims."""
         assert self.side is not None
-        return self._studies(run) / quote(self.side.study_name, safe="")
+        return trials_directory(self._studies(run), self.side.study_name)
 
     def _studies(self, run: Path) -> Path:
         named = self.side.study_directory if self.side is not None else None

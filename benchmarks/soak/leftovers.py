@@ -9,10 +9,11 @@ from pathlib import Path
 import optuna
 
 from benchmarks.soak.job import Paths
+from ds_hooks.shared.study_files import journal_path
 from launch.leftovers import remove_dead_directories
 from squeezer.daemon.deepspeed_buffers import SHARED_MEMORY
 from squeezer.daemon.run_directory import LAUNCHER_LOCK
-from squeezer.records.layout import journal_path, study_directory
+from squeezer.records.layout import study_directory
 from trials.search.storage import open_storage
 
 _STUDY = "side_study"

@@ -1,4 +1,4 @@
-"""What the daemon says of its side task, in words."""
+"""What a side task has reported, in words."""
 
 from ds_hooks.shared.statuses import Mismatched, OutOfMemory, Starved
 

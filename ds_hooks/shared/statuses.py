@@ -21,7 +21,13 @@ class StatusError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The side task asks its gate from now on. Until then, only the device could stop it."""
+    """The side task asks its gate from now on. Until then, only the device could stop it.
+
+    Attributes:
+        trials: how many the study has in all.
+    """
+
+    trials: int
 
 
 @dataclass(frozen=True, slots=True)

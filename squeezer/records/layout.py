@@ -68,11 +68,6 @@ def study_directory(run: Path) -> Path:
     return run / "study"
 
 
-def journal_path(studies: Path) -> Path:
-    """Where Optuna keeps the studies of a directory, unless the configuration names a database."""
-    return studies / "study.journal"
-
-
 def caches_path(run: Path, rank: int) -> Path:
     """Where the side task of `rank` keeps what it compiles."""
     return run / "caches" / f"rank{rank}"

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from ds_hooks.shared.private_file import write_text
 from ds_hooks.shared.secrets import HIDDEN, STORAGE_VARIABLE, hide_password, hide_passwords, without_hidden
-from squeezer.records.layout import journal_path, report_path, study_directory
+from ds_hooks.shared.study_files import journal_path
+from squeezer.records.layout import report_path, study_directory
 from squeezer.records.reader import RankRun, load_run
 from squeezer.records.reader import ReportError as ReportError
 from squeezer.reports.audit import audit_figures, audit_text, mismatch_text

@@ -18,7 +18,8 @@ from optuna.trial import FrozenTrial
 
 from ds_hooks.shared.page import Field
 from ds_hooks.shared.page_file import page_path
-from squeezer.records.layout import events_path, journal_path, study_directory
+from ds_hooks.shared.study_files import journal_path
+from squeezer.records.layout import events_path, study_directory
 from squeezer.records.reader import read_details, read_events
 from tests.support.paths import ROOT, STUDIES
 from trials.search.storage import open_storage

@@ -44,7 +44,7 @@ def test_no_circle_of_rooms() -> None:
 
 
 def test_a_circle_of_rooms_through_different_files_is_seen() -> None:
-    imports = {"squeezer.daemon.loop": {"squeezer.device.cpu"}, "squeezer.device.base": {"squeezer.daemon.notices"}}
+    imports = {"squeezer.daemon.loop": {"squeezer.device.cpu"}, "squeezer.device.base": {"squeezer.daemon.silence"}}
     with pytest.raises(CycleError):
         TopologicalSorter(rooms_of(imports)).prepare()
 

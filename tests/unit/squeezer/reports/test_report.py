@@ -8,8 +8,9 @@ import optuna
 import pytest
 
 from ds_hooks.shared.rotating_file import older
+from ds_hooks.shared.study_files import journal_path
 from ds_hooks.shared.unit_record import UNIT_RECORD
-from squeezer.records.layout import RECORD_VERSION, journal_path, study_directory, units_path
+from squeezer.records.layout import RECORD_VERSION, study_directory, units_path
 from squeezer.reports.perfetto import write_trace
 from squeezer.reports.report import NO_TRIALS, ReportError, build_report, main_report, render, write_report
 from squeezer.reports.step_svg import draw_step
