@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,13 +12,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ds_hooks.shared import logs
 from ds_hooks.shared.command_line import Command, complete_paths, make_parser, refuse_unknown_command
 from ds_hooks.shared.renamed_commands import refuse
-from ds_hooks.shared.secrets import STORAGE_VARIABLE, hide_password, hide_passwords
+from ds_hooks.shared.secrets import STORAGE_VARIABLE, hide_password, hide_passwords, read_storage
+from ds_hooks.shared.study_files import journal_path, trials_directory
 
 if TYPE_CHECKING:
     from trials.study import Study
 
 PROGRAM = "trials"
 DESCRIPTION = "Trains many hyperparameter trials as one model."
+
+_STORAGES = "Optuna's journal or a database's URL, or env:NAME or @FILE, which hold one"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,22 +98,123 @@ def _close(parsed: argparse.Namespace) -> int:
     from trials.search.close import close_study
 
     logs.adopt("optuna")
-    if "://" not in parsed.storage and not Path(parsed.storage).is_file():  # Optuna would make a new one
-        refuse(f"{PROGRAM} close", f"no journal {parsed.storage}; allowed: a journal's path or a database's URL")
+    storage = _storage(parsed)
+    if "://" not in storage and not Path(storage).is_file():  # Optuna would make a new one
+        refuse(f"{PROGRAM} close", f"no journal {storage}; allowed: a journal's path or a database's URL")
     try:
-        ended = close_study(parsed.storage, parsed.study_name, parsed.reason)
+        ended = close_study(storage, parsed.study_name, parsed.reason)
     except Exception as error:  # of any of many database drivers
-        refuse(f"{PROGRAM} close", hide_passwords(f"{hide_password(parsed.storage)}: {type(error).__name__}: {error}"))
+        refuse(f"{PROGRAM} close", hide_passwords(f"{hide_password(storage)}: {type(error).__name__}: {error}"))
     print(f"{ended} unfinished trial{'s' * (ended != 1)} of {parsed.study_name} ended as failed: {parsed.reason}")
     return 0
 
 
 def _add_close(parser: argparse.ArgumentParser) -> None:
-    named = os.environ.get(STORAGE_VARIABLE)
-    described = f"Optuna's journal, or a database's URL; default: ${STORAGE_VARIABLE}, which other users cannot see"
-    parser.add_argument("--storage", default=named, required=named is None, metavar="FILE", help=described)
+    default = f"env:{STORAGE_VARIABLE}" if STORAGE_VARIABLE in os.environ else None
+    described = f"{_STORAGES}; default: env:{STORAGE_VARIABLE}"
+    parser.add_argument("--storage", default=default, required=default is None, metavar="WHERE", help=described)
     parser.add_argument("--study-name", required=True, metavar="NAME", help="Optuna's name of the study")
     parser.add_argument("--reason", default="the run ended", metavar="TEXT", help="recorded with each trial")
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    from trials.run import RunConfig, run
+
+    logs.adopt("optuna")
+    name, directory, storage = _place(parsed)
+    if not parsed.study.is_file():
+        refuse(f"{PROGRAM} run", f"{parsed.study}: no such file; expected a Python file that defines a Study")
+    config = RunConfig(
+        study=parsed.study,
+        name=name,
+        storage=storage,
+        directory=directory,
+        device=parsed.device,
+        threads=parsed.threads,
+        workers=parsed.workers,
+    )
+    try:
+        outcome = run(config)
+    except OSError as error:
+        refuse(f"{PROGRAM} run", f"{error.filename or directory}: {error.strerror or error}")
+    print("\n".join(outcome.lines))
+    if outcome.lines:
+        print(f"Next: {PROGRAM} best {_again(parsed)}")
+    return outcome.status
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    _add_study(parser)
+    _add_place(parser)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: one for each worker")
+    parser.add_argument("--threads", type=_positive(int), default=1, metavar="N", help="torch's threads; default: 1")
+    parser.add_argument("--workers", type=_positive(int), default=1, metavar="N", help="processes; default: 1")
+
+
+def _best(parsed: argparse.Namespace) -> int:
+    from trials.best_trials import NoTrialError, best_trials, describe, loading, save
+
+    logs.adopt("optuna")
+    name, directory, storage = _place(parsed)
+    if "://" not in storage and not Path(storage).is_file():  # Optuna would make a new one
+        refuse(f"{PROGRAM} best", f"no journal {storage}; allowed: a journal's path or a database's URL")
+    try:
+        found = best_trials(storage, name, directory)
+        if parsed.save is not None:
+            found = [save(each, parsed.study, parsed.save) for each in found]
+    except NoTrialError as error:
+        refuse(f"{PROGRAM} best", error)
+    except OSError as error:
+        refuse(f"{PROGRAM} best", f"{error.filename or parsed.save}: {error.strerror or error}")
+    except Exception as error:  # of any of many database drivers
+        refuse(f"{PROGRAM} best", hide_passwords(f"{hide_password(storage)}: {type(error).__name__}: {error}"))
+    print("\n".join(line for each in found for line in describe(each)))
+    print(f"\n{loading(parsed.study, found[0])}")
+    return 0
+
+
+def _add_best(parser: argparse.ArgumentParser) -> None:
+    _add_study(parser)
+    _add_place(parser)
+    parser.add_argument("--save", type=Path, metavar="DIR", help="write hyperparameters and weights there")
+
+
+def _place(parsed: argparse.Namespace) -> tuple[str, Path, str]:
+    """A study's name, directory and storage."""
+    name = parsed.study.stem if parsed.study_name is None else parsed.study_name
+    storage = str(journal_path(parsed.directory)) if parsed.storage is None else _storage(parsed)
+    return name, trials_directory(parsed.directory, name), storage
+
+
+def _storage(parsed: argparse.Namespace) -> str:
+    """The storage that a command line names. Other users can read that, so it must hold no password."""
+    if hide_password(parsed.storage) != parsed.storage:
+        refuse(
+            f"{PROGRAM} {parsed.command}",
+            "other users can read the password on a command line: put the URL into an environment variable and write "
+            "--storage env:NAME, or into a file of your own and write --storage @FILE",
+        )
+    try:
+        return read_storage(parsed.storage)
+    except ValueError as error:
+        refuse(f"{PROGRAM} {parsed.command}", f"--storage {parsed.storage}: {error}")
+
+
+def _add_place(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--study-name", metavar="NAME", help="Optuna's name of the study; default: the file's name")
+    parser.add_argument("--storage", metavar="WHERE", help=f"{_STORAGES}; default: study.journal in the directory")
+    described = "where studies, checkpoints and best weights are; default: studies"
+    parser.add_argument("--directory", type=Path, default=Path("studies"), metavar="DIR", help=described)
+
+
+def _again(parsed: argparse.Namespace) -> str:
+    """The options that name the same study on another command line."""
+    words = [str(parsed.study)]
+    for option, value in (("--study-name", parsed.study_name), ("--storage", parsed.storage)):
+        words += [] if value is None else [option, value]
+    if parsed.directory != Path("studies"):
+        words += ["--directory", str(parsed.directory)]
+    return shlex.join(words)
 
 
 def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
@@ -169,6 +274,20 @@ COMMANDS = (
         example="trials measure examples/digits.py --seconds 5",
         run=_measure,
         add_arguments=_add_measure,
+    ),
+    Command(
+        name="run",
+        summary="train a study without a main job, on a device of its own",
+        example="trials run examples/digits.py",
+        run=_run,
+        add_arguments=_add_run,
+    ),
+    Command(
+        name="best",
+        summary="show a study's best trials, and how to load their models",
+        example="trials best examples/digits.py --save best",
+        run=_best,
+        add_arguments=_add_best,
     ),
     Command(
         name="close",

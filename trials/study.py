@@ -198,6 +198,14 @@ def load_study(path: str | Path) -> Study:
     return study
 
 
+def describe_error(study: Study, error: BaseException) -> str:
+    """An error in words, with the line of the study's file that led to it, if one did."""
+    file = getattr(sys.modules.get(type(study).__module__), "__file__", None)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    where = f" ({Path(str(file)).name}, line {lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
 def _refuse_shadows(file: Path) -> None:
     root = Path(__file__).resolve().parent.parent
     if file.parent == root:

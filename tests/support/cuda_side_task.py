@@ -49,7 +49,7 @@ class FakeCudaSideDevice(CpuSideDevice):
         die_with_parent(False)  # as CudaSideDevice
         return made
 
-    def rehearse(self, study: Study, page: Page, gate: Gate) -> int:
+    def rehearse(self, study: Study, page: Page | None, gate: Gate) -> int:
         try_out(study, gate, 2)
         return study.fused
 

@@ -121,6 +121,15 @@ class OpenGate:
         return True
 
 
+class ExclusiveGate(OpenGate):
+    """The gate of a device without a main job: always open, but a side task that is asked to end stops there."""
+
+    def enter(self, unit: int) -> None:
+        """See `Gate.enter`."""
+        if END_SIGNAL in signal.sigpending():
+            raise StopRequested
+
+
 def block_signals() -> None:
     """Block the gate's signals in this thread and in all that it starts later. Call it before importing torch."""
     signal.pthread_sigmask(signal.SIG_BLOCK, GATE_SIGNALS)

@@ -1,6 +1,5 @@
 """The files of a study's directory: one checkpoint per trial and epoch, and the best trials' weights.
 
-    DIRECTORY/study.journal                 Optuna's, unless the storage is a database
     DIRECTORY/claims.db                     see `trials.search.claims`
     DIRECTORY/checkpoints/7/12-2.pt         trial 7 after epoch 12, written under fence 2
     DIRECTORY/best/trial-7.pt               a `state_dict` that the user's own module loads
@@ -39,6 +38,11 @@ def temporary_path(directory: Path, number: int, epoch: int) -> Path:
 def best_directory(directory: Path) -> Path:
     """Where the best trials' weights are."""
     return directory / "best"
+
+
+def weights_path(directory: Path, number: int) -> Path:
+    """Where the weights of a trial are, if it is among the best."""
+    return best_directory(directory) / f"trial-{number}.pt"
 
 
 def temporary_weights_path(directory: Path, number: int) -> Path:

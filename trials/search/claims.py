@@ -262,7 +262,7 @@ def connect(storage: str, directory: Path | None) -> sa.Engine:
         with open(file, "ab", opener=open_private):
             pass
         arguments = {"timeout": SQLITE_PATIENCE_S, "check_same_thread": False}
-        engine = sa.create_engine(f"sqlite:///{file}", connect_args=arguments)
+        engine = sa.create_engine(sa.URL.create("sqlite", database=str(file)), connect_args=arguments)
     sa.event.listen(engine, "connect", _leave_transactions_to_us)
     sa.event.listen(engine, "begin", _begin_as_writer)
     return engine

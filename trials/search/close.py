@@ -10,9 +10,10 @@ from optuna.trial import Trial, TrialState
 from ds_hooks.shared import logs
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from trials.gate.process import run_when_idle
+from trials.search.attributes import REASON
 from trials.search.claims import Claims, connect
 from trials.search.storage import open_storage
-from trials.search.worker import REASON, requeue
+from trials.search.worker import requeue
 
 
 def release_trials(storage: str, name: str, directory: Path, worker: str, *, died: bool) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
+from sqlalchemy import make_url
 
 from ds_hooks.shared.private_file import check_ours, open_private
 
@@ -57,7 +58,7 @@ def open_storage(named: str) -> BaseStorage:
         _make_private(named)
         return JournalStorage(JournalFileBackend(named, _FileLock(named)))
     is_sqlite = named.startswith("sqlite:")
-    file = named.partition(":///")[2].partition("?")[0] if is_sqlite else ""
+    file = (make_url(named).database if is_sqlite else "") or ""
     if file and not file.startswith((":memory:", "file:")):
         _make_private(file)
     return RDBStorage(named, engine_kwargs={"connect_args": {"timeout": SQLITE_PATIENCE_S}} if is_sqlite else None)

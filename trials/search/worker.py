@@ -13,16 +13,12 @@ from optuna.trial import Trial, TrialState
 
 from trials.own_logger import own_logger
 from trials.search import checkpoint_files
+from trials.search.attributes import HISTORY, PARAMS, REASON, WORKER
 from trials.search.best import Best
 from trials.search.claims import LEASE_S, MOST_DEATHS, Claim, Claims, Held, connect
 from trials.search.finite import has_begun_all, is_finite
 from trials.search.storage import open_storage
-from trials.study import Study
-
-WORKER = "squeezer_worker"
-PARAMS = "squeezer_params"
-REASON = "squeezer_reason"
-HISTORY = "squeezer_history"
+from trials.study import Study, describe_error
 
 log = own_logger("trials.search.worker")
 
@@ -342,7 +338,7 @@ class SearchWorker:
             self._owning(number, lambda: self._tell(number, state=TrialState.PRUNED), ends_at=0)
             return None
         except Exception as error:
-            self.fail(number, f"suggest: {type(error).__name__}: {error}")
+            self.fail(number, f"suggest: {describe_error(self._user_study, error)}")
             return None
         return {"number": number, "params": params}
 

@@ -52,8 +52,13 @@ class SideDevice(Protocol):
             on_overrun: called with (slot, ns) of a unit that ran on after its bubble, if the device notices.
         """
 
-    def rehearse(self, study: Study, page: Page, gate: Gate) -> int:
+    def rehearse(self, study: Study, page: Page | None, gate: Gate) -> int:
         """Train throw-away trials, so that imports, compilations and errors come first.
+
+        Args:
+            study: the user's.
+            page: the device's; None: there is no main job.
+            gate: asked before each unit, unless the main job stops this process.
 
         Returns:
             How many trials fit at most.
@@ -73,7 +78,7 @@ class CpuSideDevice:
         """See `CpuGate`. The main job itself notices overruns."""
         return CpuGate(page, records)
 
-    def rehearse(self, study: Study, page: Page, gate: Gate) -> int:
+    def rehearse(self, study: Study, page: Page | None, gate: Gate) -> int:
         """Train without the gate: the main job stops this process at the end of every bubble."""
         rehearse(study)
         return study.fused
@@ -140,7 +145,7 @@ class CudaSideDevice:
         die_with_parent(wanted=False)  # the stream may be waiting then; the gate ends this process
         return gate
 
-    def rehearse(self, study: Study, page: Page, gate: Gate) -> int:
+    def rehearse(self, study: Study, page: Page | None, gate: Gate) -> int:
         """Train one trial, then two, for some steps in bubbles. Their peaks of memory show how many fit."""
         peaks = []
         for trials in (1, 2):
@@ -151,7 +156,7 @@ class CudaSideDevice:
                 return trials - 1
             peaks.append(torch.cuda.max_memory_allocated(self._device))
         one, two = peaks
-        limit = page.words[Field.SIDE_LIMIT_BYTES]  # set by now, because a main job has come
+        limit = 0 if page is None else page.words[Field.SIDE_LIMIT_BYTES]  # set by now, because a main job has come
         return most_trials(one, two, min(self._limit, limit) if limit else self._limit)
 
     def offload(self, page: Page, gate: Gate, report: Callable[[Status], None]) -> Offload | None:

@@ -1,4 +1,7 @@
-"""The side task's main program: trains the fused trials of a study whenever the gate is open."""
+"""The side task's main program: trains the fused trials of a study whenever the gate is open.
+
+Without a page there is no main job: it is an *exclusive* worker, whose gate is always open.
+"""
 
 import argparse
 import json
@@ -15,7 +18,7 @@ from ds_hooks.shared.page_file import Page
 from ds_hooks.shared.parent import die_with_parent
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from ds_hooks.shared.signals import END_SIGNAL, ignore_signals_to_others
-from trials.gate.base import Gate, GateError, StopRequested, block_signals
+from trials.gate.base import ExclusiveGate, Gate, GateError, StopRequested, block_signals
 from trials.gate.process import die_first_when_memory_is_short, keep_forks, limit_memory
 from trials.gate.unit_records import UnitRecords
 from trials.own_logger import own_logger
@@ -36,7 +39,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--study-name", default="study")
     parser.add_argument("--worker", default="")
     parser.add_argument("--directory", type=Path, help="the study's, for claims and checkpoints")
-    parser.add_argument("--page", type=Path)
+    parser.add_argument("--page", type=Path, help="default: there is no main job")
     parser.add_argument("--units", type=Path)
     parser.add_argument("--units-bytes", type=int, help="when that file is full; default: never")
     parser.add_argument("--rank", type=int, help="named in what is logged")
@@ -53,7 +56,7 @@ def _parse() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Serve one page until the study is done or the daemon asks to stop."""
+    """Train until the study is done or the daemon asks to stop."""
     arguments = _parse()
     logs.set_up(rank=arguments.rank)
     die_with_parent()
@@ -111,21 +114,22 @@ def _serve(study: "Study", arguments: argparse.Namespace, report: "Callable[[sta
         worker=arguments.worker,
         directory=arguments.directory,
     )
+    attached = partial(_job_attached, arguments.page) if arguments.page is not None else lambda: False
     # forked before the page is opened, so that only this process holds its locks, and before there is a CUDA context
-    search = SearchClient(partial(serve, study, worker_config, attached=partial(_job_attached, arguments.page)))
+    search = SearchClient(partial(serve, study, worker_config, attached=attached))
     if arguments.log is not None:  # this process's own, as one may turn it over
         logs.add_file(arguments.log, rank=arguments.rank or 0, run=arguments.log.parent.name)
-    page = Page.open(arguments.page, create=False)
-    page.claim(Role.SIDE)
-    page.words[Field.SIDE_ACTIVITY] = SideActivity.HOST
-    page.words[Field.SEARCH_PROCESS] = search.pid
-    keep_forks(page.words)
+    page = None if arguments.page is None else _claimed(arguments.page, search)
     gate: Gate | None = None
     has_finished = False
     try:
         device = make_side_device(arguments.device, arguments.memory_fraction)
         device.adopt(study)
-        gate = device.gate(page, UnitRecords(arguments.units, arguments.units_bytes), partial(_report_overrun, report))
+        if page is None:
+            gate = ExclusiveGate()
+        else:
+            records = UnitRecords(arguments.units, arguments.units_bytes)
+            gate = device.gate(page, records, partial(_report_overrun, report))
         _train(study, device, page, gate, search, report, arguments)
         has_finished = True
     except StopRequested:
@@ -140,7 +144,7 @@ def _serve(study: "Study", arguments: argparse.Namespace, report: "Callable[[sta
         may_unmap = gate is not None and gate.close()
         # the scores of a finished study must reach Optuna, however long the search worker takes
         closed = search.close(is_urgent=lambda: not has_finished or END_SIGNAL in signal.sigpending())
-        if may_unmap:  # else the device may still use the page, which then ends with this process
+        if page is not None and may_unmap:  # else the device may still use the page, which then ends with this process
             page.close()
     if not closed:
         report(statuses.Error("its search worker could not record all results in time"))
@@ -150,7 +154,7 @@ def _serve(study: "Study", arguments: argparse.Namespace, report: "Callable[[sta
 def _train(
     study: "Study",
     device: "SideDevice",
-    page: Page,
+    page: Page | None,
     gate: Gate,
     search: SearchClient,
     report: "Callable[[statuses.Status], None]",
@@ -164,8 +168,18 @@ def _train(
         raise SideDeviceError("not even one trial fits into the side task's share of the device's memory")
     # not earlier: before the job's first step there is nothing to yield to
     os.nice(max(0, arguments.nice - os.nice(0)))
-    offload = device.offload(page, gate, report)
+    offload = None if page is None else device.offload(page, gate, report)
     Scheduler(study, gate, search, report, most, offload, arguments.directory).run()
+
+
+def _claimed(path: Path, search: SearchClient) -> Page:
+    """Open the page as its side task."""
+    page = Page.open(path, create=False)
+    page.claim(Role.SIDE)
+    page.words[Field.SIDE_ACTIVITY] = SideActivity.HOST
+    page.words[Field.SEARCH_PROCESS] = search.pid
+    keep_forks(page.words)
+    return page
 
 
 def _report_overrun(report: "Callable[[statuses.Status], None]", slot: int, overrun_ns: int) -> None:

@@ -22,7 +22,7 @@ from trials.side_task.audits import Audits
 from trials.side_task.checkpoints import Checkpoints
 from trials.side_task.cohort import Cohort, Fit
 from trials.side_task.waiting import Waiting
-from trials.study import Study
+from trials.study import Study, describe_error
 from trials.training.batches import work_of
 from trials.training.group import TrialGroup
 from trials.training.member import Member, group_key
@@ -103,7 +103,7 @@ class Scheduler:
         Raises:
             StopRequested: the daemon asked for the end.
         """
-        self.report(statuses.Ready())
+        self.report(statuses.Ready(self._study.trials))
         while True:
             for answer in self._search.answers():
                 self._take(answer)
@@ -372,7 +372,8 @@ class Scheduler:
             GateError: the device has failed, not the trials.
         """
         self._gate.rest()
-        reason = f"{type(error).__name__}: {error}"
+        reason = describe_error(self._study, error)
         log.warning("trials %s failed: %s", numbers, reason)
+        log.debug("they failed here:", exc_info=error)
         for number in numbers:
             self._search.send(fail=number, reason=reason)

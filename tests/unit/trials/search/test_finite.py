@@ -16,7 +16,8 @@ from tests.support.fused_and_solo import OPTIMIZERS, AtOnce, ToyStudy
 from tests.support.logged import logged
 from tests.support.side_task_runs import Direct
 from trials.gate.base import OpenGate
-from trials.search.worker import REASON, SearchWorker, WorkerConfig
+from trials.search.attributes import REASON
+from trials.search.worker import SearchWorker, WorkerConfig
 from trials.side_task.scheduler import Scheduler
 
 pytestmark = pytest.mark.filterwarnings("ignore:BruteForceSampler is experimental")
@@ -203,7 +204,7 @@ def test_a_sampler_that_raises_fails_that_trial(method: str, hire: Hire, monkeyp
     monkeypatch.setattr(RandomSampler, method, sometimes)
     worker = hire(study)
     train(study, worker)
-    assert reasons(worker) == [None, "suggest: KeyError: 'no'", None, None]
+    assert reasons(worker) == [None, "suggest: KeyError: 'no' (test_finite.py, line 201)", None, None]
     states = [trial.state for trial in worker._study.get_trials()]
     assert states == [TrialState.COMPLETE, TrialState.FAIL, TrialState.COMPLETE, TrialState.COMPLETE]
 

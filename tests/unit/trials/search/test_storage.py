@@ -9,6 +9,7 @@ import pytest
 from optuna.storages import JournalStorage, RDBStorage
 from optuna.study import StudyDirection
 
+from trials.search.claims import connect
 from trials.search.storage import SQLITE_PATIENCE_S, open_storage
 
 
@@ -18,6 +19,16 @@ def test_a_url_is_a_database_and_a_path_a_journal(tmp_path: Path) -> None:
     assert database.engine_kwargs["connect_args"]["timeout"] == SQLITE_PATIENCE_S
     database.engine.dispose()
     assert isinstance(open_storage(f"{tmp_path}/study.journal"), JournalStorage)
+
+
+@pytest.mark.parametrize("name", ["my study", "my%20study", "what?", "a#b"])
+def test_files_lie_where_the_study_is_called_so(name: str, tmp_path: Path) -> None:
+    directory = tmp_path / name
+    engine = connect("", directory)
+    with engine.begin():
+        assert (directory / "claims.db").exists()
+    engine.dispose()
+    assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
 def test_who_is_killed_in_the_middle_of_a_write_holds_nobody_up(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from optuna.trial import FrozenTrial, TrialState
 from torch import nn
 
 from tests.support.fused_and_solo import AtOnce, ToyStudy
-from trials.search.worker import WORKER, SearchWorker, WorkerConfig
+from trials.search.attributes import WORKER
+from trials.search.worker import SearchWorker, WorkerConfig
 
 
 class Seen(optuna.samplers.RandomSampler):

@@ -1,0 +1,218 @@
+"""`trials run` and `trials best`: a study from its file to its best model, with no main job."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import optuna
+import pytest
+import torch
+from optuna.trial import FrozenTrial, TrialState
+
+from ds_hooks.shared.endings import USER_ERROR_STATUS
+from tests.support.sandbox import children, is_alive, wait_for
+from trials import load_study
+from trials.run import INTERRUPTED_STATUS
+from trials.search.claims import Claims, connect
+from trials.search.storage import open_storage
+
+pytestmark = pytest.mark.integration
+
+STUDY = """
+import time
+import torch
+from torch import nn
+from trials import Study
+
+class Steady(Study):
+    trials, epochs, fused, rungs = 12, 20, 4, (5, 10)
+    slow_s = float({slow_s})
+
+    def suggest(self, trial): return {{"lr": trial.suggest_float("lr", 0.01, 0.1), "wide": 3}}
+    def model(self, params): return nn.Sequential(nn.Linear(4, params["wide"]), nn.Tanh(), nn.Linear(params["wide"], 1))
+    def optimizer(self, params, model): return torch.optim.SGD(model.parameters(), params["lr"])
+    def loss(self, outputs, targets): return (outputs - targets).square().mean()
+    def score(self, outputs, targets): return -self.loss(outputs, targets)
+    def batches(self, epoch):
+        time.sleep(self.slow_s)
+        inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(epoch))
+        return [(inputs, inputs.sum(1, keepdim=True))]
+    def validation(self): return self.batches(99)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the commands are given."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(slow_s: float = 0.0) -> None:
+    Path("steady.py").write_text(STUDY.format(slow_s=slow_s))
+
+
+@contextmanager
+def started(*words: str) -> Iterator["subprocess.Popen[str]"]:
+    """A `trials` command that runs meanwhile, and no longer."""
+    command = [sys.executable, "-m", "trials", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ran(*words: str, status: int = 0) -> "subprocess.CompletedProcess[str]":
+    done = subprocess.run([sys.executable, "-m", "trials", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def trials(name: str = "steady", storage: str = "studies/study.journal") -> list[FrozenTrial]:
+    try:
+        return optuna.load_study(study_name=name, storage=open_storage(storage)).trials
+    except KeyError:
+        return []
+
+
+def has_trained() -> bool:
+    return Path("studies/study.journal").exists() and any(trial.intermediate_values for trial in trials())
+
+
+def assert_all_ended_once(name: str = "steady", storage: str = "studies/study.journal") -> None:
+    found = trials(name, storage)
+    assert len(found) == 12 and {trial.state for trial in found} <= {TrialState.COMPLETE, TrialState.PRUNED}
+    claims = Claims(connect(storage, Path("studies", name)), name, "")
+    spans = claims.spans()
+    claims.close()
+    for trial in found:
+        kept = sorted((span.from_epoch, span.to_epoch) for span in spans if span.trial == trial.number and span.kept)
+        ends = [0, *(to for _, to in kept)]
+        assert [begin for begin, _ in kept] == ends[:-1] and ends[-1] == trial.last_step
+
+
+def test_from_a_study_to_its_best_model(place: Path) -> None:
+    write()
+    done = ran("run", "steady.py")
+    assert_all_ended_once()
+    counts = [sum(trial.state is state for trial in trials()) for state in (TrialState.COMPLETE, TrialState.PRUNED)]
+    assert f"study steady: {counts[0]} completed, {counts[1]} pruned, 0 failed; best score" in done.stdout
+    assert done.stdout.endswith("Next: trials best steady.py\n")
+    best = max((trial for trial in trials() if trial.value is not None), key=lambda trial: trial.value or 0.0)
+    shown = ran("best", "steady.py", "--save", "kept").stdout
+    assert shown.startswith(f"trial {best.number}: score {best.value:.6g} after 20 epochs; weights: kept/trial-")
+    described = json.loads((place / "kept" / f"trial-{best.number}.json").read_text())
+    assert described["score"] == best.value and described["params"] == {"lr": best.params["lr"], "wide": 3}
+    names: dict[str, torch.nn.Module] = {}
+    exec("\n".join(described["load"]), names)
+    study = load_study("steady.py")
+    ((inputs, targets),) = study.validation()
+    score = study.score(names["model"](inputs), targets).item()
+    assert score == pytest.approx(best.value, rel=1e-5)
+    assert "\n".join(described["load"]) in shown
+    assert not list(Path("studies/steady/best").glob("*.tmp"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_study_goes_on(number: signal.Signals, place: Path) -> None:
+    write(slow_s=0.03)
+    with started("run", "steady.py") as process:
+        wait_for(has_trained, "a score")
+        process.send_signal(number)
+        said, _ = process.communicate(timeout=60)
+        assert process.returncode == INTERRUPTED_STATUS
+    states = {trial.state for trial in trials()}
+    assert TrialState.WAITING in states and not states & {TrialState.FAIL, TrialState.RUNNING}
+    assert " not ended; " in said and "The same command goes on with them." in said
+    write()
+    ran("run", "steady.py")
+    assert_all_ended_once()
+
+
+def test_a_killed_run_leaves_nothing_alive_and_its_trials_to_the_next(place: Path) -> None:
+    write(slow_s=0.03)
+    with started("run", "steady.py") as process:
+        wait_for(has_trained, "a score")
+        family = [process.pid, *(each for child in children(process.pid) for each in (child, *children(child)))]
+        assert len(family) == 3, "a worker, and its search worker"
+        process.kill()
+        wait_for(lambda: not any(map(is_alive, family[1:])), "the end of all")
+    write()
+    ran("run", "steady.py")  # it does not wait for a lease to end
+    assert_all_ended_once()
+
+
+def test_workers_of_several_runs_share_a_study(place: Path) -> None:
+    write(slow_s=0.02)
+    with started("run", "steady.py", "--workers", "2") as first:
+        wait_for(has_trained, "a score")
+        ran("run", "steady.py", "--threads", "2")
+        assert first.wait(timeout=60) == 0
+    assert_all_ended_once()
+    workers = {trial.user_attrs["squeezer_worker"] for trial in trials()}
+    assert {worker.rpartition(":")[2] for worker in workers} <= {"run0", "run1", "run2"} and len(workers) > 1
+
+
+def test_a_storage_and_a_name_of_the_users(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write()
+    monkeypatch.setenv("WHERE", "sqlite:///mine.db")
+    words = ("steady.py", "--study-name", "my study", "--storage", "env:WHERE", "--directory", "there")
+    said = ran("run", *words).stdout
+    assert said.endswith("Next: trials best steady.py --study-name 'my study' --storage env:WHERE --directory there\n")
+    assert len(trials("my study", "sqlite:///mine.db")) == 12
+    assert "weights: there/my%20study/best/trial-" in ran("best", *words).stdout
+
+
+def test_a_study_that_fails_says_where(place: Path) -> None:
+    Path("steady.py").write_text(STUDY.format(slow_s=0).replace("nn.Tanh()", "nn.Linear(7, 7)"))
+    done = ran("run", "steady.py")
+    assert "12 failed; no score yet" in done.stdout
+    assert {trial.user_attrs["squeezer_reason"] for trial in trials()} == {reason for reason in _reasons(done.stderr)}
+    (logged,) = Path("studies/steady").glob("*.run0.log")
+    assert "Traceback (most recent call last)" in logged.read_text()
+    assert ran("best", "steady.py", status=USER_ERROR_STATUS).stderr == (
+        "trials best: no trial of study steady has completed yet\n"
+    )
+
+
+def _reasons(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        if " failed: " in line and line.startswith("[trials] warning: trials ["):
+            yield line.partition(" failed: ")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("run", "no.py"), "trials run: no.py: no such file; expected a Python file that defines a Study"),
+        (("best", "steady.py"), "trials best: no journal studies/study.journal; allowed: a journal's path or a "),
+        (("run", "steady.py", "--directory", "steady.py"), "trials run: steady.py: File exists"),
+        (("run", "steady.py", "--storage", "env:NOWHERE"), "trials run: --storage env:NOWHERE: the environment variab"),
+        (("run", "steady.py", "--storage", "x://me:pw@host/db"), "trials run: other users can read the password on a "),
+        (("close", "--storage", "x://me:pw@host/db", "--study-name", "x"), "trials close: other users "),
+    ],
+)
+def test_what_is_refused(words: tuple[str, ...], message: str, place: Path) -> None:
+    write()
+    done = ran(*words, status=USER_ERROR_STATUS)
+    assert done.stderr.startswith(message) and "pw" not in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_file_that_is_no_study_is_named(place: Path) -> None:
+    Path("steady.py").write_text("x = 1\n")
+    done = ran("run", "steady.py", status=USER_ERROR_STATUS)
+    assert f"{os.getcwd()}/steady.py: defines no subclass of trials.Study" in done.stderr and not done.stdout.strip()
+
+
+def test_another_study_of_that_storage_is_named(place: Path) -> None:
+    write()
+    ran("run", "steady.py")
+    said = ran("best", "steady.py", "--study-name", "other", status=USER_ERROR_STATUS).stderr
+    assert said == "trials best: there is no study other; found: steady\n"

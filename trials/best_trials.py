@@ -1,0 +1,116 @@
+"""Shows the best trials of a study: their hyperparameters, their weights, and how to load them."""
+
+import json
+import shutil
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial
+
+from ds_hooks.shared.private_file import make_dir, write_text
+from trials.search.attributes import HISTORY
+from trials.search.best import params_of, ranked
+from trials.search.checkpoint_files import weights_path
+from trials.search.storage import open_storage
+
+
+class NoTrialError(Exception):
+    """There is no trial to show. The message says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shown:
+    """One of the best trials.
+
+    Attributes:
+        number: its number in the study.
+        score: its score.
+        params: what the study's `suggest` returned for it.
+        epochs: how many it was trained.
+        history: its losses, scores and metrics by epoch.
+        weights: the file of its weights; None: it was not kept.
+    """
+
+    number: int
+    score: float
+    params: dict[str, Any]
+    epochs: int
+    history: dict[str, Any]
+    weights: Path | None
+
+
+def best_trials(storage: str, name: str, directory: Path) -> list[Shown]:
+    """The trials whose weights are kept, the best first; if none are, the best trial alone.
+
+    Args:
+        storage: see `open_storage`.
+        name: Optuna's name of the study.
+        directory: the study's.
+
+    Raises:
+        NoTrialError: there is no such study, or none of its trials has completed.
+    """
+    opened = open_storage(storage)
+    try:
+        study = optuna.load_study(study_name=name, storage=opened)
+    except KeyError:
+        known = ", ".join(optuna.get_all_study_names(opened)) or "none"
+        raise NoTrialError(f"there is no study {name}; found: {known}") from None
+    completed = ranked(study)
+    if not completed:
+        raise NoTrialError(f"no trial of study {name} has completed yet")
+    kept = [trial for trial in completed if weights_path(directory, trial.number).exists()]
+    return [_shown(trial, directory) for trial in kept or completed[:1]]
+
+
+def describe(shown: Shown) -> list[str]:
+    """A trial in lines for the terminal."""
+    wide = max((len(name) for name in shown.params), default=0)
+    params = [f"    {name:<{wide}}  {value}" for name, value in shown.params.items()]
+    weights = "its weights were not kept" if shown.weights is None else f"weights: {shown.weights}"
+    return [f"trial {shown.number}: score {shown.score:.6g} after {shown.epochs} epochs; {weights}", *params]
+
+
+def save(shown: Shown, study: Path, into: Path) -> Shown:
+    """Write a trial to `trial-N.json`, and its weights beside it to `trial-N.pt`.
+
+    Args:
+        shown: the trial.
+        study: the user's file.
+        into: a directory, which is made.
+
+    Returns:
+        The trial with its weights there.
+    """
+    make_dir(into)
+    if shown.weights is not None:
+        copy = into / shown.weights.name
+        shutil.copyfile(shown.weights, copy)
+        shown = replace(shown, weights=copy)
+    described = asdict(shown) | {"weights": str(shown.weights), "load": loading(study, shown).splitlines()}
+    write_text(into / f"trial-{shown.number}.json", json.dumps(described, indent=2) + "\n")
+    return shown
+
+
+def loading(study: Path, shown: Shown) -> str:
+    """Python that makes a trial's model, with its weights if they were kept."""
+    lines = ["from trials import load_study", f"model = load_study({str(study)!r}).model({shown.params!r})"]
+    if shown.weights is not None:
+        weights = f"torch.load({str(shown.weights)!r}, weights_only=True)"
+        lines = ["import torch", *lines, f"model.load_state_dict({weights})"]
+    return "\n".join(lines)
+
+
+def _shown(trial: FrozenTrial, directory: Path) -> Shown:
+    weights = weights_path(directory, trial.number)
+    assert trial.value is not None
+    return Shown(
+        number=trial.number,
+        score=trial.value,
+        params=params_of(trial),
+        epochs=trial.last_step or 0,
+        history=trial.user_attrs.get(HISTORY, {}),
+        weights=weights if weights.exists() else None,
+    )

@@ -1,0 +1,289 @@
+"""Trains a study on devices of its own: *exclusive* workers, with no main job.
+
+Each worker is the side task's own program with a gate that is always open, so a study that works here works in bubbles.
+Exclusive workers and those in bubbles can share a study.
+"""
+
+import fcntl
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import count, islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import optuna
+from optuna.trial import TrialState
+from tqdm import tqdm
+
+from ds_hooks.shared import statuses
+from ds_hooks.shared.notices import differs, too_large
+from ds_hooks.shared.parent import die_with_parent
+from ds_hooks.shared.private_file import make_dir, open_private
+from ds_hooks.shared.secrets import STORAGE_VARIABLE
+from ds_hooks.shared.signals import END_SIGNAL, asked_to_end
+from ds_hooks.shared.status_reader import StatusReader
+from trials.own_logger import own_logger
+from trials.search.storage import open_storage
+
+INTERRUPTED_STATUS = 130
+"""As a shell reports a command that Ctrl-C has ended."""
+
+LOOK_EVERY_S = 1.0
+"""How often the study is read for the progress bar."""
+
+LINE_EVERY_S = 30.0
+"""Where there is no terminal, a line takes the bar's place."""
+
+SIDE_TASK = "trials.side_task.main"
+
+log = own_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """What is trained, and where.
+
+    Args:
+        study: the user's file.
+        name: Optuna's name of the study.
+        storage: a database's URL or a journal's path, see `open_storage`.
+        directory: the study's, for claims, checkpoints and logs.
+        device: "cpu" or "cuda"; of several workers on CUDA, each has a device of its own.
+        threads: of each worker.
+        workers: how many.
+    """
+
+    study: Path
+    name: str
+    storage: str
+    directory: Path
+    device: str
+    threads: int
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        status: its exit status.
+        lines: what became of the study so far.
+    """
+
+    status: int
+    lines: list[str]
+
+
+def run(config: RunConfig) -> Outcome:
+    """Train the study until no trial is left for this run, or until it is interrupted.
+
+    The first Ctrl-C, or whatever else asks a process to end, lets go of all trials: the next run goes on with them. The
+    second ends the workers at once.
+
+    Raises:
+        OSError: the directory cannot be used.
+    """
+    for directory in (config.directory.parent, config.directory):
+        make_dir(directory)
+    with ExitStack() as stack:
+        places = islice(_free_places(config.directory, stack), config.workers)
+        # in this order: a worker that is started later must not inherit an earlier one's pipe
+        workers = [stack.enter_context(_Worker(config, place, row)) for row, place in enumerate(places)]
+        asked = _pass_on_requests_to_end(workers, stack)
+        bar = stack.enter_context(_Bar(config))
+        while any(not worker.has_ended for worker in workers):
+            _wait(workers)
+            bar.show(workers)
+        lines = bar.summary()
+        if asked:
+            return Outcome(INTERRUPTED_STATUS, [*lines, "Interrupted. The same command goes on with them."])
+        return Outcome(max(worker.process.wait() for worker in workers), lines)
+
+
+def _free_places(directory: Path, stack: ExitStack) -> Iterator[int]:
+    """Numbers that no living run of this machine uses, so that a worker has the name of a dead one, and its trials."""
+    for place in count():
+        file = stack.enter_context(_lock_file(directory / f"{os.uname().nodename}.run{place}.lock"))
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield place
+
+
+def _lock_file(path: Path) -> BinaryIO:
+    return open(path, "ab", opener=open_private)
+
+
+class _Worker:
+    """The process of one worker, and its latest reports.
+
+    Args:
+        config: the run's.
+        place: its number on this machine.
+        row: its number in this run.
+    """
+
+    def __init__(self, config: RunConfig, place: int, row: int) -> None:
+        self.log = config.directory / f"{os.uname().nodename}.run{place}.log"
+        self.trials: int | None = None
+        self.running = 0
+        read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(write_fd, True)
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", SIDE_TASK, "--study", str(config.study), "--study-name", config.name),
+                *("--worker", f"{os.uname().nodename}:{config.directory.absolute()}:run{place}"),
+                *("--directory", str(config.directory), "--device", config.device, "--threads", str(config.threads)),
+                *("--log", str(self.log), "--status-fd", str(write_fd)),
+            ],
+            pass_fds=(write_fd,),
+            env=os.environ | {STORAGE_VARIABLE: config.storage} | _device(config, row),
+            preexec_fn=partial(_tie, os.getpid()),
+        )
+        os.close(write_fd)
+        self.status_fd = read_fd
+        self._reader = StatusReader(read_fd, log.warning)
+
+    def __enter__(self) -> "_Worker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self.status_fd)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it reports no more."""
+        return self._reader.is_over
+
+    def read(self) -> None:
+        """Take what it has reported."""
+        for status in self._reader.read():
+            match status:
+                case statuses.Ready(trials):
+                    self.trials = trials
+                case statuses.Progress(trials_running=running):
+                    self.running = running
+                case statuses.OutOfMemory():
+                    log.warning("%s", too_large(status))
+                case statuses.Mismatched():
+                    log.warning("%s", differs(status))
+                case statuses.Error(message):
+                    log.error("%s", message)
+
+
+def _tie(parent_pid: int) -> None:
+    """In a worker before its program starts: it ends with this process, which alone takes Ctrl-C."""
+    die_with_parent(parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _device(config: RunConfig, row: int) -> dict[str, str]:
+    """The CUDA device of the worker with number `row`, as its environment."""
+    if config.device != "cuda" or config.workers == 1:
+        return {}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = [str(number) for number in range(config.workers)] if visible is None else visible.split(",")
+    return {"CUDA_VISIBLE_DEVICES": devices[row] if row < len(devices) else ""}
+
+
+def _pass_on_requests_to_end(workers: Sequence[_Worker], stack: ExitStack) -> list[int]:
+    """Ask the workers to end whenever this process is asked to. Returns the signals that asked, as they come."""
+    asked: list[int] = []
+
+    def pass_on(number: int, _frame: object) -> None:
+        asked.append(number)
+        for worker in workers:
+            worker.process.send_signal(END_SIGNAL if len(asked) == 1 else signal.SIGKILL)
+
+    for number in asked_to_end():
+        stack.callback(signal.signal, number, signal.signal(number, pass_on))
+    return asked
+
+
+def _wait(workers: Sequence[_Worker]) -> None:
+    """Read what workers report within a second."""
+    with selectors.DefaultSelector() as selector:
+        for worker in workers:
+            if not worker.has_ended:
+                selector.register(worker.status_fd, selectors.EVENT_READ, worker)
+        for key, _ in selector.select(LOOK_EVERY_S):
+            key.data.read()
+
+
+class _Bar:
+    """A progress bar of the study's trials, those of other workers included; lines where there is no terminal."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._study: optuna.Study | None = None
+        self._bar: tqdm[Any] | None = None
+        self._looked_s = self._said_s = time.monotonic()
+
+    def __enter__(self) -> "_Bar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self, workers: Sequence[_Worker]) -> None:
+        """Bring it up to date, at most once a second."""
+        now_s = time.monotonic()
+        wanted = next((worker.trials for worker in workers if worker.trials is not None), None)
+        if wanted is None or now_s < self._looked_s + LOOK_EVERY_S:
+            return
+        self._looked_s = now_s
+        try:
+            counts = self._counts()
+        except Exception as error:  # no worker has created it yet, or its database is away
+            log.debug("the study cannot be read: %s: %s", type(error).__name__, error)
+            return
+        running = sum(worker.running for worker in workers)
+        if self._bar is None:
+            self._bar = tqdm(total=wanted, initial=_ended(counts), unit="trial", disable=None, dynamic_ncols=True)
+        self._bar.n = _ended(counts)
+        self._bar.set_postfix_str(f"{running} running, {self._best()}")
+        if self._bar.disable and now_s >= self._said_s + LINE_EVERY_S:
+            self._said_s = now_s
+            log.info("%d of %d trials have ended, %d are running, %s", _ended(counts), wanted, running, self._best())
+
+    def summary(self) -> list[str]:
+        """How the study stands."""
+        try:
+            counts = self._counts()
+        except Exception as error:
+            log.debug("the study cannot be read: %s: %s", type(error).__name__, error)
+            return []
+        named = {TrialState.COMPLETE: "completed", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
+        ended = ", ".join(f"{counts[state]} {name}" for state, name in named.items())
+        waiting = counts[TrialState.WAITING] + counts[TrialState.RUNNING]
+        return [f"study {self._config.name}: {ended}{f', {waiting} not ended' if waiting else ''}; {self._best()}"]
+
+    def _counts(self) -> Counter[TrialState]:
+        if self._study is None:
+            self._study = optuna.load_study(study_name=self._config.name, storage=open_storage(self._config.storage))
+        return Counter(trial.state for trial in self._study.get_trials(deepcopy=False))
+
+    def _best(self) -> str:
+        assert self._study is not None
+        try:
+            best = self._study.best_trial
+        except ValueError:
+            return "no score yet"
+        return f"best score {best.value:.4g} (trial {best.number})"
+
+
+def _ended(counts: Counter[TrialState]) -> int:
+    return sum(number for state, number in counts.items() if state.is_finished())
