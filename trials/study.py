@@ -35,6 +35,8 @@ class Study(abc.ABC):
         rungs: epochs after which a trial reports a score and may be stopped; it always reports after the last.
         direction: ``"maximize"`` or ``"minimize"`` the score.
         autocast: the type in which `torch.autocast` runs forward and loss; None: no autocast.
+        batch_params: names of hyperparameters on which `batches` depends, such as ``("batch_size",)``. Trials that
+            differ in them are not fused.
         accumulate: the batches of one optimizer step, whose losses are averaged. An epoch's last step may have fewer.
         scheduler_every: schedulers step after every ``"epoch"`` or every ``"step"``.
         mix_epochs: whether trials at different epochs may be fused. If so, several epochs are read at once.
@@ -53,6 +55,7 @@ class Study(abc.ABC):
     rungs: tuple[int, ...] = ()
     direction: str = "maximize"
     autocast: torch.dtype | None = None
+    batch_params: tuple[str, ...] = ()
     accumulate: int = 1
     scheduler_every: str = "epoch"
     mix_epochs: bool = True
@@ -93,8 +96,11 @@ class Study(abc.ABC):
     def batches(self, epoch: int) -> Iterable[tuple[Any, Any]]:
         """Return the training batches of `epoch`, counted from 0: pairs ``(inputs_B, targets_B)`` of B examples.
 
-        All trials train on the same batches. Both parts are tensors, or dicts, tuples and lists of tensors and plain
-        values, nested at will. The model is called with the inputs:
+        All trials train on the same batches. If the study has `batch_params`, there is a second argument, a dict of
+        these hyperparameters alone, and only trials in which they are equal share batches.
+
+        Both parts are tensors, or dicts, tuples and lists of tensors and plain values, nested at will. The model is
+        called with the inputs:
 
         - ``model(**inputs)`` if they are a dict or another mapping;
         - ``model(*inputs)`` if they are a tuple or a list;
@@ -285,6 +291,9 @@ def _check(study: Study, file: Path) -> None:
     _check_extras(study, where)
 
 
+_BATCH_PARAMS = "names of hyperparameters, such as ('batch_size',)"
+
+
 def _check_extras(study: Study, where: str) -> None:
     keep_best: Any = study.keep_best
     if not isinstance(keep_best, int) or isinstance(keep_best, bool) or keep_best < 0:
@@ -294,8 +303,9 @@ def _check_extras(study: Study, where: str) -> None:
             f"{where}: metric = {study.metric!r}; allowed: None, or the name of a number that its method 'metrics' "
             "returns"
         )
-    shared: Any = study.shared
-    if not isinstance(shared, (tuple, list)) or not all(isinstance(each, str) and each for each in shared):
-        raise StudyError(f"{where}: shared = {shared!r}; allowed: patterns of names, such as ('base.*',)")
+    for name, example in (("shared", "patterns of names, such as ('base.*',)"), ("batch_params", _BATCH_PARAMS)):
+        given: Any = getattr(study, name)
+        if not isinstance(given, (tuple, list)) or not all(isinstance(each, str) and each for each in given):
+            raise StudyError(f"{where}: {name} = {given!r}; allowed: {example}")
     if study.audit is not False and study.audit not in ("epoch", "start"):
         raise StudyError(f"{where}: audit = {study.audit!r}; allowed: 'epoch', 'start' or False")

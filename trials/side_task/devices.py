@@ -131,7 +131,7 @@ class CudaSideDevice:
             return make(params).to(self._device)
 
         own["model"] = model
-        own["batches"] = lambda epoch: Pinned(batches(epoch))
+        own["batches"] = lambda *which: Pinned(batches(*which))
         own["validation"] = lambda: Pinned(validation())
 
     def gate(self, page: Page, records: UnitRecords, on_overrun: Callable[[int, int], None]) -> Gate:

@@ -1,8 +1,8 @@
 """The batches that trials train on: one loader for all at the same epoch, or each trial's own."""
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
@@ -98,6 +98,26 @@ def work_of(study: Study, trials: int, inputs: Any, targets: Any, per_trial: boo
     return trials * sum(examples(*part, per_trial) for part in parts(study, inputs, targets))
 
 
+def batch_params_of(study: Study, params: dict[str, Any]) -> dict[str, Any]:
+    """Return the hyperparameters of a trial on which `Study.batches` depends.
+
+    Raises:
+        FuseError: the trial lacks one.
+    """
+    missing = [name for name in study.batch_params if name not in params]
+    if missing:
+        raise FuseError(
+            f"Study.batch_params names '{missing[0]}', which Study.suggest did not return; it returned {sorted(params)}"
+        )
+    return {name: params[name] for name in study.batch_params}
+
+
+def _batches_of(study: Study, reader: Reader) -> Iterable[Batch]:
+    """Return what the study gives all trials that train alike."""
+    named, read = batch_params_of(study, reader.params), cast("Callable[..., Iterable[Batch]]", study.batches)
+    return read(reader.epoch, named) if study.batch_params else read(reader.epoch)
+
+
 def rounds(study: Study, readers: Sequence[Reader]) -> Iterator[dict[int, Batch]]:
     """Yield the next batch of each trial, by its number, until the epochs of all are over.
 
@@ -120,7 +140,7 @@ def rounds(study: Study, readers: Sequence[Reader]) -> Iterator[dict[int, Batch]
                 for r, given in zip(here, own, strict=True)
             ]
             continue
-        given = study.batches(epoch)
+        given = _batches_of(study, here[0])
         loader = given.given if isinstance(given, Pinned) else given
         if any(loader is other for other in loaders) and not isinstance(loader, (list, tuple)):
             raise SharedLoaderError

@@ -19,6 +19,7 @@ from trials.optim import fuse_optimizers, holder_of, optimizer_facts
 from trials.optim.duplicate import act_on
 from trials.optim.several import Given, Optimizers, as_given, by_phase
 from trials.study import Study
+from trials.training.batches import batch_params_of
 from trials.training.progress import Progress, new_progress, new_schedulers
 
 
@@ -38,6 +39,7 @@ class Member:
         loss: of its last step; NaN before the first.
         progress: the `state_dict` of its `Progress`; None: as it begins.
         history: its `History`, as plain containers; empty: as it begins.
+        batch_params: the hyperparameters on which its batches depend.
         structure: what must be equal in the models of fused trials.
 
     Raises:
@@ -55,6 +57,7 @@ class Member:
     loss: float = nan
     progress: Mapping[str, Any] | None = None
     history: Mapping[str, Any] = field(default_factory=dict)
+    batch_params: Mapping[str, Any] = field(default_factory=dict)
     structure: Structure = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -78,7 +81,8 @@ def build_member(study: Study, number: int, params: dict[str, Any]) -> Member:
     Raises:
         FuseError: its model cannot be fused with any other.
     """
-    return Member(number, params, *build(study, number, params))
+    own = batch_params_of(study, params)
+    return Member(number, params, *build(study, number, params), batch_params=own)
 
 
 def build(study: Study, number: int, params: dict[str, Any]) -> tuple[nn.Module, Given, Tensor, list[LRScheduler]]:
@@ -104,6 +108,7 @@ def group_key(member: Member) -> Hashable:
 def facts_of(member: Member) -> Facts:
     """Return what must be equal for members to be fused."""
     names, facts = canonical_names(member.model), dict(member.structure.facts)
+    facts.update({("trial", f"params['{name}']"): repr(value) for name, value in member.batch_params.items()})
     for phase, optimizer in by_phase(member.optimizer).items():
         prefix = "" if phase == FORWARD else f"{phase}: "
         facts.update({(prefix + owner, name): v for (owner, name), v in optimizer_facts(names, optimizer).items()})

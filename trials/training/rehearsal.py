@@ -13,7 +13,7 @@ from trials.own_logger import own_logger
 from trials.study import Study
 from trials.training.batches import fuse_batches, work_of
 from trials.training.group import TrialGroup
-from trials.training.member import build_member
+from trials.training.member import build_member, group_key
 
 log = own_logger(__name__)
 
@@ -103,13 +103,16 @@ def _rate(epochs: Iterator[int], seconds: float) -> float:
 
 
 def _random_group(study: Study, trials: int, gate: Gate) -> TrialGroup:
-    """Return a group of trials with random hyperparameters."""
+    """Return a group of trials with random hyperparameters: the first one's, where others would not join it."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     draws = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    bases, members = Bases(), []
-    for number in range(trials):
-        members.append(build_member(study, number, study.suggest(draws.ask())))
-        bases.adopt(members[-1].model)
+    bases, members = Bases(), [build_member(study, 0, study.suggest(draws.ask()))]
+    for number in range(1, trials):
+        member = build_member(study, number, study.suggest(draws.ask()))
+        is_like = group_key(member) == group_key(members[0])
+        members.append(member if is_like else build_member(study, number, members[0].params))
+    for member in members:
+        bases.adopt(member.model)
     return TrialGroup(study, members, gate)
 
 

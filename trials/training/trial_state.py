@@ -15,6 +15,7 @@ from trials.fusion.ways import Way
 from trials.optim.optimizer_state import OptimizerState, from_plain
 from trials.optim.several import Given, by_phase
 from trials.study import Study
+from trials.training.batches import batch_params_of
 from trials.training.member import Member, build
 
 
@@ -87,6 +88,7 @@ class TrialState:
             loss=self.loss,
             progress=self.progress,
             history=self.history,
+            batch_params=batch_params_of(study, self.params),
         )
 
     def revive(self, study: Study, device: torch.device | None) -> tuple[nn.Module, Given, list[LRScheduler]]:

@@ -79,6 +79,8 @@ BAD = {
     "mix": (GOOD.replace("epochs = 5", "epochs = 5; mix_epochs = 1"), "mix_epochs = 1; allowed: True or False"),
     "audit": (GOOD.replace("epochs = 5", "epochs = 5; audit = True"), "audit = True; allowed: 'epoch', 'start' or"),
     "every": (GOOD.replace("epochs = 5", "epochs = 5; scheduler_every = 2"), "scheduler_every = 2; allowed: 'epoch'"),
+    "shared": (GOOD.replace("epochs = 5", "epochs = 5; shared = 'a'"), "shared = 'a'; allowed: patterns of names"),
+    "batch": (GOOD.replace("epochs = 5", "epochs = 5; batch_params = [1]"), r"batch_params = \[1\]; allowed: names of"),
     "direction": (GOOD.replace("epochs = 5", "epochs = 5; direction = 'up'"), "'up'; allowed: 'maximize' or"),
     "constructor": (GOOD + "    def __init__(self): self.x = 1 / 0\n", r"Mine\(\) failed: line 14: ZeroDivisionError"),
 }
