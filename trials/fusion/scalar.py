@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from operator import is_not
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx
@@ -238,11 +239,26 @@ def _kind(outputs: Sequence[Tensor]) -> tuple[torch.dtype, torch.device]:
     return torch.float64 if double else torch.float32, outputs[0].device
 
 
+_graphs: "WeakKeyDictionary[types.FunctionType, tuple[list[object], fx.Graph | None]]" = WeakKeyDictionary()
+"""A pure function -> the global values that its code reads, and its graph. To trace one takes most of the time that a
+group of trials takes to build."""
+
+
 def _trace(function: Callable[[Any, Any], Tensor]) -> tuple[list[Step], int]:
     """Return the steps of `function` and the index of its result. No steps: it may depend on more than its inputs."""
     plain = getattr(function, "__func__", function)
     if not isinstance(plain, types.FunctionType) or not _is_pure(plain, bound=plain is not function):
         return [], 0
+    values = [plain.__globals__.get(name) for name in plain.__code__.co_names]
+    known, graph = _graphs.get(plain, ([], None))
+    if len(known) != len(values) or any(map(is_not, known, values)):
+        graph = _graph_of(function)
+        _graphs[plain] = values, graph
+    return ([], 0) if graph is None else _steps_of(graph)
+
+
+def _graph_of(function: Callable[[Any, Any], Tensor]) -> fx.Graph | None:
+    """Return the graph of `function`; None if it cannot be traced, or draws random numbers."""
     random_state, put_back_around = torch.get_rng_state(), kept()
     observer = Observer()
     try:
@@ -250,13 +266,15 @@ def _trace(function: Callable[[Any, Any], Tensor]) -> tuple[list[Step], int]:
             graph = Tracer().trace(lambda outputs, targets: function(outputs, targets))
         refuse_questions(observer)
     except Exception:
-        return [], 0
+        return None
     finally:
         drew = not torch.equal(random_state, torch.get_rng_state())
         torch.set_rng_state(random_state)
         put_back_around()
-    if drew:
-        return [], 0
+    return None if drew else graph
+
+
+def _steps_of(graph: fx.Graph) -> tuple[list[Step], int]:
     index = {node: number for number, node in enumerate(graph.nodes)}
 
     def refer(node: fx.Node) -> Any:
