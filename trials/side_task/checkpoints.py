@@ -20,9 +20,9 @@ from trials.training.trial_state import TrialState
 PERIOD_S = 60.0
 """A trial is saved at the first end of an epoch after so long: what a crash may cost."""
 
-MOST_COST = 0.01
-"""At rungs it is saved more often, as long as that takes at most this share of the time since it was last saved: for
-small networks a file takes as long as some steps of all trials."""
+MOST_COST, MOST_COST_AT_RUNGS = 0.05, 0.01
+"""Saving all trials of a group takes at most this share of the time since they were last saved. At rungs trials are
+saved earlier if that is cheap: for small networks a file takes as long as some steps of all trials."""
 
 log = own_logger(__name__)
 
@@ -93,7 +93,7 @@ class Checkpoints:
         if self._directory is None:
             return
         for row, (number, epoch) in enumerate(zip(group.numbers, group.epochs_done, strict=True)):
-            if self._is_due(number, epoch):
+            if self._is_due(number, epoch, group.size):
                 self._gate.enter(HOST_UNIT)
                 self._save(group.export(row))
 
@@ -117,12 +117,15 @@ class Checkpoints:
             return None
         return str(path)
 
-    def _is_due(self, number: int, epoch: int) -> bool:
+    def _is_due(self, number: int, epoch: int, trials: int) -> bool:
         if epoch == self._study.epochs:
             return False
         now_s = self._clock_s()
         since_s = now_s - self._saved_s.setdefault(number, now_s)
-        return since_s >= PERIOD_S or (epoch in self._study.rungs and since_s * MOST_COST >= self._cost_s)
+        cost_s = self._cost_s * trials
+        if epoch in self._study.rungs and cost_s <= since_s * MOST_COST_AT_RUNGS:
+            return True
+        return since_s >= PERIOD_S and cost_s <= since_s * MOST_COST
 
     def _save(self, state: TrialState) -> None:
         assert self._directory is not None

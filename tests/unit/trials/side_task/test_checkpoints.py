@@ -16,10 +16,11 @@ from trials.gate.base import OpenGate, StopRequested
 from trials.search import checkpoint_files
 from trials.search.claims import Span
 from trials.search.worker import SearchWorker, WorkerConfig
-from trials.side_task import checkpoints
+from trials.side_task import checkpoints, trial_file
 from trials.side_task.scheduler import Scheduler
 from trials.side_task.trial_file import MAGIC, CheckpointError, load
 from trials.study import Study
+from trials.training.group import TrialGroup
 
 ENDED = {TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL}
 
@@ -28,6 +29,7 @@ ENDED = {TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL}
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials are saved after every epoch, and a worker looks again at once."""
     monkeypatch.setattr(checkpoints, "PERIOD_S", 0.0)
+    monkeypatch.setattr(checkpoints, "MOST_COST", float("inf"))
 
 
 class Ending(OpenGate):
@@ -277,3 +279,34 @@ def test_a_full_disk_costs_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     worker = hire(study, tmp_path)
     work(study, worker, tmp_path)
     assert_all_ended(worker, study)
+
+
+@pytest.mark.parametrize("rungs", [(1, 2), ()])
+def test_saving_all_trials_takes_at_most_a_share_of_the_time(
+    rungs: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock on which a training step takes 7 s, and a file 300 ms."""
+    now_s, files, file_s = 0.0, 0, 0.3
+    monkeypatch.undo()
+    save, step = trial_file.save, TrialGroup.train_step
+
+    def slow(*given: Any) -> None:
+        nonlocal now_s, files
+        now_s, files = now_s + file_s, files + 1
+        save(*given)
+
+    def timed(group: TrialGroup, *batch: Any) -> None:
+        nonlocal now_s
+        now_s += 7.0
+        step(group, *batch)
+
+    monkeypatch.setattr(checkpoints, "save", slow)
+    monkeypatch.setattr(TrialGroup, "train_step", timed)
+    study = make_study(False)
+    study.epochs, study.trials = 30, 4
+    study.rungs = rungs  # type: ignore[assignment]
+    worker = hire(study, tmp_path)
+    scheduler = Scheduler(study, OpenGate(), Direct(worker), lambda status: None, directory=tmp_path)
+    scheduler._checkpoints._clock_s = lambda: now_s
+    scheduler.run()
+    assert 0 < files * file_s <= checkpoints.MOST_COST * now_s
