@@ -291,7 +291,7 @@ class Scheduler:
         cohort.drop_empty()
 
     def _part(self, cohort: Cohort, error: ApartError) -> None:
-        """Train each trial of this structure in a group of its own from now on, those of `cohort` from the start."""
+        """Train each trial of this structure alone from now on, those of `cohort` from their last checkpoints."""
         self._gate.rest()
         log.warning("trials of a structure are not fused any more: %s", error)
         cohort.fit.most = 1
@@ -300,9 +300,9 @@ class Scheduler:
         self._in_use = None
 
     def _crowded(self, asked: list[dict[str, Any]]) -> None:
-        """Trials did not fit into the device's memory: train half as many from now on, and these from the start.
+        """Trials did not fit into the device's memory: train half as many at once from now on.
 
-        A half-done step cannot be undone. Trained from the start, each trial gives the result that it would have given.
+        A half-done step cannot be undone, so these continue from their last checkpoints. No result changes.
         """
         rows = self._rows() + len(asked)
         self._most = max(rows // 2, 1)
