@@ -87,7 +87,7 @@ class Outcome:
 def run(config: RunConfig) -> Outcome:
     """Train the study until no trial is left for this run, or until it is interrupted.
 
-    The first Ctrl-C, or whatever else asks a process to end, lets go of all trials: the next run goes on with them. The
+    The first Ctrl-C, or whatever else asks a process to end, releases all trials, and the next run resumes them. The
     second ends the workers at once.
 
     Raises:

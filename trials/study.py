@@ -40,7 +40,7 @@ class Study(abc.ABC):
         accumulate: the batches of one optimizer step, whose losses are averaged. An epoch's last step may have fewer.
         scheduler_every: schedulers step after every ``"epoch"`` or every ``"step"``.
         mix_epochs: whether trials at different epochs may be fused. If so, several epochs are read at once.
-        keep_best: of how many of the best trials the weights are kept.
+        keep_best: how many of the best trials keep their weights.
         shared: patterns, such as ``"base.*"``, of names of parameters that all trials have in common. Frozen parameters
             that are equal, bit by bit, in all trials of a group are held once and computed once in any case. For those
             named here, a trial whose parameter is trainable, or differs, is an error.

@@ -27,7 +27,7 @@ def hide_passwords(text: str) -> str:
 
 
 def without_hidden(url: str) -> str:
-    """A URL whose password was hidden, without any: database drivers may know the password from elsewhere."""
+    """A URL without its hidden password, which database drivers may know from elsewhere."""
     return url.replace(f":{HIDDEN}@", "@")
 
 

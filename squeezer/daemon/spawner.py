@@ -130,7 +130,7 @@ class Spawner:
         self._device.end(self.side, timeout_s, beside_main=beside_main)
 
     def release_trials(self, *, died: bool, idle: bool) -> "subprocess.Popen[bytes]":
-        """Start to let the trials wait for another worker that this device's side tasks have left.
+        """Start to release the trials that this device's side tasks have left, for another worker.
 
         Args:
             died: whether the side task ended unasked.

@@ -26,7 +26,7 @@ LEASE_S = 60.0
 """How long a worker that gives no sign of life keeps its trials."""
 
 MOST_DEATHS = 3
-"""A trial is given up after so many workers have died in it and left no further checkpoint."""
+"""A trial is given up once this many workers have died in it without a further checkpoint."""
 
 SQLITE_PATIENCE_S = 60
 
@@ -125,7 +125,7 @@ class Claims:
 
     @contextmanager
     def owned(self, claim: Claim) -> Iterator["Owned | None"]:
-        """Hold a trial of this worker's, and commit at the end; None: it is another's by now."""
+        """Hold a trial of this worker's, and commit at the end; None: it is another's now."""
         with self._engine.begin() as c:
             chosen = (_CLAIM.c.study == self._study) & (_CLAIM.c.trial == claim.trial)
             chosen &= (_CLAIM.c.worker == self._worker) & (_CLAIM.c.fence == claim.fence)
@@ -229,7 +229,7 @@ class Owned:
         self._c.execute(_CLAIM.update().where(self._this).values(**values))
 
     def go_back(self, epoch: int) -> None:
-        """Count what was kept after `epoch`, that of an earlier checkpoint or 0, as lost."""
+        """Count all after `epoch`, an earlier checkpoint's or 0, as lost."""
         after = (_SPAN.c.study == self._row.study) & (_SPAN.c.trial == self._row.trial) & (_SPAN.c.from_epoch >= epoch)
         self._c.execute(_SPAN.update().where(after).values(kept=False))
         self._c.execute(_CLAIM.update().where(self._this).values(epoch=epoch, trained=epoch))

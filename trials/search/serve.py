@@ -10,8 +10,8 @@ The side task's main program forks it once torch and the study are loaded. They 
   `{"pruned": number}`, `{"lost": number}`, `{"error": text}`.
 
 Its core belongs to the main job, so it runs only when nothing else wants that core. Three things are exempt: the first
-trials, if no main job has come yet; work under a lock for which other search workers wait; and signs of life, for want
-of which others would take over its trials.
+trials, if no main job has come yet; work under a lock for which other search workers wait; and signs of life, without
+which others would take over its trials.
 """
 
 import json
@@ -34,7 +34,7 @@ HOLDER_NICE = 10
 """The niceness of work under a lock, a few ms per trial. A busy main job still keeps nine tenths of its core."""
 
 SIGNS_PER_LEASE, LOOKS_PER_LEASE = 6, 2
-"""How often a worker gives a sign of life, and looks for those that give none, in the time that others wait for one."""
+"""How often, per lease, a worker gives a sign of life, and looks for workers that give none."""
 
 log = own_logger("trials.search.serve")
 

@@ -180,7 +180,7 @@ class SearchWorker:
         return None if self._owning(number, lambda: None, back_to=epoch) else self._lost(number)
 
     def note(self, epochs: Mapping[int, int]) -> None:
-        """Take down how many epochs trials have trained by now."""
+        """Note how many epochs trials have trained so far."""
         self.trained.update({number: epoch for number, epoch in epochs.items() if number in self._held})
 
     def renew(self) -> None:
@@ -192,7 +192,7 @@ class SearchWorker:
         self._alone(lambda held: self._released(held, held.release_expired()))
 
     def stop(self) -> None:
-        """Release all trials of this worker. Whoever asks next goes on with them."""
+        """Release all trials of this worker. The next one that asks resumes them."""
         self.renew()  # with what it has trained
         self._held.clear()
         self.trained.clear()
@@ -225,7 +225,7 @@ class SearchWorker:
             write: writes to Optuna's storage.
             ends_at: the trial ends with this, after so many epochs.
             kept: a checkpoint holds so many epochs.
-            back_to: the trial goes on from so many epochs, and what was kept of later ones is lost.
+            back_to: the trial continues after so many epochs, and what was kept of later ones is lost.
         """
         claim = self._held[number]
 
@@ -262,7 +262,7 @@ class SearchWorker:
         del self._held[number], self.trained[number]
 
     def _tell(self, number: int, value: float | None = None, state: TrialState | None = None) -> None:
-        """End a trial. The sampler hears of it, and an error of its own changes nothing any more."""
+        """End a trial. The sampler is informed; if that fails, the trial has ended all the same."""
         try:
             self._study.tell(number, value, state=state)
         except Exception as error:
@@ -367,7 +367,7 @@ def _discard(weights: str | None) -> None:
 
 
 def requeue(study: optuna.Study, taken: Collection[int]) -> None:
-    """Let all trials wait that workers began and none holds. A worker may have died between Optuna and the claims.
+    """Let trials wait that a worker began and none holds. It may have died between writes to Optuna and the claims.
 
     Args:
         study: Optuna's. Its claims are locked.

@@ -1,4 +1,4 @@
-"""When trials are saved, and from where they go on."""
+"""When trials are saved, and from where they resume."""
 
 import math
 import time
@@ -18,7 +18,7 @@ from trials.training.member import Member, build_member
 from trials.training.trial_state import TrialState
 
 PERIOD_S = 60.0
-"""A trial is saved at the first end of an epoch after so long: what a crash may cost."""
+"""A trial is saved at the first end of an epoch after this time: what a crash may cost."""
 
 MOST_COST, MOST_COST_AT_RUNGS = 0.05, 0.01
 """Saving all trials of a group takes at most this share of the time since they were last saved. At rungs trials are
