@@ -33,6 +33,9 @@ class Study(abc.ABC):
         fused: how many train at once, at most.
         epochs: the epochs of one trial.
         rungs: epochs after which a trial reports a score and may be stopped; it always reports after the last.
+        search: None: trials train on until Optuna's pruner stops them. ``"asha"``: they pause at each rung, and the
+            best are promoted to the next.
+        reduction_factor: with ``"asha"``, one in so many is promoted.
         direction: ``"maximize"`` or ``"minimize"`` the score.
         autocast: the type in which `torch.autocast` runs forward and loss; None: no autocast.
         batch_params: names of hyperparameters on which `batches` depends, such as ``("batch_size",)``. Trials that
@@ -53,6 +56,8 @@ class Study(abc.ABC):
     epochs: int
     fused: int = 16
     rungs: tuple[int, ...] = ()
+    search: str | None = None
+    reduction_factor: int = 3
     direction: str = "maximize"
     autocast: torch.dtype | None = None
     batch_params: tuple[str, ...] = ()
@@ -128,6 +133,11 @@ class Study(abc.ABC):
         return {}
 
     @property
+    def promotes(self) -> bool:
+        """Whether trials pause at rungs, and the best are promoted."""
+        return self.search == "asha"
+
+    @property
     def has_metrics(self) -> bool:
         """Whether `metrics` is overridden."""
         return getattr(self.metrics, "__func__", None) is not Study.metrics
@@ -173,7 +183,7 @@ class Study(abc.ABC):
         return None
 
     def pruner(self) -> "optuna.pruners.BasePruner | None":
-        """Return Optuna's pruner, which stops trials at rungs; None: Optuna's default."""
+        """Return Optuna's pruner, which stops trials at rungs; None: Optuna's default, or none if `search` is set."""
         return None
 
 

@@ -37,6 +37,11 @@ class Direct:
         return found
 
 
+def expire(worker: SearchWorker, name: str) -> None:
+    """The lease of the worker called `name` has run out, and `worker` notices."""
+    worker._alone(lambda held: worker._released(held, held.release(name, died=True)))
+
+
 class Starving(OpenGate):
     """Open, but finds a unit too long when it is asked for the given times, counted from 1."""
 
@@ -62,7 +67,8 @@ class Starving(OpenGate):
 class Seven(RichStudy):
     """Seven trials, four at once: number 1 diverges, number 2 is pruned. Every epoch has other batches."""
 
-    trials, fused, epochs, rungs = 7, 4, EPOCHS, (1, 2)
+    trials, fused, epochs = 7, 4, EPOCHS
+    rungs: tuple[int, ...] = (1, 2)
     length: Callable[[int], int]
     """Batches of an epoch."""
 
@@ -120,4 +126,5 @@ def assert_as_alone(trials: Sequence[FrozenTrial], study: Seven) -> None:
         solo = RichSolo(study, trial.number)
         for epoch in range(1, max(trial.intermediate_values, default=0) + 1):
             solo.epoch()
-            close(trial.intermediate_values[epoch], solo.score(), f"trial {trial.number} epoch {epoch}")
+            if epoch in study.rungs or epoch == study.epochs:
+                close(trial.intermediate_values[epoch], solo.score(), f"trial {trial.number} epoch {epoch}")

@@ -1,6 +1,16 @@
-"""What Optuna's trials carry of ours: the names of their user attributes."""
+"""The names of what we write to Optuna's trials, as user attributes."""
 
 WORKER = "squeezer_worker"
+"""Who has it, or had it last."""
+
 PARAMS = "squeezer_params"
+"""What `Study.suggest` returned, as JSON. A trial has it once it has begun."""
+
 REASON = "squeezer_reason"
+"""Why it failed."""
+
 HISTORY = "squeezer_history"
+"""Its losses, scores and metrics so far."""
+
+MILESTONE = "squeezer_milestone"
+"""Under promotion, the epoch up to which it may train. It waits there for the next one."""

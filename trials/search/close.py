@@ -12,8 +12,8 @@ from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from trials.gate.process import run_when_idle
 from trials.search.attributes import REASON
 from trials.search.claims import Claims, connect
+from trials.search.queue import requeue
 from trials.search.storage import open_storage
-from trials.search.worker import requeue
 
 
 def release_trials(storage: str, name: str, directory: Path, worker: str, *, died: bool) -> int:

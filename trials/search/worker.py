@@ -1,7 +1,7 @@
 """The search worker's share in a study: it asks Optuna for trials, claims them, and writes what becomes of them."""
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -13,16 +13,21 @@ from optuna.trial import Trial, TrialState
 
 from trials.own_logger import own_logger
 from trials.search import checkpoint_files
-from trials.search.attributes import HISTORY, PARAMS, REASON, WORKER
+from trials.search.attributes import HISTORY, PARAMS, REASON
 from trials.search.best import Best
-from trials.search.claims import LEASE_S, MOST_DEATHS, Claim, Claims, Held, connect
-from trials.search.finite import has_begun_all, is_finite
+from trials.search.claims import LEASE_S, MOST_DEATHS, Claims, Held, connect
+from trials.search.finite import is_finite
+from trials.search.paused import as_samplers_see
+from trials.search.queue import Claimed, Queue, requeue
 from trials.search.storage import open_storage
 from trials.study import Study, describe_error
 
 log = own_logger("trials.search.worker")
 
 _Result = TypeVar("_Result")
+
+_Begun = dict[str, Any] | Callable[[], object]
+"""A trial as the side task gets it, or what ends a trial that cannot begin."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,12 +69,14 @@ class SearchWorker:
         self._claims = holder.submit(Claims, engine, config.study_name, config.worker, config.lease_s).result()
         self._study: optuna.Study = self._alone(lambda held: _open_study(study, config))
         self._study.stop = self._stop_asking  # Optuna's own raises outside `optimize`
+        self._seen = as_samplers_see(self._study) if study.promotes else self._study
         self._stopped = False
         self._is_finite = is_finite(self._study.sampler)
+        self._queue = Queue(study, self._study, self._seen, config.worker)
         self._storage = self._study._storage
         self._trials: dict[int, Trial] = {}  # by number: to find one in the storage reads all that run
         self._best = Best(self._study, config.directory, study.keep_best)
-        self._held: dict[int, Claim] = {}
+        self._held: dict[int, Claimed] = {}
         self.trained: dict[int, int] = {}
         self._alone(lambda held: self._released(held, held.release(config.worker, died=True)))
         self.renew()
@@ -78,22 +85,22 @@ class SearchWorker:
         """Return up to `most` trials to train: first those that others have begun and left, then new ones.
 
         They are exhausted if the study has as many trials as it wants, if a sampler of finitely many points has begun
-        them all, or if someone has called Optuna's `Study.stop`: the sampler, the pruner or the user's `suggest`. They
-        are over if nobody trains any either. Until then, a worker may die and leave some.
+        them all, or if someone has called Optuna's `Study.stop`: the sampler, the pruner, a callback or the user's
+        `suggest`. They are over if nobody trains any either. Until then, a worker may die and leave some, and a trial
+        may pause, so that another is promoted.
         """
         found: list[dict[str, Any]] = []
-        exhausted = False
+        exhausted = over = False
         while len(found) < most and not exhausted:
             # one by one under the lock, so that the sampler knows what others have begun, and repeats no point
             wanted = 1 if self._is_finite else most - len(found)
-            if self._is_finite:
-                claimed, begun = self._alone(self._claim_and_begin)
-            else:
-                claimed = self._alone(partial(self._claim, most=wanted))
-                begun = self._begin(claimed)
+            claimed, over, begun = self._alone(partial(self._claim, most=wanted))
             exhausted = len(claimed) < wanted
-            found += begun
-        over = exhausted and not self._alone(lambda held: held.others())
+            for each in begun or [self._begin(each) for each in claimed]:
+                if isinstance(each, dict):
+                    found.append(each)
+                else:
+                    each()
         return {"trials": found, "exhausted": exhausted, "over": over, "bar": self._best.bar()}
 
     def report(
@@ -120,33 +127,31 @@ class SearchWorker:
             return None  # it was pruned or lost while this score was on its way
         self.trained[number] = max(epoch, self.trained[number])
         trial = self._trial(number)
-        write = partial(self._reported, trial, epoch, value, final, history)
-        if not self._owning(number, write, ends_at=epoch if final else None):
+        pauses = not final and self._user_study.promotes and epoch >= self._held[number].milestone
+        state = TrialState.COMPLETE if final else TrialState.WAITING if pauses else TrialState.RUNNING
+        write = partial(self._reported, trial, epoch, value, state, history)
+        if not self._owning(number, write, released_at=epoch if final or pauses else None):
             _discard(weights)
             return self._lost(number)
         if final:
             if weights is not None:
                 self._alone(lambda held: self._best.take(number, Path(weights)))
+            self._ended(number, trial._trial_id)
+        if final or self._user_study.promotes:
             return None
         try:
             if not trial.should_prune():
                 return None
         except Exception as error:
             return self.fail(number, f"pruner: {type(error).__name__}: {error}") or {"pruned": number}
-        if not self._owning(number, lambda: self._tell(number, state=TrialState.PRUNED), ends_at=epoch):
-            return self._lost(number)
-        return {"pruned": number}
+        return self._end(number, TrialState.PRUNED, epoch) or {"pruned": number}
 
     def fail(self, number: int, reason: str) -> dict[str, Any] | None:
         """End trial `number` as failed for `reason`. Returns an answer if it is lost."""
         if number not in self._held:
             return None
 
-        def write() -> None:
-            self._storage.set_trial_user_attr(self._id(number), REASON, reason)
-            self._tell(number, state=TrialState.FAIL)
-
-        return None if self._owning(number, write, ends_at=self.trained[number]) else self._lost(number)
+        return self._end(number, TrialState.FAIL, self.trained[number], reason)
 
     def checkpoint(self, number: int, written: Path) -> dict[str, Any] | None:
         """Take a checkpoint that the side task has written. Returns an answer if the trial is lost."""
@@ -154,7 +159,7 @@ class SearchWorker:
             written.unlink(missing_ok=True)
             return None
         try:
-            kept = checkpoint_files.commit(written, self._held[number].fence)
+            kept = checkpoint_files.commit(written, self._held[number].claim.fence)
         except OSError as error:
             log.warning("no checkpoint of trial %d: %s", number, error)
             written.unlink(missing_ok=True)
@@ -173,7 +178,7 @@ class SearchWorker:
         Returns:
             An answer if the trial is lost.
         """
-        if number not in self._held or epoch >= self._held[number].epoch:
+        if number not in self._held or epoch >= self._held[number].claim.epoch:
             return None
         log.warning("trial %d goes on from epoch %d: no newer checkpoint could be used", number, epoch)
         self.trained[number] = epoch
@@ -202,19 +207,23 @@ class SearchWorker:
     def _stop_asking(self) -> None:
         self._stopped = True
 
-    def _reported(self, trial: Trial, epoch: int, value: float, final: bool, history: dict[str, Any] | None) -> None:
+    def _reported(
+        self, trial: Trial, epoch: int, value: float, state: TrialState, history: dict[str, Any] | None
+    ) -> None:
         if history is not None:
             self._storage.set_trial_user_attr(trial._trial_id, HISTORY, history)
         trial.report(value, epoch)
-        if final:
+        if state is TrialState.COMPLETE:
             self._tell(trial.number, value=value)
+        elif state is TrialState.WAITING:
+            self._storage.set_trial_state_values(trial._trial_id, state=state)
 
     def _owning(
         self,
         number: int,
         write: Callable[[], None],
         *,
-        ends_at: int | None = None,
+        released_at: int | None = None,
         kept: int | None = None,
         back_to: int | None = None,
     ) -> bool:
@@ -223,11 +232,11 @@ class SearchWorker:
         Args:
             number: the trial's.
             write: writes to Optuna's storage.
-            ends_at: the trial ends with this, after so many epochs.
+            released_at: the trial ends or pauses with this, after so many epochs.
             kept: a checkpoint holds so many epochs.
             back_to: the trial continues after so many epochs, and what was kept of later ones is lost.
         """
-        claim = self._held[number]
+        claim = self._held[number].claim
 
         def owned() -> bool:
             with self._claims.owned(claim) as mine:
@@ -241,17 +250,33 @@ class SearchWorker:
                     mine.go_back(back_to)
                 if kept is not None:
                     mine.keep(kept)
-                if ends_at is not None:
-                    mine.end(ends_at)
+                if released_at is not None:
+                    mine.end(released_at)
                 return True
 
         if not self._holder.submit(owned).result():
             return False
-        if ends_at is not None:
+        if released_at is not None:
             self._forget(number)
-            if self._config.directory is not None:
-                checkpoint_files.forget(self._config.directory, number)
         return True
+
+    def _end(self, number: int, state: TrialState, epoch: int, reason: str | None = None) -> dict[str, Any] | None:
+        """End a trial without a result. Returns an answer if it is lost."""
+        trial_id = self._id(number)
+
+        def write() -> None:
+            if reason is not None:
+                self._storage.set_trial_user_attr(trial_id, REASON, reason)
+            self._tell(number, state=state)
+
+        if not self._owning(number, write, released_at=epoch):
+            return self._lost(number)
+        self._ended(number, trial_id)
+        return None
+
+    def _ended(self, number: int, trial_id: int) -> None:
+        if self._config.directory is not None:
+            checkpoint_files.forget(self._config.directory, number)
 
     def _lost(self, number: int) -> dict[str, Any]:
         log.warning("trial %d is another worker's: this one gave no sign of life for too long", number)
@@ -264,87 +289,64 @@ class SearchWorker:
     def _tell(self, number: int, value: float | None = None, state: TrialState | None = None) -> None:
         """End a trial. The sampler is informed; if that fails, the trial has ended all the same."""
         try:
-            self._study.tell(number, value, state=state)
+            self._seen.tell(number, value, state=state)
         except Exception as error:
             if not self._storage.get_trial(self._id(number)).state.is_finished():
                 raise
             log.warning("the sampler failed after trial %d: %s: %s", number, type(error).__name__, error)
 
-    def _claim_and_begin(self, held: Held) -> tuple[list[int], list[dict[str, Any]]]:
-        claimed = self._claim(held, 1)
-        return claimed, self._begin(claimed)
-
-    def _claim(self, held: Held, most: int) -> list[int]:
-        """Claim up to `most` trials: those that were begun and left, then those enqueued, then new ones.
+    def _claim(self, held: Held, most: int) -> tuple[list[Claimed], bool, list[_Begun]]:
+        """Claim up to `most` trials.
 
         Returns:
-            Their ids.
+            Them; whether the study is over; and what has been begun under the lock.
         """
-        known = self._study.get_trials(deepcopy=False)
-        waiting = [trial for trial in known if trial.state is TrialState.WAITING]
-        waiting.sort(key=lambda trial: PARAMS not in trial.user_attrs)
-        claimed: list[int] = []
-        for trial in waiting:
-            if len(claimed) == most:
-                return claimed
-            claim = held.claim(trial.number)
-            if claim is None:
-                continue
-            self._storage.set_trial_user_attr(trial._trial_id, WORKER, self._config.worker)
-            self._storage.set_trial_state_values(trial._trial_id, state=TrialState.RUNNING)
-            self._take(claim)
-            claimed.append(trial._trial_id)
-        if self._stopped or (len(claimed) < most and has_begun_all(self._study)):
-            return claimed
-        ours = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={WORKER: self._config.worker})
-        for _ in range(min(most - len(claimed), self._user_study.trials - len(known))):
-            trial_id = self._storage.create_new_trial(self._study._study_id, template_trial=ours)
-            claim = held.claim(self._storage.get_trial_number_from_id(trial_id))
-            assert claim is not None
-            self._take(claim)
-            claimed.append(trial_id)
-        return claimed
-
-    def _take(self, claim: Claim) -> None:
-        self._held[claim.trial] = claim
-        self.trained[claim.trial] = claim.epoch
+        claimed = self._queue.claim(held, most, may_begin=not self._stopped)
+        for each in claimed:
+            self._held[each.claim.trial] = each
+            self.trained[each.claim.trial] = each.claim.epoch
+        over = len(claimed) < most and not held.others()
+        if over and self._user_study.promotes:
+            over = not self._held  # a trial that pauses may let another be promoted
+            for trial in self._queue.paused() if over else ():
+                self._storage.set_trial_state_values(trial._trial_id, state=TrialState.RUNNING)
+                self._tell(trial.number, state=TrialState.PRUNED)
+                self._ended(trial.number, trial._trial_id)
+        return claimed, over, [self._begin(each) for each in claimed] if self._is_finite else []
 
     def _released(self, held: Held, numbers: list[int]) -> None:
         requeue(self._study, [*held.others(), *self._held])
         if numbers:
             log.info("%d trials were left by a worker, and wait for another", len(numbers))
 
-    def _begin(self, trial_ids: list[int]) -> list[dict[str, Any]]:
-        """Let the user's study choose hyperparameters. Return the trials for which it did."""
-        return [begun for trial_id in trial_ids if (begun := self._begun(trial_id)) is not None]
-
-    def _begun(self, trial_id: int) -> dict[str, Any] | None:
-        frozen = self._storage.get_trial(trial_id)
-        claim = self._held[frozen.number]
+    def _begin(self, claimed: Claimed) -> _Begun:
+        """Let the user's study choose hyperparameters. Returns the trial, or what ends it, outside the lock."""
+        frozen = self._storage.get_trial(claimed.trial_id)
+        number, claim = frozen.number, claimed.claim
+        further = {"milestone": claimed.milestone} if self._user_study.promotes else {}
         if PARAMS not in frozen.user_attrs:
-            return self._suggest(trial_id, frozen.number)
+            begun = self._suggest(claimed.trial_id, number)
+            return {**begun, **further} if isinstance(begun, dict) else begun
         if claim.deaths >= MOST_DEATHS:
-            self.fail(frozen.number, f"{claim.deaths} workers died in it, one after another, and left no checkpoint")
-            return None
-        return {"number": frozen.number, "params": json.loads(frozen.user_attrs[PARAMS]), "epoch": claim.epoch}
+            reason = f"{claim.deaths} workers died in it, one after another, and left no checkpoint"
+            return partial(self.fail, number, reason)
+        return {"number": number, "params": json.loads(frozen.user_attrs[PARAMS]), "epoch": claim.epoch, **further}
 
-    def _suggest(self, trial_id: int, number: int) -> dict[str, Any] | None:
-        self._study._thread_local.cached_all_trials = None  # as in `Study.ask`: the sampler must see new trials
+    def _suggest(self, trial_id: int, number: int) -> _Begun:
+        self._seen._thread_local.cached_all_trials = None  # as in `Study.ask`: the sampler must see new trials
         try:
-            trial = self._trials[number] = Trial(self._study, trial_id)
+            trial = self._trials[number] = Trial(self._seen, trial_id)
             params = self._user_study.suggest(trial)
             trial.set_user_attr(PARAMS, json.dumps(params))
         except optuna.TrialPruned:
-            self._owning(number, lambda: self._tell(number, state=TrialState.PRUNED), ends_at=0)
-            return None
+            return partial(self._end, number, TrialState.PRUNED, 0)
         except Exception as error:
-            self.fail(number, f"suggest: {describe_error(self._user_study, error)}")
-            return None
+            return partial(self.fail, number, f"suggest: {describe_error(self._user_study, error)}")
         return {"number": number, "params": params}
 
     def _trial(self, number: int) -> Trial:
         if number not in self._trials:
-            self._trials[number] = Trial(self._study, self._id(number))
+            self._trials[number] = Trial(self._seen, self._id(number))
         return self._trials[number]
 
     def _id(self, number: int) -> int:
@@ -366,25 +368,14 @@ def _discard(weights: str | None) -> None:
         Path(weights).unlink(missing_ok=True)
 
 
-def requeue(study: optuna.Study, taken: Collection[int]) -> None:
-    """Let trials wait that a worker began and none holds. It may have died between writes to Optuna and the claims.
-
-    Args:
-        study: Optuna's. Its claims are locked.
-        taken: the trials that some worker holds.
-    """
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        if trial.number not in taken and WORKER in trial.user_attrs:
-            study._storage.set_trial_state_values(trial._trial_id, state=TrialState.WAITING)
-
-
 def _open_study(study: Study, config: WorkerConfig) -> optuna.Study:
     """Call it under the lock: if two create the tables of a new storage at once, or its study, one of them fails."""
-    return optuna.create_study(
+    opened = optuna.create_study(
         storage=open_storage(config.storage),
         study_name=config.study_name,
         direction=study.direction,
         sampler=study.sampler(),
-        pruner=study.pruner(),
+        pruner=optuna.pruners.NopPruner() if study.promotes else study.pruner(),
         load_if_exists=True,
     )
+    return opened

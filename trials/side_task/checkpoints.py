@@ -14,6 +14,7 @@ from trials.search.client import Search
 from trials.side_task.trial_file import CheckpointError, load, save, save_weights
 from trials.study import Study
 from trials.training.group import TrialGroup
+from trials.training.history import History
 from trials.training.member import Member, build_member
 from trials.training.trial_state import TrialState
 
@@ -49,6 +50,8 @@ class Checkpoints:
         self._study, self._directory, self._gate, self._search, self._clock_s = study, directory, gate, search, clock_s
         self._saved_s: dict[int, float] = {}
         self._epochs: dict[int, int] = {}
+        self._milestones: dict[int, int] = {}
+        self._paused: dict[int, TrialState] = {}  # the longest first
         self._cost_s = 0.0
         self._bar: float | None = None
         self._warned: set[str] = set()
@@ -58,9 +61,18 @@ class Checkpoints:
         self._bar = answer.get("bar", self._bar)
         for trial in answer["trials"]:
             self._epochs[trial["number"]] = trial.get("epoch", 0)
+            self._milestones[trial["number"]] = trial.get("milestone", self._study.epochs)
 
-    def build(self, number: int, params: dict[str, Any]) -> Member:
-        """Build a trial, where it was saved last or from its start.
+    def milestone(self, number: int) -> int:
+        """The epoch at which a trial leaves: the last, or one at which it pauses and waits for its promotion."""
+        return self._milestones.get(number, self._study.epochs)
+
+    def pauses(self, number: int, epoch: int) -> bool:
+        """Whether a trial pauses after so many epochs."""
+        return self.milestone(number) <= epoch < self._study.epochs
+
+    def build(self, number: int, params: dict[str, Any]) -> Member | None:
+        """Build a trial, where it was saved last or from its start. None if it was saved where it pauses.
 
         Exceptions of the study's code pass through.
 
@@ -69,19 +81,22 @@ class Checkpoints:
         """
         self._saved_s.setdefault(number, self._clock_s())
         reached = self._epochs.get(number, 0)
-        for file in self._files(number):
-            if checkpoint_files.epoch_of(file) > reached:
-                continue
+        for source in self._sources(number, reached):
             try:
-                state = load(file)
-                member = state.member(self._study, moves=True)
+                state = load(source) if isinstance(source, Path) else source
+                if state.params != params or state.number != number:
+                    self._warn(f"trial {number}: {source} is of another trial")
+                    continue
+                pauses = self.pauses(number, state.epoch)
+                if pauses and state.epoch not in state.history.get("scores", {}):
+                    continue  # it was saved by another kind of search
+                member = None if pauses else state.member(self._study, moves=True)
             except (CheckpointError, FuseError, OSError) as error:
                 self._warn(f"trial {number}: {error}")
                 continue
-            if state.params != params or state.number != number:
-                self._warn(f"trial {number}: {file} is of another trial")
-                continue
             self._search.send(began=number, epoch=state.epoch)
+            if pauses:
+                self._pause_again(state)
             return member
         if reached:
             self._search.send(began=number, epoch=0)
@@ -90,12 +105,15 @@ class Checkpoints:
     def epoch_ended(self, group: TrialGroup) -> None:
         """Save the trials of `group` for which it is time."""
         self._search.send(trained=dict(zip(group.numbers, group.epochs_done, strict=True)))
-        if self._directory is None:
-            return
         for row, (number, epoch) in enumerate(zip(group.numbers, group.epochs_done, strict=True)):
-            if self._is_due(number, epoch, group.size):
+            self._paused.pop(number, None)  # it has trained on
+            pauses = self.pauses(number, epoch)
+            if pauses or self._is_due(number, epoch, group.size):
                 self._gate.enter(HOST_UNIT)
-                self._save(group.export(row))
+                state = group.export(row)
+                self._save(state)
+                if pauses:
+                    self._keep_paused(state)
 
     def ended(self, group: TrialGroup, row: int, score: float) -> str | None:
         """Write the weights of a trial that has ended, if it is among the best so far. Returns the file."""
@@ -118,7 +136,7 @@ class Checkpoints:
         return str(path)
 
     def _is_due(self, number: int, epoch: int, trials: int) -> bool:
-        if epoch == self._study.epochs:
+        if epoch == self._study.epochs or self._directory is None:
             return False
         now_s = self._clock_s()
         since_s = now_s - self._saved_s.setdefault(number, now_s)
@@ -128,7 +146,8 @@ class Checkpoints:
         return since_s >= PERIOD_S and cost_s <= since_s * MOST_COST
 
     def _save(self, state: TrialState) -> None:
-        assert self._directory is not None
+        if self._directory is None:
+            return
         began_s = self._clock_s()
         self._saved_s[state.number] = began_s
         path = None
@@ -153,10 +172,31 @@ class Checkpoints:
             except CheckpointError as error:
                 self._warn(f"checkpoints cannot be read: {error}")
 
-    def _files(self, number: int) -> list[Path]:
-        if self._directory is None:
-            return []
-        return checkpoint_files.found(checkpoint_files.trial_directory(self._directory, number))
+    def _keep_paused(self, state: TrialState) -> None:
+        """Keep a paused trial in memory, as it may be promoted here soon; without files, until it is."""
+        self._saved_s.pop(state.number, None)
+        try:
+            self._paused[state.number] = state if state.device.type == "cpu" else state.on_host()
+        except FuseError as error:
+            self._warn(f"paused trials are not kept: {error}")
+        if self._directory is not None and len(self._paused) > self._study.fused:
+            del self._paused[next(iter(self._paused))]
+
+    def _pause_again(self, state: TrialState) -> None:
+        """Report a trial that was saved where it pauses. Its search worker has died before it could record that."""
+        score = state.history["scores"][state.epoch]
+        history = History.of(state.history).shown()
+        self._search.send(report=state.number, epoch=state.epoch, value=score, final=False, history=history)
+        self._keep_paused(state)
+
+    def _sources(self, number: int, reached: int) -> list[TrialState | Path]:
+        """Return where a trial may go on from, the latest first."""
+        paused = self._paused.get(number)
+        found: list[TrialState | Path] = [paused] if paused is not None and paused.epoch == reached else []
+        if self._directory is not None:
+            files = checkpoint_files.found(checkpoint_files.trial_directory(self._directory, number))
+            found += [file for file in files if checkpoint_files.epoch_of(file) <= reached]
+        return found
 
     def _warn(self, text: str) -> None:
         if text not in self._warned:

@@ -94,6 +94,7 @@ class Scheduler:
         self._asked = False
         self._exhausted = self._over = False
         self._ask_again_s = 0.0
+        self._here = 0  # how many trials were here at the last request for more
         self._work = 0
         self._epochs = 0
 
@@ -129,16 +130,18 @@ class Scheduler:
     def _ask(self) -> None:
         """Ask ahead, because the search worker takes a while; but not far ahead, because later it knows more scores."""
         readers = [reader for cohort in self._cohorts for reader in cohort.readers]
-        soon = self._study.epochs - ASK_AHEAD_EPOCHS
-        staying = sum(reader.epoch < soon and reader.number not in self._dropped for reader in readers)
+        here = len(readers) + len(self._waiting)
+        stays = [self._checkpoints.milestone(reader.number) - reader.epoch > ASK_AHEAD_EPOCHS for reader in readers]
+        staying = sum(s and r.number not in self._dropped for s, r in zip(stays, readers, strict=True))
         several = len(self._waiting.structures | self._fits.keys()) > 1
         wanted = max(self._most - staying, ceil(REFILL_MIXED * self._most)) * (ASK_SEVERAL if several else 1)
         wanted -= len(self._waiting)
         if self._asked or self._over or wanted <= 0:
             return
-        if not self._exhausted or time.monotonic() >= self._ask_again_s:
+        may_be_promoted = self._study.promotes and here < self._here  # since one has paused
+        if not self._exhausted or may_be_promoted or time.monotonic() >= self._ask_again_s:
             self._search.send(ask=wanted)
-            self._asked = True
+            self._asked, self._here = True, here
 
     def _take(self, answer: dict[str, Any]) -> None:
         if "pruned" in answer:
@@ -152,6 +155,7 @@ class Scheduler:
             self._checkpoints.take(answer)
             self._waiting.add(new)
             self._exhausted, self._over = answer["exhausted"], answer["over"]
+            self._here += len(new)
             self._asked, self._ask_again_s = False, time.monotonic() + ASK_AGAIN_S
 
     def _wait_for_search(self) -> None:
@@ -226,7 +230,8 @@ class Scheduler:
         self._gate.enter(HOST_UNIT)
         try:
             member = self._checkpoints.build(asked["number"], asked["params"])
-            self._bases.adopt(member.model)
+            if member is not None:
+                self._bases.adopt(member.model)
             return member
         except Exception as error:
             self._fail([asked["number"]], error)
@@ -358,7 +363,8 @@ class Scheduler:
                 report = {"report": number, "epoch": epoch, "value": scores[row], "final": epoch == last}
                 weights = self._checkpoints.ended(group, row, scores[row]) if epoch == last else None
                 self._search.send(**report, weights=weights, history=group.history(row))
-        self._keep(group, [row for row, epoch in enumerate(group.epochs_done) if epoch < last])
+        leaves = map(self._checkpoints.pauses, group.numbers, group.epochs_done)
+        self._keep(group, [r for r, gone in enumerate(leaves) if not gone and group.epochs_done[r] < last])
 
     def _keep(self, group: TrialGroup, rows: list[int]) -> None:
         if len(rows) < group.size:

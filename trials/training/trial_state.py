@@ -17,6 +17,7 @@ from trials.optim.several import Given, by_phase
 from trials.study import Study
 from trials.training.batches import batch_params_of
 from trials.training.member import Member, build
+from trials.training.trees import mapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +149,14 @@ class TrialState:
         """The reverse of `plain`."""
         optimizers = {phase: from_plain(saved) for phase, saved in plain["optimizers"].items()}
         return cls(**{**plain, "buffers": frozenset(plain["buffers"]), "optimizers": optimizers})
+
+    def on_host(self) -> "TrialState":
+        """Return a copy in the host's memory.
+
+        Raises:
+            FuseError: see `plain`.
+        """
+        return TrialState.from_plain(mapped(Tensor.cpu, self.plain()))
 
     def _check_seals(self) -> None:
         for name, seal in self.seals.items():

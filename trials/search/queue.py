@@ -1,0 +1,124 @@
+"""Which trials a worker gets next. Under the study's lock it claims them, and lets Optuna know."""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from trials.search.attributes import MILESTONE, PARAMS, WORKER
+from trials.search.claims import Claim, Held
+from trials.search.finite import has_begun_all
+from trials.search.paused import is_paused, standings
+from trials.search.promotion import Standing, last_resort, next_milestone, promotable
+from trials.study import Study
+
+
+class Claimed(NamedTuple):
+    """A trial that a worker has claimed.
+
+    Attributes:
+        trial_id: Optuna's.
+        claim: see there.
+        milestone: the epoch up to which it may train.
+    """
+
+    trial_id: int
+    claim: Claim
+    milestone: int
+
+
+class Queue:
+    """The trials of a study that wait, and those that may still begin.
+
+    Args:
+        user_study: says how many there may be.
+        study: Optuna's.
+        seen: the same, as its sampler sees it.
+        worker: who claims.
+    """
+
+    def __init__(self, user_study: Study, study: optuna.Study, seen: optuna.Study, worker: str) -> None:
+        self._user_study, self._study, self._seen, self._worker = user_study, study, seen, worker
+        self._storage = study._storage
+        self._rungs = [rung for rung in user_study.rungs if rung < user_study.epochs] if user_study.promotes else []
+        self._is_high_best = user_study.direction == "maximize"
+
+    def claim(self, held: Held, most: int, *, may_begin: bool) -> list[Claimed]:
+        """Claim up to `most` trials: those that were begun and left, those to promote, those enqueued, then new ones.
+
+        Args:
+            held: the claims, locked.
+            most: how many.
+            may_begin: whether trials may begin or be promoted.
+        """
+        known = self._study.get_trials(deepcopy=False)
+        claimed: list[Claimed] = []
+        for trial, milestone in self._waiting(known, may_begin):
+            if len(claimed) == most:
+                return claimed
+            claimed += self._take(held, trial, milestone)
+        if not may_begin or len(claimed) == most:
+            return claimed
+        begun_all = has_begun_all(self._seen)
+        room = 0 if begun_all else min(most - len(claimed), self._user_study.trials - len(known))
+        claimed += [self._begin(held) for _ in range(room)]
+        if not claimed and (begun_all or len(known) >= self._user_study.trials):
+            number = last_resort(self._standings(known), self._rungs, self._is_high_best)
+            if number is not None:
+                claimed += self._take(held, known[number], self._next(known[number].user_attrs[MILESTONE]))
+        return claimed
+
+    def paused(self) -> list[FrozenTrial]:
+        """The trials that wait for their promotion."""
+        return [trial for trial in self._study.get_trials(deepcopy=False) if is_paused(trial)]
+
+    def _waiting(self, known: Sequence[FrozenTrial], may_begin: bool) -> list[tuple[FrozenTrial, int]]:
+        """Return what waits and may be trained, in order, with its next milestone."""
+        waiting = [trial for trial in known if trial.state is TrialState.WAITING]
+        left = [t for t in waiting if PARAMS in t.user_attrs and not (self._rungs and is_paused(t))]
+        enqueued = [trial for trial in waiting if PARAMS not in trial.user_attrs]
+        found = [(trial, trial.user_attrs.get(MILESTONE, self._next(0))) for trial in left]
+        if may_begin and self._rungs:
+            factor = self._user_study.reduction_factor
+            numbers = promotable(self._standings(known), self._rungs, factor, self._is_high_best)
+            found += [(known[number], self._next(known[number].user_attrs[MILESTONE])) for number in numbers]
+        return found + [(trial, self._next(0)) for trial in enqueued]
+
+    def _standings(self, known: Sequence[FrozenTrial]) -> list[Standing]:
+        return standings(known, self._next(0), self._user_study.epochs)
+
+    def _next(self, after: int) -> int:
+        return next_milestone(self._rungs, self._user_study.epochs, after)
+
+    def _take(self, held: Held, trial: FrozenTrial, milestone: int) -> list[Claimed]:
+        """Claim a trial that waits, unless another worker has it."""
+        claim = held.claim(trial.number)
+        if claim is None:
+            return []
+        milestone = self._next(max(milestone, claim.epoch) - 1)  # the study's rungs may be others now
+        if self._rungs and trial.user_attrs.get(MILESTONE) != milestone:
+            self._storage.set_trial_user_attr(trial._trial_id, MILESTONE, milestone)
+        self._storage.set_trial_user_attr(trial._trial_id, WORKER, self._worker)
+        self._storage.set_trial_state_values(trial._trial_id, state=TrialState.RUNNING)
+        return [Claimed(trial._trial_id, claim, milestone)]
+
+    def _begin(self, held: Held) -> Claimed:
+        attributes = {WORKER: self._worker, **({MILESTONE: self._next(0)} if self._rungs else {})}
+        ours = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attributes)
+        trial_id = self._storage.create_new_trial(self._study._study_id, template_trial=ours)
+        claim = held.claim(self._storage.get_trial_number_from_id(trial_id))
+        assert claim is not None
+        return Claimed(trial_id, claim, self._next(0))
+
+
+def requeue(study: optuna.Study, taken: Collection[int]) -> None:
+    """Let trials wait that a worker began and none holds. It may have died between writes to Optuna and the claims.
+
+    Args:
+        study: Optuna's. Its claims are locked.
+        taken: the trials that some worker holds.
+    """
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if trial.number not in taken and WORKER in trial.user_attrs:
+            study._storage.set_trial_state_values(trial._trial_id, state=TrialState.WAITING)
