@@ -16,6 +16,7 @@ from trials.search import checkpoint_files
 from trials.search.attributes import HISTORY, PARAMS, REASON
 from trials.search.best import Best
 from trials.search.claims import LEASE_S, MOST_DEATHS, Claims, Held, connect
+from trials.search.draws import Draws
 from trials.search.finite import is_finite
 from trials.search.paused import as_samplers_see
 from trials.search.queue import Claimed, Queue, requeue
@@ -72,6 +73,7 @@ class SearchWorker:
         self._seen = as_samplers_see(self._study) if study.promotes else self._study
         self._stopped = False
         self._is_finite = is_finite(self._study.sampler)
+        self._draws = Draws(self._study.sampler)
         self._queue = Queue(study, self._study, self._seen, config.worker)
         self._storage = self._study._storage
         self._trials: dict[int, Trial] = {}  # by number: to find one in the storage reads all that run
@@ -334,6 +336,7 @@ class SearchWorker:
 
     def _suggest(self, trial_id: int, number: int) -> _Begun:
         self._seen._thread_local.cached_all_trials = None  # as in `Study.ask`: the sampler must see new trials
+        self._draws.begin(number)
         try:
             trial = self._trials[number] = Trial(self._seen, trial_id)
             params = self._user_study.suggest(trial)
