@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -185,6 +185,17 @@ class Study(abc.ABC):
     def pruner(self) -> "optuna.pruners.BasePruner | None":
         """Return Optuna's pruner, which stops trials at rungs; None: Optuna's default, or none if `search` is set."""
         return None
+
+    def callbacks(self) -> "Sequence[Callable[[optuna.Study, optuna.trial.FrozenTrial], None]]":
+        """Return functions to call after each result, as for Optuna's `Study.optimize`, such as those of W&B.
+
+        They get Optuna's study and the trial that has ended. They run in the search worker, not where trials train.
+        """
+        return []
+
+    def enqueue(self) -> Sequence[Mapping[str, Any]]:
+        """Return points to try first, as for Optuna's `Study.enqueue_trial`: some or all parameters by name."""
+        return []
 
 
 def load_study(path: str | Path) -> Study:

@@ -15,6 +15,7 @@ from trials.own_logger import own_logger
 from trials.search import checkpoint_files
 from trials.search.attributes import HISTORY, PARAMS, REASON
 from trials.search.best import Best
+from trials.search.callbacks import Callbacks
 from trials.search.claims import LEASE_S, MOST_DEATHS, Claims, Held, connect
 from trials.search.draws import Draws
 from trials.search.finite import is_finite
@@ -75,6 +76,7 @@ class SearchWorker:
         self._is_finite = is_finite(self._study.sampler)
         self._draws = Draws(self._study.sampler)
         self._queue = Queue(study, self._study, self._seen, config.worker)
+        self._callbacks = Callbacks(study, self._study)
         self._storage = self._study._storage
         self._trials: dict[int, Trial] = {}  # by number: to find one in the storage reads all that run
         self._best = Best(self._study, config.directory, study.keep_best)
@@ -205,6 +207,7 @@ class SearchWorker:
         self.trained.clear()
         self._alone(lambda held: self._released(held, held.release(self._config.worker, died=False)))
         self._claims.close()
+        self._callbacks.finish()
 
     def _stop_asking(self) -> None:
         self._stopped = True
@@ -279,6 +282,7 @@ class SearchWorker:
     def _ended(self, number: int, trial_id: int) -> None:
         if self._config.directory is not None:
             checkpoint_files.forget(self._config.directory, number)
+        self._callbacks.call(trial_id)
 
     def _lost(self, number: int) -> dict[str, Any]:
         log.warning("trial %d is another worker's: this one gave no sign of life for too long", number)
@@ -381,4 +385,6 @@ def _open_study(study: Study, config: WorkerConfig) -> optuna.Study:
         pruner=optuna.pruners.NopPruner() if study.promotes else study.pruner(),
         load_if_exists=True,
     )
+    for params in study.enqueue():
+        opened.enqueue_trial(dict(params), skip_if_exists=True)
     return opened

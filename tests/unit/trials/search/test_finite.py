@@ -237,6 +237,24 @@ def test_a_pruner_that_raises_fails_that_trial(hire: Hire) -> None:
     assert reasons(worker) == [None, "pruner: ZeroDivisionError: division by zero", None]
 
 
+def test_a_point_that_cannot_be_suggested_fails(study: Points, hire: Hire) -> None:
+    class Refuses(Points):
+        def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
+            found = super().suggest(trial)
+            if found == {"n": 1, "b": "x"}:
+                raise ValueError("no")
+            if found == {"n": 2, "b": "y"}:
+                raise optuna.TrialPruned
+            return found
+
+    worker = hire(Refuses(study.make_sampler))
+    train(study, worker)
+    assert points(worker) == ALL
+    states = {tuple(trial.params.values()): trial.state for trial in worker._study.get_trials()}
+    assert states.pop((1, "x")) is TrialState.FAIL and states.pop((2, "y")) is TrialState.PRUNED
+    assert set(states.values()) == {TrialState.COMPLETE}
+
+
 def test_a_trial_that_suggest_prunes_is_pruned(hire: Hire) -> None:
     class Picky(Points):
         trials = 3

@@ -85,6 +85,12 @@ def test_enqueued_trials_come_first_and_count_as_any(hire: Hire) -> None:
     assert {trial.user_attrs[WORKER] for trial in worker._study.get_trials()} == {"me"}
 
 
+def test_a_study_enqueues_its_own_points_once(hire: Hire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Asked, "enqueue", lambda study: [{"n": 50}, {"n": 60}])
+    assert hire().ask(1)["trials"] == [{"number": 0, "params": {"n": 50}}]
+    assert hire("another").ask(2)["trials"] == [{"number": 1, "params": {"n": 60}}, {"number": 2, "params": {"n": 2}}]
+
+
 def test_a_trial_that_cannot_be_suggested_fails_and_another_takes_its_place(hire: Hire) -> None:
     worker = hire()
 

@@ -1,0 +1,137 @@
+"""Callbacks run after each result; those that fail, are slow or hang cost no result."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from optuna.study import MaxTrialsCallback
+from optuna.terminator import BaseTerminator, TerminatorCallback
+from optuna.trial import FrozenTrial, TrialState
+from torch import nn
+
+from tests.support.fused_and_solo import AtOnce, ToyStudy
+from tests.support.logged import logged
+from trials.search import callbacks as callbacks_module
+from trials.search.worker import SearchWorker, WorkerConfig
+
+
+class Called(ToyStudy):
+    trials = 9
+
+    def __init__(self, *callbacks: Any) -> None:
+        super().__init__(lambda n: nn.Linear(1, 1), torch.optim.SGD)
+        self.called: Any = list(callbacks)
+
+    def callbacks(self) -> Sequence[Any]:
+        found: Sequence[Any] = self.called() if callable(self.called) else self.called
+        return found
+
+    def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
+        if trial.number == 2:
+            raise ValueError("no")
+        return {}
+
+    def pruner(self) -> optuna.pruners.BasePruner:
+        return optuna.pruners.ThresholdPruner(lower=0.0)
+
+
+def hire(study: Called, directory: Path) -> SearchWorker:
+    config = WorkerConfig(storage=f"{directory}/study.journal", study_name="s", worker="me", directory=directory)
+    return SearchWorker(study, config, AtOnce())
+
+
+Heard = list[tuple[int, TrialState, float | None]]
+
+
+def listener(heard: Heard) -> Any:
+    return lambda study, trial: heard.append((trial.number, trial.state, trial.value))
+
+
+def train(worker: SearchWorker) -> None:
+    """The first trial completes, the second is pruned, the third fails, the fourth goes on."""
+    worker.ask(3)
+    worker.report(0, 1, 0.5, True)
+    worker.report(1, 1, -1.0, False)
+
+
+RESULTS: Heard = [(0, TrialState.COMPLETE, 0.5), (1, TrialState.PRUNED, -1.0), (2, TrialState.FAIL, None)]
+
+
+def test_they_hear_each_result_once_it_is_recorded(tmp_path: Path) -> None:
+    heard: Heard = []
+    worker = hire(Called(listener(heard)), tmp_path)
+    train(worker)
+    worker.stop()
+    assert sorted(heard) == RESULTS
+
+
+def test_one_that_fails_is_logged_once_per_kind_and_the_others_hear(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(study: optuna.Study, trial: FrozenTrial) -> None:
+        raise (KeyError("key") if trial.number == 1 else ValueError("value"))
+
+    heard: Heard = []
+    worker = hire(Called(broken, listener(heard)), tmp_path)
+    with logged():
+        train(worker)
+        worker.stop()
+    assert sorted(heard) == RESULTS
+    said = capsys.readouterr().err
+    assert said.count("broken failed: ValueError: value") == 1 and said.count("broken failed: KeyError") == 1
+
+
+def test_one_that_hangs_delays_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(callbacks_module, "PATIENCE_S", 0.01)
+    over = threading.Event()
+    worker = hire(Called(lambda study, trial: over.wait()), tmp_path)
+    with logged():
+        train(worker)
+        worker.renew()
+        worker.stop()
+    trials = worker._study.get_trials()
+    assert [(trial.number, trial.state) for trial in trials[:3]] == [(n, state) for n, state, _ in RESULTS]
+    assert trials[3].state is TrialState.WAITING, "released"
+    assert "have not ended after 0.01 s" in capsys.readouterr().err
+    over.set()
+
+
+class Second(BaseTerminator):
+    def should_terminate(self, study: optuna.Study) -> bool:
+        return any(trial.state is TrialState.COMPLETE for trial in study.trials)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.parametrize("ends", [lambda: TerminatorCallback(Second()), lambda: MaxTrialsCallback(1)])
+def test_optunas_own_end_the_search(ends: Any, tmp_path: Path) -> None:
+    worker = hire(Called(ends()), tmp_path)
+    train(worker)
+    worker._callbacks.finish()
+    answer = worker.ask(5)
+    assert answer["exhausted"] and not answer["trials"]
+
+
+def test_a_failure_to_make_them_ends_no_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def away() -> Any:
+        raise ConnectionError("the server is away")
+
+    study = Called()
+    study.called = away
+    with logged():
+        worker = hire(study, tmp_path)
+    train(worker)
+    assert "Study.callbacks failed, so there are none: ConnectionError: the server is away" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [[1], None, {"a": 1}])
+def test_what_cannot_be_called_is_refused(wrong: Any, tmp_path: Path) -> None:
+    study = Called()
+    study.called = lambda: wrong
+    with pytest.raises(TypeError, match=r"Study\.callbacks returned .*; allowed: a list of functions"):
+        hire(study, tmp_path)

@@ -1,0 +1,87 @@
+"""Calls the user's callbacks after each result, as Optuna's `Study.optimize` does."""
+
+import os
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+import optuna
+from optuna.trial import FrozenTrial
+
+from trials.gate.process import run_when_idle
+from trials.own_logger import own_logger
+from trials.study import Study
+
+Callback = Callable[[optuna.Study, FrozenTrial], None]
+
+PATIENCE_S = 5.0
+"""At the worker's end, how long callbacks may still take. All results are recorded by then."""
+
+log = own_logger("trials.search.callbacks")
+
+
+class Callbacks:
+    """A study's callbacks, in a thread of their own: none that is slow or hangs delays a result or a sign of life.
+
+    Args:
+        user_study: has them.
+        study: Optuna's, which they get.
+
+    Raises:
+        TypeError: they are not what can be called.
+    """
+
+    def __init__(self, user_study: Study, study: optuna.Study) -> None:
+        self._study = study
+        self._callbacks = _callbacks_of(user_study)
+        self._ended: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._said: set[tuple[int, type[Exception]]] = set()
+
+    def call(self, trial_id: int) -> None:
+        """Call them soon, for a trial that has ended. They run only in idle time if this thread does."""
+        if not self._callbacks:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="callbacks", daemon=True)
+            self._thread.start()
+        self._ended.put((trial_id, os.sched_getscheduler(0)))
+
+    def finish(self) -> None:
+        """Wait for those that are due, but not for long."""
+        if self._thread is None:
+            return
+        self._ended.put(None)
+        self._thread.join(PATIENCE_S)
+        if self._thread.is_alive():
+            log.warning("Study.callbacks have not ended after %g s: the worker ends without them", PATIENCE_S)
+
+    def _run(self) -> None:
+        while (ended := self._ended.get()) is not None:
+            trial_id, scheduler = ended
+            if scheduler == os.SCHED_IDLE != os.sched_getscheduler(0):
+                run_when_idle()
+            for index, callback in enumerate(self._callbacks):
+                try:
+                    callback(self._study, self._study._storage.get_trial(trial_id))
+                except Exception as error:
+                    self._say_once(index, error)
+
+    def _say_once(self, index: int, error: Exception) -> None:
+        if (index, type(error)) not in self._said:
+            self._said.add((index, type(error)))
+            name = getattr(self._callbacks[index], "__qualname__", type(self._callbacks[index]).__qualname__)
+            log.warning("Study.callbacks: %s failed: %s: %s", name, type(error).__name__, error)
+
+
+def _callbacks_of(user_study: Study) -> list[Callback]:
+    try:
+        found = user_study.callbacks()
+    except Exception as error:  # such as a server that is away; the trials go on
+        log.warning("Study.callbacks failed, so there are none: %s: %s", type(error).__name__, error)
+        return []
+    if not isinstance(found, (list, tuple)) or not all(map(callable, found)):
+        raise TypeError(
+            f"Study.callbacks returned {found!r}; allowed: a list of functions of Optuna's study and the ended trial"
+        )
+    return list(found)
