@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from trials.settings import problems
+
 if TYPE_CHECKING:
     import optuna
     from torch.optim.lr_scheduler import LRScheduler
@@ -37,6 +39,8 @@ class Study(abc.ABC):
             best are promoted to the next.
         reduction_factor: with ``"asha"``, one in so many is promoted.
         direction: ``"maximize"`` or ``"minimize"`` the score.
+        directions: such a word for each of several objectives; none: `direction` counts. Then `score` returns a tuple,
+            or `metric` names as many, and no trial is pruned.
         autocast: the type in which `torch.autocast` runs forward and loss; None: no autocast.
         batch_params: names of hyperparameters on which `batches` depends, such as ``("batch_size",)``. Trials that
             differ in them are not fused.
@@ -59,6 +63,7 @@ class Study(abc.ABC):
     search: str | None = None
     reduction_factor: int = 3
     direction: str = "maximize"
+    directions: tuple[str, ...] = ()
     autocast: torch.dtype | None = None
     batch_params: tuple[str, ...] = ()
     accumulate: int = 1
@@ -67,7 +72,7 @@ class Study(abc.ABC):
     keep_best: int = 1
     shared: tuple[str, ...] = ()
     audit: str | bool = "epoch"
-    metric: str | None = None
+    metric: str | tuple[str, ...] | None = None
 
     @abc.abstractmethod
     def suggest(self, trial: "optuna.Trial") -> dict[str, Any]:
@@ -118,10 +123,10 @@ class Study(abc.ABC):
     def validation(self) -> Iterable[tuple[Any, Any]]:
         """Return the validation batches, pairs ``(inputs_B, targets_B)`` as from `batches`."""
 
-    def score(self, outputs: Any, targets: Any) -> Tensor:
+    def score(self, outputs: Any, targets: Any) -> Any:
         """Return the score of one model on one batch, a scalar tensor. A trial's score is the mean over all examples.
 
-        For ``params`` see `loss`.
+        With several `directions` return a tuple of such, or of plain numbers. For ``params`` see `loss`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no score; needed unless it has a metric")
 
@@ -221,7 +226,8 @@ def load_study(path: str | Path) -> Study:
         study = study_class()
     except Exception as error:
         raise StudyError(f"{file}: {study_class.__name__}() failed: {_where(error, file)}") from error
-    _check(study, file)
+    for problem in problems(study):
+        raise StudyError(f"{file}: class {study_class.__name__}{problem}")
     return study
 
 
@@ -289,44 +295,3 @@ def _find(module: ModuleType, file: Path) -> type[Study]:
         names = ", ".join(sorted(value.__name__ for value in found))
         raise StudyError(f"{file}: defines several studies ({names}); exactly one is needed")
     return found.pop()
-
-
-def _check(study: Study, file: Path) -> None:
-    where = f"{file}: class {type(study).__name__}"
-    for name in ("trials", "epochs", "fused", "accumulate"):
-        value = getattr(study, name, None)
-        if value is None:
-            raise StudyError(f"{where} lacks the attribute '{name}', a positive whole number")
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise StudyError(f"{where}: {name} = {value!r}; allowed: a positive whole number")
-    rungs: Any = study.rungs
-    whole = isinstance(rungs, (tuple, list)) and all(isinstance(r, int) and not isinstance(r, bool) for r in rungs)
-    if not whole or list(rungs) != sorted(set(rungs)) or any(not 1 <= r <= study.epochs for r in rungs):
-        raise StudyError(f"{where}: rungs = {rungs!r}; allowed: increasing epochs from 1 to epochs = {study.epochs}")
-    if study.direction not in ("maximize", "minimize"):
-        raise StudyError(f"{where}: direction = {study.direction!r}; allowed: 'maximize' or 'minimize'")
-    if study.scheduler_every not in ("epoch", "step"):
-        raise StudyError(f"{where}: scheduler_every = {study.scheduler_every!r}; allowed: 'epoch' or 'step'")
-    if not isinstance(study.mix_epochs, bool):
-        raise StudyError(f"{where}: mix_epochs = {study.mix_epochs!r}; allowed: True or False")
-    _check_extras(study, where)
-
-
-_BATCH_PARAMS = "names of hyperparameters, such as ('batch_size',)"
-
-
-def _check_extras(study: Study, where: str) -> None:
-    keep_best: Any = study.keep_best
-    if not isinstance(keep_best, int) or isinstance(keep_best, bool) or keep_best < 0:
-        raise StudyError(f"{where}: keep_best = {keep_best!r}; allowed: a whole number from 0")
-    if study.metric is not None and not (isinstance(study.metric, str) and study.has_metrics):
-        raise StudyError(
-            f"{where}: metric = {study.metric!r}; allowed: None, or the name of a number that its method 'metrics' "
-            "returns"
-        )
-    for name, example in (("shared", "patterns of names, such as ('base.*',)"), ("batch_params", _BATCH_PARAMS)):
-        given: Any = getattr(study, name)
-        if not isinstance(given, (tuple, list)) or not all(isinstance(each, str) and each for each in given):
-            raise StudyError(f"{where}: {name} = {given!r}; allowed: {example}")
-    if study.audit is not False and study.audit not in ("epoch", "start"):
-        raise StudyError(f"{where}: audit = {study.audit!r}; allowed: 'epoch', 'start' or False")

@@ -1,5 +1,6 @@
 """Loading a study says what is wrong with it."""
 
+import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,21 @@ class Mine(Study):
     def validation(self): ...
     def score(self, outputs, targets): ...
 """
+
+
+SEVERAL = "directions = ('maximize', 'minimize')"
+
+
+def with_settings(settings: str) -> str:
+    return GOOD.replace("epochs = 5", f"epochs = 5; {settings}")
+
+
+def pruner(made: str) -> str:
+    return f"    def pruner(self): import optuna; return {'optuna.pruners.' * made[0].isupper()}{made}\n"
+
+
+def sampler(made: str) -> str:
+    return f"    def sampler(self): import optuna; return {'optuna.samplers.' * made[0].isupper()}{made}\n"
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +98,32 @@ BAD = {
     "shared": (GOOD.replace("epochs = 5", "epochs = 5; shared = 'a'"), "shared = 'a'; allowed: patterns of names"),
     "batch": (GOOD.replace("epochs = 5", "epochs = 5; batch_params = [1]"), r"batch_params = \[1\]; allowed: names of"),
     "direction": (GOOD.replace("epochs = 5", "epochs = 5; direction = 'up'"), "'up'; allowed: 'maximize' or"),
+    "search": (with_settings("search = 'hyperband'"), "search = 'hyperband'; allowed: None or 'asha'"),
+    "no rungs": (with_settings("search = 'asha'"), r"'asha' with rungs = \(\); allowed: with a rung before"),
+    "last rung": (with_settings("search = 'asha'; rungs = (5,)"), r"'asha' with rungs = \(5,\); allowed: with a rung"),
+    "factor": (with_settings("reduction_factor = 1"), "reduction_factor = 1; allowed: a whole number from 2"),
+    "two searches": (
+        with_settings("search = 'asha'; rungs = (1,)") + pruner("MedianPruner()"),
+        r"pruner\(\) returned .*MedianPruner.* with search = 'asha'; allowed: one of the two",
+    ),
+    "pruner": (GOOD + pruner("3"), r"pruner\(\) returned 3; allowed: a pruner of Optuna's, or None"),
+    "sampler": (GOOD + sampler("'tpe'"), r"sampler\(\) returned 'tpe'; allowed: a sampler of Optuna's"),
+    "failing sampler": (GOOD + sampler("RandomSampler(sed=3)"), "failed: TypeError: .*sed"),
+    "package": (
+        GOOD + "    def sampler(self): import no_such_package_of_ours\n",
+        "ModuleNotFoundError: No module named 'no_such_package_of_ours'; install it: pip install no_such_package",
+    ),
+    "enqueue": (
+        GOOD + "    def enqueue(self): return {'x': 1}\n",
+        r"enqueue\(\) returned .*; allowed: a list of dicts",
+    ),
+    "one direction": (with_settings("directions = ('maximize',)"), "allowed: none, or two or more of 'maximize'"),
+    "directions": (with_settings("directions = ('up', 'down')"), "directions = .*; allowed: none, or two or more"),
+    "several and rungs": (with_settings(SEVERAL + "; rungs = (1,)"), r"rungs = \(1,\) with several directions"),
+    "several and asha": (with_settings(SEVERAL + "; search = 'asha'; rungs = (1,)"), "'asha' with several directions"),
+    "several and a pruner": (with_settings(SEVERAL) + pruner("NopPruner()"), "pruner.* with several directions"),
+    "several and CMA-ES": (with_settings(SEVERAL) + sampler("CmaEsSampler()"), "CmaEsSampler with several directions"),
+    "several and a metric": (with_settings(SEVERAL + "; metric = 'a'"), "metric = 'a'; .*; with directions, 2 of them"),
     "constructor": (GOOD + "    def __init__(self): self.x = 1 / 0\n", r"Mine\(\) failed: line 14: ZeroDivisionError"),
 }
 
@@ -116,3 +158,20 @@ def test_modules_that_hide_ours(name: str, tmp_path: Path) -> None:
     write(other, "", f"{name}.py")
     with pytest.raises(StudyError, match=f"contains {name}.py, which hides"):
         load_study(write(other, GOOD))
+
+
+@pytest.mark.parametrize(("made", "package"), [("CmaEsSampler", "cmaes"), ("GPSampler", "scipy")])
+def test_a_sampler_whose_package_is_missing(
+    made: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
+    with pytest.raises(StudyError, match=f"{made} needs the package {package}; install it: pip install {package}"):
+        load_study(write(tmp_path, GOOD + sampler(f"{made}()")))
+
+
+def test_settings_of_a_search(tmp_path: Path) -> None:
+    study = load_study(write(tmp_path, with_settings("search = 'asha'; rungs = [1, 5]; reduction_factor = 4")))
+    assert study.promotes and study.reduction_factor == 4
+    several = load_study(write(tmp_path, with_settings(SEVERAL) + sampler("NSGAIISampler(seed=1)"), "other.py"))
+    assert several.directions == ("maximize", "minimize") and not several.promotes

@@ -1,0 +1,130 @@
+"""What is wrong with the settings of a study."""
+
+import importlib.util
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+WORDS = "'maximize' or 'minimize'"
+
+_NAMES = {
+    "shared": "patterns of names, such as ('base.*',)",
+    "batch_params": "names of hyperparameters, such as ('batch_size',)",
+}
+
+
+def problems(study: Any) -> Iterator[str]:
+    """Yield what is wrong, each to follow the name of the study's class.
+
+    Args:
+        study: a `Study`, whose attributes may be anything.
+    """
+    yield from _numbers(study)
+    yield from _choices(study)
+    yield from _extras(study)
+    yield from _search(study)
+    yield from _of_optuna(study)
+
+
+def _numbers(study: Any) -> Iterator[str]:
+    for name in ("trials", "epochs", "fused", "accumulate"):
+        value = getattr(study, name, None)
+        if value is None:
+            yield f" lacks the attribute '{name}', a positive whole number"
+        elif not _is_whole(value) or value < 1:
+            yield f": {name} = {value!r}; allowed: a positive whole number"
+    rungs = study.rungs
+    whole = isinstance(rungs, (tuple, list)) and all(map(_is_whole, rungs))
+    if not whole or list(rungs) != sorted(set(rungs)) or any(not 1 <= rung <= study.epochs for rung in rungs):
+        yield f": rungs = {rungs!r}; allowed: increasing epochs from 1 to epochs = {study.epochs}"
+
+
+def _choices(study: Any) -> Iterator[str]:
+    if study.direction not in ("maximize", "minimize"):
+        yield f": direction = {study.direction!r}; allowed: {WORDS}"
+    if study.scheduler_every not in ("epoch", "step"):
+        yield f": scheduler_every = {study.scheduler_every!r}; allowed: 'epoch' or 'step'"
+    if not isinstance(study.mix_epochs, bool):
+        yield f": mix_epochs = {study.mix_epochs!r}; allowed: True or False"
+    if study.audit is not False and study.audit not in ("epoch", "start"):
+        yield f": audit = {study.audit!r}; allowed: 'epoch', 'start' or False"
+    if study.search not in (None, "asha"):
+        yield f": search = {study.search!r}; allowed: None or 'asha'"
+
+
+def _extras(study: Any) -> Iterator[str]:
+    if not _is_whole(study.keep_best) or study.keep_best < 0:
+        yield f": keep_best = {study.keep_best!r}; allowed: a whole number from 0"
+    if study.metric is not None and not (_is_metric(study) and study.has_metrics):
+        several = f"; with directions, {len(study.directions)} of them" if study.directions else ""
+        yield (
+            f": metric = {study.metric!r}; allowed: None, or the name of a number that its method 'metrics' "
+            f"returns{several}"
+        )
+    for name, example in _NAMES.items():
+        given = getattr(study, name)
+        if not isinstance(given, (tuple, list)) or not all(isinstance(each, str) and each for each in given):
+            yield f": {name} = {given!r}; allowed: {example}"
+
+
+def _search(study: Any) -> Iterator[str]:
+    several = study.directions
+    if (
+        not isinstance(several, (tuple, list))
+        or len(several) == 1
+        or any(each not in ("maximize", "minimize") for each in several)
+    ):
+        yield f": directions = {several!r}; allowed: none, or two or more of {WORDS}"
+    if several and study.search is not None:
+        yield f": search = {study.search!r} with several directions; allowed: a single direction"
+    if several and study.rungs:
+        yield f": rungs = {study.rungs!r} with several directions; allowed: none, for Optuna stops no such trial"
+    factor = study.reduction_factor
+    if not _is_whole(factor) or factor < 2:
+        yield f": reduction_factor = {factor!r}; allowed: a whole number from 2"
+    if study.search is not None and not any(rung < study.epochs for rung in study.rungs):
+        yield f": search = {study.search!r} with rungs = {study.rungs!r}; allowed: with a rung before the last epoch"
+
+
+def _of_optuna(study: Any) -> Iterator[str]:
+    """Yield what is wrong with the sampler, the pruner and the enqueued points."""
+    import optuna  # takes a second, and who only imports `trials` does not need it
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the search worker makes them again, and gives the warnings then
+        try:
+            sampler, pruner, points = study.sampler(), study.pruner(), study.enqueue()
+        except Exception as error:
+            install = f"; install it: pip install {error.name}" if isinstance(error, ImportError) and error.name else ""
+            yield f": its sampler, pruner or enqueue failed: {type(error).__name__}: {error}{install}"
+            return
+    if sampler is not None and not isinstance(sampler, optuna.samplers.BaseSampler):
+        yield f": sampler() returned {sampler!r}; allowed: a sampler of Optuna's, or None"
+    if pruner is not None and not isinstance(pruner, optuna.pruners.BasePruner):
+        yield f": pruner() returned {pruner!r}; allowed: a pruner of Optuna's, or None"
+    if pruner is not None and study.search is not None:
+        yield f": pruner() returned {pruner!r} with search = {study.search!r}; allowed: one of the two"
+    if pruner is not None and study.directions:
+        yield f": pruner() returned {pruner!r} with several directions; allowed: None, for Optuna prunes no such trial"
+    if isinstance(sampler, optuna.samplers.CmaEsSampler) and study.directions:
+        yield ": CmaEsSampler with several directions; allowed: others, such as NSGAIISampler"
+    for kind, package in ((optuna.samplers.CmaEsSampler, "cmaes"), (optuna.samplers.GPSampler, "scipy")):
+        if isinstance(sampler, kind) and importlib.util.find_spec(package) is None:
+            yield f": {kind.__name__} needs the package {package}; install it: pip install {package}"
+    if not isinstance(points, (tuple, list)) or not all(isinstance(point, Mapping) for point in points):
+        yield f": enqueue() returned {points!r}; allowed: a list of dicts, parameters by name"
+
+
+def _is_metric(study: Any) -> bool:
+    if not study.directions:
+        return isinstance(study.metric, str)
+    several = study.metric
+    return (
+        isinstance(several, (tuple, list))
+        and all(isinstance(each, str) for each in several)
+        and len(several) == len(study.directions)
+    )
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
