@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial
 
 from ds_hooks.shared.private_file import make_dir, write_text
 from trials.search.attributes import HISTORY
-from trials.search.best import params_of, ranked
+from trials.search.best import describe_score, params_of, ranked, score_of
 from trials.search.checkpoint_files import weights_path
 from trials.search.storage import open_storage
 
@@ -26,7 +26,7 @@ class Shown:
 
     Attributes:
         number: its number in the study.
-        score: its score.
+        score: its score, or one for each objective.
         params: what the study's `suggest` returned for it.
         epochs: how many it was trained.
         history: its losses, scores and metrics by epoch.
@@ -34,7 +34,7 @@ class Shown:
     """
 
     number: int
-    score: float
+    score: float | list[float]
     params: dict[str, Any]
     epochs: int
     history: dict[str, Any]
@@ -43,6 +43,8 @@ class Shown:
 
 def best_trials(storage: str, name: str, directory: Path) -> list[Shown]:
     """The trials whose weights are kept, the best first; if none are, the best trial alone.
+
+    Of several objectives, the best are those that none beats in all.
 
     Args:
         storage: see `open_storage`.
@@ -70,7 +72,7 @@ def describe(shown: Shown) -> list[str]:
     wide = max((len(name) for name in shown.params), default=0)
     params = [f"    {name:<{wide}}  {value}" for name, value in shown.params.items()]
     weights = "its weights were not kept" if shown.weights is None else f"weights: {shown.weights}"
-    return [f"trial {shown.number}: score {shown.score:.6g} after {shown.epochs} epochs; {weights}", *params]
+    return [f"trial {shown.number}: {describe_score(shown.score)} after {shown.epochs} epochs; {weights}", *params]
 
 
 def save(shown: Shown, study: Path, into: Path) -> Shown:
@@ -105,12 +107,13 @@ def loading(study: Path, shown: Shown) -> str:
 
 def _shown(trial: FrozenTrial, directory: Path) -> Shown:
     weights = weights_path(directory, trial.number)
-    assert trial.value is not None
+    score, history = score_of(trial), trial.user_attrs.get(HISTORY, {})
+    assert score is not None
     return Shown(
         number=trial.number,
-        score=trial.value,
+        score=score,
         params=params_of(trial),
-        epochs=trial.last_step or 0,
-        history=trial.user_attrs.get(HISTORY, {}),
+        epochs=trial.last_step or len(history.get("loss", [])),  # Optuna keeps no steps of several objectives
+        history=history,
         weights=weights if weights.exists() else None,
     )

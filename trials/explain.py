@@ -13,6 +13,7 @@ from trials.training.audit import Audit
 from trials.training.audit_table import audit_lines
 from trials.training.group import TrialGroup
 from trials.training.member import build_member, group_key
+from trials.training.objectives import Score
 
 
 class _Names(OpenGate):
@@ -71,16 +72,20 @@ def check(study: Study) -> list[str]:
     for _ in range(AUDITED_STEPS - 1 if study.audit else 0):
         group.evaluate()
         group.unproven.add("evaluation")
-    scores = ", ".join(f"{score:.4g}" for score in group.evaluate())
+    scores = ", ".join(map(_shown, group.evaluate()))
     ways = Counter(how.partition(" ")[0].rstrip(":") for _, how in group.ways())
     rungs = f"rungs {', '.join(map(str, study.rungs))}" if study.rungs else "no rungs"
     return [
         f"study   {type(study).__name__}: {study.trials} trials of {study.epochs} epochs, up to {study.fused} fused, "
-        f"{rungs}; {study.direction} the score",
+        f"{rungs}; {' and '.join(study.directions or [study.direction])} the score",
         f"layers  {ways['rule']} by rule, {ways['vmap']} by vmap, {ways['loop']} in a loop over the trials",
         f"epoch   {steps} steps of {group.size} trial{'s' * (group.size != 1)} in {seconds:.2f} s; scores {scores}",
         *(audit_lines(audit, group.size) if study.audit else ["audit   none: Study.audit is False"]),
     ]
+
+
+def _shown(score: Score) -> str:
+    return f"({', '.join(map(_shown, score))})" if isinstance(score, list) else f"{score:.4g}"
 
 
 AUDITED_STEPS = 2

@@ -32,6 +32,7 @@ from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from ds_hooks.shared.signals import END_SIGNAL, asked_to_end
 from ds_hooks.shared.status_reader import StatusReader
 from trials.own_logger import own_logger
+from trials.search.best import ranked
 from trials.search.storage import open_storage
 
 INTERRUPTED_STATUS = 130
@@ -278,11 +279,12 @@ class _Bar:
 
     def _best(self) -> str:
         assert self._study is not None
-        try:
-            best = self._study.best_trial
-        except ValueError:
+        best = ranked(self._study)
+        if not best:
             return "no score yet"
-        return f"best score {best.value:.4g} (trial {best.number})"
+        if len(self._study.directions) > 1:
+            return f"{len(best)} on the front"
+        return f"best score {best[0].value:.4g} (trial {best[0].number})"
 
 
 def _ended(counts: Counter[TrialState]) -> int:

@@ -16,20 +16,21 @@ from trials.search.checkpoint_files import best_directory, publish, weights_path
 
 
 class Best:
-    """Keeps the files of the best completed trials.
+    """Keeps the files of the best completed trials; of several objectives, those that none beats in all: the front.
 
     Args:
         study: Optuna's.
         directory: the study's; None: there are no files.
-        most: how many trials.
+        most: how many trials; of a front all, unless it is 0.
     """
 
     def __init__(self, study: optuna.Study, directory: Path | None, most: int) -> None:
         self._study, self._directory, self._most = study, directory, most
+        self._has_several = len(study.directions) > 1
 
     def bar(self) -> float | None:
-        """The score above which a further trial is among the best; None: any is."""
-        if self._directory is None or not self._most:
+        """The score above which a further trial is among the best; None: any may be."""
+        if self._directory is None or not self._most or self._has_several:
             return None
         completed = ranked(self._study)
         return completed[self._most - 1].value if len(completed) >= self._most else None
@@ -37,7 +38,8 @@ class Best:
     def take(self, number: int, written: Path) -> None:
         """Take the weights of a trial that has completed. Call it under the study's lock."""
         assert self._directory is not None
-        most = ranked(self._study)[: self._most]
+        found = ranked(self._study)
+        most = found if self._has_several else found[: self._most]
         best = [trial for trial in most if trial.number == number or self._path(trial).exists()]
         mine = next((trial for trial in best if trial.number == number), None)
         if mine is None:
@@ -58,7 +60,13 @@ class Best:
     def _write_index(self, best: list[FrozenTrial]) -> None:
         assert self._directory is not None
         entries: list[dict[str, Any]] = [
-            {"number": t.number, "score": t.value, "params": params_of(t), "weights": self._path(t).name} for t in best
+            {
+                "number": trial.number,
+                "score": score_of(trial),
+                "params": params_of(trial),
+                "weights": self._path(trial).name,
+            }
+            for trial in best
         ]
         written = best_directory(self._directory) / f"best.{os.getpid()}.tmp"
         with open(written, "w", encoding="utf-8", opener=open_private) as file:
@@ -67,10 +75,24 @@ class Best:
 
 
 def ranked(study: optuna.Study) -> list[FrozenTrial]:
-    """The completed trials, the best first."""
+    """The completed trials, the best first; with several objectives, those that none beats in all."""
+    if len(study.directions) > 1:
+        front: list[FrozenTrial] = study.best_trials
+        return front
     completed = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     is_best_high = study.direction is StudyDirection.MAXIMIZE
     return sorted(completed, key=lambda trial: trial.value or 0.0, reverse=is_best_high)
+
+
+def score_of(trial: FrozenTrial) -> float | list[float] | None:
+    """A trial's score, or one for each objective."""
+    values: list[float] | None = trial.values
+    return values[0] if values is not None and len(values) == 1 else values
+
+
+def describe_score(score: float | list[float]) -> str:
+    """In words."""
+    return f"scores {', '.join(f'{each:.6g}' for each in score)}" if isinstance(score, list) else f"score {score:.6g}"
 
 
 def params_of(trial: FrozenTrial) -> dict[str, Any]:

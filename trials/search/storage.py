@@ -64,6 +64,11 @@ def open_storage(named: str) -> BaseStorage:
     return RDBStorage(named, engine_kwargs={"connect_args": {"timeout": SQLITE_PATIENCE_S}} if is_sqlite else None)
 
 
+def is_shared(named: str) -> bool:
+    """Whether a storage is a database that others may write to."""
+    return "://" in named and not named.startswith("sqlite:")
+
+
 def _make_private(file: str) -> None:
     """Optuna and SQLite would make it for all to read."""
     check_ours(Path(file))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import optuna
+from optuna.samplers import BaseSampler, CmaEsSampler
 from optuna.trial import Trial, TrialState
 
 from trials.own_logger import own_logger
@@ -21,7 +22,7 @@ from trials.search.draws import Draws
 from trials.search.finite import is_finite
 from trials.search.paused import as_samplers_see
 from trials.search.queue import Claimed, Queue, requeue
-from trials.search.storage import open_storage
+from trials.search.storage import is_shared, open_storage
 from trials.study import Study, describe_error
 
 log = own_logger("trials.search.worker")
@@ -67,9 +68,15 @@ class SearchWorker:
         self._user_study = study
         self._config = config
         self._holder = holder
+        sampler = study.sampler()
+        if isinstance(sampler, CmaEsSampler) and is_shared(config.storage):
+            raise ValueError(
+                "CmaEsSampler unpickles what is in a database, so whoever writes there can run code here; allowed: "
+                "another sampler, or a storage in a file of your own"
+            )
         engine = connect(config.storage, config.directory)
         self._claims = holder.submit(Claims, engine, config.study_name, config.worker, config.lease_s).result()
-        self._study: optuna.Study = self._alone(lambda held: _open_study(study, config))
+        self._study: optuna.Study = self._alone(lambda held: _open_study(study, config, sampler))
         self._study.stop = self._stop_asking  # Optuna's own raises outside `optimize`
         self._seen = as_samplers_see(self._study) if study.promotes else self._study
         self._stopped = False
@@ -111,7 +118,7 @@ class SearchWorker:
         self,
         number: int,
         epoch: int,
-        value: float,
+        value: float | list[float],
         final: bool,
         weights: str | None = None,
         history: dict[str, Any] | None = None,
@@ -121,7 +128,7 @@ class SearchWorker:
         Args:
             number: the trial's.
             epoch: how many epochs it has trained.
-            value: its score.
+            value: its score, or one for each objective.
             final: whether this is the last one.
             weights: the file of its weights, if it may be among the best.
             history: its losses and scores so far.
@@ -213,11 +220,12 @@ class SearchWorker:
         self._stopped = True
 
     def _reported(
-        self, trial: Trial, epoch: int, value: float, state: TrialState, history: dict[str, Any] | None
+        self, trial: Trial, epoch: int, value: float | list[float], state: TrialState, history: dict[str, Any] | None
     ) -> None:
         if history is not None:
             self._storage.set_trial_user_attr(trial._trial_id, HISTORY, history)
-        trial.report(value, epoch)
+        if not self._user_study.directions:  # Optuna reports and prunes for a single objective
+            trial.report(value, epoch)
         if state is TrialState.COMPLETE:
             self._tell(trial.number, value=value)
         elif state is TrialState.WAITING:
@@ -292,7 +300,7 @@ class SearchWorker:
     def _forget(self, number: int) -> None:
         del self._held[number], self.trained[number]
 
-    def _tell(self, number: int, value: float | None = None, state: TrialState | None = None) -> None:
+    def _tell(self, number: int, value: float | list[float] | None = None, state: TrialState | None = None) -> None:
         """End a trial. The sampler is informed; if that fails, the trial has ended all the same."""
         try:
             self._seen.tell(number, value, state=state)
@@ -375,13 +383,13 @@ def _discard(weights: str | None) -> None:
         Path(weights).unlink(missing_ok=True)
 
 
-def _open_study(study: Study, config: WorkerConfig) -> optuna.Study:
+def _open_study(study: Study, config: WorkerConfig, sampler: BaseSampler | None) -> optuna.Study:
     """Call it under the lock: if two create the tables of a new storage at once, or its study, one of them fails."""
     opened = optuna.create_study(
         storage=open_storage(config.storage),
         study_name=config.study_name,
-        direction=study.direction,
-        sampler=study.sampler(),
+        directions=study.directions or [study.direction],
+        sampler=sampler,
         pruner=optuna.pruners.NopPruner() if study.promotes else study.pruner(),
         load_if_exists=True,
     )

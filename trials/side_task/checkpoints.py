@@ -16,6 +16,7 @@ from trials.study import Study
 from trials.training.group import TrialGroup
 from trials.training.history import History
 from trials.training.member import Member, build_member
+from trials.training.objectives import Score, every
 from trials.training.trial_state import TrialState
 
 PERIOD_S = 60.0
@@ -115,16 +116,17 @@ class Checkpoints:
                 if pauses:
                     self._keep_paused(state)
 
-    def ended(self, group: TrialGroup, row: int, score: float) -> str | None:
+    def ended(self, group: TrialGroup, row: int, score: Score) -> str | None:
         """Write the weights of a trial that has ended, if it is among the best so far. Returns the file."""
         keep, sign = self._study.keep_best, 1 if self._study.direction == "maximize" else -1
         self._saved_s.pop(group.numbers[row], None)
-        if self._directory is None or not keep or not math.isfinite(score):
+        if self._directory is None or not keep or not all(map(math.isfinite, every(score))):
             return None
-        if self._bar is not None and sign * score <= sign * self._bar:
-            return None
-        if keep == 1:
-            self._bar = score  # of more than one, the search worker knows which is the last
+        if not isinstance(score, list):
+            if self._bar is not None and sign * score <= sign * self._bar:
+                return None
+            if keep == 1:
+                self._bar = score  # of more than one, the search worker knows which is the last
         self._gate.enter(HOST_UNIT)
         path = checkpoint_files.temporary_weights_path(self._directory, group.numbers[row])
         try:

@@ -26,9 +26,10 @@ from trials.study import Study, describe_error
 from trials.training.batches import work_of
 from trials.training.group import TrialGroup
 from trials.training.member import Member, group_key
+from trials.training.objectives import Score
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Hashable, Mapping, Sequence
     from pathlib import Path
 
     from trials.side_task.offload import Offload
@@ -355,7 +356,7 @@ class Scheduler:
         rows = [row for row, number in enumerate(group.numbers) if finite[row] and number not in self._dropped]
         self._keep(group, rows)
 
-    def _report(self, group: TrialGroup, scores: list[float]) -> None:
+    def _report(self, group: TrialGroup, scores: "Sequence[Score]") -> None:
         last, rungs = self._study.epochs, self._study.rungs
         self._gate.enter(HOST_UNIT)
         for row, (number, epoch) in enumerate(zip(group.numbers, group.epochs_done, strict=True)):

@@ -21,6 +21,7 @@ from trials.training.batches import Kept, Reader, fuse_batches, parts, rounds, s
 from trials.training.lone import Lone, part_names
 from trials.training.malloc import keep_freed_memory
 from trials.training.member import Member, facts_of, fuse_optimizers_of, restored
+from trials.training.objectives import Score
 from trials.training.phase import Phase
 from trials.training.progress import Control, step_on_scores, step_schedulers, wait_for_score
 from trials.training.record import Record
@@ -137,7 +138,7 @@ class TrialGroup(ScoredGroup):
         if self._study.scheduler_every == "step":
             self._step_schedulers()
 
-    def end_epoch(self) -> list[float] | None:
+    def end_epoch(self) -> Sequence[Score] | None:
         """Count an epoch and step the schedulers that are due.
 
         Returns:

@@ -14,6 +14,7 @@ from trials.optim.several import Optimizers
 from trials.study import Study
 from trials.training.batches import Reader
 from trials.training.compare import is_continuous
+from trials.training.objectives import Score
 from trials.training.record import SCALE, STREAM, Record
 from trials.training.roster import Roster
 from trials.training.trial_state import TrialState
@@ -112,7 +113,7 @@ class GroupState:
             history=self._roster.history(row),
         )
 
-    def note_scores(self, scores: Sequence[float]) -> None:
+    def note_scores(self, scores: Sequence[Score]) -> None:
         """Keep the trials' scores, one per row, and their metrics of the same evaluation."""
         metrics = self.metrics or [{}] * self.size
         for row, history in enumerate(self._roster.histories):

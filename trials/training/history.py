@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field
 from math import isfinite
 from typing import Any
 
+from trials.training.objectives import Score
+
 
 @dataclass(slots=True)
 class History:
@@ -20,7 +22,7 @@ class History:
     """
 
     losses: list[float] = field(default_factory=list)
-    scores: dict[int, float] = field(default_factory=dict)
+    scores: dict[int, Score] = field(default_factory=dict)
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     total: float = 0.0
     steps: int = 0
@@ -30,7 +32,7 @@ class History:
         self.losses.append(total / self.steps if self.steps else float("nan"))
         self.total, self.steps = 0.0, 0
 
-    def note_score(self, epochs: int, score: float, metrics: Mapping[str, float]) -> None:
+    def note_score(self, epochs: int, score: Score, metrics: Mapping[str, float]) -> None:
         """Keep the score and the metrics after so many epochs."""
         self.scores[epochs] = score
         if metrics:
@@ -49,7 +51,10 @@ class History:
         """Return it for JSON: losses by epoch, and scores and metrics by epochs done. None is no finite number."""
         found: dict[str, Any] = {
             "loss": [_finite(loss) for loss in self.losses],
-            "score": {str(epochs): _finite(score) for epochs, score in self.scores.items()},
+            "score": {
+                str(epochs): [_finite(each) for each in score] if isinstance(score, list) else _finite(score)
+                for epochs, score in self.scores.items()
+            },
         }
         if self.metrics:
             found["metrics"] = {

@@ -24,6 +24,7 @@ from trials.optim.several import by_phase
 from trials.study import Study
 from trials.training.batches import parts
 from trials.training.compare import is_continuous
+from trials.training.objectives import joined_scores
 from trials.training.record import LOSS, SCALE, SCORE, STREAM, Record, named_batch
 from trials.training.trees import copied, mapped, tensors
 from trials.training.trial_state import TrialState
@@ -106,7 +107,8 @@ class Lone:
             self._pause("score")
             if self._study.metric is None:
                 score = self._study.score
-                record.put(SCORE, "", score(outputs, targets, **given(score, self._state.params)))
+                found = score(outputs, targets, **given(score, self._state.params))
+                record.put(SCORE, "", joined_scores(self._study, found))
         self._end(record)
 
     def _train_phase(

@@ -12,6 +12,7 @@ from trials.fusion.errors import FuseError, is_out_of_memory
 from trials.fusion.trees import Hidden
 from trials.own_logger import own_logger
 from trials.study import Study
+from trials.training.objectives import Score, first_of
 from trials.training.trees import mapped, row_of
 
 log = own_logger(__name__)
@@ -60,12 +61,14 @@ def metrics_of(
     return found
 
 
-def score_of(metrics: Mapping[str, float], name: str) -> float:
-    """Return the metric that is the trial's score; NaN if it has none.
+def score_of(metrics: Mapping[str, float], name: str | Sequence[str]) -> Score:
+    """Return the metric that is the trial's score, or those that are its scores; NaN where it has none.
 
     Raises:
         FuseError: it has others.
     """
+    if not isinstance(name, str):
+        return [first_of(score_of(metrics, each)) for each in name]
     if metrics and name not in metrics:
         raise FuseError(f"Study.metric is '{name}', and Study.metrics gave {sorted(metrics)}; allowed: one of these")
     return metrics.get(name, nan)

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from trials.fusion.errors import FuseError
 from trials.optim.gradients import Gradients, norms_K, overflowed_K
 from trials.study import Study
+from trials.training.objectives import Score, first_of
 
 
 @dataclass(slots=True)
@@ -128,12 +129,12 @@ def wait_for_score(trials: Sequence[Progress]) -> bool:
     return any(isinstance(scheduler, ReduceLROnPlateau) for trial in trials for scheduler in trial.schedulers)
 
 
-def step_on_scores(trials: Sequence[Progress], scores: Sequence[float]) -> None:
+def step_on_scores(trials: Sequence[Progress], scores: Sequence[Score]) -> None:
     """Step the schedulers that act on scores."""
     for trial, score in zip(trials, scores, strict=True):
         for scheduler in trial.schedulers:
             if isinstance(scheduler, ReduceLROnPlateau):
-                scheduler.step(score)
+                scheduler.step(first_of(score))
 
 
 class Control:

@@ -8,6 +8,7 @@ from trials.fusion.scalar import Scalar
 from trials.fusion.ways import Way
 from trials.own_logger import own_logger
 from trials.study import Study
+from trials.training.objectives import score_functions
 
 log = own_logger(__name__)
 
@@ -16,9 +17,10 @@ _said: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def scalars_of(study: Study, way: Way) -> dict[str, Scalar]:
-    """Return the loss and the score of `study`, for trials that are trained in `way`."""
+    """Return the loss of `study`, and the score or scores, for trials that are trained in `way`."""
     say = partial(_say_once, study)
-    return {name: Scalar(f"Study.{name}", getattr(study, name), way, say) for name in ("loss", "score")}
+    functions = {"loss": study.loss, **score_functions(study)}
+    return {name: Scalar(f"Study.{name}", function, way, say) for name, function in functions.items()}
 
 
 def _say_once(study: Study, reason: str) -> None:

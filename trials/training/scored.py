@@ -18,6 +18,7 @@ from trials.training.batches import Kept, as_batch, shapes
 from trials.training.group_state import GroupState
 from trials.training.lone import Lone
 from trials.training.metrics import Validated, metrics_of, on_host, score_of
+from trials.training.objectives import Score, per_trial_scores
 from trials.training.phase import Phase
 from trials.training.record import SCORE, Record
 from trials.training.trees import examples
@@ -49,14 +50,14 @@ class ScoredGroup(GroupState, abc.ABC):
         """Train in the way that an audit, perhaps of another group, has chosen."""
 
     @torch.no_grad()
-    def evaluate(self) -> list[float]:
+    def evaluate(self) -> Sequence[Score]:
         """Return each trial's score: the mean over the validation batches, weighted by their sizes, or a metric.
 
         Raises:
             FuseError: the study has no validation batches, its score is not a scalar, or it lacks the metric.
         """
         self._follow()
-        total_K = torch.zeros(self.size, dtype=torch.float64, device=self._device)
+        total_K = torch.zeros(self._scores_shape(), dtype=torch.float64, device=self._device)
         count = 0
         for phase in self._phases:
             phase.before_evaluation()
@@ -73,7 +74,7 @@ class ScoredGroup(GroupState, abc.ABC):
             raise FuseError("Study.validation gave no batches; at least one is needed for a score")
         mean_K = total_K / count
         self._units.settle()
-        scores: list[float] = mean_K.tolist()
+        scores: Sequence[Score] = mean_K.tolist()
         if validated:
             self.metrics = metrics_of(self._study, self.numbers, validated, self._enter_metrics)
         if self._study.metric is not None:
@@ -81,8 +82,12 @@ class ScoredGroup(GroupState, abc.ABC):
         self._units.rest()
         return scores
 
+    def _scores_shape(self) -> tuple[int, ...]:
+        """``[K]``, or ``[K, J]`` of J objectives."""
+        return (self.size, len(self._study.directions)) if self._study.directions else (self.size,)
+
     def _scores(self, inputs_B: Any, targets_B: Any, record: Record | None = None) -> tuple[Tensor, list[Validated]]:
-        """Return each trial's score of a batch, ``[K]``, and what metrics are computed of, if there are any."""
+        """Return each trial's score of a batch, ``[K]`` or ``[K, J]``, and what metrics are computed of."""
         validated: list[Validated] = []
         with self._precision():
             outputs = self._fused.eval.run(inputs_B, self._device)
@@ -91,9 +96,9 @@ class ScoredGroup(GroupState, abc.ABC):
                 self._units.settle()
                 validated.append(on_host(outputs, targets_B))
             if self._study.metric is None:
-                scores_K = self._per_trial("score", outputs, targets_B)
+                scores_K = per_trial_scores(self._study, lambda name: self._per_trial(name, outputs, targets_B))
             else:
-                scores_K = torch.zeros(self.size, device=self._device)
+                scores_K = torch.zeros(self._scores_shape(), device=self._device)
         if record is not None:
             record.outputs(outputs, per_trial=True)
             if self._study.metric is None:

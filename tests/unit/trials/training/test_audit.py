@@ -84,7 +84,7 @@ MODEL: dict[str, Callable[[int], nn.Module]] = {
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", lambda n, parameters: torch.optim.Rprop(parameters, 0.01)])
 @pytest.mark.parametrize("model", MODEL)
 def test_audits_change_no_bit(model: str, optimizer: Any) -> None:
-    def trained(audit: bool) -> tuple[list[dict[str, Any]], list[float], Any]:
+    def trained(audit: bool) -> tuple[list[dict[str, Any]], Any, Any]:
         study = ToyStudy(lambda n: MODEL[model](n).double(), optimizer, data())
         made = Audit(study) if audit else None
         group = TrialGroup(study, members(study, range(3)), OpenGate(), made)
