@@ -105,7 +105,9 @@ def _close(parsed: argparse.Namespace) -> int:
         ended = close_study(storage, parsed.study_name, parsed.reason)
     except Exception as error:  # of any of many database drivers
         refuse(f"{PROGRAM} close", hide_passwords(f"{hide_password(storage)}: {type(error).__name__}: {error}"))
-    print(f"{ended} unfinished trial{'s' * (ended != 1)} of {parsed.study_name} ended as failed: {parsed.reason}")
+    failed = f"{ended.failed} unfinished trial{'s' * (ended.failed != 1)} of {parsed.study_name} ended as failed"
+    pruned = f", {ended.pruned} paused as pruned" if ended.pruned else ""
+    print(f"{failed}{pruned}: {parsed.reason}")
     return 0
 
 

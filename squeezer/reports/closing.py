@@ -50,7 +50,8 @@ def _trials(trials: Mapping[str, Any], name: str) -> str:
         return f"study {name} cannot be read: {trials['problem']}"
     states = ("completed", "pruned", "failed", "running")
     parts = [f"{trials[key]} {key}" for key in states if trials[key]]
-    parts += [f"{trials['waiting']} waiting for the next run"] if trials.get("waiting") else []
+    waiting = trials.get("waiting", 0) + trials.get("paused", 0)
+    parts += [f"{waiting} waiting for the next run"] if waiting else []
     text = f"study {name}: {', '.join(parts) or 'no trial'}"
     if trials["best"]:
         text += f"; best score {trials['best']['value']:.4g} (trial {trials['best']['number']})"

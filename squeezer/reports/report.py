@@ -25,7 +25,10 @@ from squeezer.reports.slowdown import printed, verdict
 
 REPORT_VERSION = 2
 WIDTH = 100
-TRIAL_STATES = "completed", "pruned", "failed", "running", "waiting"
+TRIAL_STATES = "completed", "pruned", "failed", "running", "paused", "waiting"
+MILESTONE = "squeezer_milestone"
+"""A user attribute of trials: see docs/protocol.md. One that waits and has a score then is paused."""
+
 NO_TRIALS: Mapping[str, Any] = {**dict.fromkeys(TRIAL_STATES, 0), "best": None, "problem": None}
 
 
@@ -203,7 +206,13 @@ def _trials(run: Path, ranks: Sequence[RankRun]) -> dict[str, Any]:
     try:
         storage = named if "://" in named else JournalStorage(JournalFileBackend(named))
         study = optuna.load_study(study_name=sides[0].get("study_name") if sides else None, storage=storage)
-        states = Counter(trial.state for trial in study.get_trials(deepcopy=False))
+        found = study.get_trials(deepcopy=False)
+        states = Counter(trial.state for trial in found)
+        paused = sum(
+            trial.state is optuna.trial.TrialState.WAITING
+            and trial.user_attrs.get(MILESTONE) in trial.intermediate_values
+            for trial in found
+        )
         best = study.best_trial if len(study.directions) == 1 and states[optuna.trial.TrialState.COMPLETE] else None
     except Exception as error:  # any of many database drivers
         problem = hide_passwords(f"{hide_password(named)}: {type(error).__name__}: {error}")
@@ -218,7 +227,8 @@ def _trials(run: Path, ranks: Sequence[RankRun]) -> dict[str, Any]:
         "pruned": states[state.PRUNED],
         "failed": states[state.FAIL],
         "running": states[state.RUNNING],
-        "waiting": states[state.WAITING],
+        "paused": paused,
+        "waiting": states[state.WAITING] - paused,
         "best": best and {"number": best.number, "value": best.value, "params": best.params},
         "problem": None,
     }

@@ -14,8 +14,9 @@ from trials.study import Study
 
 Callback = Callable[[optuna.Study, FrozenTrial], None]
 
-PATIENCE_S = 5.0
-"""At the worker's end, how long callbacks may still take. All results are recorded by then."""
+PATIENCE_S, LAST_PATIENCE_S = 5.0, 60.0
+"""At the worker's end, how long callbacks may still take: within a study, whose job may be ending, and when it is over.
+All results are recorded by then."""
 
 log = own_logger("trials.search.callbacks")
 
@@ -47,14 +48,19 @@ class Callbacks:
             self._thread.start()
         self._ended.put((trial_id, os.sched_getscheduler(0)))
 
-    def finish(self) -> None:
-        """Wait for those that are due, but not for long."""
+    def finish(self, *, is_over: bool) -> None:
+        """Wait for those that are due, but not for long.
+
+        Args:
+            is_over: whether the study is.
+        """
+        patience_s = LAST_PATIENCE_S if is_over else PATIENCE_S
         if self._thread is None:
             return
         self._ended.put(None)
-        self._thread.join(PATIENCE_S)
+        self._thread.join(patience_s)
         if self._thread.is_alive():
-            log.warning("Study.callbacks have not ended after %g s: the worker ends without them", PATIENCE_S)
+            log.warning("Study.callbacks have not ended after %g s: the worker ends without them", patience_s)
 
     def _run(self) -> None:
         while (ended := self._ended.get()) is not None:

@@ -3,6 +3,7 @@
 import argparse
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import optuna
 from optuna.trial import Trial, TrialState
@@ -12,6 +13,7 @@ from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from trials.gate.process import run_when_idle
 from trials.search.attributes import REASON
 from trials.search.claims import Claims, connect
+from trials.search.paused import is_paused, last_score
 from trials.search.queue import requeue
 from trials.search.storage import open_storage
 
@@ -40,8 +42,15 @@ def release_trials(storage: str, name: str, directory: Path, worker: str, *, die
     return len(released)
 
 
-def close_study(storage: str, name: str, reason: str) -> int:
-    """End every trial that is still running or waiting as failed. Returns how many.
+class Ended(NamedTuple):
+    """How many trials were ended."""
+
+    failed: int = 0
+    pruned: int = 0
+
+
+def close_study(storage: str, name: str, reason: str) -> Ended:
+    """End every trial that is running or waiting as failed, and those that wait for a promotion as pruned.
 
     Args:
         storage: see `open_storage`.
@@ -51,12 +60,15 @@ def close_study(storage: str, name: str, reason: str) -> int:
     try:
         study = optuna.load_study(study_name=name, storage=open_storage(storage))
     except KeyError:
-        return 0
+        return Ended()
     unfinished = study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))
+    paused = [frozen for frozen in unfinished if is_paused(frozen)]
     for frozen in unfinished:
         Trial(study, frozen._trial_id).set_user_attr(REASON, reason)
-        study._storage.set_trial_state_values(frozen._trial_id, state=TrialState.FAIL)  # `tell` refuses waiting ones
-    return len(unfinished)
+        state = TrialState.PRUNED if frozen in paused else TrialState.FAIL
+        # `tell` refuses waiting ones
+        study._storage.set_trial_state_values(frozen._trial_id, state, last_score(frozen) if frozen in paused else None)
+    return Ended(failed=len(unfinished) - len(paused), pruned=len(paused))
 
 
 def main() -> int:

@@ -20,6 +20,12 @@ def is_paused(trial: FrozenTrial) -> bool:
     return trial.state is TrialState.WAITING and trial.user_attrs.get(MILESTONE) in trial.intermediate_values
 
 
+def last_score(trial: FrozenTrial) -> list[float] | None:
+    """Return the values of a paused trial if it were pruned, as `tell` chooses them; None: it has no number."""
+    last = trial.intermediate_values[trial.user_attrs[MILESTONE]]
+    return None if isnan(last) else [last]
+
+
 def standings(trials: Sequence[FrozenTrial], first: int, epochs: int) -> list[Standing]:
     """Return how far trials are; of those that run, only what our workers have begun.
 
@@ -79,6 +85,5 @@ def _shown(trial: FrozenTrial) -> FrozenTrial:
     shown = copy.copy(trial)
     shown.state = TrialState.RUNNING
     if is_paused(trial):
-        last = trial.intermediate_values[trial.user_attrs[MILESTONE]]
-        shown.state, shown.values = TrialState.PRUNED, None if isnan(last) else [last]
+        shown.state, shown.values = TrialState.PRUNED, last_score(trial)
     return shown

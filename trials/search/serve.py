@@ -6,7 +6,8 @@ The side task's main program forks it once torch and the study are loaded. They 
   `{"checkpoint": number, "file": path}`,
   `{"report": number, "epoch": e, "value": v, "final": bool, "weights": path or null, "history": {…}}`,
   `{"fail": number, "reason": text}`, `{"stop": true}`.
-- Answers: `{"trials": [{"number": i, "params": {…}, "epoch": e}, …], "exhausted": bool, "over": bool, "bar": score}`,
+- Answers: `{"trials": [{"number": i, "params": {…}, "epoch": e, "milestone": m}, …], "exhausted": bool, "over": bool,
+  "bar": score}`,
   `{"pruned": number}`, `{"lost": number}`, `{"error": text}`.
 
 Its core belongs to the main job, so it runs only when nothing else wants that core. Three things are exempt: the first

@@ -79,7 +79,7 @@ class SearchWorker:
         self._study: optuna.Study = self._alone(lambda held: _open_study(study, config, sampler))
         self._study.stop = self._stop_asking  # Optuna's own raises outside `optimize`
         self._seen = as_samplers_see(self._study) if study.promotes else self._study
-        self._stopped = False
+        self._stopped = self._over = False
         self._is_finite = is_finite(self._study.sampler)
         self._draws = Draws(self._study.sampler)
         self._queue = Queue(study, self._study, self._seen, config.worker)
@@ -101,18 +101,18 @@ class SearchWorker:
         may pause, so that another is promoted.
         """
         found: list[dict[str, Any]] = []
-        exhausted = over = False
+        exhausted = self._over = False
         while len(found) < most and not exhausted:
             # one by one under the lock, so that the sampler knows what others have begun, and repeats no point
             wanted = 1 if self._is_finite else most - len(found)
-            claimed, over, begun = self._alone(partial(self._claim, most=wanted))
+            claimed, self._over, begun = self._alone(partial(self._claim, most=wanted))
             exhausted = len(claimed) < wanted
             for each in begun or [self._begin(each) for each in claimed]:
                 if isinstance(each, dict):
                     found.append(each)
                 else:
                     each()
-        return {"trials": found, "exhausted": exhausted, "over": over, "bar": self._best.bar()}
+        return {"trials": found, "exhausted": exhausted, "over": self._over, "bar": self._best.bar()}
 
     def report(
         self,
@@ -214,7 +214,7 @@ class SearchWorker:
         self.trained.clear()
         self._alone(lambda held: self._released(held, held.release(self._config.worker, died=False)))
         self._claims.close()
-        self._callbacks.finish()
+        self._callbacks.finish(is_over=self._over)
 
     def _stop_asking(self) -> None:
         self._stopped = True

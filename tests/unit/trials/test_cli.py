@@ -11,6 +11,7 @@ from optuna.trial import TrialState
 
 from tests.support.logged import logged
 from trials.cli import main
+from trials.search.attributes import MILESTONE
 from trials.search.storage import open_storage
 
 STUDY = """
@@ -143,6 +144,20 @@ def test_measure_prints_the_rate_for_people_and_for_programs(
         torch.set_num_threads(threads)
     measured = json.loads(capsys.readouterr().out)
     assert measured["trials"] == 3 and measured["work_per_s"] > 0
+
+
+def test_close_ends_paused_trials_as_pruned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = tmp_path / "study.journal"
+    study = optuna.create_study(storage=open_storage(str(journal)), study_name="mine")
+    for scores in ({1: 0.5}, {1: float("nan")}, {}):
+        study.add_trial(
+            optuna.trial.create_trial(state=TrialState.WAITING, user_attrs={MILESTONE: 1}, intermediate_values=scores)
+        )
+    assert main(["close", "--storage", str(journal), "--study-name", "mine"]) == 0
+    said = capsys.readouterr().out
+    assert said == "1 unfinished trial of mine ended as failed, 2 paused as pruned: the run ended\n"
+    ended = [(trial.state, trial.value) for trial in study.trials]
+    assert ended == [(TrialState.PRUNED, 0.5), (TrialState.PRUNED, None), (TrialState.FAIL, None)]
 
 
 def test_close_ends_what_is_unfinished_as_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from squeezer.reports.perfetto import write_trace
 from squeezer.reports.report import NO_TRIALS, ReportError, build_report, main_report, render, write_report
 from squeezer.reports.step_svg import draw_step
 from tests.support.made_up_rank import BOOT_NS, LOST, MS, MadeUpRank
+from trials.search.attributes import MILESTONE
 from trials.search.storage import open_storage
 
 
@@ -199,10 +200,15 @@ def test_trials_are_read_from_the_study(tmp_path: Path) -> None:
     study.tell(study.ask(), state=optuna.trial.TrialState.PRUNED)
     study.tell(study.ask(), state=optuna.trial.TrialState.FAIL)
     study.ask()
+    for milestone in (1, 3):  # it has a score after epoch 1
+        paused = optuna.trial.create_trial(
+            state=optuna.trial.TrialState.WAITING, user_attrs={MILESTONE: milestone}, intermediate_values={1: 0.5}
+        )
+        study.add_trial(paused)
     before = optuna.logging.get_verbosity()
     report = build_report(tmp_path)
     best = {"number": 1, "value": 0.25, "params": {"lr": 0.1}}
-    counts = {"completed": 2, "pruned": 1, "failed": 1, "running": 1, "waiting": 0}
+    counts = {"completed": 2, "pruned": 1, "failed": 1, "running": 1, "paused": 1, "waiting": 1}
     assert report["trials"] == {**counts, "best": best, "problem": None}
     assert optuna.logging.get_verbosity() == before
     assert "best: trial 1 with 0.25\n            lr=0.1\n" in render(report)

@@ -112,7 +112,7 @@ class Second(BaseTerminator):
 def test_optunas_own_end_the_search(ends: Any, tmp_path: Path) -> None:
     worker = hire(Called(ends()), tmp_path)
     train(worker)
-    worker._callbacks.finish()
+    worker._callbacks.finish(is_over=False)
     answer = worker.ask(5)
     assert answer["exhausted"] and not answer["trials"]
 
