@@ -75,6 +75,7 @@ def check(study: Study) -> list[str]:
     scores = ", ".join(map(_shown, group.evaluate()))
     ways = Counter(how.partition(" ")[0].rstrip(":") for _, how in group.ways())
     rungs = f"rungs {', '.join(map(str, study.rungs))}" if study.rungs else "no rungs"
+    rungs += f", at which one trial in {study.reduction_factor} is promoted" if study.promotes else ""
     return [
         f"study   {type(study).__name__}: {study.trials} trials of {study.epochs} epochs, up to {study.fused} fused, "
         f"{rungs}; {' and '.join(study.directions or [study.direction])} the score",

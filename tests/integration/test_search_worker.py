@@ -1,8 +1,11 @@
 """The search worker as a process: when it takes no more than idle time, and what it does in any case."""
 
 import os
+import sqlite3
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -13,6 +16,7 @@ from optuna.trial import TrialState
 
 from tests.support.paths import STUDIES
 from tests.support.sandbox import children, wait_for
+from trials.search import callbacks
 from trials.search.client import SearchClient
 from trials.search.serve import HOLDER_NICE, serve
 from trials.search.storage import open_storage
@@ -56,6 +60,47 @@ def test_workers_share_a_grid_and_end_when_it_is_done(tmp_path: Path) -> None:
         assert line.close()
     trials = optuna.load_study(study_name="grid", storage=open_storage(storage)).trials
     assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 5
+
+
+def test_a_callback_that_hangs_costs_neither_trials_nor_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callbacks, "PATIENCE_S", 0.1)  # of the workers that are forked now
+    called = tmp_path / "called"
+
+    def hang(study: optuna.Study, trial: Any) -> None:
+        called.write_text(str(os.sched_getscheduler(0)))
+        threading.Event().wait()
+
+    study = load_study(STUDIES / "tiny.py")
+    study.callbacks = lambda: [hang]  # type: ignore[method-assign]
+    storage = str(tmp_path / "study.journal")
+    lease_s = 0.6
+    configs = [
+        WorkerConfig(storage=storage, study_name="s", worker=name, directory=tmp_path, lease_s=lease_s) for name in "ab"
+    ]
+    one, other = [SearchClient(partial(serve, study, config, attached=lambda: True)) for config in configs]
+    one.send(ask=2)
+    first, second = answer(one)[0]["trials"]
+    one.send(report=first["number"], epoch=study.epochs, value=0.5, final=True)
+    wait_for(called.exists, "the callback")
+
+    def lives_until() -> float:
+        with closing(sqlite3.connect(tmp_path / "claims.db")) as c:
+            found: float = c.execute("SELECT expires_s FROM squeezer_worker WHERE worker = 'a'").fetchone()[0]
+            return found
+
+    began = lives_until()
+    wait_for(lambda: lives_until() > began + 2 * lease_s, "signs of life all the while")
+    other.send(ask=99)
+    assert second["number"] not in [trial["number"] for trial in answer(other)[0]["trials"]]
+    one.send(report=second["number"], epoch=study.epochs, value=0.25, final=True)
+    one.send(ask=1)
+    assert answer(one)[0]["trials"] == []
+    assert one.close() and other.close()
+    assert called.read_text() == str(os.SCHED_IDLE)
+    trials = optuna.load_study(study_name="s", storage=open_storage(storage)).trials
+    assert [trials[each["number"]].state for each in (first, second)] == [TrialState.COMPLETE] * 2
 
 
 def threads(pid: int) -> dict[int, int]:

@@ -151,7 +151,7 @@ class TrialState:
         return cls(**{**plain, "buffers": frozenset(plain["buffers"]), "optimizers": optimizers})
 
     def on_host(self) -> "TrialState":
-        """Return a copy in the host's memory.
+        """Return it with all tensors in the host's memory.
 
         Raises:
             FuseError: see `plain`.

@@ -60,12 +60,13 @@ def train(group: TrialGroup, epochs: int) -> None:
         group.end_epoch()
 
 
-def test_a_trial_moves_between_groups_of_any_size() -> None:
+@pytest.mark.parametrize("move", [lambda state: TrialState.from_plain(state.plain()), TrialState.on_host])
+def test_a_trial_moves_between_groups_of_any_size(move: Callable[[TrialState], TrialState]) -> None:
     study = rich()
     wide, narrow = (TrialGroup(study, members(study, numbers), OpenGate()) for numbers in (range(4), [7]))
     train(wide, 2)
     train(narrow, 1)
-    narrow.add([TrialState.from_plain(wide.export(2).plain())])
+    narrow.add([move(wide.export(2))])
     wide.keep([0, 1, 3])
     train(narrow, 2)
     assert narrow.numbers == [7, 2] and narrow.epochs_done == [3, 4]
