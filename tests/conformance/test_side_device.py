@@ -4,7 +4,7 @@ The test is the side task, and plays the main job that holds one long bubble ope
 """
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from trials.gate.unit_records import UnitRecords
 from trials.side_task import devices
 from trials.side_task.devices import CpuSideDevice, CudaSideDevice, SideDevice, make_side_device
 from trials.training.group import TrialGroup
+from trials.training.objectives import Score
 
 pytestmark = pytest.mark.integration
 
@@ -94,7 +95,7 @@ def new_study() -> ToyStudy:
     return made
 
 
-def scores(study: ToyStudy, gate: Gate) -> list[float]:
+def scores(study: ToyStudy, gate: Gate) -> Sequence[Score]:
     """Two trials after one epoch."""
     gate.enter(HOST_UNIT)
     group = TrialGroup(study, members(study, range(2)), gate)

@@ -304,7 +304,7 @@ def test_saving_all_trials_takes_at_most_a_share_of_the_time(
     monkeypatch.setattr(TrialGroup, "train_step", timed)
     study = make_study(False)
     study.epochs, study.trials = 30, 4
-    study.rungs = rungs  # type: ignore[assignment]
+    study.rungs = rungs
     worker = hire(study, tmp_path)
     scheduler = Scheduler(study, OpenGate(), Direct(worker), lambda status: None, directory=tmp_path)
     scheduler._checkpoints._clock_s = lambda: now_s

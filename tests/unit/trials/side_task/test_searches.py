@@ -17,6 +17,7 @@ from ds_hooks.shared import statuses
 from tests.support.fused_and_solo import AtOnce, close
 from tests.support.rich_study import RichSolo
 from tests.support.side_task_runs import Direct, Seven, assert_as_alone, make_study
+from trials.best_trials import best_trials, describe
 from trials.gate.base import OpenGate
 from trials.search.attributes import HISTORY, REASON
 from trials.search.worker import SearchWorker, WorkerConfig
@@ -147,6 +148,10 @@ def test_several_objectives(sampler: str, tmp_path: Path) -> None:
     kept = json.loads((tmp_path / "best" / "best.json").read_text())
     assert {entry["number"]: entry["score"] for entry in kept} == {number: trials[number].values for number in front}
     assert {file.name for file in tmp_path.glob("best/*.pt")} == {f"trial-{number}.pt" for number in front}
+    shown = best_trials(f"{tmp_path}/study.journal", "s", tmp_path)
+    assert {each.number: (each.score, each.epochs) for each in shown} == {n: (trials[n].values, 4) for n in front}
+    first = trials[shown[0].number]
+    assert describe(shown[0])[0].startswith(f"trial {first.number}: scores {first.values[0]:.6g}, ")
 
 
 def test_no_weights_are_kept_of_a_front_that_nobody_wants(tmp_path: Path) -> None:
