@@ -181,6 +181,20 @@ def test_a_score_of_another_number_of_objectives_is_named(given: Any) -> None:
         scores_of(several(), given)
 
 
+def test_constraints_on_hyperparameters_are_set_in_suggest(tmp_path: Path) -> None:
+    def suggest(trial: optuna.Trial) -> dict[str, Any]:
+        trial.set_constraint("small", trial.suggest_float("x", 0, 1) - 0.5)
+        return {"n": trial.number}
+
+    study = several(trials=12)
+    choose(study, SAMPLERS["TPE"])
+    study.suggest = suggest  # type: ignore[method-assign]
+    worker, trials = searched(study, tmp_path)
+    assert {trial.params["x"] <= 0.5 for trial in trials} == {True, False}
+    assert all(trial.params["x"] <= 0.5 for trial in worker._study.best_trials), "the front is of feasible ones"
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_constraints_see_what_a_trial_has_measured(tmp_path: Path) -> None:
     def limit(trial: FrozenTrial) -> Sequence[float]:
         return (trial.user_attrs[HISTORY]["score"]["4"][1] - 0.6,)
