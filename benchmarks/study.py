@@ -87,7 +87,7 @@ def _real() -> dict[str, Any]:
         command += [str(ROOT / "examples" / "pretrain.py"), "--steps", "100000"]
         with ExitStack() as ends:
             job = start(command, environment(pages), ends)
-            _until_done(job, run)
+            _until_done(run, job)
             job.terminate()
             job.wait(120)
         return _measured(run)
@@ -114,7 +114,7 @@ def _ghost() -> dict[str, Any]:
             job = start([*command, "--steps", "100000", "--core", core, "--wait-for-side"], env, ends)
             daemon = [sys.executable, "-m", "squeezer", "daemon", "--config", config, "--job-pid", str(job.pid)]
             squeezer = start(["taskset", "-c", core, *daemon], env, ends)
-            _until_done(job, run)
+            _until_done(run, job, squeezer)
             job.terminate()
             squeezer.wait(120)
         return _measured(run)
@@ -126,10 +126,11 @@ def _config(run: Path) -> str:
     return str(path)
 
 
-def _until_done(job: "subprocess.Popen[bytes]", run: Path) -> None:
+def _until_done(run: Path, *processes: "subprocess.Popen[bytes]") -> None:
     while not _is_done(run.parent / "studies"):
-        if job.poll() is not None:
-            raise RuntimeError(f"the job ended with status {job.returncode} before the study did")
+        ended = [process.returncode for process in processes if process.poll() is not None]
+        if ended:
+            raise RuntimeError(f"a process ended with status {ended[0]} before the study did")
         time.sleep(1.0)
 
 

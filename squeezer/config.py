@@ -151,6 +151,16 @@ runs out of memory"""
             raise ValueError(f"there is no file {path}")
         return path
 
+    @field_validator("study_directory", mode="before")
+    @classmethod
+    def _from_here(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        path = Path(value).absolute()
+        if path.exists() and not path.is_dir():
+            raise ValueError("it is no directory")
+        return path
+
     @field_validator("storage")
     @classmethod
     def _journal_from_here(cls, value: str | None) -> str | None:

@@ -189,7 +189,8 @@ def _percentiles(sample: NDArray[np.float64]) -> dict[str, float | None]:
 def _trials(run: Path, ranks: Sequence[RankRun]) -> dict[str, Any]:
     """How the study's trials ended. An unreadable storage is named in "problem"; the rest of the report stands."""
     sides = [side for rank in ranks if (side := rank.records["run"][0]["config"].get("side"))]
-    recorded = str((sides[0].get("storage") if sides else None) or journal_path(study_directory(run)))
+    side = sides[0] if sides else {}
+    recorded = str(side.get("storage") or journal_path(Path(side.get("study_directory") or study_directory(run))))
     named = recorded
     if HIDDEN in recorded:
         named = os.environ.get(STORAGE_VARIABLE) or without_hidden(recorded)
@@ -205,7 +206,7 @@ def _trials(run: Path, ranks: Sequence[RankRun]) -> dict[str, Any]:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         storage = named if "://" in named else JournalStorage(JournalFileBackend(named))
-        study = optuna.load_study(study_name=sides[0].get("study_name") if sides else None, storage=storage)
+        study = optuna.load_study(study_name=side.get("study_name"), storage=storage)
         found = study.get_trials(deepcopy=False)
         states = Counter(trial.state for trial in found)
         paused = sum(

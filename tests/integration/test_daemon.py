@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import optuna
 import pytest
 from optuna.trial import TrialState
 
@@ -18,6 +19,7 @@ from tests.support.paths import STUDIES
 from tests.support.sandbox import Child, Job, Sandbox, children, cpu_ticks, is_alive, stat, wait_for
 from trials import TrialGroup, build_member
 from trials.gate.base import OpenGate
+from trials.search.storage import open_storage
 from trials.study import load_study
 
 pytestmark = pytest.mark.integration
@@ -169,6 +171,29 @@ def test_a_killed_daemon_takes_its_side_task_along_and_its_successor_serves_the_
     assert second.kill(signal.SIGTERM) == 0
     assert sandbox.side("exited")[-1]["status"] == 0
     assert work and all_wait(sandbox)
+
+
+def test_a_study_goes_on_in_another_run_that_names_its_directory(sandbox: Sandbox, hold: Path) -> None:
+    studies = sandbox.files / "studies"
+    daemon = sandbox.daemon(sandbox.config("tiny.py", studies=studies), TINY_HOLD=str(hold))
+    job = sandbox.job()
+    trains(sandbox)
+    ended_well(job)
+    assert daemon.kill(signal.SIGTERM) == 0
+    storage = open_storage(str(studies / "study.journal"))
+    states = [trial.state for trial in optuna.load_study(study_name="tiny", storage=storage).trials]
+    assert TrialState.WAITING in states and not {TrialState.FAIL, TrialState.RUNNING} & set(states)
+    hold.unlink()
+
+    sandbox.run = sandbox.files / "another run"
+    daemon = sandbox.daemon(sandbox.config("tiny.py", studies=studies))
+    job = sandbox.job()
+    wait_for(lambda: sandbox.side("finished"), "the end of the study")
+    ended_well(job)
+    assert daemon.kill(signal.SIGTERM) == 0
+    trials = build_report(sandbox.run)["trials"]
+    assert (trials["completed"] + trials["pruned"], trials["failed"], trials["waiting"]) == (6, 0, 0)
+    assert not (sandbox.run / "study").exists()
 
 
 def test_a_daemon_that_falls_silent_ends_the_squeezing(sandbox: Sandbox, hold: Path) -> None:

@@ -156,7 +156,12 @@ class Sandbox:
         return job
 
     def config(
-        self, study: str | None = None, max_restarts: int = 1, preemptive: bool = True, guard: bool = False
+        self,
+        study: str | None = None,
+        max_restarts: int = 1,
+        preemptive: bool = True,
+        guard: bool = False,
+        studies: Path | None = None,
     ) -> Path:
         """Write a configuration that squeezes all steps but the first six."""
         lines = ["[squeeze]", "squeezed_steps = 1_000_000", "alone_steps = 0", f"preemptive = {preemptive}".lower()]
@@ -164,6 +169,7 @@ class Sandbox:
         if study is not None:
             assert (STUDIES / study).is_file(), f"{study} is not in studies"
             lines += ["[side]", f'study = "{STUDIES / study}"', f"max_restarts = {max_restarts}"]
+            lines += [] if studies is None else [f'study_directory = "{studies}"']
         lines += ["[run]", f'directory = "{self.run}"']
         path = self.files / f"{study}.toml"
         path.write_text("\n".join(lines))

@@ -58,6 +58,20 @@ def test_paths_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert config.storage(config.run.directory) == f"{tmp_path}/elsewhere/out/study/study.journal"
 
 
+def test_a_study_may_outlive_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "digits.py").touch()
+    monkeypatch.chdir(tmp_path)
+    side = RUN + '[side]\nstudy = "digits.py"\nstudy_directory = "{}"\n'
+    config = load(tmp_path, side.format("kept"))
+    here = Path.cwd()
+    assert config.storage(tmp_path / "run") == f"{here}/kept/study.journal"
+    assert config.trials_directory(tmp_path / "run") == here / "kept" / "digits"
+    assert config.as_record()["side"]["study_directory"] == f"{here}/kept"
+    assert mistakes(tmp_path, side.format("digits.py"))[0].startswith(
+        'side.study_directory = "digits.py" is not allowed: it is no directory; allowed: a path'
+    )
+
+
 def test_names_of_the_user_win(tmp_path: Path) -> None:
     (tmp_path / "digits.py").touch()
     side = '[side]\nstudy = "digits.py"\nstudy_name = "mine"\nstorage = "sqlite:///mine.db"\n'
