@@ -187,7 +187,7 @@ def test_trials_whose_model_or_loss_raises_fail_with_the_reason_and_the_others_c
     trials = sandbox.trials("raises")
     reasons = [trial.user_attrs.get("squeezer_reason", "") for trial in trials]
     assert [trial.state for trial in trials] == [TrialState.COMPLETE, TrialState.FAIL, TrialState.FAIL] * 2
-    assert all(reason == "ValueError: no such model" for reason in reasons[1::3])
+    assert all(reason == "ValueError: no such model (raises.py, line 19)" for reason in reasons[1::3])
     assert all("no such loss" in reason for reason in reasons[2::3])
 
 
