@@ -15,6 +15,7 @@ import torch
 from optuna.trial import FrozenTrial, TrialState
 
 from ds_hooks.shared.endings import USER_ERROR_STATUS
+from tests.support.accounts import assert_accounts
 from tests.support.sandbox import children, is_alive, wait_for
 from trials import load_study
 from trials.run import INTERRUPTED_STATUS
@@ -92,10 +93,7 @@ def assert_all_ended_once(name: str = "steady", storage: str = "studies/study.jo
     claims = Claims(connect(storage, Path("studies", name)), name, "")
     spans = claims.spans()
     claims.close()
-    for trial in found:
-        kept = sorted((span.from_epoch, span.to_epoch) for span in spans if span.trial == trial.number and span.kept)
-        ends = [0, *(to for _, to in kept)]
-        assert [begin for begin, _ in kept] == ends[:-1] and ends[-1] == trial.last_step
+    assert_accounts(spans, found)
 
 
 def test_from_a_study_to_its_best_model(place: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from optuna.trial import FrozenTrial, TrialState
 
 from ds_hooks.shared import statuses
+from tests.support.accounts import assert_accounts
 from tests.support.fused_and_solo import AtOnce
 from tests.support.side_task_runs import Direct, Seven, assert_as_alone, make_study
 from trials.gate.base import OpenGate, StopRequested
@@ -62,16 +63,6 @@ def assert_all_ended(worker: SearchWorker, study: Seven) -> list[FrozenTrial]:
     assert_as_alone([trial for trial in trials if trial.number != 1], study)  # that one diverges
     assert not list((worker._config.directory or Path()).glob("checkpoints/*")), "of trials that have ended"
     return trials
-
-
-def assert_accounts(spans: list[Span], trials: list[FrozenTrial]) -> None:
-    """What is kept covers each trial's epochs once."""
-    for trial in trials:
-        kept = sorted((span.from_epoch, span.to_epoch) for span in spans if span.trial == trial.number and span.kept)
-        ends = [0, *(to for _, to in kept)]
-        assert [begin for begin, _ in kept] == ends[:-1], f"trial {trial.number}: {kept}"
-        if trial.intermediate_values:
-            assert ends[-1] == max(trial.intermediate_values)
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -10,10 +10,10 @@ import torch
 from optuna.trial import FrozenTrial, TrialState
 
 from ds_hooks.shared import statuses
+from tests.support.accounts import assert_accounts
 from tests.support.fused_and_solo import AtOnce
 from tests.support.side_task_runs import Direct, Seven, assert_as_alone, expire, make_study
 from trials.gate.base import OpenGate, StopRequested
-from trials.search.claims import Span
 from trials.search.paused import is_paused
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.side_task import checkpoints
@@ -75,16 +75,6 @@ def assert_ended(worker: SearchWorker, study: Seven) -> list[FrozenTrial]:
         assert above
         assert {trial.number for trial in at[: len(at) // study.reduction_factor]} <= set(above)
     return trials
-
-
-def assert_accounts(spans: list[Span], trials: list[FrozenTrial]) -> None:
-    """What is kept covers each trial's epochs once."""
-    for trial in trials:
-        kept = sorted((span.from_epoch, span.to_epoch) for span in spans if span.trial == trial.number and span.kept)
-        ends = [0, *(to for _, to in kept)]
-        assert [begin for begin, _ in kept] == ends[:-1], f"trial {trial.number}: {kept}"
-        if trial.intermediate_values:
-            assert ends[-1] == max(trial.intermediate_values)
 
 
 @pytest.mark.parametrize("kept", [True, False])
