@@ -91,7 +91,10 @@ def save(shown: Shown, study: Path, into: Path) -> Shown:
         copy = into / shown.weights.name
         shutil.copyfile(shown.weights, copy)
         shown = replace(shown, weights=copy)
-    described = asdict(shown) | {"weights": str(shown.weights), "load": loading(study, shown).splitlines()}
+    described = asdict(shown) | {
+        "weights": shown.weights and str(shown.weights),
+        "load": loading(study, shown).splitlines(),
+    }
     write_text(into / f"trial-{shown.number}.json", json.dumps(described, indent=2) + "\n")
     return shown
 

@@ -108,7 +108,11 @@ def run(config: RunConfig) -> Outcome:
         lines = bar.summary()
         if asked:
             return Outcome(INTERRUPTED_STATUS, [*lines, "Interrupted. The same command goes on with them."])
-        return Outcome(max(worker.process.wait() for worker in workers), lines)
+        ended = [worker.process.wait() for worker in workers]
+        for status in ended:
+            if status < 0:  # such as by the kernel, where memory ran out
+                log.error("a worker was ended by %s", signal.Signals(-status).name)
+        return Outcome(max(status if status >= 0 else 128 - status for status in ended), lines)
 
 
 def _free_places(directory: Path, stack: ExitStack) -> Iterator[int]:

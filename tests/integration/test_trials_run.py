@@ -147,6 +147,30 @@ def test_a_killed_run_leaves_nothing_alive_and_its_trials_to_the_next(place: Pat
     assert_all_ended_once()
 
 
+def test_a_worker_that_is_killed_is_no_success(place: Path) -> None:
+    write(slow_s=0.03)
+    with started("run", "steady.py") as process:
+        wait_for(has_trained, "a score")
+        (worker,) = children(process.pid)
+        os.kill(worker, signal.SIGKILL)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGKILL and "a worker was ended by SIGKILL" in errors
+    write()
+    ran("run", "steady.py")
+    assert_all_ended_once()
+
+
+def test_weights_that_were_not_kept_are_none(place: Path) -> None:
+    Path("steady.py").write_text(
+        STUDY.format(slow_s=0).replace("rungs = 12", "rungs, keep_best = 12").replace("10)", "10), 0")
+    )
+    ran("run", "steady.py")
+    shown = ran("best", "steady.py", "--save", "kept").stdout
+    (described,) = (place / "kept").iterdir()
+    assert json.loads(described.read_text())["weights"] is None
+    assert "its weights were not kept" in shown and "load_state_dict" not in shown
+
+
 def test_workers_of_several_runs_share_a_study(place: Path) -> None:
     write(slow_s=0.02)
     with started("run", "steady.py", "--workers", "2") as first:
