@@ -8,10 +8,10 @@ import pytest
 
 from tests.support.sandbox import Sandbox, new_sandbox
 
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # a shell starts background jobs so, and all they start inherits it
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs so; children inherit it
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the same by `nohup`, under which tests of terminals would wait
 
 
 @pytest.fixture
