@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import postgres as postgresql
 from tests.support.sandbox import Sandbox, new_sandbox
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -27,3 +28,39 @@ def hold(tmp_path: Path) -> Path:
     path = tmp_path / "hold"
     path.touch()
     return path
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[postgresql.Server]:
+    """A server for all tests of a file, none of which ends it. It starts in half a second, and tests elsewhere count
+    this process's children."""
+    missing = postgresql.missing()
+    if missing is not None:
+        pytest.skip(missing)
+    with postgresql.running(**postgresql.FASTEST) as server:
+        yield server
+
+
+@pytest.fixture
+def database(postgres: postgresql.Server) -> Iterator[str]:
+    """The URL of an empty database of PostgreSQL's."""
+    with postgres.database() as name:
+        yield postgres.url(name)
+
+
+@pytest.fixture(params=["journal", "sqlite", "postgresql"])
+def storage_kind(request: pytest.FixtureRequest) -> str:
+    """The kinds of storage that a configuration can name."""
+    return str(request.param)
+
+
+@pytest.fixture
+def storage(storage_kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A storage of each kind."""
+    match storage_kind:
+        case "journal":
+            return f"{tmp_path}/study.journal"
+        case "sqlite":
+            return f"sqlite:///{tmp_path}/study.db"
+        case _:
+            return str(request.getfixturevalue("database"))

@@ -21,14 +21,13 @@ from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.pool import StaticPool
 
 from ds_hooks.shared.private_file import check_ours, make_dir, open_private
+from trials.search.database import SQLITE_PATIENCE_S, database_url, engine_options
 
 LEASE_S = 60.0
 """How long a worker that gives no sign of life keeps its trials."""
 
 MOST_DEATHS = 3
 """A trial is given up once this many workers have died in it without a further checkpoint."""
-
-SQLITE_PATIENCE_S = 60
 
 _TABLES = sa.MetaData()
 _STUDY = sa.Table("squeezer_study", _TABLES, sa.Column("study", sa.String(512), primary_key=True))
@@ -251,7 +250,9 @@ def connect(storage: str, directory: Path | None) -> sa.Engine:
         OthersError: the file is another user's work.
     """
     if "://" in storage and not storage.startswith("sqlite:"):
-        return sa.create_engine(storage, pool_pre_ping=True, pool_size=2)
+        url = database_url(storage)
+        # under the lock, each statement must see what others have committed, whatever the server's default is
+        return sa.create_engine(url, isolation_level="READ COMMITTED", pool_size=2, **engine_options(url))
     if directory is None:
         engine = sa.create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
     else:

@@ -9,9 +9,7 @@ from optuna.storages.journal import JournalFileBackend
 from sqlalchemy import make_url
 
 from ds_hooks.shared.private_file import check_ours, open_private
-
-SQLITE_PATIENCE_S = 60
-"""By default SQLite gives up after five seconds. A search worker in mid-write may wait longer for a core."""
+from trials.search.database import database_url, engine_options
 
 LONGEST_LINE = 1 << 20
 """No line of a journal has nearly as many bytes."""
@@ -57,11 +55,11 @@ def open_storage(named: str) -> BaseStorage:
     if "://" not in named:
         _make_private(named)
         return JournalStorage(JournalFileBackend(named, _FileLock(named)))
-    is_sqlite = named.startswith("sqlite:")
-    file = (make_url(named).database if is_sqlite else "") or ""
+    file = (make_url(named).database if named.startswith("sqlite:") else "") or ""
     if file and not file.startswith((":memory:", "file:")):
         _make_private(file)
-    return RDBStorage(named, engine_kwargs={"connect_args": {"timeout": SQLITE_PATIENCE_S}} if is_sqlite else None)
+    url = database_url(named)
+    return RDBStorage(url, engine_kwargs=engine_options(url))
 
 
 def is_shared(named: str) -> bool:

@@ -1,6 +1,7 @@
 """Claims: a trial has one owner at a time, and who is not the owner writes nothing."""
 
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,21 @@ def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def worker(directory: Path, name: str) -> Claims:
-    return Claims(connect("study.journal", directory), "s", name)
+Hire = Callable[..., Claims]
+
+
+@pytest.fixture
+def hire(storage: str, tmp_path: Path) -> Iterator[Hire]:
+    """The worker of that name."""
+    made: list[Claims] = []
+
+    def worker(name: str, study: str = "s") -> Claims:
+        made.append(Claims(connect(storage, tmp_path), study, name))
+        return made[-1]
+
+    yield worker
+    for each in made:
+        each.close()
 
 
 def claimed(claims: Claims, trial: int) -> Claim | None:
@@ -37,21 +51,21 @@ def is_mine(claims: Claims, claim: Claim) -> bool:
         return owned is not None
 
 
-def test_a_trial_has_one_owner(tmp_path: Path) -> None:
-    one, other = worker(tmp_path, "one"), worker(tmp_path, "other")
+def test_a_trial_has_one_owner(hire: Hire) -> None:
+    one, other = hire("one"), hire("other")
     claim = claimed(one, 7)
     assert claim == Claim(7, fence=1, epoch=0, deaths=0)
     assert claimed(other, 7) is None and claimed(one, 7) is None
     assert is_mine(one, claim) and not is_mine(other, claim)
 
 
-def test_studies_of_one_directory_do_not_meet(tmp_path: Path) -> None:
-    one, other = (Claims(connect("j", tmp_path), study, "w") for study in "ab")
+def test_studies_of_one_directory_do_not_meet(hire: Hire) -> None:
+    one, other = (hire("w", study) for study in "ab")
     assert claimed(one, 0) and claimed(other, 0)
 
 
-def test_what_is_released_is_claimed_again_under_a_higher_fence(tmp_path: Path) -> None:
-    one, other = worker(tmp_path, "one"), worker(tmp_path, "other")
+def test_what_is_released_is_claimed_again_under_a_higher_fence(hire: Hire) -> None:
+    one, other = hire("one"), hire("other")
     first = sure(one, 0)
     with one.owned(first) as owned:
         assert owned is not None
@@ -69,8 +83,8 @@ def test_what_is_released_is_claimed_again_under_a_higher_fence(tmp_path: Path) 
     assert [span for span in other.spans() if span.kept] == [Span(0, 0, 4, True), Span(0, 4, 9, True)]
 
 
-def test_deaths_count_until_a_checkpoint(tmp_path: Path) -> None:
-    one = worker(tmp_path, "one")
+def test_deaths_count_until_a_checkpoint(hire: Hire) -> None:
+    one = hire("one")
     for deaths in range(3):
         assert sure(one, 0).deaths == deaths
         with one.alone() as held:
@@ -84,8 +98,8 @@ def test_deaths_count_until_a_checkpoint(tmp_path: Path) -> None:
     assert sure(one, 0).deaths == 0
 
 
-def test_a_worker_without_a_sign_of_life_loses_its_trials(tmp_path: Path, now_s: list[float]) -> None:
-    one, other = worker(tmp_path, "one"), worker(tmp_path, "other")
+def test_a_worker_without_a_sign_of_life_loses_its_trials(hire: Hire, now_s: list[float]) -> None:
+    one, other = hire("one"), hire("other")
     for each in (one, other):
         each.renew({})
     claim = sure(one, 3)
@@ -100,8 +114,8 @@ def test_a_worker_without_a_sign_of_life_loses_its_trials(tmp_path: Path, now_s:
     assert not is_mine(one, claim)
 
 
-def test_a_worker_never_takes_its_own_trials_for_lost(tmp_path: Path, now_s: list[float]) -> None:
-    one = worker(tmp_path, "one")
+def test_a_worker_never_takes_its_own_trials_for_lost(hire: Hire, now_s: list[float]) -> None:
+    one = hire("one")
     one.renew({})
     claim = sure(one, 3)
     now_s[0] += 1000  # it was stopped, and looks before it has given a sign of life
@@ -110,19 +124,19 @@ def test_a_worker_never_takes_its_own_trials_for_lost(tmp_path: Path, now_s: lis
     assert is_mine(one, claim)
 
 
-def test_an_error_under_the_lock_undoes_what_was_claimed(tmp_path: Path) -> None:
-    one, other = worker(tmp_path, "one"), worker(tmp_path, "other")
+def test_an_error_under_the_lock_undoes_what_was_claimed(hire: Hire) -> None:
+    one, other = hire("one"), hire("other")
     with pytest.raises(RuntimeError, match="in the middle"), one.alone() as held:
         held.claim(1)
         raise RuntimeError("in the middle")
     assert claimed(other, 1) == Claim(1, fence=1, epoch=0, deaths=0)
 
 
-def test_many_at_once_each_claim_their_own(tmp_path: Path) -> None:
+def test_many_at_once_each_claim_their_own(hire: Hire) -> None:
     found: list[int] = []
 
     def claim_all(name: str) -> None:
-        mine = worker(tmp_path, name)
+        mine = hire(name)
         found.extend(trial for trial in range(20) if claimed(mine, trial) is not None)
 
     threads = [threading.Thread(target=claim_all, args=(name,)) for name in "abcd"]
@@ -133,16 +147,16 @@ def test_many_at_once_each_claim_their_own(tmp_path: Path) -> None:
     assert sorted(found) == list(range(20))
 
 
-def test_workers_are_found_by_what_their_names_begin_with(tmp_path: Path) -> None:
+def test_workers_are_found_by_what_their_names_begin_with(hire: Hire) -> None:
     names = ["host:/run_1:rank0", "host:/run_1:rank1", "host:/runs1:rank0"]
     for number, name in enumerate(names):
-        claimed(worker(tmp_path, name), number)
-    with worker(tmp_path, "").alone() as held:
+        claimed(hire(name), number)
+    with hire("").alone() as held:
         assert sorted(held.workers("host:/run_1:rank")) == names[:2], "an underscore is not any letter"
 
 
 def test_the_file_is_for_its_user_alone(tmp_path: Path) -> None:
-    worker(tmp_path / "study", "one")
+    Claims(connect("study.journal", tmp_path / "study"), "s", "one").close()
     assert (tmp_path / "study").stat().st_mode & 0o77 == 0
     assert (tmp_path / "study" / "claims.db").stat().st_mode & 0o77 == 0
 
@@ -150,4 +164,4 @@ def test_the_file_is_for_its_user_alone(tmp_path: Path) -> None:
 def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "claims.db").write_bytes(b"no database at all, but long enough to look like one" * 100)
     with pytest.raises(Exception, match="file is not a database"):
-        worker(tmp_path, "one")
+        Claims(connect("study.journal", tmp_path), "s", "one")

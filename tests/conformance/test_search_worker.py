@@ -38,13 +38,12 @@ class Asked(ToyStudy):
 Hire = Callable[..., SearchWorker]
 
 
-@pytest.fixture(params=["{}/study.journal", "sqlite:///{}/study.db"])
-def hire(request: pytest.FixtureRequest, tmp_path: Path) -> Hire:
+@pytest.fixture
+def hire(storage: str, tmp_path: Path) -> Hire:
     """A search worker of the same study, for the worker of that name."""
 
     def worker(worker: str = "me") -> SearchWorker:
         study = Asked(lambda n: nn.Linear(1, 1), torch.optim.SGD)
-        storage = request.param.format(tmp_path)
         config = WorkerConfig(storage=storage, study_name="s", worker=worker, directory=tmp_path)
         return SearchWorker(study, config, AtOnce())
 

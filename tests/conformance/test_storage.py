@@ -1,0 +1,19 @@
+"""Storages of which we change something pass Optuna's own tests: the journal's lock, PostgreSQL's connections."""
+
+from collections.abc import Iterator
+
+import pytest
+from optuna.storages import BaseStorage, RDBStorage
+from optuna.testing.pytest_storages import StorageTestCase
+
+from trials.search.storage import open_storage
+
+
+@pytest.mark.parametrize("storage_kind", ["journal", "postgresql"])
+class TestOptunasOwn(StorageTestCase):
+    @pytest.fixture
+    def storage(self, storage: str) -> Iterator[BaseStorage]:
+        opened = open_storage(storage)
+        yield opened
+        if isinstance(opened, RDBStorage):
+            opened.engine.dispose()

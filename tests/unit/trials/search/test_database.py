@@ -1,0 +1,33 @@
+"""How a database is reached."""
+
+import pytest
+
+from trials.search.database import CONNECT_TIMEOUT_S, database_url, engine_options
+
+
+@pytest.mark.parametrize(
+    ("named", "url"),
+    [
+        ("postgresql://me:pw@host:5432/db?sslmode=require", "postgresql+psycopg://me:pw@host:5432/db?sslmode=require"),
+        ("postgres://host/db", "postgresql+psycopg://host/db"),
+        ("postgresql:///db", "postgresql+psycopg:///db"),
+        ("postgresql+psycopg://host/db", "postgresql+psycopg://host/db"),
+        ("postgresql+psycopg2://host/db", "postgresql+psycopg2://host/db"),
+        ("sqlite:///postgresql.db", "sqlite:///postgresql.db"),
+        ("mysql+pymysql://host/db", "mysql+pymysql://host/db"),
+    ],
+)
+def test_a_url_names_its_driver(named: str, url: str) -> None:
+    assert database_url(named) == url
+
+
+def test_what_a_url_says_counts_more_than_what_we_would() -> None:
+    ours = engine_options("postgresql+psycopg://host/db")
+    assert ours["connect_args"]["connect_timeout"] == CONNECT_TIMEOUT_S and ours["pool_pre_ping"]
+    theirs = engine_options("postgresql+psycopg://host/db?connect_timeout=3&prepare_threshold=5")
+    assert not {"connect_timeout", "prepare_threshold"} & theirs["connect_args"].keys()
+    assert theirs["connect_args"]["keepalives_idle"] == ours["connect_args"]["keepalives_idle"]
+
+
+def test_a_driver_that_we_do_not_know_gets_no_options_of_psycopgs() -> None:
+    assert "connect_args" not in engine_options("mysql+pymysql://host/db")
