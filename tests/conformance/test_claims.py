@@ -2,12 +2,14 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
 
 from trials.search import claims as claims_module
-from trials.search.claims import Claim, Claims, Span, connect
+from trials.search.claims import Claim, Claims, Span
+from trials.search.database import connect
 
 
 @pytest.fixture
@@ -145,6 +147,72 @@ def test_many_at_once_each_claim_their_own(hire: Hire) -> None:
     for thread in threads:
         thread.join()
     assert sorted(found) == list(range(20))
+
+
+def test_what_a_worker_keeps_while_it_is_declared_dead_is_not_lost_as_well(hire: Hire) -> None:
+    one, other = hire("one"), hire("other")
+    claim = sure(one, 0)
+    one.renew({0: 3})
+    with ThreadPoolExecutor(1) as pool:
+        with one.owned(claim) as owned:
+            assert owned is not None
+            releasing = pool.submit(released, other, "one")
+            wait([releasing], timeout=0.3)  # on SQLite it waits for the file, elsewhere for the row
+            owned.keep(3)
+        assert releasing.result() == [0]
+    assert other.spans() == [Span(0, 0, 3, True)]
+
+
+def released(claims: Claims, name: str) -> list[int]:
+    with claims.alone() as held:
+        return held.release(name, died=True)
+
+
+def test_a_sign_of_life_in_the_middle_of_being_declared_dead_blocks_neither(hire: Hire) -> None:
+    one, other = hire("one"), hire("other")
+    trials = range(40)
+    for attempt in range(5):
+        with one.alone() as held:
+            for trial in trials:
+                held.claim(trial)
+        one.renew({})
+        with ThreadPoolExecutor(2) as pool:
+            sign = pool.submit(one.renew, {trial: attempt for trial in reversed(trials)})
+            assert sorted(pool.submit(released, other, "one").result()) == list(trials)
+            sign.result()
+
+
+def test_trials_of_a_worker_that_has_never_given_a_sign_of_life_are_not_lost_for_ever(hire: Hire) -> None:
+    back, other = hire("back from the dead"), hire("other")
+    other.renew({})
+    back.renew({})
+    released(other, "back from the dead")
+    sure(back, 0)  # and now it dies for good
+    with other.alone() as held:
+        assert held.release_expired() == [0]
+
+
+@pytest.mark.parametrize("back_to", [0, 1, 2, 3])
+def test_going_back_into_the_middle_of_what_was_kept_loses_what_comes_after(back_to: int, hire: Hire) -> None:
+    one = hire("one")
+    claim = sure(one, 0)
+    for epoch in (2, 4):
+        with one.owned(claim) as owned:
+            assert owned is not None
+            owned.keep(epoch)
+    with one.owned(claim) as owned:
+        assert owned is not None
+        owned.go_back(back_to)
+    with one.owned(claim) as owned:
+        assert owned is not None
+        owned.end(5)
+    assert covered(one.spans()) == list(range(5))
+    assert sum(span.to_epoch - span.from_epoch for span in one.spans()) == 4 + 5 - back_to, "all that was trained"
+
+
+def covered(spans: list[Span]) -> list[int]:
+    """The epochs that are kept."""
+    return sorted(epoch for span in spans if span.kept for epoch in range(span.from_epoch, span.to_epoch))
 
 
 def test_workers_are_found_by_what_their_names_begin_with(hire: Hire) -> None:

@@ -19,7 +19,8 @@ from tests.support.accounts import assert_accounts
 from tests.support.sandbox import children, is_alive, wait_for
 from trials import load_study
 from trials.run import INTERRUPTED_STATUS
-from trials.search.claims import Claims, connect
+from trials.search.claims import Claims
+from trials.search.database import connect
 from trials.search.storage import open_storage
 
 pytestmark = pytest.mark.integration

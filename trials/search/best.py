@@ -35,20 +35,40 @@ class Best:
         completed = ranked(self._study)
         return completed[self._most - 1].value if len(completed) >= self._most else None
 
+    def adopt(self) -> None:
+        """Take what a worker has left that died after a trial's end. Call it under the study's lock."""
+        if self._directory is None or not best_directory(self._directory).is_dir():
+            return
+        ended = {trial.number: trial for trial in ranked(self._study)}
+        files = [file for file in best_directory(self._directory).glob("trial-*.tmp") if _number(file) in ended]
+        for file in sorted(files, key=lambda file: -file.stat().st_mtime_ns):  # of a trial's files the last is whole
+            path = self._path(ended[_number(file)])
+            if not path.exists():
+                publish(file, path)
+            file.unlink(missing_ok=True)
+        self._drop_others()
+
     def take(self, number: int, written: Path) -> None:
         """Take the weights of a trial that has completed. Call it under the study's lock."""
         assert self._directory is not None
+        mine = next((trial for trial in self._most_ranked() if trial.number == number), None)
+        if mine is not None and written.exists():  # else it was taken, and the storage's answer was cut off
+            publish(written, self._path(mine))
+        for file in best_directory(self._directory).glob(f"trial-{number}.*.tmp"):  # those of dead workers too
+            file.unlink(missing_ok=True)
+        self._drop_others()
+
+    def _most_ranked(self) -> list[FrozenTrial]:
         found = ranked(self._study)
-        most = found if self._has_several else found[: self._most]
-        best = [trial for trial in most if trial.number == number or self._path(trial).exists()]
-        mine = next((trial for trial in best if trial.number == number), None)
-        if mine is None:
-            written.unlink(missing_ok=True)
-            return
-        publish(written, self._path(mine))
+        return found if self._has_several and self._most else found[: self._most]
+
+    def _drop_others(self) -> None:
+        """Write the index, and remove what is not in it."""
+        assert self._directory is not None
+        best = [trial for trial in self._most_ranked() if self._path(trial).exists()]
         self._write_index(best)
-        kept = {self._path(trial).name for trial in best}
-        for file in best_directory(self._directory).glob("trial-*.pt"):
+        kept, folder = {self._path(trial).name for trial in best}, best_directory(self._directory)
+        for file in (*folder.glob("best.*.tmp"), *folder.glob("trial-*.pt")):
             if file.name not in kept:
                 with suppress(OSError):
                     file.unlink()
@@ -98,3 +118,8 @@ def describe_score(score: float | list[float]) -> str:
 def params_of(trial: FrozenTrial) -> dict[str, Any]:
     """What the user's `suggest` returned for a trial; of one that others added, what Optuna knows."""
     return dict(json.loads(trial.user_attrs[PARAMS])) if PARAMS in trial.user_attrs else trial.params
+
+
+def _number(file: Path) -> int:
+    """Of the trial whose weights it has."""
+    return int(file.name.partition(".")[0].removeprefix("trial-"))

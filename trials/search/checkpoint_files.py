@@ -1,6 +1,7 @@
 """The files of a study's directory: one checkpoint per trial and epoch, and the best trials' weights.
 
     DIRECTORY/claims.db                     see `trials.search.claims`
+    DIRECTORY/directory.id                  see `trials.search.directory`
     DIRECTORY/checkpoints/7/12-2.pt         trial 7 after epoch 12, written under fence 2
     DIRECTORY/best/trial-7.pt               a `state_dict` that the user's own module loads
     DIRECTORY/best/best.json                which they are, the best first
@@ -16,6 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ds_hooks.shared.private_file import make_dir
+from trials.own_logger import own_logger
+
+log = own_logger("trials.search.checkpoint_files")
 
 KEPT = 2
 """Checkpoints of a trial: the last, and one to fall back to."""
@@ -52,15 +56,19 @@ def temporary_weights_path(directory: Path, number: int) -> Path:
     return folder / f"trial-{number}.{os.getpid()}.tmp"
 
 
-def commit(written: Path, fence: int) -> Path:
-    """Make a checkpoint durable, and give it its name.
+def commit(written: Path, fence: int) -> Path | None:
+    """Make a checkpoint durable, and give it its name. None, and a warning, if the disk is full or it is gone.
 
-    Raises:
-        OSError: it is gone, or the disk is full. Earlier ones are as they were.
+    Earlier ones are as they were.
     """
     epoch = int(written.name.partition(".")[0])
     target = written.parent / f"{epoch}-{fence}.pt"
-    publish(written, target)
+    try:
+        publish(written, target)
+    except OSError as error:
+        log.warning("no checkpoint of trial %s: %s", written.parent.name, error)
+        written.unlink(missing_ok=True)
+        return None
     return target
 
 
@@ -106,3 +114,9 @@ def epoch_of(checkpoint: Path) -> int:
 def forget(directory: Path, number: int) -> None:
     """Remove the checkpoints of a trial that has ended."""
     shutil.rmtree(trial_directory(directory, number), ignore_errors=True)
+
+
+def discard(written: str | None) -> None:
+    """Remove a temporary file, if there is one."""
+    if written is not None:
+        Path(written).unlink(missing_ok=True)

@@ -10,18 +10,15 @@ holds them itself, for any number of hosts.
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
-from sqlalchemy.pool import StaticPool
 
-from ds_hooks.shared.private_file import check_ours, make_dir, open_private
-from trials.search.database import SQLITE_PATIENCE_S, database_url, engine_options
+from trials.search.directory import is_same
 
 LEASE_S = 60.0
 """How long a worker that gives no sign of life keeps its trials."""
@@ -37,6 +34,7 @@ _WORKER = sa.Table(
     sa.Column("study", sa.String(512), primary_key=True),
     sa.Column("worker", sa.String(512), primary_key=True),
     sa.Column("expires_s", sa.Float(53), nullable=False),
+    sa.Column("directory", sa.Text),
 )
 _CLAIM = sa.Table(
     "squeezer_claim",
@@ -48,11 +46,13 @@ _CLAIM = sa.Table(
     sa.Column("epoch", sa.Integer, nullable=False),
     sa.Column("trained", sa.Integer, nullable=False),
     sa.Column("deaths", sa.Integer, nullable=False),
+    sa.Column("operation", sa.String(32)),
+    sa.Column("directory", sa.Text),
 )
 _SPAN = sa.Table(
     "squeezer_span",
     _TABLES,
-    sa.Column("operation", sa.String(32), primary_key=True),
+    sa.Column("span", sa.String(32), primary_key=True),
     sa.Column("study", sa.String(512), nullable=False),
     sa.Column("trial", sa.Integer, nullable=False),
     sa.Column("fence", sa.Integer, nullable=False),
@@ -105,10 +105,14 @@ class Claims:
         study: Optuna's name of it.
         worker: this worker's name.
         lease_s: how long others wait for a sign of life.
+        directory: where its checkpoints are, see `trials.search.directory`; None: there are none.
     """
 
-    def __init__(self, engine: sa.Engine, study: str, worker: str, lease_s: float = LEASE_S) -> None:
+    def __init__(
+        self, engine: sa.Engine, study: str, worker: str, lease_s: float = LEASE_S, directory: str | None = None
+    ) -> None:
         self._engine, self._study, self._worker, self._lease_s = engine, study, worker, lease_s
+        self._directory = directory
         _create_tables(engine)
         with engine.begin() as c:
             if not c.execute(sa.select(_STUDY).where(_STUDY.c.study == study)).first():
@@ -119,17 +123,22 @@ class Claims:
     def alone(self) -> Iterator["Held"]:
         """Hold the study's lock, and commit at the end. No other worker claims or releases meanwhile."""
         with self._engine.begin() as c:
-            c.execute(sa.select(_STUDY).where(_STUDY.c.study == self._study).with_for_update()).one()
-            yield Held(c, self._study, self._worker)
+            self._lock(c, _STUDY, _STUDY.c.study == self._study)
+            yield Held(c, self._study, self._worker, self._lease_s, self._directory)
 
     @contextmanager
-    def owned(self, claim: Claim) -> Iterator["Owned | None"]:
-        """Hold a trial of this worker's, and commit at the end; None: it is another's now."""
+    def owned(self, claim: Claim, operation: str | None = None) -> Iterator["Owned | None"]:
+        """Hold a trial of this worker's, and commit at the end; None: it is another's now.
+
+        Args:
+            claim: this worker's.
+            operation: a name for what is written. Whoever does not know whether it was committed comes again with it.
+        """
         with self._engine.begin() as c:
-            chosen = (_CLAIM.c.study == self._study) & (_CLAIM.c.trial == claim.trial)
-            chosen &= (_CLAIM.c.worker == self._worker) & (_CLAIM.c.fence == claim.fence)
-            row = c.execute(sa.select(_CLAIM).where(chosen).with_for_update()).first()
-            yield None if row is None else Owned(c, row)
+            row = self._lock(c, _CLAIM, (_CLAIM.c.study == self._study) & (_CLAIM.c.trial == claim.trial))
+            is_done = row is not None and operation is not None and row.operation == operation
+            is_ours = row is not None and row.worker == self._worker and row.fence == claim.fence
+            yield Owned(c, row, operation, is_done, self._directory) if is_done or is_ours else None
 
     def renew(self, trained: dict[int, int]) -> None:
         """Give a sign of life.
@@ -141,8 +150,9 @@ class Claims:
             until_s = _now_s(c) + self._lease_s
             mine = (_WORKER.c.study == self._study) & (_WORKER.c.worker == self._worker)
             if not c.execute(_WORKER.update().where(mine).values(expires_s=until_s)).rowcount:
-                c.execute(_WORKER.insert().values(study=self._study, worker=self._worker, expires_s=until_s))
-            for trial, epoch in trained.items():
+                values = {"worker": self._worker, "expires_s": until_s, "directory": self._directory}
+                c.execute(_WORKER.insert().values(study=self._study, **values))
+            for trial, epoch in sorted(trained.items()):  # in the order in which `Held.release` locks them
                 row = (_CLAIM.c.study == self._study) & (_CLAIM.c.trial == trial) & (_CLAIM.c.worker == self._worker)
                 c.execute(_CLAIM.update().where(row).values(trained=epoch))
 
@@ -156,15 +166,34 @@ class Claims:
         """Close the connections."""
         self._engine.dispose()
 
+    def _lock(self, c: sa.Connection, table: sa.Table, where: sa.ColumnElement[bool]) -> Any:
+        """Lock one row until the end of the transaction. Returns it; None: there is none.
+
+        A host that falls silent must not hold others up: the server ends its transaction before they need the row.
+        """
+        columns: list[Any] = [table]
+        if c.dialect.name == "postgresql":
+            silent_ms = str(int(self._lease_s * 500))
+            columns.append(sa.func.set_config("idle_in_transaction_session_timeout", silent_ms, True))
+        return c.execute(sa.select(*columns).where(where).with_for_update()).first()
+
 
 class Held:
-    """The claims of a study under its lock."""
+    """The claims of a study under its lock.
 
-    def __init__(self, connection: sa.Connection, study: str, worker: str) -> None:
-        self._c, self._study, self._worker = connection, study, worker
+    Attributes:
+        elsewhere: trials that could not be claimed -> the directory with their checkpoints, which is not this worker's.
+    """
+
+    def __init__(
+        self, connection: sa.Connection, study: str, worker: str, lease_s: float, directory: str | None
+    ) -> None:
+        self._c, self._study, self._worker, self._lease_s = connection, study, worker, lease_s
+        self._directory = directory
+        self.elsewhere: dict[int, str] = {}
 
     def claim(self, trial: int) -> Claim | None:
-        """Claim a trial for this worker; None if it is another's."""
+        """Claim a trial for this worker; None if it is another's, or if its checkpoints are elsewhere."""
         chosen = (_CLAIM.c.study == self._study) & (_CLAIM.c.trial == trial)
         row = self._c.execute(sa.select(_CLAIM).where(chosen)).first()
         if row is None:
@@ -173,40 +202,81 @@ class Held:
             return Claim(trial, 1, 0, 0)
         if row.worker is not None:
             return None
+        if row.epoch and not is_same(row.directory, self._directory):
+            self.elsewhere[trial] = row.directory
+            return None
         fence = row.fence + 1
         self._c.execute(_CLAIM.update().where(chosen).values(worker=self._worker, fence=fence, trained=row.epoch))
         return Claim(trial, fence, row.epoch, row.deaths)
 
-    def release(self, worker: str, *, died: bool) -> list[int]:
+    def unclaim(self, trial: int) -> None:
+        """Give back what `claim` has just claimed."""
+        chosen = (_CLAIM.c.study == self._study) & (_CLAIM.c.trial == trial)
+        self._c.execute(_CLAIM.update().where(chosen).values(worker=None))
+
+    def unclaim_all_but(self, known: Collection[Claim]) -> None:
+        """Give back this worker's trials of which it does not know: they were claimed, and the answer was cut off."""
+        fences = {claim.trial: claim.fence for claim in known}
+        mine = (_CLAIM.c.study == self._study) & (_CLAIM.c.worker == self._worker)
+        for row in self._c.execute(sa.select(_CLAIM).where(mine)).all():
+            if fences.get(row.trial) != row.fence:
+                self.unclaim(row.trial)
+
+    def release(self, worker: str, *, died: bool, ended: Callable[[int], int | None] = lambda trial: None) -> list[int]:
         """Take all trials from `worker`. What it trained since their last checkpoints is lost.
 
         Args:
             worker: whose.
             died: whether it has ended unasked.
+            ended: a trial's number -> after how many epochs Optuna has it ended, which the worker may have died before
+                writing here; None: it has not.
 
         Returns:
-            The trials' numbers. Under the same lock, they must go back to Optuna's waiting ones.
+            The numbers of those that have not ended. Under the same lock, they must go back to Optuna's waiting ones.
         """
+        # first, as in `Claims.renew`, so that neither has a row for which the other waits
+        self._c.execute(_WORKER.delete().where((_WORKER.c.study == self._study) & (_WORKER.c.worker == worker)))
         theirs = (_CLAIM.c.study == self._study) & (_CLAIM.c.worker == worker)
-        rows = self._c.execute(sa.select(_CLAIM).where(theirs)).all()
+        # locked: it may live, and be in the middle of keeping what would be counted as lost here
+        rows = self._c.execute(sa.select(_CLAIM).where(theirs).order_by(_CLAIM.c.trial).with_for_update()).all()
+        left = []
         for row in rows:
-            _add_span(self._c, row, row.trained, kept=False)
+            end = ended(row.trial)
+            if end is None:
+                left.append(row.trial)
+            kept = max(end or 0, row.epoch)
+            _add_span(self._c, row, row.epoch, kept, kept=True)
+            _add_span(self._c, row, kept, row.trained, kept=False)
         deaths = _CLAIM.c.deaths + 1 if died else _CLAIM.c.deaths
         self._c.execute(_CLAIM.update().where(theirs).values(worker=None, deaths=deaths))
-        gone = (_WORKER.c.study == self._study) & (_WORKER.c.worker == worker)
-        self._c.execute(_WORKER.delete().where(gone))
-        return [row.trial for row in rows]
+        return left
 
-    def release_expired(self) -> list[int]:
+    def release_expired(self, ended: Callable[[int], int | None] = lambda trial: None) -> list[int]:
         """Take all trials from workers whose lease has run out; see `release`."""
-        late = (_WORKER.c.study == self._study) & (_WORKER.c.expires_s < _now_s(self._c))
-        dead = self._c.execute(sa.select(_WORKER.c.worker).where(late, _WORKER.c.worker != self._worker)).scalars()
-        return [trial for worker in list(dead) for trial in self.release(worker, died=True)]
+        now_s = _now_s(self._c)
+        here, known = _WORKER.c.study == self._study, _CLAIM.c.study == self._study
+        # one that ends later than any lease is from before the machine was started again: see `_now_s`
+        is_late = (_WORKER.c.expires_s < now_s) | (_WORKER.c.expires_s > now_s + 10 * max(self._lease_s, LEASE_S))
+        late = sa.select(_WORKER.c.worker).where(here, is_late)
+        signs = sa.select(_WORKER.c.worker).where(here)
+        mute = sa.select(_CLAIM.c.worker).where(known, _CLAIM.c.worker.is_not(None), _CLAIM.c.worker.not_in(signs))
+        dead = {*self._c.execute(late).scalars(), *self._c.execute(mute).scalars()} - {self._worker}
+        return [trial for worker in sorted(dead) for trial in self.release(worker, died=True, ended=ended)]
 
     def workers(self, prefix: str) -> list[str]:
         """The workers that hold trials and whose names begin with `prefix`."""
         named = (_CLAIM.c.study == self._study) & _CLAIM.c.worker.startswith(prefix, autoescape=True)
         return list(self._c.execute(sa.select(_CLAIM.c.worker).where(named).distinct()).scalars())
+
+    def claimed(self) -> list[int]:
+        """The trials that any worker holds."""
+        taken = (_CLAIM.c.study == self._study) & _CLAIM.c.worker.is_not(None)
+        return list(self._c.execute(sa.select(_CLAIM.c.trial).where(taken)).scalars())
+
+    def directories(self) -> set[str | None]:
+        """Those of all workers that have given a sign of life."""
+        here = _WORKER.c.study == self._study
+        return set(self._c.execute(sa.select(_WORKER.c.directory).where(here)).scalars())
 
     def others(self) -> list[int]:
         """The trials that other workers hold."""
@@ -215,69 +285,52 @@ class Held:
 
 
 class Owned:
-    """One trial that no other worker can claim meanwhile."""
+    """One trial that no other worker can claim meanwhile.
 
-    def __init__(self, connection: sa.Connection, row: Any) -> None:
-        self._c, self._row = connection, row
+    Attributes:
+        is_done: all this has been committed before, under the same name.
+    """
+
+    def __init__(
+        self, connection: sa.Connection, row: Any, operation: str | None, is_done: bool, directory: str | None
+    ) -> None:
+        self._c, self._row, self._operation, self.is_done = connection, row, operation, is_done
+        self._directory = directory
         self._this = (_CLAIM.c.study == row.study) & (_CLAIM.c.trial == row.trial)
+        self._spans = (_SPAN.c.study == row.study) & (_SPAN.c.trial == row.trial)
+
+    def count(self, back_to: int | None, kept: int | None, ends_at: int | None, trained: int) -> None:
+        """Go back, keep and end, each if its epoch is given."""
+        if back_to is not None:
+            self.go_back(back_to)
+        if kept is not None:
+            self.keep(kept)
+        if ends_at is not None:
+            self.end(ends_at, trained)
 
     def keep(self, epoch: int) -> None:
         """Count the epochs up to `epoch` as kept: a checkpoint holds them."""
-        _add_span(self._c, self._row, epoch, kept=True)
-        values = {"epoch": epoch, "trained": epoch, "deaths": 0}
-        self._c.execute(_CLAIM.update().where(self._this).values(**values))
+        _add_span(self._c, self._row, self._row.epoch, epoch, kept=True)
+        self._update(epoch=epoch, trained=epoch, deaths=0, directory=self._directory)
 
     def go_back(self, epoch: int) -> None:
         """Count all after `epoch`, an earlier checkpoint's or 0, as lost."""
-        after = (_SPAN.c.study == self._row.study) & (_SPAN.c.trial == self._row.trial) & (_SPAN.c.from_epoch >= epoch)
+        after = self._spans & _SPAN.c.kept & (_SPAN.c.to_epoch > epoch)
+        for row in self._c.execute(sa.select(_SPAN).where(after, _SPAN.c.from_epoch < epoch)).all():
+            self._c.execute(_SPAN.update().where(_SPAN.c.span == row.span).values(to_epoch=epoch))
+            _add_span(self._c, row, epoch, row.to_epoch, kept=False)
         self._c.execute(_SPAN.update().where(after).values(kept=False))
-        self._c.execute(_CLAIM.update().where(self._this).values(epoch=epoch, trained=epoch))
+        self._update(epoch=epoch, trained=epoch)
 
-    def end(self, epoch: int) -> None:
-        """The trial has ended after `epoch` epochs."""
-        self.keep(epoch)
-        self._c.execute(_CLAIM.update().where(self._this).values(worker=None))
+    def end(self, epoch: int, trained: int = 0) -> None:
+        """The trial has ended after `epoch` epochs, and was trained for `trained` before that was known."""
+        kept = max(epoch, self._row.epoch)
+        self.keep(kept)
+        _add_span(self._c, self._row, kept, trained, kept=False)
+        self._update(worker=None)
 
-
-def connect(storage: str, directory: Path | None) -> sa.Engine:
-    """Open the database of claims.
-
-    Args:
-        storage: Optuna's, see `open_storage`.
-        directory: the study's. It holds the claims of a journal or an SQLite database; None: memory does.
-
-    Raises:
-        OthersError: the file is another user's work.
-    """
-    if "://" in storage and not storage.startswith("sqlite:"):
-        url = database_url(storage)
-        # under the lock, each statement must see what others have committed, whatever the server's default is
-        return sa.create_engine(url, isolation_level="READ COMMITTED", pool_size=2, **engine_options(url))
-    if directory is None:
-        engine = sa.create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
-    else:
-        make_dir(directory.parent)
-        make_dir(directory)
-        file = directory / "claims.db"
-        check_ours(file)
-        with open(file, "ab", opener=open_private):
-            pass
-        arguments = {"timeout": SQLITE_PATIENCE_S, "check_same_thread": False}
-        engine = sa.create_engine(sa.URL.create("sqlite", database=str(file)), connect_args=arguments)
-    sa.event.listen(engine, "connect", _leave_transactions_to_us)
-    sa.event.listen(engine, "begin", _begin_as_writer)
-    return engine
-
-
-def _leave_transactions_to_us(connection: Any, _record: object) -> None:
-    connection.isolation_level = None
-    connection.execute("PRAGMA journal_mode=WAL")  # a commit costs one write, and no sync: a crash of the machine may
-    connection.execute("PRAGMA synchronous=NORMAL")  # lose the last claims, but no checkpoint
-
-
-def _begin_as_writer(c: sa.Connection) -> None:
-    """Take SQLite's lock at the start: a transaction that only later wants to write fails beside another."""
-    c.exec_driver_sql("BEGIN IMMEDIATE")
+    def _update(self, **values: Any) -> None:
+        self._c.execute(_CLAIM.update().where(self._this).values(operation=self._operation, **values))
 
 
 def _create_tables(engine: sa.Engine) -> None:
@@ -302,17 +355,20 @@ def _suppress_duplicate(c: sa.Connection) -> Iterator[None]:
 
 
 def _now_s(c: sa.Connection) -> float:
-    """The database's time, in seconds, so that the clocks of hosts need not agree."""
+    """The time by which leases end, in seconds: the database's, so that the clocks of hosts need not agree.
+
+    A file has no time of its own, but one host, whose clock may be set. Its time since the start may not.
+    """
     if c.dialect.name == "sqlite":
-        return time.time()
+        return time.monotonic()
     if c.dialect.name == "postgresql":
         return float(c.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
     return float(c.execute(sa.text("SELECT unix_timestamp(now(6))")).scalar_one())
 
 
-def _add_span(c: sa.Connection, row: Any, to_epoch: int, *, kept: bool) -> None:
-    if to_epoch <= row.epoch:
-        return
-    values = {"operation": uuid.uuid4().hex, "study": row.study, "trial": row.trial, "fence": row.fence}
-    values |= {"worker": row.worker, "from_epoch": row.epoch, "to_epoch": to_epoch, "kept": kept}
-    c.execute(_SPAN.insert().values(**values))
+def _add_span(c: sa.Connection, of: Any, from_epoch: int, to_epoch: int, *, kept: bool) -> None:
+    """Add to the accounts what the worker and the fence of that row have trained."""
+    if to_epoch > from_epoch:
+        values = {"span": uuid.uuid4().hex, "study": of.study, "trial": of.trial, "fence": of.fence}
+        values |= {"worker": of.worker, "from_epoch": from_epoch, "to_epoch": to_epoch, "kept": kept}
+        c.execute(_SPAN.insert().values(**values))

@@ -12,7 +12,9 @@ from ds_hooks.shared import logs
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from trials.gate.process import run_when_idle
 from trials.search.attributes import REASON
-from trials.search.claims import Claims, connect
+from trials.search.claims import Claims
+from trials.search.database import connect
+from trials.search.optuna_study import ended_after
 from trials.search.paused import is_paused, last_score
 from trials.search.queue import requeue
 from trials.search.storage import open_storage
@@ -28,15 +30,16 @@ def release_trials(storage: str, name: str, directory: Path, worker: str, *, die
         worker: its name, or what the names of several begin with.
         died: whether it ended unasked.
     """
-    try:
-        study = optuna.load_study(study_name=name, storage=open_storage(storage))
-    except KeyError:
-        return 0  # no side task has created it
     claims = Claims(connect(storage, directory), name, "")
     try:
-        with claims.alone() as held:
-            released = [trial for each in held.workers(worker) for trial in held.release(each, died=died)]
-            requeue(study, held.others())
+        with claims.alone() as held:  # a side task may create the study at the same time
+            try:
+                study = optuna.load_study(study_name=name, storage=open_storage(storage))
+            except KeyError:
+                return 0  # none has
+            ended = ended_after(study)
+            released = [trial for each in held.workers(worker) for trial in held.release(each, died=died, ended=ended)]
+            requeue(study, held.claimed())
     finally:
         claims.close()
     return len(released)

@@ -1,13 +1,38 @@
-"""How a study's database is reached: which driver, and what is asked of a connection."""
+"""How a study's database is reached: which driver, what is asked of a connection, and for how long it may be away."""
 
-from typing import Any
+import errno
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
+from optuna.exceptions import StorageInternalError
+from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, SQLAlchemyError
+from sqlalchemy.pool import StaticPool
+
+from ds_hooks.shared.private_file import check_ours, make_dir, open_private
+from ds_hooks.shared.secrets import hide_password, hide_passwords
+from trials.own_logger import own_logger
 
 SQLITE_PATIENCE_S = 60
 """By default SQLite gives up after five seconds. A search worker in mid-write may wait longer for a core."""
 
 CONNECT_TIMEOUT_S = 10
+
+PATIENCE_S, PAUSES_S = 600.0, (0.1, 0.3, 1.0, 3.0, 10.0)
+"""For how long a worker tries again while its database is away, and how long it waits before each try."""
+
+START_PATIENCE_S = 10.0
+"""The same when a worker begins: the address may be wrong."""
+
+_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
+"""Errors of a journal's file after which it may be written again."""
+
+log = own_logger("trials.search.database")
+
+_Result = TypeVar("_Result")
 
 _DRIVER = "postgresql+psycopg"
 _CONNECTION = {
@@ -29,8 +54,13 @@ def database_url(named: str) -> str:
     return f"{_DRIVER}://{rest}" if separator and scheme in ("postgres", "postgresql") else named
 
 
+def is_shared(storage: str) -> bool:
+    """Whether a storage is a database to which other hosts and users may write, and not a file of ours."""
+    return "://" in storage and not storage.startswith("sqlite:")
+
+
 def engine_options(url: str) -> dict[str, Any]:
-    """What SQLAlchemy's `create_engine` takes beside `url`, see `database_url`. What the URL itself says counts more."""
+    """What SQLAlchemy's `create_engine` takes beside `url`, see `database_url`. What the URL says itself wins."""
     if url.startswith("sqlite:"):
         return {"connect_args": {"timeout": SQLITE_PATIENCE_S}}
     options: dict[str, Any] = {"pool_pre_ping": True}  # the server may have been restarted since
@@ -40,3 +70,108 @@ def engine_options(url: str) -> dict[str, Any]:
         connection = {"prepare_threshold": None, **_CONNECTION}
         options["connect_args"] = {name: value for name, value in connection.items() if name not in said}
     return options
+
+
+class StorageError(Exception):
+    """A study's storage cannot be used. The message names it, without its password, and the cause."""
+
+
+@contextmanager
+def naming(storage: str) -> Iterator[None]:
+    """Let errors of a storage name it, as whoever chose it needs to know it.
+
+    Raises:
+        StorageError: for an error of the database or its driver.
+    """
+    try:
+        yield
+    except ImportError as error:
+        advice = "pip install 'bubble-squeezer[postgresql]'" if "psycopg" in f"{error}" else "install its driver"
+        raise StorageError(
+            f"the study's storage {hide_password(storage)} needs its driver: {error}: {advice}"
+        ) from None
+    except (SQLAlchemyError, StorageInternalError) as error:
+        raise StorageError(f"the study's storage {hide_password(storage)} cannot be used: {in_short(error)}") from error
+
+
+def is_away(error: BaseException | None) -> bool:
+    """Whether an error means that the storage did not answer, or could not write, and may later."""
+    while error is not None:
+        if isinstance(error, (OperationalError, InterfaceError, InternalError)):
+            return True
+        if isinstance(error, OSError) and error.errno in _PASSING:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def in_short(error: BaseException) -> str:
+    """The first line of what went wrong, which SQLAlchemy and Optuna wrap in advice and statements."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return hide_passwords(f"{type(error).__name__}: {error}".partition("\n")[0])
+
+
+def patiently(do: Callable[[bool], _Result], patience_s: float = PATIENCE_S) -> _Result:
+    """Return what `do` returns, and call it again while the storage is away.
+
+    Args:
+        do: it is told whether this is a further try. Then the one before may have been done in part, or in full without
+            an answer. It must settle that first.
+        patience_s: for how long.
+
+    Raises:
+        Exception: what `do` raises, if it is of another kind or does not pass.
+    """
+    began_s, tries = time.monotonic(), 0
+    while True:
+        try:
+            return do(tries > 0)
+        except Exception as error:
+            if not is_away(error) or time.monotonic() > began_s + patience_s:
+                raise
+            if not tries:
+                log.warning("the study's storage is away: %s", in_short(error))
+        time.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
+        tries += 1
+
+
+def connect(storage: str, directory: Path | None) -> sa.Engine:
+    """Open the database of claims.
+
+    Args:
+        storage: Optuna's, see `trials.search.storage`.
+        directory: the study's. It holds the claims of a journal or an SQLite database; None: memory does.
+
+    Raises:
+        OthersError: the file is another user's work.
+    """
+    if is_shared(storage):
+        url = database_url(storage)
+        # under the lock, each statement must see what others have committed, whatever the server's default is
+        return sa.create_engine(url, isolation_level="READ COMMITTED", pool_size=2, **engine_options(url))
+    if directory is None:
+        engine = sa.create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
+    else:
+        make_dir(directory.parent)
+        make_dir(directory)
+        file = directory / "claims.db"
+        check_ours(file)
+        with open(file, "ab", opener=open_private):
+            pass
+        arguments = {"timeout": SQLITE_PATIENCE_S, "check_same_thread": False}
+        engine = sa.create_engine(sa.URL.create("sqlite", database=str(file)), connect_args=arguments)
+    sa.event.listen(engine, "connect", _leave_transactions_to_us)
+    sa.event.listen(engine, "begin", _begin_as_writer)
+    return engine
+
+
+def _leave_transactions_to_us(connection: Any, _record: object) -> None:
+    connection.isolation_level = None
+    connection.execute("PRAGMA journal_mode=WAL")  # a commit costs one write, and no sync: a crash of the machine may
+    connection.execute("PRAGMA synchronous=NORMAL")  # lose the last claims, but no checkpoint
+
+
+def _begin_as_writer(c: sa.Connection) -> None:
+    """Take SQLite's lock at the start: a transaction that only later wants to write fails beside another."""
+    c.exec_driver_sql("BEGIN IMMEDIATE")

@@ -1,9 +1,11 @@
 """Which trials a worker gets next. Under the study's lock it claims them, and lets Optuna know."""
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import optuna
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from trials.search.attributes import MILESTONE, PARAMS, WORKER
@@ -53,20 +55,31 @@ class Queue:
             may_begin: whether trials may begin or be promoted.
         """
         known = self._study.get_trials(deepcopy=False)
-        claimed: list[Claimed] = []
-        for trial, milestone in self._waiting(known, may_begin):
-            if len(claimed) == most:
-                return claimed
-            claimed += self._take(held, trial, milestone)
+        claimed = self._claim_waiting(held, most, known, may_begin)
         if not may_begin or len(claimed) == most:
             return claimed
         begun_all = has_begun_all(self._seen)
-        room = 0 if begun_all else min(most - len(claimed), self._user_study.trials - len(known))
-        claimed += [self._begin(held) for _ in range(room)]
+        trials = len(known)
+        while not begun_all and len(claimed) < most and trials < self._user_study.trials:
+            claimed.append(self._begin(held))
+            new = claimed[-1].claim.trial
+            if new > trials:  # Optuna creates another one where the answer to its first try is cut off
+                requeue(self._study, held.claimed())
+                again = self._study.get_trials(deepcopy=False)
+                claimed += self._claim_waiting(held, most - len(claimed), again, may_begin=False)
+            trials = new + 1
         if not claimed and (begun_all or len(known) >= self._user_study.trials):
             number = last_resort(self._standings(known), self._rungs, self._is_high_best)
             if number is not None:
                 claimed += self._take(held, known[number], self._next(known[number].user_attrs[MILESTONE]))
+        return claimed
+
+    def _claim_waiting(self, held: Held, most: int, known: Sequence[FrozenTrial], may_begin: bool) -> list[Claimed]:
+        claimed: list[Claimed] = []
+        for trial, milestone in self._waiting(known, may_begin):
+            if len(claimed) == most:
+                break
+            claimed += self._take(held, trial, milestone)
         return claimed
 
     def paused(self) -> list[FrozenTrial]:
@@ -97,10 +110,14 @@ class Queue:
         if claim is None:
             return []
         milestone = self._next(max(milestone, claim.epoch) - 1)  # the study's rungs may be others now
-        if self._rungs and trial.user_attrs.get(MILESTONE) != milestone:
-            self._storage.set_trial_user_attr(trial._trial_id, MILESTONE, milestone)
-        self._storage.set_trial_user_attr(trial._trial_id, WORKER, self._worker)
-        self._storage.set_trial_state_values(trial._trial_id, state=TrialState.RUNNING)
+        try:
+            if self._rungs and trial.user_attrs.get(MILESTONE) != milestone:
+                self._storage.set_trial_user_attr(trial._trial_id, MILESTONE, milestone)
+            self._storage.set_trial_user_attr(trial._trial_id, WORKER, self._worker)
+            self._storage.set_trial_state_values(trial._trial_id, state=TrialState.RUNNING)
+        except UpdateFinishedTrialError:  # closed by someone meanwhile
+            held.unclaim(trial.number)
+            return []
         return [Claimed(trial._trial_id, claim, milestone)]
 
     def _begin(self, held: Held) -> Claimed:
@@ -121,4 +138,5 @@ def requeue(study: optuna.Study, taken: Collection[int]) -> None:
     """
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         if trial.number not in taken and WORKER in trial.user_attrs:
-            study._storage.set_trial_state_values(trial._trial_id, state=TrialState.WAITING)
+            with suppress(UpdateFinishedTrialError):  # closed by someone meanwhile
+                study._storage.set_trial_state_values(trial._trial_id, state=TrialState.WAITING)

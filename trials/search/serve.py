@@ -2,7 +2,8 @@
 
 The side task's main program forks it once torch and the study are loaded. They exchange one JSON object per line.
 
-- Requests: `{"ask": n}`, `{"began": number, "epoch": e}`, `{"trained": {number: e, …}}`,
+- Requests: `{"ask": n}`, `{"began": number, "epoch": e, "score": v or null, "history": {…}}`,
+  `{"trained": {number: e, …}}`,
   `{"checkpoint": number, "file": path}`,
   `{"report": number, "epoch": e, "value": v, "final": bool, "weights": path or null, "history": {…}}`,
   `{"fail": number, "reason": text}`, `{"stop": true}`.
@@ -28,6 +29,7 @@ from ds_hooks.shared.parent import die_with_parent
 from ds_hooks.shared.secrets import hide_passwords
 from trials.gate.process import run_when_idle
 from trials.own_logger import own_logger
+from trials.search.database import in_short, naming
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.study import Study
 
@@ -59,22 +61,23 @@ def serve(
         run_when_idle()
     try:
         logs.adopt("optuna")
-        worker = SearchWorker(study, config, holder)
-        pulse.submit(_live, worker, config.lease_s, over)
-        for line in requests:
-            if not is_idle and attached():
-                run_when_idle()
-                is_idle = True
-            request = json.loads(line)
-            if "stop" in request:
-                over.set()
-                pulse.shutdown()
-                worker.stop()
-                return
-            answer = answer_to(worker, request)
-            if answer is not None:
-                answers.write(json.dumps(answer) + "\n")
-                answers.flush()
+        with naming(config.storage):
+            worker = SearchWorker(study, config, holder)
+            pulse.submit(_live, worker, config.lease_s, over)
+            for line in requests:
+                if not is_idle and attached():
+                    run_when_idle()
+                    is_idle = True
+                request = json.loads(line)
+                if "stop" in request:
+                    over.set()
+                    pulse.shutdown()
+                    worker.stop()
+                    return
+                answer = answer_to(worker, request)
+                if answer is not None:
+                    answers.write(json.dumps(answer) + "\n")
+                    answers.flush()
     except Exception as error:
         answers.write(json.dumps({"error": hide_passwords(f"{type(error).__name__}: {error}")}) + "\n")
         answers.flush()
@@ -94,8 +97,8 @@ def answer_to(worker: SearchWorker, request: dict[str, Any]) -> dict[str, Any] |
             return worker.checkpoint(number, Path(file))
         case {"trained": epochs}:
             worker.note({int(number): epoch for number, epoch in epochs.items()})
-        case {"began": number, "epoch": epoch}:
-            return worker.began(number, epoch)
+        case {"began": number, "epoch": epoch, **rest}:
+            return worker.began(number, epoch, **rest)
         case {"fail": number, "reason": reason}:
             return worker.fail(number, reason)
         case _:
@@ -113,7 +116,7 @@ def _live(worker: SearchWorker, lease_s: float, over: threading.Event) -> None:
             if count % (SIGNS_PER_LEASE // LOOKS_PER_LEASE) == 0:
                 worker.take_over()
         except Exception as error:  # such as a database that is away for a while; the next try may succeed
-            log.warning("no sign of life: %s", hide_passwords(f"{type(error).__name__}: {error}"))
+            log.warning("no sign of life: %s", in_short(error))
 
 
 def _outside_idle_class() -> Executor:

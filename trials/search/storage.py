@@ -62,11 +62,6 @@ def open_storage(named: str) -> BaseStorage:
     return RDBStorage(url, engine_kwargs=engine_options(url))
 
 
-def is_shared(named: str) -> bool:
-    """Whether a storage is a database that others may write to."""
-    return "://" in named and not named.startswith("sqlite:")
-
-
 def _make_private(file: str) -> None:
     """Optuna and SQLite would make it for all to read."""
     check_ours(Path(file))

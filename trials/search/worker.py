@@ -1,15 +1,15 @@
 """The search worker's share in a study: it asks Optuna for trials, claims them, and writes what becomes of them."""
 
 import json
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import optuna
-from optuna.samplers import BaseSampler, CmaEsSampler
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import Trial, TrialState
 
 from trials.own_logger import own_logger
@@ -17,12 +17,16 @@ from trials.search import checkpoint_files
 from trials.search.attributes import HISTORY, PARAMS, REASON
 from trials.search.best import Best
 from trials.search.callbacks import Callbacks
-from trials.search.claims import LEASE_S, MOST_DEATHS, Claims, Held, connect
+from trials.search.claims import MOST_DEATHS, Claims, Held
+from trials.search.config import WorkerConfig as WorkerConfig
+from trials.search.database import START_PATIENCE_S, connect, is_away, patiently
+from trials.search.directory import Unseen, identity
 from trials.search.draws import Draws
 from trials.search.finite import is_finite
+from trials.search.optuna_study import ended_after, open_study, safe_sampler
 from trials.search.paused import as_samplers_see
 from trials.search.queue import Claimed, Queue, requeue
-from trials.search.storage import is_shared, open_storage
+from trials.search.space import as_json, check_space
 from trials.study import Study, describe_error
 
 log = own_logger("trials.search.worker")
@@ -31,25 +35,6 @@ _Result = TypeVar("_Result")
 
 _Begun = dict[str, Any] | Callable[[], object]
 """A trial as the side task gets it, or what ends a trial that cannot begin."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerConfig:
-    """Where a search worker keeps its trials, and its name.
-
-    Args:
-        storage: a database's URL or a journal's path, see `open_storage`.
-        study_name: Optuna's study name; the study is created if it does not exist.
-        worker: this worker's name. It takes over at once what an earlier process of this name left.
-        directory: the study's, for checkpoints and claims; None: there are no checkpoints.
-        lease_s: how long others wait for a sign of life before they take over.
-    """
-
-    storage: str
-    study_name: str
-    worker: str
-    directory: Path | None = None
-    lease_s: float = LEASE_S
 
 
 class SearchWorker:
@@ -68,15 +53,15 @@ class SearchWorker:
         self._user_study = study
         self._config = config
         self._holder = holder
-        sampler = study.sampler()
-        if isinstance(sampler, CmaEsSampler) and is_shared(config.storage):
-            raise ValueError(
-                "CmaEsSampler unpickles what is in a database, so whoever writes there can run code here; allowed: "
-                "another sampler, or a storage in a file of your own"
-            )
+        sampler = safe_sampler(study, config.storage)
+        directory = None if config.directory is None else identity(config.directory)
         engine = connect(config.storage, config.directory)
-        self._claims = holder.submit(Claims, engine, config.study_name, config.worker, config.lease_s).result()
-        self._study: optuna.Study = self._alone(lambda held: _open_study(study, config, sampler))
+        begin = partial(Claims, engine, config.study_name, config.worker, config.lease_s, directory)
+        self._claims = patiently(lambda again: holder.submit(begin).result(), START_PATIENCE_S)
+        opened = partial(open_study, study, config, sampler, directory)
+        self._study: optuna.Study = patiently(lambda again: self._locked(lambda held: opened()), START_PATIENCE_S)
+        check_space(study, self._study)
+        self._unseen = Unseen(directory)
         self._study.stop = self._stop_asking  # Optuna's own raises outside `optimize`
         self._seen = as_samplers_see(self._study) if study.promotes else self._study
         self._stopped = self._over = False
@@ -89,8 +74,11 @@ class SearchWorker:
         self._best = Best(self._study, config.directory, study.keep_best)
         self._held: dict[int, Claimed] = {}
         self.trained: dict[int, int] = {}
-        self._alone(lambda held: self._released(held, held.release(config.worker, died=True)))
-        self.renew()
+        self._ended_after = ended_after(self._study)
+        self._alone(lambda held: self._released(held, held.release(config.worker, died=True, ended=self._ended_after)))
+        patiently(lambda again: self.renew())
+        self._alone(lambda held: self._best.adopt())
+        self._unseen.warn_of(self._alone(lambda held: held.directories()))
 
     def ask(self, most: int) -> dict[str, Any]:
         """Return up to `most` trials to train: first those that others have begun and left, then new ones.
@@ -107,12 +95,16 @@ class SearchWorker:
             wanted = 1 if self._is_finite else most - len(found)
             claimed, self._over, begun = self._alone(partial(self._claim, most=wanted))
             exhausted = len(claimed) < wanted
-            for each in begun or [self._begin(each) for each in claimed]:
+            self._held |= {each.claim.trial: each for each in claimed}  # not earlier: now it is committed
+            self.trained |= {each.claim.trial: each.claim.epoch for each in claimed}
+            for each in begun or patiently(partial(self._begin_all, claimed)):
                 if isinstance(each, dict):
                     found.append(each)
                 else:
                     each()
-        return {"trials": found, "exhausted": exhausted, "over": self._over, "bar": self._best.bar()}
+                    check_space(self._user_study, self._study)
+        bar = patiently(lambda again: self._best.bar())
+        return {"trials": found, "exhausted": exhausted, "over": self._over, "bar": bar}
 
     def report(
         self,
@@ -134,15 +126,15 @@ class SearchWorker:
             history: its losses and scores so far.
         """
         if number not in self._held:
-            _discard(weights)
+            checkpoint_files.discard(weights)
             return None  # it was pruned or lost while this score was on its way
         self.trained[number] = max(epoch, self.trained[number])
-        trial = self._trial(number)
+        trial = patiently(lambda again: self._trial(number))
         pauses = not final and self._user_study.promotes and epoch >= self._held[number].milestone
         state = TrialState.COMPLETE if final else TrialState.WAITING if pauses else TrialState.RUNNING
         write = partial(self._reported, trial, epoch, value, state, history)
         if not self._owning(number, write, released_at=epoch if final or pauses else None):
-            _discard(weights)
+            checkpoint_files.discard(weights)
             return self._lost(number)
         if final:
             if weights is not None:
@@ -151,9 +143,13 @@ class SearchWorker:
         if final or self._user_study.promotes:
             return None
         try:
-            if not trial.should_prune():
+            # a worker that died was not told to prune it here, and the pruner would look at what came later
+            is_latest = trial._cached_frozen_trial.last_step == epoch
+            if not (is_latest and patiently(lambda again: trial.should_prune())):
                 return None
         except Exception as error:
+            if is_away(error):
+                raise
             return self.fail(number, f"pruner: {type(error).__name__}: {error}") or {"pruned": number}
         return self._end(number, TrialState.PRUNED, epoch) or {"pruned": number}
 
@@ -169,11 +165,8 @@ class SearchWorker:
         if number not in self._held:
             written.unlink(missing_ok=True)
             return None
-        try:
-            kept = checkpoint_files.commit(written, self._held[number].claim.fence)
-        except OSError as error:
-            log.warning("no checkpoint of trial %d: %s", number, error)
-            written.unlink(missing_ok=True)
+        kept = checkpoint_files.commit(written, self._held[number].claim.fence)
+        if kept is None:
             return None
         epoch = checkpoint_files.epoch_of(kept)
         self.trained[number] = epoch
@@ -183,17 +176,32 @@ class SearchWorker:
         checkpoint_files.remove_others(kept)
         return None
 
-    def began(self, number: int, epoch: int) -> dict[str, Any] | None:
+    def began(
+        self, number: int, epoch: int, score: float | list[float] | None = None, history: dict[str, Any] | None = None
+    ) -> dict[str, Any] | None:
         """The side task begins a trial at `epoch`: earlier than claimed, if no newer checkpoint can be used.
 
+        Args:
+            number: the trial's.
+            epoch: how many epochs it has trained.
+            score: at that epoch, if it is a rung.
+            history: its losses and scores so far.
+
         Returns:
-            An answer if the trial is lost.
+            An answer as to `report`, if that score has not been recorded, or if the trial is lost.
         """
-        if number not in self._held or epoch >= self._held[number].claim.epoch:
+        if number not in self._held:
             return None
-        log.warning("trial %d goes on from epoch %d: no newer checkpoint could be used", number, epoch)
-        self.trained[number] = epoch
-        return None if self._owning(number, lambda: None, back_to=epoch) else self._lost(number)
+        if epoch < self._held[number].claim.epoch:
+            log.warning("trial %d goes on from epoch %d: no newer checkpoint could be used", number, epoch)
+            self.trained[number] = epoch
+            if not self._owning(number, lambda: None, back_to=epoch):
+                return self._lost(number)
+        trial = patiently(lambda again: self._trial(number))
+        pauses = self._user_study.promotes and epoch >= self._held[number].milestone
+        if score is None or (epoch in trial._cached_frozen_trial.intermediate_values and not pauses):
+            return None
+        return self.report(number, epoch, score, False, history=history)
 
     def note(self, epochs: Mapping[int, int]) -> None:
         """Note how many epochs trials have trained so far."""
@@ -205,14 +213,15 @@ class SearchWorker:
 
     def take_over(self) -> None:
         """Release the trials of workers that have given no sign of life. The next `ask` of any worker finds them."""
-        self._alone(lambda held: self._released(held, held.release_expired()))
+        self._locked(lambda held: self._released(held, held.release_expired(self._ended_after)))
 
     def stop(self) -> None:
         """Release all trials of this worker. The next one that asks resumes them."""
-        self.renew()  # with what it has trained
+        patiently(lambda again: self.renew())  # with what it has trained
         self._held.clear()
         self.trained.clear()
-        self._alone(lambda held: self._released(held, held.release(self._config.worker, died=False)))
+        name = self._config.worker
+        self._alone(lambda held: self._released(held, held.release(name, died=False, ended=self._ended_after)))
         self._claims.close()
         self._callbacks.finish(is_over=self._over)
 
@@ -249,25 +258,22 @@ class SearchWorker:
             kept: a checkpoint holds so many epochs.
             back_to: the trial continues after so many epochs, and what was kept of later ones is lost.
         """
-        claim = self._held[number].claim
+        claim, operation = self._held[number].claim, uuid.uuid4().hex
 
-        def owned() -> bool:
-            with self._claims.owned(claim) as mine:
-                if mine is None:
-                    return False
+        def owned(again: bool) -> bool:
+            with self._claims.owned(claim, operation) as mine:
+                if mine is None or mine.is_done:
+                    return mine is not None
                 try:
-                    write()
-                except optuna.exceptions.UpdateFinishedTrialError:  # closed by someone meanwhile
+                    if not (again and released_at is not None and self._ended_after(number) is not None):
+                        write()
+                except UpdateFinishedTrialError:  # closed by someone meanwhile
+                    mine.end(self._ended_after(number) or 0, self.trained[number])
                     return False
-                if back_to is not None:
-                    mine.go_back(back_to)
-                if kept is not None:
-                    mine.keep(kept)
-                if released_at is not None:
-                    mine.end(released_at)
+                mine.count(back_to, kept, released_at, self.trained[number])
                 return True
 
-        if not self._holder.submit(owned).result():
+        if not patiently(lambda again: self._holder.submit(owned, again).result()):
             return False
         if released_at is not None:
             self._forget(number)
@@ -305,7 +311,7 @@ class SearchWorker:
         try:
             self._seen.tell(number, value, state=state)
         except Exception as error:
-            if not self._storage.get_trial(self._id(number)).state.is_finished():
+            if is_away(error) or self._ended_after(number) is None:
                 raise
             log.warning("the sampler failed after trial %d: %s: %s", number, type(error).__name__, error)
 
@@ -316,22 +322,23 @@ class SearchWorker:
             Them; whether the study is over; and what has been begun under the lock.
         """
         claimed = self._queue.claim(held, most, may_begin=not self._stopped)
-        for each in claimed:
-            self._held[each.claim.trial] = each
-            self.trained[each.claim.trial] = each.claim.epoch
+        self._unseen.warn_of(held.elsewhere.values())
         over = len(claimed) < most and not held.others()
-        if over and self._user_study.promotes:
-            over = not self._held  # a trial that pauses may let another be promoted
+        if over and self._user_study.promotes and not held.elsewhere:
+            over = not (self._held or claimed)  # a trial that pauses may let another be promoted
             for trial in self._queue.paused() if over else ():
                 self._storage.set_trial_state_values(trial._trial_id, state=TrialState.RUNNING)
                 self._tell(trial.number, state=TrialState.PRUNED)
                 self._ended(trial.number, trial._trial_id)
-        return claimed, over, [self._begin(each) for each in claimed] if self._is_finite else []
+        return claimed, over, self._begin_all(claimed) if self._is_finite else []
 
     def _released(self, held: Held, numbers: list[int]) -> None:
-        requeue(self._study, [*held.others(), *self._held])
+        requeue(self._study, held.claimed())
         if numbers:
             log.info("%d trials were left by a worker, and wait for another", len(numbers))
+
+    def _begin_all(self, claimed: Sequence[Claimed], again: bool = False) -> list[_Begun]:
+        return [self._begin(each) for each in claimed]
 
     def _begin(self, claimed: Claimed) -> _Begun:
         """Let the user's study choose hyperparameters. Returns the trial, or what ends it, outside the lock."""
@@ -352,10 +359,12 @@ class SearchWorker:
         try:
             trial = self._trials[number] = Trial(self._seen, trial_id)
             params = self._user_study.suggest(trial)
-            trial.set_user_attr(PARAMS, json.dumps(params))
+            trial.set_user_attr(PARAMS, as_json(params))
         except optuna.TrialPruned:
             return partial(self._end, number, TrialState.PRUNED, 0)
         except Exception as error:
+            if is_away(error):
+                raise
             return partial(self.fail, number, f"suggest: {describe_error(self._user_study, error)}")
         return {"number": number, "params": params}
 
@@ -371,28 +380,21 @@ class SearchWorker:
         return trial_id
 
     def _alone(self, do: Callable[[Held], _Result]) -> _Result:
+        """Do something under the lock of all search workers, and again after what was left of a try without an answer.
+
+        Only the thread that asks may call it, for it alone knows which claims are meant.
+        """
+
+        def again(held: Held) -> _Result:
+            held.unclaim_all_but([each.claim for each in self._held.values()])
+            self._released(held, [])
+            return do(held)
+
+        return patiently(lambda is_again: self._locked(again if is_again else do))
+
+    def _locked(self, do: Callable[[Held], _Result]) -> _Result:
         def locked() -> _Result:
             with self._claims.alone() as held:
                 return do(held)
 
         return self._holder.submit(locked).result()
-
-
-def _discard(weights: str | None) -> None:
-    if weights is not None:
-        Path(weights).unlink(missing_ok=True)
-
-
-def _open_study(study: Study, config: WorkerConfig, sampler: BaseSampler | None) -> optuna.Study:
-    """Call it under the lock: if two create the tables of a new storage at once, or its study, one of them fails."""
-    opened = optuna.create_study(
-        storage=open_storage(config.storage),
-        study_name=config.study_name,
-        directions=study.directions or [study.direction],
-        sampler=sampler,
-        pruner=optuna.pruners.NopPruner() if study.promotes else study.pruner(),
-        load_if_exists=True,
-    )
-    for params in study.enqueue():
-        opened.enqueue_trial(dict(params), skip_if_exists=True)
-    return opened

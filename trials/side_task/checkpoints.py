@@ -95,9 +95,9 @@ class Checkpoints:
             except (CheckpointError, FuseError, OSError) as error:
                 self._warn(f"trial {number}: {error}")
                 continue
-            self._search.send(began=number, epoch=state.epoch)
+            self._began(state)
             if pauses:
-                self._pause_again(state)
+                self._keep_paused(state)
             return member
         if reached:
             self._search.send(began=number, epoch=0)
@@ -184,12 +184,12 @@ class Checkpoints:
         if self._directory is not None and len(self._paused) > self._study.fused:
             del self._paused[next(iter(self._paused))]
 
-    def _pause_again(self, state: TrialState) -> None:
-        """Report a trial that was saved where it pauses. Its search worker has died before it could record that."""
-        score = state.history["scores"][state.epoch]
-        history = History.of(state.history).shown()
-        self._search.send(report=state.number, epoch=state.epoch, value=score, final=False, history=history)
-        self._keep_paused(state)
+    def _began(self, state: TrialState) -> None:
+        """Say from where a trial goes on, with its score there: whoever saved it may have ended before its report."""
+        is_scored = state.epoch in self._study.rungs or self.pauses(state.number, state.epoch)
+        score = state.history.get("scores", {}).get(state.epoch) if is_scored else None
+        history = None if score is None else History.of(state.history).shown()
+        self._search.send(began=state.number, epoch=state.epoch, score=score, history=history)
 
     def _sources(self, number: int, reached: int) -> list[TrialState | Path]:
         """Return where a trial may go on from, the latest first."""

@@ -1,6 +1,7 @@
 """Samplers of finitely many points end a study when they have begun all; errors of samplers and pruners end none."""
 
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,10 @@ Hire = Callable[..., SearchWorker]
 def hire(tmp_path: Path) -> Hire:
     """A search worker of that name for a study of the test's only storage."""
 
-    def worker(study: Points, name: str = "me") -> SearchWorker:
+    def worker(study: Points, name: str = "me", holder: Executor | None = None) -> SearchWorker:
         storage = str(tmp_path / "study.journal")
         config = WorkerConfig(storage=storage, study_name="s", worker=name, directory=tmp_path)
-        return SearchWorker(study, config, AtOnce())
+        return SearchWorker(study, config, holder or AtOnce())
 
     return worker
 
@@ -186,6 +187,33 @@ def test_whoever_stops_optunas_study_ends_the_search(caller: str, hire: Hire) ->
     assert set(states) == {TrialState.COMPLETE} and 3 <= len(states) < 12
 
 
+def test_a_point_that_cannot_be_suggested_fails_and_blocks_nobody(study: Points, hire: Hire) -> None:
+    class Picky(Points):
+        def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
+            if super().suggest(trial) == {"n": 1, "b": "x"}:
+                raise ValueError("no")
+            return {}
+
+    worker = hire(Picky(study.make_sampler), holder=OneAtATime())
+    answer = worker.ask(9)
+    assert len(answer["trials"]) == 5 and answer["exhausted"]
+    assert [reason.startswith("suggest: ValueError: no") for reason in reasons(worker) if reason] == [True]
+
+
+class OneAtATime(AtOnce):
+    """As the search worker's one thread for work under a lock: what it does cannot wait for more of its own work."""
+
+    busy = False
+
+    def submit(self, do: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        assert not self.busy, "it would wait for itself"
+        self.busy = True
+        try:
+            return super().submit(do, *args, **kwargs)
+        finally:
+            self.busy = False
+
+
 def reasons(worker: SearchWorker) -> list[str | None]:
     return [trial.user_attrs.get(REASON) for trial in worker._study.get_trials()]
 
@@ -204,7 +232,7 @@ def test_a_sampler_that_raises_fails_that_trial(method: str, hire: Hire, monkeyp
     monkeypatch.setattr(RandomSampler, method, sometimes)
     worker = hire(study)
     train(study, worker)
-    assert reasons(worker) == [None, "suggest: KeyError: 'no' (test_finite.py, line 201)", None, None]
+    assert reasons(worker) == [None, "suggest: KeyError: 'no' (test_finite.py, line 229)", None, None]
     states = [trial.state for trial in worker._study.get_trials()]
     assert states == [TrialState.COMPLETE, TrialState.FAIL, TrialState.COMPLETE, TrialState.COMPLETE]
 

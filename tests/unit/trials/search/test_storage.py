@@ -9,8 +9,7 @@ import pytest
 from optuna.storages import JournalStorage, RDBStorage
 from optuna.study import StudyDirection
 
-from trials.search.claims import connect
-from trials.search.database import SQLITE_PATIENCE_S
+from trials.search.database import SQLITE_PATIENCE_S, connect
 from trials.search.storage import open_storage
 
 

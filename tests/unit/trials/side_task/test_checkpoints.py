@@ -92,6 +92,23 @@ def test_one_that_is_killed_is_taken_up_by_its_successor(at: int, tmp_path: Path
     assert_accounts(successor._claims.spans(), assert_all_ended(successor, again))
 
 
+def test_a_score_that_a_side_task_was_about_to_report_is_reported_by_the_next(tmp_path: Path) -> None:
+    class Dies(Direct):
+        def send(self, **request: Any) -> None:
+            if request.get("report") == 3 and request["epoch"] == 1:  # it has saved that epoch
+                raise StopRequested
+            super().send(**request)
+
+    study = make_study(False)
+    with pytest.raises(StopRequested):
+        Scheduler(study, OpenGate(), Dies(hire(study, tmp_path)), lambda _: None, directory=tmp_path).run()
+    again = make_study(False)
+    successor = hire(again, tmp_path)
+    work(again, successor, tmp_path)
+    assert set(assert_all_ended(successor, again)[3].intermediate_values) == {1, 2, 3}
+    assert "3" in successor._study.get_trials()[3].user_attrs["squeezer_history"]["score"]
+
+
 def test_many_ends_in_a_row(tmp_path: Path) -> None:
     at = 300  # about an epoch, and what comes before it
     for _ in range(40):

@@ -1,0 +1,175 @@
+"""Storages and studies that cannot be used: an error names what is wrong, and nothing is lost."""
+
+import pickle
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from optuna.samplers import BaseSampler, CmaEsSampler, PartialFixedSampler
+from optuna.trial import TrialState
+
+from tests.support.fused_and_solo import AtOnce
+from tests.support.postgres import Server
+from tests.support.sandbox import wait_for
+from tests.support.simulated import Pretended
+from trials.search import worker as worker_module
+from trials.search.client import SearchClient
+from trials.search.database import StorageError, naming
+from trials.search.serve import serve
+from trials.search.storage import open_storage
+from trials.search.worker import SearchWorker, WorkerConfig
+from trials.study import StudyError
+
+pytestmark = pytest.mark.integration
+
+
+class Other(Pretended):
+    """A study of other parameters; they have the same names."""
+
+    def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
+        return {"y": trial.suggest_int("y", 0, 9), "x": trial.suggest_categorical("x", ["a", "b"])}
+
+
+def configured(storage: str, directory: Path, name: str) -> WorkerConfig:
+    return WorkerConfig(storage=storage, study_name="s", worker=name, directory=directory)
+
+
+def hire(storage: str, directory: Path, study: Pretended | None = None, name: str = "w") -> SearchWorker:
+    config = configured(storage, directory, name)
+    with naming(storage):
+        return SearchWorker(study or Pretended(6), config, AtOnce())
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "START_PATIENCE_S", 0.0)
+
+
+def test_the_same_name_with_another_space_is_refused_before_a_trial_is_created(storage: str, tmp_path: Path) -> None:
+    first = hire(storage, tmp_path)
+    first.ask(2)
+    with pytest.raises(StudyError, match=r"study 's' .* parameter 'x' is FloatDistribution.* Categorical.*study_name"):
+        hire(storage, tmp_path, Other(6), "other")
+    assert len(first._study.get_trials()) == 2
+    assert len(first.ask(9)["trials"]) == 4
+
+
+def test_of_two_spaces_that_begin_at_once_one_loses_a_trial_and_ends(storage: str, tmp_path: Path) -> None:
+    first, other = hire(storage, tmp_path), hire(storage, tmp_path, Other(6), "other")
+    first.ask(1)
+    with pytest.raises(StudyError, match="parameter 'x'"):
+        other.ask(5)
+    other.stop()
+    assert sum(trial.state is TrialState.FAIL for trial in first._study.get_trials()) == 1
+    assert len(first.ask(9)["trials"]) == 4, "the others are as good as new"
+
+
+def test_a_range_may_change(storage: str, tmp_path: Path) -> None:
+    class Wider(Pretended):
+        def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
+            return {"x": trial.suggest_float("x", -5.0, 5.0)}
+
+    hire(storage, tmp_path).ask(2)
+    assert len(hire(storage, tmp_path, Wider(6), "wider").ask(9)["trials"]) == 4
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_sampler_that_unpickles_is_refused_where_others_write(wrapped: bool, database: str, tmp_path: Path) -> None:
+    class Evolving(Pretended):
+        def sampler(self) -> BaseSampler:
+            plain = CmaEsSampler(warn_independent_sampling=False)
+            return PartialFixedSampler({}, plain) if wrapped else plain
+
+    with pytest.raises(ValueError, match="CmaEsSampler unpickles"):
+        hire(database, tmp_path, Evolving(6))
+    with pytest.raises(KeyError):
+        optuna.load_study(study_name="s", storage=open_storage(database))
+    assert hire(str(tmp_path / "journal"), tmp_path, Evolving(6)).ask(1)["trials"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_database_that_does_not_answer_is_named_without_its_password(postgres: Server, tmp_path: Path) -> None:
+    url = postgres.url("nothing_of_this_name")
+    with pytest.raises(StorageError, match=r'\*\*\*@.*database "nothing_of_this_name" does not exist') as caught:
+        hire(url, tmp_path)
+    assert postgres.password not in str(caught.value)
+    closed = url.replace(str(postgres.port), "1")
+    with pytest.raises(StorageError, match=r"127\.0\.0\.1:1/.*Connection refused") as caught:
+        hire(closed, tmp_path)
+    wrong = url.replace(postgres.password, "wrong-secret")
+    with pytest.raises(StorageError, match="password authentication failed") as caught:
+        hire(wrong, tmp_path)
+    assert "wrong-secret" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_search_worker_says_so_and_ends(postgres: Server, tmp_path: Path) -> None:
+    closed = f"postgresql://me:{postgres.password}@127.0.0.1:{postgres.port}/none"
+    client = SearchClient(partial(serve, Pretended(2), configured(closed, tmp_path, "w"), attached=lambda: False))
+    with pytest.raises(RuntimeError, match=r"the search worker: StorageError: .* cannot be used") as caught:
+        wait_for(lambda: client.answers(1.0), "its end")
+    assert not client.close() and postgres.password not in str(caught.value)
+
+
+FOREIGN: dict[str, list[str]] = {
+    "our table with other columns": ["CREATE TABLE squeezer_claim (study varchar PRIMARY KEY)"],
+    "another's table of Optuna's name": ["CREATE TABLE trials (id integer PRIMARY KEY)"],
+    "no rights": ["REVOKE CREATE ON SCHEMA public FROM PUBLIC", "CREATE ROLE reader LOGIN PASSWORD 'reader-secret'"],
+}
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_foreign_database_is_named_and_left_alone(kind: str, postgres: Server, tmp_path: Path) -> None:
+    with postgres.database() as name:
+        for statement in FOREIGN[kind]:
+            postgres.execute(statement, name)
+        url = postgres.url(name)
+        if kind == "no rights":
+            url = f"postgresql://reader:reader-secret@127.0.0.1:{postgres.port}/{name}"
+        try:
+            with pytest.raises(StorageError, match=rf"storage postgresql://\w+:\*\*\*@.*/{name} cannot be used"):
+                hire(url, tmp_path)
+        finally:
+            if kind == "no rights":
+                postgres.execute("DROP OWNED BY reader", name)
+                postgres.execute("DROP ROLE reader", name)
+
+
+UNHOLDABLE: dict[str, Callable[[], Any]] = {
+    "a set": lambda: {1, 2},
+    "a type": lambda: int,
+    "bytes": lambda: b"\0",
+    "a tensor": lambda: torch.ones(2),
+}
+
+
+@pytest.mark.parametrize("what", UNHOLDABLE)
+def test_a_value_that_json_cannot_hold_is_named(what: str, storage: str, tmp_path: Path) -> None:
+    class Odd(Pretended):
+        def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
+            params = super().suggest(trial)
+            return params if trial.number % 2 else {**params, "odd": UNHOLDABLE[what]()}
+
+    worker = hire(storage, tmp_path, Odd(6))
+    assert [trial["number"] for trial in worker.ask(3)["trials"]] == [1, 3, 5]
+    failed = [trial for trial in worker._study.get_trials() if trial.state is TrialState.FAIL]
+    assert len(failed) == 3
+    for trial in failed:
+        assert "parameter 'odd' = " in trial.user_attrs["squeezer_reason"]
+        assert "allowed: numbers, texts" in trial.user_attrs["squeezer_reason"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.0, 2**70, "\0 ü \ud800", None, [], {"a": [1, None]}])
+def test_other_values_come_back_as_they_were(value: Any, storage: str, tmp_path: Path) -> None:
+    class Odd(Pretended):
+        def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
+            return {"odd": value}
+
+    assert pickle.dumps(hire(storage, tmp_path, Odd(2)).ask(1)["trials"][0]["params"]) == pickle.dumps({"odd": value})
+    taken = hire(storage, tmp_path, Odd(2), "w").ask(1)["trials"][0]["params"]
+    assert repr(taken) == repr({"odd": value})

@@ -1,0 +1,93 @@
+"""Whether the workers of a study see the same files: its directory has an identity, which hosts that share it read."""
+
+import os
+import socket
+import uuid
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import optuna
+
+from ds_hooks.shared.private_file import make_dir, write_text
+from trials.own_logger import own_logger
+from trials.study import StudyError
+
+NAME = "directory.id"
+CLAIMS = "squeezer_claims"
+
+log = own_logger("trials.search.directory")
+
+
+def identity(directory: Path) -> str:
+    """Return the random name of a study's directory, and where this host has it.
+
+    Raises:
+        OthersError: it is another user's.
+        OSError: it cannot be written.
+    """
+    file = directory / NAME
+    if not file.exists():
+        make_dir(directory.parent)
+        make_dir(directory)
+        written = file.with_name(f"{uuid.uuid4().hex}.tmp")
+        write_text(written, uuid.uuid4().hex)
+        with suppress(FileExistsError):
+            os.link(written, file)  # whole or not at all, also on NFS
+        written.unlink()
+    return f"{file.read_text()} {socket.gethostname()}:{directory.absolute()}"
+
+
+def is_same(one: str | None, other: str | None) -> bool:
+    """Whether two identities are of one directory, wherever hosts have it."""
+    return (one or "").partition(" ")[0] == (other or "").partition(" ")[0]
+
+
+def place(of: str | None) -> str:
+    """Where a directory is, in words."""
+    return "nowhere" if of is None else of.partition(" ")[2]
+
+
+class Unseen:
+    """Directories of other workers whose checkpoints this one cannot see.
+
+    Args:
+        own: this worker's; None: it has none.
+    """
+
+    def __init__(self, own: str | None) -> None:
+        self._own = own
+        self._known: set[str] = set()
+
+    def warn_of(self, directories: Iterable[str | None]) -> None:
+        """Say in words, once of each directory, that nothing can be taken over from there."""
+        for directory in {place(each) for each in directories if not is_same(each, self._own)} - self._known:
+            self._known.add(directory)
+            log.warning(
+                "checkpoints in %s cannot be seen from %s: trials that were saved there wait for a worker that can; "
+                "allowed: a study_directory that all workers share",
+                directory,
+                place(self._own),
+            )
+
+
+def bind(study: optuna.Study, directory: str) -> None:
+    """Keep a study whose storage is a file to the directory that has its claims.
+
+    Workers with claims of their own would train the same trials.
+
+    Raises:
+        StudyError: its claims are in another directory.
+    """
+    bound = study.user_attrs.get(CLAIMS)
+    if bound is not None and not is_same(bound, directory):
+        theirs = Path(place(bound).partition(":")[2])
+        if (theirs / NAME).is_file() and is_same(identity(theirs), bound):
+            raise StudyError(
+                f"study '{study.study_name}' is bound to the directory {theirs}, which says who trains which trial; "
+                f"this one is {place(directory).partition(':')[2]}. Allowed: the same study_directory, another "
+                "study_name, or a storage in PostgreSQL"
+            )
+        bound = None  # it is gone, and so are its claims
+    if bound is None:
+        study.set_user_attr(CLAIMS, directory)

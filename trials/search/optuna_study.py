@@ -1,0 +1,63 @@
+"""Optuna's study, which one worker at a time opens, and what the claims must know of it."""
+
+from collections.abc import Callable
+
+import optuna
+from optuna.samplers import BaseSampler, CmaEsSampler
+from optuna.trial import TrialState
+
+from trials.search.attributes import HISTORY
+from trials.search.config import WorkerConfig
+from trials.search.database import is_shared
+from trials.search.directory import bind
+from trials.search.storage import open_storage
+from trials.study import Study
+
+
+def safe_sampler(study: Study, storage: str) -> BaseSampler | None:
+    """Return the study's sampler.
+
+    Raises:
+        ValueError: it would run what others may have written.
+    """
+    sampler = study.sampler()
+    if isinstance(getattr(sampler, "_base_sampler", sampler), CmaEsSampler) and is_shared(storage):
+        raise ValueError(
+            "CmaEsSampler unpickles what is in a database, so whoever writes there can run code here; allowed: "
+            "another sampler, or a storage in a file of your own"
+        )
+    return sampler
+
+
+def open_study(study: Study, config: WorkerConfig, sampler: BaseSampler | None, directory: str | None) -> optuna.Study:
+    """Call it under the lock: if two create the tables of a new storage at once, or its study, one of them fails.
+
+    Raises:
+        StudyError: its claims are in another directory.
+    """
+    opened = optuna.create_study(
+        storage=open_storage(config.storage),
+        study_name=config.study_name,
+        directions=study.directions or [study.direction],
+        sampler=sampler,
+        pruner=optuna.pruners.NopPruner() if study.promotes else study.pruner(),
+        load_if_exists=True,
+    )
+    if directory is not None and not is_shared(config.storage):
+        bind(opened, directory)
+    for params in study.enqueue():
+        opened.enqueue_trial(dict(params), skip_if_exists=True)
+    return opened
+
+
+def ended_after(study: optuna.Study) -> Callable[[int], int | None]:
+    """Return what tells of a trial's number after how many epochs it has ended; None: it has not."""
+
+    def ended(number: int) -> int | None:
+        trial = study.get_trials(deepcopy=False)[number]
+        if not trial.state.is_finished():
+            return None
+        losses = trial.user_attrs.get(HISTORY, {}).get("loss", [])  # of several objectives Optuna keeps no steps
+        return max(trial.last_step or 0, len(losses) if trial.state is TrialState.COMPLETE else 0)
+
+    return ended
