@@ -1,0 +1,98 @@
+"""A search worker ends at any system call that writes, or the disk is full there: the study goes on from each."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from tests.support.crash_points import KILL, NO_SPACE, missing, traced
+from tests.support.fused_and_solo import AtOnce
+from tests.support.side_task_runs import Direct
+from tests.support.simulated import EPOCHS, Pretended, Trainer, assert_ended
+from trials.search import database
+from trials.search.claims import Claims
+from trials.search.database import connect
+from trials.search.storage import open_storage
+from trials.search.worker import SearchWorker, WorkerConfig
+
+pytestmark = pytest.mark.integration
+
+TRIALS = 3
+
+
+@pytest.fixture(autouse=True)
+def strace(monkeypatch: pytest.MonkeyPatch) -> None:
+    if (why := missing()) is not None:
+        pytest.skip(why)
+    monkeypatch.setattr(database, "PAUSES_S", (0.0,))
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # what is logged is written too
+    yield
+    optuna.logging.set_verbosity(level)
+
+
+def study() -> Pretended:
+    made = Pretended(TRIALS)
+    made.keep_best = 1
+    return made
+
+
+def train(directory: Path) -> None:
+    """Be a worker until the study is over."""
+    config = WorkerConfig(storage=f"{directory}/study.journal", study_name="s", worker="w", directory=directory)
+    trainer = Trainer(study(), Direct(SearchWorker(study(), config, AtOnce())), directory)
+    while not trainer.is_over:
+        trainer.turn()
+
+
+def assert_goes_on(directory: Path, where: str) -> None:
+    """A successor ends the study, and nothing is missing or there twice."""
+    try:
+        train(directory)
+        trials = optuna.load_study(study_name="s", storage=open_storage(f"{directory}/study.journal")).get_trials()
+        claims = Claims(connect("study.journal", directory), "s", "a reader")
+        assert len(trials) == TRIALS
+        assert_ended(trials, claims.spans())
+        claims.close()
+        completed = [trial for trial in trials if trial.state is TrialState.COMPLETE]
+        best = sorted(completed, key=lambda trial: trial.value or 0.0)[-1:]
+        index = json.loads((directory / "best" / "best.json").read_text()) if best else []
+        assert [entry["number"] for entry in index] == [trial.number for trial in best]
+        for trial in best:
+            assert (directory / "best" / f"trial-{trial.number}.pt").read_text() == f"of trial {trial.number}"
+            assert max(trial.intermediate_values) == EPOCHS
+        assert not list(directory.glob("best/*.tmp"))
+    except BaseException as error:
+        error.add_note(f"after {where}")
+        raise
+
+
+def all_points(directory: Path) -> list[tuple[str, int]]:
+    """Each call of a whole study, and its how manieth it is."""
+    calls = traced(lambda: train(directory))
+    assert calls["fsync"] > 20 and calls["rename"] > 3 and calls["pwrite64"] > 50
+    return [(call, index) for call, count in calls.items() for index in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("how", [KILL, NO_SPACE])
+def test_some_of_them(how: str, tmp_path: Path) -> None:
+    for call, index in all_points(tmp_path / "whole")[::25]:
+        directory = tmp_path / f"{call}{index}"
+        traced(lambda directory=directory: train(directory), f"{call}:{how}:when={index}")
+        assert_goes_on(directory, f"{how} at {call} {index}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [KILL, NO_SPACE])
+def test_every_one(how: str, tmp_path: Path) -> None:
+    for call, index in all_points(tmp_path / "whole"):
+        directory = tmp_path / f"{call}{index}"
+        traced(lambda directory=directory: train(directory), f"{call}:{how}:when={index}")
+        assert_goes_on(directory, f"{how} at {call} {index}")

@@ -1,0 +1,69 @@
+"""Lets strace kill a process at one of its system calls, or make that call fail."""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.support.sandbox import wait_for
+
+CALLS = ("fsync", "fdatasync", "rename", "write", "pwrite64", "ftruncate", "unlink")
+KILL, NO_SPACE = "signal=KILL", "error=ENOSPC"
+
+
+def missing() -> str | None:
+    """What is not on this machine, or not allowed here."""
+    if shutil.which("strace") is None:
+        return "there is no strace: apt-get install strace"
+    try:
+        traced(lambda: None)
+    except AssertionError as error:
+        return f"strace may not trace a process here: {error}"
+    return None
+
+
+def traced(do: Callable[[], object], inject: str | None = None) -> Counter[str]:
+    """Run `do` in a process of its own. What it raises ends that process and is not seen.
+
+    Args:
+        do: calls only what it may in a fork of this process.
+        inject: strace's expression, such as `fsync:signal=KILL:when=3`.
+
+    Returns:
+        How often it made each of `CALLS`.
+    """
+    ready_fd, go_fd = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(go_fd)
+            silence = os.open(os.devnull, os.O_WRONLY)
+            for fd in (1, 2):
+                os.dup2(silence, fd)
+            os.read(ready_fd, 1)
+            do()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    os.close(ready_fd)
+    with tempfile.TemporaryDirectory(prefix="bsq-") as folder:
+        log, said = Path(folder, "trace"), Path(folder, "said")
+        command = ["strace", "-f", "-qqq", "-o", str(log), "-e", f"trace={','.join(CALLS)}", "-p", str(pid)]
+        with said.open("wb") as output:
+            tracer = subprocess.Popen([*command, *(["-e", f"inject={inject}"] if inject else [])], stderr=output)
+        try:
+            wait_for(lambda: tracer.poll() is not None or _is_traced(pid), "strace")
+            assert tracer.poll() is None, said.read_text()
+        finally:
+            os.close(go_fd)
+            os.waitpid(pid, 0)
+            tracer.wait()
+        return Counter(re.findall(rf"^\d+ +({'|'.join(CALLS)})\(", log.read_text(), re.MULTILINE))
+
+
+def _is_traced(pid: int) -> bool:
+    return re.search(r"^TracerPid:\t0$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE) is None
