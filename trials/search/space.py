@@ -6,6 +6,7 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, check_distribution_compatibility
 
+from trials.search.database import patiently
 from trials.study import Study, StudyError
 
 
@@ -22,7 +23,7 @@ def check_space(study: Study, known: optuna.Study) -> None:
         StudyError: it names the first such parameter.
     """
     theirs: dict[str, BaseDistribution] = {}
-    for trial in reversed(known.get_trials(deepcopy=False)):
+    for trial in reversed(patiently(lambda again: known.get_trials(deepcopy=False))):
         theirs |= trial.distributions
     ours = _Recorder()
     if theirs:

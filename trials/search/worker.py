@@ -281,7 +281,7 @@ class SearchWorker:
 
     def _end(self, number: int, state: TrialState, epoch: int, reason: str | None = None) -> dict[str, Any] | None:
         """End a trial without a result. Returns an answer if it is lost."""
-        trial_id = self._id(number)
+        trial_id = patiently(lambda again: self._id(number))
 
         def write() -> None:
             if reason is not None:
