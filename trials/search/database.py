@@ -49,9 +49,15 @@ def database_url(named: str) -> str:
     """The URL with the driver that we install, unless it names one.
 
     SQLAlchemy's default for PostgreSQL was psycopg2 before 2.1. Some services still hand out `postgres://`.
+
+    Raises:
+        StorageError: a password has an @, which would pass half of it for a host's name, and into messages.
     """
     scheme, separator, rest = named.partition("://")
-    return f"{_DRIVER}://{rest}" if separator and scheme in ("postgres", "postgresql") else named
+    url = f"{_DRIVER}://{rest}" if separator and scheme in ("postgres", "postgresql") else named
+    if "@" in (sa.make_url(url).host or ""):
+        raise StorageError(f"the password in {hide_password(named)} has an @; allowed: %40 in its place")
+    return url
 
 
 def is_shared(storage: str) -> bool:

@@ -1,8 +1,12 @@
 """How a database is reached."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
-from trials.search.database import CONNECT_TIMEOUT_S, database_url, engine_options
+from trials.search.database import CONNECT_TIMEOUT_S, StorageError, connect, database_url, engine_options
+from trials.search.storage import open_storage
 
 
 @pytest.mark.parametrize(
@@ -31,3 +35,11 @@ def test_what_a_url_says_counts_more_than_what_we_would() -> None:
 
 def test_a_driver_that_we_do_not_know_gets_no_options_of_psycopgs() -> None:
     assert "connect_args" not in engine_options("mysql+pymysql://host/db")
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg2", "mysql+pymysql"])
+@pytest.mark.parametrize("open_it", [open_storage, lambda url: connect(url, Path("nowhere"))])
+def test_a_password_with_an_at_sign_is_refused_and_not_told(scheme: str, open_it: Callable[[str], object]) -> None:
+    with pytest.raises(StorageError, match=r"me:\*\*\*@host/db .*%40") as caught:
+        open_it(f"{scheme}://me:se@cr@et@host/db")
+    assert "cr" not in str(caught.value) and "et@" not in str(caught.value)
