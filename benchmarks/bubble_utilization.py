@@ -343,7 +343,7 @@ def _summary(all_runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Medians over the scenarios, and each scenario by itself.
 
     A scenario that is measured again beside one other mode counts once. Slowdowns have no figure over all scenarios:
-    `utilization/claims.py` has them by class.
+    `utilization/class_figures.py` has them by class.
     """
     summary: dict[str, Any] = {"plain_keys_are": PREEMPTIVE}
     guards = [run for run in all_runs if "guarded" in run]

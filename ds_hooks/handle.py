@@ -12,8 +12,8 @@ from ds_hooks.clock.base import BubbleClock
 from ds_hooks.clock.registry import clock_for
 from ds_hooks.engine import AttachError, check_engine, check_release, device_type, waits_of
 from ds_hooks.instrument import Instrument
+from ds_hooks.message_sender import MessageSender
 from ds_hooks.notice import notice
-from ds_hooks.publisher import Publisher
 from ds_hooks.shared.driver import DriverError
 from ds_hooks.shared.page import Field
 from ds_hooks.shared.page_file import Page, PageError, page_path, runtime_dir, socket_of
@@ -84,7 +84,7 @@ class Handle:
         waits = waits_of(engine)
         page = take_page(directory, local_rank)
         try:
-            publisher = Publisher(f"ipc://{socket_of(page.path)}")
+            sender = MessageSender(f"ipc://{socket_of(page.path)}")
             clock = clock_for(device_type(engine), page, time.monotonic_ns)
             if page.path != page_path(directory, local_rank):
                 check_spare(page, follows_host=clock.follows_host)
@@ -94,18 +94,18 @@ class Handle:
             raise
         side = SideProcess(page.words, can_halt=clock.follows_host)
         side.halt()
-        self._connection = _Connection(page, clock, side, publisher, self._rank)
+        self._connection = _Connection(page, clock, side, sender, self._rank)
         # where a script drops its engine: the socket would hang the garbage collection, and the role stay taken
         self._engine_gone = weakref.finalize(engine, self._connection.leave, 0)
         self._engine_gone.atexit = False
-        self._hooks = StepHooks(engine, waits, page.words, clock, side, publisher)
+        self._hooks = StepHooks(engine, waits, page.words, clock, side, sender)
         self._instrument = Instrument(engine, self._hooks, self.switch_off)
         self._instrument.wrap()
         self.enabled = True
         hello = Hello(
             os.getpid(), self._rank, engine.grid.world_size, engine.stage_id, engine.num_stages, engine.micro_batches
         )
-        publisher.hello(time.monotonic_ns(), hello)
+        sender.hello(time.monotonic_ns(), hello)
 
     def detach(self) -> None:
         """Restore the engine, say goodbye to the daemon, and give the page back. A second call does nothing."""
@@ -138,8 +138,8 @@ class Handle:
 class _Connection:
     """What a handle holds of the world outside. It knows no engine, so that it outlives one that is dropped."""
 
-    def __init__(self, page: Page, clock: BubbleClock, side: SideProcess, publisher: Publisher, rank: int) -> None:
-        self.publisher = publisher
+    def __init__(self, page: Page, clock: BubbleClock, side: SideProcess, sender: MessageSender, rank: int) -> None:
+        self.sender = sender
         self.clock = clock
         self._page = page
         self._side = side
@@ -158,5 +158,5 @@ class _Connection:
         self._page.close()
         if hooks is not None:
             hooks.leave()
-        self.publisher.send(time.monotonic_ns(), Bye(self._rank, fault))
-        self.publisher.close()
+        self.sender.send(time.monotonic_ns(), Bye(self._rank, fault))
+        self.sender.close()

@@ -3,20 +3,20 @@
 from collections import deque
 
 from ds_hooks.clock.base import BubbleClock
-from ds_hooks.publisher import Publisher
+from ds_hooks.message_sender import MessageSender
 from ds_hooks.shared.wire import Message
 
 
 class PendingMessages:
-    """Hands messages to the publisher, in order, once the clock knows their times.
+    """Hands messages to the sender, in order, once the clock knows their times.
 
     Args:
-        publisher: takes the messages.
+        sender: takes the messages.
         clock: made the stamps.
     """
 
-    def __init__(self, publisher: Publisher, clock: BubbleClock) -> None:
-        self._publisher = publisher
+    def __init__(self, sender: MessageSender, clock: BubbleClock) -> None:
+        self._sender = sender
         self._clock = clock
         self._unread: deque[tuple[int, Message]] = deque()
 
@@ -29,4 +29,4 @@ class PendingMessages:
         """Hand over all messages whose time is known by now."""
         unread = self._unread
         while unread and (t_ns := self._clock.time_ns(unread[0][0])) is not None:
-            self._publisher.send_later(t_ns, unread.popleft()[1])
+            self._sender.send_later(t_ns, unread.popleft()[1])

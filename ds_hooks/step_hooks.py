@@ -10,8 +10,8 @@ from typing import Any
 
 from ds_hooks.clock.base import BubbleClock
 from ds_hooks.engine import AttachError
+from ds_hooks.message_sender import MessageSender
 from ds_hooks.pending import PendingMessages
-from ds_hooks.publisher import Publisher
 from ds_hooks.schedule import Slot, Waits, find_slots
 from ds_hooks.shared.page import Field
 from ds_hooks.shared.plan import planned_permit
@@ -38,7 +38,7 @@ class StepHooks:
         words: of the device's page.
         clock: writes the bubble word.
         side: woken when a bubble opens, halted when it closes.
-        publisher: takes the messages.
+        sender: takes the messages.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class StepHooks:
         words: "memoryview[int]",
         clock: BubbleClock,
         side: SideProcess,
-        publisher: Publisher,
+        sender: MessageSender,
     ) -> None:
         self.in_schedule = False
         """Instructions run now that belong to a step."""
@@ -60,10 +60,10 @@ class StepHooks:
         self._clock = clock
         self._clock_ns = time.monotonic_ns
         self._side = side
-        self._publisher = publisher
-        self._pending = PendingMessages(publisher, clock)
+        self._sender = sender
+        self._pending = PendingMessages(sender, clock)
         # a stamp that is a time need not wait
-        self._send: Callable[[int, Message], None] = publisher.send_later if clock.follows_host else self._pending.send
+        self._send: Callable[[int, Message], None] = sender.send_later if clock.follows_host else self._pending.send
         self._times_instructions = clock.follows_host
         self._schedules: dict[tuple[Any, ...], list[Slot]] = {}
         self._slots: list[Slot] = []
@@ -87,7 +87,7 @@ class StepHooks:
         self._collectives = 0
         self._in_step = True
         self._step_begin = self._clock.begin_step()
-        self._publisher.repeat_hello()
+        self._sender.repeat_hello()
         self._send(self._step_begin, StepStart(self._step))
 
     def end_step(self) -> None:
@@ -99,7 +99,7 @@ class StepHooks:
         for first in range(0, len(items), INSTRUCTIONS_PER_MESSAGE):
             part = tuple(items[first : first + INSTRUCTIONS_PER_MESSAGE])
             self._send(self._step_begin, Instructions(self._step, self._step_begin, part))
-        dropped = self._publisher.dropped
+        dropped = self._sender.dropped
         self._words[Field.DROPPED] = dropped
         self._send(self._clock.stamp(), StepEnd(self._step, dropped, self._words[Field.WORK]))
         self._clock.end_step(self._step)
@@ -206,7 +206,7 @@ class StepHooks:
         self._send(begin_ns, start)
         if self._is_time_to_flush(slot):
             self._flushed_step = self._step
-            self._publisher.flush()
+            self._sender.flush()
         return begin_ns
 
     def _is_time_to_flush(self, slot: int) -> bool:

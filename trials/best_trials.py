@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial
 
 from ds_hooks.shared.private_file import make_dir, write_text
 from trials.search.attributes import HISTORY
-from trials.search.best import describe_score, params_of, ranked, score_of
+from trials.search.best_weights import describe_score, params_of, ranked, score_of
 from trials.search.checkpoint_files import weights_path
 from trials.search.storage import open_storage
 

@@ -21,7 +21,7 @@ class DaemonError(Exception):
 
 
 class Receiver:
-    """The receiving end of `ds_hooks.publisher`.
+    """The receiving end of `ds_hooks.message_sender`.
 
     The process that holds the daemon's role on the page may replace what an earlier daemon left at `path`.
 

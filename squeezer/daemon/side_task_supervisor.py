@@ -10,9 +10,9 @@ from ds_hooks.shared import statuses
 from ds_hooks.shared.endings import USER_ERROR_STATUS
 from ds_hooks.shared.identity import start_time
 from ds_hooks.shared.memory_order import light_fence
-from ds_hooks.shared.notices import differs, too_large, too_long
 from ds_hooks.shared.page import Field, SideActivity
 from ds_hooks.shared.status_reader import StatusReader
+from ds_hooks.shared.status_text import differs, too_large, too_long
 from squeezer.daemon.correlator import Correlator
 from squeezer.daemon.side_family import SideFamily
 from squeezer.daemon.spawner import Spawner, wait_or_kill

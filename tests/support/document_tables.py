@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from ds_hooks import publisher
+from ds_hooks import message_sender
 from ds_hooks.shared import page, page_file, statuses, unit_record, wire
 from ds_hooks.shared.command_line import Command
 from squeezer import cli as squeezer_cli
@@ -182,8 +182,8 @@ def _limits() -> str:
         ("renewals of a permit", page.RENEWALS_PER_SLOT),
         ("steps planned ahead", state.AHEAD_STEPS),
         ("instructions in a message", wire.INSTRUCTIONS_PER_MESSAGE),
-        ("messages that wait for the chosen slot", publisher.WAITING_AT_MOST),
-        ("multipart messages queued for the daemon", publisher.SEND_HIGH_WATER_MARK),
+        ("messages that wait for the chosen slot", message_sender.WAITING_AT_MOST),
+        ("multipart messages queued for the daemon", message_sender.SEND_HIGH_WATER_MARK),
         ("size of one part that the daemon accepts", f"{receiver.MAXIMUM_MESSAGE_BYTES} bytes"),
         ("length of a socket's path", f"{page_file.SOCKET_PATH_MAX_BYTES} bytes"),
         ("length of a status line", f"{statuses.MAXIMUM_LINE_BYTES} bytes"),

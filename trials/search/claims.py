@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 
-from trials.search.directory import is_same
+from trials.search.directory_identity import is_same
 
 LEASE_S = 60.0
 """How long a worker that gives no sign of life keeps its trials."""
@@ -105,7 +105,7 @@ class Claims:
         study: Optuna's name of it.
         worker: this worker's name.
         lease_s: how long others wait for a sign of life.
-        directory: where its checkpoints are, see `trials.search.directory`; None: there are none.
+        directory: where its checkpoints are, see `trials.search.directory_identity`; None: there are none.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from optuna.trial import TrialState
 from trials.search.attributes import HISTORY
 from trials.search.config import WorkerConfig
 from trials.search.database import is_shared
-from trials.search.directory import bind
+from trials.search.directory_identity import bind
 from trials.search.storage import open_storage
 from trials.study import Study
 

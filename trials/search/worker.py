@@ -15,12 +15,12 @@ from optuna.trial import Trial, TrialState
 from trials.own_logger import own_logger
 from trials.search import checkpoint_files
 from trials.search.attributes import HISTORY, PARAMS, REASON
-from trials.search.best import Best
+from trials.search.best_weights import Best
 from trials.search.callbacks import Callbacks
 from trials.search.claims import MOST_DEATHS, Claims, Held
 from trials.search.config import WorkerConfig as WorkerConfig
 from trials.search.database import START_PATIENCE_S, connect, is_away, patiently
-from trials.search.directory import Unseen, identity
+from trials.search.directory_identity import Unseen, identity
 from trials.search.draws import Draws
 from trials.search.finite import is_finite
 from trials.search.optuna_study import ended_after, open_study, safe_sampler

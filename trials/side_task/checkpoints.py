@@ -11,7 +11,7 @@ from trials.gate.base import HOST_UNIT, Gate
 from trials.own_logger import own_logger
 from trials.search import checkpoint_files
 from trials.search.client import Search
-from trials.side_task.trial_file import CheckpointError, load, save, save_weights
+from trials.side_task.checkpoint_format import CheckpointError, load, save, save_weights
 from trials.study import Study
 from trials.training.group import TrialGroup
 from trials.training.history import History

@@ -56,7 +56,7 @@ def test_a_second_attach_is_refused_and_the_first_goes_on(
 def test_without_a_daemon_messages_are_dropped_and_counted(engine: Engine, tmp_path: Path) -> None:
     handle = attach(engine, directory=tmp_path / "run", local_rank=0)
     assert engine.train_batch() == 0.5
-    assert handle._connection is not None and handle._connection.publisher.dropped > 0
+    assert handle._connection is not None and handle._connection.sender.dropped > 0
     handle.detach()
     assert list((tmp_path / "run").iterdir()) == []
 

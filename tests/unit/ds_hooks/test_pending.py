@@ -7,7 +7,7 @@ from ds_hooks.shared.wire import Message, StepStart
 
 
 class Device:
-    """A clock whose device has come to some of its stamps, and a publisher."""
+    """A clock whose device has come to some of its stamps, and a sender."""
 
     def __init__(self) -> None:
         self.reached = 0

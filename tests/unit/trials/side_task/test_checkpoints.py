@@ -17,9 +17,9 @@ from trials.gate.base import OpenGate, StopRequested
 from trials.search import checkpoint_files
 from trials.search.claims import Span
 from trials.search.worker import SearchWorker, WorkerConfig
-from trials.side_task import checkpoints, trial_file
+from trials.side_task import checkpoint_format, checkpoints
+from trials.side_task.checkpoint_format import MAGIC, CheckpointError, load
 from trials.side_task.scheduler import Scheduler
-from trials.side_task.trial_file import MAGIC, CheckpointError, load
 from trials.study import Study
 from trials.training.group import TrialGroup
 
@@ -296,7 +296,7 @@ def test_saving_all_trials_takes_at_most_a_share_of_the_time(
     """By a clock on which a training step takes 7 s, and a file 300 ms."""
     now_s, files, file_s = 0.0, 0, 0.3
     monkeypatch.undo()
-    save, step = trial_file.save, TrialGroup.train_step
+    save, step = checkpoint_format.save, TrialGroup.train_step
 
     def slow(*given: Any) -> None:
         nonlocal now_s, files

@@ -17,8 +17,8 @@ from trials.gate.base import OpenGate, StopRequested
 from trials.search.paused import is_paused
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.side_task import checkpoints
+from trials.side_task.checkpoint_format import load
 from trials.side_task.scheduler import Scheduler
-from trials.side_task.trial_file import load
 
 
 class Ending(OpenGate):

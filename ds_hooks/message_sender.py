@@ -8,7 +8,7 @@ SEND_HIGH_WATER_MARK = 256
 WAITING_AT_MOST = 256
 
 
-class Publisher:
+class MessageSender:
     """Sends messages to this device's daemon, or counts them as dropped.
 
     PUSH with ZMQ_IMMEDIATE, not PUB: it queues only for a connected daemon and reports when it cannot. So nothing is

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.common import ROOT, ratio_with_ci95
 from benchmarks.fusion import planned_point
-from benchmarks.utilization.claims import (
+from benchmarks.utilization.class_figures import (
     ClassFigure,
     class_harvest,
     class_slowdown,
@@ -36,7 +36,7 @@ SMALL_MLP = "mlp_32"
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.claims", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.published_figures", description=__doc__)
     parser.add_argument("--details", action="store_true", help="every class of scenario and every mode")
     options = parser.parse_args()
     runs = raw_runs("bubble_utilization")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from benchmarks.bubble_utilization import REAL, _ghosts
-from benchmarks.claims import RESULTS, details, main, other_table, over_own_single, raw_runs, readme_table
 from benchmarks.common import ROOT
-from benchmarks.utilization.claims import (
+from benchmarks.published_figures import RESULTS, details, main, other_table, over_own_single, raw_runs, readme_table
+from benchmarks.utilization.class_figures import (
     class_harvest,
     class_slowdown,
     cycle_ratios,
@@ -45,7 +45,7 @@ def test_the_documents_have_the_tables_of_these_runs(runs: list[dict[str, Any]])
     for document, of_it in tables.items():
         text = (ROOT / document).read_text(encoding="utf-8")
         for table in of_it:
-            assert table in text, f"python -m benchmarks.claims prints the table that {document} lacks"
+            assert table in text, f"python -m benchmarks.published_figures prints the table that {document} lacks"
 
 
 def test_the_command_prints_the_tables(
