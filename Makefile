@@ -31,9 +31,11 @@ demo: install
 	rm -rf runs/demo/study
 	OMP_NUM_THREADS=1 $(BIN)/ds_squeeze --squeezer examples/demo.toml --num_accelerators 2 examples/pretrain.py
 
+# Processes that share cores with a main job are tested alone, everything else side by side.
+TOGETHER := tests/integration/studies tests/conformance tests/unit
 test: lint
-	$(BIN)/python -m pytest -m "not slow" --durations=30 --durations-min=5 tests/integration tests/conformance
-	$(BIN)/python -m pytest -m "not slow" -n logical --maxprocesses 8 --dist loadgroup tests/unit
+	$(BIN)/python -m pytest -m "not slow" --durations=30 --durations-min=5 tests/integration --ignore tests/integration/studies
+	$(BIN)/python -m pytest -m "not slow" -n logical --maxprocesses 8 --dist loadgroup $(TOGETHER)
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
