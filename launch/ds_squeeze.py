@@ -32,6 +32,7 @@ from ds_hooks.shared.private_file import check_ours
 from ds_hooks.shared.renamed_commands import MOVED
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from ds_hooks.shared.signals import asked_to_end
+from ds_hooks.shared.submissions import Submissions
 from launch import rank
 from launch.build_locks import BuildLockWatch, unheld_build_locks
 from launch.leftovers import (
@@ -217,8 +218,8 @@ def finish(run: Path, config: Config, reason: str) -> None:
     os.environ[STORAGE_VARIABLE] = config.storage(run)  # for releasing trials, and for the report
 
     def release_trials() -> None:
-        if config.side is not None:  # those of daemons that did not come to it
-            command = releasing_command(config.side.study_name, config.trials_directory(run), worker_name(run))
+        for name in _served(config, run):  # those of daemons that did not come to it
+            command = releasing_command(name, config.studies(run), worker_name(run))
             subprocess.run(command, env=side_environment(os.environ), check=True)
 
     def trace() -> None:
@@ -233,7 +234,7 @@ def finish(run: Path, config: Config, reason: str) -> None:
         if config.side is None:
             screen = f"{render_idle(idle_of_run(run))}\n\nRecords and trace.json (for ui.perfetto.dev) are in {run}"
         else:
-            screen = "\n".join(closing_lines(content, run, config.side.study_name))
+            screen = "\n".join(closing_lines(content, run))
         print(f"\n{screen}" if reason == _ENDED_WELL else f"\n{reason[0].upper()}{reason[1:]}.\n{screen}", flush=True)
 
     for what in (release_trials, trace, picture, report):
@@ -242,6 +243,19 @@ def finish(run: Path, config: Config, reason: str) -> None:
         except Exception as error:
             name = what.__name__.replace("_", " ")
             log.error("%s: %s: %s", name, type(error).__name__, error)
+
+
+def _served(config: Config, run: Path) -> list[str]:
+    """The studies that this run's side tasks may have trained."""
+    from squeezer.daemon.spawner import worker_name
+
+    if config.side is None:
+        return []
+    if config.side.queue is None:
+        return [config.side.study_name]
+    submissions, ours = Submissions(config.side.queue), worker_name(run)
+    names = [each.name for each in submissions.submissions()]
+    return [name for name in names if any(worker.startswith(ours) for worker in submissions.used(name))]
 
 
 def _require_flag(arguments: Sequence[str]) -> None:

@@ -183,6 +183,59 @@ def _add_observe(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _submit(parsed: argparse.Namespace) -> int:
+    from ds_hooks.shared.submissions import Submission, SubmissionError
+    from squeezer.submit import main_submit
+
+    study = parsed.study.absolute()
+    if not study.is_file():
+        refuse(f"{PROGRAM} submit", f"there is no file {study}")
+    name = study.stem if parsed.study_name is None else parsed.study_name
+    submission = Submission(name=name, study=study, priority=parsed.priority, share=parsed.share)
+    try:
+        return main_submit(submission, parsed.queue)
+    except (SubmissionError, OSError) as error:
+        refuse(f"{PROGRAM} submit", error)
+
+
+def _add_submit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("study", type=Path, metavar="STUDY", help="a Python file that defines one study")
+    parser.add_argument("--queue", type=Path, required=True, metavar="DIR", help="as [side] queue names it")
+    parser.add_argument("--study-name", metavar="NAME", help="Optuna's name of it; default: the file's, without .py")
+    parser.add_argument(
+        "--priority", type=int, default=0, metavar="N", help="studies of a lower one wait until it is done; default: 0"
+    )
+    parser.add_argument(
+        "--share",
+        type=_share,
+        default=1.0,
+        metavar="X",
+        help="of the devices' time, in proportion to others of its priority; default: 1",
+    )
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError
+    return value
+
+
+def _queue(parsed: argparse.Namespace) -> int:
+    from ds_hooks.shared.submissions import SubmissionError
+    from squeezer.submit import main_queue
+
+    try:
+        return main_queue(parsed.directory, parsed.withdraw)
+    except (SubmissionError, OSError) as error:
+        refuse(f"{PROGRAM} queue", error)
+
+
+def _add_queue(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", type=Path, metavar="DIR", help="as [side] queue names it")
+    parser.add_argument("--withdraw", metavar="NAME", help="end a study first; its trials so far are kept")
+
+
 class _PrintCompletion(argparse.Action):
     """Prints a static script: pressing TAB never starts Python."""
 
@@ -229,6 +282,20 @@ COMMANDS = (
         example="squeezer daemon --config squeezer.toml --local-rank 0",
         run=_daemon,
         add_arguments=_add_daemon,
+    ),
+    Command(
+        name="submit",
+        summary="put a study into a queue, from which daemons take turns at studies",
+        example="squeezer submit examples/digits.py --queue /shared/studies --share 2",
+        run=_submit,
+        add_arguments=_add_submit,
+    ),
+    Command(
+        name="queue",
+        summary="print the studies in a queue, and how long devices have computed for each",
+        example="squeezer queue /shared/studies",
+        run=_queue,
+        add_arguments=_add_queue,
     ),
     Command(
         name="replay",

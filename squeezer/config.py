@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from ds_hooks.shared.secrets import hide_password, hide_passwords, read_storage
-from ds_hooks.shared.study_files import journal_path, trials_directory
+from ds_hooks.shared.study_files import journal_path
 from ds_hooks.shared.wire import NOT_IDLE, WaitKind
 from squeezer.policy.state import Policy
 from squeezer.records.layout import study_directory
@@ -42,6 +43,10 @@ _Text = Annotated[str, Field(min_length=1, description="a non-empty text")]
 
 class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
+
+
+def _default_name(known: Mapping[str, Any]) -> str:
+    return str((known.get("study") or known.get("queue") or Path("study")).stem)
 
 
 def pays_from_ms(preemptive: bool) -> float:
@@ -117,9 +122,15 @@ class GuardTable(_Table):
 class SideTable(_Table):
     """The side task. Without this table bubbles are only observed."""
 
-    study: Annotated[Path, Field(description="the path of an existing Python file, relative to the configuration")]
+    queue: Path | None = Field(default=None, description="a path, relative to where the command is started")
+    """in place of `study`: a directory for studies that `squeezer submit` puts there, and that take turns"""
+    turn_minutes: _Positive = 10.0
+    """with `queue`: how long a study trains before it is another one's turn, if one waits"""
+    study: Path | None = Field(
+        default=None, description="the path of an existing Python file, relative to the configuration"
+    )
     """the study"""
-    study_name: _Text = Field(default_factory=lambda known: str(known["study"].stem))
+    study_name: _Text = Field(default_factory=lambda known: _default_name(known))
     """Optuna's name of the study"""
     storage: _Text | None = Field(
         default=None,
@@ -151,7 +162,21 @@ runs out of memory"""
             raise ValueError(f"there is no file {path}")
         return path
 
-    @field_validator("study_directory", mode="before")
+    @field_validator("study")
+    @classmethod
+    def _or_queue(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if "queue" in info.data and value is None and info.data["queue"] is None:
+            raise PydanticCustomError("missing", "neither study nor queue")
+        return value
+
+    @field_validator("study", "study_name", "study_directory")
+    @classmethod
+    def _not_beside_queue(cls, value: object, info: ValidationInfo) -> object:
+        if info.data.get("queue") is not None and value not in (None, _default_name(info.data)):
+            raise ValueError("the studies in side.queue have their own")
+        return value
+
+    @field_validator("queue", "study_directory", mode="before")
     @classmethod
     def _from_here(cls, value: object) -> object:
         if not isinstance(value, str):
@@ -256,15 +281,11 @@ class Config(_Table):
     def storage(self, run: Path) -> str:
         """Where Optuna keeps the study of the run in `run`: a database's URL, or the path of a journal."""
         named = self.side.storage if self.side is not None else None
-        return named if named is not None else str(journal_path(self._studies(run)))
+        return named if named is not None else str(journal_path(self.studies(run)))
 
-    def trials_directory(self, run: Path) -> Path:
-        """Where the study of the run in `run` keeps its checkpoints and claims."""
-        assert self.side is not None
-        return trials_directory(self._studies(run), self.side.study_name)
-
-    def _studies(self, run: Path) -> Path:
-        named = self.side.study_directory if self.side is not None else None
+    def studies(self, run: Path) -> Path:
+        """Where the studies of the run in `run` are kept."""
+        named = None if self.side is None else self.side.queue or self.side.study_directory
         return (study_directory(run) if named is None else named).absolute()
 
 

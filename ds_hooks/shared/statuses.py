@@ -20,6 +20,19 @@ class StatusError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Serving:
+    """A submitted study's turn has begun.
+
+    Attributes:
+        study: its file.
+        name: Optuna's name of it.
+    """
+
+    study: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """The side task asks its gate from now on. Until then, only the device could stop it.
 
@@ -157,10 +170,22 @@ class Error:
 
 
 Status = (
-    Ready | Progress | Finished | Overran | Starved | Audited | Mismatched | OutOfMemory | MovedOut | MovedIn | Error
+    Serving
+    | Ready
+    | Progress
+    | Finished
+    | Overran
+    | Starved
+    | Audited
+    | Mismatched
+    | OutOfMemory
+    | MovedOut
+    | MovedIn
+    | Error
 )
 
 _KINDS: dict[str, type[Status]] = {
+    "serving": Serving,
     "ready": Ready,
     "progress": Progress,
     "finished": Finished,

@@ -145,12 +145,13 @@ class Daemon:
             run=self._run,
             rank=self.rank,
             storage=config.storage(self._run),
-            trials=config.trials_directory(self._run),
+            studies=config.studies(self._run),
             units_bytes=config.run.keep_bytes // SHARES,
         )
         return SideTaskSupervisor(
             Spawner(config.side, self._device, files),
             config.side.max_restarts,
+            config.side.queue is not None,
             self._page.words,
             self._watched,
             self._recorder,

@@ -32,6 +32,7 @@ class SideTaskSupervisor:
     Args:
         spawner: starts and ends the processes.
         max_restarts: how many processes may follow ones that died.
+        takes_turns: whether one follows that has left a study, for another one's turn.
         words: the page's.
         watched: what the daemon waits on: file descriptor -> what to call when it becomes readable.
         recorder: takes the records.
@@ -47,6 +48,7 @@ class SideTaskSupervisor:
         self,
         spawner: Spawner,
         max_restarts: int,
+        takes_turns: bool,
         words: "memoryview[int]",
         watched: dict[int, Callable[[], None]],
         recorder: Recorder,
@@ -56,6 +58,7 @@ class SideTaskSupervisor:
     ) -> None:
         self._spawner = spawner
         self._restarts_left = max_restarts
+        self._takes_turns = takes_turns
         self._words = words
         self._family = SideFamily(words)
         self._watched = watched
@@ -141,6 +144,8 @@ class SideTaskSupervisor:
 
     def _take(self, status: statuses.Status) -> None:
         match status:
+            case statuses.Serving():
+                self._spawner.serves = status
             case statuses.Ready():
                 self._was_ready = self._is_ready = True
                 self._feed(SideChanged(Side.READY))
@@ -166,7 +171,7 @@ class SideTaskSupervisor:
         restarts = self._may_restart(status)
         self._record("exited", status=status, restarted=restarts)
         if restarts:
-            log.warning("side task ended with status %d; restarting", status)
+            log.log(logging.WARNING if status else logging.DEBUG, "side task ended with status %d; restarting", status)
         self._feed(SideChanged(Side.DUE if restarts else Side.NONE))
         if status != 0 and not restarts:
             log.error("side task ended with status %d and is given up; the main job continues alone", status)
@@ -191,7 +196,9 @@ class SideTaskSupervisor:
         return status
 
     def _may_restart(self, status: int) -> bool:
-        """Whether a process that ended with `status` is worth another try; counts the try."""
+        """Whether a process that ended with `status` is worth another try; counts the try, unless it was a turn."""
+        if status == 0 and self._takes_turns:
+            return True
         if status in (0, USER_ERROR_STATUS) or self._restarts_left == 0:
             return False
         self._restarts_left -= 1

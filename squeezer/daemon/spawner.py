@@ -15,6 +15,8 @@ from typing import Any
 from ds_hooks.shared.parent import adopt_orphans, die_with_parent
 from ds_hooks.shared.private_file import make_dir
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
+from ds_hooks.shared.statuses import Serving
+from ds_hooks.shared.study_files import trials_directory
 from squeezer.config import SideTable
 from squeezer.daemon.orphans import end_orphans
 from squeezer.daemon.side_environment import side_environment
@@ -37,8 +39,8 @@ class SideFiles:
         page: of its device.
         run: the directory of the run.
         rank: whose device it is; part of its files' names.
-        storage: of the study, see `trials.search.storage`.
-        trials: the directory of its checkpoints and claims.
+        storage: of the studies, see `trials.search.storage`.
+        studies: the directory in which each study has one for its checkpoints and claims.
         units_bytes: how large the file of its units may grow.
     """
 
@@ -46,7 +48,7 @@ class SideFiles:
     run: Path
     rank: int
     storage: str
-    trials: Path
+    studies: Path
     units_bytes: int
 
 
@@ -55,17 +57,21 @@ def worker_name(run: Path, rank: int | None = None) -> str:
     return f"{os.uname().nodename}:{run}:rank{'' if rank is None else rank}"
 
 
-def releasing_command(study_name: str, trials: Path, worker: str) -> list[str]:
+def releasing_command(study_name: str, studies: Path, worker: str) -> list[str]:
     """The command that lets the trials of a worker that is gone wait for another one.
 
     `STORAGE_VARIABLE` names the storage.
     """
-    where = ["--study-name", study_name, "--directory", str(trials)]
+    where = ["--study-name", study_name, "--directory", str(trials_directory(studies, study_name))]
     return [sys.executable, "-m", RELEASE, *where, "--worker", worker]
 
 
 class Spawner:
-    """At most one side task at a time."""
+    """At most one side task at a time.
+
+    Attributes:
+        serves: the study that it trains, or trained last; None: none yet.
+    """
 
     def __init__(self, config: SideTable, device: Device, files: SideFiles) -> None:
         self._config = config
@@ -75,6 +81,7 @@ class Spawner:
         self._folder_record = temporary_folder_path(files.run, files.rank)
         self._process: subprocess.Popen[bytes] | None = None
         self._closers: list[subprocess.Popen[bytes]] = []
+        self.serves = None if config.study is None else Serving(str(config.study), config.study_name)
         self.side: SideProcess | None = None
         self.status_fd = -1
 
@@ -87,9 +94,8 @@ class Spawner:
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(write_fd, True)
         command = [
-            *(sys.executable, "-m", SIDE_TASK, "--study", str(config.study)),
-            *("--study-name", config.study_name),
-            *("--worker", self._worker, "--directory", str(files.trials)),
+            *(sys.executable, "-m", SIDE_TASK, "--worker", self._worker),
+            *self._what(),
             *("--page", str(files.page), "--units", str(units_path(files.run, files.rank))),
             *("--units-bytes", str(files.units_bytes)),
             *("--rank", str(files.rank), "--log", str(side_log_path(files.run, files.rank))),
@@ -136,7 +142,8 @@ class Spawner:
             died: whether the side task ended unasked.
             idle: use only the main job's idle time.
         """
-        command = releasing_command(self._config.study_name, self._files.trials, self._worker)
+        assert self.serves is not None
+        command = releasing_command(self.serves.name, self._files.studies, self._worker)
         command += [*(["--died"] if died else []), *(["--idle"] if idle else [])]
         closer = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=self._environment())
         self._closers.append(closer)
@@ -144,8 +151,10 @@ class Spawner:
 
     def measure_dedicated(self, seconds: float, trials: int, timeout_s: float = 60.0) -> dict[str, Any] | None:
         """The rate of the same side task with this device to itself; None if it cannot be measured."""
+        if self.serves is None:
+            return None
         config = self._config
-        command = [sys.executable, "-m", SIDE_TASK, "--study", str(config.study), "--measure", str(seconds)]
+        command = [sys.executable, "-m", SIDE_TASK, "--study", self.serves.study, "--measure", str(seconds)]
         command += ["--threads", str(config.threads), "--nice", str(config.nice), "--trials", str(trials)]
         command += self._limits()
         try:
@@ -168,6 +177,14 @@ class Spawner:
         ended = end_orphans([closer.pid for closer in self._closers if closer.poll() is None])
         if ended:
             log.debug("%d processes that the side task had left behind were killed", ended)
+
+    def _what(self) -> list[str]:
+        """What to train: a study, or those that take turns."""
+        config = self._config
+        if config.queue is not None:
+            return ["--queue", str(config.queue), "--turn", str(60 * config.turn_minutes)]
+        directory = trials_directory(self._files.studies, config.study_name)
+        return ["--study", str(config.study), "--study-name", config.study_name, "--directory", str(directory)]
 
     def _limits(self) -> list[str]:
         most_mb = self._config.memory_mb

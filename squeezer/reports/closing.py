@@ -9,18 +9,17 @@ from squeezer.reports.audit import mismatch_text
 from squeezer.reports.slowdown import is_too_wide
 
 
-def closing_lines(report: Mapping[str, Any], run: Path, study_name: str) -> list[str]:
+def closing_lines(report: Mapping[str, Any], run: Path) -> list[str]:
     """What was gained, at what cost, and where to look next. Further lines come only after mismatches and faults.
 
     Args:
         report: what `build_report` gives.
         run: the run's directory.
-        study_name: Optuna's name of the study.
     """
     shown = _short(run)
     faults = _faults(report)
     return [
-        f"Gained  {_trials(report['trials'], study_name)}",
+        f"Gained  {_trials(report['trials'])}",
         f"Used    {_used(report)}",
         f"Cost    {_cost(report)}",
         f"Next    squeezer report {shown}  |  squeezer why {shown}",
@@ -45,14 +44,16 @@ def slowdown_text(main: Mapping[str, Any]) -> str:
     return f"no slowdown detected, ±{50 * (high - low):.1f}% ({interval})"
 
 
-def _trials(trials: Mapping[str, Any], name: str) -> str:
+def _trials(trials: Mapping[str, Any]) -> str:
     if trials["problem"] is not None:
-        return f"study {name} cannot be read: {trials['problem']}"
+        return f"the study cannot be read: {trials['problem']}"
     states = ("completed", "pruned", "failed", "running")
     parts = [f"{trials[key]} {key}" for key in states if trials[key]]
     waiting = trials.get("waiting", 0) + trials.get("paused", 0)
     parts += [f"{waiting} waiting for the next run"] if waiting else []
-    text = f"study {name}: {', '.join(parts) or 'no trial'}"
+    names = list(trials["studies"])
+    of_them = f"{'study' if len(names) == 1 else 'studies'} {', '.join(names)}: " if names else ""
+    text = of_them + (", ".join(parts) or "no trial")
     if trials["best"]:
         text += f"; best score {trials['best']['value']:.4g} (trial {trials['best']['number']})"
     return text

@@ -1,7 +1,6 @@
 """The report of a run: the cost to the main job and the gain of the side task. Keys: `docs/report.md`."""
 
 import json
-import os
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,22 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ds_hooks.shared.private_file import write_text
-from ds_hooks.shared.secrets import HIDDEN, STORAGE_VARIABLE, hide_password, hide_passwords, without_hidden
-from ds_hooks.shared.study_files import journal_path
-from squeezer.records.layout import report_path, study_directory
+from squeezer.records.layout import report_path
 from squeezer.records.reader import RankRun, load_run
 from squeezer.records.reader import ReportError as ReportError
 from squeezer.reports.audit import audit_figures, audit_text, mismatch_text
 from squeezer.reports.metrics import Tally, main_figures, mean_over_ranks, pool, resumes, slot_figures
 from squeezer.reports.slowdown import printed, verdict
+from squeezer.reports.trials import TRIAL_STATES, trial_figures
 
 REPORT_VERSION = 2
 WIDTH = 100
-TRIAL_STATES = "completed", "pruned", "failed", "running", "paused", "waiting"
-MILESTONE = "squeezer_milestone"
-"""A user attribute of trials: see docs/protocol.md. One that waits and has a score then is paused."""
-
-NO_TRIALS: Mapping[str, Any] = {**dict.fromkeys(TRIAL_STATES, 0), "best": None, "problem": None}
 
 
 def build_report(run: Path) -> dict[str, Any]:
@@ -58,7 +51,7 @@ def build_report(run: Path) -> dict[str, Any]:
         "version": REPORT_VERSION,
         "main": main_figures(mean_over_ranks(steps)),
         **_figures(pool(tallies), [u for rank in starved for u in rank], audit_figures([s for a in audits for s in a])),
-        "trials": _trials(run, ranks),
+        "trials": trial_figures(run, ranks),
         "ranks": per_rank,
     }
 
@@ -99,6 +92,8 @@ def _tally(rank: RankRun) -> Tally:
     overruns = [b["overrun_ns"] / 1e3 for b, ran in zip(bubbles, side.ran, strict=True) if ran and _has_overrun(b)]
     bubble_ns = int((end_ns - start_ns)[squeezed].sum())
     rates = [end["dedicated"]["work_per_s"] for end in records["end"] if end["dedicated"]]
+    started = sum(s["event"] == "started" for s in records["side"])
+    turns = sum(s["event"] == "exited" and s["restarted"] and not s["status"] for s in records["side"])
     return Tally(
         steps=len(steps),
         step_ns=sum(s["end_ns"] - s["start_ns"] for s in steps),
@@ -111,7 +106,7 @@ def _tally(rank: RankRun) -> Tally:
         overrun_us=np.array(overruns, np.float64),
         resume_us=side.resume_ns[opened & (side.resume_ns >= 0)] / 1e3,
         units=int((units["unit"] >= 0).sum()),
-        restarts=max(0, sum(s["event"] == "started" for s in records["side"]) - 1),
+        restarts=max(0, started - turns - 1),
         faults=_faults(records),
     )
 
@@ -186,55 +181,6 @@ def _percentiles(sample: NDArray[np.float64]) -> dict[str, float | None]:
     return {f"p{p}": float(np.percentile(sample, p)) if len(sample) else None for p in (50, 99)}
 
 
-def _trials(run: Path, ranks: Sequence[RankRun]) -> dict[str, Any]:
-    """How the study's trials ended. An unreadable storage is named in "problem"; the rest of the report stands."""
-    sides = [side for rank in ranks if (side := rank.records["run"][0]["config"].get("side"))]
-    side = sides[0] if sides else {}
-    recorded = str(side.get("storage") or journal_path(Path(side.get("study_directory") or study_directory(run))))
-    named = recorded
-    if HIDDEN in recorded:
-        named = os.environ.get(STORAGE_VARIABLE) or without_hidden(recorded)
-    file = named.removeprefix("sqlite:///").split("?")[0]
-    if "://" not in file and not Path(file).exists():
-        return dict(NO_TRIALS)  # opening it would create it
-
-    import optuna  # takes a second, and only a study needs it
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        storage = named if "://" in named else JournalStorage(JournalFileBackend(named))
-        study = optuna.load_study(study_name=side.get("study_name"), storage=storage)
-        found = study.get_trials(deepcopy=False)
-        states = Counter(trial.state for trial in found)
-        paused = sum(
-            trial.state is optuna.trial.TrialState.WAITING
-            and trial.user_attrs.get(MILESTONE) in trial.intermediate_values
-            for trial in found
-        )
-        best = study.best_trial if len(study.directions) == 1 and states[optuna.trial.TrialState.COMPLETE] else None
-    except Exception as error:  # any of many database drivers
-        problem = hide_passwords(f"{hide_password(named)}: {type(error).__name__}: {error}")
-        if HIDDEN in recorded:
-            problem += f"; passwords are not recorded: put the storage's full URL in ${STORAGE_VARIABLE}"
-        return {**dict.fromkeys(NO_TRIALS), "problem": problem}
-    finally:
-        optuna.logging.set_verbosity(verbosity)
-    state = optuna.trial.TrialState
-    return {
-        "completed": states[state.COMPLETE],
-        "pruned": states[state.PRUNED],
-        "failed": states[state.FAIL],
-        "running": states[state.RUNNING],
-        "paused": paused,
-        "waiting": states[state.WAITING] - paused,
-        "best": best and {"number": best.number, "value": best.value, "params": best.params},
-        "problem": None,
-    }
-
-
 def render(report: Mapping[str, Any]) -> str:
     """The report as text, at most 100 columns wide; what is unknown is "n/a"."""
     main, side, trials, ranks = report["main"], report["side"], report["trials"], report["ranks"]
@@ -266,10 +212,11 @@ def render(report: Mapping[str, Any]) -> str:
         "Trials      " + ", ".join(f"{_or_na(trials[k])} {k}" for k in TRIAL_STATES),
     ]
     lines += _wrapped(trials["problem"] or "")
-    if trials["best"]:
-        best = trials["best"]
-        lines.append(f"            best: trial {best['number']} with {best['value']:.6g}")
-        lines += _wrapped("  ".join(f"{key}={_value(value)}" for key, value in best["params"].items()))
+    for name, study in trials["studies"].items():
+        of_it = f" of {name}" if len(trials["studies"]) > 1 else ""
+        if best := study["best"]:
+            lines.append(f"            best{of_it}: trial {best['number']} with {best['value']:.6g}")
+            lines += _wrapped("  ".join(f"{key}={_value(value)}" for key, value in best["params"].items()))
     lines.append("Faults      " + ", ".join(f"{_or_na(n)} {key.replace('_', ' ')}" for key, n in faults.items()))
     if killed:
         lines.append(f"            record not finished (still running, or killed): {', '.join(killed)}")

@@ -41,6 +41,8 @@ _DEFAULTS_IN_WORDS = {
     "min_bubble_ms": f"{config.pays_from_ms(preemptive=True)}; {config.pays_from_ms(preemptive=False)} without "
     "`preemptive`",
     "kinds": f"all but {wire.NOT_IDLE.name}",
+    "study": "required without `queue`",
+    "queue": "none",
     "study_name": "the file's name without `.py`",
     "storage": "`study.journal` in `study_directory`",
     "study_directory": "`study` in the run's directory",

@@ -116,6 +116,13 @@ class Checkpoints:
                 if pauses:
                     self._keep_paused(state)
 
+    def save(self, group: TrialGroup) -> None:
+        """Save the trials of `group`, unless they were just saved or have no epoch behind them."""
+        for row, (number, epoch) in enumerate(zip(group.numbers, group.epochs_done, strict=True)):
+            if epoch > self._epochs.get(number, 0):
+                self._gate.enter(HOST_UNIT)
+                self._save(group.export(row))
+
     def ended(self, group: TrialGroup, row: int, score: Score) -> str | None:
         """Write the weights of a trial that has ended, if it is among the best so far. Returns the file."""
         keep, sign = self._study.keep_best, 1 if self._study.direction == "maximize" else -1

@@ -4,6 +4,7 @@ Without a page there is no main job: it is an *exclusive* worker, whose gate is 
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -18,11 +19,14 @@ from ds_hooks.shared.page_file import Page
 from ds_hooks.shared.parent import die_with_parent
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from ds_hooks.shared.signals import END_SIGNAL, ignore_signals_to_others
+from ds_hooks.shared.study_files import trials_directory
+from ds_hooks.shared.submissions import Submissions
 from trials.gate.base import ExclusiveGate, Gate, GateError, StopRequested, block_signals
 from trials.gate.process import die_first_when_memory_is_short, keep_forks, limit_memory
 from trials.gate.unit_records import UnitRecords
 from trials.own_logger import own_logger
 from trials.search.client import SearchClient
+from trials.side_task.turn import Turn, TurnOver, wait_for_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,8 +39,10 @@ log = own_logger("trials.side_task.main")  # as a program its name is __main__
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m trials.side_task.main")
-    parser.add_argument("--study", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--study", type=Path, metavar="FILE")
     parser.add_argument("--study-name", default="study")
+    parser.add_argument("--queue", type=Path, metavar="STUDIES", help="take turns at the studies submitted there")
+    parser.add_argument("--turn", type=float, metavar="SECONDS", help="with --queue: how long one takes")
     parser.add_argument("--worker", default="")
     parser.add_argument("--directory", type=Path, help="the study's, for claims and checkpoints")
     parser.add_argument("--page", type=Path, help="default: there is no main job")
@@ -59,14 +65,17 @@ def main() -> int:
     """Train until the study is done or the daemon asks to stop."""
     arguments = _parse()
     logs.set_up(rank=arguments.rank)
-    die_with_parent()
-    die_first_when_memory_is_short()
-    if arguments.memory_mb is not None:
-        limit_memory(int(arguments.memory_mb * 2**20))
-    for number in (signal.SIGINT, signal.SIGHUP):  # they reach all processes of a terminal; the daemon ends this one
-        signal.signal(number, signal.SIG_IGN)
-    ignore_signals_to_others()
-    block_signals()
+    _stand_back(arguments.memory_mb)
+    report = partial(_send, arguments.status_fd)
+    turn = None
+    if arguments.queue is not None:
+        turn = wait_for_turn(Submissions(arguments.queue), arguments.worker, arguments.turn)
+        if turn is None:
+            return 0
+        name = turn.submission.name
+        arguments.study, arguments.study_name = turn.submission.study, name
+        arguments.directory = trials_directory(arguments.queue, name)
+        report(statuses.Serving(str(arguments.study), name))
     import torch
 
     torch.set_num_threads(arguments.threads)
@@ -75,23 +84,40 @@ def main() -> int:
     from trials.study import StudyError, load_study
     from trials.training.rehearsal import measure_dedicated
 
-    report = partial(_send, arguments.status_fd)
     try:
         study = load_study(arguments.study)
         if arguments.measure is None:
-            return _serve(study, arguments, report)
+            status = _serve(study, arguments, report, turn)
+            if turn is not None and turn.is_done and status == 0:
+                turn.end("done")
+            return status
         make_side_device(arguments.device, arguments.memory_fraction).adopt(study)
         trials = arguments.trials or min(study.fused, study.trials)
         print(json.dumps(measure_dedicated(study, trials, arguments.measure)))
         return 0
     except (StudyError, SideDeviceError) as error:
-        report(statuses.Error(str(error)))
-        return USER_ERROR_STATUS
+        mistake = str(error)
     except Exception as error:
         if arguments.memory_mb is None or not is_out_of_memory(error):
             raise
-        report(statuses.Error(f"side.memory_mb = {arguments.memory_mb:g} is too little for this study: {error}"))
+        mistake = f"side.memory_mb = {arguments.memory_mb:g} is too little for this study: {error}"
+    report(statuses.Error(mistake))
+    if turn is None:
         return USER_ERROR_STATUS
+    turn.end(f"failed: {mistake}")
+    return 0
+
+
+def _stand_back(memory_mb: float | None) -> None:
+    """End before the main job where something must, and heed no signal but the daemon's."""
+    die_with_parent()
+    die_first_when_memory_is_short()
+    if memory_mb is not None:
+        limit_memory(int(memory_mb * 2**20))
+    for number in (signal.SIGINT, signal.SIGHUP):  # they reach all processes of a terminal; the daemon ends this one
+        signal.signal(number, signal.SIG_IGN)
+    ignore_signals_to_others()
+    block_signals()
 
 
 def _send(status_fd: int, status: statuses.Status) -> None:
@@ -103,7 +129,9 @@ def _send(status_fd: int, status: statuses.Status) -> None:
         line = line[os.write(status_fd, line) :]
 
 
-def _serve(study: "Study", arguments: argparse.Namespace, report: "Callable[[statuses.Status], None]") -> int:
+def _serve(
+    study: "Study", arguments: argparse.Namespace, report: "Callable[[statuses.Status], None]", turn: Turn | None
+) -> int:
     from trials.search.serve import serve
     from trials.search.worker import WorkerConfig
     from trials.side_task.devices import SideDeviceError, make_side_device
@@ -120,6 +148,8 @@ def _serve(study: "Study", arguments: argparse.Namespace, report: "Callable[[sta
     if arguments.log is not None:  # this process's own, as one may turn it over
         logs.add_file(arguments.log, rank=arguments.rank or 0, run=arguments.log.parent.name)
     page = None if arguments.page is None else _claimed(arguments.page, search)
+    if page is not None and turn is not None:
+        turn.busy_s = partial(_busy_s, page, page.words[Field.BUSY_NS])
     gate: Gate | None = None
     has_finished = False
     try:
@@ -130,10 +160,14 @@ def _serve(study: "Study", arguments: argparse.Namespace, report: "Callable[[sta
         else:
             records = UnitRecords(arguments.units, arguments.units_bytes)
             gate = device.gate(page, records, partial(_report_overrun, report))
-        _train(study, device, page, gate, search, report, arguments)
+        with contextlib.nullcontext() if turn is None else turn.noted():
+            _train(study, device, page, gate, search, report, arguments, turn)
         has_finished = True
     except StopRequested:
         log.debug("the side task is asked to end")
+    except TurnOver:
+        log.debug("study %s waits for its next turn", arguments.study_name)
+        has_finished = True
     except (Exception, GateError) as error:
         reason = f"{type(error).__name__}: {error}"
         if not isinstance(error, SideDeviceError):
@@ -159,6 +193,7 @@ def _train(
     search: SearchClient,
     report: "Callable[[statuses.Status], None]",
     arguments: argparse.Namespace,
+    turn: Turn | None,
 ) -> None:
     from trials.side_task.devices import SideDeviceError
     from trials.side_task.scheduler import Scheduler
@@ -169,7 +204,7 @@ def _train(
     # not earlier: before the job's first step there is nothing to yield to
     os.nice(max(0, arguments.nice - os.nice(0)))
     offload = None if page is None else device.offload(page, gate, report)
-    Scheduler(study, gate, search, report, most, offload, arguments.directory).run()
+    Scheduler(study, gate, search, report, most, offload, arguments.directory, turn).run()
 
 
 def _claimed(path: Path, search: SearchClient) -> Page:
@@ -180,6 +215,10 @@ def _claimed(path: Path, search: SearchClient) -> Page:
     page.words[Field.SEARCH_PROCESS] = search.pid
     keep_forks(page.words)
     return page
+
+
+def _busy_s(page: Page, before_ns: int) -> float:
+    return (page.words[Field.BUSY_NS] - before_ns) / 1e9
 
 
 def _report_overrun(report: "Callable[[statuses.Status], None]", slot: int, overrun_ns: int) -> None:

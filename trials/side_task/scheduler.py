@@ -21,6 +21,7 @@ from trials.search.client import Search
 from trials.side_task.audits import Audits
 from trials.side_task.checkpoints import Checkpoints
 from trials.side_task.cohort import Cohort, Fit
+from trials.side_task.turn import Turn, TurnOver
 from trials.side_task.waiting import Waiting
 from trials.study import Study, describe_error
 from trials.training.batches import work_of
@@ -66,6 +67,7 @@ class Scheduler:
         most: how many trials may train at once; None: as many as the study wants.
         offload: gives memory back to the main job, where that is short.
         directory: the study's, for checkpoints; None: there are none.
+        turn: at this study, among others that were submitted; None: there are no others.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Scheduler:
         most: int | None = None,
         offload: "Offload | None" = None,
         directory: "Path | None" = None,
+        turn: Turn | None = None,
     ) -> None:
         self._study = study
         self._gate = gate
@@ -84,6 +87,7 @@ class Scheduler:
         self.report = report
         self._most = study.fused if most is None else min(most, study.fused)
         self._offload = offload
+        self._turn = turn
         self._cohorts: list[Cohort] = []
         self._fits: dict[Hashable, Fit] = {}
         self._audits = Audits(study, report)
@@ -100,13 +104,16 @@ class Scheduler:
         self._epochs = 0
 
     def run(self) -> None:
-        """Train until no trial is left.
+        """Train until no trial is left, or until it is another study's turn.
 
         Raises:
             StopRequested: the daemon asked for the end.
+            TurnOver: it is another study's turn. All trials are saved.
         """
         self.report(statuses.Ready(self._study.trials))
         while True:
+            if self._turn is not None and self._turn.is_over():
+                self._leave()
             for answer in self._search.answers():
                 self._take(answer)
             self._refill()
@@ -114,6 +121,8 @@ class Scheduler:
             if not self._cohorts:
                 if self._over and not self._waiting and not self._asked:
                     break
+                if self._turn is not None and self._exhausted and not self._waiting and self._turn.may_be_left():
+                    raise TurnOver(is_idle=True)
                 self._wait_for_search()
                 continue
             cohort = self._cohorts.pop(0)
@@ -124,6 +133,11 @@ class Scheduler:
             self.report(statuses.Progress(work=self._work, trials_running=self._rows(), epochs=self._epochs))
         self._gate.rest()
         self.report(statuses.Finished(self._work))
+
+    def _leave(self) -> None:
+        for group in (group for cohort in self._cohorts for group in cohort.groups):
+            self._checkpoints.save(group)
+        raise TurnOver
 
     def _rows(self) -> int:
         return sum(len(cohort.numbers) for cohort in self._cohorts)

@@ -48,7 +48,10 @@ def test_the_version_is_the_packages(program: str, capsys: pytest.CaptureFixture
         ("", "squeezer: the following arguments are required: COMMAND; see squeezer --help"),
         ("repot runs/x", "squeezer: no command 'repot'; did you mean: squeezer report"),
         ("explian study.py", "squeezer: no command 'explian'; did you mean: trials explain"),
-        ("frobnicate", "squeezer: no command 'frobnicate'; allowed: observe, report, why, doctor, daemon, replay"),
+        (
+            "frobnicate",
+            "squeezer: no command 'frobnicate'; allowed: observe, report, why, doctor, daemon, submit, queue, replay",
+        ),
         ("report", "squeezer report: the following arguments are required: RUN; see squeezer report --help"),
         ("why x --rank one", "squeezer why: argument --rank: invalid int value: 'one'; see squeezer why --help"),
         ("report x --jso", "squeezer: unrecognized arguments: --jso; see squeezer --help"),

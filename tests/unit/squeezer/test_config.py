@@ -65,11 +65,28 @@ def test_a_study_may_outlive_its_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     config = load(tmp_path, side.format("kept"))
     here = Path.cwd()
     assert config.storage(tmp_path / "run") == f"{here}/kept/study.journal"
-    assert config.trials_directory(tmp_path / "run") == here / "kept" / "digits"
+    assert config.studies(tmp_path / "run") == here / "kept"
     assert config.as_record()["side"]["study_directory"] == f"{here}/kept"
     assert mistakes(tmp_path, side.format("digits.py"))[0].startswith(
         'side.study_directory = "digits.py" is not allowed: it is no directory; allowed: a path'
     )
+
+
+def test_a_queue_takes_the_place_of_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "digits.py").touch()
+    monkeypatch.chdir(tmp_path)
+    config = load(tmp_path, RUN + '[side]\nqueue = "all"\n')
+    assert config.side is not None and config.side.study is None and config.side.turn_minutes == 10.0
+    assert config.studies(tmp_path / "run") == Path.cwd() / "all"
+    assert config.storage(tmp_path / "run") == str(Path.cwd() / "all" / "study.journal")
+    for further in ('study = "digits.py"', 'study_name = "x"', 'study_directory = "kept"'):
+        (mistake,) = mistakes(tmp_path, RUN + f'[side]\nqueue = "all"\n{further}\n')
+        assert mistake.startswith(f"side.{further.split()[0]} = ") and "the studies in side.queue have" in mistake
+    (mistake,) = mistakes(tmp_path, RUN + '[side]\nqueue = "digits.py"\n')
+    assert mistake.startswith('side.queue = "digits.py" is not allowed: it is no directory')
+    assert mistakes(tmp_path, RUN + "[side]\n") == [
+        "side.study is missing; allowed: the path of an existing Python file, relative to the configuration"
+    ]
 
 
 def test_names_of_the_user_win(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from squeezer.reports.closing import closing_lines, slowdown_text
-from squeezer.reports.report import NO_TRIALS
+from squeezer.reports.trials import NO_TRIALS
 
 MISMATCH = {"trial": 3, "trials": 4, "mode": "training", "what": "it is odd", "way": "rules", "then": "vmap"}
 
@@ -38,11 +38,11 @@ def test_five_lines_say_what_was_gained_at_what_cost_and_where_to_look(
         "main": main_of(0.001, (-0.008, 0.010)),
         "bubbles": {"ratio": 0.23},
         "side": {"fill": 0.78, "harvest": 0.515, "audit": {"audits": 41, "mismatches": []}},
-        "trials": {**NO_TRIALS, "completed": 108, "pruned": 52, "best": best},
+        "trials": {**NO_TRIALS, "completed": 108, "pruned": 52, "best": best, "studies": {"digits": {}}},
         "faults": {"hook_faults": 0},
         "ranks": {"0": {"ended": True}, "1": {"ended": True}},
     }
-    assert closing_lines(report, tmp_path / "runs" / "demo", "digits") == [
+    assert closing_lines(report, tmp_path / "runs" / "demo") == [
         "Gained  study digits: 108 completed, 52 pruned; best score 0.9877 (trial 147)",
         "Used    devices were idle 23% of the time; trials ran in 78% of that, and did 52% of a "
         "dedicated device's work; audits: 41, 0 differed",
@@ -61,8 +61,8 @@ def test_what_is_unknown_is_not_made_up(tmp_path: Path) -> None:
         "faults": {"hook_faults": 1},
         "ranks": {"0": {"ended": True}, "1": {"ended": False}},
     }
-    gained, used, cost, _, _, audit, faults = closing_lines(report, tmp_path, "digits")
-    assert gained == "Gained  study digits cannot be read: no such table"
+    gained, used, cost, _, _, audit, faults = closing_lines(report, tmp_path)
+    assert gained == "Gained  the study cannot be read: no such table"
     assert used == "Used    devices were idle n/a of the time; trials ran in n/a of that"
     assert cost == "Cost    unknown: too few windows with and without squeezing to compare"
     assert audit == "Audit   trial 3 of 4 fused by rules differed in training: it is odd; trained by vmap from there on"

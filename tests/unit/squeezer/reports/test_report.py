@@ -12,8 +12,9 @@ from ds_hooks.shared.study_files import journal_path
 from ds_hooks.shared.unit_record import UNIT_RECORD
 from squeezer.records.layout import RECORD_VERSION, study_directory, units_path
 from squeezer.reports.perfetto import write_trace
-from squeezer.reports.report import NO_TRIALS, ReportError, build_report, main_report, render, write_report
+from squeezer.reports.report import ReportError, build_report, main_report, render, write_report
 from squeezer.reports.step_svg import draw_step
+from squeezer.reports.trials import NO_TRIALS
 from tests.support.made_up_rank import BOOT_NS, LOST, MS, MadeUpRank
 from trials.search.attributes import MILESTONE
 from trials.search.storage import open_storage
@@ -209,7 +210,8 @@ def test_trials_are_read_from_the_study(tmp_path: Path) -> None:
     report = build_report(tmp_path)
     best = {"number": 1, "value": 0.25, "params": {"lr": 0.1}}
     counts = {"completed": 2, "pruned": 1, "failed": 1, "running": 1, "paused": 1, "waiting": 1}
-    assert report["trials"] == {**counts, "best": best, "problem": None}
+    study = {**counts, "best": best}
+    assert report["trials"] == {**study, "studies": {"digits": study}, "problem": None}
     assert optuna.logging.get_verbosity() == before
     assert "best: trial 1 with 0.25\n            lr=0.1\n" in render(report)
 

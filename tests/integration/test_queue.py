@@ -1,0 +1,86 @@
+"""A standing daemon that serves the studies in a queue."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import FrozenTrial, TrialState
+
+from ds_hooks.shared.submissions import Submissions
+from squeezer.reports.report import build_report, render
+from tests.support.paths import STUDIES
+from tests.support.sandbox import Sandbox, wait_for
+from trials.search.storage import open_storage
+
+pytestmark = pytest.mark.integration
+
+
+def squeezer(*arguments: str) -> str:
+    command = [sys.executable, "-m", "squeezer", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def submit(queue: Path, study: str, name: str, *options: str) -> None:
+    squeezer("submit", str(STUDIES / study), "--queue", str(queue), "--study-name", name, *options)
+
+
+def ended(queue: Path, *names: str) -> list[str | None]:
+    return [Submissions(queue).ended(name) for name in names]
+
+
+def trials(queue: Path, name: str) -> list[FrozenTrial]:
+    return optuna.load_study(study_name=name, storage=open_storage(str(queue / "study.journal"))).get_trials()
+
+
+def test_studies_take_turns_until_all_have_ended(sandbox: Sandbox, tmp_path: Path) -> None:
+    queue = tmp_path / "queue"
+    daemon = sandbox.daemon(sandbox.config(queue=queue))
+    job = sandbox.job()
+    wait_for(lambda: sandbox.side("started"), "the side task, which waits")
+    submit(queue, "patient.py", "one")
+    submit(queue, "patient.py", "two", "--share", "2")
+    submit(queue, "no_loss.py", "broken")
+    wait_for(lambda: all(ended(queue, "one", "two", "broken")), "the end of all three")
+    submit(queue, "tiny.py", "late", "--priority", "3")
+    wait_for(lambda: all(ended(queue, "late")), "a study that came when none was left")
+    assert ended(queue, "one", "two", "late") == ["done", "done", "done"]
+    (broken,) = ended(queue, "broken")
+    assert broken is not None and broken.startswith("failed: ") and "loss" in broken
+    for name in ("one", "two"):
+        found = trials(queue, name)
+        assert [trial.state for trial in found] == [TrialState.COMPLETE] * 4
+        assert found[0].values == trials(queue, "two")[0].values, "turns change no result"
+    turns = [event["name"] for event in sandbox.events("side") if event["event"] == "serving"]
+    assert turns.count("one") > 1 and turns.count("two") > 1, turns
+    table = squeezer("queue", str(queue))
+    assert [line.split()[0] for line in table.splitlines()] == ["study", "one", "two", "broken", "late"]
+    assert job.finish() == 0
+    assert daemon.kill(signal.SIGTERM) == 0
+    assert sandbox.events("fault") == []
+    report = build_report(sandbox.run)
+    assert report["side"]["restarts"] == 0
+    assert set(report["trials"]["studies"]) == {"one", "two", "late"}
+    assert report["trials"]["completed"] == 4 + 4 + 3
+    assert "best of two: trial" in render(report)
+
+
+def test_an_unfinished_study_goes_on_in_the_next_job(sandbox: Sandbox, tmp_path: Path, hold: Path) -> None:
+    queue = tmp_path / "queue"
+    submit(queue, "tiny.py", "held")
+    config = sandbox.config(queue=queue)
+    daemon = sandbox.daemon(config, TINY_HOLD=str(hold))
+    job = sandbox.job()
+    wait_for(lambda: sandbox.events("progress"), "an epoch")
+    assert "trains on 1 device" in squeezer("queue", str(queue))
+    assert daemon.kill(signal.SIGTERM) == 0
+    assert {trial.state for trial in trials(queue, "held")} == {TrialState.WAITING}, "it has released them"
+    assert "  waits" in squeezer("queue", str(queue))
+    hold.unlink()
+    daemon = sandbox.daemon(config)
+    wait_for(lambda: ended(queue, "held") == ["done"], "its end")
+    assert job.finish() == 0
+    assert daemon.kill(signal.SIGTERM) == 0
+    assert {trial.state for trial in trials(queue, "held")} == {TrialState.COMPLETE, TrialState.PRUNED}

@@ -1,0 +1,137 @@
+"""Studies that take turns: which is next, and what is kept of each."""
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ds_hooks.shared.submissions import Submission, SubmissionError, Submissions, Used
+
+NOW_S, TURN_S = 1e9, 600.0
+FILE = Path("/somewhere/study.py")
+
+
+def submitted(folder: Path, *studies: Submission) -> Submissions:
+    submissions = Submissions(folder)
+    for study in studies:
+        submissions.submit(study)
+    return submissions
+
+
+def study(name: str, priority: int = 0, share: float = 1.0) -> Submission:
+    return Submission(name=name, study=FILE, priority=priority, share=share)
+
+
+def following(submissions: Submissions, worker: str = "w") -> str | None:
+    found = submissions.next(worker, TURN_S, NOW_S)
+    return None if found is None else found.name
+
+
+def test_what_is_submitted_is_kept_and_the_first_is_first(tmp_path: Path) -> None:
+    submissions = submitted(tmp_path / "new" / "queue", study("../b c", share=0.5), study("a", 3))
+    assert [each.name for each in submissions.waiting()] == ["../b c", "a"]
+    kept = submissions.waiting()[0]
+    assert (kept.study, kept.priority, kept.share) == (FILE, 0, 0.5)
+    assert not (tmp_path / "new" / "b c").exists(), "a name is no path"
+
+
+def test_an_empty_or_missing_queue_has_nothing(tmp_path: Path) -> None:
+    assert following(Submissions(tmp_path / "nowhere")) is None
+    (tmp_path / "queue").mkdir()
+    (tmp_path / "queue" / "note.txt").touch()
+    (tmp_path / "queue" / "half").mkdir()
+    assert following(Submissions(tmp_path)) is None
+
+
+def test_a_name_waits_once_until_it_has_ended(tmp_path: Path) -> None:
+    submissions = submitted(tmp_path, study("a"))
+    with pytest.raises(SubmissionError, match="'a' waits already; allowed: another --study-name"):
+        submissions.submit(study("a"))
+    submissions.note("a", "w", Used(used_s=5.0, deaths=2))
+    submissions.end("a", "done")
+    assert following(submissions) is None and submissions.ended("a") == "done"
+    submissions.submit(study("a"))
+    assert following(submissions) == "a" and submissions.used("a") == {}
+
+
+def test_a_study_is_withdrawn(tmp_path: Path) -> None:
+    submissions = submitted(tmp_path, study("a"), study("b"))
+    submissions.withdraw("a")
+    assert following(submissions) == "b" and submissions.ended("a") == "withdrawn"
+    with pytest.raises(SubmissionError, match="no study 'a' waits"):
+        submissions.withdraw("a")
+
+
+def test_the_highest_priority_goes_first(tmp_path: Path) -> None:
+    submissions = submitted(tmp_path, study("low"), study("high", 5), study("middle", 3))
+    submissions.note("high", "w", Used(used_s=1e6))
+    assert following(submissions) == "high"
+    submissions.end("high", "done")
+    assert following(submissions) == "middle"
+
+
+@settings(max_examples=8, deadline=None)
+@given(shares=st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=1, max_size=4), workers=st.integers(1, 5))
+def test_turns_add_up_to_the_shares(
+    shares: list[float], workers: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """However many workers take turns, each study is within one round of its share."""
+    names = [f"s{number}" for number in range(len(shares))]
+    folder = tmp_path_factory.mktemp("queue")
+    submissions = submitted(folder, *(study(n, share=share) for n, share in zip(names, shares, strict=True)))
+    turns: Counter[str] = Counter()
+    used: Counter[tuple[str, int]] = Counter()
+    rounds = 12
+    for _ in range(rounds):
+        chosen = []
+        for worker in range(workers):
+            name = following(submissions, f"w{worker}")
+            assert name is not None
+            before = used[name, worker] * TURN_S
+            submissions.note(name, f"w{worker}", Used(used_s=before, until_s=NOW_S + 1))
+            chosen.append(name)
+        for worker, name in enumerate(chosen):
+            used[name, worker] += 1
+            turns[name] += 1
+            submissions.note(name, f"w{worker}", Used(used_s=used[name, worker] * TURN_S))
+    for name, share in zip(names, shares, strict=True):
+        fair = rounds * workers * share / sum(shares)
+        assert abs(turns[name] - fair) <= workers + max(shares) / min(shares)
+
+
+def test_a_turn_that_others_are_having_counts(tmp_path: Path) -> None:
+    submissions = submitted(tmp_path, study("a"), study("b"))
+    submissions.note("a", "other", Used(until_s=NOW_S + 60))
+    assert following(submissions) == "b"
+    assert following(submissions, "other") == "a", "its own does not"
+    submissions.note("a", "other", Used(until_s=NOW_S - 1))
+    assert following(submissions) == "a", "the other one has died"
+
+
+def test_a_study_without_work_is_left_to_others_for_a_while(tmp_path: Path) -> None:
+    submissions = submitted(tmp_path, study("a", 1), study("b"))
+    submissions.note("a", "w", Used(idle_until_s=NOW_S + 60))
+    assert following(submissions) == "b" and following(submissions, "other") == "a"
+    submissions.note("a", "w", Used(idle_until_s=NOW_S - 1))
+    assert following(submissions) == "a"
+
+
+def test_a_new_study_does_not_catch_up_on_what_others_had_before_it(tmp_path: Path) -> None:
+    submissions = submitted(tmp_path, study("old", share=2.0))
+    submissions.note("old", "w", Used(used_s=2 * 86400.0))
+    submissions.submit(study("new"))
+    submissions.note("new", "w", Used(used_s=TURN_S))
+    assert following(submissions) == "old"
+
+
+def test_what_another_user_has_laid_is_not_run(tmp_path: Path) -> None:
+    submissions = submitted(tmp_path, study("a"))
+    if os.getuid() != 0:
+        pytest.skip("only root can give a file away")
+    tmp_path.chmod(0o777)
+    os.chown(tmp_path / "queue", 12345, 12345)
+    with pytest.raises(OSError, match="belongs to user 12345"):
+        following(submissions)

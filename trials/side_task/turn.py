@@ -1,0 +1,140 @@
+"""A side task's turn at one of the studies that were submitted: which, for how long, and what is noted of it."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from ds_hooks.shared.signals import END_SIGNAL
+from ds_hooks.shared.submissions import MOST_DEATHS, SERVES_S, Submission, Submissions, Used
+from trials.gate.base import StopRequested
+from trials.gate.process import nap
+from trials.own_logger import own_logger
+
+LOOK_EVERY_S = 10.0
+"""How often a side task that has no study looks for one."""
+
+NOTE_EVERY_S = SERVES_S / 3
+
+IDLE_S = 300.0
+"""How long a worker leaves a study to others that had nothing to do for it, if another one waits."""
+
+log = own_logger(__name__)
+
+
+class TurnOver(Exception):
+    """A side task leaves its study to another worker or turn; `is_idle`: it has nothing to do for it."""
+
+    def __init__(self, *, is_idle: bool = False) -> None:
+        super().__init__()
+        self.is_idle = is_idle
+
+
+class Turn:
+    """One worker's turn at a study.
+
+    Args:
+        submissions: where it was submitted.
+        submission: the study.
+        worker: this worker's name.
+        turn_s: how long the turn takes, if others wait.
+        clock_s: the time.
+
+    Attributes:
+        submission: the study.
+        busy_s: tells how long the device has computed for it in this turn.
+        is_done: whether no trial of it is left.
+    """
+
+    def __init__(
+        self,
+        submissions: Submissions,
+        submission: Submission,
+        worker: str,
+        turn_s: float,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.submission = submission
+        self.busy_s: Callable[[], float] = lambda: 0.0
+        self.is_done = False
+        self._submissions, self._worker, self._turn_s, self._clock_s = submissions, worker, turn_s, clock_s
+        self._began_s = self._noted_s = self._looked_s = clock_s()
+        before = submissions.used(submission.name).get(worker, Used())
+        self._used = replace(before, deaths=before.deaths + 1, until_s=time.time() + SERVES_S)
+        self._before_s = before.used_s
+        self._note()
+
+    @property
+    def failure(self) -> str | None:
+        """Why the study has failed: too many processes in a row have died in it."""
+        if self._used.deaths <= MOST_DEATHS:
+            return None
+        return f"{MOST_DEATHS} processes in a row died in it; the last: {self._used.reason or 'killed'}"
+
+    def is_over(self) -> bool:
+        """Note how long the device has computed; return whether it is another study's turn."""
+        now_s = self._clock_s()
+        if now_s < self._noted_s + min(NOTE_EVERY_S, self._turn_s):
+            return False
+        self._noted_s = now_s
+        self._used = Used(used_s=self._before_s + self.busy_s(), until_s=time.time() + SERVES_S)
+        self._note()
+        found = self._submissions.next(self._worker, self._turn_s)
+        if found is None or found.name == self.submission.name:
+            return self._submissions.ended(self.submission.name) is not None
+        return now_s >= self._began_s + self._turn_s or found.priority > self.submission.priority
+
+    def may_be_left(self) -> bool:
+        """Whether there is another study to serve while this one has nothing to do."""
+        now_s = self._clock_s()
+        if now_s < self._looked_s + LOOK_EVERY_S:
+            return False
+        self._looked_s = now_s
+        others = [each for each in self._submissions.waiting() if each.name != self.submission.name]
+        used = [self._submissions.used(each.name).get(self._worker, Used()) for each in others]
+        return any(of.idle_until_s <= time.time() for of in used)
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note how training it ends: as usual, or so that the next process counts this one as dead."""
+        try:
+            yield
+        except (StopRequested, TurnOver) as left:
+            self._leave(IDLE_S if isinstance(left, TurnOver) and left.is_idle else 0.0)
+            raise
+        except BaseException as error:
+            self._used = replace(self._used, reason=f"{type(error).__name__}: {error}", until_s=0.0)
+            self._note()
+            raise
+        self._leave()
+        self.is_done = True
+
+    def end(self, how: str) -> None:
+        """Note how the study has ended."""
+        log.info("study %s: %s", self.submission.name, how)
+        self._submissions.end(self.submission.name, how)
+
+    def _leave(self, idle_s: float = 0.0) -> None:
+        idle_until_s = time.time() + idle_s if idle_s else 0.0
+        self._used = Used(used_s=self._before_s + self.busy_s(), idle_until_s=idle_until_s)
+        self._note()
+
+    def _note(self) -> None:
+        try:
+            self._submissions.note(self.submission.name, self._worker, self._used)
+        except OSError as error:  # a full disk: shares are a little off
+            log.warning("the turn is not noted: %s", error)
+
+
+def wait_for_turn(submissions: Submissions, worker: str, turn_s: float) -> Turn | None:
+    """Wait until there is a study to serve, and begin its turn. None: the daemon asks for the end."""
+    while True:
+        found = submissions.next(worker, turn_s)
+        if found is not None:
+            turn = Turn(submissions, found, worker, turn_s)
+            if turn.failure is None:
+                return turn
+            turn.end(f"failed: {turn.failure}")
+            continue
+        if nap(LOOK_EVERY_S) == END_SIGNAL:
+            return None
