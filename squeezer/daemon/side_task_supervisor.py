@@ -70,6 +70,7 @@ class SideTaskSupervisor:
         self._reader: StatusReader | None = None
         self._was_ready = self._is_ready = False
         self._has_left_trials = False
+        self._has_served_others = False
         self._closer: subprocess.Popen[bytes] | None = None
         self._noticed_units: set[tuple[str, str]] = set()
 
@@ -127,8 +128,11 @@ class SideTaskSupervisor:
             wait_or_kill(self._closer, END_TIMEOUT_S)
 
     def measure_dedicated(self, seconds: float) -> dict[str, Any] | None:
-        """The rate of the same side task on this device alone; None if it never worked, or it cannot be measured."""
-        if self.progress is None or seconds <= 0:
+        """The rate of the same side task on this device alone; None if it never worked, or it cannot be measured.
+
+        Several studies have no rate in common.
+        """
+        if self.progress is None or seconds <= 0 or self._has_served_others:
             return None
         return self._spawner.measure_dedicated(seconds, trials=0)
 
@@ -145,6 +149,7 @@ class SideTaskSupervisor:
     def _take(self, status: statuses.Status) -> None:
         match status:
             case statuses.Serving():
+                self._has_served_others |= self._spawner.serves not in (None, status)
                 self._spawner.serves = status
             case statuses.Ready():
                 self._was_ready = self._is_ready = True
