@@ -88,6 +88,9 @@ class Checkpoints:
                 if state.params != params or state.number != number:
                     self._warn(f"trial {number}: {source} is of another trial")
                     continue
+                if state.epoch >= self._study.epochs:  # the user has lowered them since
+                    self._warn(f"trial {number}: {source} is too late: trials now have {self._study.epochs} epochs")
+                    continue
                 pauses = self.pauses(number, state.epoch)
                 if pauses and state.epoch not in state.history.get("scores", {}):
                     continue  # it was saved by another kind of search

@@ -11,7 +11,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from ds_hooks.shared import statuses
 from tests.support.accounts import assert_accounts
-from tests.support.fused_and_solo import AtOnce
+from tests.support.fused_and_solo import AtOnce, close
+from tests.support.rich_study import RichSolo
 from tests.support.side_task_runs import Direct, Seven, assert_as_alone, make_study
 from trials.gate.base import OpenGate, StopRequested
 from trials.search import checkpoint_files
@@ -180,6 +181,26 @@ def test_a_checkpoint_of_another_structure_is_named_and_its_trial_begins_anew(
     work(again, successor, tmp_path)
     assert {trial.state for trial in successor._study.get_trials()} <= ENDED
     assert "is of another structure" in caplog.text
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_trial_that_was_trained_for_longer_than_trials_now_are_goes_back(epochs: int, tmp_path: Path) -> None:
+    study = make_study(False)
+    with pytest.raises(StopRequested):
+        work(study, hire(study, tmp_path), tmp_path, Ending(600))
+    folders = [folder for folder in tmp_path.glob("checkpoints/*") if checkpoint_files.found(folder)]
+    saved = {int(folder.name): checkpoint_files.epoch_of(checkpoint_files.found(folder)[0]) for folder in folders}
+    number = max(saved, key=saved.__getitem__)
+    assert saved[number] >= epochs
+    again = make_study(False)
+    again.epochs, again.rungs = epochs, (1,)
+    successor = hire(again, tmp_path)
+    work(again, successor, tmp_path, Ending(3000))
+    trials = assert_all_ended(successor, again)
+    solo = RichSolo(again, number)
+    for _ in range(epochs):
+        solo.epoch()
+    close(trials[number].value, solo.score(), "after so many epochs, and not after those before")
 
 
 def test_a_trial_in_which_one_worker_after_another_dies_is_given_up(tmp_path: Path) -> None:
