@@ -89,7 +89,7 @@ class Queue:
     def _waiting(self, known: Sequence[FrozenTrial], may_begin: bool) -> list[tuple[FrozenTrial, int]]:
         """Return what waits and may be trained, in order, with its next milestone."""
         waiting = [trial for trial in known if trial.state is TrialState.WAITING]
-        left = [t for t in waiting if PARAMS in t.user_attrs and not (self._rungs and is_paused(t))]
+        left = [t for t in waiting if PARAMS in t.user_attrs and not self._pauses(t)]
         enqueued = [trial for trial in waiting if PARAMS not in trial.user_attrs]
         found = [(trial, trial.user_attrs.get(MILESTONE, self._next(0))) for trial in left]
         if may_begin and self._rungs:
@@ -97,6 +97,10 @@ class Queue:
             numbers = promotable(self._standings(known), self._rungs, factor, self._is_high_best)
             found += [(known[number], self._next(known[number].user_attrs[MILESTONE])) for number in numbers]
         return found + [(trial, self._next(0)) for trial in enqueued]
+
+    def _pauses(self, trial: FrozenTrial) -> bool:
+        """Whether it is paused at a rung that the study still has."""
+        return is_paused(trial) and trial.user_attrs[MILESTONE] in self._rungs
 
     def _standings(self, known: Sequence[FrozenTrial]) -> list[Standing]:
         return standings(known, self._next(0), self._user_study.epochs)

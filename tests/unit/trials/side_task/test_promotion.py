@@ -14,6 +14,7 @@ from tests.support.accounts import assert_accounts
 from tests.support.fused_and_solo import AtOnce
 from tests.support.side_task_runs import Direct, Seven, assert_as_alone, expire, make_study
 from trials.gate.base import OpenGate, StopRequested
+from trials.search.attributes import MILESTONE
 from trials.search.paused import is_paused
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.side_task import checkpoints
@@ -101,6 +102,29 @@ def test_a_study_of_one_trial_completes_it(tmp_path: Path) -> None:
     work(study, worker, tmp_path)
     [trial] = worker._study.get_trials()
     assert trial.state is TrialState.COMPLETE and list(trial.intermediate_values) == [1, 2, 4]
+
+
+@pytest.mark.parametrize(("rungs", "epochs"), [((2,), 4), ((2, 3), 4), ((1,), 2)])
+def test_trials_that_paused_at_a_rung_that_is_gone_train_on_to_the_next(
+    rungs: tuple[int, ...], epochs: int, tmp_path: Path
+) -> None:
+    study = bracket(rungs=(1, 3) if rungs == (1,) else (1,), factor=2)
+    worker = hire(study, tmp_path)
+    with pytest.raises(StopRequested):
+        work(study, worker, tmp_path, Ending(450))
+    worker.stop()
+    paused = [trial for trial in worker._study.get_trials() if is_paused(trial)]
+    gone = [trial.number for trial in paused if trial.user_attrs[MILESTONE] not in rungs]
+    assert gone
+    again = bracket(rungs=rungs, factor=2)
+    again.epochs = epochs
+    successor = hire(again, tmp_path)
+    work(again, successor, tmp_path, Ending(5000))
+    trials = successor._study.get_trials()
+    assert all(trial.state.is_finished() for trial in trials)
+    for number in gone:
+        values = trials[number].intermediate_values
+        assert any(rung in values for rung in (*rungs, epochs) if rung > 1), "it has reached the next"
 
 
 def test_its_own_worker_takes_a_paused_trial_from_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
