@@ -1,9 +1,10 @@
 """Optuna's study, which one worker at a time opens, and what the claims must know of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import optuna
 from optuna.samplers import BaseSampler, CmaEsSampler
+from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from trials.search.attributes import HISTORY
@@ -11,18 +12,18 @@ from trials.search.config import WorkerConfig
 from trials.search.database import is_shared
 from trials.search.directory_identity import bind
 from trials.search.storage import open_storage
-from trials.study import Study
+from trials.study import Study, StudyError
 
 
 def safe_sampler(study: Study, storage: str) -> BaseSampler | None:
     """Return the study's sampler.
 
     Raises:
-        ValueError: it would run what others may have written.
+        StudyError: it would run what others may have written.
     """
     sampler = study.sampler()
     if isinstance(getattr(sampler, "_base_sampler", sampler), CmaEsSampler) and is_shared(storage):
-        raise ValueError(
+        raise StudyError(
             "CmaEsSampler unpickles what is in a database, so whoever writes there can run code here; allowed: "
             "another sampler, or a storage in a file of your own"
         )
@@ -33,21 +34,31 @@ def open_study(study: Study, config: WorkerConfig, sampler: BaseSampler | None, 
     """Call it under the lock: if two create the tables of a new storage at once, or its study, one of them fails.
 
     Raises:
-        StudyError: its claims are in another directory.
+        StudyError: its claims are in another directory, or it has other directions.
     """
+    wanted = [StudyDirection[each.upper()] for each in study.directions or (study.direction,)]
     opened = optuna.create_study(
         storage=open_storage(config.storage),
         study_name=config.study_name,
-        directions=study.directions or [study.direction],
+        directions=wanted,
         sampler=sampler,
         pruner=optuna.pruners.NopPruner() if study.promotes else study.pruner(),
         load_if_exists=True,
     )
+    if opened.directions != wanted:
+        raise StudyError(
+            f"study '{opened.study_name}' is in this storage with another direction: {_words(opened.directions)} there "
+            f"and {_words(wanted)} here; allowed: another study_name"
+        )
     if directory is not None and not is_shared(config.storage):
         bind(opened, directory)
     for params in study.enqueue():
         opened.enqueue_trial(dict(params), skip_if_exists=True)
     return opened
+
+
+def _words(directions: Sequence[StudyDirection]) -> str:
+    return ", ".join(each.name.lower() for each in directions)
 
 
 def ended_after(study: optuna.Study) -> Callable[[int], int | None]:

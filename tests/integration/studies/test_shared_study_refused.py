@@ -58,6 +58,22 @@ def test_the_same_name_with_another_space_is_refused_before_a_trial_is_created(s
     assert len(first.ask(9)["trials"]) == 4
 
 
+@pytest.mark.parametrize("directions", [("minimize",), ("maximize", "minimize")])
+def test_the_same_name_with_another_direction_is_refused(
+    directions: tuple[str, ...], storage: str, tmp_path: Path
+) -> None:
+    hire(storage, tmp_path).ask(1)
+    other: Any = Pretended(6)
+    other.rungs = ()
+    if len(directions) == 1:
+        other.direction = directions[0]
+    else:
+        other.directions = directions
+    here = ", ".join(directions)
+    with pytest.raises(StudyError, match=f"study 's' .* direction: maximize there and {here} here; .*study_name"):
+        hire(storage, tmp_path, other, "other")
+
+
 def test_of_two_spaces_that_begin_at_once_one_loses_a_trial_and_ends(storage: str, tmp_path: Path) -> None:
     first, other = hire(storage, tmp_path), hire(storage, tmp_path, Other(6), "other")
     first.ask(1)
@@ -84,7 +100,7 @@ def test_a_sampler_that_unpickles_is_refused_where_others_write(wrapped: bool, d
             plain = CmaEsSampler(warn_independent_sampling=False)
             return PartialFixedSampler({}, plain) if wrapped else plain
 
-    with pytest.raises(ValueError, match="CmaEsSampler unpickles"):
+    with pytest.raises(StudyError, match="CmaEsSampler unpickles"):
         hire(database, tmp_path, Evolving(6))
     with pytest.raises(KeyError):
         optuna.load_study(study_name="s", storage=open_storage(database))
