@@ -104,7 +104,7 @@ def _close(parsed: argparse.Namespace) -> int:
     try:
         ended = close_study(storage, parsed.study_name, parsed.reason)
     except Exception as error:  # of any of many database drivers
-        refuse(f"{PROGRAM} close", hide_passwords(f"{hide_password(storage)}: {type(error).__name__}: {error}"))
+        _refuse_storage(parsed, storage, error)
     failed = f"{ended.failed} unfinished trial{'s' * (ended.failed != 1)} of {parsed.study_name} ended as failed"
     pruned = f", {ended.pruned} paused as pruned" if ended.pruned else ""
     print(f"{failed}{pruned}: {parsed.reason}")
@@ -139,9 +139,8 @@ def _run(parsed: argparse.Namespace) -> int:
         outcome = run(config)
     except OSError as error:
         refuse(f"{PROGRAM} run", f"{error.filename or directory}: {error.strerror or error}")
-    print("\n".join(outcome.lines))
     if outcome.lines:
-        print(f"Next: {PROGRAM} best {_again(parsed)}")
+        print(*outcome.lines, f"Next: {PROGRAM} best {_again(parsed)}", sep="\n")
     return outcome.status
 
 
@@ -169,7 +168,7 @@ def _best(parsed: argparse.Namespace) -> int:
     except OSError as error:
         refuse(f"{PROGRAM} best", f"{error.filename or parsed.save}: {error.strerror or error}")
     except Exception as error:  # of any of many database drivers
-        refuse(f"{PROGRAM} best", hide_passwords(f"{hide_password(storage)}: {type(error).__name__}: {error}"))
+        _refuse_storage(parsed, storage, error)
     print("\n".join(line for each in found for line in describe(each)))
     print(f"\n{loading(parsed.study, found[0])}")
     return 0
@@ -200,6 +199,14 @@ def _storage(parsed: argparse.Namespace) -> str:
         return read_storage(parsed.storage)
     except ValueError as error:
         refuse(f"{PROGRAM} {parsed.command}", f"--storage {parsed.storage}: {error}")
+
+
+def _refuse_storage(parsed: argparse.Namespace, storage: str, error: Exception) -> NoReturn:
+    from trials.search.database import StorageError
+
+    is_named = isinstance(error, StorageError)
+    text = f"{error}" if is_named else f"{hide_password(storage)}: {type(error).__name__}: {error}"
+    refuse(f"{PROGRAM} {parsed.command}", hide_passwords(text))
 
 
 def _add_place(parser: argparse.ArgumentParser) -> None:

@@ -149,9 +149,10 @@ def test_search_workers_that_begin_at_once_make_one_study_and_no_trial_twice(tmp
 def test_a_search_worker_has_all_the_time_that_it_needs_until_it_is_urgent(
     urgent_after_s: float | None, takes_s: float, closed: bool
 ) -> None:
-    def slowly(requests: TextIO, answers: TextIO) -> None:
+    def slowly(requests: TextIO, answers: TextIO) -> int:
         assert requests.readline() == '{"stop": true}\n'
         time.sleep(takes_s)
+        return 0
 
     line, start_s = SearchClient(slowly), time.monotonic()
 

@@ -21,17 +21,29 @@ class Search(Protocol):
         """Return the answers that have come since the last call; wait up to `wait_s` seconds for a first one."""
 
 
+class SearchError(RuntimeError):
+    """The search worker has ended too early. The message says why.
+
+    Attributes:
+        status: the exit status for a cause outside our code, such as a wrong address; None: it may be our fault.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class SearchClient:
     """Forks the search worker, and is the line to it. Reading never blocks for long.
 
     Args:
-        serve: runs in the search worker, with its requests and answers.
+        serve: runs in the search worker, with its requests and answers. Returns its exit status.
 
     Attributes:
         pid: the search worker's.
     """
 
-    def __init__(self, serve: Callable[[TextIO, TextIO], None]) -> None:
+    def __init__(self, serve: Callable[[TextIO, TextIO], int]) -> None:
         requests_fd, send_fd = os.pipe()
         receive_fd, answers_fd = os.pipe()
         pid = os.fork()  # nothing has been computed yet, so there are no threads to lose
@@ -41,8 +53,7 @@ class SearchClient:
                 os.setpgid(0, 0)  # not to be stopped with the side task: it may hold the lock of all search workers
                 os.close(send_fd)
                 os.close(receive_fd)
-                serve(os.fdopen(requests_fd), os.fdopen(answers_fd, "w"))
-                status = 0
+                status = serve(os.fdopen(requests_fd), os.fdopen(answers_fd, "w"))
             except BaseException:
                 sys.excepthook(*sys.exc_info())
             finally:
@@ -55,25 +66,40 @@ class SearchClient:
         self._buffer = b""
 
     def send(self, **request: Any) -> None:
-        """Write one request."""
-        os.write(self._send_fd, json.dumps(request).encode() + b"\n")
+        """Write one request.
+
+        Raises:
+            SearchError: see `answers`.
+        """
+        try:
+            self._write(request)
+        except BrokenPipeError:
+            self.answers()  # its last one says why
+            raise SearchError("the search worker has ended") from None
+
+    def _write(self, request: dict[str, Any]) -> None:
+        line = json.dumps(request).encode() + b"\n"
+        while line:  # being stopped can cut a write to a full pipe short
+            line = line[os.write(self._send_fd, line) :]
 
     def answers(self, wait_s: float = 0.0) -> list[dict[str, Any]]:
         """See `Search.answers`.
 
         Raises:
-            RuntimeError: the search worker reported an error or is gone.
+            SearchError: the search worker reported an error or is gone.
         """
         found: list[dict[str, Any]] = []
-        while select.select([self._receive_fd], [], [], 0.0 if found else wait_s)[0]:
+        is_gone = False
+        while not is_gone and select.select([self._receive_fd], [], [], 0.0 if found else wait_s)[0]:
             data = os.read(self._receive_fd, 65536)
-            if not data:
-                raise RuntimeError("the search worker has ended")
+            is_gone = not data
             *lines, self._buffer = (self._buffer + data).split(b"\n")
             found += [json.loads(line) for line in lines]
         for answer in found:
             if "error" in answer:
-                raise RuntimeError(f"the search worker: {answer['error']}")
+                raise SearchError(answer["error"], answer["status"])
+        if is_gone:
+            raise SearchError("the search worker has ended")
         return found
 
     def close(self, timeout_s: float = 10.0, *, is_urgent: Callable[[], bool] = lambda: True) -> bool:
@@ -87,7 +113,7 @@ class SearchClient:
             Whether it finished.
         """
         try:
-            self.send(stop=True)
+            self._write({"stop": True})
         except BrokenPipeError:
             pass
         os.close(self._send_fd)

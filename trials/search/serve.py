@@ -9,7 +9,7 @@ The side task's main program forks it once torch and the study are loaded. They 
   `{"fail": number, "reason": text}`, `{"stop": true}`.
 - Answers: `{"trials": [{"number": i, "params": {…}, "epoch": e, "milestone": m}, …], "exhausted": bool, "over": bool,
   "bar": score}`,
-  `{"pruned": number}`, `{"lost": number}`, `{"error": text}`.
+  `{"pruned": number}`, `{"lost": number}`, `{"error": text, "status": that of the process, or null}`.
 
 Its core belongs to the main job, so it runs only when nothing else wants that core. Three things are exempt: the first
 trials, if no main job has come yet; work under a lock for which other search workers wait; and signs of life, without
@@ -25,13 +25,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ds_hooks.shared import logs
+from ds_hooks.shared.endings import USER_ERROR_STATUS
 from ds_hooks.shared.parent import die_with_parent
 from ds_hooks.shared.secrets import hide_passwords
 from trials.gate.process import run_when_idle
 from trials.own_logger import own_logger
-from trials.search.database import in_short, naming
+from trials.search.database import StorageError, in_short, naming
 from trials.search.worker import SearchWorker, WorkerConfig
-from trials.study import Study
+from trials.study import Study, StudyError
 
 HOLDER_NICE = 10
 """The niceness of work under a lock, a few ms per trial. A busy main job still keeps nine tenths of its core."""
@@ -44,15 +45,18 @@ log = own_logger("trials.search.serve")
 
 def serve(
     study: Study, config: WorkerConfig, requests: TextIO, answers: TextIO, *, attached: Callable[[], bool]
-) -> None:
+) -> int:
     """Be the search worker: answer requests until they end or one asks to stop.
 
     Args:
         study: the user's.
         config: where its trials are.
         requests: one JSON object per line.
-        answers: the same. An error is written here before it is raised.
+        answers: the same. An error is written here, and raised if it may be a fault of our code.
         attached: whether a main job has come. If so, even the first trials are found in its idle time.
+
+    Returns:
+        Its exit status.
     """
     die_with_parent()  # no other signal ends it: it ends when its requests do, with all of them done
     holder, pulse, over = _outside_idle_class(), _outside_idle_class(), threading.Event()
@@ -73,17 +77,35 @@ def serve(
                     over.set()
                     pulse.shutdown()
                     worker.stop()
-                    return
+                    break
                 answer = answer_to(worker, request)
                 if answer is not None:
                     answers.write(json.dumps(answer) + "\n")
                     answers.flush()
+        return 0
     except Exception as error:
-        answers.write(json.dumps({"error": hide_passwords(f"{type(error).__name__}: {error}")}) + "\n")
+        status = _status_of(error)
+        text = f"the search worker: {type(error).__name__}: {error}" if status is None else _in_words(error)
+        answers.write(json.dumps({"error": hide_passwords(text), "status": status}) + "\n")
         answers.flush()
-        raise
+        if status is None:
+            raise
+        return status
     finally:
         over.set()
+
+
+def _status_of(error: Exception) -> int | None:
+    """The exit status for an error of the user's, or of the place where the study is kept; None: any other error."""
+    if isinstance(error, StudyError):
+        return USER_ERROR_STATUS
+    return 1 if isinstance(error, (StorageError, OSError)) else None  # a restart may mend it
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def answer_to(worker: SearchWorker, request: dict[str, Any]) -> dict[str, Any] | None:

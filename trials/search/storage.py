@@ -9,7 +9,7 @@ from optuna.storages.journal import JournalFileBackend
 from sqlalchemy import make_url
 
 from ds_hooks.shared.private_file import check_ours, open_private
-from trials.search.database import database_url, engine_options
+from trials.search.database import StorageError, database_url, engine_options
 
 LONGEST_LINE = 1 << 20
 """No line of a journal has nearly as many bytes."""
@@ -51,10 +51,17 @@ def open_storage(named: str) -> BaseStorage:
 
     Raises:
         OthersError: the file is another user's work.
+        StorageError: the file is no journal.
     """
     if "://" not in named:
         _make_private(named)
-        return JournalStorage(JournalFileBackend(named, _FileLock(named)))
+        try:
+            return JournalStorage(JournalFileBackend(named, _FileLock(named)))
+        except (ValueError, KeyError, TypeError):
+            raise StorageError(
+                f"the study's storage {named} is not Optuna's journal; allowed: a journal, a path where there is no "
+                "file yet, or a database's URL, such as sqlite:///study.db"
+            ) from None
     file = (make_url(named).database if named.startswith("sqlite:") else "") or ""
     if file and not file.startswith((":memory:", "file:")):
         _make_private(file)

@@ -25,7 +25,7 @@ from trials.gate.base import ExclusiveGate, Gate, GateError, StopRequested, bloc
 from trials.gate.process import die_first_when_memory_is_short, keep_forks, limit_memory
 from trials.gate.unit_records import UnitRecords
 from trials.own_logger import own_logger
-from trials.search.client import SearchClient
+from trials.search.client import SearchClient, SearchError
 from trials.side_task.turn import Turn, TurnOver, wait_for_turn
 
 if TYPE_CHECKING:
@@ -96,6 +96,12 @@ def main() -> int:
         print(json.dumps(measure_dedicated(study, trials, arguments.measure)))
         return 0
     except (StudyError, SideDeviceError) as error:
+        mistake = str(error)
+    except SearchError as error:
+        if error.status is None:
+            raise
+        if turn is None or error.status != USER_ERROR_STATUS:
+            return error.status
         mistake = str(error)
     except Exception as error:
         if arguments.memory_mb is None or not is_out_of_memory(error):
@@ -169,7 +175,7 @@ def _serve(
         log.debug("study %s waits for its next turn", arguments.study_name)
         has_finished = True
     except (Exception, GateError) as error:
-        reason = f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, SearchError) else f"{type(error).__name__}: {error}"
         if not isinstance(error, SideDeviceError):
             report(statuses.Error(reason))
         log.debug("the side task ends", exc_info=True)  # the file keeps the traceback

@@ -1,5 +1,6 @@
 """Storages and studies that cannot be used: an error names what is wrong, and nothing is lost."""
 
+import os
 import pickle
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +18,7 @@ from tests.support.postgres import Server
 from tests.support.sandbox import wait_for
 from tests.support.simulated import Pretended
 from trials.search import worker as worker_module
-from trials.search.client import SearchClient
+from trials.search.client import SearchClient, SearchError
 from trials.search.database import StorageError, naming
 from trials.search.serve import serve
 from trials.search.storage import open_storage
@@ -126,9 +127,21 @@ def test_a_database_that_does_not_answer_is_named_without_its_password(postgres:
 def test_a_search_worker_says_so_and_ends(postgres: Server, tmp_path: Path) -> None:
     closed = f"postgresql://me:{postgres.password}@127.0.0.1:{postgres.port}/none"
     client = SearchClient(partial(serve, Pretended(2), configured(closed, tmp_path, "w"), attached=lambda: False))
-    with pytest.raises(RuntimeError, match=r"the search worker: StorageError: .* cannot be used") as caught:
+    with pytest.raises(SearchError, match=r"^the study's storage .* cannot be used") as caught:
         wait_for(lambda: client.answers(1.0), "its end")
     assert not client.close() and postgres.password not in str(caught.value)
+
+
+def test_its_last_word_is_heard_after_its_end(tmp_path: Path) -> None:
+    (tmp_path / "no.journal").write_text("some text\nand more")
+    config = configured(str(tmp_path / "no.journal"), tmp_path, "w")
+    for say in (lambda client: client.answers(), lambda client: client.send(ask=1)):
+        client = SearchClient(partial(serve, Pretended(2), config, attached=lambda: False))
+        os.waitid(os.P_PID, client.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(SearchError, match=r"no\.journal is not Optuna's journal; allowed: .*sqlite:///") as caught:
+            say(client)
+        assert caught.value.status == 1 and not client.close()
+    assert (tmp_path / "no.journal").read_text() == "some text\nand more", "it is someone's"
 
 
 FOREIGN: dict[str, list[str]] = {

@@ -234,6 +234,20 @@ def test_a_file_that_is_no_study_is_named(place: Path) -> None:
     assert f"{os.getcwd()}/steady.py: defines no subclass of trials.Study" in done.stderr and not done.stdout.strip()
 
 
+def test_a_study_that_does_not_fit_its_storage_is_refused_in_one_line(place: Path) -> None:
+    write()
+    ran("run", "steady.py")
+    Path("steady.py").write_text(STUDY.format(slow_s=0).replace("slow_s = ", "direction, slow_s = 'minimize', "))
+    done = ran("run", "steady.py", status=USER_ERROR_STATUS)
+    assert done.stderr == (
+        "[trials] error: study 'steady' is in this storage with another direction: maximize there and minimize here; "
+        "allowed: another study_name\n"
+    )
+    done = ran("run", "steady.py", "--study-name", "new", "--storage", "no/such/study.journal", status=1)
+    assert done.stderr == "[trials] error: no/such/study.journal: No such file or directory\n"
+    assert done.stdout == ""
+
+
 def test_another_study_of_that_storage_is_named(place: Path) -> None:
     write()
     ran("run", "steady.py")
