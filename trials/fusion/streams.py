@@ -22,7 +22,7 @@ def saved(buffers: dict[str, Tensor], generators: Sequence[torch.Generator]) -> 
     def restore() -> None:
         surroundings()
         for name, tensor in before.items():
-            buffers[name].copy_(tensor)
+            buffers[name].data.copy_(tensor)  # uncounted: earlier calls in this forward saw these very values
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
 

@@ -79,6 +79,7 @@ LAYERS: dict[str, tuple[Callable[[int], nn.Module], Sequence[int], str]] = {
         (3, 4),
         "vmap: .*ParametrizedLinear",
     ),
+    "critic of two inputs": (lambda n: Critic(), (3, 4), "loop over trials"),
 }
 
 
@@ -90,6 +91,18 @@ class Cell(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h, c = self.cell(x)
         return self.cell(x, (h, c))[0]
+
+
+class Critic(nn.Module):
+    """As of a GAN. The power iteration of its only layer fails under `vmap`, and changes buffers in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.layer(x) - self.layer(x.flip(0) * 2)
+        return output
 
 
 @pytest.mark.parametrize("name", LAYERS)
