@@ -42,9 +42,9 @@ class Shown:
 
 
 def best_trials(storage: str, name: str, directory: Path) -> list[Shown]:
-    """The trials whose weights are kept, the best first; if none are, the best trial alone.
+    """The best trial, and after it those others whose weights are kept; or the front of several objectives.
 
-    Of several objectives, the best are those that none beats in all.
+    The best one's weights may be missing: there was no room, or they are where another worker has its files.
 
     Args:
         storage: see `open_storage`.
@@ -63,8 +63,9 @@ def best_trials(storage: str, name: str, directory: Path) -> list[Shown]:
     completed = ranked(study)
     if not completed:
         raise NoTrialError(f"no trial of study {name} has completed yet")
-    kept = [trial for trial in completed if weights_path(directory, trial.number).exists()]
-    return [_shown(trial, directory) for trial in kept or completed[:1]]
+    if len(study.directions) == 1:
+        completed = completed[:1] + [t for t in completed[1:] if weights_path(directory, t.number).exists()]
+    return [_shown(trial, directory) for trial in completed]
 
 
 def describe(shown: Shown) -> list[str]:

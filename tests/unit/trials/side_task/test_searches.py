@@ -20,8 +20,10 @@ from tests.support.side_task_runs import Direct, Seven, assert_as_alone, make_st
 from trials.best_trials import best_trials, describe
 from trials.gate.base import OpenGate
 from trials.search.attributes import HISTORY, REASON
+from trials.search.checkpoint_files import weights_path
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.side_task.scheduler import Scheduler
+from trials.study import StudyError
 from trials.training.objectives import scores_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
@@ -155,10 +157,25 @@ def test_several_objectives(sampler: str, tmp_path: Path) -> None:
 
 
 def test_no_weights_are_kept_of_a_front_that_nobody_wants(tmp_path: Path) -> None:
-    study = several(trials=3)
-    study.keep_best = 0
-    searched(study, tmp_path)
+    study = several()
+    study.keep_best, study.directions = 0, ("maximize", "maximize")
+    worker, _ = searched(study, tmp_path)
+    assert len(worker._study.best_trials) > 1
     assert not list(tmp_path.glob("best/*"))
+    shown = best_trials(f"{tmp_path}/study.journal", "s", tmp_path)
+    assert {each.number for each in shown} == {trial.number for trial in worker._study.best_trials}
+
+
+def test_the_best_trial_is_shown_though_its_weights_are_gone(tmp_path: Path) -> None:
+    study = small(trials=4)
+    study.keep_best = 2
+    _, trials = searched(study, tmp_path)
+    completed = [trial for trial in trials if trial.state is TrialState.COMPLETE]
+    first, second, *_ = sorted(completed, key=lambda trial: trial.value or 0.0, reverse=True)
+    weights_path(tmp_path, first.number).unlink()
+    shown = best_trials(f"{tmp_path}/study.journal", "s", tmp_path)
+    assert [each.number for each in shown] == [first.number, second.number]
+    assert shown[0].weights is None and shown[1].weights == weights_path(tmp_path, second.number)
 
 
 def test_metrics_may_be_the_objectives(tmp_path: Path) -> None:
@@ -211,5 +228,5 @@ def test_cma_es_is_refused_on_a_database_that_others_write_to() -> None:
     study = small()
     study.sampler = samplers.CmaEsSampler  # type: ignore[method-assign]
     config = WorkerConfig(storage="postgresql://nobody@localhost/none", study_name="s", worker="me")
-    with pytest.raises(ValueError, match="CmaEsSampler unpickles what is in a database"):
+    with pytest.raises(StudyError, match="CmaEsSampler unpickles what is in a database"):
         SearchWorker(study, config, AtOnce())
