@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import postgres as postgresql
+from benchmarks import postgres as postgresql
 from tests.support.sandbox import Sandbox, new_sandbox
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

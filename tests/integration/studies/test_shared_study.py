@@ -12,9 +12,9 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial
 from sqlalchemy.exc import DBAPIError
 
-from tests.support import postgres as postgresql
+from benchmarks import postgres as postgresql
+from benchmarks.postgres import Server
 from tests.support.fused_and_solo import AtOnce
-from tests.support.postgres import Server
 from tests.support.proxy import proxied
 from tests.support.sandbox import wait_for
 from tests.support.side_task_runs import Direct

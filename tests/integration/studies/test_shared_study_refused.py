@@ -13,8 +13,8 @@ import torch
 from optuna.samplers import BaseSampler, CmaEsSampler, PartialFixedSampler
 from optuna.trial import TrialState
 
+from benchmarks.postgres import Server
 from tests.support.fused_and_solo import AtOnce
-from tests.support.postgres import Server
 from tests.support.sandbox import wait_for
 from tests.support.simulated import Pretended
 from trials.search import worker as worker_module

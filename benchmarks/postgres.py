@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own: on a free port, in a directory that goes with it."""
+"""A PostgreSQL server for tests and benchmarks: on a free port, in a directory that goes with it."""
 
 import os
 import pwd
@@ -17,7 +17,7 @@ from pathlib import Path
 USER = "squeezer"
 PATIENCE_S = 60.0
 FASTEST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
-"""Only the server can lose a commit so, not a client: for tests that do not end the server."""
+"""Only the server can lose a commit so, not a client: for those that do not end the server."""
 
 
 class Server:
