@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from trials.search import claims as claims_module
 from trials.search.claims import Claim, Claims, Span
@@ -51,6 +52,26 @@ def sure(claims: Claims, trial: int) -> Claim:
 def is_mine(claims: Claims, claim: Claim) -> bool:
     with claims.owned(claim) as owned:
         return owned is not None
+
+
+def test_a_sign_of_life_says_again_only_what_has_changed(hire: Hire) -> None:
+    one = hire("one")
+    claims = [sure(one, trial) for trial in range(3)]
+    written: list[object] = []
+    sa.event.listen(one._engine, "before_cursor_execute", lambda c, _, statement, *rest: written.append(statement))
+
+    def count(trained: dict[int, int]) -> int:
+        written.clear()
+        one.renew(trained)
+        return len([each for each in written if "UPDATE squeezer_claim" in str(each)])
+
+    assert [count({0: 2, 1: 2, 2: 1}), count({0: 2, 1: 2, 2: 1}), count({0: 2, 1: 3, 2: 1})] == [3, 0, 1]
+    with one.owned(claims[0]) as owned:
+        assert owned is not None
+        owned.keep(1)
+    assert count({0: 2, 1: 3, 2: 1}) == 1, "what a checkpoint has set back"
+    sure(one, 3)
+    assert count({0: 2, 1: 3, 2: 1, 3: 0}) == 4, "any may have been lost and claimed anew"
 
 
 def test_a_trial_has_one_owner(hire: Hire) -> None:

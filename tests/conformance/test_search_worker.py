@@ -68,7 +68,65 @@ def test_several_workers_make_no_trial_too_many(hire: Hire) -> None:
     assert last["exhausted"] and not last["over"], "another worker may still die and leave trials"
     for number in (2, 3, 4):
         other.report(number, 1, 0.5, True)
-    assert one.ask(1) == {"trials": [], "exhausted": True, "over": True, "bar": 0.5}
+    assert one.ask(1) == {"trials": [], "exhausted": True, "over": True, "bar": None}
+
+
+def whole_reads(worker: SearchWorker, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Each read of all trials adds an item."""
+    found: list[object] = []
+    read = worker._storage.get_all_trials
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        found.append(arguments)
+        return read(*arguments, **named)
+
+    monkeypatch.setattr(worker._storage, "get_all_trials", counted)
+    return found
+
+
+def test_a_trial_from_first_to_last_reads_the_whole_study_once_beside_its_sampler(
+    hire: Hire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = hire()
+    worker._study.pruner = optuna.pruners.NopPruner()
+    reads = whole_reads(worker, monkeypatch)
+    (trial,) = worker.ask(1)["trials"]
+    for epoch in (1, 2, 3):
+        worker.report(trial["number"], epoch, 0.5, epoch == 3)
+    assert len(reads) == 2, "the claim, and `Seen`"
+
+
+@pytest.mark.parametrize("error", [optuna.TrialPruned, TypeError("of the user's own")])
+def test_a_trial_that_cannot_begin_reads_no_study_again(
+    error: BaseException, hire: Hire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def suggest(trial: optuna.Trial) -> dict[str, Any]:
+        if trial.number < 3:
+            raise error
+        return {}
+
+    worker = hire()
+    monkeypatch.setattr(worker._user_study, "suggest", suggest)
+    reads = whole_reads(worker, monkeypatch)
+    assert numbers(worker.ask(4)) == [3, 4]
+    assert len(reads) == 2, "two claims"
+
+
+def test_the_score_to_beat_is_known_once_a_trial_has_been_among_the_best(hire: Hire, tmp_path: Path) -> None:
+    def completed(worker: SearchWorker, score: float) -> Any:
+        (trial,) = worker.ask(1)["trials"]
+        written = tmp_path / "best" / f"trial-{trial['number']}.1.tmp"
+        written.parent.mkdir(exist_ok=True)
+        written.write_text("weights")
+        worker.report(trial["number"], 1, score, True, str(written))
+        return worker.ask(0)["bar"]
+
+    one, other = hire(), hire("another")
+    assert completed(one, 0.5) == 0.5 and completed(one, 0.4) == 0.5
+    assert other.ask(0)["bar"] is None, "it takes no look for this alone"
+    assert completed(other, 0.3) == 0.5
+    assert hire("a third").ask(0)["bar"] == 0.5
+    assert [file.name for file in (tmp_path / "best").glob("trial-*")] == ["trial-0.pt"]
 
 
 def test_enqueued_trials_come_first_and_count_as_any(hire: Hire) -> None:

@@ -22,24 +22,25 @@ class Best:
         study: Optuna's.
         directory: the study's; None: there are no files.
         most: how many trials; of a front all, unless it is 0.
+
+    Attributes:
+        bar: the score above which a further trial is among the best; None: any may be. It is that of the last look at
+            all trials, which takes long. Where others have completed better ones since, it is too low, and weights are
+            written that `take` drops.
     """
 
     def __init__(self, study: optuna.Study, directory: Path | None, most: int) -> None:
         self._study, self._directory, self._most = study, directory, most
         self._has_several = len(study.directions) > 1
-
-    def bar(self) -> float | None:
-        """The score above which a further trial is among the best; None: any may be."""
-        if self._directory is None or not self._most or self._has_several:
-            return None
-        completed = ranked(self._study)
-        return completed[self._most - 1].value if len(completed) >= self._most else None
+        self.bar: float | None = None
 
     def adopt(self) -> None:
         """Take what a worker has left that died after a trial's end. Call it under the study's lock."""
-        if self._directory is None or not best_directory(self._directory).is_dir():
+        if self._directory is None:
             return
-        ended = {trial.number: trial for trial in ranked(self._study)}
+        ended = {trial.number: trial for trial in self._ranked()}
+        if not best_directory(self._directory).is_dir():
+            return
         files = [file for file in best_directory(self._directory).glob("trial-*.tmp") if _number(file) in ended]
         for file in sorted(files, key=lambda file: -file.stat().st_mtime_ns):  # of a trial's files the last is whole
             path = self._path(ended[_number(file)])
@@ -58,8 +59,14 @@ class Best:
             file.unlink(missing_ok=True)
         self._drop_others()
 
-    def _most_ranked(self) -> list[FrozenTrial]:
+    def _ranked(self) -> list[FrozenTrial]:
         found = ranked(self._study)
+        if 0 < self._most <= len(found) and not self._has_several:
+            self.bar = found[self._most - 1].value
+        return found
+
+    def _most_ranked(self) -> list[FrozenTrial]:
+        found = self._ranked()
         return found if self._has_several and self._most else found[: self._most]
 
     def _drop_others(self) -> None:

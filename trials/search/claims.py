@@ -113,6 +113,7 @@ class Claims:
     ) -> None:
         self._engine, self._study, self._worker, self._lease_s = engine, study, worker, lease_s
         self._directory = directory
+        self._told: dict[int, int] = {}
         _create_tables(engine)
         with engine.begin() as c:
             if not c.execute(sa.select(_STUDY).where(_STUDY.c.study == study)).first():
@@ -122,6 +123,7 @@ class Claims:
     @contextmanager
     def alone(self) -> Iterator["Held"]:
         """Hold the study's lock, and commit at the end. No other worker claims or releases meanwhile."""
+        self._told.clear()
         with self._engine.begin() as c:
             self._lock(c, _STUDY, _STUDY.c.study == self._study)
             yield Held(c, self._study, self._worker, self._lease_s, self._directory)
@@ -134,6 +136,7 @@ class Claims:
             claim: this worker's.
             operation: a name for what is written. Whoever does not know whether it was committed comes again with it.
         """
+        self._told.pop(claim.trial, None)
         with self._engine.begin() as c:
             row = self._lock(c, _CLAIM, (_CLAIM.c.study == self._study) & (_CLAIM.c.trial == claim.trial))
             is_done = row is not None and operation is not None and row.operation == operation
@@ -141,7 +144,7 @@ class Claims:
             yield Owned(c, row, operation, is_done, self._directory) if is_done or is_ours else None
 
     def renew(self, trained: dict[int, int]) -> None:
-        """Give a sign of life.
+        """Give a sign of life. What it has said before, and nobody has changed since, is not said again.
 
         Args:
             trained: number of a trial -> up to which epoch this worker has trained it.
@@ -152,9 +155,11 @@ class Claims:
             if not c.execute(_WORKER.update().where(mine).values(expires_s=until_s)).rowcount:
                 values = {"worker": self._worker, "expires_s": until_s, "directory": self._directory}
                 c.execute(_WORKER.insert().values(study=self._study, **values))
-            for trial, epoch in sorted(trained.items()):  # in the order in which `Held.release` locks them
+            # in the order in which `Held.release` locks them
+            for trial, epoch in sorted(trained.items() - self._told.items()):
                 row = (_CLAIM.c.study == self._study) & (_CLAIM.c.trial == trial) & (_CLAIM.c.worker == self._worker)
                 c.execute(_CLAIM.update().where(row).values(trained=epoch))
+        self._told = dict(trained)
 
     def spans(self) -> list[Span]:
         """The study's accounts."""

@@ -1,6 +1,5 @@
 """The search worker's share in a study: it asks Optuna for trials, claims them, and writes what becomes of them."""
 
-import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -14,27 +13,24 @@ from optuna.trial import Trial, TrialState
 
 from trials.own_logger import own_logger
 from trials.search import checkpoint_files
-from trials.search.attributes import HISTORY, PARAMS, REASON
+from trials.search.attributes import HISTORY, REASON
+from trials.search.begin import Beginner, Unbegun
 from trials.search.best_weights import Best
 from trials.search.callbacks import Callbacks
-from trials.search.claims import MOST_DEATHS, Claims, Held
+from trials.search.claims import Claims, Held
 from trials.search.config import WorkerConfig as WorkerConfig
 from trials.search.database import START_PATIENCE_S, connect, is_away, patiently
 from trials.search.directory_identity import Unseen, identity
-from trials.search.draws import Draws
 from trials.search.finite import is_finite
 from trials.search.optuna_study import ended_after, open_study, safe_sampler
 from trials.search.paused import as_samplers_see
 from trials.search.queue import Claimed, Queue, requeue
-from trials.search.space import as_json, check_space
-from trials.study import Study, describe_error
+from trials.search.space import check_space
+from trials.study import Study
 
 log = own_logger("trials.search.worker")
 
 _Result = TypeVar("_Result")
-
-_Begun = dict[str, Any] | Callable[[], object]
-"""A trial as the side task gets it, or what ends a trial that cannot begin."""
 
 
 class SearchWorker:
@@ -66,11 +62,11 @@ class SearchWorker:
         self._seen = as_samplers_see(self._study) if study.promotes else self._study
         self._stopped = self._over = False
         self._is_finite = is_finite(self._study.sampler)
-        self._draws = Draws(self._study.sampler)
         self._queue = Queue(study, self._study, self._seen, config.worker)
         self._callbacks = Callbacks(study, self._study)
         self._storage = self._study._storage
         self._trials: dict[int, Trial] = {}  # by number: to find one in the storage reads all that run
+        self._beginner = Beginner(study, self._seen, self._trials)
         self._best = Best(self._study, config.directory, study.keep_best)
         self._held: dict[int, Claimed] = {}
         self.trained: dict[int, int] = {}
@@ -100,11 +96,11 @@ class SearchWorker:
             for each in begun or patiently(partial(self._begin_all, claimed)):
                 if isinstance(each, dict):
                     found.append(each)
-                else:
-                    each()
+                    continue
+                self._end(each.number, each.state, self.trained[each.number], each.reason)
+                if each.is_refused:
                     check_space(self._user_study, self._study)
-        bar = patiently(lambda again: self._best.bar())
-        return {"trials": found, "exhausted": exhausted, "over": self._over, "bar": bar}
+        return {"trials": found, "exhausted": exhausted, "over": self._over, "bar": self._best.bar}
 
     def report(
         self,
@@ -157,7 +153,6 @@ class SearchWorker:
         """End trial `number` as failed for `reason`. Returns an answer if it is lost."""
         if number not in self._held:
             return None
-
         return self._end(number, TrialState.FAIL, self.trained[number], reason)
 
     def checkpoint(self, number: int, written: Path) -> dict[str, Any] | None:
@@ -315,7 +310,7 @@ class SearchWorker:
                 raise
             log.warning("the sampler failed after trial %d: %s: %s", number, type(error).__name__, error)
 
-    def _claim(self, held: Held, most: int) -> tuple[list[Claimed], bool, list[_Begun]]:
+    def _claim(self, held: Held, most: int) -> tuple[list[Claimed], bool, list[dict[str, Any] | Unbegun]]:
         """Claim up to `most` trials.
 
         Returns:
@@ -337,36 +332,8 @@ class SearchWorker:
         if numbers:
             log.info("%d trials were left by a worker, and wait for another", len(numbers))
 
-    def _begin_all(self, claimed: Sequence[Claimed], again: bool = False) -> list[_Begun]:
-        return [self._begin(each) for each in claimed]
-
-    def _begin(self, claimed: Claimed) -> _Begun:
-        """Let the user's study choose hyperparameters. Returns the trial, or what ends it, outside the lock."""
-        frozen = self._storage.get_trial(claimed.trial_id)
-        number, claim = frozen.number, claimed.claim
-        further = {"milestone": claimed.milestone} if self._user_study.promotes else {}
-        if PARAMS not in frozen.user_attrs:
-            begun = self._suggest(claimed.trial_id, number)
-            return {**begun, **further} if isinstance(begun, dict) else begun
-        if claim.deaths >= MOST_DEATHS:
-            reason = f"{claim.deaths} workers died in it, one after another, and left no checkpoint"
-            return partial(self.fail, number, reason)
-        return {"number": number, "params": json.loads(frozen.user_attrs[PARAMS]), "epoch": claim.epoch, **further}
-
-    def _suggest(self, trial_id: int, number: int) -> _Begun:
-        self._seen._thread_local.cached_all_trials = None  # as in `Study.ask`: the sampler must see new trials
-        self._draws.begin(number)
-        try:
-            trial = self._trials[number] = Trial(self._seen, trial_id)
-            params = self._user_study.suggest(trial)
-            trial.set_user_attr(PARAMS, as_json(params))
-        except optuna.TrialPruned:
-            return partial(self._end, number, TrialState.PRUNED, 0)
-        except Exception as error:
-            if is_away(error):
-                raise
-            return partial(self.fail, number, f"suggest: {describe_error(self._user_study, error)}")
-        return {"number": number, "params": params}
+    def _begin_all(self, claimed: Sequence[Claimed], again: bool = False) -> list[dict[str, Any] | Unbegun]:
+        return [self._beginner.begin(each) for each in claimed]
 
     def _trial(self, number: int) -> Trial:
         if number not in self._trials:

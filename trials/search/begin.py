@@ -1,0 +1,76 @@
+"""Begins trials that were claimed: the user's study chooses the hyperparameters of new ones."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+from optuna.trial import Trial, TrialState
+
+from trials.search.attributes import PARAMS
+from trials.search.claims import MOST_DEATHS
+from trials.search.database import is_away
+from trials.search.draws import Draws
+from trials.search.queue import Claimed
+from trials.search.space import as_json
+from trials.study import Study, describe_error
+
+
+@dataclass(frozen=True, slots=True)
+class Unbegun:
+    """A trial that cannot be trained.
+
+    Attributes:
+        number: the trial's.
+        state: that in which it must end.
+        reason: why, if it fails.
+        is_refused: maybe by Optuna, because others have begun a study of this name with another space.
+    """
+
+    number: int
+    state: TrialState = TrialState.FAIL
+    reason: str | None = None
+    is_refused: bool = False
+
+
+class Beginner:
+    """Makes of claimed trials what the side task gets.
+
+    Args:
+        user_study: chooses hyperparameters.
+        seen: Optuna's study, as its sampler sees it. The sampler has not drawn yet.
+        trials: by number; new ones are added.
+    """
+
+    def __init__(self, user_study: Study, seen: optuna.Study, trials: dict[int, Trial]) -> None:
+        self._user_study, self._seen, self._trials = user_study, seen, trials
+        self._draws = Draws(seen.sampler)
+
+    def begin(self, claimed: Claimed) -> dict[str, Any] | Unbegun:
+        """Return the trial as the side task gets it."""
+        frozen = self._seen._storage.get_trial(claimed.trial_id)
+        number, claim = frozen.number, claimed.claim
+        further = {"milestone": claimed.milestone} if self._user_study.promotes else {}
+        if PARAMS not in frozen.user_attrs:
+            begun = self._suggest(claimed.trial_id, number)
+            return {**begun, **further} if isinstance(begun, dict) else begun
+        if claim.deaths >= MOST_DEATHS:
+            reason = f"{claim.deaths} workers died in it, one after another, and left no checkpoint"
+            return Unbegun(number, reason=reason)
+        return {"number": number, "params": json.loads(frozen.user_attrs[PARAMS]), "epoch": claim.epoch, **further}
+
+    def _suggest(self, trial_id: int, number: int) -> dict[str, Any] | Unbegun:
+        self._seen._thread_local.cached_all_trials = None  # as in `Study.ask`: the sampler must see new trials
+        self._draws.begin(number)
+        try:
+            trial = self._trials[number] = Trial(self._seen, trial_id)
+            params = self._user_study.suggest(trial)
+            trial.set_user_attr(PARAMS, as_json(params))
+        except optuna.TrialPruned:
+            return Unbegun(number, TrialState.PRUNED)
+        except Exception as error:
+            if is_away(error):
+                raise
+            reason = f"suggest: {describe_error(self._user_study, error)}"
+            return Unbegun(number, reason=reason, is_refused=isinstance(error, ValueError))
+        return {"number": number, "params": params}
