@@ -1,9 +1,9 @@
 """Who trains which trial now. Optuna knows a trial's state; these tables beside it say which worker it belongs to.
 
 A *claim* belongs to one worker until it is released, or until the worker's *lease* runs out. Each new claim has a
-higher *fence*. What a worker writes counts only while its fence is the newest, so one that comes back from the dead
-harms nothing. A journal or an SQLite database has its claims in a file of its own on the same host; another database
-holds them itself, for any number of hosts.
+higher *fence* than all others of the study. What a worker writes counts only while its fence is the trial's newest, so
+one that comes back from the dead harms nothing. A journal or an SQLite database has its claims in a file of its own on
+the same host; another database holds them itself, for any number of hosts.
 
 *Spans* are the accounts: trained = kept + lost, in epochs and per trial.
 """
@@ -48,6 +48,7 @@ _CLAIM = sa.Table(
     sa.Column("deaths", sa.Integer, nullable=False),
     sa.Column("operation", sa.String(32)),
     sa.Column("directory", sa.Text),
+    sa.Index("squeezer_claim_by_fence", "study", "fence"),
 )
 _SPAN = sa.Table(
     "squeezer_span",
@@ -69,7 +70,7 @@ class Claim:
 
     Attributes:
         trial: its number.
-        fence: higher with every claim.
+        fence: higher with every claim in the study.
         epoch: up to which its training is kept, by a checkpoint or because it has just begun.
         deaths: how many workers have died in it since that epoch was reached.
     """
@@ -201,18 +202,24 @@ class Held:
         """Claim a trial for this worker; None if it is another's, or if its checkpoints are elsewhere."""
         chosen = (_CLAIM.c.study == self._study) & (_CLAIM.c.trial == trial)
         row = self._c.execute(sa.select(_CLAIM).where(chosen)).first()
+        highest = sa.select(sa.func.max(_CLAIM.c.fence)).where(_CLAIM.c.study == self._study)
+        fence = int(self._c.execute(highest).scalar() or 0) + 1
         if row is None:
-            fresh = {"worker": self._worker, "fence": 1, "epoch": 0, "trained": 0, "deaths": 0}
-            self._c.execute(_CLAIM.insert().values(study=self._study, trial=trial, **fresh))
-            return Claim(trial, 1, 0, 0)
+            fresh = {"worker": self._worker, "epoch": 0, "trained": 0, "deaths": 0}
+            self._c.execute(_CLAIM.insert().values(study=self._study, trial=trial, fence=fence, **fresh))
+            return Claim(trial, fence, 0, 0)
         if row.worker is not None:
             return None
         if row.epoch and not is_same(row.directory, self._directory):
             self.elsewhere[trial] = row.directory
             return None
-        fence = row.fence + 1
         self._c.execute(_CLAIM.update().where(chosen).values(worker=self._worker, fence=fence, trained=row.epoch))
         return Claim(trial, fence, row.epoch, row.deaths)
+
+    def claimed_since(self, fence: int) -> dict[int, int]:
+        """The trials that any worker has claimed with a higher fence -> that fence."""
+        later = (_CLAIM.c.study == self._study) & (_CLAIM.c.fence > fence)
+        return {row.trial: row.fence for row in self._c.execute(sa.select(_CLAIM.c.trial, _CLAIM.c.fence).where(later))}
 
     def unclaim(self, trial: int) -> None:
         """Give back what `claim` has just claimed."""

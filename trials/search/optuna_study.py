@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import optuna
 from optuna.samplers import BaseSampler, CmaEsSampler
+from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
@@ -11,6 +12,7 @@ from trials.search.attributes import HISTORY
 from trials.search.config import WorkerConfig
 from trials.search.database import is_shared
 from trials.search.directory_identity import bind
+from trials.search.paused import PausedKept
 from trials.search.storage import open_storage
 from trials.study import Study, StudyError
 
@@ -37,8 +39,9 @@ def open_study(study: Study, config: WorkerConfig, sampler: BaseSampler | None, 
         StudyError: its claims are in another directory, or it has other directions.
     """
     wanted = [StudyDirection[each.upper()] for each in study.directions or (study.direction,)]
+    storage = open_storage(config.storage)
     opened = optuna.create_study(
-        storage=open_storage(config.storage),
+        storage=PausedKept(storage) if study.promotes and isinstance(storage, RDBStorage) else storage,
         study_name=config.study_name,
         directions=wanted,
         sampler=sampler,

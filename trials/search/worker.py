@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +24,7 @@ from trials.search.database import START_PATIENCE_S, connect, is_away, patiently
 from trials.search.directory_identity import Unseen, identity
 from trials.search.finite import is_finite
 from trials.search.optuna_study import ended_after, open_study, safe_sampler
-from trials.search.paused import as_samplers_see
+from trials.search.paused import PausedKept, as_samplers_see
 from trials.search.queue import Claimed, Queue, requeue
 from trials.search.space import check_space
 from trials.study import Study
@@ -54,6 +55,8 @@ class SearchWorker:
         engine = connect(config.storage, config.directory)
         begin = partial(Claims, engine, config.study_name, config.worker, config.lease_s, directory)
         self._claims = patiently(lambda again: holder.submit(begin).result(), START_PATIENCE_S)
+        self._storage: Any = None
+        self._fence = 0
         opened = partial(open_study, study, config, sampler, directory)
         self._study: optuna.Study = patiently(lambda again: self._locked(lambda held: opened()), START_PATIENCE_S)
         check_space(study, self._study)
@@ -322,9 +325,10 @@ class SearchWorker:
         if over and self._user_study.promotes and not held.elsewhere:
             over = not (self._held or claimed)  # a trial that pauses may let another be promoted
             for trial in self._queue.paused() if over else ():
-                self._storage.set_trial_state_values(trial._trial_id, state=TrialState.RUNNING)
-                self._tell(trial.number, state=TrialState.PRUNED)
-                self._ended(trial.number, trial._trial_id)
+                with suppress(UpdateFinishedTrialError):  # closed by someone meanwhile
+                    self._storage.set_trial_state_values(trial._trial_id, state=TrialState.RUNNING)
+                    self._tell(trial.number, state=TrialState.PRUNED)
+                    self._ended(trial.number, trial._trial_id)
         return claimed, over, self._begin_all(claimed) if self._is_finite else []
 
     def _released(self, held: Held, numbers: list[int]) -> None:
@@ -362,6 +366,10 @@ class SearchWorker:
     def _locked(self, do: Callable[[Held], _Result]) -> _Result:
         def locked() -> _Result:
             with self._claims.alone() as held:
+                if isinstance(self._storage, PausedKept):
+                    claimed = held.claimed_since(self._fence)
+                    self._storage.look_again(self._study._study_id, claimed)
+                    self._fence = max((self._fence, *claimed.values()))
                 return do(held)
 
         return self._holder.submit(locked).result()

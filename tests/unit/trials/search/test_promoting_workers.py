@@ -14,6 +14,8 @@ from tests.support.fused_and_solo import AtOnce, ToyStudy
 from tests.support.side_task_runs import expire
 from trials.search import checkpoint_files
 from trials.search.attributes import MILESTONE
+from trials.search.close import Ended, close_study
+from trials.search.storage import open_storage
 from trials.search.worker import SearchWorker, WorkerConfig
 
 Seen = list[tuple[int, TrialState, float | None]]
@@ -97,7 +99,7 @@ def test_many_workers_of_which_some_die_end_every_trial_once(storage: str, draw:
             break
     else:
         pytest.fail("it does not end")
-    trials = alive[0].search._study.get_trials()
+    trials = optuna.load_study(study_name="s", storage=open_storage(storage.format(tmp_path))).get_trials()
     assert len(trials) == study.trials and {trial.state for trial in trials} == {TrialState.COMPLETE, TrialState.PRUNED}
     for trial in trials:
         reached = max(trial.intermediate_values)
@@ -123,6 +125,78 @@ def late(trainer: Trainer) -> None:
 def hire(study: Bracket, directory: Path, name: str = "me") -> SearchWorker:
     config = WorkerConfig(storage=f"{directory}/study.journal", study_name="s", worker=name, directory=directory)
     return SearchWorker(study, config, AtOnce())
+
+
+def pause(worker: SearchWorker, count: int) -> None:
+    """Let a worker begin so many trials, each of which scores its number and pauses."""
+    for trial in worker.ask(count)["trials"]:
+        worker.report(trial["number"], trial["milestone"], float(trial["number"]), False)
+
+
+def test_paused_trials_are_read_again_only_once_someone_has_claimed_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = Bracket()
+    study.trials = 60
+    one, other = (Trainer(study, STORAGES[1].format(tmp_path), tmp_path, name).search for name in ("one", "other"))
+    rows: list[int] = []
+    read = other._storage._backend._get_trials
+    monkeypatch.setattr(
+        other._storage._backend, "_get_trials", lambda *a, **b: rows.append(len(f := read(*a, **b))) or f
+    )
+
+    def read_by_a_look() -> int:
+        rows.clear()
+        other._alone(lambda held: other._queue.paused())
+        return sum(rows)
+
+    for _ in range(2):  # the trials of the second round have a promoted one among them
+        pause(one, 20)
+    paused = {trial.number for trial in one._queue.paused()}
+    assert len(paused) >= 30 and read_by_a_look() >= 30 and read_by_a_look() == 0
+    (best,) = one.ask(1)["trials"]
+    assert best["number"] in paused and read_by_a_look() == 1 and read_by_a_look() == 1, "it trains"
+    one.report(best["number"], best["milestone"], 1.0, False)
+    assert read_by_a_look() == 1 and read_by_a_look() == 0
+    assert [trial.user_attrs[MILESTONE] for trial in other._queue.paused() if trial.number == best["number"]] == [
+        best["milestone"]
+    ]
+
+
+def test_a_promotion_and_its_pause_between_two_looks_of_another_are_seen(tmp_path: Path) -> None:
+    study = Bracket()
+    one, other = (Trainer(study, STORAGES[1].format(tmp_path), tmp_path, name).search for name in ("one", "other"))
+    pause(one, 3)
+    assert len(one._queue.paused()) == 3
+    (seen,) = other.ask(1)["trials"]
+    assert seen == {**seen, "number": 2, "milestone": 3, "epoch": 1}
+    assert other.report(2, 3, 2.0, False) is None  # paused at the second rung
+    assert [trial.user_attrs[MILESTONE] for trial in one._queue.paused()] == [1, 1, 1], "it has not looked again"
+    found = one._alone(lambda held: {trial.number: trial.user_attrs[MILESTONE] for trial in one._queue.paused()})
+    assert found == {0: 1, 1: 1, 2: 3}
+
+
+def test_a_promoted_trial_whose_worker_dies_at_once_waits_for_others(tmp_path: Path) -> None:
+    study = Bracket()
+    one, other = (Trainer(study, STORAGES[1].format(tmp_path), tmp_path, name).search for name in ("one", "other"))
+    pause(one, 3)
+    assert [trial["number"] for trial in other.ask(1)["trials"]] == [2]
+    expire(one, "other")
+    assert [trial["number"] for trial in one.ask(1)["trials"]] == [2]
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_paused_trials_that_someone_closes_end_the_search(storage: str, tmp_path: Path) -> None:
+    study = Bracket()
+    study.trials = 3
+    storage = storage.format(tmp_path)
+    worker = Trainer(study, storage, tmp_path, "one").search
+    pause(worker, 3)
+    assert len(worker._queue.paused()) == 3
+    assert close_study(storage, "s", "enough") == Ended(failed=0, pruned=3)
+    answers = [worker.ask(1) for _ in range(2)]
+    assert [answer["trials"] for answer in answers] == [[], []] and answers[-1]["over"]
+    assert {trial.state for trial in worker._study.get_trials()} == {TrialState.PRUNED}
 
 
 def test_two_workers_promote_different_trials(tmp_path: Path) -> None:
