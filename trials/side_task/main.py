@@ -69,19 +69,14 @@ def main() -> int:
     report = partial(_send, arguments.status_fd)
     turn = None
     if arguments.queue is not None:
-        turn = wait_for_turn(Submissions(arguments.queue), arguments.worker, arguments.turn)
+        turn = _take_turn(arguments, report)
         if turn is None:
             return 0
-        name = turn.submission.name
-        arguments.study, arguments.study_name = turn.submission.study, name
-        arguments.directory = trials_directory(arguments.queue, name)
-        report(statuses.Serving(str(arguments.study), name))
     import torch
 
     torch.set_num_threads(arguments.threads)
-    from trials.fusion.errors import is_out_of_memory
-    from trials.side_task.devices import SideDeviceError, make_side_device
-    from trials.study import StudyError, load_study
+    from trials.side_task.devices import make_side_device
+    from trials.study import load_study
     from trials.training.rehearsal import measure_dedicated
 
     try:
@@ -95,23 +90,46 @@ def main() -> int:
         trials = arguments.trials or min(study.fused, study.trials)
         print(json.dumps(measure_dedicated(study, trials, arguments.measure)))
         return 0
-    except (StudyError, SideDeviceError) as error:
-        mistake = str(error)
-    except SearchError as error:
-        if error.status is None:
-            raise
-        if turn is None or error.status != USER_ERROR_STATUS:
-            return error.status
-        mistake = str(error)
     except Exception as error:
-        if arguments.memory_mb is None or not is_out_of_memory(error):
+        if isinstance(error, SearchError) and error.status not in (None, USER_ERROR_STATUS):
+            return error.status
+        mistake = _mistake(error, arguments.memory_mb)
+        if mistake is None:
             raise
-        mistake = f"side.memory_mb = {arguments.memory_mb:g} is too little for this study: {error}"
     report(statuses.Error(mistake))
     if turn is None:
         return USER_ERROR_STATUS
     turn.end(f"failed: {mistake}")
     return 0
+
+
+def _take_turn(arguments: argparse.Namespace, report: "Callable[[statuses.Status], None]") -> Turn | None:
+    """Wait for a submitted study, which `arguments` then name; None: the daemon asks for the end."""
+    turn = wait_for_turn(Submissions(arguments.queue), arguments.worker, arguments.turn)
+    if turn is not None:
+        name = turn.submission.name
+        arguments.study, arguments.study_name = turn.submission.study, name
+        arguments.directory = trials_directory(arguments.queue, name)
+        report(statuses.Serving(str(arguments.study), name))
+    return turn
+
+
+def _mistake(error: Exception, memory_mb: float | None) -> str | None:
+    """What the user can mend, in words; None: it is no mistake of theirs."""
+    from trials.fusion.errors import is_out_of_memory
+    from trials.side_task.devices import SideDeviceError
+    from trials.study import StudyError
+
+    if isinstance(error, (StudyError, SideDeviceError)) or _is_refused(error):
+        return str(error)
+    if memory_mb is not None and is_out_of_memory(error):
+        return f"side.memory_mb = {memory_mb:g} is too little for this study: {error}"
+    return None
+
+
+def _is_refused(error: BaseException) -> bool:
+    """Whether the search worker has refused the study."""
+    return isinstance(error, SearchError) and error.status == USER_ERROR_STATUS
 
 
 def _stand_back(memory_mb: float | None) -> None:
@@ -176,7 +194,7 @@ def _serve(
         has_finished = True
     except (Exception, GateError) as error:
         reason = str(error) if isinstance(error, SearchError) else f"{type(error).__name__}: {error}"
-        if not isinstance(error, SideDeviceError):
+        if not (isinstance(error, SideDeviceError) or _is_refused(error)):  # else `main` reports it
             report(statuses.Error(reason))
         log.debug("the side task ends", exc_info=True)  # the file keeps the traceback
         raise
