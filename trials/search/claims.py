@@ -35,6 +35,7 @@ _WORKER = sa.Table(
     sa.Column("worker", sa.String(512), primary_key=True),
     sa.Column("expires_s", sa.Float(53), nullable=False),
     sa.Column("directory", sa.Text),
+    sa.Column("exclusive_rows", sa.Integer, nullable=False),
 )
 _CLAIM = sa.Table(
     "squeezer_claim",
@@ -107,13 +108,20 @@ class Claims:
         worker: this worker's name.
         lease_s: how long others wait for a sign of life.
         directory: where its checkpoints are, see `trials.search.directory_identity`; None: there are none.
+        exclusive_rows: how many trials it trains at once on a device of its own; 0: it is in bubbles.
     """
 
     def __init__(
-        self, engine: sa.Engine, study: str, worker: str, lease_s: float = LEASE_S, directory: str | None = None
+        self,
+        engine: sa.Engine,
+        study: str,
+        worker: str,
+        lease_s: float = LEASE_S,
+        directory: str | None = None,
+        exclusive_rows: int = 0,
     ) -> None:
         self._engine, self._study, self._worker, self._lease_s = engine, study, worker, lease_s
-        self._directory = directory
+        self._directory, self._exclusive_rows = directory, exclusive_rows
         self._told: dict[int, int] = {}
         _create_tables(engine)
         with engine.begin() as c:
@@ -155,6 +163,7 @@ class Claims:
             mine = (_WORKER.c.study == self._study) & (_WORKER.c.worker == self._worker)
             if not c.execute(_WORKER.update().where(mine).values(expires_s=until_s)).rowcount:
                 values = {"worker": self._worker, "expires_s": until_s, "directory": self._directory}
+                values["exclusive_rows"] = self._exclusive_rows
                 c.execute(_WORKER.insert().values(study=self._study, **values))
             # in the order in which `Held.release` locks them
             for trial, epoch in sorted(trained.items() - self._told.items()):
@@ -284,6 +293,12 @@ class Held:
         """The trials that any worker holds."""
         taken = (_CLAIM.c.study == self._study) & _CLAIM.c.worker.is_not(None)
         return list(self._c.execute(sa.select(_CLAIM.c.trial).where(taken)).scalars())
+
+    def exclusive_rows(self) -> int:
+        """How many trials other living workers, which can read our checkpoints, train on devices of their own."""
+        living = (_WORKER.c.study == self._study) & (_WORKER.c.expires_s >= _now_s(self._c))
+        others = self._c.execute(sa.select(_WORKER).where(living, _WORKER.c.worker != self._worker)).all()
+        return sum(other.exclusive_rows for other in others if is_same(other.directory, self._directory))
 
     def directories(self) -> set[str | None]:
         """Those of all workers that have given a sign of life."""

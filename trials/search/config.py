@@ -16,6 +16,7 @@ class WorkerConfig:
         worker: this worker's name. It takes over at once what an earlier process of this name left.
         directory: the study's, for checkpoints and claims; None: there are no checkpoints.
         lease_s: how long others wait for a sign of life before they take over.
+        exclusive_rows: how many trials it trains at once on a device of its own; 0: it is in bubbles.
     """
 
     storage: str
@@ -23,3 +24,4 @@ class WorkerConfig:
     worker: str
     directory: Path | None = None
     lease_s: float = LEASE_S
+    exclusive_rows: int = 0

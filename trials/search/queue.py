@@ -38,9 +38,13 @@ class Queue:
         study: Optuna's.
         seen: the same, as its sampler sees it.
         worker: who claims.
+        is_exclusive: whether its device is its own. One in bubbles leaves it promoted trials, as far as there is room.
     """
 
-    def __init__(self, user_study: Study, study: optuna.Study, seen: optuna.Study, worker: str) -> None:
+    def __init__(
+        self, user_study: Study, study: optuna.Study, seen: optuna.Study, worker: str, *, is_exclusive: bool = False
+    ) -> None:
+        self._is_exclusive = is_exclusive
         self._user_study, self._study, self._seen, self._worker = user_study, study, seen, worker
         self._storage = study._storage
         self._rungs = [rung for rung in user_study.rungs if rung < user_study.epochs] if user_study.promotes else []
@@ -49,13 +53,17 @@ class Queue:
     def claim(self, held: Held, most: int, *, may_begin: bool) -> list[Claimed]:
         """Claim up to `most` trials: those that were begun and left, those to promote, those enqueued, then new ones.
 
+        Last come trials to promote for which an exclusive worker has room. They are the longest to train.
+
         Args:
             held: the claims, locked.
             most: how many.
             may_begin: whether trials may begin or be promoted.
         """
         known = self._study.get_trials(deepcopy=False)
-        claimed = self._claim_waiting(held, most, known, may_begin)
+        promoted = self._promoted(known) if may_begin and self._rungs else []
+        room = 0 if self._is_exclusive or not promoted else held.exclusive_rows()
+        claimed = self._claim_waiting(held, most, known, promoted[room:])
         if not may_begin or len(claimed) == most:
             return claimed
         begun_all = has_begun_all(self._seen)
@@ -66,18 +74,29 @@ class Queue:
             if new > trials:  # Optuna creates another one where the answer to its first try is cut off
                 requeue(self._study, held.claimed())
                 again = self._study.get_trials(deepcopy=False)
-                claimed += self._claim_waiting(held, most - len(claimed), again, may_begin=False)
+                claimed += self._claim_waiting(held, most - len(claimed), again, [])
             trials = new + 1
+        claimed += self._claim_all(held, most - len(claimed), promoted[:room])
         if not claimed and (begun_all or len(known) >= self._user_study.trials):
             number = last_resort(self._standings(known), self._rungs, self._is_high_best)
             if number is not None:
                 claimed += self._take(held, known[number], self._next(known[number].user_attrs[MILESTONE]))
         return claimed
 
-    def _claim_waiting(self, held: Held, most: int, known: Sequence[FrozenTrial], may_begin: bool) -> list[Claimed]:
+    def _claim_waiting(
+        self, held: Held, most: int, known: Sequence[FrozenTrial], promoted: Sequence[tuple[FrozenTrial, int]]
+    ) -> list[Claimed]:
+        waiting = [trial for trial in known if trial.state is TrialState.WAITING]
+        left = [t for t in waiting if PARAMS in t.user_attrs and not self._pauses(t)]
+        begun = [(trial, trial.user_attrs.get(MILESTONE, self._next(0))) for trial in left]
+        enqueued = [(trial, self._next(0)) for trial in waiting if PARAMS not in trial.user_attrs]
+        return self._claim_all(held, most, [*begun, *promoted, *enqueued])
+
+    def _claim_all(self, held: Held, most: int, trials: Sequence[tuple[FrozenTrial, int]]) -> list[Claimed]:
+        """Claim up to `most` of these trials, in order, each with its next milestone."""
         claimed: list[Claimed] = []
-        for trial, milestone in self._waiting(known, may_begin):
-            if len(claimed) == most:
+        for trial, milestone in trials:
+            if len(claimed) >= most:
                 break
             claimed += self._take(held, trial, milestone)
         return claimed
@@ -86,17 +105,11 @@ class Queue:
         """The trials that wait for their promotion."""
         return [trial for trial in self._study.get_trials(deepcopy=False) if is_paused(trial)]
 
-    def _waiting(self, known: Sequence[FrozenTrial], may_begin: bool) -> list[tuple[FrozenTrial, int]]:
-        """Return what waits and may be trained, in order, with its next milestone."""
-        waiting = [trial for trial in known if trial.state is TrialState.WAITING]
-        left = [t for t in waiting if PARAMS in t.user_attrs and not self._pauses(t)]
-        enqueued = [trial for trial in waiting if PARAMS not in trial.user_attrs]
-        found = [(trial, trial.user_attrs.get(MILESTONE, self._next(0))) for trial in left]
-        if may_begin and self._rungs:
-            factor = self._user_study.reduction_factor
-            numbers = promotable(self._standings(known), self._rungs, factor, self._is_high_best)
-            found += [(known[number], self._next(known[number].user_attrs[MILESTONE])) for number in numbers]
-        return found + [(trial, self._next(0)) for trial in enqueued]
+    def _promoted(self, known: Sequence[FrozenTrial]) -> list[tuple[FrozenTrial, int]]:
+        """Return the trials to promote, in order, each with its next milestone."""
+        factor = self._user_study.reduction_factor
+        numbers = promotable(self._standings(known), self._rungs, factor, self._is_high_best)
+        return [(known[number], self._next(known[number].user_attrs[MILESTONE])) for number in numbers]
 
     def _pauses(self, trial: FrozenTrial) -> bool:
         """Whether it is paused at a rung that the study still has."""

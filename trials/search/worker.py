@@ -53,7 +53,8 @@ class SearchWorker:
         sampler = safe_sampler(study, config.storage)
         directory = None if config.directory is None else identity(config.directory)
         engine = connect(config.storage, config.directory)
-        begin = partial(Claims, engine, config.study_name, config.worker, config.lease_s, directory)
+        name, rows = config.study_name, config.exclusive_rows
+        begin = partial(Claims, engine, name, config.worker, config.lease_s, directory, rows)
         self._claims = patiently(lambda again: holder.submit(begin).result(), START_PATIENCE_S)
         self._storage: Any = None
         self._fence = 0
@@ -65,7 +66,7 @@ class SearchWorker:
         self._seen = as_samplers_see(self._study) if study.promotes else self._study
         self._stopped = self._over = False
         self._is_finite = is_finite(self._study.sampler)
-        self._queue = Queue(study, self._study, self._seen, config.worker)
+        self._queue = Queue(study, self._study, self._seen, config.worker, is_exclusive=rows > 0)
         self._callbacks = Callbacks(study, self._study)
         self._storage = self._study._storage
         self._trials: dict[int, Trial] = {}  # by number: to find one in the storage reads all that run

@@ -165,6 +165,7 @@ def _serve(
         study_name=arguments.study_name,
         worker=arguments.worker,
         directory=arguments.directory,
+        exclusive_rows=0 if arguments.page is not None else study.fused,
     )
     attached = partial(_job_attached, arguments.page) if arguments.page is not None else lambda: False
     # forked before the page is opened, so that only this process holds its locks, and before there is a CUDA context

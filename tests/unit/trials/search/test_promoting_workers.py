@@ -34,9 +34,11 @@ class Bracket(ToyStudy):
 class Trainer:
     """A worker with up to two trials, each of which scores its number. It saves every epoch."""
 
-    def __init__(self, study: Bracket, storage: str, directory: Path, name: str) -> None:
+    def __init__(self, study: Bracket, storage: str, directory: Path, name: str, exclusive_rows: int = 0) -> None:
         self.name, self._directory, self._study = name, directory, study
-        config = WorkerConfig(storage=storage, study_name="s", worker=name, directory=directory)
+        config = WorkerConfig(
+            storage=storage, study_name="s", worker=name, directory=directory, exclusive_rows=exclusive_rows
+        )
         self.search = SearchWorker(study, config, AtOnce())
         self.trials: dict[int, tuple[int, int]] = {}
         self.is_over = False
@@ -265,3 +267,27 @@ def test_grids_are_tried_once_and_end(finite: optuna.samplers.BaseSampler | None
     assert sorted(round(trial.params["x"], 3) for trial in trials) == [0.1, 0.2, 0.3, 0.4]
     assert all(trial.state.is_finished() for trial in trials)
     assert any(trial.state is TrialState.COMPLETE for trial in trials)
+
+
+def test_the_best_are_left_to_an_exclusive_worker_as_far_as_it_has_room(tmp_path: Path) -> None:
+    study, storage = Bracket(), f"{tmp_path}/study.journal"
+    bubbles = Trainer(study, storage, tmp_path, "bubbles")
+    exclusive = Trainer(study, storage, tmp_path, "exclusive", exclusive_rows=2)
+    asked = bubbles.search.ask(9)["trials"]
+    for trial in asked:
+        bubbles.search.report(trial["number"], 1, float(trial["number"]), False)
+    assert [trial["number"] for trial in bubbles.search.ask(2)["trials"]] == [6, 9], "the third best, then a new one"
+    assert [trial["number"] for trial in exclusive.search.ask(1)["trials"]] == [8], "the best"
+    assert [trial["number"] for trial in bubbles.search.ask(9)["trials"]] == [10, 11, 7], "rather than none"
+
+
+@pytest.mark.parametrize("gone", ["it has died", "it sees other checkpoints"])
+def test_nothing_is_left_to_one_that_cannot_have_it(gone: str, database: str, tmp_path: Path) -> None:
+    study, theirs = Bracket(), tmp_path if gone == "it has died" else tmp_path / "elsewhere"
+    bubbles = Trainer(study, database, tmp_path, "bubbles")
+    Trainer(study, database, theirs, "exclusive", exclusive_rows=2)
+    for trial in bubbles.search.ask(9)["trials"]:
+        bubbles.search.report(trial["number"], 1, float(trial["number"]), False)
+    if gone == "it has died":
+        expire(bubbles.search, "exclusive")
+    assert [trial["number"] for trial in bubbles.search.ask(2)["trials"]] == [8, 7]
