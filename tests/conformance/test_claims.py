@@ -17,7 +17,7 @@ from trials.search.database import connect
 def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The database's time."""
     now = [1000.0]
-    monkeypatch.setattr(claims_module, "_now_s", lambda connection: now[0])
+    monkeypatch.setattr(claims_module, "now_s", lambda connection: now[0])
     return now
 
 

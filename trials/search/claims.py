@@ -8,7 +8,6 @@ the same host; another database holds them itself, for any number of hosts.
 *Spans* are the accounts: trained = kept + lost, in epochs and per trial.
 """
 
-import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -16,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 
+from trials.search.claim_tables import CLAIM, SPAN, STUDY, WORKER, create_tables, now_s, suppress_duplicate
 from trials.search.directory_identity import is_same
 
 LEASE_S = 60.0
@@ -25,44 +24,6 @@ LEASE_S = 60.0
 
 MOST_DEATHS = 3
 """A trial is given up once this many workers have died in it without a further checkpoint."""
-
-_TABLES = sa.MetaData()
-_STUDY = sa.Table("squeezer_study", _TABLES, sa.Column("study", sa.String(512), primary_key=True))
-_WORKER = sa.Table(
-    "squeezer_worker",
-    _TABLES,
-    sa.Column("study", sa.String(512), primary_key=True),
-    sa.Column("worker", sa.String(512), primary_key=True),
-    sa.Column("expires_s", sa.Float(53), nullable=False),
-    sa.Column("directory", sa.Text),
-    sa.Column("exclusive_rows", sa.Integer, nullable=False),
-)
-_CLAIM = sa.Table(
-    "squeezer_claim",
-    _TABLES,
-    sa.Column("study", sa.String(512), primary_key=True),
-    sa.Column("trial", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("worker", sa.String(512)),
-    sa.Column("fence", sa.Integer, nullable=False),
-    sa.Column("epoch", sa.Integer, nullable=False),
-    sa.Column("trained", sa.Integer, nullable=False),
-    sa.Column("deaths", sa.Integer, nullable=False),
-    sa.Column("operation", sa.String(32)),
-    sa.Column("directory", sa.Text),
-    sa.Index("squeezer_claim_by_fence", "study", "fence"),
-)
-_SPAN = sa.Table(
-    "squeezer_span",
-    _TABLES,
-    sa.Column("span", sa.String(32), primary_key=True),
-    sa.Column("study", sa.String(512), nullable=False),
-    sa.Column("trial", sa.Integer, nullable=False),
-    sa.Column("fence", sa.Integer, nullable=False),
-    sa.Column("worker", sa.String(512), nullable=False),
-    sa.Column("from_epoch", sa.Integer, nullable=False),
-    sa.Column("to_epoch", sa.Integer, nullable=False),
-    sa.Column("kept", sa.Boolean, nullable=False),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +84,18 @@ class Claims:
         self._engine, self._study, self._worker, self._lease_s = engine, study, worker, lease_s
         self._directory, self._exclusive_rows = directory, exclusive_rows
         self._told: dict[int, int] = {}
-        _create_tables(engine)
+        create_tables(engine)
         with engine.begin() as c:
-            if not c.execute(sa.select(_STUDY).where(_STUDY.c.study == study)).first():
-                with _suppress_duplicate(c):
-                    c.execute(_STUDY.insert().values(study=study))
+            if not c.execute(sa.select(STUDY).where(STUDY.c.study == study)).first():
+                with suppress_duplicate(c):
+                    c.execute(STUDY.insert().values(study=study))
 
     @contextmanager
     def alone(self) -> Iterator["Held"]:
         """Hold the study's lock, and commit at the end. No other worker claims or releases meanwhile."""
         self._told.clear()
         with self._engine.begin() as c:
-            self._lock(c, _STUDY, _STUDY.c.study == self._study)
+            self._lock(c, STUDY, STUDY.c.study == self._study)
             yield Held(c, self._study, self._worker, self._lease_s, self._directory)
 
     @contextmanager
@@ -147,7 +108,7 @@ class Claims:
         """
         self._told.pop(claim.trial, None)
         with self._engine.begin() as c:
-            row = self._lock(c, _CLAIM, (_CLAIM.c.study == self._study) & (_CLAIM.c.trial == claim.trial))
+            row = self._lock(c, CLAIM, (CLAIM.c.study == self._study) & (CLAIM.c.trial == claim.trial))
             is_done = row is not None and operation is not None and row.operation == operation
             is_ours = row is not None and row.worker == self._worker and row.fence == claim.fence
             yield Owned(c, row, operation, is_done, self._directory) if is_done or is_ours else None
@@ -159,22 +120,22 @@ class Claims:
             trained: number of a trial -> up to which epoch this worker has trained it.
         """
         with self._engine.begin() as c:
-            until_s = _now_s(c) + self._lease_s
-            mine = (_WORKER.c.study == self._study) & (_WORKER.c.worker == self._worker)
-            if not c.execute(_WORKER.update().where(mine).values(expires_s=until_s)).rowcount:
+            until_s = now_s(c) + self._lease_s
+            mine = (WORKER.c.study == self._study) & (WORKER.c.worker == self._worker)
+            if not c.execute(WORKER.update().where(mine).values(expires_s=until_s)).rowcount:
                 values = {"worker": self._worker, "expires_s": until_s, "directory": self._directory}
                 values["exclusive_rows"] = self._exclusive_rows
-                c.execute(_WORKER.insert().values(study=self._study, **values))
+                c.execute(WORKER.insert().values(study=self._study, **values))
             # in the order in which `Held.release` locks them
             for trial, epoch in sorted(trained.items() - self._told.items()):
-                row = (_CLAIM.c.study == self._study) & (_CLAIM.c.trial == trial) & (_CLAIM.c.worker == self._worker)
-                c.execute(_CLAIM.update().where(row).values(trained=epoch))
+                row = (CLAIM.c.study == self._study) & (CLAIM.c.trial == trial) & (CLAIM.c.worker == self._worker)
+                c.execute(CLAIM.update().where(row).values(trained=epoch))
         self._told = dict(trained)
 
     def spans(self) -> list[Span]:
         """The study's accounts."""
         with self._engine.connect() as c:
-            rows = c.execute(sa.select(_SPAN).where(_SPAN.c.study == self._study).order_by(_SPAN.c.from_epoch))
+            rows = c.execute(sa.select(SPAN).where(SPAN.c.study == self._study).order_by(SPAN.c.from_epoch))
             return [Span(row.trial, row.from_epoch, row.to_epoch, row.kept) for row in rows]
 
     def close(self) -> None:
@@ -209,37 +170,37 @@ class Held:
 
     def claim(self, trial: int) -> Claim | None:
         """Claim a trial for this worker; None if it is another's, or if its checkpoints are elsewhere."""
-        chosen = (_CLAIM.c.study == self._study) & (_CLAIM.c.trial == trial)
-        row = self._c.execute(sa.select(_CLAIM).where(chosen)).first()
-        highest = sa.select(sa.func.max(_CLAIM.c.fence)).where(_CLAIM.c.study == self._study)
+        chosen = (CLAIM.c.study == self._study) & (CLAIM.c.trial == trial)
+        row = self._c.execute(sa.select(CLAIM).where(chosen)).first()
+        highest = sa.select(sa.func.max(CLAIM.c.fence)).where(CLAIM.c.study == self._study)
         fence = int(self._c.execute(highest).scalar() or 0) + 1
         if row is None:
             fresh = {"worker": self._worker, "epoch": 0, "trained": 0, "deaths": 0}
-            self._c.execute(_CLAIM.insert().values(study=self._study, trial=trial, fence=fence, **fresh))
+            self._c.execute(CLAIM.insert().values(study=self._study, trial=trial, fence=fence, **fresh))
             return Claim(trial, fence, 0, 0)
         if row.worker is not None:
             return None
         if row.epoch and not is_same(row.directory, self._directory):
             self.elsewhere[trial] = row.directory
             return None
-        self._c.execute(_CLAIM.update().where(chosen).values(worker=self._worker, fence=fence, trained=row.epoch))
+        self._c.execute(CLAIM.update().where(chosen).values(worker=self._worker, fence=fence, trained=row.epoch))
         return Claim(trial, fence, row.epoch, row.deaths)
 
     def claimed_since(self, fence: int) -> dict[int, int]:
         """The trials that any worker has claimed with a higher fence -> that fence."""
-        later = (_CLAIM.c.study == self._study) & (_CLAIM.c.fence > fence)
-        return {row.trial: row.fence for row in self._c.execute(sa.select(_CLAIM.c.trial, _CLAIM.c.fence).where(later))}
+        later = (CLAIM.c.study == self._study) & (CLAIM.c.fence > fence)
+        return {row.trial: row.fence for row in self._c.execute(sa.select(CLAIM.c.trial, CLAIM.c.fence).where(later))}
 
     def unclaim(self, trial: int) -> None:
         """Give back what `claim` has just claimed."""
-        chosen = (_CLAIM.c.study == self._study) & (_CLAIM.c.trial == trial)
-        self._c.execute(_CLAIM.update().where(chosen).values(worker=None))
+        chosen = (CLAIM.c.study == self._study) & (CLAIM.c.trial == trial)
+        self._c.execute(CLAIM.update().where(chosen).values(worker=None))
 
     def unclaim_all_but(self, known: Collection[Claim]) -> None:
         """Give back this worker's trials of which it does not know: they were claimed, and the answer was cut off."""
         fences = {claim.trial: claim.fence for claim in known}
-        mine = (_CLAIM.c.study == self._study) & (_CLAIM.c.worker == self._worker)
-        for row in self._c.execute(sa.select(_CLAIM).where(mine)).all():
+        mine = (CLAIM.c.study == self._study) & (CLAIM.c.worker == self._worker)
+        for row in self._c.execute(sa.select(CLAIM).where(mine)).all():
             if fences.get(row.trial) != row.fence:
                 self.unclaim(row.trial)
 
@@ -256,10 +217,10 @@ class Held:
             The numbers of those that have not ended. Under the same lock, they must go back to Optuna's waiting ones.
         """
         # first, as in `Claims.renew`, so that neither has a row for which the other waits
-        self._c.execute(_WORKER.delete().where((_WORKER.c.study == self._study) & (_WORKER.c.worker == worker)))
-        theirs = (_CLAIM.c.study == self._study) & (_CLAIM.c.worker == worker)
+        self._c.execute(WORKER.delete().where((WORKER.c.study == self._study) & (WORKER.c.worker == worker)))
+        theirs = (CLAIM.c.study == self._study) & (CLAIM.c.worker == worker)
         # locked: it may live, and be in the middle of keeping what would be counted as lost here
-        rows = self._c.execute(sa.select(_CLAIM).where(theirs).order_by(_CLAIM.c.trial).with_for_update()).all()
+        rows = self._c.execute(sa.select(CLAIM).where(theirs).order_by(CLAIM.c.trial).with_for_update()).all()
         left = []
         for row in rows:
             end = ended(row.trial)
@@ -268,47 +229,47 @@ class Held:
             kept = max(end or 0, row.epoch)
             _add_span(self._c, row, row.epoch, kept, kept=True)
             _add_span(self._c, row, kept, row.trained, kept=False)
-        deaths = _CLAIM.c.deaths + 1 if died else _CLAIM.c.deaths
-        self._c.execute(_CLAIM.update().where(theirs).values(worker=None, deaths=deaths))
+        deaths = CLAIM.c.deaths + 1 if died else CLAIM.c.deaths
+        self._c.execute(CLAIM.update().where(theirs).values(worker=None, deaths=deaths))
         return left
 
     def release_expired(self, ended: Callable[[int], int | None] = lambda trial: None) -> list[int]:
         """Take all trials from workers whose lease has run out; see `release`."""
-        now_s = _now_s(self._c)
-        here, known = _WORKER.c.study == self._study, _CLAIM.c.study == self._study
-        # one that ends later than any lease is from before the machine was started again: see `_now_s`
-        is_late = (_WORKER.c.expires_s < now_s) | (_WORKER.c.expires_s > now_s + 10 * max(self._lease_s, LEASE_S))
-        late = sa.select(_WORKER.c.worker).where(here, is_late)
-        signs = sa.select(_WORKER.c.worker).where(here)
-        mute = sa.select(_CLAIM.c.worker).where(known, _CLAIM.c.worker.is_not(None), _CLAIM.c.worker.not_in(signs))
+        time_s = now_s(self._c)
+        here, known = WORKER.c.study == self._study, CLAIM.c.study == self._study
+        # one that ends later than any lease is from before the machine was started again: see `now_s`
+        is_late = (WORKER.c.expires_s < time_s) | (WORKER.c.expires_s > time_s + 10 * max(self._lease_s, LEASE_S))
+        late = sa.select(WORKER.c.worker).where(here, is_late)
+        signs = sa.select(WORKER.c.worker).where(here)
+        mute = sa.select(CLAIM.c.worker).where(known, CLAIM.c.worker.is_not(None), CLAIM.c.worker.not_in(signs))
         dead = {*self._c.execute(late).scalars(), *self._c.execute(mute).scalars()} - {self._worker}
         return [trial for worker in sorted(dead) for trial in self.release(worker, died=True, ended=ended)]
 
     def workers(self, prefix: str) -> list[str]:
         """The workers that hold trials and whose names begin with `prefix`."""
-        named = (_CLAIM.c.study == self._study) & _CLAIM.c.worker.startswith(prefix, autoescape=True)
-        return list(self._c.execute(sa.select(_CLAIM.c.worker).where(named).distinct()).scalars())
+        named = (CLAIM.c.study == self._study) & CLAIM.c.worker.startswith(prefix, autoescape=True)
+        return list(self._c.execute(sa.select(CLAIM.c.worker).where(named).distinct()).scalars())
 
     def claimed(self) -> list[int]:
         """The trials that any worker holds."""
-        taken = (_CLAIM.c.study == self._study) & _CLAIM.c.worker.is_not(None)
-        return list(self._c.execute(sa.select(_CLAIM.c.trial).where(taken)).scalars())
+        taken = (CLAIM.c.study == self._study) & CLAIM.c.worker.is_not(None)
+        return list(self._c.execute(sa.select(CLAIM.c.trial).where(taken)).scalars())
 
     def exclusive_rows(self) -> int:
         """How many trials other living workers, which can read our checkpoints, train on devices of their own."""
-        living = (_WORKER.c.study == self._study) & (_WORKER.c.expires_s >= _now_s(self._c))
-        others = self._c.execute(sa.select(_WORKER).where(living, _WORKER.c.worker != self._worker)).all()
+        living = (WORKER.c.study == self._study) & (WORKER.c.expires_s >= now_s(self._c))
+        others = self._c.execute(sa.select(WORKER).where(living, WORKER.c.worker != self._worker)).all()
         return sum(other.exclusive_rows for other in others if is_same(other.directory, self._directory))
 
     def directories(self) -> set[str | None]:
         """Those of all workers that have given a sign of life."""
-        here = _WORKER.c.study == self._study
-        return set(self._c.execute(sa.select(_WORKER.c.directory).where(here)).scalars())
+        here = WORKER.c.study == self._study
+        return set(self._c.execute(sa.select(WORKER.c.directory).where(here)).scalars())
 
     def others(self) -> list[int]:
         """The trials that other workers hold."""
-        taken = (_CLAIM.c.study == self._study) & (_CLAIM.c.worker != self._worker)
-        return list(self._c.execute(sa.select(_CLAIM.c.trial).where(taken)).scalars())
+        taken = (CLAIM.c.study == self._study) & (CLAIM.c.worker != self._worker)
+        return list(self._c.execute(sa.select(CLAIM.c.trial).where(taken)).scalars())
 
 
 class Owned:
@@ -323,8 +284,8 @@ class Owned:
     ) -> None:
         self._c, self._row, self._operation, self.is_done = connection, row, operation, is_done
         self._directory = directory
-        self._this = (_CLAIM.c.study == row.study) & (_CLAIM.c.trial == row.trial)
-        self._spans = (_SPAN.c.study == row.study) & (_SPAN.c.trial == row.trial)
+        self._this = (CLAIM.c.study == row.study) & (CLAIM.c.trial == row.trial)
+        self._spans = (SPAN.c.study == row.study) & (SPAN.c.trial == row.trial)
 
     def count(self, back_to: int | None, kept: int | None, ends_at: int | None, trained: int) -> None:
         """Go back, keep and end, each if its epoch is given."""
@@ -342,11 +303,11 @@ class Owned:
 
     def go_back(self, epoch: int) -> None:
         """Count all after `epoch`, an earlier checkpoint's or 0, as lost."""
-        after = self._spans & _SPAN.c.kept & (_SPAN.c.to_epoch > epoch)
-        for row in self._c.execute(sa.select(_SPAN).where(after, _SPAN.c.from_epoch < epoch)).all():
-            self._c.execute(_SPAN.update().where(_SPAN.c.span == row.span).values(to_epoch=epoch))
+        after = self._spans & SPAN.c.kept & (SPAN.c.to_epoch > epoch)
+        for row in self._c.execute(sa.select(SPAN).where(after, SPAN.c.from_epoch < epoch)).all():
+            self._c.execute(SPAN.update().where(SPAN.c.span == row.span).values(to_epoch=epoch))
             _add_span(self._c, row, epoch, row.to_epoch, kept=False)
-        self._c.execute(_SPAN.update().where(after).values(kept=False))
+        self._c.execute(SPAN.update().where(after).values(kept=False))
         self._update(epoch=epoch, trained=epoch)
 
     def end(self, epoch: int, trained: int = 0) -> None:
@@ -357,40 +318,7 @@ class Owned:
         self._update(worker=None)
 
     def _update(self, **values: Any) -> None:
-        self._c.execute(_CLAIM.update().where(self._this).values(operation=self._operation, **values))
-
-
-def _create_tables(engine: sa.Engine) -> None:
-    for attempt in range(10):
-        try:
-            _TABLES.create_all(engine)
-            return
-        except (IntegrityError, OperationalError, ProgrammingError):  # another worker creates them at the same time
-            if attempt == 9:
-                raise
-            time.sleep(0.2)
-
-
-@contextmanager
-def _suppress_duplicate(c: sa.Connection) -> Iterator[None]:
-    """Let another worker have inserted the same row first."""
-    try:
-        with c.begin_nested():
-            yield
-    except IntegrityError:
-        pass
-
-
-def _now_s(c: sa.Connection) -> float:
-    """The time by which leases end, in seconds: the database's, so that the clocks of hosts need not agree.
-
-    A file has no time of its own, but one host, whose clock may be set. Its time since the start may not.
-    """
-    if c.dialect.name == "sqlite":
-        return time.monotonic()
-    if c.dialect.name == "postgresql":
-        return float(c.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
-    return float(c.execute(sa.text("SELECT unix_timestamp(now(6))")).scalar_one())
+        self._c.execute(CLAIM.update().where(self._this).values(operation=self._operation, **values))
 
 
 def _add_span(c: sa.Connection, of: Any, from_epoch: int, to_epoch: int, *, kept: bool) -> None:
@@ -398,4 +326,4 @@ def _add_span(c: sa.Connection, of: Any, from_epoch: int, to_epoch: int, *, kept
     if to_epoch > from_epoch:
         values = {"span": uuid.uuid4().hex, "study": of.study, "trial": of.trial, "fence": of.fence}
         values |= {"worker": of.worker, "from_epoch": from_epoch, "to_epoch": to_epoch, "kept": kept}
-        c.execute(_SPAN.insert().values(**values))
+        c.execute(SPAN.insert().values(**values))
