@@ -18,6 +18,7 @@ from trials.settings import problems
 
 if TYPE_CHECKING:
     import optuna
+    from optuna.artifacts._protocol import ArtifactStore
     from torch.optim.lr_scheduler import LRScheduler
 
 _OURS = ("trials", "squeezer", "ds_hooks", "launch")
@@ -197,6 +198,10 @@ class Study(abc.ABC):
         They get Optuna's study and the trial that has ended. They run in the search worker, not where trials train.
         """
         return []
+
+    def artifact_store(self) -> "ArtifactStore | None":
+        """Return Optuna's artifact store, which gets the best trials' weights once the study is over; None: none."""
+        return None
 
     def enqueue(self) -> Sequence[Mapping[str, Any]]:
         """Return points to try first, as for Optuna's `Study.enqueue_trial`: some or all parameters by name."""

@@ -59,6 +59,14 @@ class Best:
             file.unlink(missing_ok=True)
         self._drop_others()
 
+    def files(self) -> list[Path]:
+        """The index and the weights that it names; none if there are none."""
+        index = None if self._directory is None else best_directory(self._directory) / "best.json"
+        if index is None or not index.is_file():
+            return []
+        entries = json.loads(index.read_text(encoding="utf-8"))
+        return [index, *(index.with_name(entry["weights"]) for entry in entries)]
+
     def _ranked(self) -> list[FrozenTrial]:
         found = ranked(self._study)
         if 0 < self._most <= len(found) and not self._has_several:

@@ -14,6 +14,7 @@ from optuna.trial import Trial, TrialState
 
 from trials.own_logger import own_logger
 from trials.search import checkpoint_files
+from trials.search.artifacts import upload_best
 from trials.search.attributes import HISTORY, REASON
 from trials.search.begin import Beginner, Unbegun
 from trials.search.best_weights import Best
@@ -222,6 +223,8 @@ class SearchWorker:
         name = self._config.worker
         self._alone(lambda held: self._released(held, held.release(name, died=False, ended=self._ended_after)))
         self._claims.close()
+        if self._over:
+            upload_best(self._user_study, self._study, self._best)
         self._callbacks.finish(is_over=self._over)
 
     def _stop_asking(self) -> None:
