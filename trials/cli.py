@@ -202,10 +202,9 @@ def _storage(parsed: argparse.Namespace) -> str:
 
 
 def _refuse_storage(parsed: argparse.Namespace, storage: str, error: Exception) -> NoReturn:
-    from trials.search.database import StorageError
+    from trials.search.database import StorageError, in_short
 
-    is_named = isinstance(error, StorageError)
-    text = f"{error}" if is_named else f"{hide_password(storage)}: {type(error).__name__}: {error}"
+    text = f"{error}" if isinstance(error, StorageError) else f"{hide_password(storage)}: {in_short(error)}"
     refuse(f"{PROGRAM} {parsed.command}", hide_passwords(text))
 
 

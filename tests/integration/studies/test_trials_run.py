@@ -219,6 +219,18 @@ def _reasons(text: str) -> Iterator[str]:
         (("run", "steady.py", "--directory", "steady.py"), "trials run: steady.py: File exists"),
         (("run", "steady.py", "--storage", "env:NOWHERE"), "trials run: --storage env:NOWHERE: the environment variab"),
         (("run", "steady.py", "--storage", "x://me:pw@host/db"), "trials run: other users can read the password on a "),
+        (
+            ("best", "steady.py", "--storage", "sqlite:///steady.py"),
+            "trials best: sqlite:///steady.py: DatabaseError: ",
+        ),
+        (
+            ("best", "steady.py", "--storage", "steady.py"),
+            "trials best: the study's storage steady.py is not Optuna's ",
+        ),
+        (
+            ("close", "--storage", "x://me@127.0.0.1:1/s", "--study-name", "x"),
+            "trials close: x://me@127.0.0.1:1/s: NoS",
+        ),
         (("close", "--storage", "x://me:pw@host/db", "--study-name", "x"), "trials close: other users "),
     ],
 )
