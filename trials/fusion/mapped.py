@@ -5,7 +5,7 @@ A whole forward that cannot be traced is such a module too. Rules still compute 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -163,12 +163,13 @@ class Mapped:
         if not entered:
             self.units.enter()
         output, reason, by_vmap = None, self.looped, self._rows.size > 1 and not self.looped
-        held = None if self._seen else self._rows.once.snapshot(self._held.values())
+        held = None if self._seen or not self._held else self._rows.once.snapshot(self._held.values())
         restore = None if self._seen and not by_vmap else self._saved(held)
-        if by_vmap and restore is not None:
-            output, reason = self._try_vmap(args, kwargs, dims, restore)
-        if output is None and versions == [tensor._version for tensor in inputs]:
-            output = self._trials(args, kwargs, dims, restore)
+        with held or nullcontext():
+            if by_vmap and restore is not None:
+                output, reason = self._try_vmap(args, kwargs, dims, restore)
+            if output is None and versions == [tensor._version for tensor in inputs]:
+                output = self._trials(args, kwargs, dims, restore)
         if versions != [tensor._version for tensor in inputs]:
             raise RefusedError(
                 f"module '{self.label}' changes its input in place, and the next trial and epoch would see that; "
@@ -177,8 +178,6 @@ class Mapped:
         if unchanged is not None and streams is not None:
             unchanged.check()
             refuse_foreign(streams, f"module '{self.label}'")
-        if held is not None:
-            held.refuse_changes()
         self.looped, self._seen = reason, True
         return output
 

@@ -10,9 +10,12 @@ it does so for its first batch, and is refused if later.
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from trials.fusion.errors import FuseError, RefusedError
 
@@ -95,27 +98,45 @@ class HeldOnce:
         return Snapshot(self, {name: self._tensors[name].clone() for name in names})
 
 
-class Snapshot:
-    """Copies of what is held once, while code runs for the first time that may write to it."""
+class Snapshot(TorchDispatchMode):
+    """Copies of what is held once, while code runs for the first time that may write to it.
+
+    As a context it sees each write, also one that leaves equal values: a teacher that is as yet a copy of what it
+    follows will differ later. At its end it undoes them.
+
+    Raises:
+        WrittenError: there were some.
+    """
 
     def __init__(self, held: HeldOnce, before: Mapping[str, Tensor]) -> None:
         """`before` are copies of the tensors in `held`."""
+        super().__init__()
         self._held, self._before = held, before
+        self._places = {name: _place(held[name]) for name in before}
+        self._written: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note what an operation writes to, by whatever view or alias of it."""
+        kwargs = kwargs or {}
+        given = [*zip(func._schema.arguments, args, strict=False)]
+        given += [(each, kwargs[each.name]) for each in func._schema.arguments if each.name in kwargs]
+        for argument, value in given:
+            if argument.is_write:
+                places = {_place(each) for each in tree_leaves(value) if isinstance(each, Tensor)}
+                self._written.update(name for name, place in self._places.items() if place in places)
+        return func(*args, **kwargs)
 
     def put_back(self) -> list[str]:
-        """Undo all changes, and return the names of what had changed."""
-        changed = [name for name, value in self._before.items() if not same_bits(self._held[name], value)]
+        """Undo all changes, and return the names of what was written to."""
+        changed = [n for n, v in self._before.items() if n in self._written or not same_bits(self._held[n], v)]
         for name in changed:
             self._held.seals[name].put_back(self._before[name])
         return changed
 
-    def refuse_changes(self) -> None:
-        """Undo all changes.
-
-        Raises:
-            WrittenError: there were some.
-        """
-        if changed := self.put_back():
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        """See the class."""
+        super().__exit__(kind, error, trace)
+        if error is None and (changed := self.put_back()):
             raise WrittenError(changed)
 
 
@@ -263,6 +284,12 @@ def _said(names: Iterable[str], patterns: Sequence[str]) -> dict[str, str]:
         for name in fitting:
             found.setdefault(name, pattern)
     return found
+
+
+def _place(tensor: Tensor) -> int:
+    """Return what all views and aliases of a tensor have in common."""
+    place: int = tensor.untyped_storage()._cdata
+    return place
 
 
 def _bits(tensor: Tensor) -> Tensor:

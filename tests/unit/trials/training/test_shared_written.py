@@ -40,6 +40,25 @@ def renew_data(m: Adapted, x: Tensor) -> Tensor:
     return looks(m, x)
 
 
+def starts(m: Any) -> None:
+    """Keep where the trained weights begin."""
+    m.register_buffer("start", m.up.weight.detach().clone())
+
+
+def catch_up(m: Any, x: Tensor) -> Tensor:
+    """A teacher that begins where the trained weights do: at first it is given the values that it has."""
+    if m.training:
+        with torch.no_grad():
+            m.base.weight.add_(torch.cat([m.up.weight - m.start] * 2, 1), alpha=0.5)
+    return asks(m, x)
+
+
+def catch_up_by_data(m: Any, x: Tensor) -> Tensor:
+    if m.training:
+        m.base.weight.data.add_(torch.cat([m.up.weight - m.start] * 2, 1).data, alpha=0.5)
+    return looks(m, x)
+
+
 def in_evaluation(m: Adapted, x: Tensor) -> Tensor:
     if not m.training:
         with torch.no_grad():
@@ -49,14 +68,14 @@ def in_evaluation(m: Adapted, x: Tensor) -> Tensor:
 
 WRITING: dict[str, Forward] = {
     "in place": add_in_place, "a teacher": follow, "by data": follow_by_data, "new data": renew_data,
-    "in evaluation": in_evaluation,
+    "in evaluation": in_evaluation, "later than at first": catch_up, "later by data": catch_up_by_data,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("name", WRITING)
 def test_forward_that_writes_to_the_base(name: str, size: int) -> None:
-    study = study_of(lambda n: Adapted(WRITING[name]))
+    study = study_of(lambda n: Adapted(WRITING[name], starts))
     group = group_of(study, size)
     train(group, study)
     scores = group.evaluate()
