@@ -234,8 +234,8 @@ def moved(stream: torch.Generator, device: torch.device) -> torch.Generator:
 
 
 def stack_parameters(tensors_K: Sequence[Tensor]) -> nn.Parameter:
-    """Copy K trials' parameters into one parameter ``[K, *shape]``."""
-    return _parameter(torch.stack([t.detach() for t in tensors_K]), tensors_K[0].requires_grad)
+    """Copy K trials' parameters into one parameter ``[K, *shape]``, in this order in memory whatever theirs is."""
+    return _parameter(torch.stack([t.detach() for t in tensors_K]).contiguous(), tensors_K[0].requires_grad)
 
 
 def _parameter(data: Tensor, requires_grad: bool) -> nn.Parameter:
