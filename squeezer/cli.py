@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ds_hooks.shared.command_line import Command, complete_paths, make_parser, refuse_unknown_command
+from ds_hooks.shared.command_line import Command, complete_paths, make_parser, refuse_unknown_command, run_command
 from ds_hooks.shared.renamed_commands import refuse
 
 PROGRAM = "squeezer"
@@ -32,10 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from squeezer.config import ConfigError
 
     try:
-        status: int = parsed.run(parsed)
+        return run_command(parsed)
     except (ConfigError, PageError) as error:
         refuse(PROGRAM, error)
-    return status
 
 
 def _daemon(parsed: argparse.Namespace) -> int:

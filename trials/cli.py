@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ds_hooks.shared import logs
-from ds_hooks.shared.command_line import Command, complete_paths, make_parser, refuse_unknown_command
+from ds_hooks.shared.command_line import Command, complete_paths, make_parser, refuse_unknown_command, run_command
 from ds_hooks.shared.renamed_commands import refuse
 from ds_hooks.shared.secrets import STORAGE_VARIABLE, hide_password, hide_passwords, read_storage
 from ds_hooks.shared.study_files import journal_path, trials_directory
@@ -29,9 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     refuse_unknown_command(PROGRAM, words, [command.name for command in COMMANDS])
     logs.set_up()
-    parsed = make_parser(PROGRAM, DESCRIPTION, COMMANDS, _PrintCompletion).parse_args(words)
-    status: int = parsed.run(parsed)
-    return status
+    return run_command(make_parser(PROGRAM, DESCRIPTION, COMMANDS, _PrintCompletion).parse_args(words))
 
 
 def _check(parsed: argparse.Namespace) -> int:

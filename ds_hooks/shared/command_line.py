@@ -2,6 +2,10 @@
 
 import argparse
 import difflib
+import os
+import select
+import signal
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -75,6 +79,21 @@ def make_parser(
 def add_version(parser: argparse.ArgumentParser) -> None:
     """Give `parser` the option --version."""
     parser.add_argument("--version", action=_Version, help="print the version, and exit")
+
+
+def run_command(parsed: argparse.Namespace) -> int:
+    """Run a parsed sub-command. Returns its exit status: that of SIGPIPE if whoever read its output has gone."""
+    try:
+        status: int = parsed.run(parsed)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        output = select.poll()
+        output.register(sys.stdout.fileno(), 0)
+        if not output.poll(0):  # it was another pipe
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush at its end
+        return 128 + signal.SIGPIPE
 
 
 def version() -> str:

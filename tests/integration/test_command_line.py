@@ -49,6 +49,22 @@ def test_help_and_version_load_nothing_heavy(package: str, option: str) -> None:
     assert done.stdout.splitlines()[-1] == "0 []", done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_output_that_nobody_reads_to_its_end_is_no_error(lines: int) -> None:
+    code = (
+        "import argparse\nfrom ds_hooks.shared.command_line import run_command\n"
+        f"def run(parsed):\n    for line in range({lines}): print(line)\n    return 0\n"
+        "raise SystemExit(run_command(argparse.Namespace(run=run)))"
+    )
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)  # as `head` does once it has enough
+    with open(write_fd, "w") as output:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=output, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
 @pytest.mark.parametrize("old", [old for old in MOVED if old.startswith("python -m ")])
 def test_a_module_that_moved_says_where(old: str, tmp_path: Path) -> None:
     done = python("-m", old.removeprefix("python -m "), "an", "--argument", cwd=tmp_path)
