@@ -38,6 +38,7 @@ from launch.build_locks import BuildLockWatch, unheld_build_locks
 from launch.leftovers import (
     RunInUseError,
     RunLock,
+    await_records,
     close_directory,
     end_daemons,
     fresh_directory,
@@ -47,6 +48,7 @@ from launch.leftovers import (
 )
 from squeezer.config import Config, ConfigError, load_config
 from squeezer.daemon.run_directory import claim_directory, running_daemons
+from squeezer.records.layout import events_path
 
 USAGE = "usage: ds_squeeze --squeezer FILE [options of deepspeed] SCRIPT [ARGUMENT …]"
 EXAMPLE = "example:\n  ds_squeeze --squeezer examples/demo.toml --num_accelerators 2 examples/pretrain.py"
@@ -289,7 +291,7 @@ def squeeze(arguments: Sequence[str]) -> int:
         changed.master_port = own_port
 
     run = config.run.directory
-    is_first_node = changed.node_rank <= 0  # with --no_ssh every node has a launcher; the first one reports
+    is_first_node = changed.node_rank <= 0  # with --no_ssh every node has a launcher
     with _ended_once(), ExitStack() as around:
         try:
             check_ours(run)
@@ -304,9 +306,7 @@ def squeeze(arguments: Sequence[str]) -> int:
         around.callback(os.close, claim_directory(directory, own_port))
         if is_first_node:
             around.enter_context(RunLock(run, directory))
-            moved = move_records_aside(run)
-            if moved:
-                log.info("%d records of an earlier run moved to %s", moved, run / "previous")
+        _begin_records(run)
         os.environ[rank.CONFIG] = str(Path(config_file).resolve())
         os.environ[rank.RUN] = str(run)
         os.environ[DIRECTORY_VARIABLE] = str(directory)
@@ -315,10 +315,19 @@ def squeeze(arguments: Sequence[str]) -> int:
         if changed.bind_cores_to_rank:
             os.environ[rank.PIN_CORES] = "0"
         code = _launch(runner, changed)
-        end_daemons(lambda: running_daemons(directory), _WAIT_FOR_DAEMONS_S + config.run.calibrate_s)
+        patience_s = _WAIT_FOR_DAEMONS_S + config.run.calibrate_s
+        end_daemons(lambda: running_daemons(directory), patience_s)
         if is_first_node:
+            await_records(run, patience_s)  # of other nodes, if they write here
+        if is_first_node or not events_path(run, 0).exists():  # where they do not, each node reports what it has
             finish(run, config, _reason(code))
     return code
+
+
+def _begin_records(run: Path) -> None:
+    moved = move_records_aside(run)
+    if moved:
+        log.info("%d records of an earlier run moved to %s", moved, run / "previous")
 
 
 def main() -> None:

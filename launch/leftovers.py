@@ -7,6 +7,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -22,6 +23,7 @@ from ds_hooks.shared.page_file import (
 from ds_hooks.shared.private_file import make_dir
 from squeezer.daemon.deepspeed_buffers import remove_buffers
 from squeezer.daemon.run_directory import LAUNCHER_LOCK, leave_directory, remove_dead_directory, running_daemons
+from squeezer.records.in_use import ranks_in_use
 from squeezer.records.layout import files_of
 
 _AFTER_SIGNAL_S = 5.0
@@ -113,18 +115,37 @@ def remove_dead_directories(parent: Path) -> list[Path]:
     return [lock.parent for lock in locks if remove_dead_directory(lock.parent)]
 
 
-def move_records_aside(run: Path) -> int:
-    """Move an earlier run's records to `previous/`, replacing those there; returns how many. Other files stay."""
-    previous = run / "previous"
-    found = files_of(run)
+def move_records_aside(run: Path, rank: int | None = None) -> int:
+    """Move an earlier run's records to `previous/`, replacing those there. Other files stay.
+
+    Args:
+        run: the directory.
+        rank: only this one's; None: all but of ranks whose daemons write now. Another node's launcher was faster.
+
+    Returns:
+        How many files were moved.
+    """
+    in_use = tuple(f"rank{each}." for each in ranks_in_use(run))
+    named = "" if rank is None else f"rank{rank}."
+
+    def earlier(folder: Path) -> list[Path]:
+        return [path for path in files_of(folder) if path.name.startswith(named) and not path.name.startswith(in_use)]
+
+    previous, found = run / "previous", earlier(run)
     if not found:
         return 0
     make_dir(previous)
-    for older in files_of(previous):
-        older.unlink()
+    for older in earlier(previous):
+        older.unlink(missing_ok=True)
     for path in found:
-        path.rename(previous / path.name)
+        with suppress(FileNotFoundError):  # another node's launcher was faster
+            path.rename(previous / path.name)
     return len(found)
+
+
+def await_records(run: Path, timeout_s: float) -> None:
+    """Wait until nobody writes records in `run`, on any node, but no longer than `timeout_s`."""
+    _wait(lambda: sorted(ranks_in_use(run)), timeout_s)
 
 
 def end_daemons(running: Callable[[], list[int]], timeout_s: float) -> None:

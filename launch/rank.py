@@ -88,17 +88,19 @@ def _pin_cores(local_rank: int, local_size: int) -> None:
 
 def _start_daemon(local_rank: int) -> None:
     from ds_hooks.shared.page_file import DIRECTORY_VARIABLE, make_private_dir
+    from launch.leftovers import move_records_aside
 
     directory = Path(os.environ[DIRECTORY_VARIABLE])
     if not directory.parent.exists():  # on a node other than the launcher's
         make_private_dir(directory.parent)
     make_private_dir(directory)  # or refuse what another user has made
     pid_file = daemon_pid_path(directory, local_rank)
+    environment = daemon_environment(os.environ, local_rank)
+    if not pid_file.exists():  # else DeepSpeed begins again, and its records go on
+        move_records_aside(Path(os.environ[RUN]), int(environment["RANK"]))  # on a node whose disk no launcher saw
     command = daemon_command(sys.executable, os.environ[CONFIG], os.environ[RUN], local_rank, os.getpid(), pid_file)
     # in a group of its own: what a terminal sends to the job's processes is for the training
-    daemon = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, env=daemon_environment(os.environ, local_rank), process_group=0
-    )
+    daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, process_group=0)
     pid_file.write_text(str(daemon.pid), encoding="ascii")
 
 

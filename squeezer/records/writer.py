@@ -1,6 +1,7 @@
 """Writes a run's records: they collect in memory, and go to disk while the device is idle anyway."""
 
 import json
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from ds_hooks.shared.private_file import make_dir
 from ds_hooks.shared.rotating_file import RotatingFile
 from ds_hooks.shared.secrets import hide_passwords
 from squeezer.records.facts import KINDS, Fact
+from squeezer.records.in_use import hold
 from squeezer.records.layout import DETAILS, SHARES, details_path, events_path
 
 _FIELDS = {kind: [field.name for field in fields(kind)] for kind in KINDS}
@@ -19,7 +21,7 @@ class RecordError(Exception):
 
 
 class Recorder:
-    """Collects records in memory; its owner decides when to write them.
+    """Collects records in memory; its owner decides when to write them. Until it is closed, others see that it writes.
 
     Args:
         run: the directory.
@@ -34,6 +36,7 @@ class Recorder:
         most_bytes = None if keep_bytes is None else keep_bytes // SHARES
         try:
             make_dir(run)
+            self._held = hold(run, rank)
             self._events = RotatingFile(events_path(run, rank))
             self._details = RotatingFile(details_path(run, rank), most_bytes)
         except OSError as error:
@@ -66,6 +69,7 @@ class Recorder:
         self.write()
         self._events.close()
         self._details.close()
+        os.close(self._held)
 
 
 def _as_record(fact: Fact) -> dict[str, Any]:

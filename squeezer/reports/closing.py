@@ -85,6 +85,8 @@ def _faults(report: Mapping[str, Any]) -> list[str]:
     killed = [rank for rank, of in report["ranks"].items() if not of["ended"]]
     if killed:
         found.append(f"the daemon of rank {', '.join(killed)} did not finish its record")
+    if report["missing"]:
+        found.append(f"no records of rank {', '.join(map(str, report['missing']))} here")
     return found
 
 

@@ -53,7 +53,14 @@ def build_report(run: Path) -> dict[str, Any]:
         **_figures(pool(tallies), [u for rank in starved for u in rank], audit_figures([s for a in audits for s in a])),
         "trials": trial_figures(run, ranks),
         "ranks": per_rank,
+        "missing": missing_ranks(ranks),
     }
+
+
+def missing_ranks(ranks: Sequence[RankRun]) -> list[int]:
+    """The ranks of the job that have no records here: other nodes have them."""
+    jobs = [job for rank in ranks for job in rank.records["job"][-1:]]  # standing daemons name records by local ranks
+    return sorted(set(range(max((job["world_size"] for job in jobs), default=0))) - {job["rank"] for job in jobs})
 
 
 def write_report(run: Path) -> Path:
@@ -220,6 +227,8 @@ def render(report: Mapping[str, Any]) -> str:
     lines.append("Faults      " + ", ".join(f"{_or_na(n)} {key.replace('_', ' ')}" for key, n in faults.items()))
     if killed:
         lines.append(f"            record not finished (still running, or killed): {', '.join(killed)}")
+    if report["missing"]:
+        lines.append(f"            no records here: {', '.join(f'rank {rank}' for rank in report['missing'])}")
     lines += ["", f"{'bubbles by wait':<20}{'per step':>10}{'ms per step':>13}{'of step time':>14}"]
     for kind, of in report["bubbles"]["by_kind"].items():
         row = f"{kind.replace('_', ' '):<20}{of['count_per_step']:>10.2f}{of['ms_per_step']:>13.2f}"

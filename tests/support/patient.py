@@ -2,11 +2,15 @@
 
 Before step 12 rank 1 waits until rank 0's side task has run some units in the bubble that this makes, and before
 step 16 it is the other way round. So every rank is squeezed, however busy the machine is, and no number changes.
+
+Where each rank has a launcher, PATIENT_DIRECTORIES names their runtime directories, in the order of ranks.
 """
 
+import os
 import runpy
 import sys
 import time
+from pathlib import Path
 
 import torch
 from deepspeed.runtime.pipe.engine import PipelineEngine
@@ -24,10 +28,19 @@ PATIENCE_S = 100.0
 train_batch = PipelineEngine.train_batch
 
 
+def page_of(rank: int) -> Path:
+    """Where the page of a rank's device is."""
+    named = os.environ.get("PATIENT_DIRECTORIES")
+    if named is None:
+        return page_path(runtime_dir(), rank)
+    (found,) = Path(named.split(os.pathsep)[rank]).rglob(page_path(Path(), 0).name)
+    return found
+
+
 def wait_until_squeezed(rank: int) -> None:
     """Return once the side task of `rank` has run some units, or is not what it was: its daemon or itself killed."""
     deadline_s = time.monotonic() + PATIENCE_S
-    page = Page.open(page_path(runtime_dir(), rank), create=False)
+    page = Page.open(page_of(rank), create=False)
     words = page.words
     daemon, side, until = words[Field.DAEMON_PID], words[Field.SIDE_PROCESS], words[Field.UNITS_RUN] + UNITS
     while words[Field.UNITS_RUN] < until and time.monotonic() < deadline_s:

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from launch.ds_squeeze import LaunchError, free_port, needs_port, redirect_to_ra
 from launch.leftovers import (
     RunInUseError,
     RunLock,
+    await_records,
     close_directory,
     end_daemons,
     fresh_directory,
@@ -23,7 +25,9 @@ from launch.leftovers import (
     remove_dead_directories,
 )
 from squeezer.daemon.run_directory import claim_directory, running_daemons
-from squeezer.records.layout import study_directory
+from squeezer.records.in_use import ranks_in_use
+from squeezer.records.layout import events_path, study_directory
+from squeezer.records.writer import Recorder
 from tests.support.logged import logged
 
 
@@ -186,6 +190,48 @@ def test_records_of_an_earlier_run_are_moved_and_other_files_stay(tmp_path: Path
     assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "previous", "study"}
     assert (previous / "trace.json").read_text() == "second"
     assert not (previous / "rankfirst.units.jsonl").exists(), "generations are not mixed"
+
+
+def test_records_that_another_node_writes_now_stay(tmp_path: Path) -> None:
+    def texts(folder: Path) -> dict[str, str]:
+        return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
+
+    previous = tmp_path / "previous"
+    previous.mkdir()
+    for folder, text in ((previous, "before"), (tmp_path, "earlier")):
+        for name in ("rank1.events.jsonl", "rank1.log", "rank10.log", "rank10.events.jsonl"):
+            (folder / name).write_text(text)
+    assert move_records_aside(tmp_path, 1) == 2  # by the other node
+    assert texts(previous) == {
+        "rank1.events.jsonl": "earlier",
+        "rank1.log": "earlier",
+        "rank10.log": "before",
+        "rank10.events.jsonl": "before",
+    }
+    daemon = Recorder(tmp_path, 1)
+    (tmp_path / "rank1.log").write_text("now")
+    assert ranks_in_use(tmp_path) == {1}
+    assert move_records_aside(tmp_path) == 2
+    assert set(texts(tmp_path)) == {"rank1.events.jsonl", "rank1.details.jsonl", "rank1.log"}
+    assert texts(previous) == dict.fromkeys(
+        ("rank1.events.jsonl", "rank1.log", "rank10.log", "rank10.events.jsonl"), "earlier"
+    )
+    daemon.add("end")
+    daemon.close()
+    assert ranks_in_use(tmp_path) == set() and move_records_aside(tmp_path) == 3
+    assert '"end"' in texts(previous)["rank1.events.jsonl"]
+
+
+def test_the_launcher_waits_for_the_records_of_others(tmp_path: Path) -> None:
+    daemon = Recorder(tmp_path, 1)
+    daemon.add("end")
+    await_records(tmp_path, timeout_s=0.0)  # not for ever
+    assert '"end"' not in events_path(tmp_path, 1).read_text()
+    other = threading.Thread(target=daemon.close)
+    other.start()
+    await_records(tmp_path, timeout_s=60.0)
+    assert '"end"' in events_path(tmp_path, 1).read_text()
+    other.join()
 
 
 def test_one_launcher_has_a_run_directory(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def test_five_lines_say_what_was_gained_at_what_cost_and_where_to_look(
         "trials": {**NO_TRIALS, "completed": 108, "pruned": 52, "best": best, "studies": {"digits": {}}},
         "faults": {"hook_faults": 0},
         "ranks": {"0": {"ended": True}, "1": {"ended": True}},
+        "missing": [],
     }
     assert closing_lines(report, tmp_path / "runs" / "demo") == [
         "Gained  study digits: 108 completed, 52 pruned; best score 0.9877 (trial 147)",
@@ -60,10 +61,14 @@ def test_what_is_unknown_is_not_made_up(tmp_path: Path) -> None:
         "trials": {**dict.fromkeys(NO_TRIALS), "problem": "no such table"},
         "faults": {"hook_faults": 1},
         "ranks": {"0": {"ended": True}, "1": {"ended": False}},
+        "missing": [2, 3],
     }
     gained, used, cost, _, _, audit, faults = closing_lines(report, tmp_path)
     assert gained == "Gained  the study cannot be read: no such table"
     assert used == "Used    devices were idle n/a of the time; trials ran in n/a of that"
     assert cost == "Cost    unknown: too few windows with and without squeezing to compare"
     assert audit == "Audit   trial 3 of 4 fused by rules differed in training: it is odd; trained by vmap from there on"
-    assert faults == "Faults  hooks switched themselves off 1 time; the daemon of rank 1 did not finish its record"
+    assert faults == (
+        "Faults  hooks switched themselves off 1 time; the daemon of rank 1 did not finish its record; "
+        "no records of rank 2, 3 here"
+    )

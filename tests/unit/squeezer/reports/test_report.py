@@ -88,6 +88,16 @@ def test_ranks_are_pooled_by_time(tmp_path: Path) -> None:
     assert report["faults"]["lost_messages"] == 2
 
 
+def test_ranks_whose_records_another_node_has_are_named(tmp_path: Path) -> None:
+    rank = MadeUpRank(tmp_path, 1, world_size=4)
+    rank.windows()
+    rank.end()
+    rank.write()
+    report = build_report(tmp_path)
+    assert list(report["ranks"]) == ["1"] and report["missing"] == [0, 2, 3]
+    assert "no records here: rank 0, rank 2, rank 3" in render(report)
+
+
 def test_bubbles_that_were_not_opened_count_for_fill_only(tmp_path: Path) -> None:
     rank = MadeUpRank(tmp_path)
     rank.windows(bubbles=[(20, 10)], opened=False)
