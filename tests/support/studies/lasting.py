@@ -4,7 +4,7 @@ import optuna
 from tiny import Tiny
 
 
-class Patient(Tiny):
+class Lasting(Tiny):
     trials = 4
     fused = 2
     epochs = 25
