@@ -67,7 +67,7 @@ def test_an_error_of_any_length_fits_into_a_line(start: str, costly: str, times:
         (b"[" * 60_000, "not a line of JSON"),
         (b"9" * 5000, "not a line of JSON"),
         (b"[1]", "not a JSON object"),
-        (b"{}", "unknown status None; allowed: ready, progress"),
+        (b"{}", "unknown status None; allowed: serving, ready, progress"),
         (b'{"event":["ready"]}', "unknown status ['ready']"),
         (b'{"event":"sleeping"}', "unknown status 'sleeping'"),
         (b'{"event":"ready","mood":1}', "status ready has the fields ['mood']; allowed: ['trials']"),
