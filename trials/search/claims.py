@@ -186,10 +186,11 @@ class Held:
         self._c.execute(CLAIM.update().where(chosen).values(worker=self._worker, fence=fence, trained=row.epoch))
         return Claim(trial, fence, row.epoch, row.deaths)
 
-    def claimed_since(self, fence: int) -> dict[int, int]:
-        """The trials that any worker has claimed with a higher fence -> that fence."""
-        later = (CLAIM.c.study == self._study) & (CLAIM.c.fence > fence)
-        return {row.trial: row.fence for row in self._c.execute(sa.select(CLAIM.c.trial, CLAIM.c.fence).where(later))}
+    def fences(self, since: int) -> dict[int, tuple[int, bool]]:
+        """Trials that are claimed, or have been with a fence above `since` -> (fence, whether some worker holds it)."""
+        columns = sa.select(CLAIM.c.trial, CLAIM.c.fence, CLAIM.c.worker.is_not(None))
+        chosen = (CLAIM.c.study == self._study) & (CLAIM.c.worker.is_not(None) | (CLAIM.c.fence > since))
+        return {trial: (fence, is_held) for trial, fence, is_held in self._c.execute(columns.where(chosen))}
 
     def unclaim(self, trial: int) -> None:
         """Give back what `claim` has just claimed."""

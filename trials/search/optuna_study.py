@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 
 import optuna
 from optuna.samplers import BaseSampler, CmaEsSampler
-from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
@@ -12,7 +11,7 @@ from trials.search.attributes import HISTORY
 from trials.search.config import WorkerConfig
 from trials.search.database import is_shared
 from trials.search.directory_identity import bind
-from trials.search.paused import PausedKept
+from trials.search.kept import keeping
 from trials.search.storage import open_storage
 from trials.study import Study, StudyError
 
@@ -39,13 +38,13 @@ def open_study(study: Study, config: WorkerConfig, sampler: BaseSampler | None, 
         StudyError: its claims are in another directory, or it has other directions.
     """
     wanted = [StudyDirection[each.upper()] for each in study.directions or (study.direction,)]
-    storage = open_storage(config.storage)
+    pruner = optuna.pruners.NopPruner() if study.promotes else study.pruner()
     opened = optuna.create_study(
-        storage=PausedKept(storage) if study.promotes and isinstance(storage, RDBStorage) else storage,
+        storage=keeping(open_storage(config.storage), pruner),
         study_name=config.study_name,
         directions=wanted,
         sampler=sampler,
-        pruner=optuna.pruners.NopPruner() if study.promotes else study.pruner(),
+        pruner=pruner,
         load_if_exists=True,
     )
     if opened.directions != wanted:
@@ -68,7 +67,9 @@ def ended_after(study: optuna.Study) -> Callable[[int], int | None]:
     """Return what tells of a trial's number after how many epochs it has ended; None: it has not."""
 
     def ended(number: int) -> int | None:
-        trial = study.get_trials(deepcopy=False)[number]
+        storage = study._storage
+        # never from memory: it says what a worker wrote last
+        trial = storage.get_trial(storage.get_trial_id_from_study_id_trial_number(study._study_id, number))
         if not trial.state.is_finished():
             return None
         losses = trial.user_attrs.get(HISTORY, {}).get("loss", [])  # of several objectives Optuna keeps no steps

@@ -1,12 +1,11 @@
 """Paused trials in Optuna's storage: they are waiting ones that have a score at their milestone."""
 
 import copy
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from math import isnan
 from typing import Any, Literal
 
 import optuna
-from optuna.storages._cached_storage import _CachedStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from trials.search.attributes import MILESTONE, PARAMS, WORKER
@@ -47,38 +46,6 @@ def _standing(trial: FrozenTrial, first: int, epochs: int) -> Standing:
     elif is_paused(trial):
         state = "paused"
     return Standing(trial.number, trial.intermediate_values, milestone, state)
-
-
-class PausedKept(_CachedStorage):  # type: ignore[misc]  # of an untyped package
-    """Optuna's cache of a database, which keeps paused trials too.
-
-    Optuna reads all unfinished trials at each call, and under promotion most trials are: one in three gets past a rung.
-    A paused trial stays as it is until someone claims it, or ends the study.
-    """
-
-    def look_again(self, study_id: int, numbers: Iterable[int]) -> None:
-        """Read these trials of a study anew at the next call."""
-        with self._lock:
-            found = (self._study_id_and_number_to_trial_id.get((study_id, number)) for number in numbers)
-            for trial_id in found:
-                if trial_id is not None and self._get_cached_trial(trial_id) is None:  # it has not ended
-                    self._studies[study_id].unfinished_trial_ids.add(trial_id)
-
-    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
-        """See `BaseStorage`."""
-        is_set: bool = super().set_trial_state_values(trial_id, state, values)
-        study_id, number = self._trial_id_to_study_id_and_number[trial_id]
-        self.look_again(study_id, [number])
-        return is_set
-
-    def _read_trials_from_remote_storage(self, study_id: int) -> None:
-        super()._read_trials_from_remote_storage(study_id)
-        with self._lock:
-            study, ids = self._studies[study_id], self._trial_id_to_study_id_and_number
-            unfinished = study.unfinished_trial_ids
-            # all up to here have been read: Optuna creates a study's trials one after another, under a lock
-            study.last_finished_trial_id = max((study.last_finished_trial_id, *unfinished))
-            study.unfinished_trial_ids = {each for each in unfinished if not is_paused(study.trials[ids[each][1]])}
 
 
 class Shown:

@@ -24,8 +24,9 @@ from trials.search.config import WorkerConfig as WorkerConfig
 from trials.search.database import START_PATIENCE_S, connect, is_away, patiently
 from trials.search.directory_identity import Unseen, identity
 from trials.search.finite import is_finite
+from trials.search.kept import Kept
 from trials.search.optuna_study import ended_after, open_study, safe_sampler
-from trials.search.paused import PausedKept, as_samplers_see
+from trials.search.paused import as_samplers_see
 from trials.search.queue import Claimed, Queue, requeue
 from trials.search.space import check_space
 from trials.study import Study
@@ -370,10 +371,10 @@ class SearchWorker:
     def _locked(self, do: Callable[[Held], _Result]) -> _Result:
         def locked() -> _Result:
             with self._claims.alone() as held:
-                if isinstance(self._storage, PausedKept):
-                    claimed = held.claimed_since(self._fence)
-                    self._storage.look_again(self._study._study_id, claimed)
-                    self._fence = max((self._fence, *claimed.values()))
+                if isinstance(self._storage, Kept):
+                    fences = held.fences(self._fence)
+                    self._storage.look_at_changes(self._study._study_id, fences, self._fence)
+                    self._fence = max((self._fence, *(fence for fence, _ in fences.values())))
                 return do(held)
 
         return self._holder.submit(locked).result()
