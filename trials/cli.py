@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ds_hooks.shared import logs
 from ds_hooks.shared.command_line import Command, complete_paths, make_parser, refuse_unknown_command, run_command
+from ds_hooks.shared.endings import USER_ERROR_STATUS
 from ds_hooks.shared.renamed_commands import refuse
 from ds_hooks.shared.secrets import STORAGE_VARIABLE, hide_password, hide_passwords, read_storage
 from ds_hooks.shared.study_files import journal_path, trials_directory
@@ -137,7 +138,7 @@ def _run(parsed: argparse.Namespace) -> int:
         outcome = run(config)
     except OSError as error:
         refuse(f"{PROGRAM} run", f"{error.filename or directory}: {error.strerror or error}")
-    if outcome.lines:
+    if outcome.lines and outcome.status != USER_ERROR_STATUS:
         print(*outcome.lines, f"Next: {PROGRAM} best {_again(parsed)}", sep="\n")
     return outcome.status
 

@@ -236,7 +236,8 @@ class SearchWorker:
     ) -> None:
         if history is not None:
             self._storage.set_trial_user_attr(trial._trial_id, HISTORY, history)
-        if not self._user_study.directions:  # Optuna reports and prunes for a single objective
+        is_new = epoch not in trial._cached_frozen_trial.intermediate_values  # Optuna keeps the first, and warns
+        if is_new and not self._user_study.directions:  # it reports and prunes for a single objective
             trial.report(value, epoch)
         if state is TrialState.COMPLETE:
             self._tell(trial.number, value=value)

@@ -103,7 +103,9 @@ class CudaSideDevice:
 
     def __init__(self, memory_fraction: float) -> None:
         if not torch.cuda.is_available():
-            raise SideDeviceError("the main job's device is a GPU, and this PyTorch finds none; set kind in [device]")
+            raise SideDeviceError(
+                'this PyTorch finds no CUDA device; allowed: kind = "cpu" in [device], or --device cpu'
+            )
         _sleep_while_waiting()
         self._device = torch.device("cuda", 0)
         torch.cuda.set_device(self._device)

@@ -48,7 +48,7 @@ def test_a_share_that_holds_no_context_is_refused(cuda: list[tuple[Any, ...]]) -
 def test_without_a_device_it_says_so() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    with pytest.raises(SideDeviceError, match="this PyTorch finds none"):
+    with pytest.raises(SideDeviceError, match="this PyTorch finds no CUDA device"):
         make_side_device("cuda", 0.5)
 
 
