@@ -1,7 +1,7 @@
 """Paused trials in Optuna's storage: they are waiting ones that have a score at their milestone."""
 
 import copy
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from math import isnan
 from typing import Any, Literal
 
@@ -26,26 +26,24 @@ def last_score(trial: FrozenTrial) -> list[float] | None:
     return None if isnan(last) else [last]
 
 
-def standings(trials: Sequence[FrozenTrial], first: int, epochs: int) -> list[Standing]:
-    """Return how far trials are; of those that run, only what our workers have begun.
+def standing_of(trial: FrozenTrial, first: int, epochs: int) -> Standing | None:
+    """Return how far a trial is; None: it runs, and none of our workers has begun it.
 
     Args:
-        trials: all of the study.
+        trial: of the study.
         first: the milestone of a new trial.
         epochs: that of trials that someone has added complete.
     """
-    ours = (each for each in trials if each.state is not TrialState.RUNNING or WORKER in each.user_attrs)
-    return [_standing(trial, first, epochs) for trial in ours]
-
-
-def _standing(trial: FrozenTrial, first: int, epochs: int) -> Standing:
+    if trial.state is TrialState.RUNNING and WORKER not in trial.user_attrs:
+        return None
     milestone = trial.user_attrs.get(MILESTONE, epochs if trial.state.is_finished() else first)
     state: Literal["open", "paused", "ended", "failed"] = "ended" if trial.state.is_finished() else "open"
     if trial.state is TrialState.FAIL:
         state = "failed"
     elif is_paused(trial):
         state = "paused"
-    return Standing(trial.number, trial.intermediate_values, milestone, state)
+    scores = dict(trial.intermediate_values)  # Optuna's `Trial.report` writes to old copies too
+    return Standing(trial.number, scores, milestone, state)
 
 
 class Shown:

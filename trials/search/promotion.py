@@ -7,6 +7,7 @@ Syne Tune's `PromotionRungSystem` looks in the same order, from the highest rung
 that trials which tie there all pass; here the lower number wins, and no more than ⌊n / factor⌋ ever do.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
@@ -51,43 +52,78 @@ def next_milestone(rungs: Sequence[int], epochs: int, after: int) -> int:
     return next((rung for rung in rungs if after < rung < epochs), epochs)
 
 
-def promotable(standings: Sequence[Standing], rungs: Sequence[int], factor: int, is_high_best: bool) -> list[int]:
-    """Return the numbers of the trials to promote: from the highest rung down, the best first.
+class Ranking:
+    """How all trials of a study stand. Only those that have changed cost time, however many there are.
 
     Args:
-        standings: of all trials of the study.
         rungs: increasing epochs before the last one.
-        factor: one in so many is promoted.
         is_high_best: whether high scores are good.
     """
-    found: list[int] = []
-    for rung in reversed(rungs):
-        ranked = _ranked(standings, rung, is_high_best)
-        found += [each.number for each in ranked[: len(ranked) // factor] if each.is_paused_at(rung)]
-    return found
 
+    def __init__(self, rungs: Sequence[int], is_high_best: bool) -> None:
+        self._is_high_best = is_high_best
+        self._standings: dict[int, Standing] = {}
+        self._ranked: dict[int, list[_Place]] = {rung: [] for rung in rungs}
 
-def last_resort(standings: Sequence[Standing], rungs: Sequence[int], is_high_best: bool) -> int | None:
-    """Return the trial to promote when there will be no new ones and none is `promotable`; None: the search is over.
+    def put(self, standing: Standing) -> None:
+        """Note how a trial stands now."""
+        self._replace(standing.number, standing)
 
-    A rung that no further trial can reach promotes its best, though fewer than `factor` have reached it, unless one of
-    them is above it and has not failed there. Otherwise a study of few trials would complete none.
-    """
-    for rung in rungs:
-        if any(each.state == "open" and each.milestone <= rung for each in standings):
+    def drop(self, number: int) -> None:
+        """Forget a trial, if it is known."""
+        self._replace(number, None)
+
+    def is_paused(self, number: int) -> bool:
+        """Whether it waits at its milestone, which is one of the rungs."""
+        standing = self._standings.get(number)
+        return standing is not None and standing.state == "paused" and standing.milestone in self._ranked
+
+    def promotable(self, factor: int) -> list[int]:
+        """Return the numbers of the trials to promote: from the highest rung down, the best first.
+
+        Args:
+            factor: one in so many is promoted.
+        """
+        found: list[int] = []
+        for rung, ranked in reversed(self._ranked.items()):
+            best = (number for *_, number in ranked[: len(ranked) // factor])
+            found += [number for number in best if self._standings[number].is_paused_at(rung)]
+        return found
+
+    def last_resort(self) -> int | None:
+        """Return the trial to promote when there are no new ones and none is `promotable`; None: the search is over.
+
+        A rung that no further trial can reach promotes its best, though fewer than `factor` have reached it, unless one
+        of them is above it and has not failed there. Otherwise a study of few trials would complete none.
+        """
+        for rung, places in self._ranked.items():
+            if any(each.state == "open" and each.milestone <= rung for each in self._standings.values()):
+                return None
+            ranked = [self._standings[number] for *_, number in places]
+            paused = next((each.number for each in ranked if each.is_paused_at(rung)), None)
+            if paused is not None and all(each.milestone <= rung or each.is_stuck for each in ranked):
+                return paused
+        return None
+
+    def _replace(self, number: int, standing: Standing | None) -> None:
+        before = self._standings.pop(number, None)
+        for rung, ranked in self._ranked.items():
+            old, new = self._place(before, rung), self._place(standing, rung)
+            if old == new:
+                continue
+            if old is not None:
+                del ranked[bisect_left(ranked, old)]
+            if new is not None:
+                insort(ranked, new)
+        if standing is not None:
+            self._standings[number] = standing
+
+    def _place(self, standing: Standing | None, rung: int) -> "_Place | None":
+        """Orders the trials that have a score at `rung`, the best first; what is no number is worst."""
+        if standing is None or rung not in standing.scores:
             return None
-        ranked = _ranked(standings, rung, is_high_best)
-        paused = next((each.number for each in ranked if each.is_paused_at(rung)), None)
-        if paused is not None and all(each.milestone <= rung or each.is_stuck for each in ranked):
-            return paused
-    return None
+        score, number = standing.scores[rung], standing.number
+        return (True, 0.0, number) if isnan(score) else (False, -score if self._is_high_best else score, number)
 
 
-def _ranked(standings: Sequence[Standing], rung: int, is_high_best: bool) -> list[Standing]:
-    """Return the trials that have a score at `rung`, the best first; what is no number is worst."""
-
-    def key(each: Standing) -> tuple[bool, float, int]:
-        score = each.scores[rung]
-        return (True, 0.0, each.number) if isnan(score) else (False, -score if is_high_best else score, each.number)
-
-    return sorted((each for each in standings if rung in each.scores), key=key)
+_Place = tuple[bool, float, int]

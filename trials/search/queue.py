@@ -11,8 +11,8 @@ from optuna.trial import FrozenTrial, TrialState
 from trials.search.attributes import MILESTONE, PARAMS, WORKER
 from trials.search.claims import Claim, Held
 from trials.search.finite import has_begun_all
-from trials.search.paused import is_paused, standings
-from trials.search.promotion import Standing, last_resort, next_milestone, promotable
+from trials.search.paused import is_paused, standing_of
+from trials.search.promotion import Ranking, next_milestone
 from trials.study import Study
 
 
@@ -48,7 +48,8 @@ class Queue:
         self._user_study, self._study, self._seen, self._worker = user_study, study, seen, worker
         self._storage = study._storage
         self._rungs = [rung for rung in user_study.rungs if rung < user_study.epochs] if user_study.promotes else []
-        self._is_high_best = user_study.direction == "maximize"
+        self._ranking = Ranking(self._rungs, user_study.direction == "maximize")
+        self._ranked: list[FrozenTrial | None] = []
 
     def claim(self, held: Held, most: int, *, may_begin: bool) -> list[Claimed]:
         """Claim up to `most` trials: those that were begun and left, those to promote, those enqueued, then new ones.
@@ -61,6 +62,7 @@ class Queue:
             may_begin: whether trials may begin or be promoted.
         """
         known = self._study.get_trials(deepcopy=False)
+        self._rank(known)
         promoted = self._promoted(known) if may_begin and self._rungs else []
         room = 0 if self._is_exclusive or not promoted else held.exclusive_rows()
         claimed = self._claim_waiting(held, most, known, promoted[room:])
@@ -74,11 +76,13 @@ class Queue:
             if new > trials:  # Optuna creates another one where the answer to its first try is cut off
                 requeue(self._study, held.claimed())
                 again = self._study.get_trials(deepcopy=False)
+                self._rank(again)
                 claimed += self._claim_waiting(held, most - len(claimed), again, [])
             trials = new + 1
         claimed += self._claim_all(held, most - len(claimed), promoted[:room])
         if not claimed and (begun_all or len(known) >= self._user_study.trials):
-            number = last_resort(self._standings(known), self._rungs, self._is_high_best)
+            self._rank(known)
+            number = self._ranking.last_resort()
             if number is not None:
                 claimed += self._take(held, known[number], self._next(known[number].user_attrs[MILESTONE]))
         return claimed
@@ -86,8 +90,8 @@ class Queue:
     def _claim_waiting(
         self, held: Held, most: int, known: Sequence[FrozenTrial], promoted: Sequence[tuple[FrozenTrial, int]]
     ) -> list[Claimed]:
-        waiting = [trial for trial in known if trial.state is TrialState.WAITING]
-        left = [t for t in waiting if PARAMS in t.user_attrs and not self._pauses(t)]
+        waiting = [t for t in known if t.state is TrialState.WAITING and not self._ranking.is_paused(t.number)]
+        left = [trial for trial in waiting if PARAMS in trial.user_attrs]
         begun = [(trial, trial.user_attrs.get(MILESTONE, self._next(0))) for trial in left]
         enqueued = [(trial, self._next(0)) for trial in waiting if PARAMS not in trial.user_attrs]
         return self._claim_all(held, most, [*begun, *promoted, *enqueued])
@@ -107,16 +111,19 @@ class Queue:
 
     def _promoted(self, known: Sequence[FrozenTrial]) -> list[tuple[FrozenTrial, int]]:
         """Return the trials to promote, in order, each with its next milestone."""
-        factor = self._user_study.reduction_factor
-        numbers = promotable(self._standings(known), self._rungs, factor, self._is_high_best)
+        numbers = self._ranking.promotable(self._user_study.reduction_factor)
         return [(known[number], self._next(known[number].user_attrs[MILESTONE])) for number in numbers]
 
-    def _pauses(self, trial: FrozenTrial) -> bool:
-        """Whether it is paused at a rung that the study still has."""
-        return is_paused(trial) and trial.user_attrs[MILESTONE] in self._rungs
-
-    def _standings(self, known: Sequence[FrozenTrial]) -> list[Standing]:
-        return standings(known, self._next(0), self._user_study.epochs)
+    def _rank(self, known: Sequence[FrozenTrial]) -> None:
+        """Rank what has changed since the last look: a trial that has is another object."""
+        if not self._rungs:
+            return
+        self._ranked += [None] * (len(known) - len(self._ranked))
+        for index, trial in enumerate(known):
+            if self._ranked[index] is not trial:
+                standing = standing_of(trial, self._next(0), self._user_study.epochs)
+                self._ranking.drop(trial.number) if standing is None else self._ranking.put(standing)
+        self._ranked = list(known)
 
     def _next(self, after: int) -> int:
         return next_milestone(self._rungs, self._user_study.epochs, after)

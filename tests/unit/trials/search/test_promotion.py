@@ -1,5 +1,6 @@
 """The rule of promotion, against a simulation that follows the paper word by word."""
 
+from collections.abc import Iterable
 from math import inf, isnan, nan
 from typing import Literal
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trials.search.promotion import Standing, last_resort, next_milestone, promotable
+from trials.search.promotion import Ranking, Standing, next_milestone
 
 RUNGS, EPOCHS = (1, 3, 9), 27
 
@@ -21,6 +22,21 @@ def standing(number: int, milestone: int, state: States, **scores: float) -> Sta
 def paused(number: int, *scores: float) -> Standing:
     """Waits at the last of the rungs for which it has scores."""
     return Standing(number, dict(zip(RUNGS, scores, strict=False)), RUNGS[len(scores) - 1], "paused")
+
+
+def ranked(standings: Iterable[Standing], is_high_best: bool = True) -> Ranking:
+    ranking = Ranking(RUNGS, is_high_best)
+    for each in standings:
+        ranking.put(each)
+    return ranking
+
+
+def promotable(standings: Iterable[Standing], factor: int, is_high_best: bool = True) -> list[int]:
+    return ranked(standings, is_high_best).promotable(factor)
+
+
+def last_resort(standings: Iterable[Standing]) -> int | None:
+    return ranked(standings).last_resort()
 
 
 def reference(standings: list[Standing], factor: int, is_high_best: bool) -> int | None:
@@ -59,11 +75,25 @@ def standings(draw: st.DrawFn) -> list[Standing]:
     return draw(st.permutations(found))
 
 
+@given(earlier=standings(), now=standings(), gone=st.sets(st.integers(0, 9)), is_high_best=st.booleans())
+def test_a_ranking_that_has_seen_other_standings_is_as_a_new_one(
+    earlier: list[Standing], now: list[Standing], gone: set[int], is_high_best: bool
+) -> None:
+    kept = ranked(earlier, is_high_best)
+    for each in now:
+        kept.put(each)
+    for number in gone:
+        kept.drop(number)
+    left = {each.number: each for each in (*earlier, *now) if each.number not in gone}
+    fresh = ranked(left.values(), is_high_best)
+    assert kept.promotable(2) == fresh.promotable(2) and kept.last_resort() == fresh.last_resort()
+
+
 @given(standings=standings(), factor=st.integers(2, 5), is_high_best=st.booleans())
 def test_one_after_another_they_are_those_of_the_paper(
     standings: list[Standing], factor: int, is_high_best: bool
 ) -> None:
-    found = promotable(standings, RUNGS, factor, is_high_best)
+    found = promotable(standings, factor, is_high_best)
     one_by_one: list[int] = []
     while (number := reference(standings, factor, is_high_best)) is not None:
         one_by_one.append(number)
@@ -79,7 +109,7 @@ def test_no_rung_promotes_more_than_its_share_and_none_that_is_no_number(
     standings: list[Standing], factor: int, is_high_best: bool
 ) -> None:
     by_number = {each.number: each for each in standings}
-    found = promotable(standings, RUNGS, factor, is_high_best)
+    found = promotable(standings, factor, is_high_best)
     assert len(set(found)) == len(found)
     for rung in RUNGS:
         at = [each for each in standings if rung in each.scores]
@@ -90,30 +120,28 @@ def test_no_rung_promotes_more_than_its_share_and_none_that_is_no_number(
 
 @pytest.mark.parametrize(("factor", "expected"), [(2, [1, 3]), (3, [1]), (4, [1]), (5, [])])
 def test_one_in_so_many_is_promoted(factor: int, expected: list[int]) -> None:
-    assert (
-        promotable([paused(n, score) for n, score in enumerate([0.1, 0.9, 0.3, 0.8])], RUNGS, factor, True) == expected
-    )
+    assert promotable([paused(n, score) for n, score in enumerate([0.1, 0.9, 0.3, 0.8])], factor) == expected
 
 
 def test_the_highest_rung_is_first_and_who_was_promoted_still_counts() -> None:
     above = [paused(n, 0.9, 0.5 + n / 10) for n in range(3)]
     below = [paused(n, 0.1) for n in range(3, 9)]
-    assert promotable([*above, *below], RUNGS, 3, True) == [2], "the best three below are above already"
-    assert promotable([*above, *below], RUNGS, 3, False) == [0, 3, 4, 5]
+    assert promotable([*above, *below], 3) == [2], "the best three below are above already"
+    assert promotable([*above, *below], 3, False) == [0, 3, 4, 5]
 
 
 def test_ties_go_to_the_lower_number() -> None:
-    assert promotable([paused(n, 1.0) for n in (4, 2, 3)], RUNGS, 3, True) == [2]
+    assert promotable([paused(n, 1.0) for n in (4, 2, 3)], 3) == [2]
 
 
 def simulate(trials: int, factor: int, at_once: int, fails: frozenset[int] = frozenset()) -> list[Standing]:
     """A whole search, in which trial n scores n at every rung, or fails above the first."""
     found: dict[int, Standing] = {}
     for _ in range(1000):
-        ready = promotable(list(found.values()), RUNGS, factor, True)
+        ready = promotable(found.values(), factor)
         batch = [number for number in ready if number in found][:at_once]
         batch += range(len(found), min(trials, len(found) + at_once - len(batch)))
-        if not batch and (last := last_resort(list(found.values()), RUNGS, True)) is not None:
+        if not batch and (last := last_resort(found.values())) is not None:
             batch = [last]
         if not batch:
             return list(found.values())
@@ -151,13 +179,13 @@ def test_as_many_complete_as_the_brackets_say(trials: int, completed: int) -> No
 
 def test_nobody_is_promoted_before_its_time_while_others_may_still_come() -> None:
     two = [paused(0, 0.5), paused(1, 0.7)]
-    assert last_resort([*two, standing(2, 1, "open")], RUNGS, True) is None
-    assert last_resort(two, RUNGS, True) == 1
-    assert last_resort([paused(0, 0.5), standing(1, 3, "open", r1=0.7)], RUNGS, True) is None, "one is above"
-    assert last_resort([paused(0, 0.5), standing(1, 3, "failed", r1=0.7)], RUNGS, True) == 0
-    assert last_resort([paused(0, 0.5), paused(1, 0.7, nan)], RUNGS, True) == 0, "it can never go further"
-    assert last_resort([paused(0, nan)], RUNGS, True) is None
-    assert last_resort([], RUNGS, True) is None
+    assert last_resort([*two, standing(2, 1, "open")]) is None
+    assert last_resort(two) == 1
+    assert last_resort([paused(0, 0.5), standing(1, 3, "open", r1=0.7)]) is None, "one is above"
+    assert last_resort([paused(0, 0.5), standing(1, 3, "failed", r1=0.7)]) == 0
+    assert last_resort([paused(0, 0.5), paused(1, 0.7, nan)]) == 0, "it can never go further"
+    assert last_resort([paused(0, nan)]) is None
+    assert last_resort([]) is None
 
 
 @pytest.mark.parametrize(("after", "expected"), [(0, 1), (1, 3), (2, 3), (3, 9), (9, 27), (20, 27)])
