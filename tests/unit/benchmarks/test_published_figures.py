@@ -131,11 +131,18 @@ def test_the_smaller_tables_are_of_their_results() -> None:
         expected.append(f"| {mode} | {' | '.join(f'{share:.0%}' for share in shares)} |")
         expected.append(f"{bubbles[f'{mode}_pays_from_ms']:g} ms on ({mode})")
     cost = summaries["search_cost"]
-    for key in ("ask", "report"):
-        low, high = cost[f"journal_over_sqlite_{key}_ms_ci95"]
-        ratio = f"{cost[f'journal_over_sqlite_{key}_ms']:.2f} ({low:.2f} to {high:.2f})"
-        expected.append(f"| {cost[f'journal_{key}_ms']:.1f} ms | {cost[f'sqlite_{key}_ms']:.0f} ms | {ratio} |")
-    assert len(expected) == 11 + 4 + 2
+    for search in ("default", "random", "asha"):
+        for storage in ("journal", "sqlite", "postgresql"):
+            cells = []
+            for key in (f"{search}_{storage}_{size}" for size in (10, 1000, 10_000)):
+                low, high = cost[f"{key}_cpu_ms_ci95"]
+                waits_ms = max(0.0, cost[f"{key}_elapsed_ms"] - cost[f"{key}_cpu_ms"])
+                cells.append(f"{cost[f'{key}_cpu_ms']:.0f} ({low:.0f} to {high:.0f}) + {waits_ms:.0f}")
+            expected.append(f"| {' | '.join(cells)} |")
+    for workers in (1, 4, 16):
+        rates = (cost[f"sustained_by_{workers}_{what}_per_s"] for what in ("statements", "of_claims", "trials"))
+        expected.append(f"| {workers} | {' | '.join(f'{rate:.0f}' for rate in rates)} |")
+    assert len(expected) == 11 + 4 + 9 + 3
     assert [each for each in expected if each not in text] == []
 
 

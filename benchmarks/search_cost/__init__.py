@@ -1,0 +1,1 @@
+"""What the search itself costs: time per trial, and statements per second."""

@@ -1,0 +1,77 @@
+"""How many statements of SQL per second a server takes from N search workers that never rest."""
+
+import multiprocessing
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+import sqlalchemy as sa
+
+from benchmarks.search_cost.simulated import FUSED, RANDOM, search_worker, searched, train_one
+
+_ENDLESS = 10**9
+
+
+class Statements:
+    """Counts what this process sends to databases: those of claims, and all."""
+
+    def __init__(self) -> None:
+        self.of_claims = self.count = 0
+
+    def __enter__(self) -> Self:
+        sa.event.listen(sa.Engine, "before_cursor_execute", self._counted)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sa.event.remove(sa.Engine, "before_cursor_execute", self._counted)
+
+    def _counted(self, _connection: object, _cursor: object, statement: str, *_: object) -> None:
+        self.count += 1
+        self.of_claims += "squeezer_" in statement
+
+
+def sustained(storage: str, directory: Path, workers: int, seconds: float) -> dict[str, Any]:
+    """Let so many workers of one study train simulated trials, as fast as they can.
+
+    Each holds as many trials as it would fuse, and gives signs of life.
+
+    Args:
+        storage: an empty database.
+        directory: the study's.
+        workers: how many processes.
+        seconds: for how long.
+
+    Returns:
+        Per second: statements, those of them that are the claims', trials and reports.
+    """
+    forked = multiprocessing.get_context("fork")
+    ready, results = forked.Barrier(workers), forked.SimpleQueue()
+    arguments = (storage, directory, seconds, ready, results)
+    with ExitStack() as stack:
+        for index in range(workers):
+            process = forked.Process(target=_work, args=(f"w{index}", *arguments), daemon=True)
+            process.start()
+            stack.callback(process.join)
+        found = [results.get() for _ in range(workers)]
+    return {"workers": workers, **{key: round(sum(each[key] for each in found), 1) for key in found[0]}}
+
+
+def _work(name: str, storage: str, directory: Path, seconds: float, ready: Any, results: Any) -> None:
+    study = searched(RANDOM, _ENDLESS)
+    with search_worker(study, storage, directory, name) as worker:
+        worker.ask(FUSED - 1)
+        ready.wait()
+        trials, reports = 0, 0
+        with Statements() as statements:
+            begun_s = sign_s = time.monotonic()
+            while (now_s := time.monotonic()) < begun_s + seconds:
+                if now_s > sign_s + 10:
+                    worker.renew()
+                    sign_s = now_s
+                reports += train_one(study, worker)
+                trials += 1
+            took_s = time.monotonic() - begun_s
+        counts = {"statements": statements.count, "of_claims": statements.of_claims}
+        counts |= {"trials": trials, "reports": reports}
+        results.put({f"{key}_per_s": count / took_s for key, count in counts.items()})

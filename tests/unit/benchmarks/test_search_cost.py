@@ -1,0 +1,47 @@
+"""The studies in which the search's cost is measured: as search workers leave them, in every storage."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.trial import FrozenTrial, TrialState
+
+from benchmarks.search_cost.__main__ import median_with_ci95
+from benchmarks.search_cost.filled import fill
+from benchmarks.search_cost.simulated import ASHA, RANDOM, search_worker, searched, train_one
+from benchmarks.search_cost.statements import Statements
+from trials.search.paused import is_paused
+
+STORAGES = ["{}/study.journal", "sqlite:///{}/study.db"]
+
+
+def told(trial: FrozenTrial) -> tuple[Any, ...]:
+    return trial.state, trial.values, trial.params, trial.intermediate_values, trial.user_attrs
+
+
+@pytest.mark.parametrize("search", [RANDOM, ASHA])
+def test_a_filled_study_is_the_same_in_every_storage_and_can_go_on(search: str, tmp_path: Path) -> None:
+    study, filled = searched(search, 100), []
+    for index, storage in enumerate(STORAGES):
+        directory = tmp_path / str(index)
+        directory.mkdir(mode=0o700)
+        named = storage.format(directory)
+        with search_worker(study, named, directory / "study", "w") as worker:
+            for trials in (7, 40):
+                fill(study, worker._study, named, directory / "study", trials)
+            filled.append([told(trial) for trial in worker._study.get_trials()])
+            assert len(worker._claims.spans()) == len(filled[-1]) == 40
+            with Statements() as statements:
+                assert train_one(study, worker) > 0
+            assert 0 < statements.of_claims <= statements.count
+            ended = worker._study.get_trials()
+            assert all(trial.state.is_finished() or is_paused(trial) for trial in ended)
+    assert filled[0] == filled[1]
+    states = [state for state, *_ in filled[0]]
+    assert states.count(TrialState.COMPLETE) == (20 if search == RANDOM else 2)
+
+
+def test_the_interval_of_a_median_is_of_its_own_values() -> None:
+    assert median_with_ci95([3.0, 1.0, 2.0]) == (2.0, [1.0, 3.0])
+    middle, (low, high) = median_with_ci95([float(value) for value in range(101)])
+    assert (middle, low, high) == (50.0, 40.0, 61.0)
