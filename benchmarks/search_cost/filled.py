@@ -13,10 +13,10 @@ from optuna.samplers import RandomSampler
 from optuna.storages._rdb import models
 from optuna.trial import FrozenTrial, TrialState
 
-from trials.search import claims
 from trials.search.attributes import HISTORY, MILESTONE, PARAMS, WORKER
+from trials.search.claim_tables import CLAIM, SPAN
 from trials.search.database import connect
-from trials.search.directory import identity
+from trials.search.directory_identity import identity
 from trials.search.space import as_json
 from trials.study import Study
 
@@ -160,5 +160,5 @@ def _insert_claims(
         | {"kept": True}
         for number, last in ended
     ]
-    c.execute(claims._CLAIM.insert(), claimed)
-    c.execute(claims._SPAN.insert(), spans)
+    c.execute(CLAIM.insert(), claimed)
+    c.execute(SPAN.insert(), spans)
