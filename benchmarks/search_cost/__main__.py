@@ -56,9 +56,10 @@ def _of(storage: str) -> list[str]:
 def _runs(scenario: str, server: postgres.Server | None, is_quick: bool) -> Iterator[dict[str, Any]]:
     if scenario == SUSTAINED:
         for workers in WORKERS:
-            with _study("postgresql", server) as (storage, directory):
-                found = sustained(storage, directory, workers, QUICK_SECONDS if is_quick else SECONDS)
-            yield {"scenario": scenario, **found}
+            for are_whole in (True, False):
+                with _study("postgresql", server) as (storage, directory):
+                    found = sustained(storage, directory, workers, SECONDS, are_whole=are_whole)
+                yield {"scenario": scenario, "are_whole": are_whole, **found}
         return
     search, _, kind = scenario.partition("_")
     with _study(kind, server) as (storage, directory):
@@ -99,8 +100,9 @@ def _summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     summary: dict[str, Any] = {}
     for run in runs:
         if run["scenario"] == SUSTAINED:
+            what = "sustained" if run["are_whole"] else "claims"
             for key in ("statements_per_s", "of_claims_per_s", "trials_per_s"):
-                summary[f"sustained_by_{run['workers']}_{key}"] = run[key]
+                summary[f"{what}_by_{run['workers']}_{key}"] = run[key]
         else:
             for key in ("cpu_ms", "elapsed_ms", "statements"):
                 summary[f"{run['scenario']}_{run['size']}_{key}"] = run[key]

@@ -2,13 +2,16 @@
 
 import multiprocessing
 import time
+import uuid
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
 import sqlalchemy as sa
 
-from benchmarks.search_cost.simulated import FUSED, RANDOM, search_worker, searched, train_one
+from benchmarks.search_cost.simulated import FUSED, NAME, RANDOM, search_worker, searched, train_one
+from trials.search.claims import Claims
+from trials.search.database import connect
 
 _ENDLESS = 10**9
 
@@ -31,7 +34,7 @@ class Statements:
         self.of_claims += "squeezer_" in statement
 
 
-def sustained(storage: str, directory: Path, workers: int, seconds: float) -> dict[str, Any]:
+def sustained(storage: str, directory: Path, workers: int, seconds: float, *, are_whole: bool) -> dict[str, Any]:
     """Let so many workers of one study train simulated trials, as fast as they can.
 
     Each holds as many trials as it would fuse, and gives signs of life.
@@ -41,6 +44,7 @@ def sustained(storage: str, directory: Path, workers: int, seconds: float) -> di
         directory: the study's.
         workers: how many processes.
         seconds: for how long.
+        are_whole: whether they are search workers; else each makes the same claims, and nothing else.
 
     Returns:
         Per second: statements, those of them that are the claims', trials and reports.
@@ -50,11 +54,39 @@ def sustained(storage: str, directory: Path, workers: int, seconds: float) -> di
     arguments = (storage, directory, seconds, ready, results)
     with ExitStack() as stack:
         for index in range(workers):
-            process = forked.Process(target=_work, args=(f"w{index}", *arguments), daemon=True)
+            process = forked.Process(target=_work if are_whole else _claim, args=(f"w{index}", *arguments), daemon=True)
             process.start()
             stack.callback(process.join)
         found = [results.get() for _ in range(workers)]
     return {"workers": workers, **{key: round(sum(each[key] for each in found), 1) for key in found[0]}}
+
+
+def _claim(name: str, storage: str, directory: Path, seconds: float, ready: Any, results: Any) -> None:
+    epochs = (2, 4, 7, 10)
+    claims = Claims(connect(storage, directory), NAME, name)
+    numbers = iter(range(int(name.removeprefix("w")) * 10**6, _ENDLESS))
+    ready.wait()
+    trials = 0
+    with Statements() as statements:
+        begun_s = sign_s = time.monotonic()
+        while (now_s := time.monotonic()) < begun_s + seconds:
+            if now_s > sign_s + 10:
+                claims.renew({})
+                sign_s = now_s
+            with claims.alone() as held:
+                held.fences(_ENDLESS)
+                claim = held.claim(next(numbers))
+            assert claim is not None
+            for epoch in epochs:
+                with claims.owned(claim, uuid.uuid4().hex) as mine:
+                    assert mine is not None
+                    mine.count(None, None, epoch if epoch == epochs[-1] else None, epoch)
+            trials += 1
+        took_s = time.monotonic() - begun_s
+    claims.close()
+    counts = {"statements": statements.count, "of_claims": statements.of_claims}
+    counts |= {"trials": trials, "reports": trials * len(epochs)}
+    results.put({f"{key}_per_s": count / took_s for key, count in counts.items()})
 
 
 def _work(name: str, storage: str, directory: Path, seconds: float, ready: Any, results: Any) -> None:
