@@ -37,7 +37,7 @@ from benchmarks.processes import last_core, start
 from benchmarks.utilization.searched_digits import SEED_VARIABLE
 from trials.search.claims import Claims
 from trials.search.database import connect
-from trials.search.storage import open_storage
+from trials.search.optuna_storage import open_storage
 from trials.study import Study, load_study
 
 STUDY = ROOT / "benchmarks" / "utilization" / "searched_digits.py"

@@ -14,7 +14,7 @@ from ds_hooks.engine import AttachError, check_engine, check_release, device_typ
 from ds_hooks.instrument import Instrument
 from ds_hooks.message_sender import MessageSender
 from ds_hooks.notice import notice
-from ds_hooks.shared.driver import DriverError
+from ds_hooks.shared.cuda_driver import DriverError
 from ds_hooks.shared.page import Field
 from ds_hooks.shared.page_file import Page, PageError, page_path, runtime_dir, socket_of
 from ds_hooks.shared.ranks import LOCAL_RANK, first_number

@@ -9,7 +9,7 @@ from enum import Enum
 from importlib import metadata
 from pathlib import Path
 
-from ds_hooks.shared.driver import CudaDriver, DeviceWords, Driver, DriverError
+from ds_hooks.shared.cuda_driver import CudaDriver, DeviceWords, Driver, DriverError
 from ds_hooks.shared.page import Field
 from ds_hooks.shared.page_file import DIRECTORY_VARIABLE, Page, PageError, make_private_dir, page_path, runtime_dir
 

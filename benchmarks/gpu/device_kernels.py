@@ -9,7 +9,7 @@ from statistics import median
 from typing import Protocol
 
 from benchmarks.gpu.fake_driver import FakeDriver
-from ds_hooks.shared.driver import CudaDriver, Driver, address_of
+from ds_hooks.shared.cuda_driver import CudaDriver, Driver, address_of
 
 STAMPS = 1 << 18
 """The number of kernels that one process can record."""

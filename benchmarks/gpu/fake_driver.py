@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
-from ds_hooks.shared.driver import DriverError
+from ds_hooks.shared.cuda_driver import DriverError
 
 NAP_S = 2e-5
 _DEVICE_OFFSET = 1 << 44
@@ -50,7 +50,7 @@ class _Stream:
 
 
 class FakeDriver:
-    """See `ds_hooks.shared.driver.Driver`; a context manager that ends its streams.
+    """See `ds_hooks.shared.cuda_driver.Driver`; a context manager that ends its streams.
 
     Attributes:
         kernels: all that have begun, in order.

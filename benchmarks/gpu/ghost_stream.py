@@ -23,7 +23,7 @@ from benchmarks.common import ROOT
 from benchmarks.ghost.model import PipelineModel, Timing
 from benchmarks.ghost.program import GhostModelError, GhostShape, Op, stage_program
 from benchmarks.gpu.device_kernels import Kernels
-from ds_hooks.shared.driver import DeviceWords, Driver
+from ds_hooks.shared.cuda_driver import DeviceWords, Driver
 
 SENT, READY, END, PROBE = range(4)
 _WORDS_BYTES = 4096

@@ -18,7 +18,7 @@ from unittest import mock
 from benchmarks.common import ROOT, ratio_with_ci95
 from benchmarks.gpu.device_kernels import CudaKernels, Kernels, open_device
 from benchmarks.gpu.fake_driver import FakeDriver
-from ds_hooks.shared.driver import DeviceWords, Driver, comes
+from ds_hooks.shared.cuda_driver import DeviceWords, Driver, comes
 from ds_hooks.shared.page import DeviceGate, Field, Role
 from ds_hooks.shared.page_file import Page, make_private_dir, page_path
 

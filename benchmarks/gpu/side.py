@@ -18,7 +18,7 @@ from itertools import cycle
 from pathlib import Path
 
 from benchmarks.gpu.device_kernels import Kernels, open_device
-from ds_hooks.shared.driver import DeviceWords, Driver
+from ds_hooks.shared.cuda_driver import DeviceWords, Driver
 from ds_hooks.shared.page import DeviceGate, Field, Role
 from ds_hooks.shared.page_file import Page
 from ds_hooks.shared.signals import END_SIGNAL

@@ -22,7 +22,7 @@ from ds_hooks.clock.base import BubbleClock
 from ds_hooks.clock.cpu import CpuClock
 from ds_hooks.clock.cuda import CudaClock, PolledCudaClock
 from ds_hooks.clock.registry import CLOCKS, clock_for
-from ds_hooks.shared.driver import CudaDriver, DeviceWords, Driver, DriverError
+from ds_hooks.shared.cuda_driver import CudaDriver, DeviceWords, Driver, DriverError
 from ds_hooks.shared.page import ClockKind, DeviceGate, Field, Role
 from ds_hooks.shared.page_file import Page, make_private_dir, page_path
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.gpu.device_kernels import FakeKernels, Kernels, open_device
 from benchmarks.gpu.fake_driver import FakeDriver
-from ds_hooks.shared.driver import CudaDriver, DeviceWords, Driver, DriverError, address_of, comes
+from ds_hooks.shared.cuda_driver import CudaDriver, DeviceWords, Driver, DriverError, address_of, comes
 
 PROBE, FIRST, SECOND = range(3)
 MS = 1_000_000
@@ -148,7 +148,7 @@ def test_memory_that_is_no_page_is_refused(driver: Driver, words: "memoryview[in
 def test_words_that_the_device_still_needs_are_not_given_back(
     driver: Driver, words: "memoryview[int]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ds_hooks.shared.driver.PATIENCE_S", 0.05)
+    monkeypatch.setattr("ds_hooks.shared.cuda_driver.PATIENCE_S", 0.05)
     shared = DeviceWords(driver, words, probe=PROBE)
     driver.wait_at_least(shared.stream, shared.address(FIRST), 1)
     assert not shared.release()

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from benchmarks.gpu.fake_driver import FakeDriver
-from ds_hooks.shared.driver import CudaDriver
+from ds_hooks.shared.cuda_driver import CudaDriver
 from ds_hooks.shared.page import DeviceGate, Field, SideActivity
 from ds_hooks.shared.page_file import Page, page_path
 from ds_hooks.shared.plan import plan_slot

@@ -13,9 +13,9 @@ from benchmarks.gpu.fake_driver import DEFAULT_STREAM, FakeDriver
 from ds_hooks import attach
 from ds_hooks.clock import cuda as clock_module
 from ds_hooks.clock.cuda import CudaClock, PolledCudaClock, cuda_clock
-from ds_hooks.shared import driver as driver_module
+from ds_hooks.shared import cuda_driver as driver_module
+from ds_hooks.shared.cuda_driver import DriverError
 from ds_hooks.shared.device_uuid import read_device_uuid
-from ds_hooks.shared.driver import DriverError
 from ds_hooks.shared.page import ClockKind, DeviceGate, Field, Role
 from ds_hooks.shared.page_file import Page, make_private_dir, page_path
 from ds_hooks.shared.plan import plan_slot, plan_steps

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.fake_driver import FakeDriver
-from ds_hooks.shared.driver import Driver, DriverError
+from ds_hooks.shared.cuda_driver import Driver, DriverError
 from ds_hooks.shared.page_file import DIRECTORY_VARIABLE
 from squeezer.cli import main
 from squeezer.doctor import Finding, Level, examine

@@ -5,7 +5,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 
-from ds_hooks.shared.driver import DriverError
+from ds_hooks.shared.cuda_driver import DriverError
 from ds_hooks.shared.page import PAGE_BYTES, DeviceGate, Field
 from ds_hooks.shared.page_file import Page
 from trials.gate.cuda import CudaGate

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
+from ds_hooks.shared.cuda_driver import Driver, DriverError
 from ds_hooks.shared.device_uuid import read_device_uuid
-from ds_hooks.shared.driver import Driver, DriverError
 from ds_hooks.shared.page import DeviceGate, Field, SideActivity
 from ds_hooks.shared.page_file import Page
 from ds_hooks.shared.signals import END_SIGNAL

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ds_hooks.shared.driver import Driver, DriverError, address_of
+from ds_hooks.shared.cuda_driver import Driver, DriverError, address_of
 from ds_hooks.shared.page import PAGE_BYTES, Field
 from ds_hooks.shared.signals import END_SIGNAL
 from trials.gate.base import StopRequested

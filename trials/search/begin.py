@@ -11,7 +11,7 @@ from trials.search.attributes import PARAMS
 from trials.search.claims import MOST_DEATHS
 from trials.search.database import is_away
 from trials.search.draws import Draws
-from trials.search.queue import Claimed
+from trials.search.next_trials import Claimed
 from trials.search.space import as_json
 from trials.study import Study, describe_error
 

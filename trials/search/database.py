@@ -146,7 +146,7 @@ def connect(storage: str, directory: Path | None) -> sa.Engine:
     """Open the database of claims.
 
     Args:
-        storage: Optuna's, see `trials.search.storage`.
+        storage: Optuna's, see `trials.search.optuna_storage`.
         directory: the study's. It holds the claims of a journal or an SQLite database; None: memory does.
 
     Raises:

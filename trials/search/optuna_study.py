@@ -12,7 +12,7 @@ from trials.search.config import WorkerConfig
 from trials.search.database import is_shared
 from trials.search.directory_identity import bind
 from trials.search.kept import keeping
-from trials.search.storage import open_storage
+from trials.search.optuna_storage import open_storage
 from trials.study import Study, StudyError
 
 

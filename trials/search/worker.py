@@ -25,9 +25,9 @@ from trials.search.database import START_PATIENCE_S, connect, is_away, patiently
 from trials.search.directory_identity import Unseen, identity
 from trials.search.finite import is_finite
 from trials.search.kept import Kept
+from trials.search.next_trials import Claimed, Queue, requeue
 from trials.search.optuna_study import ended_after, open_study, safe_sampler
 from trials.search.paused import as_samplers_see
-from trials.search.queue import Claimed, Queue, requeue
 from trials.search.space import check_space
 from trials.study import Study
 

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from ds_hooks.shared.cuda_driver import CudaDriver, DriverError
 from ds_hooks.shared.device_uuid import uuid_number
-from ds_hooks.shared.driver import CudaDriver, DriverError
 from ds_hooks.shared.page import Field
 from ds_hooks.shared.page_file import Page
 from ds_hooks.shared.parent import die_with_parent

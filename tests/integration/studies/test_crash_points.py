@@ -15,7 +15,7 @@ from tests.support.simulated import EPOCHS, Pretended, Trainer, assert_ended
 from trials.search import database
 from trials.search.claims import Claims
 from trials.search.database import connect
-from trials.search.storage import open_storage
+from trials.search.optuna_storage import open_storage
 from trials.search.worker import SearchWorker, WorkerConfig
 
 pytestmark = pytest.mark.integration

@@ -21,7 +21,7 @@ from tests.support.side_task_runs import Direct
 from tests.support.simulated import EPOCHS, Pretended, Process, Trainer, assert_ended, run_until_over, total
 from trials.search.claims import Claim, Claims, Span
 from trials.search.database import connect
-from trials.search.storage import open_storage
+from trials.search.optuna_storage import open_storage
 from trials.search.worker import SearchWorker, WorkerConfig
 
 pytestmark = pytest.mark.integration

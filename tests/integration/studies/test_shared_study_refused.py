@@ -20,8 +20,8 @@ from tests.support.simulated import Pretended
 from trials.search import worker as worker_module
 from trials.search.client import SearchClient, SearchError
 from trials.search.database import StorageError, naming
+from trials.search.optuna_storage import open_storage
 from trials.search.serve import serve
-from trials.search.storage import open_storage
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.study import StudyError
 

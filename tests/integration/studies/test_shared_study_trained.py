@@ -16,7 +16,7 @@ from tests.support.real_worker import STUDY_NAME, Small
 from tests.support.sandbox import Child, Sandbox, is_alive
 from trials.search.claims import Claims
 from trials.search.database import connect
-from trials.search.storage import open_storage
+from trials.search.optuna_storage import open_storage
 
 pytestmark = pytest.mark.integration
 

@@ -21,7 +21,7 @@ from trials import load_study
 from trials.run import INTERRUPTED_STATUS
 from trials.search.claims import Claims
 from trials.search.database import connect
-from trials.search.storage import open_storage
+from trials.search.optuna_storage import open_storage
 
 pytestmark = pytest.mark.integration
 

@@ -15,7 +15,7 @@ from tests.support.side_task_runs import expire
 from trials.search import checkpoint_files
 from trials.search.attributes import MILESTONE
 from trials.search.close import Ended, close_study
-from trials.search.storage import open_storage
+from trials.search.optuna_storage import open_storage
 from trials.search.worker import SearchWorker, WorkerConfig
 
 Seen = list[tuple[int, TrialState, float | None]]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu.device_kernels import CudaKernels
-from ds_hooks.shared.driver import CudaDriver, DriverError
+from ds_hooks.shared.cuda_driver import CudaDriver, DriverError
 
 NOT_READY, INVALID = 600, 1
 DEVICE_OFFSET = 1 << 40
