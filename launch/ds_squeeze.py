@@ -44,6 +44,7 @@ from launch.leftovers import (
     fresh_directory,
     move_records_aside,
     remove_buffers_soon,
+    remove_temporary_folders,
     stop_children,
 )
 from squeezer.config import Config, ConfigError, load_config
@@ -317,6 +318,7 @@ def squeeze(arguments: Sequence[str]) -> int:
         code = _launch(runner, changed)
         patience_s = _WAIT_FOR_DAEMONS_S + config.run.calibrate_s
         end_daemons(lambda: running_daemons(directory), patience_s)
+        remove_temporary_folders(run)
         if is_first_node:
             await_records(run, patience_s)  # of other nodes, if they write here
         if is_first_node or not events_path(run, 0).exists():  # where they do not, each node reports what it has

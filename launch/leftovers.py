@@ -23,8 +23,9 @@ from ds_hooks.shared.page_file import (
 from ds_hooks.shared.private_file import make_dir
 from squeezer.daemon.deepspeed_buffers import remove_buffers
 from squeezer.daemon.run_directory import LAUNCHER_LOCK, leave_directory, remove_dead_directory, running_daemons
+from squeezer.daemon.temporary_folder import remove_folders
 from squeezer.records.in_use import ranks_in_use
-from squeezer.records.layout import files_of
+from squeezer.records.layout import files_of, temporary_folder_records
 
 _AFTER_SIGNAL_S = 5.0
 _DEEPSPEED_TEARDOWN_S = 40.0
@@ -141,6 +142,12 @@ def move_records_aside(run: Path, rank: int | None = None) -> int:
         with suppress(FileNotFoundError):  # another node's launcher was faster
             path.rename(previous / path.name)
     return len(found)
+
+
+def remove_temporary_folders(run: Path) -> None:
+    """Remove those of side tasks whose daemons were killed. Daemons that still write are other nodes'."""
+    in_use = ranks_in_use(run)
+    remove_folders(path for rank, path in temporary_folder_records(run).items() if rank not in in_use)
 
 
 def await_records(run: Path, timeout_s: float) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,6 +36,14 @@ def make_folder(record: Path) -> str | None:
         shutil.rmtree(folder, ignore_errors=True)
         return None
     return folder
+
+
+def remove_folders(records: Iterable[Path]) -> None:
+    """Remove those folders of killed side tasks that are on this machine."""
+    for record in records:
+        with suppress(OSError, ValueError):
+            if Path(record.read_text(encoding="utf-8")).is_dir():
+                remove_folder(record)
 
 
 def remove_folder(record: Path) -> None:

@@ -78,6 +78,12 @@ def temporary_folder_path(run: Path, rank: int) -> Path:
     return run / "caches" / f"rank{rank}.tmp"
 
 
+def temporary_folder_records(run: Path) -> dict[int, Path]:
+    """Those of all ranks in `run` that have one."""
+    found = (run / "caches").glob("rank*.tmp")
+    return {int(path.stem.removeprefix("rank")): path for path in found if path.stem.removeprefix("rank").isdigit()}
+
+
 def report_path(run: Path) -> Path:
     """The report, for programs."""
     return run / "report.json"

@@ -23,10 +23,12 @@ from launch.leftovers import (
     fresh_directory,
     move_records_aside,
     remove_dead_directories,
+    remove_temporary_folders,
 )
 from squeezer.daemon.run_directory import claim_directory, running_daemons
+from squeezer.daemon.temporary_folder import make_folder
 from squeezer.records.in_use import ranks_in_use
-from squeezer.records.layout import events_path, study_directory
+from squeezer.records.layout import events_path, study_directory, temporary_folder_path
 from squeezer.records.writer import Recorder
 from tests.support.logged import logged
 
@@ -232,6 +234,20 @@ def test_the_launcher_waits_for_the_records_of_others(tmp_path: Path) -> None:
     await_records(tmp_path, timeout_s=60.0)
     assert '"end"' in events_path(tmp_path, 1).read_text()
     other.join()
+
+
+def test_temporary_folders_of_killed_daemons_are_removed(tmp_path: Path) -> None:
+    """Not those of a daemon that still writes, as another launcher's on this machine, nor another machine's record."""
+    records = [temporary_folder_path(tmp_path, rank) for rank in range(3)]
+    records[0].parent.mkdir()
+    (left, held) = (Path(str(make_folder(record))) for record in records[:2])
+    records[2].write_text("/tmp/squeezer-side-on-another-machine")
+    daemon = Recorder(tmp_path, 1)
+    remove_temporary_folders(tmp_path)
+    assert not left.exists() and held.exists() and [record.exists() for record in records] == [False, True, True]
+    daemon.close()
+    remove_temporary_folders(tmp_path)
+    assert not held.exists()
 
 
 def test_one_launcher_has_a_run_directory(tmp_path: Path) -> None:
