@@ -318,9 +318,9 @@ def squeeze(arguments: Sequence[str]) -> int:
         code = _launch(runner, changed)
         patience_s = _WAIT_FOR_DAEMONS_S + config.run.calibrate_s
         end_daemons(lambda: running_daemons(directory), patience_s)
-        remove_temporary_folders(run)
         if is_first_node:
-            await_records(run, patience_s)  # of other nodes, if they write here
+            await_records(run, patience_s)  # of other nodes, if they write here, and of daemons that die just now
+        remove_temporary_folders(run)
         if is_first_node or not events_path(run, 0).exists():  # where they do not, each node reports what it has
             finish(run, config, _reason(code))
     return code
