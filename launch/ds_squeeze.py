@@ -257,8 +257,8 @@ def _served(config: Config, run: Path) -> list[str]:
     if config.side.queue is None:
         return [config.side.study_name]
     submissions, ours = Submissions(config.side.queue), worker_name(run)
-    names = [each.name for each in submissions.submissions()]
-    return [name for name in names if any(worker.startswith(ours) for worker in submissions.used(name))]
+    found = submissions.submissions()
+    return [each.name for each in found if any(worker.startswith(ours) for worker in submissions.used(each))]
 
 
 def _require_flag(arguments: Sequence[str]) -> None:

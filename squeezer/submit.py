@@ -31,12 +31,12 @@ def main_queue(studies: Path, withdraw: str | None = None) -> int:
     width = max([len(each.name) for each in found] + [len("study")])
     print(f"{'study':<{width}} {'priority':>8} {'share':>6} {'device time':>12}  state")
     for each in found:
-        used = submissions.used(each.name)
+        used = submissions.used(each)
         used_s = sum(of.used_s for of in used.values())
         row = f"{each.name:<{width}} {each.priority:>8} {each.share:>6g} {_duration(used_s):>12}"
         serving = sum(of.until_s > time.time() for of in used.values())
         trains = f"trains on {serving} device{'s' * (serving != 1)}" if serving else "waits"
-        print(f"{row}  {submissions.ended(each.name) or trains}")
+        print(f"{row}  {submissions.ended(each) or trains}")
     return 0
 
 

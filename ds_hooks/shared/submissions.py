@@ -4,10 +4,14 @@ STUDIES/queue/NAME/study.json           what was submitted
 STUDIES/queue/NAME/used/WORKER.json     how long a worker has computed for it
 STUDIES/queue/NAME/ended.json           that it is done, or why it has failed
 
-Each file is replaced as a whole by one process, so hosts may share the directory without locks.
+Each file is replaced as a whole by one process, so hosts may share the directory without locks. WORKER is a hash: names
+of workers are longer than those of files may be. What is noted names its submission by a key, so what a worker notes
+late does not count for a study that was submitted again.
 """
 
+import hashlib
 import json
+import math
 import os
 import time
 import uuid
@@ -16,9 +20,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from ds_hooks.shared.private_file import check_ours, make_dir, write_text
+from ds_hooks.shared.study_files import journal_path, trials_directory
 
 SERVES_S = 180.0
 """A worker that has noted nothing for so long serves the study no more."""
@@ -42,6 +47,7 @@ class Submission:
         share: of the devices' time among studies of one priority, in proportion.
         submitted_s: when, in seconds since 1970.
         behind_s: how much time for each unit of share the others had had by then, so that it does not catch up on that.
+        key: tells it from others that were submitted under the same name.
     """
 
     name: str
@@ -50,6 +56,7 @@ class Submission:
     share: float = 1.0
     submitted_s: float = 0.0
     behind_s: float = 0.0
+    key: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,30 +86,31 @@ class Submissions:
     """
 
     def __init__(self, studies: Path) -> None:
-        self._directory = studies / "queue"
+        self._studies, self._directory = studies, studies / "queue"
 
     def submit(self, submission: Submission) -> None:
         """Add a study, or one that has ended once more.
 
         Raises:
-            SubmissionError: one of its name waits already.
+            SubmissionError: one of its name waits already, or it cannot be called so.
             OSError: the directory cannot be written.
         """
-        for directory in (self._directory.parent, self._directory, self._of(submission.name)):
+        name = submission.name
+        taken = {self._studies, self._studies.parent, self._directory, journal_path(self._studies)}
+        if Path(os.path.normpath(trials_directory(self._studies, name))) in taken:
+            raise SubmissionError(f"a study cannot be called '{name}'; allowed: another --study-name")
+        if any(each.name == name for each in self.waiting()):
+            raise SubmissionError(f"a study '{name}' waits already; allowed: another --study-name")
+        for directory in (self._studies, self._directory, self._of(name)):
             make_dir(directory)
-        if (self._of(submission.name) / "study.json").exists() and self.ended(submission.name) is None:
-            raise SubmissionError(f"a study '{submission.name}' waits already; allowed: another --study-name")
-        for file in (self._of(submission.name) / "used").glob("*.json"):  # of the time before it ended
-            file.unlink(missing_ok=True)
         others = [each for each in self.waiting() if each.priority == submission.priority]
-        behind_s = min((self._time_per_share_s(each, self.used(each.name)) for each in others), default=0.0)
         record = asdict(submission) | {
             "study": str(submission.study),
             "submitted_s": time.time(),
-            "behind_s": behind_s,
+            "behind_s": min((self._time_per_share_s(each, self.used(each)) for each in others), default=0.0),
+            "key": uuid.uuid4().hex,
         }
-        self._write(submission.name, "study.json", record)
-        (self._of(submission.name) / "ended.json").unlink(missing_ok=True)
+        self._write(name, "study.json", record)
 
     def withdraw(self, name: str) -> None:
         """End a study. Its trials so far are kept.
@@ -110,18 +118,19 @@ class Submissions:
         Raises:
             SubmissionError: none of that name waits.
         """
-        if name not in {each.name for each in self.waiting()}:
+        found = next((each for each in self.waiting() if each.name == name), None)
+        if found is None:
             raise SubmissionError(f"no study '{name}' waits in {self._directory}")
-        self.end(name, "withdrawn")
+        self.end(found, "withdrawn")
 
-    def end(self, name: str, how: str) -> None:
+    def end(self, submission: Submission, how: str) -> None:
         """Note that no process need serve a study any more: "done", "withdrawn", or why it has failed."""
-        self._write(name, "ended.json", {"how": how})
+        self._write(submission.name, "ended.json", {"key": submission.key, "how": how})
 
-    def ended(self, name: str) -> str | None:
+    def ended(self, submission: Submission) -> str | None:
         """How a study has ended; None: it waits, or is served."""
-        ended = self._read(name, "ended.json")
-        return None if ended is None else str(ended.get("how"))
+        ended = self._read(submission.name, "ended.json")
+        return None if ended is None or ended.get("key") != submission.key else str(ended.get("how"))
 
     def submissions(self) -> list[Submission]:
         """All studies, the first submitted first."""
@@ -129,18 +138,20 @@ class Submissions:
 
     def waiting(self) -> list[Submission]:
         """Those that have not ended."""
-        return [each for each in self.submissions() if self.ended(each.name) is None]
+        return [each for each in self.submissions() if self.ended(each) is None]
 
-    def used(self, name: str) -> dict[str, Used]:
+    def used(self, submission: Submission) -> dict[str, Used]:
         """What each worker has done for a study."""
-        folder = self._of(name) / "used"
-        found = {file.stem: self._read(name, f"used/{file.name}") for file in _files(folder)}
-        return {unquote(worker): Used(**used) for worker, used in found.items() if used is not None}
+        folder = self._of(submission.name) / "used"
+        found = [self._read(submission.name, f"used/{file.name}") for file in _files(folder) if file.suffix == ".json"]
+        ours = [record for record in found if record is not None and record.get("key") == submission.key]
+        return {str(record.get("worker")): used for record in ours if (used := _as_used(record)) is not None}
 
-    def note(self, name: str, worker: str, used: Used) -> None:
+    def note(self, submission: Submission, worker: str, used: Used) -> None:
         """Write what this worker has done for a study."""
-        make_dir(self._of(name) / "used")
-        self._write(name, f"used/{quote(worker, safe='')}.json", asdict(used))
+        make_dir(self._of(submission.name) / "used")
+        file = f"used/{hashlib.sha256(worker.encode()).hexdigest()[:32]}.json"
+        self._write(submission.name, file, asdict(used) | {"key": submission.key, "worker": worker})
 
     def next(self, worker: str, turn_s: float, now_s: float | None = None) -> Submission | None:
         """Return the study that `worker` should serve; None: none waits for it.
@@ -154,7 +165,7 @@ class Submissions:
             now_s: the time, in seconds since 1970.
         """
         now_s = time.time() if now_s is None else now_s
-        used = {each: self.used(each.name) for each in self.waiting()}
+        used = {each: self.used(each) for each in self.waiting()}
         free = [each for each, by in used.items() if by.get(worker, Used()).idle_until_s <= now_s]
         highest = [each for each in free if each.priority == max(other.priority for other in free)]
 
@@ -169,21 +180,23 @@ class Submissions:
         return submission.behind_s + (sum(of.used_s for of in used.values()) + further_s) / submission.share
 
     def _all(self) -> Iterator[Submission]:
-        for folder in _files(self._directory):
-            record = self._read(unquote(folder.name), "study.json")
-            if record is not None:
-                yield Submission(**{**record, "study": Path(record["study"])})
+        for file in _files(self._directory):
+            record = self._read(file, "study.json")
+            found = None if record is None else _as_submission(record)
+            if found is not None and self._of(found.name) == file:  # no copy of another one
+                yield found
 
     def _of(self, name: str) -> Path:
         return self._directory / quote(name, safe="")
 
-    def _read(self, name: str, file: str) -> dict[str, Any] | None:
-        path = self._of(name) / file
+    def _read(self, of: str | Path, file: str) -> dict[str, Any] | None:
+        path = (of if isinstance(of, Path) else self._of(of)) / file
         try:
             check_ours(path)  # what is in it is run
-            return dict(json.loads(path.read_text(encoding="utf-8")))
-        except (FileNotFoundError, NotADirectoryError, ValueError):  # whatever else lies there
+            record = json.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):  # whatever else lies there
             return None
+        return record if isinstance(record, dict) else None
 
     def _write(self, name: str, file: str, record: dict[str, Any]) -> None:
         path = self._of(name) / file
@@ -197,8 +210,40 @@ class Submissions:
             raise
 
 
+def _as_submission(record: dict[str, Any]) -> Submission | None:
+    """What a file says; None: no process of ours has written it."""
+    try:
+        share, submitted_s, behind_s = (float(record[each]) for each in ("share", "submitted_s", "behind_s"))
+        found = Submission(
+            name=str(record["name"]),
+            study=Path(record["study"]),
+            priority=int(record["priority"]),
+            share=share,
+            submitted_s=submitted_s,
+            behind_s=behind_s,
+            key=str(record["key"]),
+        )
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    return found if share > 0 and all(map(math.isfinite, (share, submitted_s, behind_s))) else None
+
+
+def _as_used(record: dict[str, Any]) -> Used | None:
+    """The same for what a worker has noted."""
+    try:
+        return Used(
+            used_s=float(record["used_s"]),
+            until_s=float(record["until_s"]),
+            deaths=int(record["deaths"]),
+            reason=str(record["reason"]),
+            idle_until_s=float(record["idle_until_s"]),
+        )
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
 def _files(folder: Path) -> list[Path]:
     try:
-        return [file for file in folder.iterdir() if not file.name.endswith(".tmp")]
+        return list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []

@@ -28,7 +28,9 @@ def submit(queue: Path, study: str, name: str, *options: str) -> None:
 
 
 def ended(queue: Path, *names: str) -> list[str | None]:
-    return [Submissions(queue).ended(name) for name in names]
+    submissions = Submissions(queue)
+    found = {each.name: submissions.ended(each) for each in submissions.submissions()}
+    return [found[name] for name in names]
 
 
 def trials(queue: Path, name: str) -> list[FrozenTrial]:

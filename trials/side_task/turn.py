@@ -59,7 +59,7 @@ class Turn:
         self.is_done = False
         self._submissions, self._worker, self._turn_s, self._clock_s = submissions, worker, turn_s, clock_s
         self._began_s = self._noted_s = self._looked_s = clock_s()
-        before = submissions.used(submission.name).get(worker, Used())
+        before = submissions.used(submission).get(worker, Used())
         self._used = replace(before, deaths=before.deaths + 1, until_s=time.time() + SERVES_S)
         self._before_s = before.used_s
         self._note()
@@ -79,9 +79,11 @@ class Turn:
         self._noted_s = now_s
         self._used = Used(used_s=self._before_s + self.busy_s(), until_s=time.time() + SERVES_S)
         self._note()
+        if self.submission.key not in {each.key for each in self._submissions.waiting()}:
+            return True  # it has ended, and may have been submitted again
         found = self._submissions.next(self._worker, self._turn_s)
-        if found is None or found.name == self.submission.name:
-            return self._submissions.ended(self.submission.name) is not None
+        if found is None or found.key == self.submission.key:
+            return False
         return now_s >= self._began_s + self._turn_s or found.priority > self.submission.priority
 
     def may_be_left(self) -> bool:
@@ -90,8 +92,8 @@ class Turn:
         if now_s < self._looked_s + LOOK_EVERY_S:
             return False
         self._looked_s = now_s
-        others = [each for each in self._submissions.waiting() if each.name != self.submission.name]
-        used = [self._submissions.used(each.name).get(self._worker, Used()) for each in others]
+        others = [each for each in self._submissions.waiting() if each.key != self.submission.key]
+        used = [self._submissions.used(each).get(self._worker, Used()) for each in others]
         return any(of.idle_until_s <= time.time() for of in used)
 
     @contextmanager
@@ -112,7 +114,7 @@ class Turn:
     def end(self, how: str) -> None:
         """Note how the study has ended."""
         log.info("study %s: %s", self.submission.name, how)
-        self._submissions.end(self.submission.name, how)
+        self._submissions.end(self.submission, how)
 
     def _leave(self, idle_s: float = 0.0) -> None:
         idle_until_s = time.time() + idle_s if idle_s else 0.0
@@ -121,7 +123,7 @@ class Turn:
 
     def _note(self) -> None:
         try:
-            self._submissions.note(self.submission.name, self._worker, self._used)
+            self._submissions.note(self.submission, self._worker, self._used)
         except OSError as error:  # a full disk: shares are a little off
             log.warning("the turn is not noted: %s", error)
 

@@ -1,6 +1,8 @@
 """Studies that take turns: which is next, and what is kept of each."""
 
+import json
 import os
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -23,6 +25,10 @@ def submitted(folder: Path, *studies: Submission) -> Submissions:
 
 def study(name: str, priority: int = 0, share: float = 1.0) -> Submission:
     return Submission(name=name, study=FILE, priority=priority, share=share)
+
+
+def named(submissions: Submissions, name: str) -> Submission:
+    return next(each for each in submissions.submissions() if each.name == name)
 
 
 def following(submissions: Submissions, worker: str = "w") -> str | None:
@@ -50,26 +56,26 @@ def test_a_name_waits_once_until_it_has_ended(tmp_path: Path) -> None:
     submissions = submitted(tmp_path, study("a"))
     with pytest.raises(SubmissionError, match="'a' waits already; allowed: another --study-name"):
         submissions.submit(study("a"))
-    submissions.note("a", "w", Used(used_s=5.0, deaths=2))
-    submissions.end("a", "done")
-    assert following(submissions) is None and submissions.ended("a") == "done"
+    submissions.note(named(submissions, "a"), "w", Used(used_s=5.0, deaths=2))
+    submissions.end(named(submissions, "a"), "done")
+    assert following(submissions) is None and submissions.ended(named(submissions, "a")) == "done"
     submissions.submit(study("a"))
-    assert following(submissions) == "a" and submissions.used("a") == {}
+    assert following(submissions) == "a" and submissions.used(named(submissions, "a")) == {}
 
 
 def test_a_study_is_withdrawn(tmp_path: Path) -> None:
     submissions = submitted(tmp_path, study("a"), study("b"))
     submissions.withdraw("a")
-    assert following(submissions) == "b" and submissions.ended("a") == "withdrawn"
+    assert following(submissions) == "b" and submissions.ended(named(submissions, "a")) == "withdrawn"
     with pytest.raises(SubmissionError, match="no study 'a' waits"):
         submissions.withdraw("a")
 
 
 def test_the_highest_priority_goes_first(tmp_path: Path) -> None:
     submissions = submitted(tmp_path, study("low"), study("high", 5), study("middle", 3))
-    submissions.note("high", "w", Used(used_s=1e6))
+    submissions.note(named(submissions, "high"), "w", Used(used_s=1e6))
     assert following(submissions) == "high"
-    submissions.end("high", "done")
+    submissions.end(named(submissions, "high"), "done")
     assert following(submissions) == "middle"
 
 
@@ -91,12 +97,12 @@ def test_turns_add_up_to_the_shares(
             name = following(submissions, f"w{worker}")
             assert name is not None
             before = used[name, worker] * TURN_S
-            submissions.note(name, f"w{worker}", Used(used_s=before, until_s=NOW_S + 1))
+            submissions.note(named(submissions, name), f"w{worker}", Used(used_s=before, until_s=NOW_S + 1))
             chosen.append(name)
         for worker, name in enumerate(chosen):
             used[name, worker] += 1
             turns[name] += 1
-            submissions.note(name, f"w{worker}", Used(used_s=used[name, worker] * TURN_S))
+            submissions.note(named(submissions, name), f"w{worker}", Used(used_s=used[name, worker] * TURN_S))
     for name, share in zip(names, shares, strict=True):
         fair = rounds * workers * share / sum(shares)
         assert abs(turns[name] - fair) <= workers + max(shares) / min(shares)
@@ -104,26 +110,26 @@ def test_turns_add_up_to_the_shares(
 
 def test_a_turn_that_others_are_having_counts(tmp_path: Path) -> None:
     submissions = submitted(tmp_path, study("a"), study("b"))
-    submissions.note("a", "other", Used(until_s=NOW_S + 60))
+    submissions.note(named(submissions, "a"), "other", Used(until_s=NOW_S + 60))
     assert following(submissions) == "b"
     assert following(submissions, "other") == "a", "its own does not"
-    submissions.note("a", "other", Used(until_s=NOW_S - 1))
+    submissions.note(named(submissions, "a"), "other", Used(until_s=NOW_S - 1))
     assert following(submissions) == "a", "the other one has died"
 
 
 def test_a_study_without_work_is_left_to_others_for_a_while(tmp_path: Path) -> None:
     submissions = submitted(tmp_path, study("a", 1), study("b"))
-    submissions.note("a", "w", Used(idle_until_s=NOW_S + 60))
+    submissions.note(named(submissions, "a"), "w", Used(idle_until_s=NOW_S + 60))
     assert following(submissions) == "b" and following(submissions, "other") == "a"
-    submissions.note("a", "w", Used(idle_until_s=NOW_S - 1))
+    submissions.note(named(submissions, "a"), "w", Used(idle_until_s=NOW_S - 1))
     assert following(submissions) == "a"
 
 
 def test_a_new_study_does_not_catch_up_on_what_others_had_before_it(tmp_path: Path) -> None:
     submissions = submitted(tmp_path, study("old", share=2.0))
-    submissions.note("old", "w", Used(used_s=2 * 86400.0))
+    submissions.note(named(submissions, "old"), "w", Used(used_s=2 * 86400.0))
     submissions.submit(study("new"))
-    submissions.note("new", "w", Used(used_s=TURN_S))
+    submissions.note(named(submissions, "new"), "w", Used(used_s=TURN_S))
     assert following(submissions) == "old"
 
 
@@ -135,3 +141,69 @@ def test_what_another_user_has_laid_is_not_run(tmp_path: Path) -> None:
     os.chown(tmp_path / "queue", 12345, 12345)
     with pytest.raises(OSError, match="belongs to user 12345"):
         following(submissions)
+
+
+def test_what_an_old_worker_notes_does_not_count_for_a_study_that_was_submitted_again(tmp_path: Path) -> None:
+    submissions = submitted(tmp_path, study("a"))
+    before = named(submissions, "a")
+    submissions.withdraw("a")
+    submissions.submit(study("a"))
+    submissions.note(before, "w", Used(used_s=9.0))
+    submissions.end(before, "done")
+    again = named(submissions, "a")
+    assert submissions.ended(again) is None and submissions.used(again) == {}
+    assert following(submissions) == "a"
+
+
+@pytest.mark.parametrize("name", ["a.tmp", "x.json", "a/b", ".hidden", "größe 日本", "%2F", "a" * 200])
+def test_a_study_may_be_called_almost_anything(name: str, tmp_path: Path) -> None:
+    submissions = submitted(tmp_path, study(name))
+    assert following(submissions) == name
+    submissions.withdraw(name)
+    assert following(submissions) is None
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "queue", "study.journal"])
+def test_no_study_is_called_like_what_lies_in_the_directory(name: str, tmp_path: Path) -> None:
+    studies = tmp_path / "studies"
+    with pytest.raises(SubmissionError, match="a study cannot be called"):
+        Submissions(studies).submit(study(name))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_may_have_a_long_name(tmp_path: Path) -> None:
+    submissions = submitted(tmp_path, study("a"), study("b"))
+    worker = "node7:/" + "scratch/größe/" * 20 + ":rank0"
+    submissions.note(named(submissions, "a"), worker, Used(used_s=5.0))
+    assert submissions.used(named(submissions, "a")) == {worker: Used(used_s=5.0)}
+    assert following(submissions, worker) == "b"
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "7", "{}", '{"name": "a"}', '{"share": 0}', "\x00\x00", '{"used_s": "much"}']
+)
+def test_foreign_and_torn_files_are_passed_over(content: str, tmp_path: Path) -> None:
+    submissions = submitted(tmp_path, study("a"), study("b"))
+    folder = tmp_path / "queue" / "a"
+    (folder / "used").mkdir()
+    (folder / "used" / "w.json").write_text(content)
+    (folder / "ended.json").write_text(content)
+    assert following(submissions) == "a"
+    (folder / "study.json").write_text(content)
+    (tmp_path / "queue" / "c" / "study.json").mkdir(parents=True)
+    assert following(submissions) == "b"
+
+
+def test_a_copied_directory_is_no_study(tmp_path: Path) -> None:
+    submissions = submitted(tmp_path, study("a"))
+    shutil.copytree(tmp_path / "queue" / "a", tmp_path / "queue" / "copy of a")
+    assert [each.name for each in submissions.submissions()] == ["a"]
+
+
+@pytest.mark.parametrize("key", ["share", "behind_s", "submitted_s", "priority"])
+@pytest.mark.parametrize("value", [None, "x", float("nan"), float("inf"), []])
+def test_a_record_with_a_senseless_value_is_passed_over(key: str, value: object, tmp_path: Path) -> None:
+    submissions = submitted(tmp_path, study("a"))
+    file = tmp_path / "queue" / "a" / "study.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    assert submissions.submissions() == []

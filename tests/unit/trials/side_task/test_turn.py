@@ -27,7 +27,11 @@ def submissions(tmp_path: Path) -> Submissions:
 
 def submit(submissions: Submissions, name: str, priority: int = 0) -> Submission:
     submissions.submit(Submission(name=name, study=Path("study.py"), priority=priority))
-    return next(each for each in submissions.waiting() if each.name == name)
+    return named(submissions, name)
+
+
+def named(submissions: Submissions, name: str) -> Submission:
+    return next(each for each in submissions.submissions() if each.name == name)
 
 
 def begin(submissions: Submissions, submission: Submission, clock: Clock) -> Turn:
@@ -42,7 +46,7 @@ def test_it_lasts_while_no_other_study_waits(submissions: Submissions) -> None:
     for _ in range(50):
         clock.now_s += NOTE_EVERY_S
         assert not turn.is_over()
-    assert submissions.used("a")["w"].used_s == clock.now_s / 2
+    assert submissions.used(named(submissions, "a"))["w"].used_s == clock.now_s / 2
 
 
 def test_it_is_over_after_its_time_if_another_study_waits(submissions: Submissions) -> None:
@@ -62,10 +66,26 @@ def test_a_higher_priority_does_not_wait_for_its_end_nor_does_a_withdrawal(submi
     assert not turn.is_over(), "files are looked at once a minute"
     clock.now_s += NOTE_EVERY_S
     assert turn.is_over()
-    submissions.end("urgent", "done")
+    submissions.end(named(submissions, "urgent"), "done")
+    clock.now_s += NOTE_EVERY_S
+    assert not turn.is_over()
     submissions.withdraw("a")
     clock.now_s += NOTE_EVERY_S
     assert turn.is_over()
+
+
+def test_a_study_that_was_withdrawn_is_left_at_once_if_others_wait_or_it_was_submitted_again(
+    submissions: Submissions,
+) -> None:
+    for other in ("b", "a"):
+        clock = Clock()
+        turn = begin(submissions, submit(submissions, "a"), clock)
+        submissions.withdraw("a")
+        submit(submissions, other)
+        clock.now_s = NOTE_EVERY_S
+        assert turn.is_over()
+        turn.end("done")
+    assert submissions.ended(named(submissions, "a")) is None, "what ended is not what waits now"
 
 
 def test_a_study_without_work_is_left_only_for_another_that_may_have_some(submissions: Submissions) -> None:
@@ -97,7 +117,7 @@ def test_what_ends_as_usual_is_no_death(submissions: Submissions, ends: Exceptio
         except (StopRequested, TurnOver):
             pass
         assert turn.is_done == (ends is None)
-    assert submissions.used("a")["w"] == Used()
+    assert submissions.used(named(submissions, "a"))["w"] == Used()
 
 
 def test_a_study_in_which_processes_die_has_failed_and_others_are_served(submissions: Submissions) -> None:
@@ -110,7 +130,10 @@ def test_a_study_in_which_processes_die_has_failed_and_others_are_served(submiss
             raise RuntimeError("no disk")
     served = wait_for_turn(submissions, "w", TURN_S)
     assert served is not None and served.submission.name == "b"
-    assert submissions.ended("a") == "failed: 3 processes in a row died in it; the last: RuntimeError: no disk"
+    assert (
+        submissions.ended(named(submissions, "a"))
+        == "failed: 3 processes in a row died in it; the last: RuntimeError: no disk"
+    )
 
 
 def test_one_that_has_worked_for_a_while_before_it_died_does_not_count(submissions: Submissions) -> None:
@@ -121,7 +144,7 @@ def test_one_that_has_worked_for_a_while_before_it_died_does_not_count(submissio
         assert turn.failure is None
         clock.now_s += NOTE_EVERY_S
         turn.is_over()
-    assert submissions.used("a")["w"].used_s == (MOST_DEATHS + 2) * NOTE_EVERY_S / 2
+    assert submissions.used(named(submissions, "a"))["w"].used_s == (MOST_DEATHS + 2) * NOTE_EVERY_S / 2
 
 
 def test_it_waits_until_something_is_submitted_or_the_daemon_ends(
@@ -138,5 +161,5 @@ def test_it_waits_until_something_is_submitted_or_the_daemon_ends(
     monkeypatch.setattr(turn_module, "nap", nap)
     turn = wait_for_turn(submissions, "w", TURN_S)
     assert turn is not None and turn.submission.name == "late" and len(naps) == 2
-    submissions.end("late", "done")
+    submissions.end(named(submissions, "late"), "done")
     assert wait_for_turn(submissions, "w", TURN_S) is None
