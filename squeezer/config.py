@@ -150,7 +150,7 @@ in a file of your own, `@FILE`"""
 trials do not fit, fewer train at once. With or without a limit, the kernel ends the side task first when the machine \
 runs out of memory"""
     max_restarts: _CountOrNone = 2
-    """how often a side task that died is restarted"""
+    """how often a side task that died is restarted; with `queue`: how often in a row, before its study has failed"""
 
     @field_validator("study", mode="before")
     @classmethod

@@ -36,7 +36,8 @@ def main_queue(studies: Path, withdraw: str | None = None) -> int:
         row = f"{each.name:<{width}} {each.priority:>8} {each.share:>6g} {_duration(used_s):>12}"
         serving = sum(of.until_s > time.time() for of in used.values())
         trains = f"trains on {serving} device{'s' * (serving != 1)}" if serving else "waits"
-        print(f"{row}  {submissions.ended(each) or trains}")
+        reason = next((f": {of.reason}" for of in used.values() if of.reason), "")
+        print(f"{row}  {submissions.ended(each) or trains + reason}")
     return 0
 
 

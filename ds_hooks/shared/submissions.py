@@ -28,9 +28,6 @@ from ds_hooks.shared.study_files import journal_path, trials_directory
 SERVES_S = 180.0
 """A worker that has noted nothing for so long serves the study no more."""
 
-MOST_DEATHS = 3
-"""A study has failed once so many of a worker's processes in a row died in it before they noted anything."""
-
 
 class SubmissionError(Exception):
     """A study cannot be submitted or withdrawn; the message says why."""
@@ -66,14 +63,12 @@ class Used:
     Attributes:
         used_s: how long its device has computed.
         until_s: when it will have noted more, if it lives, in seconds since 1970; 0: it serves others now.
-        deaths: how many of its processes in a row began, and noted nothing.
-        reason: what the last of them said.
+        reason: why its last process could not train the study; empty: it could.
         idle_until_s: until then it leaves the study, which had nothing to do for it, to others.
     """
 
     used_s: float = 0.0
     until_s: float = 0.0
-    deaths: int = 0
     reason: str = ""
     idle_until_s: float = 0.0
 
@@ -234,7 +229,6 @@ def _as_used(record: dict[str, Any]) -> Used | None:
         return Used(
             used_s=float(record["used_s"]),
             until_s=float(record["until_s"]),
-            deaths=int(record["deaths"]),
             reason=str(record["reason"]),
             idle_until_s=float(record["idle_until_s"]),
         )

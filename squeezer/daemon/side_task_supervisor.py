@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +32,7 @@ class SideTaskSupervisor:
 
     Args:
         spawner: starts and ends the processes.
-        max_restarts: how many processes may follow ones that died.
+        max_restarts: how many processes may follow ones that died in a study.
         takes_turns: whether one follows that has left a study, for another one's turn.
         words: the page's.
         watched: what the daemon waits on: file descriptor -> what to call when it becomes readable.
@@ -57,7 +58,9 @@ class SideTaskSupervisor:
         fault: Callable[[str], None],
     ) -> None:
         self._spawner = spawner
-        self._restarts_left = max_restarts
+        self._max_restarts = max_restarts
+        self._deaths: Counter[str | None] = Counter()
+        self._serves_now: str | None = None  # a study that was submitted
         self._takes_turns = takes_turns
         self._words = words
         self._family = SideFamily(words)
@@ -84,6 +87,7 @@ class SideTaskSupervisor:
         spawner = self._spawner
         spawner.start()
         assert spawner.side is not None
+        self._serves_now = None
         self._reader = StatusReader(spawner.status_fd, self._fault)
         self._watched[spawner.status_fd] = self._read_statuses
         self._watched[spawner.side.pidfd] = self._died
@@ -150,7 +154,9 @@ class SideTaskSupervisor:
         match status:
             case statuses.Serving():
                 self._has_served_others |= self._spawner.serves not in (None, status)
-                self._spawner.serves = status
+                self._spawner.serves, self._spawner.given_up = status, None
+                self._serves_now = status.name
+                del self._deaths[None]
             case statuses.Ready():
                 self._was_ready = self._is_ready = True
                 self._feed(SideChanged(Side.READY))
@@ -201,12 +207,23 @@ class SideTaskSupervisor:
         return status
 
     def _may_restart(self, status: int) -> bool:
-        """Whether a process that ended with `status` is worth another try; counts the try, unless it was a turn."""
-        if status == 0 and self._takes_turns:
-            return True
-        if status in (0, USER_ERROR_STATUS) or self._restarts_left == 0:
+        """Whether another process follows one that ended with `status`; counts deaths in a row, of each study apart."""
+        study = self._serves_now
+        if status == 0:
+            del self._deaths[study]
+            return self._takes_turns
+        if status == USER_ERROR_STATUS:
             return False
-        self._restarts_left -= 1
+        self._deaths[study] += 1
+        if self._deaths[study] <= self._max_restarts:
+            return True
+        if study is None:
+            return False
+        log.error("study %s is given up: one process after another died in it; others go on", study)
+        del self._deaths[study]
+        self._spawner.given_up = study
+        if self._has_left_trials:
+            self._release_trials(died=True, idle=True)
         return True
 
     def _release_trials(self, *, died: bool, idle: bool) -> None:

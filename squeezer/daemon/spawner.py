@@ -71,6 +71,7 @@ class Spawner:
 
     Attributes:
         serves: the study that it trains, or trained last; None: none yet.
+        given_up: the submitted study that has failed, which the next process notes; None: none has.
     """
 
     def __init__(self, config: SideTable, device: Device, files: SideFiles) -> None:
@@ -82,6 +83,7 @@ class Spawner:
         self._process: subprocess.Popen[bytes] | None = None
         self._closers: list[subprocess.Popen[bytes]] = []
         self.serves = None if config.study is None else Serving(str(config.study), config.study_name)
+        self.given_up: str | None = None
         self.side: SideProcess | None = None
         self.status_fd = -1
 
@@ -182,7 +184,8 @@ class Spawner:
         """What to train: a study, or those that take turns."""
         config = self._config
         if config.queue is not None:
-            return ["--queue", str(config.queue), "--turn", str(60 * config.turn_minutes)]
+            failed = [] if self.given_up is None else [f"--given-up={self.given_up}"]
+            return ["--queue", str(config.queue), "--turn", str(60 * config.turn_minutes), *failed]
         directory = trials_directory(self._files.studies, config.study_name)
         return ["--study", str(config.study), "--study-name", config.study_name, "--directory", str(directory)]
 

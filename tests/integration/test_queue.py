@@ -86,3 +86,22 @@ def test_an_unfinished_study_goes_on_in_the_next_job(sandbox: Sandbox, tmp_path:
     assert job.finish() == 0
     assert daemon.kill(signal.SIGTERM) == 0
     assert {trial.state for trial in trials(queue, "held")} == {TrialState.COMPLETE, TrialState.PRUNED}
+
+
+def test_a_study_in_which_processes_die_has_failed_and_the_others_are_served(sandbox: Sandbox, tmp_path: Path) -> None:
+    queue = tmp_path / "queue"
+    submit(queue, "crashes.py", "crashes", "--priority", "2")
+    submit(queue, "crashes.py", "also", "--priority", "1")
+    submit(queue, "tiny.py", "good")
+    daemon = sandbox.daemon(sandbox.config(queue=queue))
+    job = sandbox.job()
+    wait_for(lambda: all(ended(queue, "crashes", "also", "good")), "the end of all three")
+    *failed, good = ended(queue, "crashes", "also", "good")
+    assert good == "done"
+    assert failed == ["failed: one process after another died in it; the last: it was killed"] * 2
+    assert "study crashes is given up" in daemon.said()
+    assert job.finish() == 0
+    assert daemon.kill(signal.SIGTERM) == 0
+    turns = [event["name"] for event in sandbox.side("serving")]
+    assert turns == ["crashes"] * 3 + ["also"] * 3 + ["good"], "max_restarts = 2 holds for each study"
+    assert sandbox.side("given_up") == []

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
+from ds_hooks.shared.endings import USER_ERROR_STATUS
+
 LOOK_AGAIN_S = 0.2
 
 
@@ -31,6 +33,11 @@ class SearchError(RuntimeError):
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether a later try may succeed, such as when a database was away."""
+        return self.status not in (None, USER_ERROR_STATUS)
 
 
 class SearchClient:

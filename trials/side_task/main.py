@@ -26,7 +26,7 @@ from trials.gate.process import die_first_when_memory_is_short, keep_forks, limi
 from trials.gate.unit_records import UnitRecords
 from trials.own_logger import own_logger
 from trials.search.client import SearchClient, SearchError
-from trials.side_task.turn import Turn, TurnOver, wait_for_turn
+from trials.side_task.turn import Turn, TurnOver, give_up, wait_for_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +43,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--study-name", default="study")
     parser.add_argument("--queue", type=Path, metavar="STUDIES", help="take turns at the studies submitted there")
     parser.add_argument("--turn", type=float, metavar="SECONDS", help="with --queue: how long one takes")
+    parser.add_argument("--given-up", metavar="NAME", help="with --queue: a study that has failed")
     parser.add_argument("--worker", default="")
     parser.add_argument("--directory", type=Path, help="the study's, for claims and checkpoints")
     parser.add_argument("--page", type=Path, help="default: there is no main job")
@@ -91,8 +92,8 @@ def main() -> int:
         print(json.dumps(measure_dedicated(study, trials, arguments.measure)))
         return 0
     except Exception as error:
-        if isinstance(error, SearchError) and error.status not in (None, USER_ERROR_STATUS):
-            return error.status
+        if isinstance(error, SearchError) and error.may_pass:
+            return 0 if turn is not None else error.status or 1
         mistake = _mistake(error, arguments.memory_mb)
         if mistake is None:
             raise
@@ -105,7 +106,10 @@ def main() -> int:
 
 def _take_turn(arguments: argparse.Namespace, report: "Callable[[statuses.Status], None]") -> Turn | None:
     """Wait for a submitted study, which `arguments` then name; None: the daemon asks for the end."""
-    turn = wait_for_turn(Submissions(arguments.queue), arguments.worker, arguments.turn)
+    submissions = Submissions(arguments.queue)
+    if arguments.given_up is not None:
+        give_up(submissions, arguments.given_up, arguments.worker)
+    turn = wait_for_turn(submissions, arguments.worker, arguments.turn)
     if turn is not None:
         name = turn.submission.name
         arguments.study, arguments.study_name = turn.submission.study, name
@@ -229,7 +233,11 @@ def _train(
     # not earlier: before the job's first step there is nothing to yield to
     os.nice(max(0, arguments.nice - os.nice(0)))
     offload = None if page is None else device.offload(page, gate, report)
-    Scheduler(study, gate, search, report, most, offload, arguments.directory, turn).run()
+    scheduler = Scheduler(study, gate, search, report, most, offload, arguments.directory, turn)
+    try:
+        scheduler.run()
+    except SystemExit as error:  # else it would look as if all trials had ended
+        raise RuntimeError("the study has called sys.exit") from error
 
 
 def _claimed(path: Path, search: SearchClient) -> Page:

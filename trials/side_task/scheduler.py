@@ -112,7 +112,7 @@ class Scheduler:
         """
         self.report(statuses.Ready(self._study.trials))
         while True:
-            if self._turn is not None and self._turn.is_over():
+            if self._turn is not None and self._turn.is_over(has_trained=self._epochs > 0):
                 self._leave()
             for answer in self._search.answers():
                 self._take(answer)

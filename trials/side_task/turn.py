@@ -6,10 +6,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from ds_hooks.shared.signals import END_SIGNAL
-from ds_hooks.shared.submissions import MOST_DEATHS, SERVES_S, Submission, Submissions, Used
+from ds_hooks.shared.submissions import SERVES_S, Submission, Submissions, Used
 from trials.gate.base import StopRequested
 from trials.gate.process import nap
 from trials.own_logger import own_logger
+from trials.search.client import SearchError
 
 LOOK_EVERY_S = 10.0
 """How often a side task that has no study looks for one."""
@@ -17,7 +18,7 @@ LOOK_EVERY_S = 10.0
 NOTE_EVERY_S = SERVES_S / 3
 
 IDLE_S = 300.0
-"""How long a worker leaves a study to others that had nothing to do for it, if another one waits."""
+"""How long a worker leaves a study that has nothing to do for it, if another one waits, or whose storage is away."""
 
 log = own_logger(__name__)
 
@@ -60,31 +61,33 @@ class Turn:
         self._submissions, self._worker, self._turn_s, self._clock_s = submissions, worker, turn_s, clock_s
         self._began_s = self._noted_s = self._looked_s = clock_s()
         before = submissions.used(submission).get(worker, Used())
-        self._used = replace(before, deaths=before.deaths + 1, until_s=time.time() + SERVES_S)
+        self._used = Used(used_s=before.used_s, until_s=time.time() + SERVES_S)
         self._before_s = before.used_s
         self._note()
 
-    @property
-    def failure(self) -> str | None:
-        """Why the study has failed: too many processes in a row have died in it."""
-        if self._used.deaths <= MOST_DEATHS:
-            return None
-        return f"{MOST_DEATHS} processes in a row died in it; the last: {self._used.reason or 'killed'}"
+    def is_over(self, *, has_trained: bool) -> bool:
+        """Note how long the device has computed; return whether it is another study's turn.
 
-    def is_over(self) -> bool:
-        """Note how long the device has computed; return whether it is another study's turn."""
+        Args:
+            has_trained: whether an epoch has ended in it. Else turns that are shorter than a start would train nothing.
+        """
         now_s = self._clock_s()
-        if now_s < self._noted_s + min(NOTE_EVERY_S, self._turn_s):
+        if now_s < self._noted_s + (min(NOTE_EVERY_S, self._turn_s) if has_trained else NOTE_EVERY_S):
             return False
         self._noted_s = now_s
         self._used = Used(used_s=self._before_s + self.busy_s(), until_s=time.time() + SERVES_S)
         self._note()
-        if self.submission.key not in {each.key for each in self._submissions.waiting()}:
-            return True  # it has ended, and may have been submitted again
-        found = self._submissions.next(self._worker, self._turn_s)
+        try:
+            if self.submission.key not in {each.key for each in self._submissions.waiting()}:
+                return True  # it has ended, and may have been submitted again
+            found = self._submissions.next(self._worker, self._turn_s)
+        except OSError as error:  # the directory is away for a while
+            log.warning("the queue cannot be read: %s", error)
+            return False
         if found is None or found.key == self.submission.key:
             return False
-        return now_s >= self._began_s + self._turn_s or found.priority > self.submission.priority
+        is_late = has_trained and now_s >= self._began_s + self._turn_s
+        return is_late or found.priority > self.submission.priority
 
     def may_be_left(self) -> bool:
         """Whether there is another study to serve while this one has nothing to do."""
@@ -92,21 +95,33 @@ class Turn:
         if now_s < self._looked_s + LOOK_EVERY_S:
             return False
         self._looked_s = now_s
-        others = [each for each in self._submissions.waiting() if each.key != self.submission.key]
-        used = [self._submissions.used(each).get(self._worker, Used()) for each in others]
+        try:
+            others = [each for each in self._submissions.waiting() if each.key != self.submission.key]
+            used = [self._submissions.used(each).get(self._worker, Used()) for each in others]
+        except OSError:  # see `is_over`
+            return False
         return any(of.idle_until_s <= time.time() for of in used)
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Note how training it ends: as usual, or so that the next process counts this one as dead."""
+        """Note how training it ends.
+
+        Raises:
+            OSError: the next process could not know that it has nothing to do there, and would begin again at once.
+        """
         try:
             yield
         except (StopRequested, TurnOver) as left:
-            self._leave(IDLE_S if isinstance(left, TurnOver) and left.is_idle else 0.0)
+            if isinstance(left, TurnOver) and left.is_idle:
+                self._pause()
+            else:
+                self._leave()
             raise
         except BaseException as error:
-            self._used = replace(self._used, reason=f"{type(error).__name__}: {error}", until_s=0.0)
-            self._note()
+            if isinstance(error, SearchError) and error.may_pass:
+                self._pause(str(error))
+            else:
+                self._leave(reason=f"{type(error).__name__}: {error}")
             raise
         self._leave()
         self.is_done = True
@@ -116,10 +131,14 @@ class Turn:
         log.info("study %s: %s", self.submission.name, how)
         self._submissions.end(self.submission, how)
 
-    def _leave(self, idle_s: float = 0.0) -> None:
-        idle_until_s = time.time() + idle_s if idle_s else 0.0
-        self._used = Used(used_s=self._before_s + self.busy_s(), idle_until_s=idle_until_s)
+    def _leave(self, reason: str = "") -> None:
+        self._used = Used(used_s=self._before_s + self.busy_s(), reason=reason)
         self._note()
+
+    def _pause(self, reason: str = "") -> None:
+        self._leave(reason)
+        self._used = replace(self._used, idle_until_s=time.time() + IDLE_S)
+        self._submissions.note(self.submission, self._worker, self._used)
 
     def _note(self) -> None:
         try:
@@ -128,15 +147,30 @@ class Turn:
             log.warning("the turn is not noted: %s", error)
 
 
+def give_up(submissions: Submissions, name: str, worker: str) -> None:
+    """Note that a study has failed, because one process of this worker after another has died in it.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    for submission in submissions.waiting():
+        if submission.name == name:
+            reason = submissions.used(submission).get(worker, Used()).reason or "it was killed"
+            submissions.end(submission, f"failed: one process after another died in it; the last: {reason}")
+
+
 def wait_for_turn(submissions: Submissions, worker: str, turn_s: float) -> Turn | None:
     """Wait until there is a study to serve, and begin its turn. None: the daemon asks for the end."""
+    trouble = ""
     while True:
-        found = submissions.next(worker, turn_s)
-        if found is not None:
-            turn = Turn(submissions, found, worker, turn_s)
-            if turn.failure is None:
-                return turn
-            turn.end(f"failed: {turn.failure}")
-            continue
+        try:
+            found = submissions.next(worker, turn_s)
+            if found is not None:
+                return Turn(submissions, found, worker, turn_s)
+            trouble = ""
+        except OSError as error:  # the directory is away for a while, or its user can mend it
+            if trouble != str(error):
+                log.warning("the queue cannot be read: %s", error)
+            trouble = str(error)
         if nap(LOOK_EVERY_S) == END_SIGNAL:
             return None

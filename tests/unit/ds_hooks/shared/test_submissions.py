@@ -56,7 +56,7 @@ def test_a_name_waits_once_until_it_has_ended(tmp_path: Path) -> None:
     submissions = submitted(tmp_path, study("a"))
     with pytest.raises(SubmissionError, match="'a' waits already; allowed: another --study-name"):
         submissions.submit(study("a"))
-    submissions.note(named(submissions, "a"), "w", Used(used_s=5.0, deaths=2))
+    submissions.note(named(submissions, "a"), "w", Used(used_s=5.0))
     submissions.end(named(submissions, "a"), "done")
     assert following(submissions) is None and submissions.ended(named(submissions, "a")) == "done"
     submissions.submit(study("a"))
