@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from ds_hooks.shared.submissions import Submission, Submissions
+from ds_hooks.shared.submissions import Submission, SubmissionError, Submissions
 
 
 def main_submit(submission: Submission, studies: Path) -> int:
@@ -22,8 +22,10 @@ def main_queue(studies: Path, withdraw: str | None = None) -> int:
     """Print the studies in the queue in `studies`, after having withdrawn one.
 
     Raises:
-        SubmissionError: there is no such study.
+        SubmissionError: there is no such study, or no such directory.
     """
+    if not studies.is_dir():
+        raise SubmissionError(f"there is no directory {studies}")
     submissions = Submissions(studies)
     if withdraw is not None:
         submissions.withdraw(withdraw)
@@ -34,7 +36,7 @@ def main_queue(studies: Path, withdraw: str | None = None) -> int:
         used = submissions.used(each)
         used_s = sum(of.used_s for of in used.values())
         row = f"{each.name:<{width}} {each.priority:>8} {each.share:>6g} {_duration(used_s):>12}"
-        serving = sum(of.until_s > time.time() for of in used.values())
+        serving = sum(of.serves(time.time()) for of in used.values())
         trains = f"trains on {serving} device{'s' * (serving != 1)}" if serving else "waits"
         reason = next((f": {of.reason}" for of in used.values() if of.reason), "")
         print(f"{row}  {submissions.ended(each) or trains + reason}")

@@ -28,6 +28,12 @@ from ds_hooks.shared.study_files import journal_path, trials_directory
 SERVES_S = 180.0
 """A worker that has noted nothing for so long serves the study no more."""
 
+IDLE_S = 300.0
+"""How long a worker leaves a study that has nothing to do for it, if another one waits, or whose storage is away."""
+
+APART_S = 300.0
+"""Clocks of hosts may be so far apart. What lies further ahead was noted before a clock was set back."""
+
 
 class SubmissionError(Exception):
     """A study cannot be submitted or withdrawn; the message says why."""
@@ -71,6 +77,14 @@ class Used:
     until_s: float = 0.0
     reason: str = ""
     idle_until_s: float = 0.0
+
+    def serves(self, now_s: float) -> bool:
+        """Whether the worker trains the study now."""
+        return now_s < self.until_s <= now_s + SERVES_S + APART_S
+
+    def is_idle(self, now_s: float) -> bool:
+        """Whether the worker leaves it to others now."""
+        return now_s < self.idle_until_s <= now_s + IDLE_S
 
 
 class Submissions:
@@ -161,11 +175,11 @@ class Submissions:
         """
         now_s = time.time() if now_s is None else now_s
         used = {each: self.used(each) for each in self.waiting()}
-        free = [each for each, by in used.items() if by.get(worker, Used()).idle_until_s <= now_s]
+        free = [each for each, by in used.items() if not by.get(worker, Used()).is_idle(now_s)]
         highest = [each for each in free if each.priority == max(other.priority for other in free)]
 
         def time_per_share_s(each: Submission) -> float:
-            serving = sum(of.until_s > now_s for other, of in used[each].items() if other != worker)
+            serving = sum(of.serves(now_s) for other, of in used[each].items() if other != worker)
             return self._time_per_share_s(each, used[each], serving * turn_s)
 
         return min(highest, key=time_per_share_s, default=None)

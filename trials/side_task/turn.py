@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from ds_hooks.shared.signals import END_SIGNAL
-from ds_hooks.shared.submissions import SERVES_S, Submission, Submissions, Used
+from ds_hooks.shared.submissions import IDLE_S, SERVES_S, Submission, Submissions, Used
 from trials.gate.base import StopRequested
 from trials.gate.process import nap
 from trials.own_logger import own_logger
@@ -16,9 +16,6 @@ LOOK_EVERY_S = 10.0
 """How often a side task that has no study looks for one."""
 
 NOTE_EVERY_S = SERVES_S / 3
-
-IDLE_S = 300.0
-"""How long a worker leaves a study that has nothing to do for it, if another one waits, or whose storage is away."""
 
 log = own_logger(__name__)
 
@@ -100,7 +97,7 @@ class Turn:
             used = [self._submissions.used(each).get(self._worker, Used()) for each in others]
         except OSError:  # see `is_over`
             return False
-        return any(of.idle_until_s <= time.time() for of in used)
+        return not all(of.is_idle(time.time()) for of in used)
 
     @contextmanager
     def noted(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ds_hooks.shared.submissions import Submission, SubmissionError, Submissions, Used
+from squeezer.submit import main_queue
 
 NOW_S, TURN_S = 1e9, 600.0
 FILE = Path("/somewhere/study.py")
@@ -207,3 +208,20 @@ def test_a_record_with_a_senseless_value_is_passed_over(key: str, value: object,
     file = tmp_path / "queue" / "a" / "study.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
     assert submissions.submissions() == []
+
+
+def test_a_clock_that_was_set_back_leaves_no_study_untrained(tmp_path: Path) -> None:
+    submissions = submitted(tmp_path, study("a"), study("b"))
+    a = named(submissions, "a")
+    submissions.note(a, "w", Used(idle_until_s=NOW_S + 3600.0))
+    assert following(submissions) == "a"
+    submissions.note(a, "w", Used())
+    submissions.note(a, "died", Used(until_s=NOW_S + 3600.0))
+    assert following(submissions) == "a"
+    submissions.note(a, "lives on a host whose clock is ahead", Used(until_s=NOW_S + 400.0))
+    assert following(submissions) == "b"
+
+
+def test_a_queue_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SubmissionError, match=r"there is no directory .*typo"):
+        main_queue(tmp_path / "typo")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.shared.submissions import Submission, Submissions, Used
+from ds_hooks.shared.submissions import IDLE_S, Submission, Submissions, Used
 from trials.gate.base import StopRequested
 from trials.search.client import SearchError
 from trials.side_task import turn as turn_module
-from trials.side_task.turn import IDLE_S, NOTE_EVERY_S, Turn, TurnOver, give_up, wait_for_turn
+from trials.side_task.turn import NOTE_EVERY_S, Turn, TurnOver, give_up, wait_for_turn
 
 TURN_S = 600.0
 
