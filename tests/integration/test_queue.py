@@ -88,6 +88,7 @@ def test_an_unfinished_study_goes_on_in_the_next_job(sandbox: Sandbox, tmp_path:
     assert {trial.state for trial in trials(queue, "held")} == {TrialState.COMPLETE, TrialState.PRUNED}
 
 
+@pytest.mark.slow
 def test_a_study_in_which_processes_die_has_failed_and_the_others_are_served(sandbox: Sandbox, tmp_path: Path) -> None:
     queue = tmp_path / "queue"
     submit(queue, "crashes.py", "crashes", "--priority", "2")
