@@ -46,7 +46,7 @@ class FakeCudaSideDevice(CpuSideDevice):
         stream = self.driver.create_stream()
         made = BusyGate(page, self.driver, stream, records, on_overrun=on_overrun)
         made.fake, made.stream = self.driver, stream
-        die_with_parent(False)  # as CudaSideDevice
+        die_with_parent(wanted=False)  # as CudaSideDevice
         return made
 
     def rehearse(self, study: Study, page: Page | None, gate: Gate) -> int:
