@@ -35,9 +35,9 @@ from optuna.trial import FrozenTrial, TrialState
 from benchmarks.common import ROOT, environment, finish, kept_runs, parse, run_directories
 from benchmarks.processes import last_core, start
 from benchmarks.utilization.searched_digits import SEED_VARIABLE
-from trials.search.claims import Claims
-from trials.search.database import connect
-from trials.search.optuna_storage import open_storage
+from trials.search.storage.claims import Claims
+from trials.search.storage.database import connect
+from trials.search.storage.optuna_storage import open_storage
 from trials.study import Study, load_study
 
 STUDY = ROOT / "benchmarks" / "utilization" / "searched_digits.py"

@@ -209,8 +209,6 @@ def finish(run: Path, config: Config, reason: str) -> None:
         config: the run's configuration. Without a side task, the screen is the table of idle time.
         reason: why the run ended.
     """
-    from squeezer.daemon.side_environment import side_environment
-    from squeezer.daemon.spawner import releasing_command, worker_name
     from squeezer.records.layout import picture_path
     from squeezer.reports.closing import closing_lines
     from squeezer.reports.idle import idle_of_run, render_idle
@@ -221,9 +219,7 @@ def finish(run: Path, config: Config, reason: str) -> None:
     os.environ[STORAGE_VARIABLE] = config.storage(run)  # for releasing trials, and for the report
 
     def release_trials() -> None:
-        for name in _served(config, run):  # those of daemons that did not come to it
-            command = releasing_command(name, config.studies(run), worker_name(run))
-            subprocess.run(command, env=side_environment(os.environ), check=True)
+        _release_trials(run, config)
 
     def trace() -> None:
         write_trace(run, config.run.trace_steps)
@@ -248,17 +244,23 @@ def finish(run: Path, config: Config, reason: str) -> None:
             log.error("%s: %s: %s", name, type(error).__name__, error)
 
 
-def _served(config: Config, run: Path) -> list[str]:
-    """The studies that this run's side tasks may have trained."""
-    from squeezer.daemon.spawner import worker_name
+def _release_trials(run: Path, config: Config) -> None:
+    """Release what is left of all studies that this run's side tasks may have trained, by daemons that were killed."""
+    from squeezer.daemon.side_environment import side_environment
+    from squeezer.daemon.spawner import releasing_command, worker_name
 
-    if config.side is None:
-        return []
-    if config.side.queue is None:
-        return [config.side.study_name]
-    submissions, ours = Submissions(config.side.queue), worker_name(run)
-    found = submissions.submissions()
-    return [each.name for each in found if any(worker.startswith(ours) for worker in submissions.used(each))]
+    ours, names = worker_name(run), []
+    if config.side is not None and config.side.queue is None:
+        names = [config.side.study_name]
+    elif config.side is not None and config.side.queue is not None:
+        submissions = Submissions(config.side.queue)
+        all_used = ((each.name, submissions.used(each)) for each in submissions.submissions())
+        names = [name for name, used in all_used if any(worker.startswith(ours) for worker in used)]
+    environment = side_environment(os.environ)
+    commands = {name: releasing_command(name, config.studies(run), ours) for name in names}
+    failed = [name for name, each in commands.items() if subprocess.run(each, env=environment, check=False).returncode]
+    if failed:
+        raise RuntimeError(f"trials of {', '.join(failed)} wait until their workers' leases end")
 
 
 def _require_flag(arguments: Sequence[str]) -> None:

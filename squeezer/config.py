@@ -169,6 +169,13 @@ runs out of memory"""
             raise PydanticCustomError("missing", "neither study nor queue")
         return value
 
+    @field_validator("turn_minutes")
+    @classmethod
+    def _with_queue(cls, value: float, info: ValidationInfo) -> float:
+        if "queue" in info.data and info.data["queue"] is None and value != cls.model_fields["turn_minutes"].default:
+            raise ValueError("there is no side.queue")
+        return value
+
     @field_validator("study", "study_name", "study_directory")
     @classmethod
     def _not_beside_queue(cls, value: object, info: ValidationInfo) -> object:

@@ -13,7 +13,7 @@ from ds_hooks.shared.private_file import make_dir, write_text
 from trials.search.attributes import HISTORY
 from trials.search.best_weights import describe_score, params_of, ranked, score_of
 from trials.search.checkpoint_files import weights_path
-from trials.search.optuna_storage import open_storage
+from trials.search.storage.optuna_storage import open_storage
 
 
 class NoTrialError(Exception):

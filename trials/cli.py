@@ -201,7 +201,7 @@ def _storage(parsed: argparse.Namespace) -> str:
 
 
 def _refuse_storage(parsed: argparse.Namespace, storage: str, error: Exception) -> NoReturn:
-    from trials.search.database import StorageError, in_short
+    from trials.search.storage.database import StorageError, in_short
 
     text = f"{error}" if isinstance(error, StorageError) else f"{hide_password(storage)}: {in_short(error)}"
     refuse(f"{PROGRAM} {parsed.command}", hide_passwords(text))

@@ -33,7 +33,7 @@ from ds_hooks.shared.status_reader import StatusReader
 from ds_hooks.shared.status_text import differs, too_large
 from trials.own_logger import own_logger
 from trials.search.best_weights import ranked
-from trials.search.optuna_storage import open_storage
+from trials.search.storage.optuna_storage import open_storage
 
 INTERRUPTED_STATUS = 130
 """As a shell reports a command that Ctrl-C has ended."""

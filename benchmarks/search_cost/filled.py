@@ -14,10 +14,10 @@ from optuna.storages._rdb import models
 from optuna.trial import FrozenTrial, TrialState
 
 from trials.search.attributes import HISTORY, MILESTONE, PARAMS, WORKER
-from trials.search.claim_tables import CLAIM, SPAN
-from trials.search.database import connect
-from trials.search.directory_identity import identity
-from trials.search.space import as_json
+from trials.search.choice.space import as_json
+from trials.search.storage.claim_tables import CLAIM, SPAN
+from trials.search.storage.database import connect
+from trials.search.storage.directory_identity import identity
 from trials.study import Study
 
 _WORKER = "an earlier one"

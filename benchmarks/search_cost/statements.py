@@ -10,8 +10,8 @@ from typing import Any, Self
 import sqlalchemy as sa
 
 from benchmarks.search_cost.simulated import FUSED, NAME, RANDOM, search_worker, searched, train_one
-from trials.search.claims import Claims
-from trials.search.database import connect
+from trials.search.storage.claims import Claims
+from trials.search.storage.database import connect
 
 _ENDLESS = 10**9
 

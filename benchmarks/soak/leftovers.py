@@ -14,7 +14,7 @@ from launch.leftovers import remove_dead_directories
 from squeezer.daemon.deepspeed_buffers import SHARED_MEMORY
 from squeezer.daemon.run_directory import LAUNCHER_LOCK
 from squeezer.records.layout import study_directory
-from trials.search.optuna_storage import open_storage
+from trials.search.storage.optuna_storage import open_storage
 
 _STUDY = "side_study"
 

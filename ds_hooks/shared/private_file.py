@@ -29,6 +29,8 @@ def check_ours(path: Path) -> None:
                     errno.EACCES, f"{place} belongs to user {found.st_uid}, in a directory where all users may write"
                 )
             if stat.S_ISLNK(found.st_mode):
+                with suppress(FileNotFoundError):
+                    place.stat()  # a loop of links is an error
                 check_ours(place.parent / place.readlink())
                 found = place.stat()
         except FileNotFoundError:

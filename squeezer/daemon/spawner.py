@@ -39,7 +39,7 @@ class SideFiles:
         page: of its device.
         run: the directory of the run.
         rank: whose device it is; part of its files' names.
-        storage: of the studies, see `trials.search.optuna_storage`.
+        storage: of the studies, see `trials.search.storage.optuna_storage`.
         studies: the directory in which each study has one for its checkpoints and claims.
         units_bytes: how large the file of its units may grow.
     """

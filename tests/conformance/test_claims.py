@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from trials.search import claims as claims_module
-from trials.search.claims import Claim, Claims, Span
-from trials.search.database import connect
+from trials.search.storage import claims as claims_module
+from trials.search.storage.claims import Claim, Claims, Span
+from trials.search.storage.database import connect
 
 
 @pytest.fixture

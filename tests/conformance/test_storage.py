@@ -6,7 +6,7 @@ import pytest
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.testing.pytest_storages import StorageTestCase
 
-from trials.search.optuna_storage import open_storage
+from trials.search.storage.optuna_storage import open_storage
 
 
 @pytest.mark.parametrize("storage_kind", ["journal", "postgresql"])

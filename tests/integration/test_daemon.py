@@ -20,7 +20,7 @@ from tests.support.paths import STUDIES
 from tests.support.sandbox import Child, Job, Sandbox, children, cpu_ticks, is_alive, stat, wait_for
 from trials import TrialGroup, build_member
 from trials.gate.base import OpenGate
-from trials.search.optuna_storage import open_storage
+from trials.search.storage.optuna_storage import open_storage
 from trials.study import load_study
 
 pytestmark = pytest.mark.integration

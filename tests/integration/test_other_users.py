@@ -24,7 +24,7 @@ from ds_hooks.shared.private_file import OthersError
 from tests.support.hooked_engine import Engine
 from tests.support.sandbox import Child, new_sandbox, wait_for
 from tests.support.stranger import STRANGER, as_user, meanwhile, needs_second_user, outcome
-from trials.search.optuna_storage import open_storage
+from trials.search.storage.optuna_storage import open_storage
 
 pytestmark = [pytest.mark.integration, needs_second_user]
 

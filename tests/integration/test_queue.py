@@ -13,7 +13,7 @@ from ds_hooks.shared.submissions import Submissions
 from squeezer.reports.report import build_report, render
 from tests.support.paths import STUDIES
 from tests.support.sandbox import Sandbox, wait_for
-from trials.search.optuna_storage import open_storage
+from trials.search.storage.optuna_storage import open_storage
 
 pytestmark = pytest.mark.integration
 

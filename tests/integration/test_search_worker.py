@@ -18,8 +18,8 @@ from tests.support.paths import STUDIES
 from tests.support.sandbox import children, wait_for
 from trials.search import callbacks
 from trials.search.client import SearchClient
-from trials.search.optuna_storage import open_storage
 from trials.search.serve import HOLDER_NICE, serve
+from trials.search.storage.optuna_storage import open_storage
 from trials.search.worker import WorkerConfig
 from trials.study import load_study
 

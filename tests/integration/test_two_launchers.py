@@ -20,7 +20,7 @@ from tests.support.jobs import PATIENT, environment, free_port, pretrain, short_
 from tests.support.paths import ROOT
 from tests.support.sandbox import wait_for
 from trials.search.attributes import WORKER
-from trials.search.optuna_storage import open_storage
+from trials.search.storage.optuna_storage import open_storage
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

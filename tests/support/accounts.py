@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from optuna.trial import FrozenTrial
 
-from trials.search.claims import Span
+from trials.search.storage.claims import Span
 
 
 def assert_accounts(spans: Sequence[Span], trials: Sequence[FrozenTrial]) -> None:

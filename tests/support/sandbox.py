@@ -22,7 +22,7 @@ from ds_hooks.shared.study_files import journal_path
 from squeezer.records.layout import events_path, study_directory
 from squeezer.records.reader import read_details, read_events
 from tests.support.paths import ROOT, STUDIES
-from trials.search.optuna_storage import open_storage
+from trials.search.storage.optuna_storage import open_storage
 
 PATIENCE_S = 180.0
 """Until a condition holds; generous, for the machine may be busy."""

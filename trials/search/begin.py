@@ -8,11 +8,11 @@ import optuna
 from optuna.trial import Trial, TrialState
 
 from trials.search.attributes import PARAMS
-from trials.search.claims import MOST_DEATHS
-from trials.search.database import is_away
-from trials.search.draws import Draws
-from trials.search.next_trials import Claimed
-from trials.search.space import as_json
+from trials.search.choice.draws import Draws
+from trials.search.choice.next_trials import Claimed
+from trials.search.choice.space import as_json
+from trials.search.storage.claims import MOST_DEATHS
+from trials.search.storage.database import is_away
 from trials.study import Study, describe_error
 
 

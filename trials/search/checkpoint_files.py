@@ -1,7 +1,7 @@
 """The files of a study's directory: one checkpoint per trial and epoch, and the best trials' weights.
 
-    DIRECTORY/claims.db                     see `trials.search.claims`
-    DIRECTORY/directory.id                  see `trials.search.directory_identity`
+    DIRECTORY/claims.db                     see `trials.search.storage.claims`
+    DIRECTORY/directory.id                  see `trials.search.storage.directory_identity`
     DIRECTORY/checkpoints/7/12-2.pt         trial 7 after epoch 12, written under fence 2
     DIRECTORY/best/trial-7.pt               a `state_dict` that the user's own module loads
     DIRECTORY/best/best.json                which they are, the best first

@@ -12,12 +12,12 @@ from ds_hooks.shared import logs
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from trials.gate.process import run_when_idle
 from trials.search.attributes import REASON
-from trials.search.claims import Claims
-from trials.search.database import connect
-from trials.search.next_trials import requeue
-from trials.search.optuna_storage import open_storage
+from trials.search.choice.next_trials import requeue
+from trials.search.choice.paused import is_paused, last_score
 from trials.search.optuna_study import ended_after
-from trials.search.paused import is_paused, last_score
+from trials.search.storage.claims import Claims
+from trials.search.storage.database import connect
+from trials.search.storage.optuna_storage import open_storage
 
 
 def release_trials(storage: str, name: str, directory: Path, worker: str, *, died: bool) -> int:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from trials.search.claims import LEASE_S
+from trials.search.storage.claims import LEASE_S
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from optuna.storages._cached_storage import _CachedStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from trials.search.attributes import PARAMS, WORKER
-from trials.search.paused import is_paused
+from trials.search.choice.paused import is_paused
 
 _LOOK_AT_ENDED = (NopPruner, MedianPruner, PercentilePruner, ThresholdPruner)
 """Pruners that compare a trial with ended ones, if with any."""

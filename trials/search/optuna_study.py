@@ -9,10 +9,10 @@ from optuna.trial import TrialState
 
 from trials.search.attributes import HISTORY
 from trials.search.config import WorkerConfig
-from trials.search.database import is_shared
-from trials.search.directory_identity import bind
 from trials.search.kept import keeping
-from trials.search.optuna_storage import open_storage
+from trials.search.storage.database import is_shared
+from trials.search.storage.directory_identity import bind
+from trials.search.storage.optuna_storage import open_storage
 from trials.study import Study, StudyError
 
 

@@ -30,7 +30,7 @@ from ds_hooks.shared.parent import die_with_parent
 from ds_hooks.shared.secrets import hide_passwords
 from trials.gate.process import run_when_idle
 from trials.own_logger import own_logger
-from trials.search.database import StorageError, in_short, naming
+from trials.search.storage.database import StorageError, in_short, naming
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.study import Study, StudyError
 

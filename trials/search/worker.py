@@ -19,16 +19,16 @@ from trials.search.attributes import HISTORY, REASON
 from trials.search.begin import Beginner, Unbegun
 from trials.search.best_weights import Best
 from trials.search.callbacks import Callbacks
-from trials.search.claims import Claims, Held
+from trials.search.choice.finite import is_finite
+from trials.search.choice.next_trials import Claimed, NextTrials, requeue
+from trials.search.choice.paused import as_samplers_see
+from trials.search.choice.space import check_space
 from trials.search.config import WorkerConfig as WorkerConfig
-from trials.search.database import START_PATIENCE_S, connect, is_away, patiently
-from trials.search.directory_identity import Unseen, identity
-from trials.search.finite import is_finite
 from trials.search.kept import Kept
-from trials.search.next_trials import Claimed, Queue, requeue
 from trials.search.optuna_study import ended_after, open_study, safe_sampler
-from trials.search.paused import as_samplers_see
-from trials.search.space import check_space
+from trials.search.storage.claims import Claims, Held
+from trials.search.storage.database import START_PATIENCE_S, connect, is_away, patiently
+from trials.search.storage.directory_identity import Unseen, identity
 from trials.study import Study
 
 log = own_logger("trials.search.worker")
@@ -68,7 +68,7 @@ class SearchWorker:
         self._seen = as_samplers_see(self._study) if study.promotes else self._study
         self._stopped = self._over = False
         self._is_finite = is_finite(self._study.sampler)
-        self._queue = Queue(study, self._study, self._seen, config.worker, is_exclusive=rows > 0)
+        self._next = NextTrials(study, self._study, self._seen, config.worker, is_exclusive=rows > 0)
         self._callbacks = Callbacks(study, self._study)
         self._storage = self._study._storage
         self._trials: dict[int, Trial] = {}  # by number: to find one in the storage reads all that run
@@ -325,12 +325,12 @@ class SearchWorker:
         Returns:
             Them; whether the study is over; and what has been begun under the lock.
         """
-        claimed = self._queue.claim(held, most, may_begin=not self._stopped)
+        claimed = self._next.claim(held, most, may_begin=not self._stopped)
         self._unseen.warn_of(held.elsewhere.values())
         over = len(claimed) < most and not held.others()
         if over and self._user_study.promotes and not held.elsewhere:
             over = not (self._held or claimed)  # a trial that pauses may let another be promoted
-            for trial in self._queue.paused() if over else ():
+            for trial in self._next.paused() if over else ():
                 with suppress(UpdateFinishedTrialError):  # closed by someone meanwhile
                     self._storage.set_trial_state_values(trial._trial_id, state=TrialState.RUNNING)
                     self._tell(trial.number, state=TrialState.PRUNED)

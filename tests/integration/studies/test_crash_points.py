@@ -12,10 +12,10 @@ from tests.support.crash_points import KILL, NO_SPACE, missing, traced
 from tests.support.fused_and_solo import AtOnce
 from tests.support.side_task_runs import Direct
 from tests.support.simulated import EPOCHS, Pretended, Trainer, assert_ended
-from trials.search import database
-from trials.search.claims import Claims
-from trials.search.database import connect
-from trials.search.optuna_storage import open_storage
+from trials.search.storage import database
+from trials.search.storage.claims import Claims
+from trials.search.storage.database import connect
+from trials.search.storage.optuna_storage import open_storage
 from trials.search.worker import SearchWorker, WorkerConfig
 
 pytestmark = pytest.mark.integration

@@ -19,9 +19,9 @@ from tests.support.proxy import proxied
 from tests.support.sandbox import wait_for
 from tests.support.side_task_runs import Direct
 from tests.support.simulated import EPOCHS, Pretended, Process, Trainer, assert_ended, run_until_over, total
-from trials.search.claims import Claim, Claims, Span
-from trials.search.database import connect
-from trials.search.optuna_storage import open_storage
+from trials.search.storage.claims import Claim, Claims, Span
+from trials.search.storage.database import connect
+from trials.search.storage.optuna_storage import open_storage
 from trials.search.worker import SearchWorker, WorkerConfig
 
 pytestmark = pytest.mark.integration

@@ -14,9 +14,9 @@ from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from tests.support.fused_and_solo import Solo, close
 from tests.support.real_worker import STUDY_NAME, Small
 from tests.support.sandbox import Child, Sandbox, is_alive
-from trials.search.claims import Claims
-from trials.search.database import connect
-from trials.search.optuna_storage import open_storage
+from trials.search.storage.claims import Claims
+from trials.search.storage.database import connect
+from trials.search.storage.optuna_storage import open_storage
 
 pytestmark = pytest.mark.integration
 

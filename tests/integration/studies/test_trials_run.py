@@ -19,9 +19,9 @@ from tests.support.accounts import assert_accounts
 from tests.support.sandbox import children, is_alive, wait_for
 from trials import load_study
 from trials.run import INTERRUPTED_STATUS
-from trials.search.claims import Claims
-from trials.search.database import connect
-from trials.search.optuna_storage import open_storage
+from trials.search.storage.claims import Claims
+from trials.search.storage.database import connect
+from trials.search.storage.optuna_storage import open_storage
 
 pytestmark = pytest.mark.integration
 

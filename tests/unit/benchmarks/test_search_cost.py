@@ -10,7 +10,7 @@ from benchmarks.search_cost.__main__ import median_with_ci95
 from benchmarks.search_cost.filled import fill
 from benchmarks.search_cost.simulated import ASHA, RANDOM, search_worker, searched, train_one
 from benchmarks.search_cost.statements import Statements
-from trials.search.paused import is_paused
+from trials.search.choice.paused import is_paused
 
 STORAGES = ["{}/study.journal", "sqlite:///{}/study.db"]
 

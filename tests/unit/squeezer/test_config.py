@@ -84,6 +84,8 @@ def test_a_queue_takes_the_place_of_a_study(tmp_path: Path, monkeypatch: pytest.
         assert mistake.startswith(f"side.{further.split()[0]} = ") and "the studies in side.queue have" in mistake
     (mistake,) = mistakes(tmp_path, RUN + '[side]\nqueue = "digits.py"\n')
     assert mistake.startswith('side.queue = "digits.py" is not allowed: it is no directory')
+    (mistake,) = mistakes(tmp_path, RUN + '[side]\nstudy = "digits.py"\nturn_minutes = 5.0\n')
+    assert mistake.startswith("side.turn_minutes = 5.0 is not allowed: there is no side.queue")
     assert mistakes(tmp_path, RUN + "[side]\n") == [
         "side.study is missing; allowed: the path of an existing Python file, relative to the configuration"
     ]

@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 from tests.support.logged import logged
 from trials.cli import main
 from trials.search.attributes import MILESTONE
-from trials.search.optuna_storage import open_storage
+from trials.search.storage.optuna_storage import open_storage
 
 STUDY = """
 import torch

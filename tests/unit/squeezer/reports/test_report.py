@@ -17,7 +17,7 @@ from squeezer.reports.step_svg import draw_step
 from squeezer.reports.trials import NO_TRIALS
 from tests.support.made_up_rank import BOOT_NS, LOST, MS, MadeUpRank
 from trials.search.attributes import MILESTONE
-from trials.search.optuna_storage import open_storage
+from trials.search.storage.optuna_storage import open_storage
 
 
 def test_every_figure_of_one_rank(tmp_path: Path) -> None:

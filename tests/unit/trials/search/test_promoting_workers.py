@@ -15,7 +15,7 @@ from tests.support.side_task_runs import expire
 from trials.search import checkpoint_files
 from trials.search.attributes import MILESTONE
 from trials.search.close import Ended, close_study
-from trials.search.optuna_storage import open_storage
+from trials.search.storage.optuna_storage import open_storage
 from trials.search.worker import SearchWorker, WorkerConfig
 
 Seen = list[tuple[int, TrialState, float | None]]
@@ -149,18 +149,18 @@ def test_paused_trials_are_read_again_only_once_someone_has_claimed_them(
 
     def read_by_a_look() -> int:
         rows.clear()
-        other._alone(lambda held: other._queue.paused())
+        other._alone(lambda held: other._next.paused())
         return sum(rows)
 
     for _ in range(2):  # the trials of the second round have a promoted one among them
         pause(one, 20)
-    paused = {trial.number for trial in one._queue.paused()}
+    paused = {trial.number for trial in one._next.paused()}
     assert len(paused) >= 30 and read_by_a_look() >= 30 and read_by_a_look() == 0
     (best,) = one.ask(1)["trials"]
     assert best["number"] in paused and read_by_a_look() == 1 and read_by_a_look() == 0
     one.report(best["number"], best["milestone"], 1.0, False)
     assert read_by_a_look() == 1 and read_by_a_look() == 0
-    assert [trial.user_attrs[MILESTONE] for trial in other._queue.paused() if trial.number == best["number"]] == [
+    assert [trial.user_attrs[MILESTONE] for trial in other._next.paused() if trial.number == best["number"]] == [
         best["milestone"]
     ]
 
@@ -169,12 +169,12 @@ def test_a_promotion_and_its_pause_between_two_looks_of_another_are_seen(tmp_pat
     study = Bracket()
     one, other = (Trainer(study, STORAGES[1].format(tmp_path), tmp_path, name).search for name in ("one", "other"))
     pause(one, 3)
-    assert len(one._queue.paused()) == 3
+    assert len(one._next.paused()) == 3
     (seen,) = other.ask(1)["trials"]
     assert seen == {**seen, "number": 2, "milestone": 3, "epoch": 1}
     assert other.report(2, 3, 2.0, False) is None  # paused at the second rung
-    assert [trial.user_attrs[MILESTONE] for trial in one._queue.paused()] == [1, 1, 1], "it has not looked again"
-    found = one._alone(lambda held: {trial.number: trial.user_attrs[MILESTONE] for trial in one._queue.paused()})
+    assert [trial.user_attrs[MILESTONE] for trial in one._next.paused()] == [1, 1, 1], "it has not looked again"
+    found = one._alone(lambda held: {trial.number: trial.user_attrs[MILESTONE] for trial in one._next.paused()})
     assert found == {0: 1, 1: 1, 2: 3}
 
 
@@ -194,7 +194,7 @@ def test_paused_trials_that_someone_closes_end_the_search(storage: str, tmp_path
     storage = storage.format(tmp_path)
     worker = Trainer(study, storage, tmp_path, "one").search
     pause(worker, 3)
-    assert len(worker._queue.paused()) == 3
+    assert len(worker._next.paused()) == 3
     assert close_study(storage, "s", "enough") == Ended(failed=0, pruned=3)
     answers = [worker.ask(1) for _ in range(2)]
     assert [answer["trials"] for answer in answers] == [[], []] and answers[-1]["over"]

@@ -15,7 +15,7 @@ from tests.support.fused_and_solo import AtOnce
 from tests.support.side_task_runs import Direct, Seven, assert_as_alone, expire, make_study
 from trials.gate.base import OpenGate, StopRequested
 from trials.search.attributes import MILESTONE
-from trials.search.paused import is_paused
+from trials.search.choice.paused import is_paused
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.side_task import checkpoints
 from trials.side_task.checkpoint_format import load

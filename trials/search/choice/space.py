@@ -6,7 +6,7 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, check_distribution_compatibility
 
-from trials.search.database import patiently
+from trials.search.storage.database import patiently
 from trials.study import Study, StudyError
 
 

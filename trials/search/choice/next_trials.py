@@ -9,10 +9,10 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from trials.search.attributes import MILESTONE, PARAMS, WORKER
-from trials.search.claims import Claim, Held
-from trials.search.finite import has_begun_all
-from trials.search.paused import is_paused, standing_of
-from trials.search.promotion import Ranking, next_milestone
+from trials.search.choice.finite import has_begun_all
+from trials.search.choice.paused import is_paused, standing_of
+from trials.search.choice.promotion import Ranking, next_milestone
+from trials.search.storage.claims import Claim, Held
 from trials.study import Study
 
 
@@ -30,7 +30,7 @@ class Claimed(NamedTuple):
     milestone: int
 
 
-class Queue:
+class NextTrials:
     """The trials of a study that wait, and those that may still begin.
 
     Args:
@@ -81,7 +81,6 @@ class Queue:
             trials = new + 1
         claimed += self._claim_all(held, most - len(claimed), promoted[:room])
         if not claimed and (begun_all or len(known) >= self._user_study.trials):
-            self._rank(known)
             number = self._ranking.last_resort()
             if number is not None:
                 claimed += self._take(held, known[number], self._next(known[number].user_attrs[MILESTONE]))

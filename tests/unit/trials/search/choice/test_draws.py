@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.support.fused_and_solo import AtOnce, ToyStudy
 from tests.support.side_task_runs import expire
-from trials.search.draws import Draws
+from trials.search.choice.draws import Draws
 from trials.search.worker import SearchWorker, WorkerConfig
 
 GRID: dict[str, list[Any]] = {"x": [0.0, 0.25, 0.5, 0.75, 1.0], "k": [1, 2]}
@@ -65,7 +65,7 @@ def test_points_depend_on_the_seed_and_the_number_alone(kind: str, tmp_path: Pat
 
     hire(study, tmp_path / "restarted").ask(3)
     again = hire(study, tmp_path / "restarted")
-    again._alone(lambda held: again._queue.claim(held, 4, may_begin=True))  # killed before the fourth was suggested
+    again._alone(lambda held: again._next.claim(held, 4, may_begin=True))  # killed before the fourth was suggested
     expire(again, "me")
     last = hire(study, tmp_path / "restarted")
     last.ask(9)

@@ -9,7 +9,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from trials.search.attributes import MILESTONE, PARAMS, WORKER
-from trials.search.promotion import Standing
+from trials.search.choice.promotion import Standing
 
 
 def is_paused(trial: FrozenTrial) -> bool:

@@ -16,7 +16,7 @@ from trials.study import StudyError
 NAME = "directory.id"
 CLAIMS = "squeezer_claims"
 
-log = own_logger("trials.search.directory_identity")
+log = own_logger("trials.search.storage.directory_identity")
 
 
 def identity(directory: Path) -> str:

@@ -9,8 +9,8 @@ import pytest
 from optuna.storages import JournalStorage, RDBStorage
 from optuna.study import StudyDirection
 
-from trials.search.database import SQLITE_PATIENCE_S, connect
-from trials.search.optuna_storage import open_storage
+from trials.search.storage.database import SQLITE_PATIENCE_S, connect
+from trials.search.storage.optuna_storage import open_storage
 
 
 def test_a_url_is_a_database_and_a_path_a_journal(tmp_path: Path) -> None:

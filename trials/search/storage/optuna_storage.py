@@ -9,7 +9,7 @@ from optuna.storages.journal import JournalFileBackend
 from sqlalchemy import make_url
 
 from ds_hooks.shared.private_file import check_ours, open_private
-from trials.search.database import StorageError, database_url, engine_options
+from trials.search.storage.database import StorageError, database_url, engine_options
 
 LONGEST_LINE = 1 << 20
 """No line of a journal has nearly as many bytes."""

@@ -16,8 +16,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from trials.search.claim_tables import CLAIM, SPAN, STUDY, WORKER, create_tables, now_s, suppress_duplicate
-from trials.search.directory_identity import is_same
+from trials.search.storage.claim_tables import CLAIM, SPAN, STUDY, WORKER, create_tables, now_s, suppress_duplicate
+from trials.search.storage.directory_identity import is_same
 
 LEASE_S = 60.0
 """How long a worker that gives no sign of life keeps its trials."""
@@ -68,7 +68,7 @@ class Claims:
         study: Optuna's name of it.
         worker: this worker's name.
         lease_s: how long others wait for a sign of life.
-        directory: where its checkpoints are, see `trials.search.directory_identity`; None: there are none.
+        directory: where its checkpoints are, see `trials.search.storage.directory_identity`; None: there are none.
         exclusive_rows: how many trials it trains at once on a device of its own; 0: it is in bubbles.
     """
 

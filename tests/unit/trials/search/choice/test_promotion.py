@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trials.search.promotion import Ranking, Standing, next_milestone
+from trials.search.choice.promotion import Ranking, Standing, next_milestone
 
 RUNGS, EPOCHS = (1, 3, 9), 27
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from trials.search.database import CONNECT_TIMEOUT_S, StorageError, connect, database_url, engine_options
-from trials.search.optuna_storage import open_storage
+from trials.search.storage.database import CONNECT_TIMEOUT_S, StorageError, connect, database_url, engine_options
+from trials.search.storage.optuna_storage import open_storage
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ START_PATIENCE_S = 10.0
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
 """Errors of a journal's file after which it may be written again."""
 
-log = own_logger("trials.search.database")
+log = own_logger("trials.search.storage.database")
 
 _Result = TypeVar("_Result")
 
@@ -146,7 +146,7 @@ def connect(storage: str, directory: Path | None) -> sa.Engine:
     """Open the database of claims.
 
     Args:
-        storage: Optuna's, see `trials.search.optuna_storage`.
+        storage: Optuna's, see `trials.search.storage.optuna_storage`.
         directory: the study's. It holds the claims of a journal or an SQLite database; None: memory does.
 
     Raises:

@@ -1,0 +1,1 @@
+"""Which trials a worker gets next, and with which hyperparameters."""
