@@ -29,13 +29,23 @@ def ports(paths: Paths) -> set[int]:
 
 
 def shared_memory(of_ports: Iterable[int], of_processes: Iterable[int]) -> list[str]:
-    """The files in shared memory whose names say that they belong to these ports or processes."""
+    """The files in shared memory whose names say that they belong to these ports or processes.
+
+    Empty ones are torch's: it makes them, and leaves them where it may not make them longer.
+    """
     ends = tuple(f"_{port}" for port in of_ports)
     starts = tuple(f"torch_{pid}_" for pid in of_processes)
     names = [path.name for path in SHARED_MEMORY.iterdir()]
     found = [name for name in names if name.startswith("deepspeed_") and name.rpartition("_")[0].endswith(ends)]
-    found += [name for name in names if name.startswith(starts)]
+    found += [name for name in names if name.startswith(starts) and _has_bytes(SHARED_MEMORY / name)]
     return sorted(found)
+
+
+def _has_bytes(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False  # it has just gone
 
 
 def files(paths: Paths) -> list[str]:

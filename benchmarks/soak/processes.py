@@ -96,13 +96,11 @@ def _rank(environment: list[bytes]) -> int:
 
 def by_role(processes: list[Process]) -> dict[tuple[str, int], Process]:
     """(role, rank) to the process that has it. Of several loaders the oldest counts."""
-    alike = {process.pid: process for process in processes}
+    others = {process.pid: process for process in processes}
     found: dict[tuple[str, int], Process] = {}
     for process in sorted(processes, key=lambda each: each.start):
-        for role in _roles(process, alike):
+        for role in _roles(process, others):
             rank = _option(process, "--rank") if role in ("side task", "search worker", "loader") else process.rank
-            if role == "search worker" and ("search worker", rank) in found:
-                role = "loader"
             found.setdefault((role, rank), process)
     return found
 
@@ -121,8 +119,12 @@ def _roles(process: Process, others: Mapping[int, Process]) -> Iterator[str]:
     elif "squeezer" in words and "daemon" in words:
         yield "daemon" if is_forked else "keeper"
     elif "trials.side_task.main" in words and "--measure" not in words:
-        # forked ones have its command line; only the side task leads a group of processes
-        yield "side task" if process.pid == process.group else "search worker"
+        # forked ones have its command line; the search worker leads a group of processes, as the side task does
+        leads = process.pid == process.group
+        if is_forked:
+            yield "search worker" if leads else "loader"
+        elif leads:
+            yield "side task"
 
 
 def _option(process: Process, name: str) -> int:

@@ -65,7 +65,7 @@ def test_each_process_of_a_run_has_its_role() -> None:
         process(6, 5, daemon, rank=1),
         process(7, 6, daemon, rank=1),
         process(8, 7, side),
-        process(9, 8, side, group=8),
+        process(9, 8, side),
         process(10, 8, side, group=8),
         process(11, 4, "python -u -m ds_hooks train.py --local_rank=0"),
     ]
@@ -127,6 +127,7 @@ def test_files_in_shared_memory_are_told_by_port_and_process(tmp_path: Path, mon
     monkeypatch.setattr(leftovers, "SHARED_MEMORY", tmp_path)
     ours = ["deepspeed_allreduce_buffer_0_127.0.0.1_4001_1", "torch_77_123_0"]
     for name in (*ours, "deepspeed_allreduce_buffer_0_127.0.0.1_14001_1", "torch_78_77_x", "squeezer-0"):
-        (tmp_path / name).touch()
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "torch_77_124_0").touch()
     assert leftovers.shared_memory({4001}, {77}) == ours
     assert leftovers.shared_memory((), ()) == []
