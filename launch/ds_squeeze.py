@@ -299,17 +299,17 @@ def squeeze(arguments: Sequence[str]) -> int:
         try:
             check_ours(run)
             directory = fresh_directory(runtime_dir())
-        except (PageError, OSError) as error:  # maybe another user's doing, which must not stop a training
+            around.callback(close_directory, directory, own_port)
+            around.callback(os.close, claim_directory(directory, own_port))
+            if is_first_node:
+                around.enter_context(RunLock(run, directory))
+            _begin_records(run)
+        except (PageError, OSError) as error:  # another user's doing, or a full disk: neither must stop a training
             log.warning("nothing is squeezed or recorded; the training runs as usual: %s", error)
             parsed.master_port = changed.master_port
             if own_port is not None:
                 around.callback(remove_buffers_soon, own_port)
             return _launch(runner, parsed)
-        around.callback(close_directory, directory, own_port)
-        around.callback(os.close, claim_directory(directory, own_port))
-        if is_first_node:
-            around.enter_context(RunLock(run, directory))
-        _begin_records(run)
         os.environ[rank.CONFIG] = str(Path(config_file).resolve())
         os.environ[rank.RUN] = str(run)
         os.environ[DIRECTORY_VARIABLE] = str(directory)

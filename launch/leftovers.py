@@ -1,5 +1,6 @@
 """Cleans up what runs leave behind: old records, daemons that are still ending, pages, buffers, child processes."""
 
+import errno
 import fcntl
 import logging
 import os
@@ -37,6 +38,9 @@ class RunInUseError(Exception):
     """Another run uses this directory; the text says which."""
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
 class RunLock:
     """Allows one launcher per run directory. A context manager; the kernel releases it if the process dies.
 
@@ -52,12 +56,15 @@ class RunLock:
         """Take the directory, and make it if needed.
 
         Raises:
-            RunInUseError: another launcher uses it, or a daemon that outlived its launcher.
+            RunInUseError: another launcher uses it, or a daemon that outlived its launcher; or it cannot be written to.
+            OSError: its disk is full.
         """
         try:
             make_dir(self._run)
             self._fd = os.open(self._run / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
+            if error.errno in _FULL:
+                raise
             raise RunInUseError(f"cannot write to run.directory {self._run}: {error.strerror}") from error
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -70,7 +77,11 @@ class RunLock:
             self._close()
             raise RunInUseError(f"daemons of an earlier run still use run.directory {self._run}: processes {running}")
         os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, str(self._directory).encode(), 0)
+        try:
+            os.pwrite(self._fd, str(self._directory).encode(), 0)
+        except OSError:
+            self._close()
+            raise
         return self
 
     def __exit__(

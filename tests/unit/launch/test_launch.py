@@ -4,9 +4,12 @@ import argparse
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -344,6 +347,33 @@ def test_a_place_for_records_that_another_user_has_made_does_not_stop_the_traini
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and "nothing is squeezed" in said[0] and f"{run} belongs to user 12345" in said[0]
     assert not (tmp_path / "place").exists() and not (tmp_path / ".lock").exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a disk that is small enough to fill")
+@pytest.mark.parametrize("free_inodes", [True, False])
+def test_a_full_disk_for_records_does_not_stop_the_training(
+    free_inodes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without free inodes not even the run's directory can be made; else its lock cannot be written."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=16", "none", disk], check=False).returncode:
+        pytest.skip("this root may not mount")
+    try:
+        if free_inodes:
+            (disk / "run").mkdir()
+        with (disk / "ballast").open("wb", buffering=0) as ballast, suppress(OSError):
+            while True:
+                ballast.write(bytes(4096))
+        if not free_inodes:
+            with suppress(OSError):
+                for number in count():
+                    (disk / f"file{number}").touch()
+        assert_trains_unsqueezed(tmp_path, tmp_path / "place", disk / "run", monkeypatch)
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and "nothing is squeezed" in said[0] and "No space left" in said[0]
 
 
 def assert_trains_unsqueezed(tmp_path: Path, place: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
