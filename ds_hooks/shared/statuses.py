@@ -45,17 +45,25 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """An epoch has ended.
+    """An epoch has ended, or the first trials begin after a time without any. Sums are over the process's life.
 
     Attributes:
-        work: trial-samples trained so far.
+        work: trial-samples trained.
         trials_running: trials under training now.
-        epochs: epochs trained so far, summed over trials.
+        epochs: epochs trained, summed over trials.
+        samples: of the batches trained on, each counted once however many trials shared it.
+        training_ms: the device's time for that, loading included and audits not.
+        busy_ms: the device's time for all work since the side task was ready.
+        unsaved_epochs: of `epochs`, those that would be lost if the process died now.
     """
 
     work: int
     trials_running: int
     epochs: int
+    samples: float
+    training_ms: float
+    busy_ms: float
+    unsaved_epochs: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ds_hooks.shared import wire
+from squeezer.daemon.bubble_accounts import BubbleCounter, Shut
 from squeezer.policy.events import BubbleEnded, Overran, StepEnded
 from squeezer.policy.forecast import Forecast
 from squeezer.records.facts import Bubble, Fact, Instructions, Job, Step
@@ -30,6 +31,7 @@ class _OpenStep:
     step: int
     start_ns: int
     squeezed: bool | None
+    shut: Shut | None
 
 
 class Correlator:
@@ -44,6 +46,7 @@ class Correlator:
         job: the index of the job that is followed; -1 before the first.
         bubble_ns: the length of all bubbles so far.
         dropped: how many messages the hooks say they could not send.
+        counter: counts where that time goes.
     """
 
     def __init__(self, forecast_of: Callable[[int, int | None], Forecast | None], *, host_measures: bool) -> None:
@@ -52,11 +55,12 @@ class Correlator:
         self.job = -1
         self.bubble_ns = 0
         self.dropped = 0
+        self.counter = BubbleCounter()
         self._step: _OpenStep | None = None
         self._step_end: tuple[int, int] | None = None
         """(number, end) of the last step."""
         self._open: _OpenBubble | None = None
-        self._ended: Bubble | None = None
+        self._ended: tuple[Bubble, Shut | None] | None = None
         self._last_end = (-1, 0)
         """(epoch, end) of the last bubble."""
         self._side_cpu_ns = 0
@@ -83,9 +87,18 @@ class Correlator:
             return None
         return t_ns - self._step_end[1]
 
-    def step_started(self, t_ns: int, message: wire.StepStart, *, squeezed: bool | None) -> list[Found]:
-        """A step begins; `squeezed` is None if the side task only starts in its bubbles."""
-        self._step = _OpenStep(step=message.step, start_ns=t_ns, squeezed=squeezed)
+    def step_started(
+        self, t_ns: int, message: wire.StepStart, *, squeezed: bool | None, shut: Shut | None
+    ) -> list[Found]:
+        """A step begins.
+
+        Args:
+            t_ns: when.
+            message: the hooks'.
+            squeezed: None if the side task only starts in its bubbles, or the guard has the gate shut.
+            shut: why its bubbles are not for trials; None: they are.
+        """
+        self._step = _OpenStep(step=message.step, start_ns=t_ns, squeezed=squeezed, shut=shut)
         return []
 
     def step_ended(self, t_ns: int, message: wire.StepEnd) -> list[Found]:
@@ -127,7 +140,8 @@ class Correlator:
         self.bubble_ns += length_ns
         start, forecast = begun.message, begun.forecast
         is_measured = message.side_cpu_ns >= 0
-        self._ended = Bubble(
+        step = self._step
+        ended = Bubble(
             step=start.step,
             epoch=start.epoch,
             slot=start.slot,
@@ -136,11 +150,12 @@ class Correlator:
             forecast_ns=None if forecast is None else (forecast.length_ns, forecast.low_ns, forecast.high_ns),
             permit_until_ns=begun.start_ns + start.permit_ns if start.permit_ns else None,
             end_ns=t_ns,
-            squeezed=self._step.squeezed if self._step is not None else False,
+            squeezed=step.squeezed if step is not None else False,
             side_ns=max(0, message.side_cpu_ns - self._side_cpu_ns) if is_measured else None,
             stopped=bool(message.stopped),
             overrun_ns=None,
         )
+        self._ended = ended, step.shut if step is not None else Shut.ALONE
         self._side_cpu_ns = message.side_cpu_ns
         return [BubbleEnded(message.slot, wire.WaitKind(message.wait).name, length_ns, begun.gap_ns)]
 
@@ -155,15 +170,20 @@ class Correlator:
     def side_task_overran(self, slot: int, overrun_ns: int) -> None:
         """The side task has measured an overrun. It counts when the next bubble begins."""
         self._side_overruns_ns[slot] += overrun_ns
+        self.counter.overran(overrun_ns)
 
     def _complete_bubble(self, side_cpu_ns: int | None) -> list[Found]:
-        bubble, self._ended = self._ended, None
-        if bubble is None:
+        ended, self._ended = self._ended, None
+        if ended is None:
             return []
+        bubble, shut = ended
         if side_cpu_ns is None:
+            self.counter.bubble(bubble, shut)
             return [bubble]
         overrun_ns = max(0, side_cpu_ns - self._side_cpu_ns)
-        found: list[Found] = [replace(bubble, overrun_ns=overrun_ns)]
+        bubble = replace(bubble, overrun_ns=overrun_ns)
+        self.counter.bubble(bubble, shut)
+        found: list[Found] = [bubble]
         if bubble.permit_until_ns is not None:
             found.append(Overran(bubble.slot, overrun_ns))
         return found

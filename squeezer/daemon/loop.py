@@ -275,9 +275,11 @@ class Daemon:
             # the signal that ends this daemon may have ended the rank, too
             if self._job_pid is not None and not self._main_job.lives(within_s=RANK_ENDS_WITHIN_S):
                 dedicated = self._side_task.measure_dedicated(self._config.run.calibrate_s)
+        now_ns = time.monotonic_ns()
+        self._recorder.add("bubble_time", t_ns=now_ns, **self._correlator.counter.take())
         self._recorder.add(
             "end",
-            t_ns=time.monotonic_ns(),
+            t_ns=now_ns,
             lost_messages=self._receiver.lost,
             dropped_messages=self._correlator.dropped,
             foreign_messages=self._receiver.foreign,

@@ -7,15 +7,28 @@ from collections.abc import Callable, Iterable
 from ds_hooks.shared import wire
 from ds_hooks.shared.page import ClockKind, Field
 from squeezer.config import Config
+from squeezer.daemon.bubble_accounts import Shut
 from squeezer.daemon.correlator import Correlator, Found
 from squeezer.daemon.memory_limit import MemoryLimit
 from squeezer.daemon.receiver import Receiver
 from squeezer.device import Device, has_ended
-from squeezer.policy.events import BubbleEnded, Event, JobAttached, JobLeft, JobLost, Overran, StepEnded, StepStarted
+from squeezer.policy.events import (
+    BubbleEnded,
+    Event,
+    JobAttached,
+    JobLeft,
+    JobLost,
+    Overran,
+    Side,
+    StepEnded,
+    StepStarted,
+)
 from squeezer.policy.state import GateMachine, State
 from squeezer.records.writer import Recorder
 
 RECORDS_AT_ONCE = 256
+COUNTED_NS = 30_000_000_000
+"""After so much bubble time it is recorded where it went, in case this process is killed."""
 POLLED_LATE_NS = 1_000_000
 """How much wider margins are where a thread of the main job must first find time to see that a bubble is over."""
 
@@ -135,15 +148,28 @@ class MainJob:
                 self._pass_on(correlator.bubble_ended(t_ns, message))
             case wire.StepStart():
                 self._feed(StepStarted(message.step, correlator.since_step_before(t_ns, message.step)))
-                correlator.step_started(t_ns, message, squeezed=self._machine.squeezed)
+                correlator.step_started(t_ns, message, squeezed=self._machine.squeezed, shut=self._shut())
                 self._step_started(message.step)
             case wire.StepEnd():
                 self._pass_on(correlator.step_ended(t_ns, message))
                 self._memory_limit.update()
+                if correlator.counter.sums.bubble_ns > COUNTED_NS:
+                    self._recorder.add("bubble_time", t_ns=t_ns, **correlator.counter.take())
             case wire.Instructions():
                 self._pass_on(correlator.instructions(message))
             case wire.Bye():
                 self._bye(message)
+
+    def _shut(self) -> Shut | None:
+        """Why the bubbles of the step that has begun are not for trials; None: they are."""
+        machine = self._machine
+        if machine.side is Side.NONE:
+            return Shut.ENDED
+        if machine.side is not Side.READY:
+            return Shut.STARTING
+        if machine.squeezed:
+            return None
+        return Shut.GUARD if machine.squeezed is None else Shut.ALONE
 
     def _bye(self, message: wire.Bye) -> None:
         if message.fault:

@@ -162,6 +162,7 @@ class SideTaskSupervisor:
                 self._feed(SideChanged(Side.READY))
             case statuses.Progress():
                 self.progress = status
+                self._correlator.counter.progress(status)
             case statuses.Overran(slot, overrun_ns):
                 self._correlator.side_task_overran(slot, overrun_ns)
             case statuses.OutOfMemory():
@@ -199,6 +200,7 @@ class SideTaskSupervisor:
         del self._watched[spawner.side.pidfd]
         self._words[Field.SIDE_PROCESS] = 0  # while its number is still its own
         status = spawner.reap()
+        self._correlator.counter.side_ended()
         self._has_left_trials = self._was_ready and status != 0
         self._is_ready = False
         self._words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP

@@ -13,6 +13,7 @@
     side          t_ns, event, and what belongs to it: started, exited, given_up, or one of the statuses that the
                   side task sends (`ds_hooks.shared.statuses`)
     fault         t_ns, what: such as a lost or foreign message, or hooks that switched themselves off
+    bubble_time   t_ns, and where bubble time has gone since the last such record: `squeezer.daemon.bubble_accounts`
     end           t_ns, lost_messages, dropped_messages, foreign_messages, dedicated (null or see `Dedicated`)
 
 `RUN/rank3.details.jsonl` holds details of the last steps only (`RotatingFile`):
@@ -34,7 +35,7 @@ Beside them `RUN/rank3.log` and `RUN/rank3.side.log` are for people: what the da
 
 from pathlib import Path
 
-RECORD_VERSION = 5
+RECORD_VERSION = 6
 
 DETAILS = frozenset({"bubble", "instructions", "progress", "overran"})
 """The kinds of which only the latest are kept."""

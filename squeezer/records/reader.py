@@ -17,7 +17,7 @@ from ds_hooks.shared.unit_record import unit_names_path
 from squeezer.records.layout import DETAILS, RECORD_VERSION, details_path, events_path, units_path
 from squeezer.records.units import UNIT_DTYPE, attribute, cut_at_stops, stopped_intervals
 
-KINDS = ("run", "job", "step", "action", "guard", "side", "fault", "end", *DETAILS)
+KINDS = ("run", "job", "step", "action", "guard", "side", "fault", "bubble_time", "end", *DETAILS)
 # CLOCK_MONOTONIC counts from each machine's boot. Ranks that differ by less than this share a machine: there the
 # clocks are one, and wall_s would only add its own error.
 SAME_CLOCK_NS = 50_000_000

@@ -7,6 +7,10 @@ from typing import Any
 
 from squeezer.reports.audit import mismatch_text
 from squeezer.reports.slowdown import is_too_wide
+from squeezer.reports.waterfall import NAMES, largest
+
+MENTIONED = 0.02
+"""A share of bubble time that is worth a word."""
 
 
 def closing_lines(report: Mapping[str, Any], run: Path) -> list[str]:
@@ -60,10 +64,15 @@ def _trials(trials: Mapping[str, Any]) -> str:
 
 
 def _used(report: Mapping[str, Any]) -> str:
-    idle, fill, harvest = report["bubbles"]["ratio"], report["side"]["fill"], report["side"]["harvest"]
-    text = f"devices were idle {_percent(idle)} of the time; trials ran in {_percent(fill)} of that"
-    text += "" if harvest is None else f", and did {_percent(harvest)} of a dedicated device's work"
-    audit = report["side"]["audit"]
+    idle, side = report["bubbles"]["ratio"], report["side"]
+    text = f"devices were idle {_percent(idle)} of the time; "
+    if side["yield"] is None:
+        text += f"trials ran in {_percent(side['fill'])} of that"
+    else:
+        text += f"of that, {_percent(side['yield'])} were as good as a dedicated device"
+    lost = [f"{NAMES[name]} {_percent(share)}" for name, share in largest(side, MENTIONED)[:3]]
+    text += f" (most of the rest: {', '.join(lost)})" if lost else ""
+    audit = side["audit"]
     return f"{text}; audits: {audit['audits']}, {len(audit['mismatches'])} differed" if audit["audits"] else text
 
 

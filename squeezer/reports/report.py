@@ -20,8 +20,9 @@ from squeezer.reports.audit import audit_figures, audit_text, mismatch_text
 from squeezer.reports.metrics import Tally, main_figures, mean_over_ranks, pool, resumes, slot_figures
 from squeezer.reports.slowdown import printed, verdict
 from squeezer.reports.trials import TRIAL_STATES, trial_figures
+from squeezer.reports.waterfall import spent, waterfall_figures, waterfall_lines
 
-REPORT_VERSION = 2
+REPORT_VERSION = 3
 WIDTH = 100
 
 
@@ -33,11 +34,12 @@ def build_report(run: Path) -> dict[str, Any]:
     """
     ranks = load_run(run)
     tallies = [_tally(rank) for rank in ranks]
+    times = [spent(rank) for rank in ranks]
     steps = [rank.step_times() for rank in ranks]
     starved = [_starved(rank.records["side"]) for rank in ranks]
     audits = [rank.records["side"] for rank in ranks]
     per_rank = {}
-    for rank, tally, own_steps, own_starved in zip(ranks, tallies, steps, starved, strict=True):
+    for rank, tally, own_steps, own_starved, time in zip(ranks, tallies, steps, starved, times, strict=True):
         job = rank.records["job"][-1] if rank.records["job"] else {}
         about = {"stage": job.get("stage"), "stages": job.get("stages"), "ended": bool(rank.records["end"])}
         per_rank[str(rank.rank)] = {
@@ -46,11 +48,16 @@ def build_report(run: Path) -> dict[str, Any]:
             **_figures(tally, own_starved, audit_figures(rank.records["side"])),
             "guard": _guard(rank),
         }
+        per_rank[str(rank.rank)]["side"] |= waterfall_figures([time])
         per_rank[str(rank.rank)]["bubbles"]["slots"] = [asdict(slot) for slot in slot_figures(rank.records["bubble"])]
+    of_all = _figures(
+        pool(tallies), [u for rank in starved for u in rank], audit_figures([s for a in audits for s in a])
+    )
+    of_all["side"] |= waterfall_figures(times)
     return {
         "version": REPORT_VERSION,
         "main": main_figures(mean_over_ranks(steps)),
-        **_figures(pool(tallies), [u for rank in starved for u in rank], audit_figures([s for a in audits for s in a])),
+        **of_all,
         "trials": trial_figures(run, ranks),
         "ranks": per_rank,
         "missing": missing_ranks(ranks),
@@ -200,6 +207,7 @@ def render(report: Mapping[str, Any]) -> str:
         f"({_percent(main['alone_share'], '.0f')} and {_percent(main['squeezed_share'], '.0f')} of the steps)",
         f"            {verdict(main)}",
         f"Bubbles     {_percent(report['bubbles']['ratio'])} of step time{_lately(report)}",
+        *waterfall_lines(side),
         f"Side task   fill {_percent(side['fill'])}, harvest {_percent(side['harvest'])}; "
         f"{side['units']} units, {side['restarts']} restarts",
         f"            overrun p50 {_us(overrun['p50'])}, p99 {_us(overrun['p99'])}; "

@@ -1,4 +1,4 @@
-"""`squeezer why RUN`: what was not squeezed in a recorded run, and why the guard decided as it did."""
+"""`squeezer why RUN`: where the bubbles of a recorded run went, and why the guard decided as it did."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -8,6 +8,7 @@ from typing import Any
 from squeezer.policy.between_steps import BETWEEN
 from squeezer.records.reader import RankRun, ReportError, load_run
 from squeezer.reports.metrics import SlotFigures, slot_figures
+from squeezer.reports.waterfall import spent, waterfall_figures, waterfall_lines
 
 CAUSES = {
     "overrun": "the side task's own CPU time outside bubbles",
@@ -39,6 +40,7 @@ def lines_of(rank: RankRun) -> Iterator[str]:
     """The account of one rank."""
     yield f"rank {rank.rank}"
     yield from _steps(rank)
+    yield from ("  " + line for line in waterfall_lines(waterfall_figures([spent(rank)])))
     yield from _guard(rank)
     yield from _side(rank)
     yield from _slots(rank)

@@ -86,6 +86,13 @@ def test_the_overrun_in_the_report_is_that_of_the_trace(record: Path, rank: int)
         assert report[f"p{percent}"] == pytest.approx(np.percentile(overruns_us, percent), rel=0.05, abs=1)
 
 
+def test_yield_and_waterfall_account_for_all_bubble_time(record: Path) -> None:
+    report = json.loads((record / "report.json").read_text())
+    for side in (report["side"], *(of["side"] for of in report["ranks"].values())):
+        assert 0 < side["yield"] < 1 and side["waterfall"]["starting"] > 0, side
+        assert side["yield"] + sum(side["waterfall"].values()) == pytest.approx(1, abs=0.02), side
+
+
 def test_the_report_has_all_that_it_promises(record: Path) -> None:
     report = json.loads((record / "report.json").read_text())
     assert {"steps", "step_ms_alone", "step_ms_squeezed", "slowdown", "slowdown_ci95"} <= set(report["main"])

@@ -111,7 +111,11 @@ class MadeUpRank:
                     self.step(False, 100.0, squeezed.get("bubbles", ()))
 
     def end(self, work_per_s: float | None = None) -> None:
-        dedicated = None if work_per_s is None else {"trials": 8, "work_per_s": work_per_s}
+        dedicated = (
+            None
+            if work_per_s is None
+            else {"trials": 8, "work_per_s": work_per_s, "few_trials": 2, "few_work_per_s": work_per_s / 2}
+        )
         self.add("end", t_ns=self.now_ns, **LOST, dedicated=dedicated)
 
     def flush(self) -> None:

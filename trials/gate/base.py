@@ -5,6 +5,7 @@ loss, or a piece of the optimizer's step. Units have numbers, which `Gate.use` n
 """
 
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -86,6 +87,9 @@ class Gate(Protocol):
     def add_work(self, trial_samples: int) -> None:
         """Count finished work for the daemon, in trials × examples."""
 
+    def busy_ns(self) -> int:
+        """Return the device time that this process has used, up to the last unit that has ended at least."""
+
     def close(self) -> bool:
         """Write what is buffered.
 
@@ -115,6 +119,10 @@ class OpenGate:
 
     def add_work(self, trial_samples: int) -> None:
         """Count nothing."""
+
+    def busy_ns(self) -> int:
+        """Return the CPU time of this process."""
+        return time.process_time_ns()
 
     def close(self) -> bool:
         """Return True: there is no page."""

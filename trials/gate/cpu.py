@@ -4,7 +4,7 @@ import os
 import signal
 from collections import deque
 from collections.abc import Sequence
-from time import monotonic_ns, thread_time_ns
+from time import monotonic_ns, process_time_ns, thread_time_ns
 
 from ds_hooks.shared.memory_order import full_fence, light_fence
 from ds_hooks.shared.page import Field, SideActivity
@@ -130,6 +130,10 @@ class CpuGate(UnitCosts):
             self._running = None
         self._room_ns = 0.0
         self._words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
+
+    def busy_ns(self) -> int:
+        """Return the CPU time of this process."""
+        return process_time_ns()
 
     def close(self) -> bool:
         """Write what is buffered. Returns whether the page may be unmapped: it may."""

@@ -142,6 +142,10 @@ class CudaGate(UnitCosts):
             self._read()
             self._show_activity()
 
+    def busy_ns(self) -> int:
+        """Return the time of units that have ended on the device."""
+        return int(self._words[Field.BUSY_NS])
+
     def close(self) -> bool:
         """Wait until all that was queued has ended, and write what is buffered.
 

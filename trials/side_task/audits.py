@@ -24,6 +24,11 @@ class Audits:
         self._all.append(Audit(self._study, self._budget, partial(_report_mismatch, self._report)))
         return self._all[-1]
 
+    @property
+    def spent_ns(self) -> int:
+        """What they have cost so far, in CPU time."""
+        return self._budget.spent_ns
+
     def report(self) -> None:
         """Report what is new."""
         if not self._study.audit:

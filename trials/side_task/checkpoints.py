@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from trials.search import checkpoint_files
 from trials.search.client import Search
 from trials.side_task.checkpoint_format import CheckpointError, load, save, save_weights
 from trials.study import Study
+from trials.training.batches import Reader
 from trials.training.group import TrialGroup
 from trials.training.history import History
 from trials.training.member import Member, build_member
@@ -125,6 +126,10 @@ class Checkpoints:
             if epoch > self._epochs.get(number, 0):
                 self._gate.enter(HOST_UNIT)
                 self._save(group.export(row))
+
+    def unsaved_epochs(self, readers: Iterable[Reader]) -> int:
+        """How many epochs of these trials no checkpoint holds."""
+        return sum(max(0, reader.epoch - self._epochs.get(reader.number, 0)) for reader in readers)
 
     def ended(self, group: TrialGroup, row: int, score: Score) -> str | None:
         """Write the weights of a trial that has ended, if it is among the best so far. Returns the file."""

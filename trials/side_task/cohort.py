@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any
 
+from ds_hooks.shared import statuses
 from trials.gate.base import Gate, Starved
 from trials.own_logger import own_logger
 from trials.study import Study
@@ -56,6 +57,17 @@ class Fit:
             return False
         self._reported.add(unit)
         return True
+
+
+def starved_status(found: Starved, remedy: str) -> statuses.Starved:
+    """What the daemon hears of a unit that is too long, and of the remedy."""
+    return statuses.Starved(
+        unit=found.unit,
+        trials=found.trials,
+        needs_ms=round(found.needs_ns / 1e6, 3),
+        longest_bubble_ms=round(found.longest_ns / 1e6, 3),
+        remedy=remedy,
+    )
 
 
 class Cohort:

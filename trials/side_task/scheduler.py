@@ -20,7 +20,8 @@ from trials.own_logger import own_logger
 from trials.search.client import Search
 from trials.side_task.audits import Audits
 from trials.side_task.checkpoints import Checkpoints
-from trials.side_task.cohort import Cohort, Fit
+from trials.side_task.cohort import Cohort, Fit, starved_status
+from trials.side_task.ledger import Ledger
 from trials.side_task.turn import Turn, TurnOver
 from trials.side_task.waiting import Waiting
 from trials.study import Study, describe_error
@@ -81,9 +82,7 @@ class Scheduler:
         directory: "Path | None" = None,
         turn: Turn | None = None,
     ) -> None:
-        self._study = study
-        self._gate = gate
-        self._search = search
+        self._study, self._gate, self._search = study, gate, search
         self.report = report
         self._most = study.fused if most is None else min(most, study.fused)
         self._offload = offload
@@ -100,8 +99,7 @@ class Scheduler:
         self._exhausted = self._over = False
         self._ask_again_s = 0.0
         self._here = 0  # how many trials were here at the last request for more
-        self._work = 0
-        self._epochs = 0
+        self._ledger = Ledger(gate, self._audits)
 
     def run(self) -> None:
         """Train until no trial is left, or until it is another study's turn.
@@ -112,11 +110,14 @@ class Scheduler:
         """
         self.report(statuses.Ready(self._study.trials))
         while True:
-            if self._turn is not None and self._turn.is_over(has_trained=self._epochs > 0):
+            if self._turn is not None and self._turn.is_over(has_trained=self._ledger.epochs > 0):
                 self._leave()
             for answer in self._search.answers():
                 self._take(answer)
+            was_idle = not self._cohorts
             self._refill()
+            if was_idle and self._cohorts:
+                self._report_progress()
             self._ask()
             if not self._cohorts:
                 if self._over and not self._waiting and not self._asked:
@@ -130,14 +131,20 @@ class Scheduler:
             if cohort.groups:
                 self._cohorts.append(cohort)
             self._audits.report()
-            self.report(statuses.Progress(work=self._work, trials_running=self._rows(), epochs=self._epochs))
+            self._report_progress()
         self._gate.rest()
-        self.report(statuses.Finished(self._work))
+        self._report_progress()
+        self.report(statuses.Finished(self._ledger.work))
 
     def _leave(self) -> None:
         for group in (group for cohort in self._cohorts for group in cohort.groups):
             self._checkpoints.save(group)
+        self._report_progress()
         raise TurnOver
+
+    def _report_progress(self) -> None:
+        readers = [reader for cohort in self._cohorts for reader in cohort.readers]
+        self.report(self._ledger.progress(self._rows(), self._checkpoints.unsaved_epochs(readers)))
 
     def _rows(self) -> int:
         return sum(len(cohort.numbers) for cohort in self._cohorts)
@@ -255,7 +262,8 @@ class Scheduler:
     def _train_epoch(self, cohort: Cohort) -> None:
         self._gate.enter(HOST_UNIT)
         try:
-            self._train_batches(cohort)
+            with self._ledger.training():
+                self._train_batches(cohort)
             self._end_epoch(cohort)
             return
         except ApartError as error:
@@ -283,16 +291,14 @@ class Scheduler:
             self._use(group)
             group.train_step(inputs, targets, per_trial)
             gate.enter(HOST_UNIT)
-            trial_samples = work_of(self._study, group.size, inputs, targets, per_trial)
-            self._work += trial_samples
-            gate.add_work(trial_samples)
+            self._ledger.count(work_of(self._study, group.size, inputs, targets, per_trial), group.size)
             self._relieve(cohort, group)
             if self._offload is not None:
                 self._offload.step_ended()
 
     def _end_epoch(self, cohort: Cohort) -> None:
         study, gate = self._study, self._gate
-        self._epochs += len(cohort.numbers)
+        self._ledger.epochs += len(cohort.numbers)
         for group in cohort.groups:
             self._drop_lost_rows(group)
         cohort.drop_empty()
@@ -353,14 +359,7 @@ class Scheduler:
             self._in_use = None
         elif not cohort.fit.is_news(longest.unit):
             return
-        status = statuses.Starved(
-            unit=longest.unit,
-            trials=longest.trials,
-            needs_ms=round(longest.needs_ns / 1e6, 3),
-            longest_bubble_ms=round(longest.longest_ns / 1e6, 3),
-            remedy=remedy,
-        )
-        self.report(status)
+        self.report(starved_status(longest, remedy))
 
     def _drop_lost_rows(self, group: TrialGroup) -> None:
         finite = group.finite_K().tolist()

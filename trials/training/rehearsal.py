@@ -74,13 +74,14 @@ SLICES = 4
 
 
 def measure_dedicated(study: Study, trials: int, seconds: float) -> dict[str, float]:
-    """Train `trials` fused trials without a gate for `seconds`, to measure the rate of a dedicated device.
+    """Train fused trials without a gate for `seconds`, to measure the rate of a dedicated device.
 
     Other work on the machine can only slow this down, so the fastest of four slices counts.
 
     Returns:
-        ``{"trials": K, "work_per_s": trials × examples per second}``, without the first epoch. K is halved until it
-        fits into the device's memory.
+        ``{"trials": K, "work_per_s": trials × examples per second}``, without the first epoch, and the same for a
+        quarter of the trials as ``few_trials`` and ``few_work_per_s``. K is `trials`, halved until they fit into the
+        device's memory.
     """
     while True:
         epochs = train_ungated(study, trials)
@@ -91,7 +92,13 @@ def measure_dedicated(study: Study, trials: int, seconds: float) -> dict[str, fl
             if trials == 1:
                 raise
         trials //= 2
-    return {"trials": trials, "work_per_s": max(_rate(epochs, seconds / SLICES) for _ in range(SLICES))}
+    few = max(1, trials // 4)
+    few_epochs = train_ungated(study, few)
+    next(few_epochs)
+    each_s = seconds / SLICES / 2
+    rates = [(_rate(epochs, each_s), _rate(few_epochs, each_s)) for _ in range(SLICES)]
+    many_per_s, few_per_s = map(max, zip(*rates, strict=True))
+    return {"trials": trials, "work_per_s": many_per_s, "few_trials": few, "few_work_per_s": few_per_s}
 
 
 def _rate(epochs: Iterator[int], seconds: float) -> float:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ds_hooks.shared.status_reader import REFUSALS_RECORDED, StatusReader
 from ds_hooks.shared.statuses import MAXIMUM_LINE_BYTES, Finished, Overran, Progress, Ready, Status, encode
 
-SENT: list[Status] = [Ready(16), Overran(3, 40), Progress(work=5, trials_running=2, epochs=1), Finished(5)]
+SENT: list[Status] = [Ready(16), Overran(3, 40), Progress(5, 2, 1, 2.5, 8.0, 9.0, 0), Finished(5)]
 
 
 class Pipe:

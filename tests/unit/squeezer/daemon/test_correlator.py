@@ -24,7 +24,7 @@ class Device:
         self.asked: list[tuple[int, int | None]] = []
         self.correlator = Correlator(self._forecast_of, host_measures=host_measures)
         self.correlator.job_attached(0, HELLO)
-        self.correlator.step_started(5, wire.StepStart(1), squeezed=True)
+        self.correlator.step_started(5, wire.StepStart(1), squeezed=True, shut=None)
 
     def _forecast_of(self, slot: int, gap_ns: int | None) -> Forecast:
         self.asked.append((slot, gap_ns))

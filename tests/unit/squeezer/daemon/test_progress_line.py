@@ -1,6 +1,8 @@
 """The line that a job prints while it trains."""
 
-from ds_hooks.shared.statuses import Progress
+from dataclasses import replace
+
+from squeezer.daemon.bubble_accounts import NOTHING
 from squeezer.daemon.progress_line import EVERY_NS, ProgressLine
 
 S = 1_000_000_000
@@ -17,5 +19,5 @@ def test_the_first_line_comes_when_there_is_something_to_compare_with() -> None:
 def test_with_a_side_task_it_says_how_much_of_the_bubbles_is_used() -> None:
     progress = ProgressLine()
     progress.line(1, 0, 0, None, EVERY_NS)
-    line = progress.line(30, 4 * S, 3 * S, Progress(work=9, trials_running=16, epochs=1), 2 * EVERY_NS)
+    line = progress.line(30, 4 * S, 3 * S, replace(NOTHING, work=9, trials_running=16, epochs=1), 2 * EVERY_NS)
     assert line == "step 30: idle 40% of the time, 75% of it used; 16 trials running"

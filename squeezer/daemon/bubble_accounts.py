@@ -1,0 +1,134 @@
+"""Counts where bubble time goes, over the whole run: details of which only the latest are kept would not do.
+
+Each bubble is counted once, by the first of these that holds: there is no side task, it is starting, the step is left
+alone or the guard has the gate shut, the slot was not opened. The rest was opened; there the main job has measured what
+the side task used. What that was for, the side task reports.
+"""
+
+from dataclasses import asdict, dataclass
+from enum import Enum
+
+from ds_hooks.shared.statuses import Progress
+from squeezer.records.facts import Bubble
+
+NOTHING = Progress(0, 0, 0, 0.0, 0.0, 0.0, 0)
+"""What a process has reported before it reports."""
+
+
+class Shut(Enum):
+    """Why a step's bubbles are not for trials."""
+
+    ENDED = "ended"
+    STARTING = "starting"
+    ALONE = "alone"
+    GUARD = "guard"
+
+
+@dataclass(slots=True)
+class BubbleAccounts:
+    """Sums since the last record.
+
+    Attributes:
+        bubble_ns: all bubbles.
+        ended_ns: of that, without a side task: its study is done, or it was given up.
+        starting_ns: while it starts.
+        alone_ns: in steps that are left alone, to learn and to compare.
+        guard_ns: in steps in which the guard has the gate shut.
+        unopened_ns: in slots that were not opened: too short, or of a kind that is not to be.
+        unmeasured_ns: opened, on a device of which the main job's host does not see what the side task uses.
+        search_ns: opened and not used, while no trial was there to train.
+        unused_ns: opened and not used otherwise: resuming, and tails into which no unit fits.
+        side_ns: opened and used.
+        overrun_ns: used after opened bubbles.
+        work: trial-samples trained.
+        lost_work: of that, lost with a process that died or was ended.
+        samples: see `Progress`.
+        training_ms: see `Progress`.
+        busy_ms: see `Progress`.
+        lost_ms: device time of which no process has reported before it died.
+    """
+
+    bubble_ns: int = 0
+    ended_ns: int = 0
+    starting_ns: int = 0
+    alone_ns: int = 0
+    guard_ns: int = 0
+    unopened_ns: int = 0
+    unmeasured_ns: int = 0
+    search_ns: int = 0
+    unused_ns: int = 0
+    side_ns: int = 0
+    overrun_ns: int = 0
+    work: float = 0.0
+    lost_work: float = 0.0
+    samples: float = 0.0
+    training_ms: float = 0.0
+    busy_ms: float = 0.0
+    lost_ms: float = 0.0
+
+
+class BubbleCounter:
+    """Fills the accounts of one device.
+
+    Attributes:
+        sums: since the last `take`.
+    """
+
+    def __init__(self) -> None:
+        self.sums = BubbleAccounts()
+        self._last = NOTHING
+        self._unreported_ns = 0  # used since the last report
+
+    def bubble(self, bubble: Bubble, shut: Shut | None) -> None:
+        """Count a bubble that is over, its overrun included.
+
+        Args:
+            bubble: the record of it.
+            shut: why its step's bubbles are not for trials; None: they are.
+        """
+        sums, length_ns = self.sums, bubble.end_ns - bubble.start_ns
+        sums.bubble_ns += length_ns
+        if shut is not None:
+            name = f"{shut.value}_ns"
+            setattr(sums, name, getattr(sums, name) + length_ns)
+            return
+        overrun_ns = bubble.overrun_ns or 0
+        sums.overrun_ns += overrun_ns
+        self._unreported_ns += (bubble.side_ns or 0) + overrun_ns
+        if bubble.permit_until_ns is None:
+            sums.unopened_ns += length_ns
+        elif bubble.side_ns is None:
+            sums.unmeasured_ns += length_ns
+        else:
+            used_ns = min(bubble.side_ns, length_ns)
+            sums.side_ns += used_ns
+            if self._last.trials_running:
+                sums.unused_ns += length_ns - used_ns
+            else:
+                sums.search_ns += length_ns - used_ns
+
+    def overran(self, overrun_ns: int) -> None:
+        """Count an overrun that only the side task can measure."""
+        self.sums.overrun_ns += overrun_ns
+
+    def progress(self, now: Progress) -> None:
+        """Count what the side task has done since its last report."""
+        sums, last = self.sums, self._last
+        sums.work += now.work - last.work
+        sums.samples += now.samples - last.samples
+        sums.training_ms += now.training_ms - last.training_ms
+        sums.busy_ms += now.busy_ms - last.busy_ms
+        self._last, self._unreported_ns = now, 0
+
+    def side_ended(self) -> None:
+        """The process is gone, and with it what it has not saved."""
+        last = self._last
+        if last.epochs:
+            self.sums.lost_work += last.work / last.epochs * last.unsaved_epochs
+        self.sums.lost_ms += self._unreported_ns / 1e6
+        self._last, self._unreported_ns = NOTHING, 0
+
+    def take(self) -> dict[str, int | float]:
+        """Return the sums, and begin anew."""
+        sums, self.sums = self.sums, BubbleAccounts()
+        return {name: round(value, 3) for name, value in asdict(sums).items()}

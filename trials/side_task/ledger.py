@@ -1,0 +1,54 @@
+"""What a side task has trained so far, and the device's time for it: the side task's part of the waterfall."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ds_hooks.shared.statuses import Progress
+from trials.gate.base import Gate
+from trials.side_task.audits import Audits
+
+
+class Ledger:
+    """The accounts of one side task, from when it is ready.
+
+    Args:
+        gate: whose time counts.
+        audits: of which the time is no training.
+
+    Attributes:
+        work: trial-samples trained.
+        epochs: summed over trials.
+    """
+
+    def __init__(self, gate: Gate, audits: Audits) -> None:
+        self._gate, self._audits = gate, audits
+        self._ready_ns = gate.busy_ns()
+        self.work = self.epochs = self._training_ns = 0
+        self._samples = 0.0
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Count the time of what is done inside as training, but for audits."""
+        began_ns, audited_ns = self._gate.busy_ns(), self._audits.spent_ns
+        try:
+            yield
+        finally:
+            self._training_ns += self._gate.busy_ns() - began_ns - (self._audits.spent_ns - audited_ns)
+
+    def count(self, trial_samples: int, trials: int) -> None:
+        """Count a step of a group of `trials`, also for the gate."""
+        self._gate.add_work(trial_samples)
+        self.work += trial_samples
+        self._samples += trial_samples / trials
+
+    def progress(self, trials_running: int, unsaved_epochs: int) -> Progress:
+        """The accounts so far, for the daemon."""
+        return Progress(
+            work=self.work,
+            trials_running=trials_running,
+            epochs=self.epochs,
+            samples=self._samples,
+            training_ms=self._training_ns / 1e6,
+            busy_ms=(self._gate.busy_ns() - self._ready_ns) / 1e6,
+            unsaved_epochs=unsaved_epochs,
+        )
