@@ -84,7 +84,8 @@ class CpuClock:
 
     def side_cpu_ns(self) -> int:
         """See `BubbleClock`."""
-        pid = self._words[Field.SIDE_PID]
+        # from its start, before it opens the page: else all that it has used by then would count in one bubble
+        pid = self._words[Field.SIDE_PROCESS] or self._words[Field.SIDE_PID]
         if not pid:
             return 0
         try:

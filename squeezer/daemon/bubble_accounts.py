@@ -78,6 +78,7 @@ class BubbleCounter:
         self.sums = BubbleAccounts()
         self._last = NOTHING
         self._unreported_ns = 0  # used since the last report
+        self._ready_ns = 0
 
     def bubble(self, bubble: Bubble, shut: Shut | None) -> None:
         """Count a bubble that is over, its overrun included.
@@ -88,13 +89,16 @@ class BubbleCounter:
         """
         sums, length_ns = self.sums, bubble.end_ns - bubble.start_ns
         sums.bubble_ns += length_ns
+        if shut is None:  # its messages may come late, after the word that the side task is ready
+            starting_ns = min(max(0, self._ready_ns - bubble.start_ns), length_ns)
+            sums.starting_ns += starting_ns
+            length_ns -= starting_ns
         if shut is not None:
             name = f"{shut.value}_ns"
             setattr(sums, name, getattr(sums, name) + length_ns)
             return
         overrun_ns = bubble.overrun_ns or 0
         sums.overrun_ns += overrun_ns
-        self._unreported_ns += (bubble.side_ns or 0) + overrun_ns
         if bubble.permit_until_ns is None:
             sums.unopened_ns += length_ns
         elif bubble.side_ns is None:
@@ -102,6 +106,7 @@ class BubbleCounter:
         else:
             used_ns = min(bubble.side_ns, length_ns)
             sums.side_ns += used_ns
+            self._unreported_ns += used_ns + overrun_ns
             if self._last.trials_running:
                 sums.unused_ns += length_ns - used_ns
             else:
@@ -110,6 +115,10 @@ class BubbleCounter:
     def overran(self, overrun_ns: int) -> None:
         """Count an overrun that only the side task can measure."""
         self.sums.overrun_ns += overrun_ns
+
+    def ready(self, t_ns: int) -> None:
+        """The side task has asked its gate for the first time."""
+        self._ready_ns = t_ns
 
     def progress(self, now: Progress) -> None:
         """Count what the side task has done since its last report."""

@@ -159,6 +159,7 @@ class SideTaskSupervisor:
                 del self._deaths[None]
             case statuses.Ready():
                 self._was_ready = self._is_ready = True
+                self._correlator.counter.ready(time.monotonic_ns())
                 self._feed(SideChanged(Side.READY))
             case statuses.Progress():
                 self.progress = status

@@ -88,11 +88,11 @@ def spent(rank: RankRun) -> Spent:
     if not rates:
         return Spent(float(sums["bubble_ns"]), None, shares_ns)
     full_ns, dedicated_ns = _dedicated_ns(rates[-1], sums["samples"], sums["work"])
-    lost_work_ns = full_ns * sums["lost_work"] / sums["work"] if sums["work"] else 0.0
+    kept = max(0.0, 1 - sums["lost_work"] / sums["work"]) if sums["work"] else 1.0
     shares_ns["empty_rows"] = dedicated_ns - full_ns
     shares_ns["colder"] = training_ns - dedicated_ns
-    shares_ns["lost"] = lost_work_ns + lost_ns
-    return Spent(float(sums["bubble_ns"]), full_ns - lost_work_ns, shares_ns)
+    shares_ns["lost"] = full_ns * (1 - kept) + lost_ns
+    return Spent(float(sums["bubble_ns"]), full_ns * kept, shares_ns)
 
 
 def _dedicated_ns(rates: Mapping[str, float], samples: float, work: float) -> tuple[float, float]:

@@ -70,6 +70,16 @@ def test_idle_time_is_the_search_s_while_no_trial_trains() -> None:
     assert (found["search_ns"], found["unused_ns"], found["side_ns"]) == (30 + 9, 10, 80)
 
 
+def test_a_bubble_in_which_the_side_task_became_ready_is_for_starting_until_then() -> None:
+    counter = BubbleCounter()
+    counter.ready(100 + 30)
+    counter.bubble(bubble(50, side_ns=45), None)
+    counter.ready(100 + 300)
+    counter.bubble(bubble(60, side_ns=45), None)
+    found = counter.take()
+    assert (found["starting_ns"], found["side_ns"], found["search_ns"]) == (30 + 60, 20, 0)
+
+
 def test_reports_are_sums_of_one_process() -> None:
     counter = BubbleCounter()
     counter.progress(replace(TRAINS, work=40, samples=10.0, busy_ms=1.5))
