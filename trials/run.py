@@ -176,7 +176,7 @@ class _Worker:
         """Take what it has reported."""
         for status in self._reader.read():
             match status:
-                case statuses.Ready(trials):
+                case statuses.Ready(trials=trials):
                     self.trials = trials
                 case statuses.Progress(trials_running=running):
                     self.running = running

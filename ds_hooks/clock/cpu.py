@@ -4,15 +4,12 @@ A blocking gloo receive returns when the data is there, so the moments before an
 On a CUDA device the same moments would be those of the issue: see `cuda`.
 """
 
-import time
 from collections.abc import Callable
 
 from ds_hooks.shared.memory_order import full_fence, light_fence
-from ds_hooks.shared.page import WORKER_WORDS, ClockKind, Field
+from ds_hooks.shared.page import ClockKind, Field
 from ds_hooks.shared.page_file import Page
-
-_PROCESS_CPU_CLOCK = 2
-"""CPUCLOCK_SCHED of Linux: `~pid << 3 | 2` names the clock of all CPU time of process `pid`."""
+from ds_hooks.shared.side_clock import SideClock
 
 
 class CpuClock:
@@ -31,9 +28,7 @@ class CpuClock:
         self._clock_ns = clock_ns
         self.epoch = page.words[Field.BUBBLE] >> 1
         self.permit_ns = 0
-        self._workers_ns = 0
-        self._counted_ns: dict[int, int] = {}  # of each worker that runs
-        self._ended: dict[int, int] = {}  # by its word
+        self._side_clock = SideClock(page.words)
         page.words[Field.CLOCK_KIND] = self.kind
 
     def open(self, step: int, slot: int, permit_ns: int, opens_before_ns: int = 0) -> int:
@@ -84,40 +79,9 @@ class CpuClock:
 
     def side_cpu_ns(self) -> int:
         """See `BubbleClock`."""
-        # from its start, before it opens the page: else all that it has used by then would count in one bubble
-        pid = self._words[Field.SIDE_PROCESS] or self._words[Field.SIDE_PID]
-        if not pid:
-            return 0
-        try:
-            own_ns = _cpu_ns(pid)
-        except OSError:
-            return 0  # it has ended
-        if self._words[Field.SIDE_FORKS] or self._words[Field.FOUND_WORKERS]:
-            self._count_workers()
-        return own_ns + self._workers_ns
+        return self._side_clock.now_ns()
 
     def leave(self, *, wait: bool) -> bool:
         """See `BubbleClock`. Nobody else writes, so it never waits."""
         self._words[Field.BUBBLE] &= ~1
         return True
-
-    def _count_workers(self) -> None:
-        """Add what the side task's own processes have used since the last call. One that was found late begins now."""
-        words, counted_ns = self._words, self._counted_ns
-        for index in range(Field.WORKERS, Field.FOUND_WORKERS + WORKER_WORDS):
-            pid = words[index]
-            if not pid or self._ended.get(index) == pid:
-                continue
-            try:
-                now_ns = _cpu_ns(pid)
-            except OSError:
-                self._ended[index] = pid
-                counted_ns.pop(pid, None)
-                continue
-            before_ns = counted_ns.get(pid, now_ns if index >= Field.FOUND_WORKERS else 0)
-            self._workers_ns += max(0, now_ns - before_ns)
-            counted_ns[pid] = now_ns
-
-
-def _cpu_ns(pid: int) -> int:
-    return time.clock_gettime_ns(~pid << 3 | _PROCESS_CPU_CLOCK)

@@ -38,9 +38,11 @@ class Ready:
 
     Attributes:
         trials: how many the study has in all.
+        busy_ms: the device's time that it has used so far.
     """
 
     trials: int
+    busy_ms: float
 
 
 @dataclass(frozen=True, slots=True)

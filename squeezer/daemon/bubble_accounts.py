@@ -78,21 +78,25 @@ class BubbleCounter:
         self.sums = BubbleAccounts()
         self._last = NOTHING
         self._unreported_ns = 0  # used since the last report
-        self._ready_ns = 0
+        self._ready_ns = self._ready_busy_ns = 0
 
-    def bubble(self, bubble: Bubble, shut: Shut | None) -> None:
+    def bubble(self, bubble: Bubble, shut: Shut | None, busy_until_ns: int) -> None:
         """Count a bubble that is over, its overrun included.
 
         Args:
             bubble: the record of it.
             shut: why its step's bubbles are not for trials; None: they are.
+            busy_until_ns: all that the side task had used at its end, where the main job measures that.
         """
         sums, length_ns = self.sums, bubble.end_ns - bubble.start_ns
         sums.bubble_ns += length_ns
-        if shut is None:  # its messages may come late, after the word that the side task is ready
-            starting_ns = min(max(0, self._ready_ns - bubble.start_ns), length_ns)
+        side_ns = bubble.side_ns
+        if shut is None and bubble.start_ns < self._ready_ns:  # messages may come later than the word that it is ready
+            starting_ns = min(self._ready_ns - bubble.start_ns, length_ns)
             sums.starting_ns += starting_ns
             length_ns -= starting_ns
+            if side_ns is not None:
+                side_ns = min(side_ns, max(0, busy_until_ns - self._ready_busy_ns))
         if shut is not None:
             name = f"{shut.value}_ns"
             setattr(sums, name, getattr(sums, name) + length_ns)
@@ -101,10 +105,10 @@ class BubbleCounter:
         sums.overrun_ns += overrun_ns
         if bubble.permit_until_ns is None:
             sums.unopened_ns += length_ns
-        elif bubble.side_ns is None:
+        elif side_ns is None:
             sums.unmeasured_ns += length_ns
         else:
-            used_ns = min(bubble.side_ns, length_ns)
+            used_ns = min(side_ns, length_ns)
             sums.side_ns += used_ns
             self._unreported_ns += used_ns + overrun_ns
             if self._last.trials_running:
@@ -116,9 +120,9 @@ class BubbleCounter:
         """Count an overrun that only the side task can measure."""
         self.sums.overrun_ns += overrun_ns
 
-    def ready(self, t_ns: int) -> None:
-        """The side task has asked its gate for the first time."""
-        self._ready_ns = t_ns
+    def ready(self, t_ns: int, busy_ms: float) -> None:
+        """The side task asks its gate from now on, and has used so much before."""
+        self._ready_ns, self._ready_busy_ns = t_ns, round(busy_ms * 1e6)
 
     def progress(self, now: Progress) -> None:
         """Count what the side task has done since its last report."""

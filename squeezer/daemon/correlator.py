@@ -60,7 +60,8 @@ class Correlator:
         self._step_end: tuple[int, int] | None = None
         """(number, end) of the last step."""
         self._open: _OpenBubble | None = None
-        self._ended: tuple[Bubble, Shut | None] | None = None
+        self._ended: tuple[Bubble, Shut | None, int] | None = None
+        """With why its step's bubbles are not for trials, and the side task's CPU time at its end."""
         self._last_end = (-1, 0)
         """(epoch, end) of the last bubble."""
         self._side_cpu_ns = 0
@@ -155,7 +156,8 @@ class Correlator:
             stopped=bool(message.stopped),
             overrun_ns=None,
         )
-        self._ended = ended, step.shut if step is not None else Shut.ALONE
+        shut = step.shut if step is not None else Shut.ALONE
+        self._ended = ended, shut, message.side_cpu_ns
         self._side_cpu_ns = message.side_cpu_ns
         return [BubbleEnded(message.slot, wire.WaitKind(message.wait).name, length_ns, begun.gap_ns)]
 
@@ -176,13 +178,13 @@ class Correlator:
         ended, self._ended = self._ended, None
         if ended is None:
             return []
-        bubble, shut = ended
+        bubble, shut, until_ns = ended
         if side_cpu_ns is None:
-            self.counter.bubble(bubble, shut)
+            self.counter.bubble(bubble, shut, until_ns)
             return [bubble]
         overrun_ns = max(0, side_cpu_ns - self._side_cpu_ns)
         bubble = replace(bubble, overrun_ns=overrun_ns)
-        self.counter.bubble(bubble, shut)
+        self.counter.bubble(bubble, shut, until_ns)
         found: list[Found] = [bubble]
         if bubble.permit_until_ns is not None:
             found.append(Overran(bubble.slot, overrun_ns))

@@ -157,9 +157,9 @@ class SideTaskSupervisor:
                 self._spawner.serves, self._spawner.given_up = status, None
                 self._serves_now = status.name
                 del self._deaths[None]
-            case statuses.Ready():
+            case statuses.Ready(busy_ms=busy_ms):
                 self._was_ready = self._is_ready = True
-                self._correlator.counter.ready(time.monotonic_ns())
+                self._correlator.counter.ready(time.monotonic_ns(), busy_ms)
                 self._feed(SideChanged(Side.READY))
             case statuses.Progress():
                 self.progress = status

@@ -4,12 +4,13 @@ import os
 import signal
 from collections import deque
 from collections.abc import Sequence
-from time import monotonic_ns, process_time_ns, thread_time_ns
+from time import monotonic_ns, thread_time_ns
 
 from ds_hooks.shared.memory_order import full_fence, light_fence
 from ds_hooks.shared.page import Field, SideActivity
 from ds_hooks.shared.page_file import Page
 from ds_hooks.shared.plan import find_renewal
+from ds_hooks.shared.side_clock import SideClock
 from ds_hooks.shared.signals import END_SIGNAL
 from trials.gate.base import GATE_SIGNALS, HOST_UNIT, StopRequested, block_signals
 from trials.gate.process import has_children
@@ -72,6 +73,7 @@ class CpuGate(UnitCosts):
         self._start_cpu_ns = 0
         self._longest_ns = 0  # of the bubbles in which the running unit was declined, if they were too many
         self._parent_pid = os.getppid()
+        self._clock = SideClock(page.words)
 
     def use(self, units: Sequence[str], trials: int) -> None:
         """See `UnitCosts.use`."""
@@ -132,8 +134,8 @@ class CpuGate(UnitCosts):
         self._words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
 
     def busy_ns(self) -> int:
-        """Return the CPU time of this process."""
-        return process_time_ns()
+        """Return the CPU time of this process and of those that it has started, as the main job sees it."""
+        return self._clock.now_ns()
 
     def close(self) -> bool:
         """Write what is buffered. Returns whether the page may be unmapped: it may."""

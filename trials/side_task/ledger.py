@@ -18,11 +18,12 @@ class Ledger:
     Attributes:
         work: trial-samples trained.
         epochs: summed over trials.
+        ready_ns: the device's time that was used before.
     """
 
     def __init__(self, gate: Gate, audits: Audits) -> None:
         self._gate, self._audits = gate, audits
-        self._ready_ns = gate.busy_ns()
+        self.ready_ns = gate.busy_ns()
         self.work = self.epochs = self._training_ns = 0
         self._samples = 0.0
 
@@ -49,6 +50,6 @@ class Ledger:
             epochs=self.epochs,
             samples=self._samples,
             training_ms=self._training_ns / 1e6,
-            busy_ms=(self._gate.busy_ns() - self._ready_ns) / 1e6,
+            busy_ms=(self._gate.busy_ns() - self.ready_ns) / 1e6,
             unsaved_epochs=unsaved_epochs,
         )

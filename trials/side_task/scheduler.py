@@ -108,7 +108,7 @@ class Scheduler:
             StopRequested: the daemon asked for the end.
             TurnOver: it is another study's turn. All trials are saved.
         """
-        self.report(statuses.Ready(self._study.trials))
+        self.report(statuses.Ready(self._study.trials, self._ledger.ready_ns / 1e6))
         while True:
             if self._turn is not None and self._turn.is_over(has_trained=self._ledger.epochs > 0):
                 self._leave()

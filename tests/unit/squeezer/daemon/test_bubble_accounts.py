@@ -42,7 +42,7 @@ def test_each_bubble_is_counted_once(bubbles: list[tuple[int, int, bool, Shut | 
     counter = BubbleCounter()
     for length_ns, side_ns, permit, shut, trains in bubbles:
         counter.progress(replace(NOTHING, trials_running=int(trains)))
-        counter.bubble(bubble(length_ns, side_ns, permit), shut)
+        counter.bubble(bubble(length_ns, side_ns, permit), shut, 0)
     found = counter.take()
     parts = ("ended", "starting", "alone", "guard", "unopened", "unmeasured", "search", "unused", "side")
     assert sum(found[f"{part}_ns"] for part in parts) == found["bubble_ns"] == sum(each[0] for each in bubbles)
@@ -52,7 +52,7 @@ def test_each_bubble_is_counted_once(bubbles: list[tuple[int, int, bool, Shut | 
 @pytest.mark.parametrize("shut", list(Shut))
 def test_a_step_that_is_not_for_trials_says_why(shut: Shut) -> None:
     counter = BubbleCounter()
-    counter.bubble(bubble(50, side_ns=20), shut)
+    counter.bubble(bubble(50, side_ns=20), shut, 0)
     assert {name: value for name, value in counter.take().items() if value} == {
         "bubble_ns": 50,
         f"{shut.value}_ns": 50,
@@ -61,23 +61,23 @@ def test_a_step_that_is_not_for_trials_says_why(shut: Shut) -> None:
 
 def test_idle_time_is_the_search_s_while_no_trial_trains() -> None:
     counter = BubbleCounter()
-    counter.bubble(bubble(50, side_ns=20), None)
+    counter.bubble(bubble(50, side_ns=20), None, 0)
     counter.progress(TRAINS)
-    counter.bubble(bubble(70, side_ns=60), None)
+    counter.bubble(bubble(70, side_ns=60), None, 0)
     counter.progress(replace(TRAINS, trials_running=0))
-    counter.bubble(bubble(9), None)
+    counter.bubble(bubble(9), None, 0)
     found = counter.take()
     assert (found["search_ns"], found["unused_ns"], found["side_ns"]) == (30 + 9, 10, 80)
 
 
 def test_a_bubble_in_which_the_side_task_became_ready_is_for_starting_until_then() -> None:
     counter = BubbleCounter()
-    counter.ready(100 + 30)
-    counter.bubble(bubble(50, side_ns=45), None)
-    counter.ready(100 + 300)
-    counter.bubble(bubble(60, side_ns=45), None)
+    counter.ready(100 + 30, 2e-3)
+    counter.bubble(bubble(50, side_ns=45), None, 2000 + 18)
+    counter.ready(100 + 300, 3e-3)
+    counter.bubble(bubble(60, side_ns=45), None, 2900)
     found = counter.take()
-    assert (found["starting_ns"], found["side_ns"], found["search_ns"]) == (30 + 60, 20, 0)
+    assert (found["starting_ns"], found["side_ns"], found["search_ns"]) == (30 + 60, 18, 2)
 
 
 def test_reports_are_sums_of_one_process() -> None:
@@ -93,7 +93,7 @@ def test_reports_are_sums_of_one_process() -> None:
 def test_what_a_dead_process_has_not_saved_is_lost() -> None:
     counter = BubbleCounter()
     counter.progress(TRAINS)
-    counter.bubble(bubble(70, side_ns=60, overrun_ns=5), None)
+    counter.bubble(bubble(70, side_ns=60, overrun_ns=5), None, 0)
     counter.side_ended()
     found = counter.take()
     assert found["lost_work"] == 100 * 6 / 8, "six of its eight epochs"
@@ -104,7 +104,7 @@ def test_what_a_dead_process_has_not_saved_is_lost() -> None:
 
 def test_where_the_host_sees_nothing_the_side_task_measures() -> None:
     counter = BubbleCounter()
-    counter.bubble(bubble(70, side_ns=None, overrun_ns=None), None)
+    counter.bubble(bubble(70, side_ns=None, overrun_ns=None), None, 0)
     counter.overran(8)
     found = counter.take()
     assert (found["unmeasured_ns"], found["overrun_ns"], found["side_ns"]) == (70, 8, 0)

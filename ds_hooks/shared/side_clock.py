@@ -1,0 +1,61 @@
+"""The CPU time of a side task and of its own processes, such as data-loading workers.
+
+Hooks and side task both read it, so what one sees and the other reports is the same.
+"""
+
+import time
+
+from ds_hooks.shared.page import WORKER_WORDS, Field
+
+_PROCESS_CPU_CLOCK = 2
+"""CPUCLOCK_SCHED of Linux: `~pid << 3 | 2` names the clock of all CPU time of process `pid`."""
+
+
+class SideClock:
+    """The clock of one device's side tasks.
+
+    Args:
+        words: the page's.
+    """
+
+    def __init__(self, words: "memoryview[int]") -> None:
+        self._words = words
+        self._workers_ns = 0
+        self._counted_ns: dict[int, int] = {}  # of each worker that runs
+        self._ended: dict[int, int] = {}  # by its word
+
+    def now_ns(self) -> int:
+        """The CPU time so far; 0: there is no side task."""
+        words = self._words
+        # from its start, before it opens the page: else all that it has used by then would count in one bubble
+        pid = words[Field.SIDE_PROCESS] or words[Field.SIDE_PID]
+        if not pid:
+            return 0
+        try:
+            own_ns = _cpu_ns(pid)
+        except OSError:
+            return 0  # it has ended
+        if words[Field.SIDE_FORKS] or words[Field.FOUND_WORKERS]:
+            self._count_workers()
+        return own_ns + self._workers_ns
+
+    def _count_workers(self) -> None:
+        """Add what the side task's own processes have used since the last call. One that was found late begins now."""
+        words, counted_ns = self._words, self._counted_ns
+        for index in range(Field.WORKERS, Field.FOUND_WORKERS + WORKER_WORDS):
+            pid = words[index]
+            if not pid or self._ended.get(index) == pid:
+                continue
+            try:
+                now_ns = _cpu_ns(pid)
+            except OSError:
+                self._ended[index] = pid
+                counted_ns.pop(pid, None)
+                continue
+            before_ns = counted_ns.get(pid, now_ns if index >= Field.FOUND_WORKERS else 0)
+            self._workers_ns += max(0, now_ns - before_ns)
+            counted_ns[pid] = now_ns
+
+
+def _cpu_ns(pid: int) -> int:
+    return time.clock_gettime_ns(~pid << 3 | _PROCESS_CPU_CLOCK)
