@@ -371,7 +371,7 @@ def test_a_full_disk_for_records_does_not_stop_the_training(
                     (disk / f"file{number}").touch()
         assert_trains_unsqueezed(tmp_path, tmp_path / "place", disk / "run", monkeypatch)
     finally:
-        subprocess.run(["umount", disk], check=True)
+        subprocess.run(["umount", "--lazy", disk], check=True)
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and "nothing is squeezed" in said[0] and "No space left" in said[0]
 
