@@ -8,7 +8,6 @@ units are longer than every bubble is split in halves.
 
 import signal
 import time
-from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from ds_hooks.shared import statuses
@@ -22,6 +21,7 @@ from trials.side_task.audits import Audits
 from trials.side_task.checkpoints import Checkpoints
 from trials.side_task.cohort import Cohort, Fit, starved_status
 from trials.side_task.ledger import Ledger
+from trials.side_task.refilling import APART, Refilling
 from trials.side_task.turn import Turn, TurnOver
 from trials.side_task.waiting import Waiting
 from trials.study import Study, describe_error
@@ -36,10 +36,6 @@ if TYPE_CHECKING:
 
     from trials.side_task.offload import Offload
 
-
-REFILL_MIXED, REFILL_APART = 0.25, 0.5
-"""While trials train, new ones of a structure begin once they fill this share of the rows: mixed with others, or apart.
-Joining a group takes some 20 ms. A group of their own costs nearly as much as a full one, however few they are."""
 
 ASK_AHEAD_EPOCHS = 2
 """Ask for as many trials as rows will be free after this many epochs, and for enough to replace pruned ones."""
@@ -99,7 +95,7 @@ class Scheduler:
         self._exhausted = self._over = False
         self._ask_again_s = 0.0
         self._here = 0  # how many trials were here at the last request for more
-        self._ledger = Ledger(gate, self._audits)
+        self._ledger, self._refilling = Ledger(gate, self._audits), Refilling()
 
     def run(self) -> None:
         """Train until no trial is left, or until it is another study's turn.
@@ -156,7 +152,7 @@ class Scheduler:
         stays = [self._checkpoints.milestone(reader.number) - reader.epoch > ASK_AHEAD_EPOCHS for reader in readers]
         staying = sum(s and r.number not in self._dropped for s, r in zip(stays, readers, strict=True))
         several = len(self._waiting.structures | self._fits.keys()) > 1
-        wanted = max(self._most - staying, ceil(REFILL_MIXED * self._most)) * (ASK_SEVERAL if several else 1)
+        wanted = max(self._most - staying, self._refilling.least(self._most)) * (ASK_SEVERAL if several else 1)
         wanted -= len(self._waiting)
         if self._asked or self._over or wanted <= 0:
             return
@@ -195,7 +191,7 @@ class Scheduler:
     def _next(self) -> list[Member]:
         """Return trials of one structure for which there are rows; none if it is better to wait for more of them."""
         room = self._most - self._rows()
-        least = 1 if self._exhausted or not self._cohorts else REFILL_MIXED * self._most
+        least = 1 if self._exhausted or not self._cohorts else self._refilling.least(self._most)
         if room <= 0 or not self._waiting or min(room, len(self._waiting)) < least:
             return []
         structure = self._chosen(self._waiting.sort(enough=room), room)
@@ -216,7 +212,7 @@ class Scheduler:
         """Return how many trials of `structure` begin together while others train."""
         fit = self._fits.get(structure)
         joins = fit is not None and fit.mixes and any(cohort.fit is fit for cohort in self._cohorts)
-        needed = (REFILL_MIXED if joins else REFILL_APART) * self._most
+        needed = self._refilling.least(self._most) if joins else APART * self._most
         if self._exhausted:
             return 1 if joins else min(needed, waiting)
         return needed
@@ -233,8 +229,11 @@ class Scheduler:
             cohort = Cohort(self._study, self._gate, fit)
             self._cohorts.append(cohort)
         asked = cohort.asked + [{"number": member.number, "params": member.params} for member in members]
+        began_ns, joins = self._gate.busy_ns(), bool(cohort.groups)
         try:
             cohort.add(members)
+            if joins:
+                self._refilling.joined(self._gate.busy_ns() - began_ns)
             return
         except Exception as error:
             fits = not is_out_of_memory(error)
@@ -261,10 +260,12 @@ class Scheduler:
 
     def _train_epoch(self, cohort: Cohort) -> None:
         self._gate.enter(HOST_UNIT)
+        began_ns = self._gate.busy_ns()
         try:
             with self._ledger.training():
                 self._train_batches(cohort)
             self._end_epoch(cohort)
+            self._refilling.trained(self._gate.busy_ns() - began_ns)
             return
         except ApartError as error:
             self._part(cohort, error)
