@@ -24,7 +24,7 @@ import torch
 from benchmarks.common import ROOT, finish, kept_runs, parse, ratio_with_ci95
 from benchmarks.fusion import MODELS, QUICK_MODELS, Classes, Together
 from trials.gate.base import OpenGate
-from trials.search.serve import answer_to
+from trials.search.serve import answers_to
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.side_task.scheduler import Scheduler
 from trials.study import load_study
@@ -83,8 +83,7 @@ class Inside:
     def send(self, **request: Any) -> None:
         """Answer at once."""
         start_s = thread_time()
-        answer = answer_to(self._search, request)
-        self._answers += [] if answer is None else [answer]
+        self._answers += answers_to(self._search, request)
         self.cpu_s += thread_time() - start_s
 
     def answers(self, wait_s: float = 0.0) -> list[dict[str, Any]]:

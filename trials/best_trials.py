@@ -6,14 +6,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import optuna
 from optuna.trial import FrozenTrial
 
 from ds_hooks.shared.private_file import make_dir, write_text
 from trials.search.attributes import HISTORY
 from trials.search.best_weights import describe_score, params_of, ranked, score_of
 from trials.search.checkpoint_files import weights_path
-from trials.search.storage.optuna_storage import open_storage
+from trials.search.optuna_study import known_study
 
 
 class NoTrialError(Exception):
@@ -52,14 +51,10 @@ def best_trials(storage: str, name: str, directory: Path) -> list[Shown]:
         directory: the study's.
 
     Raises:
-        NoTrialError: there is no such study, or none of its trials has completed.
+        NoStudyError: there is no such study.
+        NoTrialError: none of its trials has completed.
     """
-    opened = open_storage(storage)
-    try:
-        study = optuna.load_study(study_name=name, storage=opened)
-    except KeyError:
-        known = ", ".join(optuna.get_all_study_names(opened)) or "none"
-        raise NoTrialError(f"there is no study {name}; found: {known}") from None
+    study = known_study(storage, name)
     completed = ranked(study)
     if not completed:
         raise NoTrialError(f"no trial of study {name} has completed yet")

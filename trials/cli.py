@@ -153,16 +153,14 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def _best(parsed: argparse.Namespace) -> int:
     from trials.best_trials import NoTrialError, best_trials, describe, loading, save
+    from trials.search.optuna_study import NoStudyError
 
-    logs.adopt("optuna")
-    name, directory, storage = _place(parsed)
-    if "://" not in storage and not Path(storage).is_file():  # Optuna would make a new one
-        refuse(f"{PROGRAM} best", f"no journal {storage}; allowed: a journal's path or a database's URL")
+    name, directory, storage = _known_place(parsed)
     try:
         found = best_trials(storage, name, directory)
         if parsed.save is not None:
             found = [save(each, parsed.study, parsed.save) for each in found]
-    except NoTrialError as error:
+    except (NoStudyError, NoTrialError) as error:
         refuse(f"{PROGRAM} best", error)
     except OSError as error:
         refuse(f"{PROGRAM} best", f"{error.filename or parsed.save}: {error.strerror or error}")
@@ -177,6 +175,43 @@ def _add_best(parser: argparse.ArgumentParser) -> None:
     _add_study(parser)
     _add_place(parser)
     parser.add_argument("--save", type=Path, metavar="DIR", help="write hyperparameters and weights there")
+
+
+def _deadline(parsed: argparse.Namespace) -> int:
+    from trials.search.choice.deadline import DeadlineError
+    from trials.search.optuna_study import NoStudyError
+    from trials.search.outlook import verdict_on
+
+    study = _load(parsed)
+    name, directory, storage = _known_place(parsed)
+    try:
+        verdict = verdict_on(study, storage, name, directory, parsed.by or study.deadline)
+    except DeadlineError as error:
+        refuse(f"{PROGRAM} deadline", f"--by {error}")
+    except NoStudyError as error:
+        refuse(f"{PROGRAM} deadline", error)
+    except OSError as error:
+        refuse(f"{PROGRAM} deadline", f"{error.filename or directory}: {error.strerror or error}")
+    except Exception as error:  # of any of many database drivers
+        _refuse_storage(parsed, storage, error)
+    print(verdict.text)
+    return {True: 0, False: 1, None: 2}[verdict.is_admitted]
+
+
+def _add_deadline(parser: argparse.ArgumentParser) -> None:
+    _add_study(parser)
+    _add_place(parser)
+    described = "such as '2026-12-01 08:00', local or with a zone; default: the study's own deadline, if it has one"
+    parser.add_argument("--by", metavar="TIME", help=described)
+
+
+def _known_place(parsed: argparse.Namespace) -> tuple[str, Path, str]:
+    """The same as `_place`, where there is a storage already."""
+    logs.adopt("optuna")
+    name, directory, storage = _place(parsed)
+    if "://" not in storage and not Path(storage).is_file():  # Optuna would make a new one
+        refuse(f"{PROGRAM} {parsed.command}", f"no journal {storage}; allowed: a journal's path or a database's URL")
+    return name, directory, storage
 
 
 def _place(parsed: argparse.Namespace) -> tuple[str, Path, str]:
@@ -295,6 +330,13 @@ COMMANDS = (
         example="trials best examples/digits.py --save best",
         run=_best,
         add_arguments=_add_best,
+    ),
+    Command(
+        name="deadline",
+        summary="tell by when a study ends, and whether its deadline is admitted",
+        example="trials deadline examples/digits.py --by '2026-12-01 08:00'",
+        run=_deadline,
+        add_arguments=_add_deadline,
     ),
     Command(
         name="close",

@@ -3,14 +3,33 @@
 import importlib.util
 import warnings
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any
 
 WORDS = "'maximize' or 'minimize'"
+
+TIMES = "a date and a time, such as '2026-12-01 08:00', which is local, or with a zone: '2026-12-01 08:00+01:00'"
 
 _NAMES = {
     "shared": "patterns of names, such as ('base.*',)",
     "batch_params": "names of hyperparameters, such as ('batch_size',)",
 }
+
+
+def read_time(text: str) -> datetime:
+    """Return the time that `TIMES` describes; without a zone, it is local.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if ":" not in text:
+        raise ValueError("no time of day")
+    read = datetime.fromisoformat(text)
+    try:
+        read.astimezone()
+    except OverflowError as error:
+        raise ValueError(f"no local time: {error}") from None
+    return read
 
 
 def problems(study: Any) -> Iterator[str]:
@@ -67,7 +86,16 @@ def _extras(study: Any) -> Iterator[str]:
             yield f": {name} = {given!r}; allowed: {example}"
 
 
+def _is_time(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and bool(read_time(value))
+    except ValueError:
+        return False
+
+
 def _search(study: Any) -> Iterator[str]:
+    if study.deadline is not None and not _is_time(study.deadline):
+        yield f": deadline = {study.deadline!r}; allowed: None, or {TIMES}"
     several = study.directions
     if (
         not isinstance(several, (tuple, list))
@@ -108,9 +136,8 @@ def _of_optuna(study: Any) -> Iterator[str]:
         yield f": pruner() returned {pruner!r} with several directions; allowed: None, for Optuna prunes no such trial"
     if isinstance(sampler, optuna.samplers.CmaEsSampler) and study.directions:
         yield ": CmaEsSampler with several directions; allowed: others, such as NSGAIISampler"
-    for kind, package in ((optuna.samplers.CmaEsSampler, "cmaes"), (optuna.samplers.GPSampler, "scipy")):
-        if isinstance(sampler, kind) and importlib.util.find_spec(package) is None:
-            yield f": {kind.__name__} needs the package {package}; install it: pip install {package}"
+    if isinstance(sampler, optuna.samplers.CmaEsSampler) and importlib.util.find_spec("cmaes") is None:
+        yield ": CmaEsSampler needs the package cmaes; install it: pip install cmaes"
     if not isinstance(points, (tuple, list)) or not all(isinstance(point, Mapping) for point in points):
         yield f": enqueue() returned {points!r}; allowed: a list of dicts, parameters by name"
 

@@ -54,6 +54,8 @@ class Study(abc.ABC):
             named here, a trial whose parameter is trainable, or differs, is an error.
         audit: when a fused trial is compared with the trial alone: on first batches and then once per ``"epoch"``, at
             the ``"start"`` only, or never (False).
+        deadline: when the study should have ended, as in ``"2026-12-01 08:00"``, local or with a zone; None: whenever.
+            It is admitted or refused, and changes nothing that is trained.
         metric: which of `metrics` is a trial's score; None: `score` computes it, and is not needed otherwise.
     """
 
@@ -74,6 +76,7 @@ class Study(abc.ABC):
     shared: tuple[str, ...] = ()
     audit: str | bool = "epoch"
     metric: str | tuple[str, ...] | None = None
+    deadline: str | None = None
 
     @abc.abstractmethod
     def suggest(self, trial: "optuna.Trial") -> dict[str, Any]:

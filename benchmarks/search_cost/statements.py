@@ -10,7 +10,7 @@ from typing import Any, Self
 import sqlalchemy as sa
 
 from benchmarks.search_cost.simulated import FUSED, NAME, RANDOM, search_worker, searched, train_one
-from trials.search.storage.claims import Claims
+from trials.search.storage.claims import Claims, Sign
 from trials.search.storage.database import connect
 
 _ENDLESS = 10**9
@@ -71,7 +71,7 @@ def _claim(name: str, storage: str, directory: Path, seconds: float, ready: Any,
         begun_s = sign_s = time.monotonic()
         while (now_s := time.monotonic()) < begun_s + seconds:
             if now_s > sign_s + 10:
-                claims.renew({})
+                claims.renew(Sign({}))
                 sign_s = now_s
             with claims.alone() as held:
                 held.fences(_ENDLESS)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from trials.search.storage import claims as claims_module
-from trials.search.storage.claims import Claim, Claims, Span
+from trials.search.storage import claim_tables
+from trials.search.storage.claims import Claim, Claims, Sign, Span
 from trials.search.storage.database import connect
 
 
@@ -17,7 +17,7 @@ from trials.search.storage.database import connect
 def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The database's time."""
     now = [1000.0]
-    monkeypatch.setattr(claims_module, "now_s", lambda connection: now[0])
+    monkeypatch.setattr(claim_tables, "now_s", lambda connection: now[0])
     return now
 
 
@@ -62,7 +62,7 @@ def test_a_sign_of_life_says_again_only_what_has_changed(hire: Hire) -> None:
 
     def count(trained: dict[int, int]) -> int:
         written.clear()
-        one.renew(trained)
+        one.renew(Sign(trained))
         return len([each for each in written if "UPDATE squeezer_claim" in str(each)])
 
     assert [count({0: 2, 1: 2, 2: 1}), count({0: 2, 1: 2, 2: 1}), count({0: 2, 1: 3, 2: 1})] == [3, 0, 1]
@@ -93,7 +93,7 @@ def test_what_is_released_is_claimed_again_under_a_higher_fence(hire: Hire) -> N
     with one.owned(first) as owned:
         assert owned is not None
         owned.keep(4)
-    one.renew({0: 6})
+    one.renew(Sign({0: 6}))
     with other.alone() as held:
         assert held.release("one", died=True) == [0]
     second = claimed(other, 0)
@@ -124,10 +124,10 @@ def test_deaths_count_until_a_checkpoint(hire: Hire) -> None:
 def test_a_worker_without_a_sign_of_life_loses_its_trials(hire: Hire, now_s: list[float]) -> None:
     one, other = hire("one"), hire("other")
     for each in (one, other):
-        each.renew({})
+        each.renew(Sign({}))
     claim = sure(one, 3)
     now_s[0] += 59
-    other.renew({})
+    other.renew(Sign({}))
     with other.alone() as held:
         assert held.release_expired() == []
     now_s[0] += 2
@@ -139,7 +139,7 @@ def test_a_worker_without_a_sign_of_life_loses_its_trials(hire: Hire, now_s: lis
 
 def test_a_worker_never_takes_its_own_trials_for_lost(hire: Hire, now_s: list[float]) -> None:
     one = hire("one")
-    one.renew({})
+    one.renew(Sign({}))
     claim = sure(one, 3)
     now_s[0] += 1000  # it was stopped, and looks before it has given a sign of life
     with one.alone() as held:
@@ -173,7 +173,7 @@ def test_many_at_once_each_claim_their_own(hire: Hire) -> None:
 def test_what_a_worker_keeps_while_it_is_declared_dead_is_not_lost_as_well(hire: Hire) -> None:
     one, other = hire("one"), hire("other")
     claim = sure(one, 0)
-    one.renew({0: 3})
+    one.renew(Sign({0: 3}))
     with ThreadPoolExecutor(1) as pool:
         with one.owned(claim) as owned:
             assert owned is not None
@@ -196,17 +196,17 @@ def test_a_sign_of_life_in_the_middle_of_being_declared_dead_blocks_neither(hire
         with one.alone() as held:
             for trial in trials:
                 held.claim(trial)
-        one.renew({})
+        one.renew(Sign({}))
         with ThreadPoolExecutor(2) as pool:
-            sign = pool.submit(one.renew, {trial: attempt for trial in reversed(trials)})
+            sign = pool.submit(one.renew, Sign({trial: attempt for trial in reversed(trials)}))
             assert sorted(pool.submit(released, other, "one").result()) == list(trials)
             sign.result()
 
 
 def test_trials_of_a_worker_that_has_never_given_a_sign_of_life_are_not_lost_for_ever(hire: Hire) -> None:
     back, other = hire("back from the dead"), hire("other")
-    other.renew({})
-    back.renew({})
+    other.renew(Sign({}))
+    back.renew(Sign({}))
     released(other, "back from the dead")
     sure(back, 0)  # and now it dies for good
     with other.alone() as held:

@@ -13,7 +13,7 @@ from ds_hooks.shared.statuses import Status
 from tests.support.fused_and_solo import OPTIMIZERS, AtOnce, Batch, close
 from tests.support.rich_study import RichSolo, RichStudy
 from trials.gate.base import OpenGate, Starved
-from trials.search.serve import answer_to
+from trials.search.serve import answers_to
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.side_task.scheduler import Scheduler
 
@@ -29,8 +29,7 @@ class Direct:
         self._answers: list[dict[str, Any]] = []
 
     def send(self, **request: Any) -> None:
-        answer = answer_to(self._search, request)
-        self._answers += [] if answer is None else [answer]
+        self._answers += answers_to(self._search, request)
 
     def answers(self, wait_s: float = 0.0) -> list[dict[str, Any]]:
         found, self._answers = self._answers, []
@@ -107,6 +106,24 @@ def make_study(own: bool, length: Callable[[int], int] = lambda epoch: 3) -> Sev
         own=lambda n, epoch: data(100 * n + epoch, length(epoch)) if own else None,
     )
     study.length = length
+    return study
+
+
+class Widths(Seven):
+    """Many trials of models whose width the trial's number decides."""
+
+    trials, fused, epochs, rungs = 32, 16, 2, (1, 2)
+
+    def pruner(self) -> optuna.pruners.BasePruner:
+        return optuna.pruners.NopPruner()
+
+
+def of_widths(width: Callable[[int], int]) -> Widths:
+    def model(n: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(3, width(n)), nn.Tanh(), nn.Dropout(0.1), nn.Linear(width(n), 2)).double()
+
+    study = Widths(model, lambda n, parameters: OPTIMIZERS["adamw"](n % 5, parameters), data(0, 3))
+    study.length = lambda epoch: 3
     return study
 
 

@@ -10,6 +10,7 @@ from optuna.trial import Trial, TrialState
 from trials.search.attributes import PARAMS
 from trials.search.choice.draws import Draws
 from trials.search.choice.next_trials import Claimed
+from trials.search.choice.placement import NO_ROOM
 from trials.search.choice.space import as_json
 from trials.search.storage.claims import MOST_DEATHS
 from trials.search.storage.database import is_away
@@ -54,6 +55,8 @@ class Beginner:
         if PARAMS not in frozen.user_attrs:
             begun = self._suggest(claimed.trial_id, number)
             return {**begun, **further} if isinstance(begun, dict) else begun
+        if not claimed.fits:
+            return Unbegun(number, reason=f"MemoryError: {NO_ROOM}")
         if claim.deaths >= MOST_DEATHS:
             reason = f"{claim.deaths} workers died in it, one after another, and left no checkpoint"
             return Unbegun(number, reason=reason)

@@ -16,6 +16,24 @@ from trials.search.storage.optuna_storage import open_storage
 from trials.study import Study, StudyError
 
 
+class NoStudyError(Exception):
+    """There is no such study. The message says which there are."""
+
+
+def known_study(storage: str, name: str) -> optuna.Study:
+    """Open a study that a worker has created.
+
+    Raises:
+        NoStudyError: none has.
+    """
+    opened = open_storage(storage)
+    try:
+        return optuna.load_study(study_name=name, storage=opened)
+    except KeyError:
+        known = ", ".join(optuna.get_all_study_names(opened)) or "none"
+        raise NoStudyError(f"there is no study {name}; found: {known}") from None
+
+
 def safe_sampler(study: Study, storage: str) -> BaseSampler | None:
     """Return the study's sampler.
 

@@ -2,14 +2,16 @@
 
 The side task's main program forks it once torch and the study are loaded. They exchange one JSON object per line.
 
-- Requests: `{"ask": n}`, `{"began": number, "epoch": e, "score": v or null, "history": {…}}`,
-  `{"trained": {number: e, …}}`,
+- Requests: `{"ask": n}`, `{"built": number, "structure": name}`,
+  `{"began": number, "epoch": e, "score": v or null, "history": {…}}`,
+  `{"trained": {number: e, …}}`, `{"ran": structure, "trials": k, "samples": n, "began_s": t, "ended_s": t}`,
   `{"checkpoint": number, "file": path}`,
   `{"report": number, "epoch": e, "value": v, "final": bool, "weights": path or null, "history": {…}}`,
-  `{"fail": number, "reason": text}`, `{"stop": true}`.
+  `{"fail": number, "reason": text}`, `{"unfit": number, "reason": text}`, `{"stop": true}`.
 - Answers: `{"trials": [{"number": i, "params": {…}, "epoch": e, "milestone": m}, …], "exhausted": bool, "over": bool,
   "bar": score}`,
-  `{"pruned": number}`, `{"lost": number}`, `{"error": text, "status": that of the process, or null}`.
+  `{"pruned": number}`, `{"lost": number}`, `{"said": text, "warns": bool}`,
+  `{"error": text, "status": that of the process, or null}`.
 
 Its core belongs to the main job, so it runs only when nothing else wants that core. Three things are exempt: the first
 trials, if no main job has come yet; work under a lock for which other search workers wait; and signs of life, without
@@ -78,8 +80,7 @@ def serve(
                     pulse.shutdown()
                     worker.stop()
                     break
-                answer = answer_to(worker, request)
-                if answer is not None:
+                for answer in answers_to(worker, request):
                     answers.write(json.dumps(answer) + "\n")
                     answers.flush()
         return 0
@@ -108,8 +109,13 @@ def _in_words(error: Exception) -> str:
     return str(error)
 
 
-def answer_to(worker: SearchWorker, request: dict[str, Any]) -> dict[str, Any] | None:
-    """Do what `request` asks for. Returns the answer, if there is one."""
+def answers_to(worker: SearchWorker, request: dict[str, Any]) -> list[dict[str, Any]]:
+    """Do what `request` asks for. Returns the answer, if there is one, and what else there is to say."""
+    answer = _answer_to(worker, request)
+    return ([] if answer is None else [answer]) + worker.news()
+
+
+def _answer_to(worker: SearchWorker, request: dict[str, Any]) -> dict[str, Any] | None:
     match request:
         case {"ask": most}:
             return worker.ask(most)
@@ -123,6 +129,12 @@ def answer_to(worker: SearchWorker, request: dict[str, Any]) -> dict[str, Any] |
             return worker.began(number, epoch, **rest)
         case {"fail": number, "reason": reason}:
             return worker.fail(number, reason)
+        case {"unfit": number, "reason": reason}:
+            return worker.does_not_fit(number, reason)
+        case {"built": number, "structure": structure}:
+            worker.measures.built(number, structure)
+        case {"ran": structure, **of}:
+            worker.measures.ran(structure, **of)
         case _:
             raise ValueError(f"unknown request {request}")
     return None

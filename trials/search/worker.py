@@ -10,22 +10,26 @@ from typing import Any, TypeVar
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
-from optuna.trial import Trial, TrialState
+from optuna.trial import TrialState
 
 from trials.own_logger import own_logger
 from trials.search import checkpoint_files
 from trials.search.artifacts import upload_best
-from trials.search.attributes import HISTORY, REASON
 from trials.search.begin import Beginner, Unbegun
 from trials.search.best_weights import Best
 from trials.search.callbacks import Callbacks
+from trials.search.choice.deadline import Outlook
 from trials.search.choice.finite import is_finite
 from trials.search.choice.next_trials import Claimed, NextTrials, requeue
 from trials.search.choice.paused import as_samplers_see
+from trials.search.choice.placement import trial_name
 from trials.search.choice.space import check_space
 from trials.search.config import WorkerConfig as WorkerConfig
 from trials.search.kept import Kept
+from trials.search.measures import Measures
 from trials.search.optuna_study import ended_after, open_study, safe_sampler
+from trials.search.optuna_trials import OptunaTrials
+from trials.search.outlook import DeadlineWatch, outlook
 from trials.search.storage.claims import Claims, Held
 from trials.search.storage.database import START_PATIENCE_S, connect, is_away, patiently
 from trials.search.storage.directory_identity import Unseen, identity
@@ -46,6 +50,7 @@ class SearchWorker:
 
     Attributes:
         trained: number of a trial of this worker's -> how many epochs it has trained.
+        measures: what it measures of itself.
     """
 
     def __init__(self, study: Study, config: WorkerConfig, holder: Executor) -> None:
@@ -71,12 +76,15 @@ class SearchWorker:
         self._next = NextTrials(study, self._study, self._seen, config.worker, is_exclusive=rows > 0)
         self._callbacks = Callbacks(study, self._study)
         self._storage = self._study._storage
-        self._trials: dict[int, Trial] = {}  # by number: to find one in the storage reads all that run
-        self._beginner = Beginner(study, self._seen, self._trials)
+        self._ended_after = ended_after(self._study)
+        self._trials = OptunaTrials(self._study, self._seen, self._ended_after)
+        self._beginner = Beginner(study, self._seen, self._trials.known)
         self._best = Best(self._study, config.directory, study.keep_best)
         self._held: dict[int, Claimed] = {}
         self.trained: dict[int, int] = {}
-        self._ended_after = ended_after(self._study)
+        self.measures = Measures()
+        self._watch = DeadlineWatch(study.deadline, self._outlook)
+        self._news: list[dict[str, Any]] = []
         self._alone(lambda held: self._released(held, held.release(config.worker, died=True, ended=self._ended_after)))
         patiently(lambda again: self.renew())
         self._alone(lambda held: self._best.adopt())
@@ -131,13 +139,15 @@ class SearchWorker:
             checkpoint_files.discard(weights)
             return None  # it was pruned or lost while this score was on its way
         self.trained[number] = max(epoch, self.trained[number])
-        trial = patiently(lambda again: self._trial(number))
+        trial = patiently(lambda again: self._trials.trial(number))
         pauses = not final and self._user_study.promotes and epoch >= self._held[number].milestone
         state = TrialState.COMPLETE if final else TrialState.WAITING if pauses else TrialState.RUNNING
-        write = partial(self._reported, trial, epoch, value, state, history)
+        write = partial(self._trials.report, trial, epoch, value, state, history)
         if not self._owning(number, write, released_at=epoch if final or pauses else None):
             checkpoint_files.discard(weights)
             return self._lost(number)
+        said = patiently(lambda again: self._watch.judge())
+        self._news += [] if said is None else [said]
         if final:
             if weights is not None:
                 self._alone(lambda held: self._best.take(number, Path(weights)))
@@ -160,6 +170,34 @@ class SearchWorker:
         if number not in self._held:
             return None
         return self._end(number, TrialState.FAIL, self.trained[number], reason)
+
+    def does_not_fit(self, number: int, reason: str) -> dict[str, Any] | None:
+        """Let another worker have a trial that does not fit on this one's device; if it fits on none, it fails.
+
+        Args:
+            number: the trial's.
+            reason: why it fails then.
+
+        Returns:
+            An answer if it is lost.
+        """
+        if number not in self._held:
+            return None
+        name = self.measures.structure(number) or trial_name(number)
+        self.measures.does_not_fit(name)
+        is_saved = self._held[number].claim.epoch > 0
+
+        def may_fit(held: Held) -> bool:
+            held.note_unfit([name])
+            return held.may_fit([name], is_saved=is_saved)
+
+        if not self._alone(may_fit):
+            return self.fail(number, reason)
+        trial_id = patiently(lambda again: self._trials.id(number))
+        log.info("trial %d does not fit here, and waits for another worker", number)
+        if not self._owning(number, partial(self._trials.release, trial_id), lets_go=True):
+            return self._lost(number)
+        return None
 
     def checkpoint(self, number: int, written: Path) -> dict[str, Any] | None:
         """Take a checkpoint that the side task has written. Returns an answer if the trial is lost."""
@@ -198,11 +236,16 @@ class SearchWorker:
             self.trained[number] = epoch
             if not self._owning(number, lambda: None, back_to=epoch):
                 return self._lost(number)
-        trial = patiently(lambda again: self._trial(number))
+        trial = patiently(lambda again: self._trials.trial(number))
         pauses = self._user_study.promotes and epoch >= self._held[number].milestone
         if score is None or (epoch in trial._cached_frozen_trial.intermediate_values and not pauses):
             return None
         return self.report(number, epoch, score, False, history=history)
+
+    def news(self) -> list[dict[str, Any]]:
+        """Return answers that nobody has asked for, each once."""
+        found, self._news = self._news, []
+        return found
 
     def note(self, epochs: Mapping[int, int]) -> None:
         """Note how many epochs trials have trained so far."""
@@ -210,7 +253,8 @@ class SearchWorker:
 
     def renew(self) -> None:
         """Give a sign of life."""
-        self._holder.submit(self._claims.renew, dict(self.trained)).result()
+        sign = self.measures.sign(dict(self.trained))
+        self.measures.told(sign, self._holder.submit(self._claims.renew, sign).result())
 
     def take_over(self) -> None:
         """Release the trials of workers that have given no sign of life. The next `ask` of any worker finds them."""
@@ -231,19 +275,6 @@ class SearchWorker:
     def _stop_asking(self) -> None:
         self._stopped = True
 
-    def _reported(
-        self, trial: Trial, epoch: int, value: float | list[float], state: TrialState, history: dict[str, Any] | None
-    ) -> None:
-        if history is not None:
-            self._storage.set_trial_user_attr(trial._trial_id, HISTORY, history)
-        is_new = epoch not in trial._cached_frozen_trial.intermediate_values  # Optuna keeps the first, and warns
-        if is_new and not self._user_study.directions:  # it reports and prunes for a single objective
-            trial.report(value, epoch)
-        if state is TrialState.COMPLETE:
-            self._tell(trial.number, value=value)
-        elif state is TrialState.WAITING:
-            self._storage.set_trial_state_values(trial._trial_id, state=state)
-
     def _owning(
         self,
         number: int,
@@ -252,6 +283,7 @@ class SearchWorker:
         released_at: int | None = None,
         kept: int | None = None,
         back_to: int | None = None,
+        lets_go: bool = False,
     ) -> bool:
         """Write something of a trial, if it is still this worker's. Returns whether it was.
 
@@ -261,11 +293,13 @@ class SearchWorker:
             released_at: the trial ends or pauses with this, after so many epochs.
             kept: a checkpoint holds so many epochs.
             back_to: the trial continues after so many epochs, and what was kept of later ones is lost.
+            lets_go: another worker may have the trial.
         """
         claim, operation = self._held[number].claim, uuid.uuid4().hex
+        structure = self.measures.structure(number)
 
         def owned(again: bool) -> bool:
-            with self._claims.owned(claim, operation) as mine:
+            with self._claims.owned(claim, operation, structure) as mine:
                 if mine is None or mine.is_done:
                     return mine is not None
                 try:
@@ -274,24 +308,19 @@ class SearchWorker:
                 except UpdateFinishedTrialError:  # closed by someone meanwhile
                     mine.end(self._ended_after(number) or 0, self.trained[number])
                     return False
-                mine.count(back_to, kept, released_at, self.trained[number])
+                mine.count(back_to, kept, released_at, self.trained[number], lets_go=lets_go)
                 return True
 
         if not patiently(lambda again: self._holder.submit(owned, again).result()):
             return False
-        if released_at is not None:
+        if released_at is not None or lets_go:
             self._forget(number)
         return True
 
     def _end(self, number: int, state: TrialState, epoch: int, reason: str | None = None) -> dict[str, Any] | None:
         """End a trial without a result. Returns an answer if it is lost."""
-        trial_id = patiently(lambda again: self._id(number))
-
-        def write() -> None:
-            if reason is not None:
-                self._storage.set_trial_user_attr(trial_id, REASON, reason)
-            self._tell(number, state=state)
-
+        trial_id = patiently(lambda again: self._trials.id(number))
+        write = partial(self._trials.end, number, trial_id, state, reason)
         if not self._owning(number, write, released_at=epoch):
             return self._lost(number)
         self._ended(number, trial_id)
@@ -307,17 +336,12 @@ class SearchWorker:
         self._forget(number)
         return {"lost": number}
 
+    def _outlook(self) -> Outlook:
+        account = self._holder.submit(self._claims.account).result()
+        return outlook(self._user_study, self._study, account)
+
     def _forget(self, number: int) -> None:
         del self._held[number], self.trained[number]
-
-    def _tell(self, number: int, value: float | list[float] | None = None, state: TrialState | None = None) -> None:
-        """End a trial. The sampler is informed; if that fails, the trial has ended all the same."""
-        try:
-            self._seen.tell(number, value, state=state)
-        except Exception as error:
-            if is_away(error) or self._ended_after(number) is None:
-                raise
-            log.warning("the sampler failed after trial %d: %s: %s", number, type(error).__name__, error)
 
     def _claim(self, held: Held, most: int) -> tuple[list[Claimed], bool, list[dict[str, Any] | Unbegun]]:
         """Claim up to `most` trials.
@@ -327,13 +351,13 @@ class SearchWorker:
         """
         claimed = self._next.claim(held, most, may_begin=not self._stopped)
         self._unseen.warn_of(held.elsewhere.values())
-        over = len(claimed) < most and not held.others()
+        over = len(claimed) < most and not held.others() and not held.left
         if over and self._user_study.promotes and not held.elsewhere:
             over = not (self._held or claimed)  # a trial that pauses may let another be promoted
             for trial in self._next.paused() if over else ():
                 with suppress(UpdateFinishedTrialError):  # closed by someone meanwhile
                     self._storage.set_trial_state_values(trial._trial_id, state=TrialState.RUNNING)
-                    self._tell(trial.number, state=TrialState.PRUNED)
+                    self._trials.tell(trial.number, state=TrialState.PRUNED)
                     self._ended(trial.number, trial._trial_id)
         return claimed, over, self._begin_all(claimed) if self._is_finite else []
 
@@ -344,17 +368,6 @@ class SearchWorker:
 
     def _begin_all(self, claimed: Sequence[Claimed], again: bool = False) -> list[dict[str, Any] | Unbegun]:
         return [self._beginner.begin(each) for each in claimed]
-
-    def _trial(self, number: int) -> Trial:
-        if number not in self._trials:
-            self._trials[number] = Trial(self._seen, self._id(number))
-        return self._trials[number]
-
-    def _id(self, number: int) -> int:
-        """Return a trial's id. To find it in the storage reads all that run."""
-        known = self._trials.get(number)
-        trial_id: int = (self._study.get_trials(deepcopy=False)[number] if known is None else known)._trial_id
-        return trial_id
 
     def _alone(self, do: Callable[[Held], _Result]) -> _Result:
         """Do something under the lock of all search workers, and again after what was left of a try without an answer.

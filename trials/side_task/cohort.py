@@ -1,6 +1,6 @@
 """Cohorts of trials that can be fused, and how many of them may be without units too long for the bubbles."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any
 
@@ -11,7 +11,7 @@ from trials.study import Study
 from trials.training.audit import Audit
 from trials.training.batches import Batch, Reader, SharedLoaderError, fuse_batches, rounds, shapes
 from trials.training.group import TrialGroup
-from trials.training.member import Member
+from trials.training.member import Member, structure_name
 
 UNLIKE_EPOCHS = "the study's epochs differ in the number or the form of their batches"
 SHARED_LOADER = "Study.batches gives several epochs the same object, and reading one may disturb another"
@@ -24,13 +24,16 @@ class Fit:
 
     Attributes:
         most: how many trials a group may have without a unit longer than the bubbles.
+        key: what they have in common, see `group_key`.
+        structure: its name.
         mixes: whether trials of a group may be at different epochs.
         audit: compares them with the trials alone, and knows how they may be trained.
     """
 
-    def __init__(self, most: int, mixes: bool = True, audit: Audit | None = None) -> None:
+    def __init__(self, most: int, key: Hashable = (), mixes: bool = True, audit: Audit | None = None) -> None:
         """So far nothing else is known."""
         self.most = most
+        self.key, self.structure = key, structure_name(key)
         self.mixes = mixes
         self.audit = audit
         self._needs_ns: dict[str, dict[int, int]] = {}

@@ -6,6 +6,7 @@ Trials that wait are sorted by structure, so that as many as possible begin toge
 units are longer than every bubble is split in halves.
 """
 
+import logging
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -16,22 +17,23 @@ from trials.fusion.errors import ApartError, is_out_of_memory
 from trials.fusion.shared_base import Bases
 from trials.gate.base import AUDIT_UNITS, HOST_UNIT, Gate, StopRequested
 from trials.own_logger import own_logger
+from trials.search.choice.placement import NO_ROOM
 from trials.search.client import Search
 from trials.side_task.audits import Audits
 from trials.side_task.checkpoints import Checkpoints
 from trials.side_task.cohort import Cohort, Fit, starved_status
 from trials.side_task.ledger import Ledger
 from trials.side_task.refilling import APART, Refilling
+from trials.side_task.results import Results
 from trials.side_task.turn import Turn, TurnOver
 from trials.side_task.waiting import Waiting
 from trials.study import Study, describe_error
 from trials.training.batches import work_of
 from trials.training.group import TrialGroup
-from trials.training.member import Member, group_key
-from trials.training.objectives import Score
+from trials.training.member import Member, group_key, structure_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping
     from pathlib import Path
 
     from trials.side_task.offload import Offload
@@ -80,7 +82,7 @@ class Scheduler:
     ) -> None:
         self._study, self._gate, self._search = study, gate, search
         self.report = report
-        self._most = study.fused if most is None else min(most, study.fused)
+        self._most = self._roomy = study.fused if most is None else min(most, study.fused)
         self._offload = offload
         self._turn = turn
         self._cohorts: list[Cohort] = []
@@ -90,9 +92,9 @@ class Scheduler:
         self._bases = Bases()
         self._waiting = Waiting(self._build)
         self._checkpoints = Checkpoints(study, directory, gate, search)
-        self._dropped: set[int] = set()  # pruned, or lost to another worker
-        self._asked = False
-        self._exhausted = self._over = False
+        self._results = Results(study, gate, search, self._checkpoints)
+        self._unfit: set[str] = set()
+        self._asked = self._exhausted = self._over = False
         self._ask_again_s = 0.0
         self._here = 0  # how many trials were here at the last request for more
         self._ledger, self._refilling = Ledger(gate, self._audits), Refilling()
@@ -150,7 +152,7 @@ class Scheduler:
         readers = [reader for cohort in self._cohorts for reader in cohort.readers]
         here = len(readers) + len(self._waiting)
         stays = [self._checkpoints.milestone(reader.number) - reader.epoch > ASK_AHEAD_EPOCHS for reader in readers]
-        staying = sum(s and r.number not in self._dropped for s, r in zip(stays, readers, strict=True))
+        staying = sum(s and r.number not in self._results.dropped for s, r in zip(stays, readers, strict=True))
         several = len(self._waiting.structures | self._fits.keys()) > 1
         wanted = max(self._most - staying, self._refilling.least(self._most)) * (ASK_SEVERAL if several else 1)
         wanted -= len(self._waiting)
@@ -162,14 +164,15 @@ class Scheduler:
             self._asked, self._here = True, here
 
     def _take(self, answer: dict[str, Any]) -> None:
-        if "pruned" in answer:
-            self._dropped.add(answer["pruned"])
-        if "lost" in answer:
-            self._dropped.add(answer["lost"])
+        self._results.dropped |= {answer[how] for how in ("pruned", "lost") if how in answer}
+        if "said" in answer:
+            log.log(logging.WARNING if answer["warns"] else logging.INFO, "%s", answer["said"])
         if "trials" in answer:
             here = {number for cohort in self._cohorts for number in cohort.numbers}
             new = [trial for trial in answer["trials"] if trial["number"] not in here]
-            self._dropped -= {trial["number"] for trial in answer["trials"]}  # such as one lost before, and left again
+            self._results.dropped -= {
+                trial["number"] for trial in answer["trials"]
+            }  # such as one lost before, and left again
             self._checkpoints.take(answer)
             self._waiting.add(new)
             self._exhausted, self._over = answer["exhausted"], answer["over"]
@@ -222,7 +225,7 @@ class Scheduler:
         self._in_use = None
         key = group_key(members[0])
         if key not in self._fits:
-            self._fits[key] = Fit(self._study.fused, self._study.mix_epochs, self._audits.new())
+            self._fits[key] = Fit(self._study.fused, key, self._study.mix_epochs, self._audits.new())
         fit = self._fits[key]
         cohort = next((each for each in self._cohorts if each.fit is fit), None)
         if cohort is None:
@@ -245,20 +248,27 @@ class Scheduler:
             self._cohorts.remove(cohort)
         if not fits:  # not within `except`, because the error holds tensors that must be freed
             members.clear()
-            self._crowded(lost)
+            self._crowded(fit, lost)
 
     def _build(self, asked: dict[str, Any]) -> Member | None:
         self._gate.enter(HOST_UNIT)
         try:
             member = self._checkpoints.build(asked["number"], asked["params"])
-            if member is not None:
-                self._bases.adopt(member.model)
-            return member
+            if member is None:
+                return None
+            self._bases.adopt(member.model)
+            structure = structure_name(group_key(member))
+            self._search.send(built=asked["number"], structure=structure)
         except Exception as error:
-            self._fail([asked["number"]], error)
+            self._unable(asked["number"], error) if is_out_of_memory(error) else self._fail([asked["number"]], error)
             return None
+        if structure in self._unfit:
+            self._unable(asked["number"])
+            return None
+        return member
 
     def _train_epoch(self, cohort: Cohort) -> None:
+        trials, work, began_s = len(cohort.numbers), self._ledger.work, time.monotonic()
         self._gate.enter(HOST_UNIT)
         began_ns = self._gate.busy_ns()
         try:
@@ -266,6 +276,9 @@ class Scheduler:
                 self._train_batches(cohort)
             self._end_epoch(cohort)
             self._refilling.trained(self._gate.busy_ns() - began_ns)
+            samples = self._ledger.work - work
+            took = {"trials": trials, "samples": samples, "began_s": began_s, "ended_s": time.monotonic()}
+            self._search.send(ran=cohort.fit.structure, **took)
             return
         except ApartError as error:
             self._part(cohort, error)
@@ -284,7 +297,7 @@ class Scheduler:
         cohort.groups.clear()
         self._in_use = None
         if not fits:  # not within `except`, because the error holds tensors that must be freed
-            self._crowded(asked)
+            self._crowded(cohort.fit, asked)
 
     def _train_batches(self, cohort: Cohort) -> None:
         gate = self._gate
@@ -301,7 +314,7 @@ class Scheduler:
         study, gate = self._study, self._gate
         self._ledger.epochs += len(cohort.numbers)
         for group in cohort.groups:
-            self._drop_lost_rows(group)
+            self._keep(group, self._results.healthy(group))
         cohort.drop_empty()
         for group in tuple(cohort.groups):
             self._use(group)
@@ -311,7 +324,7 @@ class Scheduler:
                 scores = scores or group.evaluate()
                 group.note_scores(scores)
                 self._checkpoints.epoch_ended(group)
-                self._report(group, scores)
+                self._keep(group, self._results.report(group, scores))
             else:
                 self._checkpoints.epoch_ended(group)
             self._relieve(cohort, group)
@@ -326,7 +339,13 @@ class Scheduler:
         cohort.groups.clear()
         self._in_use = None
 
-    def _crowded(self, asked: list[dict[str, Any]]) -> None:
+    def _unable(self, number: int, error: Exception | None = None) -> None:
+        """Leave a trial that does not fit to another worker; where it fits on none, it fails."""
+        self._gate.rest()
+        self._search.send(unfit=number, reason=describe_error(self._study, error or MemoryError(NO_ROOM)))
+        self._over = False  # it may come back, if the others go
+
+    def _crowded(self, fit: Fit, asked: list[dict[str, Any]]) -> None:
         """Trials did not fit into the device's memory: train half as many at once from now on.
 
         A half-done step cannot be undone, so these continue from their last checkpoints. No result changes.
@@ -337,7 +356,10 @@ class Scheduler:
         if rows > 1:
             self._waiting.add(asked, first=True)
         else:
-            self._fail([asked[0]["number"]], MemoryError("not even one trial fits into the side task's memory"))
+            self._most = self._roomy  # of other structures, more may fit
+            self._unfit.add(fit.structure)
+            for number in (asked[0]["number"], *self._waiting.drop(fit.key)):
+                self._unable(number)
         if self._offload is not None:
             self._gate.enter(HOST_UNIT)
             self._offload.trim()
@@ -361,25 +383,6 @@ class Scheduler:
         elif not cohort.fit.is_news(longest.unit):
             return
         self.report(starved_status(longest, remedy))
-
-    def _drop_lost_rows(self, group: TrialGroup) -> None:
-        finite = group.finite_K().tolist()
-        for number, epoch, is_finite in zip(group.numbers, group.epochs_done, finite, strict=True):
-            if not is_finite:
-                self._search.send(fail=number, reason=f"the loss is not finite in epoch {epoch + 1}")
-        rows = [row for row, number in enumerate(group.numbers) if finite[row] and number not in self._dropped]
-        self._keep(group, rows)
-
-    def _report(self, group: TrialGroup, scores: "Sequence[Score]") -> None:
-        last, rungs = self._study.epochs, self._study.rungs
-        self._gate.enter(HOST_UNIT)
-        for row, (number, epoch) in enumerate(zip(group.numbers, group.epochs_done, strict=True)):
-            if epoch == last or epoch in rungs:
-                report = {"report": number, "epoch": epoch, "value": scores[row], "final": epoch == last}
-                weights = self._checkpoints.ended(group, row, scores[row]) if epoch == last else None
-                self._search.send(**report, weights=weights, history=group.history(row))
-        leaves = map(self._checkpoints.pauses, group.numbers, group.epochs_done)
-        self._keep(group, [r for r, gone in enumerate(leaves) if not gone and group.epochs_done[r] < last])
 
     def _keep(self, group: TrialGroup, rows: list[int]) -> None:
         if len(rows) < group.size:

@@ -74,6 +74,12 @@ class Waiting:
         self._begun += len(alike)
         return [member for member in members if member is not None]
 
+    def drop(self, structure: Hashable) -> list[int]:
+        """Forget all trials that are known to be of `structure`. Returns their numbers."""
+        alike = [trial for trial in self._trials if self._structures.get(trial["number"]) == structure]
+        self._drop(alike)
+        return [trial["number"] for trial in alike]
+
     def free(self) -> None:
         """Forget the models of trials that still wait."""
         self._built.clear()

@@ -1,5 +1,7 @@
 """A member: one trial before it is fused with others."""
 
+import hashlib
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
@@ -103,6 +105,26 @@ def in_way(member: Member, way: Way) -> Member:
 def group_key(member: Member) -> Hashable:
     """Return a key that is equal for members that can be fused."""
     return tuple(facts_of(member).items())
+
+
+def structure_name(key: Hashable) -> str:
+    """Return a short name for what `group_key` returned: the same in all processes, on all hosts and devices."""
+    assert isinstance(key, tuple)
+    facts = sorted(_text(fact) for fact in key if fact[0][1] != "device")
+    return hashlib.blake2b(_STUDY_MODULE.sub("", "\n".join(facts)).encode(), digest_size=8).hexdigest()
+
+
+_STUDY_MODULE = re.compile("_squeezer_study_[0-9a-f]{12}")
+"""How `load_study` names a study's module, by its path, which differs between hosts."""
+
+
+def _text(value: object) -> str:
+    """Like `repr`, but the order of sets, which differs between processes, does not matter."""
+    if isinstance(value, tuple):
+        return f"({','.join(map(_text, value))})"
+    if isinstance(value, frozenset):
+        return f"{{{','.join(sorted(map(_text, value)))}}}"
+    return repr(value)
 
 
 def facts_of(member: Member) -> Facts:

@@ -19,7 +19,7 @@ from tests.support.proxy import proxied
 from tests.support.sandbox import wait_for
 from tests.support.side_task_runs import Direct
 from tests.support.simulated import EPOCHS, Pretended, Process, Trainer, assert_ended, run_until_over, total
-from trials.search.storage.claims import Claim, Claims, Span
+from trials.search.storage.claims import Claim, Claims, Sign, Span
 from trials.search.storage.database import connect
 from trials.search.storage.optuna_storage import open_storage
 from trials.search.worker import SearchWorker, WorkerConfig
@@ -178,7 +178,7 @@ def test_a_worker_that_falls_silent_and_comes_back_writes_nothing_of_what_is_ano
 def test_a_worker_that_falls_silent_under_the_lock_holds_nobody_up_for_ever(database: str, tmp_path: Path) -> None:
     one, other = (Claims(connect(database, tmp_path), NAME, name, lease_s=2) for name in "ab")
     for claims in (one, other):
-        claims.renew({})
+        claims.renew(Sign({}))
     with pytest.raises(DBAPIError, match="idle-in-transaction timeout"), one.alone() as held:
         mine = held.claim(0)
         with other.alone() as second:  # waits until the server ends the first one's transaction
@@ -195,11 +195,11 @@ def test_the_clock_of_a_worker_does_not_matter(
     hours: int, storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = Claims(connect(storage, tmp_path), NAME, "right", lease_s=60)
-    right.renew({})
+    right.renew(Sign({}))
     now_s = time.time
     monkeypatch.setattr(time, "time", lambda: now_s() + 3600 * hours)
     wrong = Claims(connect(storage, tmp_path), NAME, "wrong", lease_s=60)
-    wrong.renew({})
+    wrong.renew(Sign({}))
     for claims, number in ((right, 0), (wrong, 1)):
         with claims.alone() as held:
             held.claim(number)

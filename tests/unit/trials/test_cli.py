@@ -1,7 +1,9 @@
 """What the `trials` command prints."""
 
 import json
+import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import optuna
@@ -185,7 +187,7 @@ def test_close_makes_no_journal(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         ((), "the following arguments are required: COMMAND; see trials --help"),
         (("chek", "study.py"), "no command 'chek'; did you mean: trials check"),
-        (("frobnicate",), "no command 'frobnicate'; allowed: check, explain, measure, run, best, close"),
+        (("frobnicate",), "no command 'frobnicate'; allowed: check, explain, measure, run, best, deadline, close"),
         (("runner",), "no command 'runner'; use: trials measure"),
         (("check",), "trials check: the following arguments are required: STUDY"),
         (("measure", "study.py", "--seconds", "0"), "trials measure: argument --seconds: invalid positive float"),
@@ -193,3 +195,61 @@ def test_close_makes_no_journal(tmp_path: Path, capsys: pytest.CaptureFixture[st
 )
 def test_a_mistake_in_the_command_line(words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert says in refused(capsys, *words)
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """The status and the answer of `trials deadline`."""
+    status = main(["deadline", "mine.py", *arguments])
+    return status, capsys.readouterr().out.strip()
+
+
+def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, epochs: float) -> None:
+    """A worker trains so many epochs in ten minutes, of a study of four trials of one epoch."""
+    from trials.search.storage.claims import Claims, Sign
+    from trials.search.storage.database import connect
+    from trials.search.storage.measured import Minute
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(STUDY)
+    (tmp_path / "studies").mkdir()
+    optuna.create_study(study_name="mine", storage=open_storage("studies/study.journal"))
+    claims = Claims(connect("studies/study.journal", tmp_path / "studies" / "mine"), "mine", "w")
+    now = int(time.time() // 60)
+    claims.renew(Sign({}, minutes=[Minute(now - ago, 60.0, epochs / 10) for ago in range(10)] if epochs else ()))
+    claims.close()
+
+
+def test_a_deadline_is_admitted_or_refused_at_any_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(monkeypatch, tmp_path, epochs=2)  # so the four take twenty minutes
+    now = datetime.now().replace(microsecond=0)
+    soon, late = (str(now + timedelta(minutes=minutes)) for minutes in (10, 30))
+    status, said = told(capsys, "--by", late)
+    assert status == 0 and said.startswith(f"deadline {late}: admitted, at its pace so far the study ends by {now:%Y-}")
+    status, said = told(capsys, "--by", soon)
+    assert status == 1 and said.endswith("by the deadline 1 of 4 trials would have ended"), said
+    status, said = told(capsys)
+    assert status == 0 and said.startswith("no deadline: at its pace so far the study ends by ")
+    (tmp_path / "mine.py").write_text(STUDY.replace("epochs = 4, 1", f"epochs = 4, 1\n    deadline = '{soon}'"))
+    assert told(capsys)[0] == 1 and told(capsys, "--by", late)[0] == 0
+    status, said = told(capsys, "--by", "2020-01-01 00:00")
+    assert status == 1 and "deadline 2020-01-01 00:00 has passed; " in said
+
+
+def test_a_deadline_of_which_nothing_is_known_yet(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(monkeypatch, tmp_path, epochs=0)
+    status, said = told(capsys, "--by", "2126-01-01 00:00")
+    assert status == 2 and "not known yet, nothing has been trained yet to tell a rate; 0 of 4 trials" in said
+
+
+def test_a_deadline_that_is_no_time_or_of_no_study(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(monkeypatch, tmp_path, epochs=0)
+    assert "--by 'soon': no time of day; allowed: a date" in refused(capsys, "deadline", "mine.py", "--by", "soon")
+    assert "there is no study x; found: mine" in refused(capsys, "deadline", "mine.py", "--study-name", "x")
+    assert "no journal else" in refused(capsys, "deadline", "mine.py", "--directory", "else")
+    assert not (tmp_path / "else").exists() and not (tmp_path / "studies" / "x").exists()

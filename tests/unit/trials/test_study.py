@@ -124,6 +124,12 @@ BAD = {
     "several and a pruner": (with_settings(SEVERAL) + pruner("NopPruner()"), "pruner.* with several directions"),
     "several and CMA-ES": (with_settings(SEVERAL) + sampler("CmaEsSampler()"), "CmaEsSampler with several directions"),
     "several and a metric": (with_settings(SEVERAL + "; metric = 'a'"), "metric = 'a'; .*; with directions, 2 of them"),
+    "a deadline without a time": (
+        with_settings("deadline = '2026-12-01'"),
+        "deadline = '2026-12-01'; allowed: None, or",
+    ),
+    "a deadline in words": (with_settings("deadline = 'tomorrow'"), "a date and a time, such as '2026-12-01 08:00'"),
+    "a deadline as a number": (with_settings("deadline = 8"), "deadline = 8; allowed: None, or a date and a time"),
     "constructor": (GOOD + "    def __init__(self): self.x = 1 / 0\n", r"Mine\(\) failed: line 14: ZeroDivisionError"),
 }
 
@@ -160,14 +166,16 @@ def test_modules_that_hide_ours(name: str, tmp_path: Path) -> None:
         load_study(write(other, GOOD))
 
 
-@pytest.mark.parametrize(("made", "package"), [("CmaEsSampler", "cmaes"), ("GPSampler", "scipy")])
-def test_a_sampler_whose_package_is_missing(
-    made: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sampler_whose_package_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
-    with pytest.raises(StudyError, match=f"{made} needs the package {package}; install it: pip install {package}"):
-        load_study(write(tmp_path, GOOD + sampler(f"{made}()")))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "cmaes" else find(name))
+    with pytest.raises(StudyError, match="CmaEsSampler needs the package cmaes; install it: pip install cmaes"):
+        load_study(write(tmp_path, GOOD + sampler("CmaEsSampler()")))
+
+
+@pytest.mark.parametrize("text", ["2026-12-01 08:00", "2026-12-01T08:00:30+05:30", "2020-01-01 00:00Z"])
+def test_a_deadline_is_a_time_which_may_have_passed(text: str, tmp_path: Path) -> None:
+    assert load_study(write(tmp_path, with_settings(f"deadline = '{text}'"))).deadline == text
 
 
 def test_settings_of_a_search(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Which trials a worker gets next. Under the study's lock it claims them, and lets Optuna know."""
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 from trials.search.attributes import MILESTONE, PARAMS, WORKER
 from trials.search.choice.finite import has_begun_all
 from trials.search.choice.paused import is_paused, standing_of
+from trials.search.choice.placement import groups, place, trial_name
 from trials.search.choice.promotion import Ranking, next_milestone
 from trials.search.storage.claims import Claim, Held
 from trials.study import Study
@@ -23,11 +25,22 @@ class Claimed(NamedTuple):
         trial_id: Optuna's.
         claim: see there.
         milestone: the epoch up to which it may train.
+        fits: False if it is known to fit on no living worker's device.
     """
 
     trial_id: int
     claim: Claim
     milestone: int
+    fits: bool = True
+
+
+class _Candidate(NamedTuple):
+    """A trial that may be claimed; `structure` is None if nobody has built it yet."""
+
+    trial: FrozenTrial
+    milestone: int
+    structure: str | None = None
+    fits: bool = True
 
 
 class NextTrials:
@@ -54,6 +67,7 @@ class NextTrials:
     def claim(self, held: Held, most: int, *, may_begin: bool) -> list[Claimed]:
         """Claim up to `most` trials: those that were begun and left, those to promote, those enqueued, then new ones.
 
+        Of trials that wait, those come first that this device trains best; see `trials.search.choice.placement`.
         Last come trials to promote for which an exclusive worker has room. They are the longest to train.
 
         Args:
@@ -79,11 +93,12 @@ class NextTrials:
                 self._rank(again)
                 claimed += self._claim_waiting(held, most - len(claimed), again, [])
             trials = new + 1
-        claimed += self._claim_all(held, most - len(claimed), promoted[:room])
+        claimed += self._claim_all(held, most - len(claimed), self._fitting(held, promoted[:room]))
         if not claimed and (begun_all or len(known) >= self._user_study.trials):
             number = self._ranking.last_resort()
             if number is not None:
-                claimed += self._take(held, known[number], self._next(known[number].user_attrs[MILESTONE]))
+                last = known[number], self._next(known[number].user_attrs[MILESTONE])
+                claimed += self._claim_all(held, most, self._fitting(held, [last]))
         return claimed
 
     def _claim_waiting(
@@ -93,16 +108,53 @@ class NextTrials:
         left = [trial for trial in waiting if PARAMS in trial.user_attrs]
         begun = [(trial, trial.user_attrs.get(MILESTONE, self._next(0))) for trial in left]
         enqueued = [(trial, self._next(0)) for trial in waiting if PARAMS not in trial.user_attrs]
-        return self._claim_all(held, most, [*begun, *promoted, *enqueued])
+        placed = self._placed(held, self._fitting(held, [*begun, *promoted]))
+        return self._claim_all(held, most, [*placed, *(_Candidate(*each) for each in enqueued)])
 
-    def _claim_all(self, held: Held, most: int, trials: Sequence[tuple[FrozenTrial, int]]) -> list[Claimed]:
-        """Claim up to `most` of these trials, in order, each with its next milestone."""
+    def _claim_all(self, held: Held, most: int, candidates: Sequence[_Candidate]) -> list[Claimed]:
+        """Claim up to `most` of these trials, in order."""
         claimed: list[Claimed] = []
-        for trial, milestone in trials:
+        for each in candidates:
             if len(claimed) >= most:
                 break
-            claimed += self._take(held, trial, milestone)
+            claimed += self._take(held, each)
         return claimed
+
+    def _fitting(self, held: Held, trials: Sequence[tuple[FrozenTrial, int]]) -> list[_Candidate]:
+        """Return these trials with their milestones, but for those that fit only where other workers are.
+
+        Structures are looked up only if they matter.
+        """
+        if not trials:
+            return []
+        speeds, workers = held.fleet().speeds, held.fleet().directories
+        has_choice = len(workers) > 1 and len({structure for structure, _ in speeds}) > 1
+        if not has_choice and 0.0 not in speeds.values():
+            return [_Candidate(*each) for each in trials]
+        known = held.known([trial.number for trial, _ in trials])
+        found = []
+        for trial, milestone in trials:
+            structure, is_saved = known.get(trial.number, (None, False))
+            names = structure, trial_name(trial.number)
+            fits = held.fleet().fits(self._worker, names)
+            if fits or not held.may_fit(names, is_saved=is_saved):
+                found.append(_Candidate(trial, milestone, structure, fits))
+            else:
+                held.left.add(trial.number)
+        return found
+
+    def _placed(self, held: Held, candidates: Sequence[_Candidate]) -> list[_Candidate]:
+        """Put those of the structure first that this worker is to train first."""
+        counts = Counter(each.structure for each in candidates if each.structure is not None)
+        if len(counts) < 2:
+            return list(candidates)
+        slots = {structure: groups(waiting, self._user_study.fused) for structure, waiting in counts.items()}
+        before, workers = held.placement, held.readers()
+        placed = place(slots, workers, held.fleet().speeds, before)
+        others = held.fleet().directories.keys() - set(workers)
+        held.placement = {worker: before[worker] for worker in others & before.keys()} | placed
+        first = placed.get(self._worker)
+        return sorted(candidates, key=lambda each: each.structure != first)
 
     def paused(self) -> list[FrozenTrial]:
         """The trials that wait for their promotion."""
@@ -127,12 +179,13 @@ class NextTrials:
     def _next(self, after: int) -> int:
         return next_milestone(self._rungs, self._user_study.epochs, after)
 
-    def _take(self, held: Held, trial: FrozenTrial, milestone: int) -> list[Claimed]:
+    def _take(self, held: Held, candidate: _Candidate) -> list[Claimed]:
         """Claim a trial that waits, unless another worker has it."""
+        trial = candidate.trial
         claim = held.claim(trial.number)
         if claim is None:
             return []
-        milestone = self._next(max(milestone, claim.epoch) - 1)  # the study's rungs may be others now
+        milestone = self._next(max(candidate.milestone, claim.epoch) - 1)  # the study's rungs may be others now
         try:
             if self._rungs and trial.user_attrs.get(MILESTONE) != milestone:
                 self._storage.set_trial_user_attr(trial._trial_id, MILESTONE, milestone)
@@ -141,7 +194,7 @@ class NextTrials:
         except UpdateFinishedTrialError:  # closed by someone meanwhile
             held.unclaim(trial.number)
             return []
-        return [Claimed(trial._trial_id, claim, milestone)]
+        return [Claimed(trial._trial_id, claim, milestone, candidate.fits)]
 
     def _begin(self, held: Held) -> Claimed:
         attributes = {WORKER: self._worker, **({MILESTONE: self._next(0)} if self._rungs else {})}

@@ -1,4 +1,4 @@
-"""The tables of claims: workers' leases, who trains which trial, and the accounts of what was trained."""
+"""The tables of claims: workers' leases, who trains which trial, the accounts of what was trained, and how fast."""
 
 import time
 from collections.abc import Iterator
@@ -8,7 +8,12 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 
 _TABLES = sa.MetaData()
-STUDY = sa.Table("squeezer_study", _TABLES, sa.Column("study", sa.String(512), primary_key=True))
+STUDY = sa.Table(
+    "squeezer_study",
+    _TABLES,
+    sa.Column("study", sa.String(512), primary_key=True),
+    sa.Column("placement", sa.Text),  # see `trials.search.choice.placement`
+)
 WORKER = sa.Table(
     "squeezer_worker",
     _TABLES,
@@ -30,6 +35,7 @@ CLAIM = sa.Table(
     sa.Column("deaths", sa.Integer, nullable=False),
     sa.Column("operation", sa.String(32)),
     sa.Column("directory", sa.Text),
+    sa.Column("structure", sa.String(32)),  # once it has been built
     sa.Index("squeezer_claim_by_fence", "study", "fence"),
 )
 SPAN = sa.Table(
@@ -44,18 +50,50 @@ SPAN = sa.Table(
     sa.Column("to_epoch", sa.Integer, nullable=False),
     sa.Column("kept", sa.Boolean, nullable=False),
 )
+SPEED = sa.Table(
+    "squeezer_speed",
+    _TABLES,
+    sa.Column("study", sa.String(512), primary_key=True),
+    sa.Column("worker", sa.String(512), primary_key=True),
+    sa.Column("structure", sa.String(32), primary_key=True),
+    sa.Column("samples_per_s", sa.Float(53), nullable=False),  # of time of the worker's device; 0: it does not fit
+)
+PACE = sa.Table(
+    "squeezer_pace",
+    _TABLES,
+    sa.Column("study", sa.String(512), primary_key=True),
+    sa.Column("worker", sa.String(512), primary_key=True),
+    sa.Column("minute", sa.Integer, primary_key=True, autoincrement=False),  # since 1970
+    sa.Column("lived_s", sa.Float(53), nullable=False),
+    sa.Column("epochs", sa.Float(53), nullable=False),  # that were kept
+)
 
 
 def create_tables(engine: sa.Engine) -> None:
-    """Create those that are missing, whoever else does at the same time."""
+    """Create those that are missing, and columns that an earlier version had not, whoever else does at the same time.
+
+    Such columns may be empty, so workers of that version can go on beside this one's.
+    """
     for attempt in range(10):
         try:
             _TABLES.create_all(engine)
+            for column in (STUDY.c.placement, CLAIM.c.structure):
+                _add_if_missing(engine, column)
             return
         except (IntegrityError, OperationalError, ProgrammingError):
             if attempt == 9:
                 raise
             time.sleep(0.2)
+
+
+def _add_if_missing(engine: sa.Engine, column: "sa.Column[str]") -> None:
+    """Add a column to a table of ours that lacks no other."""
+    table = column.table
+    missing = set(table.columns.keys()) - {each["name"] for each in sa.inspect(engine).get_columns(table.name)}
+    if missing == {column.name}:
+        kind = column.type.compile(engine.dialect)
+        with engine.begin() as c:
+            c.execute(sa.text(f"ALTER TABLE {table.name} ADD COLUMN {column.name} {kind}"))
 
 
 @contextmanager
@@ -78,3 +116,8 @@ def now_s(c: sa.Connection) -> float:
     if c.dialect.name == "postgresql":
         return float(c.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
     return float(c.execute(sa.text("SELECT unix_timestamp(now(6))")).scalar_one())
+
+
+def since_1970_s(c: sa.Connection, now: float) -> float:
+    """The same time as `now`, which `now_s` returned, by a clock that shows the date."""
+    return time.time() if c.dialect.name == "sqlite" else now

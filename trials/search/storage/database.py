@@ -27,6 +27,9 @@ PATIENCE_S, PAUSES_S = 600.0, (0.1, 0.3, 1.0, 3.0, 10.0)
 START_PATIENCE_S = 10.0
 """The same when a worker begins: the address may be wrong."""
 
+CLAIMS_FILE = "claims.db"
+"""The claims of a journal or an SQLite database, in the study's directory."""
+
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
 """Errors of a journal's file after which it may be written again."""
 
@@ -161,7 +164,7 @@ def connect(storage: str, directory: Path | None) -> sa.Engine:
     else:
         make_dir(directory.parent)
         make_dir(directory)
-        file = directory / "claims.db"
+        file = directory / CLAIMS_FILE
         check_ours(file)
         with open(file, "ab", opener=open_private):
             pass

@@ -1,35 +1,14 @@
 """Trials of several structures: those that can be fused begin together, soon, and none waits for ever."""
 
-from collections.abc import Callable
 from typing import Any
 
-import optuna
 import pytest
 import torch
 from optuna.trial import TrialState
 from torch import nn
 
-from tests.support.fused_and_solo import OPTIMIZERS
-from tests.support.side_task_runs import Direct, Seven, Starving, assert_as_alone, data, run
+from tests.support.side_task_runs import Direct, Starving, assert_as_alone, of_widths, run
 from trials.training.group import TrialGroup
-
-
-class Widths(Seven):
-    """Many trials of models whose width the trial's number decides."""
-
-    trials, fused, epochs, rungs = 32, 16, 2, (1, 2)
-
-    def pruner(self) -> optuna.pruners.BasePruner:
-        return optuna.pruners.NopPruner()
-
-
-def of_widths(width: Callable[[int], int]) -> Widths:
-    def model(n: int) -> nn.Module:
-        return nn.Sequential(nn.Linear(3, width(n)), nn.Tanh(), nn.Dropout(0.1), nn.Linear(width(n), 2)).double()
-
-    study = Widths(model, lambda n, parameters: OPTIMIZERS["adamw"](n % 5, parameters), data(0, 3))
-    study.length = lambda epoch: 3
-    return study
 
 
 @pytest.fixture

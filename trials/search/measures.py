@@ -1,0 +1,57 @@
+"""What a worker measures of itself while it trains, for its signs of life."""
+
+import time
+from collections.abc import Mapping
+from threading import Lock
+
+from trials.search.choice.deadline import Pace
+from trials.search.choice.placement import Speeds
+from trials.search.storage.claims import Sign
+
+
+class Measures:
+    """A worker's speeds and pace, and the structures of its trials. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._speeds, self._pace = Speeds(), Pace(time.time() - time.monotonic())
+        self._structures: dict[int, str] = {}
+
+    def built(self, number: int, structure: str) -> None:
+        """A trial has been built, and its structure has this name."""
+        with self._lock:
+            self._structures[number] = structure
+
+    def structure(self, number: int) -> str | None:
+        """The name of a trial's structure, if it has been built here."""
+        return self._structures.get(number)
+
+    def ran(self, structure: str, trials: int, samples: int, began_s: float, ended_s: float) -> None:
+        """Trials of a structure have trained for an epoch.
+
+        Args:
+            structure: its name.
+            trials: how many.
+            samples: that they trained, summed over trials.
+            began_s: when, by `time.monotonic`.
+            ended_s: until when.
+        """
+        with self._lock:
+            self._speeds.measure(structure, trials, samples, ended_s - began_s)
+            self._pace.add(began_s, ended_s, trials)
+
+    def does_not_fit(self, name: str) -> None:
+        """See `Speeds`."""
+        with self._lock:
+            self._speeds.does_not_fit(name)
+
+    def sign(self, trained: Mapping[int, int]) -> Sign:
+        """What to tell now."""
+        with self._lock:
+            self._structures = {number: name for number, name in self._structures.items() if number in trained}
+            return Sign(trained, dict(self._structures), self._speeds.samples_per_s(), self._pace.changed())
+
+    def told(self, sign: Sign, date_s: float) -> None:
+        """A sign has been given, at that time in seconds since 1970."""
+        with self._lock:
+            self._pace.told(sign.minutes, date_s - time.monotonic())

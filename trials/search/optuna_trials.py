@@ -1,0 +1,76 @@
+"""What a worker writes of its trials to Optuna's storage, while it holds them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import optuna
+from optuna.trial import Trial, TrialState
+
+from trials.own_logger import own_logger
+from trials.search.attributes import HISTORY, REASON
+from trials.search.storage.database import is_away
+
+log = own_logger(__name__)
+
+
+class OptunaTrials:
+    """The trials of a study, by number.
+
+    Args:
+        study: Optuna's.
+        seen: the same, as its sampler sees it.
+        ended_after: tells from the storage whether a trial has ended, see `trials.search.optuna_study`.
+
+    Attributes:
+        known: number -> a trial of this worker's. To find one in the storage reads all that run.
+    """
+
+    def __init__(self, study: optuna.Study, seen: optuna.Study, ended_after: Callable[[int], int | None]) -> None:
+        self._study, self._seen, self._ended_after = study, seen, ended_after
+        self._storage = study._storage
+        self.known: dict[int, Trial] = {}
+
+    def trial(self, number: int) -> Trial:
+        """Return a trial to which scores can be written."""
+        if number not in self.known:
+            self.known[number] = Trial(self._seen, self.id(number))
+        return self.known[number]
+
+    def id(self, number: int) -> int:
+        """Return a trial's id."""
+        known = self.known.get(number)
+        trial_id: int = (self._study.get_trials(deepcopy=False)[number] if known is None else known)._trial_id
+        return trial_id
+
+    def report(
+        self, trial: Trial, epoch: int, value: float | list[float], state: TrialState, history: dict[str, Any] | None
+    ) -> None:
+        """Write a score, and the state in which the trial is with it."""
+        if history is not None:
+            self._storage.set_trial_user_attr(trial._trial_id, HISTORY, history)
+        is_new = epoch not in trial._cached_frozen_trial.intermediate_values  # Optuna keeps the first, and warns
+        if is_new and len(self._study.directions) == 1:  # it reports and prunes for a single objective
+            trial.report(value, epoch)
+        if state is TrialState.COMPLETE:
+            self.tell(trial.number, value=value)
+        elif state is TrialState.WAITING:
+            self.release(trial._trial_id)
+
+    def release(self, trial_id: int) -> None:
+        """Let a trial wait for another worker."""
+        self._storage.set_trial_state_values(trial_id, state=TrialState.WAITING)
+
+    def end(self, number: int, trial_id: int, state: TrialState, reason: str | None) -> None:
+        """End a trial without a result."""
+        if reason is not None:
+            self._storage.set_trial_user_attr(trial_id, REASON, reason)
+        self.tell(number, state=state)
+
+    def tell(self, number: int, value: float | list[float] | None = None, state: TrialState | None = None) -> None:
+        """End a trial. The sampler is informed; if that fails, the trial has ended all the same."""
+        try:
+            self._seen.tell(number, value, state=state)
+        except Exception as error:
+            if is_away(error) or self._ended_after(number) is None:
+                raise
+            log.warning("the sampler failed after trial %d: %s: %s", number, type(error).__name__, error)

@@ -1,0 +1,187 @@
+"""The claims of a study under its lock: who gets a trial, and whose trials are let go."""
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import sqlalchemy as sa
+
+from trials.search.storage import claim_tables
+from trials.search.storage.claim_tables import CLAIM, STUDY, WORKER, since_1970_s
+from trials.search.storage.directory_identity import is_same
+from trials.search.storage.measured import Fleet, forget_old_minutes, forget_speeds, read_fleet, write_speeds
+from trials.search.storage.owned import Claim, add_span
+
+LEASE_S = 60.0
+"""How long a worker that gives no sign of life keeps its trials."""
+
+
+class Held:
+    """The claims of a study under its lock.
+
+    Attributes:
+        elsewhere: trials that could not be claimed -> the directory with their checkpoints, which is not this worker's.
+        left: trials that were not claimed since they do not fit here, but may where another worker is.
+    """
+
+    def __init__(
+        self,
+        connection: sa.Connection,
+        study: str,
+        worker: str,
+        lease_s: float,
+        directory: str | None,
+        placement: str | None,
+    ) -> None:
+        self._c, self._study, self._worker, self._lease_s = connection, study, worker, lease_s
+        self._directory, self._placement = directory, placement
+        self.elsewhere: dict[int, str] = {}
+        self.left: set[int] = set()
+        self._fleet: Fleet | None = None
+
+    def claim(self, trial: int) -> Claim | None:
+        """Claim a trial for this worker; None if it is another's, or if its checkpoints are elsewhere."""
+        chosen = (CLAIM.c.study == self._study) & (CLAIM.c.trial == trial)
+        row = self._c.execute(sa.select(CLAIM).where(chosen)).first()
+        highest = sa.select(sa.func.max(CLAIM.c.fence)).where(CLAIM.c.study == self._study)
+        fence = int(self._c.execute(highest).scalar() or 0) + 1
+        if row is None:
+            fresh = {"worker": self._worker, "epoch": 0, "trained": 0, "deaths": 0}
+            self._c.execute(CLAIM.insert().values(study=self._study, trial=trial, fence=fence, **fresh))
+            return Claim(trial, fence, 0, 0)
+        if row.worker is not None:
+            return None
+        if row.epoch and not is_same(row.directory, self._directory):
+            self.elsewhere[trial] = row.directory
+            return None
+        self._c.execute(CLAIM.update().where(chosen).values(worker=self._worker, fence=fence, trained=row.epoch))
+        return Claim(trial, fence, row.epoch, row.deaths)
+
+    def fences(self, since: int) -> dict[int, tuple[int, bool]]:
+        """Trials that are claimed, or have been with a fence above `since` -> (fence, whether some worker holds it)."""
+        columns = sa.select(CLAIM.c.trial, CLAIM.c.fence, CLAIM.c.worker.is_not(None))
+        chosen = (CLAIM.c.study == self._study) & (CLAIM.c.worker.is_not(None) | (CLAIM.c.fence > since))
+        return {trial: (fence, is_held) for trial, fence, is_held in self._c.execute(columns.where(chosen))}
+
+    def unclaim(self, trial: int) -> None:
+        """Give back what `claim` has just claimed."""
+        chosen = (CLAIM.c.study == self._study) & (CLAIM.c.trial == trial)
+        self._c.execute(CLAIM.update().where(chosen).values(worker=None))
+
+    def unclaim_all_but(self, known: Collection[Claim]) -> None:
+        """Give back this worker's trials of which it does not know: they were claimed, and the answer was cut off."""
+        fences = {claim.trial: claim.fence for claim in known}
+        mine = (CLAIM.c.study == self._study) & (CLAIM.c.worker == self._worker)
+        for row in self._c.execute(sa.select(CLAIM).where(mine)).all():
+            if fences.get(row.trial) != row.fence:
+                self.unclaim(row.trial)
+
+    def release(self, worker: str, *, died: bool, ended: Callable[[int], int | None] = lambda trial: None) -> list[int]:
+        """Take all trials from `worker`. What it trained since their last checkpoints is lost.
+
+        Args:
+            worker: whose.
+            died: whether it has ended unasked.
+            ended: a trial's number -> after how many epochs Optuna has it ended, which the worker may have died before
+                writing here; None: it has not.
+
+        Returns:
+            The numbers of those that have not ended. Under the same lock, they must go back to Optuna's waiting ones.
+        """
+        # first, as in `Claims.renew`, so that neither has a row for which the other waits
+        self._c.execute(WORKER.delete().where((WORKER.c.study == self._study) & (WORKER.c.worker == worker)))
+        forget_speeds(self._c, self._study, worker)
+        self._fleet = None
+        theirs = (CLAIM.c.study == self._study) & (CLAIM.c.worker == worker)
+        # locked: it may live, and be in the middle of keeping what would be counted as lost here
+        rows = self._c.execute(sa.select(CLAIM).where(theirs).order_by(CLAIM.c.trial).with_for_update()).all()
+        left = []
+        for row in rows:
+            end = ended(row.trial)
+            if end is None:
+                left.append(row.trial)
+            kept = max(end or 0, row.epoch)
+            add_span(self._c, row, row.epoch, kept, kept=True)
+            add_span(self._c, row, kept, row.trained, kept=False)
+        deaths = CLAIM.c.deaths + 1 if died else CLAIM.c.deaths
+        self._c.execute(CLAIM.update().where(theirs).values(worker=None, deaths=deaths))
+        return left
+
+    def release_expired(self, ended: Callable[[int], int | None] = lambda trial: None) -> list[int]:
+        """Take all trials from workers whose lease has run out; see `release`."""
+        time_s = claim_tables.now_s(self._c)
+        forget_old_minutes(self._c, self._study, since_1970_s(self._c, time_s))
+        here, known = WORKER.c.study == self._study, CLAIM.c.study == self._study
+        # one that ends later than any lease is from before the machine was started again: see `now_s`
+        is_late = (WORKER.c.expires_s < time_s) | (WORKER.c.expires_s > time_s + 10 * max(self._lease_s, LEASE_S))
+        late = sa.select(WORKER.c.worker).where(here, is_late)
+        signs = sa.select(WORKER.c.worker).where(here)
+        mute = sa.select(CLAIM.c.worker).where(known, CLAIM.c.worker.is_not(None), CLAIM.c.worker.not_in(signs))
+        dead = {*self._c.execute(late).scalars(), *self._c.execute(mute).scalars()} - {self._worker}
+        return [trial for worker in sorted(dead) for trial in self.release(worker, died=True, ended=ended)]
+
+    def workers(self, prefix: str) -> list[str]:
+        """The workers that hold trials and whose names begin with `prefix`."""
+        named = (CLAIM.c.study == self._study) & CLAIM.c.worker.startswith(prefix, autoescape=True)
+        return list(self._c.execute(sa.select(CLAIM.c.worker).where(named).distinct()).scalars())
+
+    def claimed(self) -> list[int]:
+        """The trials that any worker holds."""
+        taken = (CLAIM.c.study == self._study) & CLAIM.c.worker.is_not(None)
+        return list(self._c.execute(sa.select(CLAIM.c.trial).where(taken)).scalars())
+
+    def fleet(self) -> Fleet:
+        """The living workers."""
+        if self._fleet is None:
+            self._fleet = read_fleet(self._c, self._study, self._worker)
+        return self._fleet
+
+    def exclusive_rows(self) -> int:
+        """How many trials other living workers, which can read our checkpoints, train on devices of their own."""
+        return sum(self.fleet().exclusive_rows[name] for name in self.readers() if name != self._worker)
+
+    def known(self, trials: Collection[int]) -> dict[int, tuple[str | None, bool]]:
+        """Those of `trials` that were claimed before -> (structure, whether there is a checkpoint)."""
+        columns = sa.select(CLAIM.c.trial, CLAIM.c.structure, CLAIM.c.epoch)
+        chosen = (CLAIM.c.study == self._study) & CLAIM.c.trial.in_(sorted(trials))
+        return {trial: (structure, epoch > 0) for trial, structure, epoch in self._c.execute(columns.where(chosen))}
+
+    def readers(self) -> list[str]:
+        """The living workers that can read checkpoints of this one's."""
+        return self.fleet().readers(self._directory)
+
+    def may_fit(self, names: Sequence[str | None], *, is_saved: bool) -> bool:
+        """Whether a trial may fit where any living worker is, as far as is known.
+
+        Args:
+            names: of its structure.
+            is_saved: whether there is a checkpoint, which is needed to go on.
+        """
+        workers = self.readers() if is_saved else self.fleet().directories
+        return any(self.fleet().fits(worker, names) for worker in workers)
+
+    def note_unfit(self, names: Collection[str]) -> None:
+        """Structures of these names do not fit on this worker's device."""
+        write_speeds(self._c, self._study, self._worker, dict.fromkeys(names, 0.0))
+        self._fleet = None
+
+    @property
+    def placement(self) -> dict[str, str]:
+        """Worker -> the structure of which it gets trials first, as it was decided last."""
+        return dict(json.loads(self._placement)) if self._placement else {}
+
+    @placement.setter
+    def placement(self, placed: Mapping[str, str]) -> None:
+        text = json.dumps(dict(sorted(placed.items())))
+        if text != self._placement:
+            self._placement = text
+            self._c.execute(STUDY.update().where(STUDY.c.study == self._study).values(placement=text))
+
+    def directories(self) -> set[str | None]:
+        """Those of all workers that have given a sign of life."""
+        here = WORKER.c.study == self._study
+        return set(self._c.execute(sa.select(WORKER.c.directory).where(here)).scalars())
+
+    def others(self) -> list[int]:
+        """The trials that other workers hold."""
+        taken = (CLAIM.c.study == self._study) & (CLAIM.c.worker != self._worker)
+        return list(self._c.execute(sa.select(CLAIM.c.trial).where(taken)).scalars())

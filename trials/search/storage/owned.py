@@ -1,0 +1,92 @@
+"""A trial that a worker holds, and the accounts of what was trained of it."""
+
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from trials.search.storage.claim_tables import CLAIM, SPAN
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A trial that is this worker's.
+
+    Attributes:
+        trial: its number.
+        fence: higher with every claim in the study.
+        epoch: up to which its training is kept, by a checkpoint or because it has just begun.
+        deaths: how many workers have died in it since that epoch was reached.
+    """
+
+    trial: int
+    fence: int
+    epoch: int
+    deaths: int
+
+
+class Owned:
+    """One trial that no other worker can claim meanwhile.
+
+    Attributes:
+        is_done: all this has been committed before, under the same name.
+    """
+
+    def __init__(
+        self, connection: sa.Connection, row: Any, always: dict[str, Any], is_done: bool, directory: str | None
+    ) -> None:
+        self._c, self._row, self._always, self.is_done = connection, row, always, is_done
+        self._directory = directory
+        self._this = (CLAIM.c.study == row.study) & (CLAIM.c.trial == row.trial)
+        self._spans = (SPAN.c.study == row.study) & (SPAN.c.trial == row.trial)
+
+    def count(
+        self, back_to: int | None, kept: int | None, ends_at: int | None, trained: int, *, lets_go: bool = False
+    ) -> None:
+        """Go back, keep and end, each if its epoch is given; or let go."""
+        if back_to is not None:
+            self.go_back(back_to)
+        if kept is not None:
+            self.keep(kept)
+        if ends_at is not None:
+            self.end(ends_at, trained)
+        if lets_go:
+            self.release(trained)
+
+    def keep(self, epoch: int) -> None:
+        """Count the epochs up to `epoch` as kept: a checkpoint holds them."""
+        add_span(self._c, self._row, self._row.epoch, epoch, kept=True)
+        self._update(epoch=epoch, trained=epoch, deaths=0, directory=self._directory)
+
+    def go_back(self, epoch: int) -> None:
+        """Count all after `epoch`, an earlier checkpoint's or 0, as lost."""
+        after = self._spans & SPAN.c.kept & (SPAN.c.to_epoch > epoch)
+        for row in self._c.execute(sa.select(SPAN).where(after, SPAN.c.from_epoch < epoch)).all():
+            self._c.execute(SPAN.update().where(SPAN.c.span == row.span).values(to_epoch=epoch))
+            add_span(self._c, row, epoch, row.to_epoch, kept=False)
+        self._c.execute(SPAN.update().where(after).values(kept=False))
+        self._update(epoch=epoch, trained=epoch)
+
+    def end(self, epoch: int, trained: int = 0) -> None:
+        """The trial has ended after `epoch` epochs, and was trained for `trained` before that was known."""
+        kept = max(epoch, self._row.epoch)
+        self.keep(kept)
+        add_span(self._c, self._row, kept, trained, kept=False)
+        self._update(worker=None)
+
+    def release(self, trained: int) -> None:
+        """Let the trial go. What was trained since its last checkpoint, up to `trained`, is lost."""
+        add_span(self._c, self._row, self._row.epoch, trained, kept=False)
+        self._update(worker=None, trained=self._row.epoch)
+
+    def _update(self, **values: Any) -> None:
+        self._c.execute(CLAIM.update().where(self._this).values(**self._always, **values))
+
+
+def add_span(c: sa.Connection, of: Any, from_epoch: int, to_epoch: int, *, kept: bool) -> None:
+    """Add to the accounts what the worker and the fence of that row have trained."""
+    if to_epoch > from_epoch:
+        values = {"span": uuid.uuid4().hex, "study": of.study, "trial": of.trial, "fence": of.fence}
+        values |= {"worker": of.worker, "from_epoch": from_epoch, "to_epoch": to_epoch, "kept": kept}
+        c.execute(SPAN.insert().values(**values))

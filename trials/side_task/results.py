@@ -1,0 +1,48 @@
+"""What a group's trials tell the search worker when an epoch has ended, and which of them stay in the group."""
+
+from collections.abc import Sequence
+
+from trials.gate.base import HOST_UNIT, Gate
+from trials.search.client import Search
+from trials.side_task.checkpoints import Checkpoints
+from trials.study import Study
+from trials.training.group import TrialGroup
+from trials.training.objectives import Score
+
+
+class Results:
+    """Reports scores and failures of trials.
+
+    Args:
+        study: the user's.
+        gate: asked before the host's work.
+        search: takes them.
+        checkpoints: knows which trials pause, and writes the weights of those that have ended.
+
+    Attributes:
+        dropped: trials that were pruned, or lost to another worker.
+    """
+
+    def __init__(self, study: Study, gate: Gate, search: Search, checkpoints: Checkpoints) -> None:
+        self._study, self._gate, self._search, self._checkpoints = study, gate, search, checkpoints
+        self.dropped: set[int] = set()
+
+    def healthy(self, group: TrialGroup) -> list[int]:
+        """Return the rows of a group that train on: those with a finite loss that have not been dropped."""
+        finite = group.finite_K().tolist()
+        for number, epoch, is_finite in zip(group.numbers, group.epochs_done, finite, strict=True):
+            if not is_finite:
+                self._search.send(fail=number, reason=f"the loss is not finite in epoch {epoch + 1}")
+        return [row for row, number in enumerate(group.numbers) if finite[row] and number not in self.dropped]
+
+    def report(self, group: TrialGroup, scores: Sequence[Score]) -> list[int]:
+        """Report the scores that are due. Returns the rows of the trials that neither have ended nor pause."""
+        last, rungs = self._study.epochs, self._study.rungs
+        self._gate.enter(HOST_UNIT)
+        for row, (number, epoch) in enumerate(zip(group.numbers, group.epochs_done, strict=True)):
+            if epoch == last or epoch in rungs:
+                report = {"report": number, "epoch": epoch, "value": scores[row], "final": epoch == last}
+                weights = self._checkpoints.ended(group, row, scores[row]) if epoch == last else None
+                self._search.send(**report, weights=weights, history=group.history(row))
+        leaves = map(self._checkpoints.pauses, group.numbers, group.epochs_done)
+        return [r for r, gone in enumerate(leaves) if not gone and group.epochs_done[r] < last]
