@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from threading import Lock
 
 from trials.search.choice.deadline import Pace
-from trials.search.choice.placement import Speeds
+from trials.search.choice.placement import Speeds, solver
 from trials.search.storage.claims import Sign
 
 
@@ -39,6 +39,9 @@ class Measures:
         with self._lock:
             self._speeds.measure(structure, trials, samples, ended_s - began_s)
             self._pace.add(began_s, ended_s, trials)
+            may_choose = len(self._speeds.samples_per_s()) > 1
+        if may_choose:
+            solver()  # not for the first time under the lock
 
     def does_not_fit(self, name: str) -> None:
         """See `Speeds`."""

@@ -37,6 +37,12 @@ class SideDeviceError(Exception):
     """A side task cannot compute on this device. The message gives the reason."""
 
 
+class NoRoomError(SideDeviceError):
+    """Not even one trial of the study fits. It may on another device."""
+
+    may_pass = True
+
+
 class SideDevice(Protocol):
     """The device of a side task. Created once per process, before any tensor."""
 

@@ -76,7 +76,7 @@ def main() -> int:
     import torch
 
     torch.set_num_threads(arguments.threads)
-    from trials.side_task.devices import make_side_device
+    from trials.side_task.devices import NoRoomError, make_side_device
     from trials.study import load_study
     from trials.training.rehearsal import measure_dedicated
 
@@ -97,6 +97,9 @@ def main() -> int:
         mistake = _mistake(error, arguments.memory_mb)
         if mistake is None:
             raise
+        if isinstance(error, NoRoomError) and turn is not None and turn.may_go_on_elsewhere(mistake):
+            report(statuses.Error(mistake))
+            return 0
     report(statuses.Error(mistake))
     if turn is None:
         return USER_ERROR_STATUS
@@ -224,12 +227,12 @@ def _train(
     arguments: argparse.Namespace,
     turn: Turn | None,
 ) -> None:
-    from trials.side_task.devices import SideDeviceError
+    from trials.side_task.devices import NoRoomError
     from trials.side_task.scheduler import Scheduler
 
     most = device.rehearse(study, page, gate)
     if not most:
-        raise SideDeviceError("not even one trial fits into the side task's share of the device's memory")
+        raise NoRoomError("not even one trial fits into the side task's share of the device's memory")
     # not earlier: before the job's first step there is nothing to yield to
     os.nice(max(0, arguments.nice - os.nice(0)))
     offload = None if page is None else device.offload(page, gate, report)

@@ -10,7 +10,6 @@ from ds_hooks.shared.submissions import IDLE_S, SERVES_S, Submission, Submission
 from trials.gate.base import StopRequested
 from trials.gate.process import nap
 from trials.own_logger import own_logger
-from trials.search.client import SearchError
 
 LOOK_EVERY_S = 10.0
 """How often a side task that has no study looks for one."""
@@ -115,13 +114,18 @@ class Turn:
                 self._leave()
             raise
         except BaseException as error:
-            if isinstance(error, SearchError) and error.may_pass:
+            if getattr(error, "may_pass", False):
                 self._pause(str(error))
             else:
                 self._leave(reason=f"{type(error).__name__}: {error}")
             raise
         self._leave()
         self.is_done = True
+
+    def may_go_on_elsewhere(self, reason: str) -> bool:
+        """Whether another worker has served the study, and has not left it for the same reason as this one."""
+        used = self._submissions.used(self.submission)
+        return any(of.reason != reason for worker, of in used.items() if worker != self._worker)
 
     def end(self, how: str) -> None:
         """Note how the study has ended."""

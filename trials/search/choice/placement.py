@@ -12,7 +12,7 @@ It is an order, and no worker idles for it. Nothing moves while it trains; under
 rung anyway.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 
 import numpy as np
@@ -109,6 +109,14 @@ def place(
     return best if total(best) > GAIN * total(kept) else kept
 
 
+def solver() -> Callable[..., tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Return what solves an assignment. The first call takes half a second, and most studies need none."""
+    from scipy.optimize import linear_sum_assignment
+
+    solves: Callable[..., tuple[NDArray[np.int64], NDArray[np.int64]]] = linear_sum_assignment
+    return solves
+
+
 def _assign(
     structures: Sequence[str],
     slots: Mapping[str, int],
@@ -120,10 +128,8 @@ def _assign(
     rows = [row for row, name in enumerate(structures) for _ in range(min(slots[name], len(workers)))]
     if not rows or not workers:
         return {}
-    from scipy.optimize import linear_sum_assignment  # takes half a second, and most studies have one structure
-
     chosen = worth[np.ix_(rows, [columns[worker] for worker in workers])]
-    pairs = zip(*linear_sum_assignment(chosen, maximize=True), strict=True)
+    pairs = zip(*solver()(chosen, maximize=True), strict=True)
     return {workers[column]: structures[rows[slot]] for slot, column in pairs if chosen[slot, column] > 0}
 
 

@@ -228,6 +228,25 @@ def test_a_trial_that_does_not_fit_alone_fails_with_that_reason(monkeypatch: pyt
     assert [most for _, most in out_of_memory(reported)][:3] == [2, 1, 0]
 
 
+@pytest.mark.parametrize(("warns", "level"), [(True, "WARNING"), (False, "INFO")])
+def test_what_the_search_worker_says_is_logged(
+    warns: bool, level: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = Direct.answers
+    said = [{"said": "deadline: of no matter", "warns": warns}]
+
+    def and_more(line: Direct, wait_s: float = 0.0) -> list[dict[str, Any]]:
+        more, said[:] = list(said), []
+        return [*more, *answers(line, wait_s)]
+
+    monkeypatch.setattr(Direct, "answers", and_more)
+    with caplog.at_level("INFO", logger="trials.side_task.scheduler"):
+        run(False, Starving(()))
+    assert [(r.levelname, r.getMessage()) for r in caplog.records if "deadline" in r.getMessage()] == [
+        (level, "deadline: of no matter")
+    ]
+
+
 @pytest.mark.parametrize(
     ("needs_ms", "may"),
     [

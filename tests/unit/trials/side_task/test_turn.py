@@ -13,6 +13,7 @@ from ds_hooks.shared.submissions import IDLE_S, Submission, Submissions, Used
 from trials.gate.base import StopRequested
 from trials.search.client import SearchError
 from trials.side_task import turn as turn_module
+from trials.side_task.devices import NoRoomError
 from trials.side_task.turn import NOTE_EVERY_S, Turn, TurnOver, give_up, wait_for_turn
 
 TURN_S = 600.0
@@ -218,3 +219,17 @@ def test_it_waits_until_something_is_submitted_or_the_daemon_ends(
     assert turn is not None and turn.submission.name == "late" and len(naps) == 2
     submissions.end(named(submissions, "late"), "done")
     assert wait_for_turn(submissions, "w", TURN_S) is None
+
+
+def test_a_study_that_does_not_fit_waits_for_a_worker_where_it_may(submissions: Submissions) -> None:
+    words = "not even one trial fits into the side task's share of the device's memory"
+    turn = begin(submissions, submit(submissions, "a"), Clock())
+    with pytest.raises(NoRoomError), turn.noted():
+        raise NoRoomError(words)
+    assert submissions.next("w", TURN_S) is None, "it is not tried again at once"
+    assert not turn.may_go_on_elsewhere(words), "nobody else has served it"
+    other = Turn(submissions, turn.submission, "other", TURN_S, Clock())
+    assert turn.may_go_on_elsewhere(words)
+    with pytest.raises(NoRoomError), other.noted():
+        raise NoRoomError(words)
+    assert not turn.may_go_on_elsewhere(words)
