@@ -173,33 +173,44 @@ def test_a_workers_minutes_are_rows_of_its_own(hire: Hire) -> None:
     one.renew(Sign({}, minutes=[Minute(NOW - 1, 60.0, 3.5), Minute(NOW, 10.0, 1.0)]))
     other.renew(Sign({}, minutes=[Minute(NOW, 20.0, 2.0)]))
     one.renew(Sign({}, minutes=[Minute(NOW, 40.0, 4.0)]))
-    assert other.account().minutes == {
-        "one": [Minute(NOW - 1, 60.0, 3.5), Minute(NOW, 40.0, 4.0)],
-        "other": [Minute(NOW, 20.0, 2.0)],
-    }
+    assert rows(other, PACE) == 3
+    assert other.account().minutes == [Minute(NOW - 1, 60.0, 3.5), Minute(NOW, 40.0, 6.0)]
+
+
+def test_minutes_count_until_the_last_that_all_have_told_who_train(hire: Hire) -> None:
+    quick, slow, idle = hire("quick"), hire("slow"), hire("idle")
+    for trial, (claims, last) in enumerate(((quick, NOW), (slow, NOW - 7), (idle, NOW - 100))):
+        claims.renew(Sign({}, minutes=[Minute(last, 60.0, 1.0)]))
+        with claims.alone() as held:
+            assert trial == 2 or held.claim(trial)
+    assert quick.account().until == NOW - 7
+    released = hire("of no matter")
+    with released.alone() as held:
+        held.release("slow", died=True)
+    assert quick.account().until == NOW
 
 
 def test_minutes_older_than_a_day_are_deleted_and_those_ahead_do_not_count(hire: Hire) -> None:
     one, other = hire("one"), hire("other")
     told = [NOW - KEPT_MINUTES - 1, NOW - KEPT_MINUTES, NOW, NOW + 60, NOW + 525600]
     one.renew(Sign({}, minutes=[Minute(minute, 60.0, 1.0) for minute in told]))
-    assert [each.minute for each in other.account().minutes["one"]] == [NOW - KEPT_MINUTES, NOW]
+    assert [each.minute for each in other.account().minutes] == [NOW - KEPT_MINUTES, NOW]
     with other.alone() as held:
         held.release("one", died=True)
         held.release_expired()
     assert rows(other, PACE) == 3, "also of the dead"
 
 
-def test_the_account_knows_who_trains_what(hire: Hire) -> None:
+def test_the_account_knows_how_far_trials_are(hire: Hire) -> None:
     one, other = hire("one"), hire("other")
     with one.alone() as held:
         for trial in (0, 1):
             held.claim(trial)
     one.renew(Sign({0: 4, 1: 2}))
-    assert other.account().trained == {0: 4, 1: 2} and set(other.account().holders) == {"one"}
+    assert other.account().trained == {0: 4, 1: 2}
     with other.alone() as held:
         held.release("one", died=True)
-    assert other.account().trained == {0: 0, 1: 0} and not other.account().holders
+    assert other.account().trained == {0: 0, 1: 0}, "and that is lost"
 
 
 def test_tables_of_an_earlier_version_get_what_they_lack(hire: Hire) -> None:

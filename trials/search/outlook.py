@@ -52,7 +52,7 @@ def outlook(user_study: Study, study: optuna.Study, account: Account) -> Outlook
         left = left_of_rungs(trials, budget, user_study.epochs, rungs, user_study.reduction_factor)
     else:
         left = left_of_trials(trials, budget, user_study.epochs)
-    rate = rate_of(account.minutes, account.holders, account.kept_share)
+    rate = rate_of(account.minutes, account.until, account.kept_share)
     return Outlook(sum(each.state != "open" for each in trials), budget, left, rate)
 
 
@@ -72,7 +72,7 @@ def verdict_on(user_study: Study, storage: str, name: str, directory: Path, by: 
     """
     deadline = None if by is None else Deadline.of(by)
     study = known_study(storage, name)
-    account = Account({}, (), {}, 1.0)
+    account = Account({}, (), None, 1.0)
     if is_shared(storage) or (directory / CLAIMS_FILE).is_file():
         claims = Claims(connect(storage, directory), name, "")
         account = claims.account()

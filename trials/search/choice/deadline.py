@@ -4,9 +4,9 @@ A deadline is admitted or refused. That changes nothing that is trained.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import accumulate, pairwise
 
 from trials.search.storage.measured import Minute
@@ -61,7 +61,7 @@ class Pace:
 
     def told(self, minutes: Sequence[Minute], offset_s: float) -> None:
         """Note that these have been told, and what the clock says: where it was set, later minutes follow it."""
-        self._changed -= {each.minute for each in minutes if self._minutes[each.minute] == each}
+        self._changed -= {each.minute for each in minutes if self._minutes.get(each.minute) == each}
         if self._until_s is not None:
             last = int(self._until_s // 60)
             kept = self._changed | {last}
@@ -140,21 +140,17 @@ class Rate:
     seen_s: float
 
 
-def rate_of(minutes: Mapping[str, Sequence[Minute]], busy: Collection[str], kept_share: float) -> Rate | None:
-    """Return a study's rate, all workers together; None: nothing has been trained.
+def rate_of(minutes: Sequence[Minute], until: int | None, kept_share: float) -> Rate | None:
+    """Return a study's rate; None: nothing has been trained.
 
     Args:
-        minutes: of each worker.
-        busy: the workers that train now. Minutes that one of these has not told yet do not count.
+        minutes: of all workers together.
+        until: the last one that counts; later ones have not been told by all who train. None: all count.
         kept_share: the share of epochs that count.
     """
-    until = min((max(each.minute for each in minutes[name]) for name in busy if minutes.get(name)), default=None)
-    lived_s: dict[int, float] = {}
-    epochs: dict[int, float] = {}
-    for each in (each for told in minutes.values() for each in told):
-        if each.lived_s > 0 and (until is None or each.minute <= until):
-            lived_s[each.minute] = max(lived_s.get(each.minute, 0.0), each.lived_s)
-            epochs[each.minute] = epochs.get(each.minute, 0.0) + each.epochs * kept_share
+    counted = [each for each in minutes if each.lived_s > 0 and (until is None or each.minute <= until)]
+    lived_s = {each.minute: each.lived_s for each in counted}
+    epochs = {each.minute: each.epochs * kept_share for each in counted}
     seen_s, total = sum(lived_s.values()), sum(epochs.values())
     if not total:
         return None
@@ -264,7 +260,7 @@ def judge(outlook: Outlook, deadline: Deadline | None, now: datetime) -> Verdict
     at_pace = f"at its pace so far the study ends {end}"
     if deadline is None:
         return Verdict(True, f"{named}: {at_pace}; {so_far}")
-    time_s = (deadline.at.astimezone(UTC) - now.astimezone(UTC)).total_seconds()
+    time_s = (deadline.at - now).total_seconds()
     if time_s <= 0:
         return Verdict(False, f"{named} has passed; {at_pace}; {so_far}")
     if left_s <= time_s:

@@ -8,7 +8,7 @@ the same host; another database holds them itself, for any number of hosts.
 *Spans* are the accounts: trained = kept + lost, in epochs and per trial.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,14 +78,14 @@ class Account:
 
     Attributes:
         trained: number of a trial -> how many epochs.
-        holders: the workers that hold trials.
-        minutes: worker -> the last day's.
+        minutes: the last day's, of all workers together.
+        until: the last minute that all have told that hold trials now; None: none has told any.
         kept_share: the share of all trained epochs that no worker's death has lost.
     """
 
     trained: Mapping[int, int]
-    holders: Collection[str]
-    minutes: Mapping[str, Sequence[Minute]]
+    minutes: Sequence[Minute]
+    until: int | None
     kept_share: float
 
 
@@ -183,10 +183,12 @@ class Claims:
             length = sa.func.sum(SPAN.c.to_epoch - SPAN.c.from_epoch)
             spans = sa.select(SPAN.c.kept, length).where(SPAN.c.study == self._study).group_by(SPAN.c.kept)
             epochs = {bool(kept): int(count) for kept, count in c.execute(spans)}
+            minutes, told = read_minutes(c, self._study, since_1970_s(c, claim_tables.now_s(c)))
+            holders = {row.worker for row in claims if row.worker is not None}
             return Account(
                 {row.trial: row.epoch if row.worker is None else max(row.epoch, row.trained) for row in claims},
-                {row.worker for row in claims if row.worker is not None},
-                read_minutes(c, self._study, since_1970_s(c, claim_tables.now_s(c))),
+                minutes,
+                min((told[worker] for worker in holders & told.keys()), default=None),
                 epochs.get(True, 0) / sum(epochs.values()) if epochs.get(True) else 1.0,
             )
 

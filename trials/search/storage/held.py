@@ -89,8 +89,6 @@ class Held:
         """
         # first, as in `Claims.renew`, so that neither has a row for which the other waits
         self._c.execute(WORKER.delete().where((WORKER.c.study == self._study) & (WORKER.c.worker == worker)))
-        forget_speeds(self._c, self._study, worker)
-        self._fleet = None
         theirs = (CLAIM.c.study == self._study) & (CLAIM.c.worker == worker)
         # locked: it may live, and be in the middle of keeping what would be counted as lost here
         rows = self._c.execute(sa.select(CLAIM).where(theirs).order_by(CLAIM.c.trial).with_for_update()).all()
@@ -104,6 +102,8 @@ class Held:
             add_span(self._c, row, kept, row.trained, kept=False)
         deaths = CLAIM.c.deaths + 1 if died else CLAIM.c.deaths
         self._c.execute(CLAIM.update().where(theirs).values(worker=None, deaths=deaths))
+        forget_speeds(self._c, self._study, worker)
+        self._fleet = None
         return left
 
     def release_expired(self, ended: Callable[[int], int | None] = lambda trial: None) -> list[int]:

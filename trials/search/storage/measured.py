@@ -18,12 +18,12 @@ KEPT_MINUTES = 24 * 60
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """A minute of a worker's.
+    """A minute of a worker's, or of all workers.
 
     Attributes:
         minute: since 1970.
-        lived_s: how long the worker trained, or could have, in it.
-        epochs: how many epochs of trials it trained meanwhile.
+        lived_s: how long a worker trained, or could have, in it.
+        epochs: how many epochs of trials were trained meanwhile.
     """
 
     minute: int
@@ -93,14 +93,19 @@ def forget_old_minutes(c: sa.Connection, study: str, time_s: float) -> None:
     c.execute(PACE.delete().where(PACE.c.study == study, ~recent))
 
 
-def read_minutes(c: sa.Connection, study: str, time_s: float) -> dict[str, list[Minute]]:
-    """Return the last day's minutes of each worker, also of dead ones; what lies ahead was noted by a wrong clock."""
+def read_minutes(c: sa.Connection, study: str, time_s: float) -> tuple[list[Minute], dict[str, int]]:
+    """Read the last day. What lies ahead was noted by a wrong clock, and is left out.
+
+    Returns:
+        The minutes of all workers together, of dead ones too: the longest that one lived, and all their epochs; and
+        worker -> its last minute.
+    """
     until = int(time_s // 60)
-    recent = PACE.c.minute.between(until - KEPT_MINUTES, until + 1)
-    found: dict[str, list[Minute]] = {}
-    for row in c.execute(sa.select(PACE).where(PACE.c.study == study, recent)):
-        found.setdefault(row.worker, []).append(Minute(row.minute, row.lived_s, row.epochs))
-    return found
+    recent = (PACE.c.study == study) & PACE.c.minute.between(until - KEPT_MINUTES, until + 1)
+    together = sa.select(PACE.c.minute, sa.func.max(PACE.c.lived_s), sa.func.sum(PACE.c.epochs)).where(recent)
+    lasts = sa.select(PACE.c.worker, sa.func.max(PACE.c.minute)).where(recent).group_by(PACE.c.worker)
+    minutes = c.execute(together.group_by(PACE.c.minute).order_by(PACE.c.minute))
+    return [Minute(*row) for row in minutes], {worker: last for worker, last in c.execute(lasts)}
 
 
 def _put(c: sa.Connection, table: sa.Table, key: Mapping[str, object], values: Mapping[str, float]) -> None:
