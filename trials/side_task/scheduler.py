@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from trials.side_task.offload import Offload
 
-
 ASK_AHEAD_EPOCHS = 2
 """Ask for as many trials as rows will be free after this many epochs, and for enough to replace pruned ones."""
 
@@ -50,7 +49,6 @@ ASK_AGAIN_S = 5.0
 
 PATIENCE = 2
 """A trial of a rare structure begins, however few are like it, when this many times all rows have begun before it."""
-
 
 log = own_logger(__name__)
 
@@ -276,9 +274,8 @@ class Scheduler:
                 self._train_batches(cohort)
             self._end_epoch(cohort)
             self._refilling.trained(self._gate.busy_ns() - began_ns)
-            samples = self._ledger.work - work
-            took = {"trials": trials, "samples": samples, "began_s": began_s, "ended_s": time.monotonic()}
-            self._search.send(ran=cohort.fit.structure, **took)
+            ran = {"ran": cohort.fit.structure, "trials": trials, "samples": self._ledger.work - work}
+            self._search.send(**ran, began_s=began_s, ended_s=time.monotonic())
             return
         except ApartError as error:
             self._part(cohort, error)

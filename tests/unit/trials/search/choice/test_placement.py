@@ -1,5 +1,7 @@
 """Which structure's trials a worker gets first: where they are trained best, compared with the other workers."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -135,7 +137,7 @@ def test_what_does_not_fit_stays_so() -> None:
 def finished_s(is_placed: bool, gap: float) -> float:
     """When the last of the waiting groups has ended. Workers take a group whenever they are free."""
     speeds = {("s", "a"): gap, ("s", "b"): 1.0, ("t", "a"): 1.0, ("t", "b"): gap}
-    waiting = [*"ts" * 10]  # in the order of arrival, each worker gets both by turns
+    waiting = random.Random(0).sample([*"ts" * 20], 40)
     free_s = {"a": 0.0, "b": 0.0}
     stands: dict[str, str] = {}
     while waiting:
