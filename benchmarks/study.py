@@ -46,10 +46,6 @@ SEEDS_OF_BEST = 8
 NAME = "searched"
 
 CONFIG = """
-[squeeze]
-squeezed_steps = 45
-alone_steps = 5
-observe_steps = 6
 [guard]
 slowdown_budget = 0.1
 [side]

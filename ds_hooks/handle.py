@@ -17,7 +17,7 @@ from ds_hooks.notice import notice
 from ds_hooks.shared.cuda_driver import DriverError
 from ds_hooks.shared.page import Field
 from ds_hooks.shared.page_file import Page, PageError, page_path, runtime_dir, socket_of
-from ds_hooks.shared.ranks import LOCAL_RANK, first_number
+from ds_hooks.shared.ranks import LOCAL_RANK, MASTER_PORT, first_number
 from ds_hooks.shared.wire import Bye, Hello
 from ds_hooks.side_process import SideProcess
 from ds_hooks.step_hooks import StepHooks
@@ -103,7 +103,13 @@ class Handle:
         self._instrument.wrap()
         self.enabled = True
         hello = Hello(
-            os.getpid(), self._rank, engine.grid.world_size, engine.stage_id, engine.num_stages, engine.micro_batches
+            os.getpid(),
+            self._rank,
+            engine.grid.world_size,
+            engine.stage_id,
+            engine.num_stages,
+            engine.micro_batches,
+            (first_number(os.environ, MASTER_PORT) or 0) & 0xFFFF,
         )
         sender.hello(time.monotonic_ns(), hello)
 

@@ -18,6 +18,7 @@ from pydantic_core import PydanticCustomError
 from ds_hooks.shared.secrets import hide_password, hide_passwords, read_storage
 from ds_hooks.shared.study_files import journal_path
 from ds_hooks.shared.wire import NOT_IDLE, WaitKind
+from squeezer.policy.draw import Draw
 from squeezer.policy.state import Policy
 from squeezer.records.layout import study_directory
 
@@ -57,11 +58,11 @@ def pays_from_ms(preemptive: bool) -> float:
 class SqueezeTable(_Table):
     """When bubbles are opened, and for how long."""
 
-    squeezed_steps: _Count = 45
-    """steps in a window with squeezing"""
-    alone_steps: _CountOrNone = 5
-    """steps in the window without squeezing that follows, the baseline of the slowdown; 0: no window, and no slowdown \
-in the report"""
+    alone_share: Annotated[float, Field(ge=0, le=0.5, description="a number from 0 to 0.5")] = 0.1
+    """share of the steps that are left alone, drawn at random: the baseline of the slowdown. Half are while the guard \
+knows little. 0: none, so no slowdown in the report, and the guard sees overruns only"""
+    alone_block_steps: _Count = 2
+    """steps in a row that are left alone at a time"""
     observe_steps: _Count = 6
     """first steps of a job, which teach the forecast and are not squeezed"""
     margin_ms: _NotNegative = 0.3
@@ -85,9 +86,11 @@ there; the cost of squeezing it is not measured"""
     def policy(self, guard: "GuardTable") -> Policy:
         """The same for the daemon's state machine, in nanoseconds, with what guards it."""
         return Policy(
-            squeezed_steps=self.squeezed_steps,
-            alone_steps=self.alone_steps,
-            observe_steps=self.observe_steps,
+            draw=Draw(
+                observe_steps=self.observe_steps,
+                alone_block_steps=self.alone_block_steps,
+                round_blocks=round(1 / self.alone_share) if self.alone_share else 0,
+            ),
             margin_ns=int(self.margin_ms * 1e6),
             min_bubble_ns=int(self.min_bubble_ms * 1e6),
             forecast_quantile=self.forecast_quantile,
@@ -115,7 +118,7 @@ class GuardTable(_Table):
     """false: the slowdown is only measured and reported"""
     slowdown_budget: _Positive = 0.01
     """the slowdown that the main job may have; 0.01 is 1%"""
-    retry_steps: _Count = 50
+    retry_steps: _Count = 200
     """steps for which the gate stays shut after the budget was broken; doubled each time in a row, up to 32-fold"""
 
 
@@ -324,6 +327,11 @@ _TABLES: Mapping[str, type[_Table]] = {
     "run": RunTable,
 }
 
+_REPLACED = dict.fromkeys(
+    ("squeezed_steps", "alone_steps"),
+    "steps are left alone at random now: set alone_share, such as 0.1 for one in ten, and alone_block_steps",
+)
+
 
 def _explain(mistake: Mapping[str, Any]) -> str:
     """One sentence for one of pydantic's errors."""
@@ -345,6 +353,8 @@ def _explain(mistake: Mapping[str, Any]) -> str:
 
 
 def _suggest(key: str, table: type[_Table]) -> str:
+    if key in _REPLACED:
+        return f"; {_REPLACED[key]}"
     near = _did_you_mean(key, table.model_fields)
     if near:
         return near

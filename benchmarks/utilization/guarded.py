@@ -1,6 +1,7 @@
 """The scenarios `guarded_…`: disturbed ghost stages with the guard on. Does the budget hold over any 50 steps?
 
-The daemon has its defaults, except that a quarter of the steps is left alone, for narrower intervals.
+The daemon has its defaults, except that a quarter of the steps is left alone, for narrower intervals, and that
+squeezing is tried again soon, so that a run shows it.
 """
 
 import json
@@ -15,14 +16,15 @@ from benchmarks.common import ROOT, commit, environment, run_directories
 from benchmarks.processes import last_core, start
 from benchmarks.utilization import unruly
 from benchmarks.utilization.guarded_figures import guarded_steps, harvests, judge
-from squeezer.policy.guard import RECENT_STEPS
+from squeezer.policy.margins import RECENT_STEPS
 from squeezer.records.reader import load_run
 
 CONFIG = """
 [squeeze]
 preemptive = {preemptive}
-squeezed_steps = 12
-alone_steps = 4
+alone_share = 0.25
+[guard]
+retry_steps = {retry_steps}
 [side]
 study = "{study}"
 [run]
@@ -32,6 +34,7 @@ keep_mb = 4096
 BUDGET = 0.01
 """The default of `guard.slowdown_budget`."""
 RECOVERED = 0.9
+RETRY_STEPS = 50
 BEFORE_STEPS, DISTURBED_STEPS, AFTER_STEPS = 90, 110, 200
 """A broken budget closes the gate for 50 steps, then for 100; clearing the side task may take 40 more."""
 
@@ -93,7 +96,9 @@ def measure(scenario: Guarded) -> dict[str, Any]:
         env = {**environment(pages), unruly.ENVIRONMENT: behaviour}
         config, model = run.parent / "squeezer.toml", run.parent / "model.json"
         preemptive = str(scenario.preemptive).lower()
-        config.write_text(CONFIG.format(preemptive=preemptive, study=study, run=run), encoding="utf-8")
+        config.write_text(
+            CONFIG.format(retry_steps=RETRY_STEPS, preemptive=preemptive, study=study, run=run), encoding="utf-8"
+        )
         command = [sys.executable, "-m", "benchmarks.ghost.job", *scenario.arguments(), "--core", core]
         job = start([*command, "--wait-for-side", "--model", str(model)], env, ends)
         daemon = ["taskset", "-c", core, sys.executable, "-m", "squeezer", "daemon", "--config", str(config)]

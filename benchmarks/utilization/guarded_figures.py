@@ -12,7 +12,7 @@ from itertools import groupby
 from statistics import fmean, variance
 from typing import Any
 
-from squeezer.policy.guard import RECENT_STEPS
+from squeezer.policy.margins import RECENT_STEPS
 from squeezer.reports.metrics import t_quantile_975
 
 LEFT_OUT_STEPS = 10

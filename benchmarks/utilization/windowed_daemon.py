@@ -5,7 +5,7 @@ It squeezes preemptively or cooperatively as the window says, and puts its forec
 """
 
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from unittest import mock
 
 import squeezer.daemon.loop
@@ -23,30 +23,25 @@ FORECASTS = 2048
 bubble before: no step here has so many instructions."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WindowedPolicy(Policy):
-    """The daemon's policy, except that the benchmark's windows decide which steps are squeezed."""
-
-    windows: Windows
-
-    def squeezes(self, step: int) -> bool:
-        """See `Policy.squeezes`."""
-        return self.windows.locate(step).mode in GATED
-
-
 class WindowedMachine(GateMachine):
-    """The daemon's decisions. The mode changes in steps without squeezing, in which every slot is planned anew."""
+    """The daemon's decisions, except that the benchmark's windows decide which steps are squeezed.
+
+    The mode changes in steps without squeezing, in which every slot is planned anew.
+    """
 
     def __init__(self, policy: Policy) -> None:
-        own = {field.name: getattr(policy, field.name) for field in fields(policy)}
         self._windows = Windows.of_environment()
         self._gated = PREEMPTIVE
         self._forecasts_ns: dict[int, int] = {}
-        super().__init__(WindowedPolicy(**own, windows=self._windows))
+        super().__init__(policy)
+
+    def is_squeezed(self, step: int) -> bool:
+        """See `GateMachine.is_squeezed`."""
+        return self._windows.locate(step).mode in GATED
 
     def handle(self, event: Event) -> list[Action]:
         """See `GateMachine.handle`."""
-        if isinstance(event, StepStarted) and not self.policy.squeezes(event.step):
+        if isinstance(event, StepStarted) and not self.is_squeezed(event.step):
             gated = self._windows.next_gated(event.step)
             if gated != self._gated:
                 self._gated = gated

@@ -40,6 +40,9 @@ LOCAL_SIZE = (
 )
 """Names of the number of ranks on the machine."""
 
+MASTER_PORT = ("MASTER_PORT",)
+"""Names of the port at which the ranks of a job meet, so all of them have the same."""
+
 
 def first_number(environment: Mapping[str, str], names: Sequence[str]) -> int | None:
     """The first of `names` that is set to a whole number; None: none is."""

@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 MAGIC = b"BSQZ"
-VERSION = 3
+VERSION = 4
 INSTRUCTIONS_PER_MESSAGE = 32
 
 HEADER_LAYOUT = "<4sBBHQq"
@@ -93,6 +93,8 @@ class Hello(NamedTuple):
     """stages of the pipeline"""
     micro_batches: int
     """micro-batches of a step"""
+    master_port: int
+    """the port at which the job's ranks have met, so the same for all, or 0: the seed of the draw of steps alone"""
 
 
 class StepStart(NamedTuple):
@@ -171,7 +173,7 @@ Message = Hello | StepStart | StepEnd | BubbleStart | BubbleEnd | Instructions |
 KINDS: dict[int, tuple[type[Message], struct.Struct]] = {
     kind: (message, struct.Struct(HEADER_LAYOUT + body))
     for kind, message, body in (
-        (1, Hello, "qiiiii"),
+        (1, Hello, "qiiiiii"),
         (2, StepStart, "q"),
         (3, StepEnd, "qQq"),
         (4, BubbleStart, "qqiiqq"),

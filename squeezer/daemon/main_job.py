@@ -201,7 +201,7 @@ class MainJob:
         log.debug("a main job has attached: %s", message)
         self._pass_on(self._correlator.job_attached(t_ns, message))
         polled = self._words[Field.CLOCK_KIND] == ClockKind.CUDA_POLLED
-        self._feed(JobAttached(POLLED_LATE_NS if polled else 0))
+        self._feed(JobAttached(POLLED_LATE_NS if polled else 0, message.master_port))
         if self._correlator.job == 0:
             self._first_attached()
 

@@ -15,9 +15,15 @@ class Side(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JobAttached:
-    """Hooks said hello. They open and close a bubble up to `late_ns` after its true bounds."""
+    """Hooks said hello.
+
+    Attributes:
+        late_ns: they open and close a bubble up to so long after its true bounds.
+        seed: of the draw of steps alone; the same for all ranks of the job.
+    """
 
     late_ns: int = 0
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from squeezer.policy.actions import (
     Start,
     Stop,
 )
-from squeezer.policy.between_steps import BetweenGuard
+from squeezer.policy.draw import Draw
 from squeezer.policy.events import (
     BubbleEnded,
     Event,
@@ -40,7 +40,8 @@ from squeezer.policy.events import (
     StepStarted,
 )
 from squeezer.policy.forecast import LONGEST_NS, Forecast, SlotForecast
-from squeezer.policy.guard import LEAST_MARGIN_NS, Decision, Guard
+from squeezer.policy.guard import Decision, Guard
+from squeezer.policy.margins import LEAST_MARGIN_NS
 
 STORY_LENGTH = 64
 AHEAD_STEPS = 3
@@ -67,9 +68,7 @@ class State(Enum):
 class Policy:
     """What the machine decides by. See `config` for the meaning of each."""
 
-    squeezed_steps: int
-    alone_steps: int
-    observe_steps: int
+    draw: Draw
     margin_ns: int
     min_bubble_ns: int
     forecast_quantile: float
@@ -77,24 +76,6 @@ class Policy:
     kinds: frozenset[str]
     slowdown_budget: float
     retry_steps: int
-
-    def squeezes(self, step: int) -> bool:
-        """Whether `step` (counted from 1) lies in a window with squeezing; every rank decides the same."""
-        since = step - 1 - self.observe_steps
-        if since < 0:
-            return False
-        return since % (self.squeezed_steps + self.alone_steps) < self.squeezed_steps
-
-    def steps_from(self, step: int) -> PlanSteps:
-        """Of `step` and the steps that may be planned ahead, the first ones in a row that are to be squeezed."""
-        ahead = range(step, step + AHEAD_STEPS + 1)
-        from_step = next(filter(self.squeezes, ahead), None)
-        if from_step is None:
-            return NO_STEPS
-        until_step = from_step
-        while until_step in ahead and self.squeezes(until_step):
-            until_step += 1
-        return PlanSteps(from_step, until_step)
 
 
 class TransitionError(Exception):
@@ -108,7 +89,9 @@ class GateMachine:
         self.policy = policy
         self.forecast = SlotForecast(policy.forecast_quantile)
         self.guard = Guard(policy.slowdown_budget, policy.retry_steps, policy.margin_ns)
-        self.between = BetweenGuard(policy.slowdown_budget, policy.retry_steps)
+        self._seed = 0
+        self._drawn: dict[int, bool] = {}
+        """Of each block near the latest step: whether it is left alone."""
         self.squeezed: bool | None = False
         """Of the step that began last: squeezed, left alone, or neither (the side task starts, or the guard has the
         gate shut)."""
@@ -171,7 +154,7 @@ class GateMachine:
             wrong.append("steps are planned if and only if the state says so")
         if not self._has_side and self.state is State.PLANNED:
             wrong.append("no process: nothing to plan for")
-        if not self._guards_allow and self.state is State.PLANNED:
+        if not self.guard.allows and self.state is State.PLANNED:
             wrong.append("the guard has the gate shut")
         if self.steps.until_step - self.steps.from_step > AHEAD_STEPS + 1:
             wrong.append("a plan is short, so that a silent daemon ends the squeezing")
@@ -187,7 +170,8 @@ class GateMachine:
         self._plans.clear()
         self._flush_slot = -1
         self.guard.forget()
-        self.between.forget()
+        self._seed = event.seed
+        self._drawn.clear()
         self._duration_ns = 0
         self._recent_steps_ns.clear()
         self._releasing = self._waits_for_main = False
@@ -231,21 +215,34 @@ class GateMachine:
         assert isinstance(event, StepStarted)
         decisions: list[Decision] = []
         if event.between_ns is not None and self._duration_ns and event.step == self._step_number + 1:
-            before = self._step_number, self._duration_ns
-            decisions = self.between.next_began(*before, event.between_ns, self.squeezed)
+            decisions = self.guard.next_began(self._step_number, event.between_ns, self.squeezed)
         self._step_number, self._duration_ns = event.step, 0
         self._releasing = self._waits_for_main = False
         self.squeezed = False
-        if self.policy.squeezes(event.step) and self._has_side:
-            self.squeezed = True if self.side is Side.READY and self._guards_allow else None
+        if self.is_squeezed(event.step) and self._has_side:
+            self.squeezed = True if self.side is Side.READY and self.guard.allows else None
         return [*map(Note, decisions), *self._plan(self._steps_from(event.step)), *self._start_if_due()]
 
-    @property
-    def _guards_allow(self) -> bool:
-        return self.guard.allows and self.between.allows
+    def is_squeezed(self, step: int) -> bool:
+        """Whether the draw lets `step` (counted from 1) be squeezed. A block is drawn once, before it is planned."""
+        block = self.policy.draw.block_of(step)
+        if block not in self._drawn:
+            if len(self._drawn) > AHEAD_STEPS + 1:
+                del self._drawn[next(iter(self._drawn))]  # the oldest
+            dense = self.side is Side.READY and self.guard.wants_more
+            self._drawn[block] = self.policy.draw.is_alone(block, self._seed, dense=dense)
+        return not self._drawn[block]
 
     def _steps_from(self, step: int) -> PlanSteps:
-        return self.policy.steps_from(step) if self._has_side and self._guards_allow else NO_STEPS
+        """Of `step` and the steps that may be planned ahead, the first ones in a row that are to be squeezed."""
+        ahead = range(step, step + AHEAD_STEPS + 1)
+        from_step = next(filter(self.is_squeezed, ahead), None)
+        if from_step is None or not self._has_side or not self.guard.allows:
+            return NO_STEPS
+        until_step = from_step
+        while until_step in ahead and self.is_squeezed(until_step):
+            until_step += 1
+        return PlanSteps(from_step, until_step)
 
     def _step_end(self, event: Event) -> list[Action]:
         assert isinstance(event, StepEnded)
@@ -255,7 +252,7 @@ class GateMachine:
         self._recent_steps_ns.append(event.duration_ns)
         decisions = self.guard.step_ended(event.step, event.duration_ns, self.squeezed)
         # at once, where the guard has shut the gate
-        return [*map(Note, decisions), *([] if self._guards_allow else self._plan(NO_STEPS))]
+        return [*map(Note, decisions), *([] if self.guard.allows else self._plan(NO_STEPS))]
 
     def _overrun(self, event: Event) -> list[Action]:
         assert isinstance(event, Overran)

@@ -18,6 +18,7 @@ class Job:
     stage: int
     stages: int
     micro_batches: int
+    master_port: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,8 +3,9 @@
 `RUN/rank3.events.jsonl` holds one object per line; its key "r" names its kind:
 
     run           version, rank, config, wall_s and t_ns (one instant on both clocks)
-    job           job (its index in this file), pid, rank, world_size, stage, stages, micro_batches, t_ns
-    step          job, step, start_ns, end_ns, squeezed (false: a window without squeezing, or still
+    job           job (its index in this file), pid, rank, world_size, stage, stages, micro_batches,
+                  master_port, t_ns
+    step          job, step, start_ns, end_ns, squeezed (false: left alone by the draw, or still
                   observing; null: neither, since the side task was starting or the guard had the gate shut), work
                   (trial-samples that the side task has trained so far, by the page)
     action        t_ns, action, cause; what the daemon did beyond planning

@@ -36,9 +36,9 @@ def closing_lines(report: Mapping[str, Any], run: Path) -> list[str]:
 def slowdown_text(main: Mapping[str, Any]) -> str:
     """The slowdown and how sure it is; no slowdown is claimed that the interval does not show."""
     if main["slowdown_ci95"] is None:
-        return "unknown: too few windows with and without squeezing to compare"
+        return "unknown: too few steps with and without squeezing to compare"
     low, high = main["slowdown_ci95"]
-    interval = f"95% interval {_signed(low)} to {_signed(high)}"
+    interval = f"95% interval {_signed(low)} to {_signed(high)}, n = {main['slowdown_pairs']}"
     if low > 0:
         return f"{_signed(main['slowdown'])} slower steps ({interval})"
     if high < 0:

@@ -5,7 +5,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -13,21 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from squeezer.policy.paired import Pair, estimate, pairs_of
 from squeezer.records.reader import StepTime
 
 WARM_UP_STEPS = 2
 STEPS_FOR_P99 = 100
-# Two neighbouring squeezed windows share the alone window between them: of a pair's variance v + 2·v/4, v/4 is shared.
-SHARED_WINDOW_CORRELATION = 1 / 6
-
-
-class Window(NamedTuple):
-    """Consecutive steps, all squeezed, all alone or all neither (None); `step_ms` lacks warm-up and carry-over."""
-
-    job: int
-    ranks: tuple[int, ...]
-    squeezed: bool | None
-    step_ms: list[float]
 
 
 def mean_over_ranks(ranks: Sequence[Sequence[StepTime]]) -> list[StepTime]:
@@ -56,19 +46,6 @@ def mean_over_ranks(ranks: Sequence[Sequence[StepTime]]) -> list[StepTime]:
     return sorted(means, key=lambda s: s.start_ns)
 
 
-def windows(steps: Iterable[StepTime]) -> list[Window]:
-    """Group steps into windows, in order. A mean over other ranks (one lost a message) starts a window of its own."""
-    found = []
-    seen: dict[int, int] = {}
-    for (job, ranks, squeezed), group in groupby(steps, key=lambda s: (s.job, s.ranks, s.squeezed)):
-        step_ms = [s.duration_ns / 1e6 for s in group]
-        carry_over = 1 if len(step_ms) > 2 else 0
-        dropped = max(carry_over, WARM_UP_STEPS - seen.get(job, 0))
-        seen[job] = seen.get(job, 0) + len(step_ms)
-        found.append(Window(job, ranks, squeezed, step_ms[dropped:]))
-    return found
-
-
 def t_quantile_975(degrees: int) -> float:
     """The 97.5% quantile of Student's t (Abramowitz & Stegun, 26.7.3 and 26.7.4, inverted by bisection)."""
 
@@ -90,23 +67,16 @@ def t_quantile_975(degrees: int) -> float:
 
 
 def main_figures(steps: Sequence[StepTime]) -> dict[str, Any]:
-    """Step times and the slowdown: every squeezed window against its alone neighbours, as log ratios of means.
+    """Step times and the slowdown, by the guard's own estimator (`squeezer.policy.paired`).
 
-    The two step times are the geometric means over these pairs, so their ratio is the slowdown. Plain means over all
-    steps would differ from it, even in sign, when the machine's speed drifts. Without a pair they are plain means.
+    The two step times are made of its comparisons, so their ratio is the slowdown. Plain means over all steps would
+    differ from it, even in sign, when the machine's speed drifts. Without a comparison they are plain means.
     """
-    found = windows(steps)
-    pairs_ms: list[tuple[float, float]] = []
-    shared = 0
-    paired_after = -1
-    for i, window in enumerate(found):
-        beside = [j for j in (i - 1, i + 1) if 0 <= j < len(found) and _comparable(window, found[j])]
-        if not window.squeezed or not window.step_ms or not beside:
-            continue
-        pairs_ms.append((_mean(window.step_ms), _mean([_mean(found[j].step_ms) for j in beside])))
-        shared += beside[0] == paired_after
-        paired_after = beside[-1]
-    alone_ms, squeezed_ms = ([ms for w in found if w.squeezed is label for ms in w.step_ms] for label in (False, True))
+    counting = list(_without_warm_up(steps))
+    # a mean over other ranks (one lost a message) is no neighbour
+    groups = [list(group) for _, group in groupby(counting, key=lambda s: (s.job, s.ranks))]
+    pairs = [pair for group in groups for pair in pairs_of((s.step, s.duration_ns / 1e6, s.squeezed) for s in group)]
+    alone_ms, squeezed_ms = ([s.duration_ns / 1e6 for s in counting if s.squeezed is of] for of in (False, True))
     return {
         "steps": len(steps),
         "squeezed_share": _mean_or_none([float(step.squeezed is True) for step in steps]),
@@ -114,40 +84,36 @@ def main_figures(steps: Sequence[StepTime]) -> dict[str, Any]:
         "step_ms_alone": _mean_or_none(alone_ms),
         "step_ms_squeezed": _mean_or_none(squeezed_ms),
         "p99_slowdown": _quantile_ratio(squeezed_ms, alone_ms),
-        **_slowdown(pairs_ms, shared),
+        **slowdown_figures(pairs),
     }
 
 
-def _slowdown(pairs_ms: Sequence[tuple[float, float]], shared: int) -> dict[str, Any]:
-    """The mean log ratio of the pairs (squeezed, alone) with its interval, and the two step times it is made of."""
-    if not pairs_ms:
-        return {"slowdown": None, "slowdown_ci95": None, "slowdown_detected": None}
-    ratios = [math.log(squeezed / alone) for squeezed, alone in pairs_ms]
-    mean, half = _mean(ratios), _half_width(ratios, shared)
+def _without_warm_up(steps: Iterable[StepTime]) -> Iterator[StepTime]:
+    seen: Counter[int] = Counter()
+    for step in steps:
+        seen[step.job] += 1
+        if seen[step.job] > WARM_UP_STEPS:
+            yield step
+
+
+def slowdown_figures(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """The slowdown by comparisons in ms: with its interval, their number, and the two step times that it is made of."""
+    if not pairs:
+        return {"slowdown": None, "slowdown_ci95": None, "slowdown_pairs": 0, "slowdown_detected": None}
+    count = len(pairs)
+    mean, deviation = estimate(pair.log_ratio for pair in pairs)
+    half = t_quantile_975(count - 1) * deviation / math.sqrt(count) if count > 1 else None
     interval = None if half is None else [math.expm1(mean - half), math.expm1(mean + half)]
-    squeezed_ms, alone_ms = (math.exp(_mean([math.log(pair[side]) for pair in pairs_ms])) for side in (0, 1))
+    alone_ms = math.exp(_mean([math.log(pair.alone) for pair in pairs]))
+    squeezed_ms = alone_ms * math.exp(mean)
     return {
         "step_ms_alone": alone_ms,
         "step_ms_squeezed": squeezed_ms,
         "slowdown": squeezed_ms / alone_ms - 1,  # of these very numbers, so that rounding cannot turn its sign
         "slowdown_ci95": interval,
+        "slowdown_pairs": count,
         "slowdown_detected": None if interval is None else interval[0] > 0,
     }
-
-
-def _comparable(squeezed: Window, other: Window) -> bool:
-    same = (squeezed.job, squeezed.ranks) == (other.job, other.ranks)
-    return same and other.squeezed is False and bool(other.step_ms)
-
-
-def _half_width(ratios: Sequence[float], shared: int) -> float | None:
-    """Half the t-interval, widened for `shared` neighbours, whose correlation the plain sample variance misses."""
-    n = len(ratios)
-    if n < 2:
-        return None
-    common = 2 * shared * SHARED_WINDOW_CORRELATION / n
-    widened = (1 + common) / (1 - common / (n - 1))
-    return t_quantile_975(n - 1) * math.sqrt(float(np.var(ratios, ddof=1)) / n * widened)
 
 
 class Resumes(NamedTuple):

@@ -129,7 +129,6 @@ def _guard(rank: RankRun) -> dict[str, Any]:
     decisions = rank.records["guard"]
     return {
         "decisions": len(decisions),
-        "checks": sum(decision["what"] == "check" for decision in decisions),
         "shut": sum(decision["what"] == "shut" for decision in decisions),
     }
 
@@ -222,8 +221,7 @@ def render(report: Mapping[str, Any]) -> str:
     for found in side["audit"]["mismatches"]:
         lines += _wrapped(mismatch_text(found))
     lines += [
-        f"Guard       shut {sum(of['guard']['shut'] for of in ranks.values())} times, after "
-        f"{sum(of['guard']['checks'] for of in ranks.values())} checks of slow steps",
+        f"Guard       shut {sum(of['guard']['shut'] for of in ranks.values())} times",
         "Trials      " + ", ".join(f"{_or_na(trials[k])} {k}" for k in TRIAL_STATES),
     ]
     lines += _wrapped(trials["problem"] or "")

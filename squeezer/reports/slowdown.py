@@ -41,11 +41,11 @@ def verdict(main: Mapping[str, Any]) -> str:
     """
     slowdown, interval = printed(main).slowdown, main["slowdown_ci95"]
     if main["slowdown"] is None:
-        return "slowdown n/a: no squeezed window beside one alone"
+        return "slowdown n/a: no block of steps alone between squeezed ones"
     if interval is None:
-        return f"slowdown {slowdown}, too few windows for an interval"
+        return f"slowdown {slowdown}, too few comparisons for an interval"
     low, high = interval
-    figures = f"{slowdown}, 95% CI {percent(low)} to {percent(high)}"
+    figures = f"{slowdown}, 95% CI {percent(low)} to {percent(high)}, n = {main['slowdown_pairs']}"
     if low > 0:
         return f"slowdown {figures}"
     if high < 0:

@@ -5,22 +5,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from squeezer.policy.between_steps import BETWEEN
 from squeezer.records.reader import RankRun, ReportError, load_run
 from squeezer.reports.metrics import SlotFigures, slot_figures
 from squeezer.reports.waterfall import spent, waterfall_figures, waterfall_lines
 
 CAUSES = {
-    "overrun": "the side task's own CPU time outside bubbles",
-    "mean": "squeezed steps are longer than the alone steps before them",
-    "cusum": "squeezed steps are suddenly much longer than the alone steps before them",
-    "shorter": "steps are suddenly much shorter, so the alone steps before them are no longer a baseline",
-    "tail": "too many squeezed steps are longer than nearly all alone steps",
-    "windows": "squeezed windows are longer than the alone windows beside them",
-    "pauses": "evaluations and checkpoints after squeezed steps are longer than those after alone steps",
-    "": "",
+    "steps": "squeezed steps are longer than the steps beside them that were left alone",
+    "between": "the time between steps is longer after squeezed ones than after those left alone beside them",
+    "pauses": "evaluations and checkpoints take longer after squeezed steps than after those left alone",
+    "overrun": "the side task used CPU time outside bubbles",
 }
-_SHARES = ("slowdown", "overrun_share", "share_beyond_p95")
 
 
 def main_why(run: Path, number: int | None) -> int:
@@ -61,13 +55,9 @@ def _steps(rank: RankRun) -> Iterator[str]:
 
 
 def _is_guarded(rank: RankRun, step: int) -> bool:
-    """Whether the guard's last decision before `step` was to close the gate."""
-    gate = [
-        d["what"]
-        for d in rank.records["guard"]
-        if d["step"] < step and d["what"] in ("check", "compare", "shut", "go_on")
-    ]
-    return bool(gate) and gate[-1] != "go_on"
+    """Whether the guard's last decision before `step` was to shut the gate."""
+    gate = [d["what"] for d in rank.records["guard"] if d["step"] < step and d["what"] in ("shut", "retry")]
+    return bool(gate) and gate[-1] == "shut"
 
 
 def _guard(rank: RankRun) -> Iterator[str]:
@@ -77,37 +67,30 @@ def _guard(rank: RankRun) -> Iterator[str]:
         yield "  guard       switched off by the configuration"
         return
     shut = sum(decision["what"] == "shut" for decision in decisions)
-    yield f"  guard       budget {guard['slowdown_budget']:.2%} of slowdown; shut {shut} times"
+    yield f"  guard       budget {guard['slowdown_budget']:.2%} of slowdown; shut {shut} time{'s' * (shut != 1)}"
     for decision in decisions:
         yield f"              step {decision['step']}: {sentence(decision)}"
 
 
 def sentence(decision: Mapping[str, Any]) -> str:
     """A decision of the guard in words."""
-    if decision["cause"].startswith(BETWEEN):
-        return f"time between steps: {sentence({**decision, 'cause': decision['cause'].removeprefix(BETWEEN)})}"
-    figures, cause = decision["figures"], CAUSES[decision["cause"]]
-    shares = ", ".join(f"{key.replace('_', ' ')} {figures[key]:.2%}" for key in _SHARES if key in figures)
+    figures = decision["figures"]
     match decision["what"]:
-        case "check":
-            return f"a few steps are left alone, as a check: {cause} ({shares})"
-        case "compare" if "alone_ms" in figures:
-            return "squeezing is tried again, in short windows"
-        case "compare" if decision["cause"] == "windows":
-            return f"short windows will decide, squeezed and alone in turn: {cause} ({shares})"
-        case "compare":
-            return f"the steps left alone are as long ({shares}): short windows will decide, squeezed and alone in turn"
         case "shut":
-            return f"the gate is shut for {figures['for_steps']} steps: {cause} ({shares})"
-        case "go_on" if decision["cause"] == "shorter":
-            return f"squeezing resumes, with the steps just left alone as its baseline ({shares})"
-        case "go_on":
-            return f"squeezing resumes: in {figures['windows']} short windows it did not make steps longer ({shares})"
+            return f"the gate is shut for {figures['for_steps']} steps: {CAUSES[decision['cause']]} ({_sure(figures)})"
+        case "retry":
+            return "squeezing is tried again, and judged anew"
     wider = "ends earlier" if decision["what"] == "widen" else "may end later again"
     return (
         f"in slot {figures['slot']} the permit {wider}: {figures['margin_ms']:.1f} ms before the forecast end "
         f"(overrun {figures['overrun_ms']:.2f} ms, recent mean {figures['mean_overrun_ms']:.2f} ms)"
     )
+
+
+def _sure(figures: Mapping[str, Any]) -> str:
+    if "overrun_share" in figures:
+        return f"{figures['overrun_share']:.2%} of the last squeezed steps"
+    return f"by {figures['slowdown']:.2%}, surely by {figures['at_least']:.2%}; {figures['pairs']} comparisons"
 
 
 def _side(rank: RankRun) -> Iterator[str]:

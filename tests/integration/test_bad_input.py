@@ -309,7 +309,7 @@ def test_garbage_on_the_socket_is_counted_and_the_job_is_served_on(sandbox: Sand
     wait_for(lambda: sandbox.events("step"), "a step")
     path = socket_path(sandbox.directory, 0)
     noise = random.Random(0)
-    hello = wire.Hello(os.getpid(), 0, 1, 0, 1, 1)
+    hello = wire.Hello(os.getpid(), 0, 1, 0, 1, 1, 0)
     other_version = bytearray(wire.encode(1, 0, hello))
     other_version[len(wire.MAGIC)] = 77
     garbage = [

@@ -28,8 +28,7 @@ def start_job(sandbox: Sandbox) -> Job:
 def start_daemon(sandbox: Sandbox, hold: Path) -> Child:
     lines = [
         "[squeeze]",
-        "squeezed_steps = 1_000_000",
-        "alone_steps = 0",
+        "alone_share = 0.0",
         "margin_ms = 3",
         "[guard]",
         "enabled = false",

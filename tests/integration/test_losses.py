@@ -25,7 +25,7 @@ STEPS = 40
 
 CONFIG = f"""
 [squeeze]
-squeezed_steps = 1000
+alone_share = 0.0
 min_bubble_ms = 0.1
 [guard]
 enabled = false

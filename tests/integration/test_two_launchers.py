@@ -28,9 +28,8 @@ STEPS = 40
 STUDY = "endless_digits"
 CONFIG = """
 [squeeze]
-squeezed_steps = 1000
 min_bubble_ms = 0.1
-alone_steps = 0
+alone_share = 0.0
 [guard]
 enabled = false
 [side]

@@ -22,7 +22,7 @@ from tests.support.paths import ROOT
 SCRIPT = str(ROOT / "tests" / "matrix" / "train.py")
 CONFIG = f"""
 [squeeze]
-squeezed_steps = 1000
+alone_share = 0.0
 min_bubble_ms = 0.1
 [guard]
 enabled = false

@@ -165,7 +165,7 @@ class Sandbox:
         queue: Path | None = None,
     ) -> Path:
         """Write a configuration that squeezes all steps but the first six; in a queue, turns take 0.6 s."""
-        lines = ["[squeeze]", "squeezed_steps = 1_000_000", "alone_steps = 0", f"preemptive = {preemptive}".lower()]
+        lines = ["[squeeze]", "alone_share = 0.0", f"preemptive = {preemptive}".lower()]
         lines += ["[guard]", f"enabled = {guard}".lower()]  # a machine as noisy as these may set it off
         if study is not None:
             assert (STUDIES / study).is_file(), f"{study} is not in studies"

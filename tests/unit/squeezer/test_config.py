@@ -32,8 +32,8 @@ def test_only_the_run_directory_is_required(tmp_path: Path) -> None:
     config = load(tmp_path, RUN)
     assert config.side is None
     assert config.squeeze.kinds == tuple(kind.name for kind in WaitKind if kind is not WaitKind.REDUCE_GRADS)
-    assert (config.squeeze.squeezed_steps, config.squeeze.alone_steps, config.squeeze.observe_steps) == (45, 5, 6)
-    assert (config.guard.enabled, config.guard.slowdown_budget, config.guard.retry_steps) == (True, 0.01, 50)
+    assert (config.squeeze.alone_share, config.squeeze.alone_block_steps, config.squeeze.observe_steps) == (0.1, 2, 6)
+    assert (config.guard.enabled, config.guard.slowdown_budget, config.guard.retry_steps) == (True, 0.01, 200)
     assert (config.run.pin_cores, config.run.trace_steps, config.run.calibrate_s) == (True, 40, 2.0)
 
 
@@ -151,8 +151,16 @@ def test_it_is_json_ready_and_frozen(tmp_path: Path) -> None:
         ("[squeeze]\npreemptive = 1", "squeeze.preemptive = 1 is not allowed; allowed: true or false"),
         ('[squeeze]\nmin_bubble_ms = "2"', 'squeeze.min_bubble_ms = "2" is not allowed; allowed: a number above 0'),
         ("[squeeze]\nmin_bubble_ms = 0", "squeeze.min_bubble_ms = 0 is not allowed; allowed: a number above 0"),
-        ("[squeeze]\nalone_steps = true", "squeeze.alone_steps = true is not allowed; allowed: a whole number, 0 or"),
-        ("[squeeze]\nsqueezed_steps = 0", "squeeze.squeezed_steps = 0 is not allowed; allowed: a whole number, 1 or"),
+        ("[squeeze]\nalone_share = true", "squeeze.alone_share = true is not allowed; allowed: a number from 0 to 0.5"),
+        ("[squeeze]\nalone_block_steps = 0", "squeeze.alone_block_steps = 0 is not allowed; allowed: a whole"),
+        (
+            "[squeeze]\nsqueezed_steps = 45",
+            "unknown key squeeze.squeezed_steps = 45; steps are left alone at random now: set alone_share",
+        ),
+        (
+            "[squeeze]\nalone_steps = 5",
+            "unknown key squeeze.alone_steps = 5; steps are left alone at random now: set alone_share",
+        ),
         ("[squeeze]\nforecast_quantile = 0.6", "squeeze.forecast_quantile = 0.6 is not allowed; allowed: a number f"),
         ('[squeeze]\nkinds = ["RECV_GRADS"]', "squeeze.kinds = ['RECV_GRADS'] is not allowed: 'RECV_GRADS' is not a"),
         ("[squeeze]\nkinds = []", "squeeze.kinds = "),

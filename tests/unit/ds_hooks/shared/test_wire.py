@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ds_hooks.shared import wire
 
 MESSAGES: list[wire.Message] = [
-    wire.Hello(pid=4711, rank=3, world_size=8, stage=1, stages=4, micro_batches=16),
+    wire.Hello(pid=4711, rank=3, world_size=8, stage=1, stages=4, micro_batches=16, master_port=29500),
     wire.StepStart(7),
     wire.StepEnd(7, dropped=2, work=5),
     wire.BubbleStart(step=7, epoch=99, slot=12, wait=wire.WaitKind.RECV_GRAD, side_cpu_ns=10**12, permit_ns=5),
@@ -36,7 +36,7 @@ def test_every_kind_has_one_size(message: wire.Message) -> None:
     [
         (lambda data: data[:10], "10 bytes"),
         (lambda data: b"HTTP" + data[4:], "begins with b'HTTP'"),
-        (lambda data: data[:4] + b"\x09" + data[5:], "version 9; this side speaks version 3"),
+        (lambda data: data[:4] + b"\x09" + data[5:], "version 9; this side speaks version 4"),
         (lambda data: data[:5] + b"\xee" + data[6:], "unknown kind 238"),
         (lambda data: data + b"\0", "BubbleStart of"),
         (lambda data: data[:-1], "BubbleStart of"),

@@ -13,7 +13,7 @@ from squeezer.records.facts import Bubble, Instructions, Job, Step
 from squeezer.records.layout import details_path, events_path
 from squeezer.records.writer import Recorder
 
-HELLO = wire.Hello(pid=7, rank=1, world_size=2, stage=1, stages=2, micro_batches=4)
+HELLO = wire.Hello(pid=7, rank=1, world_size=2, stage=1, stages=2, micro_batches=4, master_port=29500)
 GRAD = wire.WaitKind.RECV_GRAD
 
 

@@ -1,5 +1,6 @@
 """The gate's state machine: what it plans, what it never does, and that the documents show it as it is."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from squeezer.policy.actions import (
     PlanSteps,
     Stop,
 )
+from squeezer.policy.draw import Draw
 from squeezer.policy.events import (
     BubbleEnded,
     Event,
@@ -32,7 +34,7 @@ from squeezer.policy.events import (
     StepStarted,
 )
 from squeezer.policy.forecast import LONGEST_NS
-from squeezer.policy.guard import LEAST_MARGIN_NS
+from squeezer.policy.margins import LEAST_MARGIN_NS
 from squeezer.policy.state import AHEAD_STEPS, TABLE, GateMachine, Policy, State, TransitionError, diagram
 from tests.support.paths import ROOT
 
@@ -41,17 +43,21 @@ STALLED_10 = (20 * MS, LONGEST_NS)
 """After bubbles of 10 ms: one that lasts twice as long may last for ever."""
 
 
-def policy(*, preemptive: bool = False, alone_steps: int = 5, quantile: float = 0.1) -> Policy:
+SEED = 5
+"""With it the steps from 18 to 22 are left alone, and no others up to 32 but the first two."""
+
+
+def policy(
+    *, preemptive: bool = False, round_blocks: int = 5, quantile: float = 0.1, budget: float = math.inf
+) -> Policy:
     return Policy(
-        squeezed_steps=20,
-        alone_steps=alone_steps,
-        observe_steps=2,
+        draw=Draw(observe_steps=2, alone_block_steps=5, round_blocks=round_blocks),
         margin_ns=1 * MS,
         min_bubble_ns=2 * MS,
         forecast_quantile=quantile,
         preemptive=preemptive,
         kinds=frozenset({"RECV_GRAD"}),
-        slowdown_budget=0.01,
+        slowdown_budget=budget,  # if infinite, the draw is never dense
         retry_steps=50,
     )
 
@@ -69,7 +75,7 @@ def ended(machine: GateMachine, *lengths_ms: float, slot: int = 4, wait: str = "
 
 
 def attached(machine: GateMachine, side: Side = Side.READY) -> None:
-    machine.handle(JobAttached())
+    machine.handle(JobAttached(0, SEED))
     machine.handle(SideChanged(side))
 
 
@@ -170,16 +176,16 @@ def test_a_bubble_that_becomes_too_short_is_shut(machine: GateMachine) -> None:
 
 def test_the_plan_holds_for_the_steps_ahead_that_are_to_be_squeezed(machine: GateMachine) -> None:
     attached(machine)
-    planned = {step: machine.handle(StepStarted(step)) for step in (1, 2, 5, 21, 22, 23, 24, 25)}
+    planned = {step: machine.handle(StepStarted(step)) for step in (1, 2, 5, 16, 17, 18, 19, 20)}
     assert planned == {
         1: [PlanSteps(3, 5)],  # 1 and 2 only observe
         2: [PlanSteps(3, 6)],
         5: [PlanSteps(5, 9)],
-        21: [PlanSteps(21, 23)],
-        22: [PlanSteps(22, 23)],
-        23: [NO_STEPS],  # 23 to 27 are alone, and 28 is too far ahead
-        24: [],
-        25: [PlanSteps(28, 29)],
+        16: [PlanSteps(16, 18)],
+        17: [PlanSteps(17, 18)],
+        18: [NO_STEPS],  # 18 to 22 are alone, and 23 is too far ahead
+        19: [],
+        20: [PlanSteps(23, 24)],
     }
 
 
@@ -197,24 +203,25 @@ def test_steps_are_squeezed_left_alone_or_neither(machine: GateMachine) -> None:
     found = {}
     for side in Side:
         machine.handle(SideChanged(side))
-        for step in (1, 10, 23):
+        for step in (1, 10, 18):
             machine.handle(StepStarted(step))
             found[side.name, step] = machine.squeezed
     assert {key for key, squeezed in found.items() if squeezed} == {("READY", 10)}
     assert {key for key, squeezed in found.items() if squeezed is None} == {("STARTING", 10)}
 
 
-def test_a_broken_budget_withdraws_the_plan_at_once_until_it_is_tried_again(machine: GateMachine) -> None:
+def test_a_broken_budget_withdraws_the_plan_at_once_until_it_is_tried_again() -> None:
+    machine = GateMachine(policy(budget=0.01))
     attached(machine)
-    quiet = steps_of(machine, range(1, 8), 100)
+    quiet = steps_of(machine, range(1, 10), 100)
     assert not [action for action in quiet if isinstance(action, Note)]
     assert machine.state is State.PLANNED
-    actions = steps_of(machine, range(8, 14), 100, overrun_ms=20)
+    actions = steps_of(machine, range(10, 17), 100, overrun_ms=20)
     decided = [action.decision.what if isinstance(action, Note) else action for action in actions]
     assert decided[decided.index("shut") + 1] == NO_STEPS
     assert (machine.state, machine.squeezed) == (State.SHUT, None)
-    again = steps_of(machine, range(14, 130), 100)
-    assert "go_on" in [action.decision.what for action in again if isinstance(action, Note)]
+    again = steps_of(machine, range(17, 130), 100)
+    assert "retry" in [action.decision.what for action in again if isinstance(action, Note)]
     assert machine.state is State.PLANNED
 
 
@@ -298,15 +305,11 @@ def test_a_state_that_its_entry_does_not_name_is_an_error_with_the_story(
             machine.handle(event)
 
 
-def test_windows_are_the_same_for_every_rank() -> None:
-    squeezed = [step for step in range(1, 60) if policy().squeezes(step)]
-    assert squeezed == [*range(3, 23), *range(28, 48), *range(53, 60)]
-
-
-def test_without_alone_steps_all_but_the_first_are_squeezed() -> None:
-    always = policy(alone_steps=0)
-    assert [step for step in range(1, 99) if not always.squeezes(step)] == [1, 2]
-    assert always.steps_from(22) == PlanSteps(22, 22 + AHEAD_STEPS + 1)
+def test_without_a_share_alone_all_but_the_first_are_squeezed() -> None:
+    always = GateMachine(policy(round_blocks=0))
+    attached(always)
+    assert [step for step in range(1, 99) if not always.is_squeezed(step)] == [1, 2]
+    assert always.handle(StepStarted(22)) == [PlanSteps(22, 22 + AHEAD_STEPS + 1)]
 
 
 def test_the_documents_show_the_table() -> None:
@@ -362,7 +365,7 @@ def test_no_order_of_events_breaks_the_invariants(history: list[Event]) -> None:
                 case PlanSteps():
                     steps = action
                     planned = range(action.from_step, action.until_step)
-                    assert all(policy().squeezes(s) and step <= s <= step + AHEAD_STEPS for s in planned)
+                    assert all(machine.is_squeezed(s) and step <= s <= step + AHEAD_STEPS for s in planned)
                 case Stop():
                     assert isinstance(event, SideChanged) and machine.state is not State.ABSENT
                 case Continue():

@@ -12,17 +12,22 @@ MISMATCH = {"trial": 3, "trials": 4, "mode": "training", "what": "it is odd", "w
 
 
 def main_of(slowdown: float | None, interval: tuple[float, float] | None) -> dict[str, Any]:
-    return {"slowdown": slowdown, "slowdown_ci95": interval, "step_ms_alone": 100.0, "step_ms_squeezed": 101.25}
+    figures = {"slowdown": slowdown, "slowdown_ci95": interval, "slowdown_pairs": 25}
+    return {**figures, "step_ms_alone": 100.0, "step_ms_squeezed": 101.25}
 
 
 @pytest.mark.parametrize(
     ("slowdown", "interval", "text"),
     [
-        (0.001, (-0.008, 0.010), "no slowdown detected, ±0.9% (95% interval -0.8% to +1.0%)"),
-        (0.02, (0.012, 0.028), "+2.0% slower steps (95% interval +1.2% to +2.8%)"),
-        (0.05, (-0.09, 0.2), "unknown: steps vary too much to tell (95% interval -9.0% to +20.0%)"),
-        (-0.02, (-0.03, -0.01), "no slowdown detected; steps were -2.0% with squeezing (95% interval -3.0% to -1.0%)"),
-        (0.05, None, "unknown: too few windows with and without squeezing to compare"),
+        (0.001, (-0.008, 0.010), "no slowdown detected, ±0.9% (95% interval -0.8% to +1.0%, n = 25)"),
+        (0.02, (0.012, 0.028), "+2.0% slower steps (95% interval +1.2% to +2.8%, n = 25)"),
+        (0.05, (-0.09, 0.2), "unknown: steps vary too much to tell (95% interval -9.0% to +20.0%, n = 25)"),
+        (
+            -0.02,
+            (-0.03, -0.01),
+            "no slowdown detected; steps were -2.0% with squeezing (95% interval -3.0% to -1.0%, n = 25)",
+        ),
+        (0.05, None, "unknown: too few steps with and without squeezing to compare"),
     ],
 )
 def test_what_is_said_of_the_slowdown(slowdown: float, interval: tuple[float, float] | None, text: str) -> None:
@@ -52,7 +57,8 @@ def test_five_lines_say_what_was_gained_at_what_cost_and_where_to_look(
         "Gained  study digits: 108 completed, 52 pruned; best score 0.9877 (trial 147)",
         "Used    devices were idle 23% of the time; of that, 52% were as good as a dedicated device (most of the rest: "
         "starting 12%, steps left alone 10%, slower training 3%); audits: 41, 0 differed",
-        "Cost    no slowdown detected, ±0.9% (95% interval -0.8% to +1.0%); steps 100.0 ms without, 101.2 ms with",
+        "Cost    no slowdown detected, ±0.9% (95% interval -0.8% to +1.0%, n = 25); "
+        "steps 100.0 ms without, 101.2 ms with",
         "Next    squeezer report runs/demo  |  squeezer why runs/demo",
         "Files   runs/demo/step.svg (one step, drawn), runs/demo/trace.json (open it in ui.perfetto.dev)",
     ]
@@ -71,7 +77,7 @@ def test_what_is_unknown_is_not_made_up(tmp_path: Path) -> None:
     gained, used, cost, _, _, audit, faults = closing_lines(report, tmp_path)
     assert gained == "Gained  the study cannot be read: no such table"
     assert used == "Used    devices were idle n/a of the time; trials ran in n/a of that"
-    assert cost == "Cost    unknown: too few windows with and without squeezing to compare"
+    assert cost == "Cost    unknown: too few steps with and without squeezing to compare"
     assert audit == "Audit   trial 3 of 4 fused by rules differed in training: it is odd; trained by vmap from there on"
     assert faults == (
         "Faults  hooks switched themselves off 1 time; the daemon of rank 1 did not finish its record; "

@@ -1,0 +1,130 @@
+"""The test whether squeezing breaks the budget. It may look after every comparison, since it is sequential.
+
+The latest 3, 6, 12, 24 … comparisons each give a lower bound of the slowdown. For normal differences of unknown
+variance, the bound that begins with a given comparison exceeds the true slowdown at any time with a probability of at
+most `ERROR_RATE` (a confidence sequence: Howard et al. 2021, Annals of Statistics 49; with the t statistic: Wang and
+Ramdas 2025, Sequential Analysis 44). Windows let it forget, so that a slowdown that begins late is found as soon; they
+also give up that guarantee for ever. What holds instead is simulated, with the daemon's defaults and a budget of 1%
+(`tests/unit/squeezer/policy/test_error_rates.py`, `python -m benchmarks.guard_power`):
+
+- No slowdown: at most one false alarm in 100,000 steps whose noise is 3%, and one in 10,000 whose noise is 10%.
+- A slowdown of just the budget: at most one alarm in 5,000 steps.
+- Suspicion takes at most 5% of the squeezing where nothing is slowed.
+"""
+
+import math
+from collections import deque
+from typing import NamedTuple
+
+from squeezer.policy.paired import Pairs, estimate
+
+ERROR_RATE = 0.05
+LEAST_PAIRS = 3
+MOST_PAIRS = 256
+"""What is older is forgotten."""
+EXPECTED_SQUARED = 0.5
+"""The bound is tightest for slowdowns of one standard deviation of a comparison over the root of this, and of less as
+comparisons add up."""
+LEAST_DEVIATION = 0.002
+"""Of a comparison: equal steps do not prove that machines are exact."""
+LEARNING_PAIRS = 8
+"""Until then, and after each new beginning, the draw is dense."""
+SUSPICIOUS = 1.0
+"""In standard errors above the budget, over 8 comparisons or more. Only makes the draw dense, so it costs little."""
+STARTLING = 3.0
+"""In standard deviations above the budget, of the last comparison. Likewise."""
+
+
+class Finding(NamedTuple):
+    """The budget is broken. All as log ratios.
+
+    Attributes:
+        low: the slowdown is at least this.
+        mean: the estimate.
+        pairs: of how many comparisons.
+    """
+
+    low: float
+    mean: float
+    pairs: int
+
+
+class Evidence:
+    """What is known of the slowdown by one kind of time.
+
+    Args:
+        budget: the slowdown that is allowed; 0.01 is 1%.
+
+    Attributes:
+        is_suspicious: more comparisons are wanted soon.
+    """
+
+    def __init__(self, budget: float) -> None:
+        self._budget = math.log1p(budget)
+        self._pairs = Pairs()
+        self._log_ratios: deque[float] = deque(maxlen=MOST_PAIRS)
+        self._residuals: deque[float] = deque(maxlen=MOST_PAIRS)  # of those before the last beginning
+        self.is_suspicious = False
+
+    @property
+    def is_learning(self) -> bool:
+        """Whether little is known yet."""
+        return len(self._log_ratios) < LEARNING_PAIRS
+
+    def begin_anew(self) -> None:
+        """Judge by what follows. How much comparisons vary stays known."""
+        if self._log_ratios:
+            mean, _ = estimate(self._log_ratios)
+            self._residuals.extend([each - mean for each in self._log_ratios])
+        self._log_ratios.clear()
+        self._pairs.divide()
+        self.is_suspicious = False
+
+    def add(self, step: int, length: float, squeezed: bool | None) -> Finding | None:
+        """Take one more time; returns what is found if the budget is broken. Arguments: see `Pairs.add`."""
+        pair = self._pairs.add(step, length, squeezed)
+        if pair is None:
+            return None
+        self._log_ratios.append(pair.log_ratio)
+        return self._judge()
+
+    def _judge(self) -> Finding | None:
+        values = list(self._log_ratios)
+        _, deviation = estimate(values)
+        known, past = len(values), len(self._residuals)
+        degrees = known - 1 + max(0, past - 1)
+        if known < LEAST_PAIRS:
+            return None
+        squared = deviation**2 * (known - 1) + sum([each**2 for each in self._residuals])
+        deviation = max(math.sqrt(squared / degrees), LEAST_DEVIATION)
+        self.is_suspicious = values[-1] - self._budget > STARTLING * deviation
+        findings = []
+        for count in _windows(known):
+            mean, error = sum(values[-count:]) / count, deviation / math.sqrt(count)
+            findings.append(Finding(mean - error * errors_allowed(count, degrees), mean, count))
+            if count >= LEARNING_PAIRS and mean - SUSPICIOUS * error > self._budget:
+                self.is_suspicious = True
+        surest = max(findings)
+        return surest if surest.low > self._budget else None
+
+
+def _windows(known: int) -> list[int]:
+    """How many of the latest comparisons each bound is made of."""
+    counts = [LEAST_PAIRS << doublings for doublings in range(8)]
+    return [*(count for count in counts if count < known), known]
+
+
+def errors_allowed(count: int, degrees: int, rate: float = ERROR_RATE) -> float:
+    """How far above the truth the mean of `count` comparisons may stray, at any time, in standard errors.
+
+    From the t statistic's likelihood ratio, mixed over slowdowns (Wang and Ramdas 2025, theorem 4.9; Lai 1976).
+
+    Args:
+        count: comparisons in the mean.
+        degrees: of freedom of their variance.
+        rate: of errors.
+    """
+    prior = EXPECTED_SQUARED / (count + EXPECTED_SQUARED)
+    grown = math.exp(min(500.0, -(math.log(prior) + 2 * math.log(rate)) / (degrees + 1)))
+    left = 1 - grown * prior
+    return math.sqrt(degrees * (grown - 1) / left) if left > 0 else math.inf

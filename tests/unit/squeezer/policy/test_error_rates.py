@@ -1,0 +1,54 @@
+"""How often the guard errs, by simulation: the rates that `squeezer.policy.evidence` states."""
+
+import numpy as np
+import pytest
+
+from benchmarks.guard_power import MOST_SQUEEZED, bursts, heavy, simulate, white
+from squeezer.policy.evidence import ERROR_RATE, errors_allowed
+
+
+def test_a_bound_that_may_look_at_any_time_is_wrong_as_rarely_as_it_says() -> None:
+    """Normal differences of unknown variance, looked at after each of 300."""
+    random = np.random.default_rng(0)
+    wrong = 0
+    for _ in range(1000):
+        values = random.normal(0, 1, 300)
+        sums, squares, counts = np.cumsum(values), np.cumsum(values**2), np.arange(1, 301)
+        for count in range(3, 301):
+            mean = sums[count - 1] / count
+            deviation = np.sqrt((squares[count - 1] - count * mean**2) / (count - 1))
+            if mean > errors_allowed(int(counts[count - 1]), count - 1) * deviation / np.sqrt(count):
+                wrong += 1
+                break
+    assert wrong <= 1000 * ERROR_RATE
+
+
+@pytest.mark.parametrize(
+    ("noise", "deviation", "slowdown", "most_alarms", "most_lost"),
+    [(white, 0.03, 0.0, 1, 0.02), (bursts, 0.1, 0.0, 6, 0.06), (heavy, 0.03, 0.0, 1, 0.02), (white, 0.03, 0.01, 10, 1)],
+)
+def test_alarms_in_40_000_steps(noise, deviation, slowdown, most_alarms, most_lost) -> None:  # type: ignore[no-untyped-def]
+    outcome = simulate(noise(np.random.default_rng(5), 40_000, deviation), slowdown, 5)
+    assert outcome.shut <= most_alarms
+    assert outcome.squeezed >= MOST_SQUEEZED * (1 - most_lost)
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "most_steps", "most_cost"), [(0.02, 1000, 0.01), (0.04, 150, 0.01), (0.4, 60, 0.015)]
+)
+@pytest.mark.parametrize("noise", [white, bursts])
+def test_a_slowdown_is_found_and_kept_out(noise, slowdown: float, most_steps: int, most_cost: float) -> None:  # type: ignore[no-untyped-def]
+    found = [simulate(noise(np.random.default_rng(seed), 3000, 0.03), slowdown, seed) for seed in range(15)]
+    after = sorted(each.shut_at or 3000 for each in found)
+    assert after[7] <= most_steps, "the median"
+    assert np.mean([each.cost for each in found]) <= most_cost
+
+
+def test_a_slowdown_that_begins_late_is_found_as_soon() -> None:
+    found = [simulate(white(np.random.default_rng(s), 3000, 0.03), 0.4, s, begins=1500).shut_at for s in range(9)]
+    assert sorted(each or 3000 for each in found)[4] <= 60
+
+
+def test_squeezing_that_makes_steps_shorter_is_let_alone() -> None:
+    outcome = simulate(white(np.random.default_rng(0), 5000, 0.03), -0.04, 0)
+    assert outcome.shut == 0 and outcome.squeezed > 0.98 * MOST_SQUEEZED
