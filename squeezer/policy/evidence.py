@@ -29,7 +29,7 @@ LEAST_DEVIATION = 0.002
 """Of a comparison: equal steps do not prove that machines are exact."""
 LEARNING_PAIRS = 8
 """Until then, and after each new beginning, the draw is dense."""
-SUSPICIOUS = 1.0
+SUSPICIOUS = 1.3
 """In standard errors above the budget, over 8 comparisons or more. Only makes the draw dense, so it costs little."""
 STARTLING = 3.0
 """In standard deviations above the budget, of the last comparison. Likewise."""
