@@ -1,6 +1,6 @@
 """The test whether squeezing breaks the budget. It may look after every comparison, since it is sequential.
 
-The latest 3, 6, 12, 24 … comparisons each give a lower bound of the slowdown. For normal differences of unknown
+The latest 2, 4, 8, 16 … comparisons each give a lower bound of the slowdown. For normal differences of unknown
 variance, the bound that begins with a given comparison exceeds the true slowdown at any time with a probability of at
 most `ERROR_RATE` (a confidence sequence: Howard et al. 2021, Annals of Statistics 49; with the t statistic: Wang and
 Ramdas 2025, Sequential Analysis 44). Windows let it forget, so that a slowdown that begins late is found as soon; they
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from squeezer.policy.paired import Pairs, estimate
 
 ERROR_RATE = 0.05
-LEAST_PAIRS = 3
+LEAST_PAIRS = 2
 MOST_PAIRS = 256
 """What is older is forgotten."""
 EXPECTED_SQUARED = 0.5
@@ -29,7 +29,7 @@ LEAST_DEVIATION = 0.002
 """Of a comparison: equal steps do not prove that machines are exact."""
 LEARNING_PAIRS = 8
 """Until then, and after each new beginning, the draw is dense."""
-SUSPICIOUS = 1.3
+SUSPICIOUS = 1.4
 """In standard errors above the budget, over 8 comparisons or more. Only makes the draw dense, so it costs little."""
 STARTLING = 3.0
 """In standard deviations above the budget, of the last comparison. Likewise."""
