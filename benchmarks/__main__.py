@@ -19,6 +19,7 @@ NAMES = (
     "audit",
     "refill",
     "search_cost",
+    "guard_power",
 )
 
 for name in NAMES:

@@ -1,4 +1,4 @@
-"""How well the guard tells a slowdown from noise: python -m benchmarks.guard_power [--quick] [--json FILE].
+"""How well the guard tells a slowdown from noise: `python -m benchmarks.guard_power`.
 
 Simulated: step times with a known slowdown of squeezed steps go through the daemon's own state machine, with its
 defaults. Per kind of disturbance, noise of a step and true slowdown, over seeds:
@@ -13,21 +13,19 @@ known ones: when the draw becomes dense, to keep the loss of `lengths` below 5%,
 the cost of 40% on `two_ranks`.
 """
 
-import argparse
 import json
 import math
+import re
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.common import commit
+from benchmarks.common import commit, parse
 from squeezer.config import GuardTable, SqueezeTable
 from squeezer.policy.actions import Note
 from squeezer.policy.events import JobAttached, Side, SideChanged, StepEnded, StepStarted
@@ -37,6 +35,7 @@ Noise = NDArray[np.float64]
 """One log factor per step."""
 Make = Callable[[np.random.Generator, int, float], Noise]
 
+NAME = "guard_power"
 STEPS, SEEDS, QUICK_SEEDS = 3000, 10, 3
 STEP_NS = 200_000_000
 SLOWDOWNS = (0.0, 0.01, 0.02, 0.04, 0.4)
@@ -195,9 +194,11 @@ def simulate(noise: Noise, slowdown: float, seed: int, *, begins: int = 0, ranks
     )
 
 
-def cells(seeds: int) -> Iterator[dict[str, Any]]:
-    """The table's cells, one after another."""
+def cells(seeds: int, only: str | None = None) -> Iterator[dict[str, Any]]:
+    """The table's cells, one after another: of all kinds of disturbance, or of one."""
     for kind, make in {**KINDS, TWO_RANKS: white, **HELD_OUT}.items():
+        if only not in (None, kind):
+            continue
         ranks = 2 if kind == TWO_RANKS else 1
         for deviation, slowdown in product(DEVIATIONS, SLOWDOWNS):
             outcomes = [
@@ -235,31 +236,20 @@ def row(cell: dict[str, Any]) -> str:
     )
 
 
-def main() -> int:
+def main() -> None:
     """Simulate, print, write."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.guard_power", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer seeds")
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the table there; what it holds of an earlier guard stays"
-    )
-    options = parser.parse_args()
-    began = time.monotonic()
-    found = []
-    for cell in cells(QUICK_SEEDS if options.quick else SEEDS):
+    options = parse(NAME, __doc__ or "")
+    kept = json.loads(options.json.read_text(encoding="utf-8")) if options.json and options.json.exists() else {}
+    found = [cell for cell in kept.get("cells", []) if options.only and cell["kind"] != options.only]
+    for cell in cells(QUICK_SEEDS if options.quick else SEEDS, options.only):
         found.append(cell)
         print(row(cell), flush=True)
-    print(f"{time.monotonic() - began:.0f} s")
     if options.json:
-        kept = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else {}
-        lines = ",\n  ".join(json.dumps(cell) for cell in found)
-        frozen = ",\n  ".join(json.dumps(cell) for cell in kept.get("earlier", []))
-        options.json.write_text(
-            f'{{\n "name": "guard_power",\n "commit": "{commit()}",\n "steps": {STEPS},\n "cells": [\n  {lines}\n ],\n'
-            f' "earlier_guard": {json.dumps(kept.get("earlier_guard"))},\n "earlier": [\n  {frozen}\n ]\n}}\n',
-            encoding="utf-8",
-        )
-    return 0
+        kept |= {"name": NAME, "commit": commit(), "quick": options.quick, "steps": STEPS, "cells": found}
+        text = json.dumps(kept, indent=1)
+        text = re.sub(r"\n( {3,}|  (?=\}))", " ", text)  # a cell on one line
+        options.json.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()
