@@ -7,9 +7,10 @@ Ramdas 2025, Sequential Analysis 44). Windows let it forget, so that a slowdown 
 also give up that guarantee for ever. What holds instead is simulated, with the daemon's defaults and a budget of 1%
 (`tests/unit/squeezer/policy/test_error_rates.py`, `python -m benchmarks.guard_power`):
 
-- No slowdown: at most one false alarm in 100,000 steps whose noise is 3%, and one in 10,000 whose noise is 10%.
-- A slowdown of just the budget: at most one alarm in 5,000 steps.
-- Suspicion takes at most 5% of the squeezing where nothing is slowed.
+- No slowdown: a false alarm in about 200,000 steps whose noise is 3%, and in about 20,000 whose noise is 10%, or that
+  have bursts.
+- A slowdown of just the budget: an alarm in about 10,000 steps.
+- Where nothing is slowed, alarms and suspicion together take at most 5% of the squeezing.
 """
 
 import math
@@ -23,8 +24,7 @@ LEAST_PAIRS = 2
 MOST_PAIRS = 256
 """What is older is forgotten."""
 EXPECTED_SQUARED = 0.5
-"""The bound is tightest for slowdowns of one standard deviation of a comparison over the root of this, and of less as
-comparisons add up."""
+"""In the mixture over slowdowns: less makes the bound tighter for large ones, more for small ones."""
 LEAST_DEVIATION = 0.002
 """Of a comparison: equal steps do not prove that machines are exact."""
 LEARNING_PAIRS = 8
