@@ -117,7 +117,7 @@ def _windows(known: int) -> list[int]:
 def errors_allowed(count: int, degrees: int, rate: float = ERROR_RATE) -> float:
     """How far above the truth the mean of `count` comparisons may stray, at any time, in standard errors.
 
-    From the t statistic's likelihood ratio, mixed over slowdowns (Wang and Ramdas 2025, theorem 4.9; Lai 1976).
+    From the t statistic's likelihood ratio, mixed over slowdowns (Lai 1976; Wang and Ramdas 2025).
 
     Args:
         count: comparisons in the mean.
