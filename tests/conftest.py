@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from benchmarks import postgres as postgresql
 from tests.support.sandbox import Sandbox, new_sandbox
@@ -13,6 +14,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs so; children inherit it
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the same by `nohup`, under which tests of terminals would wait
+
+settings.register_profile("noisy machines", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("noisy machines")
 
 
 @pytest.fixture
