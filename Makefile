@@ -35,7 +35,7 @@ demo: install
 TOGETHER := tests/integration/studies tests/conformance tests/unit
 test: lint
 	$(BIN)/python -m pytest -m "not slow" --durations=30 --durations-min=5 tests/integration --ignore tests/integration/studies
-	$(BIN)/python -m pytest -m "not slow" -n logical --maxprocesses 8 --dist loadgroup $(TOGETHER)
+	$(BIN)/python -m pytest -m "not slow" -n logical --maxprocesses 8 --dist loadgroup --durations=30 --durations-min=5 $(TOGETHER)
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
