@@ -325,8 +325,7 @@ def test_a_side_task_that_overruns_breaks_the_budget_and_is_shut_out_for_a_while
     wait_for(lambda: sandbox.events("bubble")[-1]["step"] > last, "the end of that while")
     permits = {found["permit_until_ns"] for found in sandbox.events("bubble") if first <= found["step"] <= last}
     assert permits == {None}
-    # whether it is then acquitted, and when, is the guard's to say
-    wait_for(lambda: [it for it in sandbox.events("guard") if it["what"] == "compare" and it["step"] >= last], "a try")
+    wait_for(lambda: [it for it in sandbox.events("guard") if it["what"] == "retry" and it["step"] >= last], "a try")
     wait_for(lambda: any(it["permit_until_ns"] for it in sandbox.events("bubble") if it["step"] > last), "a permit")
     ended_well(job)
     assert daemon.kill(signal.SIGTERM) == 0

@@ -1,7 +1,8 @@
 """Runs a training script whose steps wait, twice, until squeezing has been seen: `patient.py train.py …`.
 
-Before step 12 rank 1 waits until rank 0's side task has run some units in the bubble that this makes, and before
-step 16 it is the other way round. So every rank is squeezed, however busy the machine is, and no number changes.
+Before an even step, from the 12th on, rank 1 waits until rank 0's side task has run some units in the bubble that
+this makes. Before an odd step, from the 17th on, it is the other way round. Each takes the first such step that
+the other's daemon means to squeeze. So every rank is squeezed, however busy the machine is, and no number changes.
 
 Where each rank has a launcher, PATIENT_DIRECTORIES names their runtime directories, in the order of ranks.
 """
@@ -19,8 +20,8 @@ from ds_hooks.shared.page import Field
 from ds_hooks.shared.page_file import Page, page_path, runtime_dir
 from tests.support.sandbox import is_alive
 
-WAITS_FOR = {12: (1, 0), 16: (0, 1)}
-"""Step to (who waits, whose side task)."""
+WAITS_FROM = {1: 12, 0: 17}
+"""Who waits, and from which step on: every second one, so that never both wait."""
 UNITS = 150
 PATIENCE_S = 100.0
 """Less than a test's own, so that it is the test that says what is missing."""
@@ -50,10 +51,20 @@ def wait_until_squeezed(rank: int) -> None:
     page.close()
 
 
+def may_be_squeezed(rank: int, step: int) -> bool:
+    """Whether `step` is planned to be squeezed on `rank`."""
+    page = Page.open(page_of(rank), create=False)
+    planned = page.words[Field.PLAN_FROM_STEP] <= step < page.words[Field.PLAN_UNTIL_STEP]
+    page.close()
+    return planned
+
+
 def train_batch_patiently(self: PipelineEngine, *args: object, **kwargs: object) -> object:
-    waiting, squeezed = WAITS_FOR.get(self.global_steps + 1, (-1, -1))
-    if torch.distributed.get_rank() == waiting:
-        wait_until_squeezed(squeezed)
+    rank, step = torch.distributed.get_rank(), self.global_steps + 1
+    since = step - WAITS_FROM.get(rank, step + 1)
+    if since >= 0 and since % 2 == 0 and may_be_squeezed(1 - rank, step):
+        del WAITS_FROM[rank]
+        wait_until_squeezed(1 - rank)
     return train_batch(self, *args, **kwargs)
 
 

@@ -166,7 +166,7 @@ class Sandbox:
     ) -> Path:
         """Write a configuration that squeezes all steps but the first six; in a queue, turns take 0.6 s."""
         lines = ["[squeeze]", "alone_share = 0.0", f"preemptive = {preemptive}".lower()]
-        lines += ["[guard]", f"enabled = {guard}".lower()]  # a machine as noisy as these may set it off
+        lines += ["[guard]", f"enabled = {guard}".lower(), "retry_steps = 50"]  # a noisy machine may set it off
         if study is not None:
             assert (STUDIES / study).is_file(), f"{study} is not in studies"
             lines += ["[side]", f'study = "{STUDIES / study}"', f"max_restarts = {max_restarts}"]
