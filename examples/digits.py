@@ -17,16 +17,16 @@ VALIDATION = 397
 
 
 class Digits(Study):
-    """280 trials, of which 16 train at once on each device. The width is fixed, so all trials can be fused.
+    """230 trials, of which 16 train at once on each device. The width is fixed, so all trials can be fused.
 
-    As many trials as fit into the bubbles of the demo's 280 steps, less up to a tenth: a first run, in which DeepSpeed
+    As many trials as fit into the bubbles of the demo's 400 steps, less up to a tenth: a first run, in which DeepSpeed
     compiles an operation, has the study ready before the first step; later runs have it some 15 steps later.
     """
 
-    trials = 280
+    trials = 230
     fused = 16
-    epochs = 10
-    rungs: tuple[int, ...] = (2, 4, 7)
+    epochs = 20
+    rungs: tuple[int, ...] = (3, 7, 13)
 
     def __init__(self) -> None:
         """Read the data, and split it in the same way for every trial."""

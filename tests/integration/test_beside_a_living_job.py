@@ -57,6 +57,7 @@ def test_a_daemon_that_is_told_to_end_beside_its_job_measures_nothing_and_lets_t
     assert job.finish() == 0
 
 
+@pytest.mark.slow
 def test_a_lock_that_a_stopped_side_task_holds_is_released(sandbox: Sandbox, tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     job = sandbox.job()

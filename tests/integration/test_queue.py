@@ -37,6 +37,7 @@ def trials(queue: Path, name: str) -> list[FrozenTrial]:
     return optuna.load_study(study_name=name, storage=open_storage(str(queue / "study.journal"))).get_trials()
 
 
+@pytest.mark.slow
 def test_studies_take_turns_until_all_have_ended(sandbox: Sandbox, tmp_path: Path) -> None:
     queue = tmp_path / "queue"
     daemon = sandbox.daemon(sandbox.config(queue=queue))

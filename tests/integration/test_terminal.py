@@ -14,6 +14,7 @@ from tests.support.terminal import new_terminal, rank_command
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_does_not_reach_a_disowned_job_whose_side_task_is_stopped(sandbox: Sandbox) -> None:
     orders, said = sandbox.files / "orders", sandbox.files / "said"
     os.mkfifo(orders)
