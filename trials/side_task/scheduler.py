@@ -168,9 +168,8 @@ class Scheduler:
         if "trials" in answer:
             here = {number for cohort in self._cohorts for number in cohort.numbers}
             new = [trial for trial in answer["trials"] if trial["number"] not in here]
-            self._results.dropped -= {
-                trial["number"] for trial in answer["trials"]
-            }  # such as one lost before, and left again
+            # such as one lost before, and left again
+            self._results.dropped -= {trial["number"] for trial in answer["trials"]}
             self._checkpoints.take(answer)
             self._waiting.add(new)
             self._exhausted, self._over = answer["exhausted"], answer["over"]
