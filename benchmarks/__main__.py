@@ -11,6 +11,7 @@ from benchmarks.common import ROOT
 NAMES = (
     "hooks_overhead",
     "latency",
+    "wake_up",
     "shortest_bubble",
     "bubble_utilization",
     "fusion",

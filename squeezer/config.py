@@ -144,8 +144,10 @@ class SideTable(_Table):
 in a file of your own, `@FILE`"""
     study_directory: Path | None = Field(default=None, description="a path, relative to where the command is started")
     """where the study, its checkpoints and its best weights are. Later runs go on with what they find there"""
-    nice: Annotated[int, Field(ge=0, le=19, description="a whole number from 0 to 19")] = 19
-    """niceness of the side task, once it is ready"""
+    priority: Literal["idle", "nice"] = Field(default="idle", description='"idle" or "nice"')
+    """what the kernel gives the side task, once it is ready. `idle`: a core that nothing else wants. `nice`: niceness \
+19, so some of a core that other programs keep busy; but then it takes the core when a bubble begins, 1 to 2 ms before \
+the main job really waits"""
     threads: _Count = 1
     """threads with which it computes"""
     memory_mb: _Positive | None = Field(default=None, description="a number above 0")

@@ -29,6 +29,7 @@ from squeezer.records.writer import Recorder
 RECORDS_AT_ONCE = 256
 COUNTED_NS = 30_000_000_000
 """After so much bubble time it is recorded where it went, in case this process is killed."""
+MOST_NICE = 19
 POLLED_LATE_NS = 1_000_000
 """How much wider margins are where a thread of the main job must first find time to see that a bubble is over."""
 
@@ -75,7 +76,7 @@ class MainJob:
         owner_ended: Callable[[], None],
         owner_pid: int | None,
     ) -> None:
-        self._nice = None if config.side is None else config.side.nice
+        self._has_side = config.side is not None
         self._memory_limit = MemoryLimit(words, int(config.device.reserve_mb * 2**20))
         self._words = words
         self._device = device
@@ -196,8 +197,8 @@ class MainJob:
         self._receiver.new_job()
         self._check_device()
         self._join(message.pid)
-        if self._nice is not None:  # the daemon's work can wait as long as the side task's
-            os.setpriority(os.PRIO_PROCESS, 0, max(self._nice, os.nice(0)))
+        if self._has_side:
+            _yield_to_main_job()
         log.debug("a main job has attached: %s", message)
         self._pass_on(self._correlator.job_attached(t_ns, message))
         polled = self._words[Field.CLOCK_KIND] == ClockKind.CUDA_POLLED
@@ -228,3 +229,10 @@ class MainJob:
             self._device.main_ended()
         if self._owner_pid is not None:
             self._owner_ended()
+
+
+def _yield_to_main_job() -> None:
+    """Let this process, on the main job's core, never take it from the main job when a message comes (SCHED_BATCH)."""
+    os.setpriority(os.PRIO_PROCESS, 0, MOST_NICE)
+    if os.sched_getscheduler(0) == os.SCHED_OTHER:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -101,7 +101,7 @@ class Spawner:
             *("--page", str(files.page), "--units", str(units_path(files.run, files.rank))),
             *("--units-bytes", str(files.units_bytes)),
             *("--rank", str(files.rank), "--log", str(side_log_path(files.run, files.rank))),
-            *("--threads", str(config.threads), "--nice", str(config.nice), "--status-fd", str(write_fd)),
+            *("--threads", str(config.threads), "--priority", config.priority, "--status-fd", str(write_fd)),
             *self._limits(),
         ]
         self._process = subprocess.Popen(
@@ -157,7 +157,7 @@ class Spawner:
             return None
         config = self._config
         command = [sys.executable, "-m", SIDE_TASK, "--study", self.serves.study, "--measure", str(seconds)]
-        command += ["--threads", str(config.threads), "--nice", str(config.nice), "--trials", str(trials)]
+        command += ["--threads", str(config.threads), "--priority", config.priority, "--trials", str(trials)]
         command += self._limits()
         try:
             done = subprocess.run(

@@ -17,9 +17,13 @@ pytestmark = pytest.mark.integration
 def classes(pid: int) -> set[int]:
     """The scheduling classes of a process's threads."""
     try:
-        return {os.sched_getscheduler(int(thread)) for thread in os.listdir(f"/proc/{pid}/task")}
+        return {os.sched_getscheduler(thread) for thread in threads(pid)}
     except OSError:
         return set()
+
+
+def threads(pid: int) -> list[int]:
+    return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
 
 
 def trains(sandbox: Sandbox) -> int:
@@ -87,6 +91,20 @@ def test_hooks_that_leave_while_the_side_task_starts_take_it_along(sandbox: Sand
     wait_for(lambda: sandbox.word(Field.SIDE_PROCESS), "another one, for the next job")
     assert again.finish() == 0
     assert daemon.kill(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize(("priority", "scheduling"), [("idle", (os.SCHED_IDLE, 0)), ("nice", (os.SCHED_OTHER, 19))])
+def test_what_shares_the_main_jobs_core_gives_way_to_it(
+    sandbox: Sandbox, priority: str, scheduling: tuple[int, int]
+) -> None:
+    job = sandbox.job()
+    daemon = sandbox.daemon_of(job, sandbox.config("tiny.py", priority=priority))
+    side = trains(sandbox)
+    assert {(os.sched_getscheduler(t), os.getpriority(os.PRIO_PROCESS, t)) for t in threads(side)} == {scheduling}
+    own = sandbox.word(Field.DAEMON_PID)
+    assert (os.sched_getscheduler(own), os.getpriority(os.PRIO_PROCESS, own)) == (os.SCHED_BATCH, 19)
+    assert job.finish() == 0
+    assert daemon.ended() == 0
 
 
 def test_signals_to_the_whole_job_harm_none_of_ours(sandbox: Sandbox, hold: Path) -> None:

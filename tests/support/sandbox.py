@@ -163,6 +163,7 @@ class Sandbox:
         guard: bool = False,
         studies: Path | None = None,
         queue: Path | None = None,
+        priority: str = "idle",
     ) -> Path:
         """Write a configuration that squeezes all steps but the first six; in a queue, turns take 0.6 s."""
         lines = ["[squeeze]", "alone_share = 0.0", f"preemptive = {preemptive}".lower()]
@@ -170,7 +171,7 @@ class Sandbox:
         if study is not None:
             assert (STUDIES / study).is_file(), f"{study} is not in studies"
             lines += ["[side]", f'study = "{STUDIES / study}"', f"max_restarts = {max_restarts}"]
-            lines += [] if studies is None else [f'study_directory = "{studies}"']
+            lines += [f'priority = "{priority}"', *([] if studies is None else [f'study_directory = "{studies}"'])]
         if queue is not None:
             lines += ["[side]", f'queue = "{queue}"', "turn_minutes = 0.01"]
         lines += ["[run]", f'directory = "{self.run}"']

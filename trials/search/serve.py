@@ -156,5 +156,10 @@ def _live(worker: SearchWorker, lease_s: float, over: threading.Event) -> None:
 def _outside_idle_class() -> Executor:
     """Start a thread. `run_when_idle` cannot be undone, but each thread has a scheduling class of its own."""
     started = ThreadPoolExecutor(max_workers=1)
-    started.submit(os.nice, HOLDER_NICE).result()
+    started.submit(_yield_to_main_job).result()
     return started
+
+
+def _yield_to_main_job() -> None:
+    os.nice(HOLDER_NICE)
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # not at once when it is woken

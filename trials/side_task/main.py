@@ -22,7 +22,7 @@ from ds_hooks.shared.signals import END_SIGNAL, ignore_signals_to_others
 from ds_hooks.shared.study_files import trials_directory
 from ds_hooks.shared.submissions import Submissions
 from trials.gate.base import ExclusiveGate, Gate, GateError, StopRequested, block_signals
-from trials.gate.process import die_first_when_memory_is_short, keep_forks, limit_memory
+from trials.gate.process import PRIORITIES, die_first_when_memory_is_short, keep_forks, limit_memory
 from trials.gate.unit_records import UnitRecords
 from trials.own_logger import own_logger
 from trials.search.client import SearchClient, SearchError
@@ -56,7 +56,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--memory-fraction", type=float, default=1.0, help="of a CUDA device's memory, at most")
     parser.add_argument("--memory-mb", type=float, help="of the host's memory, at most; default: no limit")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--nice", type=int, default=0)
+    parser.add_argument("--priority", choices=list(PRIORITIES), help="once it is ready; default: stays as it is")
     parser.add_argument("--measure", type=float, metavar="SECONDS", help="print the ungated rate, and leave")
     parser.add_argument("--trials", type=int, default=0, help="with --measure: how many are fused")
     return parser.parse_args()
@@ -234,7 +234,8 @@ def _train(
     if not most:
         raise NoRoomError("not even one trial fits into the side task's share of the device's memory")
     # not earlier: before the job's first step there is nothing to yield to
-    os.nice(max(0, arguments.nice - os.nice(0)))
+    if arguments.priority is not None:
+        PRIORITIES[arguments.priority]()
     offload = None if page is None else device.offload(page, gate, report)
     scheduler = Scheduler(study, gate, search, report, most, offload, arguments.directory, turn)
     try:

@@ -169,7 +169,7 @@ def test_it_is_json_ready_and_frozen(tmp_path: Path) -> None:
         ("[device]\nmemory_fraction = 1.5", "device.memory_fraction = 1.5 is not allowed; allowed: a number above 0"),
         ("[device]\nmps_thread_percent = 0", "device.mps_thread_percent = 0 is not allowed; allowed: a whole number"),
         ('[side]\nstudy = "none.py"', 'side.study = "none.py" is not allowed: there is no file '),
-        ("[side]\nnice = 1", "side.study is missing; allowed: the path of an existing Python file"),
+        ("[side]\nthreads = 1", "side.study is missing; allowed: the path of an existing Python file"),
     ],
 )
 def test_a_mistake_names_key_value_and_what_is_allowed(tmp_path: Path, text: str, message: str) -> None:
@@ -192,7 +192,7 @@ def test_the_shortest_bubbles_depend_on_whether_work_can_be_stopped(tmp_path: Pa
 
 
 def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
-    assert len(mistakes(tmp_path, "[squeeze]\nmargin_ms = -1\nfoo = 1\n[side]\nnice = 20\n[run]\n")) == 5
+    assert len(mistakes(tmp_path, '[squeeze]\nmargin_ms = -1\nfoo = 1\n[side]\npriority = "low"\n[run]\n')) == 5
 
 
 def test_a_missing_table_says_what_it_needs(tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
 """What a side task asks of the kernel for the processes that it forks: real ones."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from ds_hooks.shared.page_file import make_private_dir, page_path
 
@@ -77,3 +80,35 @@ def test_what_is_forked_has_idle_time_only_ends_with_it_and_is_named(tmp_path: P
         "children after": False,
         "without a page": 0,
     }
+
+
+PRIORITY = """
+import os, sys, threading
+from trials.gate.process import PRIORITIES
+
+before, asked, later = threading.Event(), threading.Event(), threading.Event()
+ids = [os.getpid()]
+
+
+def be_there(until):
+    ids.append(threading.get_native_id())
+    before.set()
+    until.wait()
+
+
+threading.Thread(target=be_there, args=(later,)).start()
+before.wait()
+PRIORITIES[sys.argv[1]]()
+before.clear()
+threading.Thread(target=be_there, args=(later,)).start()
+before.wait()
+print([(os.sched_getscheduler(thread), os.getpriority(os.PRIO_PROCESS, thread)) for thread in ids])
+later.set()
+"""
+
+
+@pytest.mark.parametrize(("priority", "expected"), [("idle", (os.SCHED_IDLE, 0)), ("nice", (os.SCHED_OTHER, 19))])
+def test_a_priority_holds_for_all_threads_whenever_they_started(priority: str, expected: tuple[int, int]) -> None:
+    command = [sys.executable, "-c", PRIORITY, priority]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == str([expected] * 3)
