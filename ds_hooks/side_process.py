@@ -2,7 +2,8 @@
 
 The main job does both itself, since it knows both moments first, and no other process has to wake up in between.
 Signals go through a pidfd, so they never hit another process. The side task leads a process group, which has its own
-processes too, such as data-loading workers: they are stopped and continued with it.
+processes too, such as data-loading workers: they are stopped and continued with it, and so are those that have left the
+group.
 """
 
 import os
@@ -12,6 +13,7 @@ from contextlib import suppress
 from ds_hooks.shared.identity import start_time
 from ds_hooks.shared.page import Field, SideActivity
 from ds_hooks.shared.signals import WAKE_SIGNAL
+from ds_hooks.shared.strays import Strays
 
 
 class SideProcess:
@@ -24,6 +26,7 @@ class SideProcess:
 
     def __init__(self, words: "memoryview[int]", *, can_halt: bool = True) -> None:
         self._words = words
+        self._strays = Strays(words)
         self._can_halt = can_halt
         self._pid = 0
         self._pidfd = -1
@@ -41,6 +44,7 @@ class SideProcess:
             self._stopped = False
             # the daemon may have stopped it while it starts; the wake signal would end it, not being blocked yet
             self._send_to_group(signal.SIGCONT)
+            self._strays.go_on()
 
     def halt(self, *, let_end: bool = False) -> bool:
         """Stop it unless it sleeps by itself, and its own processes. Returns whether it was stopped while awake.
@@ -55,18 +59,20 @@ class SideProcess:
         if not self._is_there() or self._stopped:
             return False
         is_asleep = words[Field.SIDE_ACTIVITY] == SideActivity.ASLEEP
-        if not words[Field.SIDE_CHILDREN]:
+        if not words[Field.SIDE_CHILDREN] and not words[Field.STRAYS]:
             is_unit = words[Field.SIDE_ACTIVITY] == SideActivity.UNIT and words[Field.SIDE_PID] == self._pid
             if is_asleep or (let_end and is_unit):
                 return False
         self._stopped = True
         self._send_to_group(signal.SIGSTOP)
+        self._strays.stop()
         return self._stopped and not is_asleep
 
     def leave(self) -> None:
         """Leave it alone from now on. The daemon continues it when the main job goes."""
         if self._pidfd >= 0:
             os.close(self._pidfd)
+        self._strays.close()
         self._pid, self._pidfd, self._stopped = 0, -1, False
 
     def _is_there(self) -> bool:

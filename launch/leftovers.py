@@ -22,6 +22,7 @@ from ds_hooks.shared.page_file import (
     socket_path,
 )
 from ds_hooks.shared.private_file import make_dir
+from squeezer.daemon.control_group import remove_dead_groups
 from squeezer.daemon.deepspeed_buffers import remove_buffers
 from squeezer.daemon.run_directory import LAUNCHER_LOCK, leave_directory, remove_dead_directory, running_daemons
 from squeezer.daemon.temporary_folder import remove_folders
@@ -223,6 +224,7 @@ def close_directory(directory: Path, port: int | None = None) -> None:
         port: see `claim_directory`.
     """
     end_daemons(lambda: running_daemons(directory), 0.0)
+    remove_dead_groups()
     if port is not None:
         remove_buffers_soon(port)
     leave_directory(directory)

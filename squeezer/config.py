@@ -152,7 +152,8 @@ the main job really waits"""
     """threads with which it computes"""
     memory_mb: _Positive | None = Field(default=None, description="a number above 0")
     """MiB of host memory that each process of the side task may allocate, including about 240 for libraries. If \
-trials do not fit, fewer train at once. With or without a limit, the kernel ends the side task first when the machine \
+trials do not fit, fewer train at once. Where the side task's control group has a memory controller, so much is also \
+the limit of their sum. With or without a limit, the kernel ends the side task first when the machine \
 runs out of memory"""
     max_restarts: _CountOrNone = 2
     """how often a side task that died is restarted; with `queue`: how often in a row, before its study has failed"""

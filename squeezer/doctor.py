@@ -12,10 +12,13 @@ from pathlib import Path
 from ds_hooks.shared.cuda_driver import CudaDriver, DeviceWords, Driver, DriverError
 from ds_hooks.shared.page import Field
 from ds_hooks.shared.page_file import DIRECTORY_VARIABLE, Page, PageError, make_private_dir, page_path, runtime_dir
+from squeezer.daemon.control_group import make_side_group
+from squeezer.daemon.control_group_place import NoGroupError
 
 MPS_DIRECTORY = "/tmp/nvidia-mps"
 """Where CUDA looks for the MPS daemon unless CUDA_MPS_PIPE_DIRECTORY names another place."""
 MEMORY_BACKED = frozenset({"tmpfs", "ramfs", "hugetlbfs"})
+_ANY_BYTES = 1 << 50
 PACKAGES = ("deepspeed", "torch", "optuna", "pyzmq")
 
 
@@ -58,6 +61,7 @@ def examine(
     for package in PACKAGES:
         yield _package(package)
     yield _signals()
+    yield _group()
     directory = runtime_dir()
     was_there = directory.exists()
     yield _directory(directory)
@@ -92,6 +96,23 @@ def _signals() -> Finding:
     if hasattr(signal, "pidfd_send_signal") and hasattr(signal, "sigtimedwait"):
         return Finding(Level.OK, "signals", "by process descriptor, so that they never hit another process")
     return Finding(Level.PROBLEM, "signals", "no process descriptors: needs Linux 5.3 and a Python built for it")
+
+
+def _group() -> Finding:
+    what = "control group"
+    try:
+        group = make_side_group(_ANY_BYTES)
+    except NoGroupError as error:
+        return Finding(
+            Level.NOTE,
+            what,
+            f"none for side tasks, so what they start may be found 64 s late, and memory_mb limits each process, not "
+            f"their sum: {error}",
+        )
+    place, limits = group.path.parent, group.limits_memory
+    group.close()
+    of_memory = "limits the sum of their memory" if limits else "cannot limit the sum of their memory"
+    return Finding(Level.OK, what, f"side tasks have one in {place}, which {of_memory}")
 
 
 def _directory(directory: Path) -> Finding:

@@ -23,7 +23,7 @@ What writes the page:
 from enum import IntEnum
 
 PAGE_MAGIC = 0x315A515342  # "BSQZ1"
-PAGE_VERSION = 5
+PAGE_VERSION = 6
 PAGE_BYTES = 163840
 
 
@@ -145,12 +145,17 @@ until the main job's next instruction has ended, unless the side task has proces
     """side task's processes, each in a word of its own: `WORKER_WORDS` words, the processes that it has forked last"""
     FOUND_WORKERS = 20248
     """daemon: `WORKER_WORDS` words, further processes of the side task"""
+    STRAYS = 20264
+    """daemon: `STRAY_WORDS` words, the side task's processes that have left its process group: \
+`start << 22 | process`, the start in ticks since boot; 0 ends the list"""
 
 
 PLANNED_SLOTS = Field.RENEWALS - Field.PERMITS
 """Bubbles of later slots are never opened."""
 RENEWALS_PER_SLOT = 4
 WORKER_WORDS = 16
+STRAY_WORDS = 4
+"""Each costs the main job some 20 µs in a bubble, so there are few."""
 
 
 class SideActivity:

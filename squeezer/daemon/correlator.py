@@ -65,6 +65,9 @@ class Correlator:
         self._last_end = (-1, 0)
         """(epoch, end) of the last bubble."""
         self._side_cpu_ns = 0
+        self.counted_ns = 0
+        """The side task's CPU time, also outside of bubbles, as far as the main job has said."""
+        self._counted_until_ns: int | None = None
         self._opened_slot: int | None = None
         self._side_overruns_ns: Counter[int] = Counter()
 
@@ -73,7 +76,7 @@ class Correlator:
         self.job += 1
         self._step = self._step_end = None
         self._last_end = (-1, 0)
-        self._opened_slot = None
+        self._opened_slot = self._counted_until_ns = None
         return [Job(job=self.job, t_ns=t_ns, **message._asdict())]
 
     def job_lost(self) -> list[Found]:
@@ -127,12 +130,14 @@ class Correlator:
         found = self._complete_bubble(message.side_cpu_ns if message.side_cpu_ns >= 0 else None)
         if not self._host_measures:
             found += self._reported_overrun(message)
+        self._count(message.side_cpu_ns)
         self._side_cpu_ns = message.side_cpu_ns
         self._open = _OpenBubble(message=message, start_ns=t_ns, gap_ns=gap_ns, forecast=forecast)
         return found
 
     def bubble_ended(self, t_ns: int, message: wire.BubbleEnd) -> list[Found]:
         """A bubble has ended. It counts only if its start was heard of."""
+        self._count(message.side_cpu_ns)
         begun, self._open = self._open, None
         if begun is None or begun.message.epoch != message.epoch:
             return []
@@ -173,6 +178,13 @@ class Correlator:
         """The side task has measured an overrun. It counts when the next bubble begins."""
         self._side_overruns_ns[slot] += overrun_ns
         self.counter.overran(overrun_ns)
+
+    def _count(self, side_cpu_ns: int) -> None:
+        """Another process, or another job's hooks, begin anew."""
+        if side_cpu_ns >= 0:
+            if self._counted_until_ns is not None:
+                self.counted_ns += max(0, side_cpu_ns - self._counted_until_ns)
+            self._counted_until_ns = side_cpu_ns
 
     def _complete_bubble(self, side_cpu_ns: int | None) -> list[Found]:
         ended, self._ended = self._ended, None

@@ -17,6 +17,7 @@ from ds_hooks.shared.status_text import differs, too_large, too_long
 from squeezer.daemon.correlator import Correlator
 from squeezer.daemon.side_family import SideFamily
 from squeezer.daemon.spawner import Spawner, wait_or_kill
+from squeezer.daemon.uncounted_time import UncountedTime
 from squeezer.device import SideProcess, has_ended
 from squeezer.policy.events import Event, Side, SideChanged
 from squeezer.records.layout import DETAILS
@@ -64,6 +65,7 @@ class SideTaskSupervisor:
         self._takes_turns = takes_turns
         self._words = words
         self._family = SideFamily(words)
+        self._uncounted = UncountedTime(correlator)
         self._watched = watched
         self._recorder = recorder
         self._correlator = correlator
@@ -91,7 +93,9 @@ class SideTaskSupervisor:
         self._reader = StatusReader(spawner.status_fd, self._fault)
         self._watched[spawner.status_fd] = self._read_statuses
         self._watched[spawner.side.pidfd] = self._died
-        self._record("started", pid=spawner.side.pid)
+        group = None if spawner.group is None else str(spawner.group.path)
+        limits = spawner.group is not None and spawner.group.limits_memory
+        self._record("started", pid=spawner.side.pid, group=group, no_group=spawner.no_group, limits_memory=limits)
         self._words[Field.SIDE_ACTIVITY] = SideActivity.HOST  # in its place, until it can say so itself
         self._words[Field.SIDE_PROCESS_START] = start_time(spawner.side.pid)
         light_fence()
@@ -100,8 +104,12 @@ class SideTaskSupervisor:
 
     def look_after_family(self) -> None:
         """See `SideFamily`."""
-        if self.process is not None:
-            self._family.look(self.process, time.monotonic_ns())
+        if self.process is None:
+            return
+        group = self._spawner.group
+        self._family.look(self.process, group, time.monotonic_ns())
+        if group is not None:
+            self._uncounted.look(group.cpu_ns())
 
     @property
     def is_asleep(self) -> bool:
@@ -114,7 +122,7 @@ class SideTaskSupervisor:
             return
         log.warning("side task is ended: %s", reason)
         self._spawner.end(0.0, beside_main=True)
-        self._record("exited", status=self._reap(), restarted=False, reason=reason)
+        self._record("exited", status=self._reap(), restarted=False, reason=reason, **self._uncounted.take())
         self._feed(SideChanged(Side.DUE))
 
     def end(self, *, beside_main: bool) -> None:
@@ -125,7 +133,7 @@ class SideTaskSupervisor:
         """
         if self.process is not None:
             self._spawner.end(END_TIMEOUT_S if self._is_ready else 0.0, beside_main=beside_main)
-            self._record("exited", status=self._reap(), restarted=False)
+            self._record("exited", status=self._reap(), restarted=False, **self._uncounted.take())
         if self._has_left_trials:
             self._release_trials(died=False, idle=beside_main)
         if self._closer is not None:
@@ -159,6 +167,7 @@ class SideTaskSupervisor:
                 del self._deaths[None]
             case statuses.Ready(busy_ms=busy_ms):
                 self._was_ready = self._is_ready = True
+                self._uncounted.begin()
                 self._correlator.counter.ready(time.monotonic_ns(), busy_ms)
                 self._feed(SideChanged(Side.READY))
             case statuses.Progress():
@@ -182,7 +191,7 @@ class SideTaskSupervisor:
             return  # another one has the number of its pidfd by now
         status = self._reap()
         restarts = self._may_restart(status)
-        self._record("exited", status=status, restarted=restarts)
+        self._record("exited", status=status, restarted=restarts, **self._uncounted.take())
         if restarts:
             log.log(logging.WARNING if status else logging.DEBUG, "side task ended with status %d; restarting", status)
         self._feed(SideChanged(Side.DUE if restarts else Side.NONE))

@@ -18,10 +18,12 @@ from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from ds_hooks.shared.statuses import Serving
 from ds_hooks.shared.study_files import trials_directory
 from squeezer.config import SideTable
+from squeezer.daemon.control_group import SideGroup, make_side_group
+from squeezer.daemon.control_group_place import NoGroupError
 from squeezer.daemon.orphans import end_orphans
 from squeezer.daemon.side_environment import side_environment
 from squeezer.daemon.temporary_folder import make_folder, remove_folder
-from squeezer.device import Device, SideProcess
+from squeezer.device import Device, SideProcess, has_ended
 from squeezer.records.layout import caches_path, side_log_path, temporary_folder_path, units_path
 
 SIDE_TASK = "trials.side_task.main"
@@ -72,6 +74,8 @@ class Spawner:
     Attributes:
         serves: the study that it trains, or trained last; None: none yet.
         given_up: the submitted study that has failed, which the next process notes; None: none has.
+        group: the control group of the process; None: there is none.
+        no_group: why there is none; empty: there is one.
     """
 
     def __init__(self, config: SideTable, device: Device, files: SideFiles) -> None:
@@ -86,6 +90,8 @@ class Spawner:
         self.given_up: str | None = None
         self.side: SideProcess | None = None
         self.status_fd = -1
+        self.group: SideGroup | None = None
+        self.no_group = ""
 
     def start(self) -> None:
         """Start the process; `status_fd` becomes readable when it reports something, `side.pidfd` when it ends."""
@@ -93,6 +99,7 @@ class Spawner:
         with suppress(OSError):  # a full disk
             make_dir(caches_path(files.run, files.rank).parent)  # builders use the user's umask
         folder = make_folder(self._folder_record)
+        self._make_group()
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(write_fd, True)
         command = [
@@ -102,6 +109,7 @@ class Spawner:
             *("--units-bytes", str(files.units_bytes)),
             *("--rank", str(files.rank), "--log", str(side_log_path(files.run, files.rank))),
             *("--threads", str(config.threads), "--priority", config.priority, "--status-fd", str(write_fd)),
+            *([] if self.group is None else ["--search-group", str(self.group.for_search)]),
             *self._limits(),
         ]
         self._process = subprocess.Popen(
@@ -113,11 +121,14 @@ class Spawner:
             # SIGHUP to all of that group, which may be the main job's. Not in a session of its own: there niceness
             # counts only within it.
             process_group=0,
-            preexec_fn=partial(_tie, os.getpid()),
+            preexec_fn=partial(_tie, os.getpid(), self.group),
         )
         os.close(write_fd)
         self.status_fd = read_fd
         self.side = SideProcess(pid=self._process.pid, pidfd=os.pidfd_open(self._process.pid))
+        if self.group is not None and not self.group.has(self.side.pid) and not has_ended(self.side.pidfd):
+            self._close_group()
+            self.no_group = "the kernel does not let the side task into it"
 
     def reap(self) -> int:
         """The exit status of a process that has ended; negative if a signal ended it. What it leaves is killed."""
@@ -125,6 +136,7 @@ class Spawner:
         with suppress(ProcessLookupError):  # not reaped yet, its number is its own
             os.killpg(self.side.pid, signal.SIGKILL)
         status = self._process.wait()
+        self._close_group()
         self._end_orphans()
         remove_folder(self._folder_record)
         os.close(self.side.pidfd)
@@ -175,6 +187,19 @@ class Spawner:
         finally:
             self._end_orphans()
 
+    def _make_group(self) -> None:
+        most_mb = self._config.memory_mb
+        try:
+            self.group, self.no_group = make_side_group(None if most_mb is None else int(most_mb * 2**20)), ""
+        except NoGroupError as error:
+            self.group, self.no_group = None, str(error)
+
+    def _close_group(self) -> None:
+        """Kill what is left in it."""
+        if self.group is not None:
+            self.group.close()
+        self.group = None
+
     def _end_orphans(self) -> None:
         ended = end_orphans([closer.pid for closer in self._closers if closer.poll() is None])
         if ended:
@@ -200,10 +225,12 @@ class Spawner:
         return {**kept, **named, STORAGE_VARIABLE: files.storage}
 
 
-def _tie(parent_pid: int) -> None:
+def _tie(parent_pid: int, group: SideGroup | None) -> None:
     """In a side task before its program starts: it ends with the daemon, and stays the root of all its processes."""
     die_with_parent(parent_pid)
     adopt_orphans()
+    if group is not None:
+        group.enter()
 
 
 def wait_or_kill(process: "subprocess.Popen[bytes]", timeout_s: float) -> None:

@@ -6,6 +6,7 @@ from math import ceil
 
 from ds_hooks.shared.page import Field
 from ds_hooks.shared.signals import END_SIGNAL
+from ds_hooks.shared.strays import Strays
 from squeezer.config import DeviceTable
 from squeezer.device.base import SideProcess, has_ended, run_when_idle, run_where, send, send_to_group
 
@@ -21,6 +22,7 @@ class CpuDevice:
     def __init__(self, words: "memoryview[int]", config: DeviceTable, local_rank: int) -> None:
         """Only the page's words matter here."""
         self._words = words
+        self._strays = Strays(words)
 
     def join(self, main_pid: int, side: SideProcess | None) -> bool:
         """See `Device`. A process can always follow."""
@@ -38,10 +40,12 @@ class CpuDevice:
     def stop(self, side: SideProcess) -> None:
         """SIGSTOP."""
         send_to_group(side, signal.SIGSTOP)
+        self._strays.stop()
 
     def resume(self, side: SideProcess) -> None:
         """SIGCONT."""
         send_to_group(side, signal.SIGCONT)
+        self._strays.go_on()
 
     def end(self, side: SideProcess, timeout_s: float, *, beside_main: bool) -> None:
         """SIGTERM, which it sees at the gate; SIGKILL by force.
@@ -53,7 +57,7 @@ class CpuDevice:
             run_when_idle(side.pid)
         send(side, END_SIGNAL)
         for _ in range(ceil(timeout_s / CONTINUE_EVERY_S)):
-            send_to_group(side, signal.SIGCONT)
+            self.resume(side)
             if has_ended(side.pidfd, CONTINUE_EVERY_S):
                 return
         send_to_group(side, signal.SIGKILL)

@@ -11,8 +11,9 @@
     action        t_ns, action, cause; what the daemon did beyond planning
     guard         t_ns, step, what, cause, figures; see `squeezer.policy.guard.Decision`
     event         event, actions: what the policy learned, and what it decided; only if asked for
-    side          t_ns, event, and what belongs to it: started, exited, given_up, or one of the statuses that the
-                  side task sends (`ds_hooks.shared.statuses`)
+    side          t_ns, event, and what belongs to it: started (with its control group, or no_group: why not), exited
+                  (with group_cpu_ms and, of that, uncounted_ms; null: unknown), given_up, or one of the statuses that
+                  the side task sends (`ds_hooks.shared.statuses`)
     fault         t_ns, what: such as a lost or foreign message, or hooks that switched themselves off
     bubble_time   t_ns, and where bubble time has gone since the last such record: `squeezer.daemon.bubble_accounts`
     end           t_ns, lost_messages, dropped_messages, foreign_messages, dedicated (null or see `Dedicated`)

@@ -17,6 +17,7 @@ from squeezer.records.layout import report_path
 from squeezer.records.reader import RankRun, load_run
 from squeezer.records.reader import ReportError as ReportError
 from squeezer.reports.audit import audit_figures, audit_text, mismatch_text
+from squeezer.reports.groups import group_figures, group_text
 from squeezer.reports.metrics import Tally, main_figures, mean_over_ranks, pool, resumes, slot_figures
 from squeezer.reports.slowdown import printed, verdict
 from squeezer.reports.trials import TRIAL_STATES, trial_figures
@@ -48,12 +49,12 @@ def build_report(run: Path) -> dict[str, Any]:
             **_figures(tally, own_starved, audit_figures(rank.records["side"])),
             "guard": _guard(rank),
         }
-        per_rank[str(rank.rank)]["side"] |= waterfall_figures([time])
+        per_rank[str(rank.rank)]["side"] |= waterfall_figures([time]) | group_figures([rank.records["side"]])
         per_rank[str(rank.rank)]["bubbles"]["slots"] = [asdict(slot) for slot in slot_figures(rank.records["bubble"])]
     of_all = _figures(
         pool(tallies), [u for rank in starved for u in rank], audit_figures([s for a in audits for s in a])
     )
-    of_all["side"] |= waterfall_figures(times)
+    of_all["side"] |= waterfall_figures(times) | group_figures(audits)
     return {
         "version": REPORT_VERSION,
         "main": main_figures(mean_over_ranks(steps)),
@@ -212,6 +213,7 @@ def render(report: Mapping[str, Any]) -> str:
         f"            overrun p50 {_us(overrun['p50'])}, p99 {_us(overrun['p99'])}; "
         f"resume p50 {_us(resume['p50'])}, p99 {_us(resume['p99'])}",
     ]
+    lines += _wrapped(group_text(side))
     for unit in side["starved"]:
         lines += _wrapped(
             f"longer than every bubble ({unit['longest_bubble_ms']:.1f} ms): {unit['unit']} of {unit['trials']}, "

@@ -4,11 +4,14 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from ds_hooks.shared.page import WORKER_WORDS, Field
+from ds_hooks.shared.page import STRAY_WORDS, WORKER_WORDS, Field
 from ds_hooks.shared.page_file import socket_path
+from squeezer.daemon.control_group import remove_dead_groups
+from tests.support.control_groups import a_place
 from tests.support.sandbox import Child, Sandbox, cpu_ticks, is_alive, stat, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]  # in idle time each takes up to a minute
@@ -27,6 +30,7 @@ class Loading:
         preemptive: bool = True,
         context: str = "fork",
         leaves: bool = False,
+        moves_to: Path | None = None,
     ) -> None:
         self.sandbox, self._noted = sandbox, sandbox.files / "noted"
         self._noted.mkdir()
@@ -35,6 +39,7 @@ class Loading:
         config = sandbox.config("loads.py", preemptive=preemptive)
         named = {"LOADS": str(self._noted), "TINY_HOLD": str(self.hold), "LOADS_CONTEXT": context}
         named["LOADS_LEAVES"] = "1" if leaves else ""
+        named["LOADS_MOVES_TO"] = "" if moves_to is None else str(moves_to / "cgroup.procs")
         self.daemon: Child
         if standing:
             self.daemon = sandbox.daemon(config, 0, **named)
@@ -67,6 +72,11 @@ def shut_s(sandbox: Sandbox) -> float:
 
 def states(pids: list[int]) -> set[str]:
     return {field for pid in pids for field in stat(pid)[:1]}
+
+
+def strays(sandbox: Sandbox) -> list[int]:
+    words = map(sandbox.word, range(Field.STRAYS, Field.STRAYS + STRAY_WORDS))
+    return [pid for word in words if (pid := word & (1 << 22) - 1) and is_alive(pid)]
 
 
 def classes(pid: int) -> set[int]:
@@ -133,14 +143,46 @@ def test_a_process_that_has_left_group_and_parent_has_idle_time_and_is_counted(s
     workers = loading.workers()
     left = lambda: [pid for pid in loading.living() if os.getpgid(pid) != loading.side]  # noqa: E731
     wait_for(lambda: len(left()) >= 2, "two that have left")
-    words = range(Field.FOUND_WORKERS, Field.FOUND_WORKERS + WORKER_WORDS)
+    # in both: one whose own parent ends at once is the side task's child before it can look
+    words = range(Field.WORKERS, Field.FOUND_WORKERS + WORKER_WORDS)
     wait_for(lambda: {sandbox.word(index) for index in words} >= set(left()), "their names on the page")
     assert {each for pid in left() for each in classes(pid)} == {os.SCHED_IDLE}
     assert workers
+    wait_for(lambda: len(strays(sandbox)) >= 2, "their names as strays")
+    loading.job.change(stall_ms=1000)
+    for _ in range(2):
+        stall(loading)
+        assert states(strays(sandbox)) <= {"T", "R"}, "they stand still with the others"
+        wait_for(lambda: shut_s(sandbox) < 0.1, "the next bubbles")
+    loading.job.change(stall_ms=0)
+    used = lambda: sum(map(cpu_ticks, (loading.side, *loading.living()))) * TICK_S  # noqa: E731
+    before = used()
+    wait_for(lambda: used() > before + 3, "three seconds of work, of which a bubble more or less is little")
     loading.hold.unlink()
     assert loading.job.finish() == 0
     assert loading.daemon.ended() == 0
     loading.ends()
+    (started,), (exited,) = sandbox.side("started"), sandbox.side("exited")
+    if started["group"] is None:
+        pytest.skip(f"no control group here, so that all time is counted is NOT shown: {started['no_group']}")
+    assert exited["group_cpu_ms"] > 0 and not Path(started["group"]).exists()
+    assert exited["uncounted_ms"] < 0.1 * exited["group_cpu_ms"]
+
+
+def test_who_moves_to_another_control_group_is_found_stopped_and_ended_all_the_same(sandbox: Sandbox) -> None:
+    loading = Loading(sandbox, leaves=True, moves_to=a_place())
+    loading.workers()
+    left = lambda: [pid for pid in loading.living() if os.getpgid(pid) != loading.side]  # noqa: E731
+    wait_for(lambda: len(left()) >= 2, "two that have left")
+    wait_for(lambda: len(strays(sandbox)) >= 2, "their names as strays")
+    (group,) = (each["group"] for each in sandbox.side("started"))
+    inside = set(map(int, Path(group, "side", "cgroup.procs").read_text().split()))
+    assert loading.side in inside and not inside & set(left())
+    loading.hold.unlink()
+    assert loading.job.finish() == 0
+    assert loading.daemon.ended() == 0
+    loading.ends()
+    assert not Path(group).exists()
 
 
 ENDS: dict[str, Callable[[Loading], int]] = {
@@ -154,14 +196,19 @@ ENDS: dict[str, Callable[[Loading], int]] = {
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 def test_workers_and_what_they_leave_end_with(sandbox: Sandbox, end: str, stopped: bool) -> None:
-    leaves = end != "the keeper is killed"  # then no process of ours is left that could end orphans
-    loading = Loading(sandbox, leaves=leaves)
-    wait_for(lambda: len(loading.workers()) >= (4 if leaves else 2), "workers, and what they have left")
+    is_alone = end == "the keeper is killed"  # then no process of ours is left that could end orphans
+    if is_alone:
+        a_place()
+    loading = Loading(sandbox, leaves=True)
+    wait_for(lambda: len(loading.workers()) >= 4, "workers, and what they have left")
     if stopped:
         loading.job.change(stall_ms=1500)
         stall(loading)
     old = loading.living()
     os.kill(ENDS[end](loading), signal.SIGKILL)
+    if is_alone:
+        wait_for(lambda: not is_alive(loading.side), "the side task's end")
+        remove_dead_groups()  # as the next daemon does
     wait_for(lambda: not any(map(is_alive, (loading.side, *old))), "their end")
     loading.hold.unlink()
     if end != "the rank is killed":
@@ -178,6 +225,7 @@ def test_workers_end_with_a_standing_daemon_that_is_killed(sandbox: Sandbox) -> 
     loading = Loading(sandbox, standing=True)
     assert len(loading.workers()) >= 2
     assert loading.daemon.kill(signal.SIGKILL) == -signal.SIGKILL
+    remove_dead_groups()  # as the next daemon does
     wait_for(lambda: not loading.living(), "their end")
     loading.job.beats(5)
     assert loading.job.finish() == 0

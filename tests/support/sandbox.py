@@ -19,6 +19,7 @@ from optuna.trial import FrozenTrial
 from ds_hooks.shared.page import Field
 from ds_hooks.shared.page_file import page_path
 from ds_hooks.shared.study_files import journal_path
+from squeezer.daemon.control_group import remove_dead_groups
 from squeezer.records.layout import events_path, study_directory
 from squeezer.records.reader import read_details, read_events
 from tests.support.paths import ROOT, STUDIES
@@ -260,6 +261,7 @@ def new_sandbox(files: Path) -> Iterator[Sandbox]:
         wait_for(lambda: not sandbox.living(), "the end of all processes", patience_s=10)
     finally:
         left = sandbox.end_all()
+        remove_dead_groups()  # of daemons that a test has killed, as the next daemon does
         files_left = sorted(path.name for path in directory.rglob("*")) if directory.exists() else []
         for name in files_left:
             (directory / name).unlink()

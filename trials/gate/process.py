@@ -37,6 +37,13 @@ def limit_memory(most_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
 
 
+def enter_group(processes: Path | None) -> None:
+    """Move this process to another control group, whose `cgroup.procs` is `processes`, if there is one."""
+    if processes is not None:
+        with suppress(OSError):  # the group is gone, or the kernel refuses: then it stays where it is
+            processes.write_text("0", encoding="ascii")
+
+
 def run_when_idle() -> None:
     """Run this thread only when nothing else wants the core (SCHED_IDLE), for work that nothing waits for.
 

@@ -10,7 +10,7 @@ import os
 import signal
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from ds_hooks.shared import logs, statuses
 from ds_hooks.shared.endings import USER_ERROR_STATUS
@@ -22,7 +22,13 @@ from ds_hooks.shared.signals import END_SIGNAL, ignore_signals_to_others
 from ds_hooks.shared.study_files import trials_directory
 from ds_hooks.shared.submissions import Submissions
 from trials.gate.base import ExclusiveGate, Gate, GateError, StopRequested, block_signals
-from trials.gate.process import PRIORITIES, die_first_when_memory_is_short, keep_forks, limit_memory
+from trials.gate.process import (
+    PRIORITIES,
+    die_first_when_memory_is_short,
+    enter_group,
+    keep_forks,
+    limit_memory,
+)
 from trials.gate.unit_records import UnitRecords
 from trials.own_logger import own_logger
 from trials.search.client import SearchClient, SearchError
@@ -55,6 +61,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the first visible one")
     parser.add_argument("--memory-fraction", type=float, default=1.0, help="of a CUDA device's memory, at most")
     parser.add_argument("--memory-mb", type=float, help="of the host's memory, at most; default: no limit")
+    parser.add_argument("--search-group", type=Path, help="`cgroup.procs` of the search worker's control group")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--priority", choices=list(PRIORITIES), help="once it is ready; default: stays as it is")
     parser.add_argument("--measure", type=float, metavar="SECONDS", help="print the ungated rate, and leave")
@@ -176,7 +183,7 @@ def _serve(
     )
     attached = partial(_job_attached, arguments.page) if arguments.page is not None else lambda: False
     # forked before the page is opened, so that only this process holds its locks, and before there is a CUDA context
-    search = SearchClient(partial(serve, study, worker_config, attached=attached))
+    search = SearchClient(_in_group(arguments.search_group, partial(serve, study, worker_config, attached=attached)))
     if arguments.log is not None:  # this process's own, as one may turn it over
         logs.add_file(arguments.log, rank=arguments.rank or 0, run=arguments.log.parent.name)
     page = None if arguments.page is None else _claimed(arguments.page, search)
@@ -215,6 +222,14 @@ def _serve(
     if not closed:
         report(statuses.Error("its search worker could not record all results in time"))
     return 0 if closed else 1
+
+
+def _in_group(group: Path | None, serve: "Callable[[TextIO, TextIO], int]") -> "Callable[[TextIO, TextIO], int]":
+    def served(requests: TextIO, answers: TextIO) -> int:
+        enter_group(group)
+        return serve(requests, answers)
+
+    return served
 
 
 def _train(

@@ -33,6 +33,8 @@ def leave_behind() -> None:
         return
     os.setsid()
     if os.fork() == 0:
+        if where := os.environ.get("LOADS_MOVES_TO"):
+            Path(where).write_text("0")
         note()
         while True:
             time.sleep(0.1)

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from ds_hooks.shared.identity import start_time
 from ds_hooks.shared.page import Field, SideActivity
 from ds_hooks.shared.page_file import Page, page_path
+from ds_hooks.shared.strays import name_strays
 from ds_hooks.side_process import SideProcess
 from tests.support.sandbox import wait_for
 
@@ -192,3 +194,20 @@ def test_one_whose_work_is_queued_on_a_device_is_woken_and_never_halted(
     side.wake()
     assert process.stdout is not None and process.stdout.readline() == "woken\n", "so it was not stopped"
     side.leave()
+
+
+def test_one_that_has_left_its_group_is_stopped_and_continued_even_if_it_sleeps(
+    page: Page, process: subprocess.Popen[str]
+) -> None:
+    page.words[Field.SIDE_PID] = process.pid
+    page.words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
+    with subprocess.Popen([sys.executable, "-c", COUNTS_WAKE_UPS], stdout=subprocess.PIPE, text=True) as stray:
+        assert stray.stdout is not None and stray.stdout.readline()
+        name_strays(page.words, {stray.pid: start_time(stray.pid)})
+        side = SideProcess(page.words)
+        assert not side.halt(), "it was not awake"
+        becomes(stray, "T")
+        side.wake()
+        becomes(stray, "S")
+        side.leave()
+        stray.kill()

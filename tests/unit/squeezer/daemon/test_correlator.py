@@ -144,3 +144,19 @@ def test_facts_stand_in_the_records_in_the_order_of_their_fields(tmp_path: Path,
     ]
     (details,) = details_path(tmp_path, 0).read_text().split()
     assert json.loads(details) == {"r": "instructions", "step": 4, "items": [["FORWARD_PASS", 2, 1005, 1009]]}
+
+
+def test_all_that_the_side_task_uses_is_counted_but_not_between_processes_or_jobs() -> None:
+    device = Device()
+    device.start(100, epoch=1, cpu_ns=10)
+    device.end(160, epoch=1, cpu_ns=35)
+    device.start(200, epoch=2, cpu_ns=40)
+    assert device.correlator.counted_ns == 30
+    device.end(260, epoch=2, cpu_ns=5)  # another process
+    device.start(300, epoch=3, cpu_ns=15)
+    assert device.correlator.counted_ns == 40
+    device.correlator.job_attached(400, HELLO)
+    device.start(500, epoch=1, cpu_ns=99)
+    device.end(560, epoch=1)  # not measured
+    device.start(600, epoch=2, cpu_ns=100)
+    assert device.correlator.counted_ns == 41

@@ -26,8 +26,10 @@ def test_every_figure_of_one_rank(tmp_path: Path) -> None:
     rank.stopped_epochs = frozenset({9})
     rank.work_per_step = 4  # 15 times, since the first count may be another job's
     rank.windows(bubbles=[(20, 10), (60, 10)], units=[(20.5, 4, 4), (28, 3, 3)])
-    for event in ("started", "started", "finished"):
-        rank.add("side", t_ns=rank.now_ns, event=event)
+    rank.add("side", t_ns=rank.now_ns, event="started", group="/sys/fs/cgroup/x", no_group="", limits_memory=False)
+    rank.add("side", t_ns=rank.now_ns, event="exited", status=1, restarted=True, group_cpu_ms=400.0, uncounted_ms=2.0)
+    rank.add("side", t_ns=rank.now_ns, event="started", group=None, no_group="it is read-only", limits_memory=False)
+    rank.add("side", t_ns=rank.now_ns, event="finished")
     for what in ("shut", "retry"):
         rank.add("guard", t_ns=BOOT_NS, step=5, what=what, cause="steps", figures={"slowdown": 0.1, "for_steps": 50})
     rank.add("fault", t_ns=BOOT_NS, what="the hooks switched themselves off")
@@ -48,6 +50,10 @@ def test_every_figure_of_one_rank(tmp_path: Path) -> None:
     assert side["overrun_us"] == {"p50": 1000, "p99": 1000}
     assert side["resume_us"] == {"p50": 500, "p99": 500}
     assert (side["units"], side["restarts"], side["starved"]) == (12, 1, [])
+    assert (side["processes"], side["grouped"], side["no_group"]) == (2, 1, ["it is read-only"])
+    assert side["uncounted"] == pytest.approx(0.005)
+    said = "control groups: 1 of 2; 0.5% of their CPU time was not counted; without a control group: it is read-only"
+    assert said in " ".join(render(report).split())
     assert report["faults"] == {**LOST, "hook_faults": 1, "stops": 1}
     assert report["trials"] == NO_TRIALS
     assert not journal_path(study_directory(tmp_path)).exists()  # looking creates none

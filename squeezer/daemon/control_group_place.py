@@ -1,0 +1,96 @@
+"""Where in the tree of control groups (cgroup v2) this process may make its own.
+
+The kernel says in which group a process is, and where the tree is mounted. Both are as seen from the process's cgroup
+namespace, and a container may see a part of the tree only. Beside the old controllers (v1) the tree is often mounted
+elsewhere and has no controllers; without them a group still lists, counts and kills its processes.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+_DELEGATED = ("user.delegate", "trusted.delegate")
+"""systemd marks so a group with `Delegate=yes`."""
+
+
+class NoGroupError(Exception):
+    """There can be no control group; the text says why."""
+
+
+def place_of_groups() -> Path:
+    """The group in which this process may make others.
+
+    It is this process's own. If that is a part of a delegated one that holds no process itself (systemd's
+    `DelegateSubgroup=`), it is that one, because only there controllers can be had.
+
+    Raises:
+        NoGroupError: it cannot be found, or is not for this user.
+    """
+    own = _own_group(
+        Path("/proc/self/cgroup").read_text(encoding="utf-8"),
+        Path("/proc/self/mountinfo").read_text(encoding="utf-8"),
+    )
+    place = own.parent if _is_delegated(own.parent) and not _read(own.parent / "cgroup.procs") else own
+    if os.statvfs(place).f_flag & os.ST_RDONLY:
+        raise NoGroupError(f"{place} is mounted read-only")
+    if not os.access(place, os.W_OK):
+        raise NoGroupError(f"{place} is not delegated to this user")
+    return place
+
+
+def reason(error: Exception) -> str:
+    """An error without its number."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
+def _own_group(own: str, mounts: str) -> Path:
+    """The directory of this process's group.
+
+    Args:
+        own: the text of /proc/self/cgroup.
+        mounts: that of /proc/self/mountinfo.
+    """
+    named = [line[3:] for line in own.splitlines() if line.startswith("0::")]
+    mounted = list(_mounted(mounts))
+    if not named or not mounted:
+        raise NoGroupError("cgroup v2 is not mounted here")
+    path = PurePosixPath(named[0])
+    for root, mount in mounted:
+        with suppress(ValueError):  # that mount shows another part of the tree
+            found = mount / path.relative_to(root)
+            if str(os.getpid()) in _read(found / "cgroup.procs").split():
+                return found
+    where = ", ".join(str(mount) for _, mount in mounted)
+    raise NoGroupError(f"{where} does not show this process's group {path}: it belongs to another cgroup namespace")
+
+
+def _mounted(mounts: str) -> Iterator[tuple[PurePosixPath, Path]]:
+    """For each mount of cgroup v2 the group that is its root, and where it is."""
+    for line in mounts.splitlines():
+        mount, _, about = line.partition(" - ")
+        if about.split(" ", 1)[0] == "cgroup2":
+            root, point = mount.split(" ")[3:5]
+            yield PurePosixPath(_plain(root)), Path(_plain(point))
+
+
+def _plain(name: str) -> str:
+    """The kernel writes blanks and the like as octal numbers."""
+    return name.encode("ascii", "backslashreplace").decode("unicode_escape") if "\\" in name else name
+
+
+def _is_delegated(group: Path) -> bool:
+    for name in _DELEGATED:
+        with suppress(OSError):
+            if os.getxattr(group, name) == b"1":
+                return True
+    return False
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except OSError:
+        return ""

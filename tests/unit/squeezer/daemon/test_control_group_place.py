@@ -1,0 +1,57 @@
+"""Which directory is this process's control group, by the kernel's own words."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from squeezer.daemon.control_group_place import NoGroupError, _own_group
+
+MOUNT = "41 31 0:38 {root} {point} rw,relatime - cgroup2 cgroup2 rw\n"
+OLD = "32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime shared:9 - cgroup cgroup rw,cpu\n"
+
+
+def group(path: Path, *pids: int) -> Path:
+    path.mkdir(parents=True)
+    (path / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("root", "own", "inside"),
+    [
+        ("/", "/", ""),
+        ("/", "/user.slice/run-1.scope", "user.slice/run-1.scope"),
+        ("/docker/abc", "/docker/abc/jobs", "jobs"),
+    ],
+)
+def test_it_is_below_the_mount_that_shows_it(tmp_path: Path, root: str, own: str, inside: str) -> None:
+    point = tmp_path / "a mount"
+    found = group(point / inside, os.getpid())
+    mounts = OLD + MOUNT.format(root=root, point=str(point).replace(" ", "\\040"))
+    assert _own_group(f"9:name=systemd:/\n0::{own}\n", mounts) == found
+
+
+def test_of_several_mounts_it_is_the_one_that_shows_this_process(tmp_path: Path) -> None:
+    group(tmp_path / "other" / "x", 1, 10 * os.getpid())
+    found = group(tmp_path / "own" / "x", os.getpid())
+    mounts = "".join(MOUNT.format(root="/", point=tmp_path / name) for name in ("other", "gone", "own"))
+    assert _own_group("0::/x\n", mounts) == found
+
+
+@pytest.mark.parametrize(
+    ("own", "mounts", "says"),
+    [
+        ("0::/\n", OLD, "cgroup v2 is not mounted here"),
+        ("9:name=systemd:/\n", MOUNT.format(root="/", point="/none"), "cgroup v2 is not mounted here"),
+        (
+            "0::/\n",
+            MOUNT.format(root="/..", point="/none"),
+            "/none does not show this process's group /: it belongs to",
+        ),
+        ("0::/../x\n", MOUNT.format(root="/", point="/none"), "/none does not show this process's group /../x"),
+    ],
+)
+def test_else_there_is_none_and_why(own: str, mounts: str, says: str) -> None:
+    with pytest.raises(NoGroupError, match=says):
+        _own_group(own, mounts)
