@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trials.shrinking.groups import scaled_groups
     from trials.shrinking.roles import Role, Roles, roles
     from trials.shrinking.rules import Multipliers, multipliers
+    from trials.shrinking.slicing import Shrunk, shrink
     from trials.study import Study, StudyError, load_study
     from trials.training.group import TrialGroup
     from trials.training.member import Member, build_member, group_key
@@ -29,6 +30,7 @@ __all__ = [
     "Roles",
     "ShrinkError",
     "ShrinkWarning",
+    "Shrunk",
     "Study",
     "StudyError",
     "TrialGroup",
@@ -40,6 +42,7 @@ __all__ = [
     "multipliers",
     "roles",
     "scaled_groups",
+    "shrink",
 ]
 
 refuse_moved_module()
@@ -51,6 +54,7 @@ _HOMES = {
     "shrinking.groups": ("scaled_groups",),
     "shrinking.roles": ("Role", "Roles", "roles"),
     "shrinking.rules": ("Multipliers", "multipliers"),
+    "shrinking.slicing": ("Shrunk", "shrink"),
     "training.group": ("TrialGroup",),
     "training.member": ("Member", "build_member", "group_key"),
     "study": ("Study", "StudyError", "load_study"),

@@ -14,19 +14,20 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from trials.shrinking.errors import ShrinkError
 
-Axes = tuple[int | None, int | None]
-"""The axes of a parameter that count its outputs and its inputs; None: it has no such axis."""
+Which = int | tuple[int, ...] | None
+
+Axes = tuple[Which, Which]
+"""The axis or axes of a parameter that count its outputs, and those that count its inputs; None: it has none."""
 
 OUT_IN: Axes = (0, 1)
 IN_OUT: Axes = (1, 0)
 
 _BY_CLASS: tuple[tuple[tuple[type[nn.Module], ...], Axes], ...] = (
-    ((nn.Linear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention), OUT_IN),
+    ((nn.Linear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.Conv1d, nn.Conv2d, nn.Conv3d), OUT_IN),
     ((nn.Embedding, nn.EmbeddingBag), IN_OUT),
 )
 _GAINS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.PReLU)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,9 @@ class Fans:
     into: float
 
 
-def fans_of(owner: nn.Module, name: str, own: str, tensor: Tensor, given: Mapping[str, Axes]) -> Fans | None:
+def fans_of(
+    owner: nn.Module, name: str, own: str, tensor: Tensor, given: Mapping[str, Axes], uses: Mapping[str, Axes]
+) -> Fans | None:
     """Return the fans of a parameter; None: they are not known.
 
     Args:
@@ -46,28 +49,34 @@ def fans_of(owner: nn.Module, name: str, own: str, tensor: Tensor, given: Mappin
         own: its name in `owner`.
         tensor: the parameter.
         given: patterns of names -> axes, which come first.
+        uses: name -> axes, as the parameter's use shows them, for parameters in classes that are not known.
 
     Raises:
         ShrinkError: `given` names axes that it does not have.
     """
-    axes = _given(name, tensor, given)
+    axes = _given(name, tensor, given) or _known_axes(owner, own, tensor)
     if axes is not None:
         return _of_axes(tensor, axes)
-    if tensor.ndim <= 1 or isinstance(owner, _GAINS):
-        return Fans(float(tensor.numel()), 1.0)
-    if isinstance(owner, _CONVOLUTIONS):
-        return Fans(float(tensor.shape[0]), float(tensor.shape[1]))
     if isinstance(owner, _TRANSPOSED):
         return Fans(float(tensor.shape[1] * owner.groups), tensor.shape[0] / owner.groups)
+    if name in uses:
+        return _of_axes(tensor, uses[name])
+    return Fans(float(tensor.numel()), 1.0) if tensor.ndim <= 1 else None
+
+
+def _known_axes(owner: nn.Module, own: str, tensor: Tensor) -> Axes | None:
+    """The axes of a parameter of a class of PyTorch's."""
+    if isinstance(owner, _GAINS) or (tensor.ndim <= 1 and type(owner).__module__.startswith("torch.nn.")):
+        return tuple(range(tensor.ndim)), None
     if isinstance(owner, nn.MultiheadAttention) and own in ("bias_k", "bias_v"):
-        return Fans(float(tensor.shape[-1]), 1.0)
+        return 2, None
     if isinstance(owner, nn.Bilinear):
-        return Fans(float(tensor.shape[0]), float(prod(tensor.shape[1:])))
+        return 0, (1, 2)
     for classes, known in _BY_CLASS:
         if isinstance(owner, classes):
-            return _of_axes(tensor, known)
+            return known
     if type(owner).__name__ == "Conv1D" and type(owner).__module__ == "transformers.pytorch_utils":
-        return _of_axes(tensor, IN_OUT)
+        return IN_OUT
     return None
 
 
@@ -98,7 +107,7 @@ def _given(name: str, tensor: Tensor, given: Mapping[str, Axes]) -> Axes | None:
     if axes is None:
         return None
     pair = isinstance(axes, (tuple, list)) and len(axes) == 2
-    if not pair or any(a is not None and (not isinstance(a, int) or not 0 <= a < tensor.ndim) for a in axes):
+    if not pair or not all(type(a) is int and 0 <= a < tensor.ndim for each in axes for a in _several(each)):
         raise ShrinkError(
             f"fans={{'{name}': {axes!r}}} for a parameter of shape {list(tensor.shape)}; allowed: the axis of its "
             "outputs and that of its inputs, such as (0, 1), where None is no axis"
@@ -107,5 +116,11 @@ def _given(name: str, tensor: Tensor, given: Mapping[str, Axes]) -> Axes | None:
 
 
 def _of_axes(tensor: Tensor, axes: Axes) -> Fans:
-    out, into = (1.0 if axis is None else float(tensor.shape[axis]) for axis in axes)
+    out, into = (float(prod(tensor.shape[axis] for axis in _several(which))) for which in axes)
     return Fans(out, into)
+
+
+def _several(which: Which) -> tuple[int, ...]:
+    if which is None:
+        return ()
+    return tuple(which) if isinstance(which, (tuple, list)) else (which,)

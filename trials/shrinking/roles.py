@@ -70,7 +70,12 @@ class Roles(dict[str, Role]):
         return {id(p): name for name, p in surrogate.named_parameters()}
 
 
-def roles(target: nn.Module, surrogate: nn.Module, fans: Mapping[str, Axes] | None = None) -> Roles:
+def roles(
+    target: nn.Module,
+    surrogate: nn.Module,
+    fans: Mapping[str, Axes] | None = None,
+    uses: Mapping[str, Axes] | None = None,
+) -> Roles:
     """Compare the parameters of `surrogate` with those of its `target`, by name.
 
     Args:
@@ -79,6 +84,7 @@ def roles(target: nn.Module, surrogate: nn.Module, fans: Mapping[str, Axes] | No
         surrogate: the same model, narrower.
         fans: for parameters that the model's own classes hold: patterns of names -> the axes of their outputs and of
             their inputs, None where there is no such axis, as in ``{"blocks.*.gate": (0, 1), "position": (2, None)}``.
+        uses: the same for single names, for those parameters about which nothing else is known.
 
     Raises:
         ShrinkError: they do not match, the surrogate is wider, or the fans of a parameter are not known.
@@ -94,7 +100,7 @@ def roles(target: nn.Module, surrogate: nn.Module, fans: Mapping[str, Axes] | No
                 "allowed: the same"
             )
         pairs = list(zip(owners, target_owners, strict=True))
-        found[name] = _role(name, tensor, target_tensor, pairs, fans or {})
+        found[name] = _role(name, tensor, target_tensor, pairs, (fans or {}, uses or {}))
     return Roles(surrogate, found)
 
 
@@ -103,7 +109,11 @@ _Owner = tuple[nn.Module, str, str]
 
 
 def _role(
-    name: str, tensor: Tensor, target: Tensor, pairs: list[tuple[_Owner, _Owner]], given: Mapping[str, Axes]
+    name: str,
+    tensor: Tensor,
+    target: Tensor,
+    pairs: list[tuple[_Owner, _Owner]],
+    given: tuple[Mapping[str, Axes], Mapping[str, Axes]],
 ) -> Role:
     shape, target_shape = tuple(tensor.shape), tuple(target.shape)
     shrinks = shape != target_shape
@@ -117,7 +127,7 @@ def _role(
     for (owner, path, own), (target_owner, _, _) in pairs:
         refuse_owner(owner, path, shrinks, target_owner)
         fans, target_fans = (
-            fans_of(each, name, own, t, given) for each, t in ((owner, tensor), (target_owner, target))
+            fans_of(each, name, own, t, *given) for each, t in ((owner, tensor), (target_owner, target))
         )
         ratios.setdefault(_ratios(name, owner, shape, fans, target_fans, shrinks), owner)
     tied = _is_tied([owner for (owner, _, _), _ in pairs])

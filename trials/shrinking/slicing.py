@@ -1,0 +1,200 @@
+"""Makes a surrogate from a target: takes slices of its tensors, and tries the result."""
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from trials.shrinking.attributes import set_sizes
+from trials.shrinking.axes import Axis, index_of, new_size
+from trials.shrinking.errors import ShrinkError, ShrinkWarning
+from trials.shrinking.fans import Axes
+from trials.shrinking.plan import Left, Plan, plan_of, said
+from trials.shrinking.roles import Role, Roles, roles
+from trials.shrinking.rules import initial_factor
+from trials.shrinking.tied import make_tied
+from trials.shrinking.trace import copied, run
+
+NARROW = 32
+"""Narrower layers than this behave unlike wide ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shrunk:
+    """A surrogate.
+
+    Attributes:
+        model: the narrow model.
+        roles: of its parameters.
+        left: what has not shrunk, and why.
+        zeroed: the readouts that begin at zero, as those of the target must.
+        work: multiplications of one forward on the batch: the target's, and the surrogate's.
+    """
+
+    model: nn.Module
+    roles: Roles
+    left: tuple[Left, ...]
+    zeroed: tuple[str, ...] = ()
+    work: tuple[int, int] = (0, 0)
+
+
+def shrink(
+    model: nn.Module,
+    by: int,
+    batch: Any,
+    *,
+    readout: str = "zero",
+    divide: Sequence[str] = (),
+    fans: Mapping[str, Axes] | None = None,
+    keep: Sequence[str] = (),
+) -> Shrunk:
+    """Make a surrogate of `model`, at 1/`by` of its width, by running its forward once. The model stays as it is.
+
+    Args:
+        model: the target, as it begins.
+        by: how many times narrower.
+        batch: its inputs: a tensor, a tuple for ``model(*batch)`` or a dict for ``model(**batch)``.
+        readout: "zero" lets the last layers begin at zero, as those of the target must then too; "keep" leaves the
+            target as it is.
+        divide: names of integer attributes, such as ``("n_head",)``, that count what shrinks in code of your own.
+        fans: see `roles`; needed only where a parameter's use does not show them.
+        keep: patterns of names of parameters or modules that stay as they are.
+
+    Raises:
+        ShrinkError: the forward cannot be shrunk. The message names the line and the way out.
+    """
+    _check_settings(by, readout)
+    plan = plan_of(model, by, batch, divide, keep)
+    made = apply(plan, model, readout, fans or {})
+    try_out(model, made, batch)
+    _warn(plan, made)
+    return made
+
+
+def apply(plan: Plan, model: nn.Module, readout: str, fans: Mapping[str, Axes]) -> Shrunk:
+    """Make a surrogate of a model of the plan's structure, with slices of its tensors."""
+    surrogate = copy.deepcopy(model)
+    by = plan.by
+    made: dict[int, Tensor] = {}
+    for path, module in surrogate.named_modules():
+        for table in (module._parameters, module._buffers):
+            for own, tensor in list(table.items()):
+                if tensor is not None:
+                    name = f"{path}.{own}" if path else own
+                    if id(tensor) not in made:
+                        made[id(tensor)] = _sliced(tensor, plan.axes[name], by)
+                    setattr(module, own, made[id(tensor)])
+    set_sizes(surrogate, plan.places, by)
+    found = roles(model, surrogate, fans, plan.uses)
+    _scale_tied_heads(surrogate, found)
+    zeroed = _begin(surrogate, found, plan.readouts, readout)
+    return Shrunk(surrogate, found, plan.left, zeroed, plan.work)
+
+
+def _scale_tied_heads(surrogate: nn.Module, found: Mapping[str, Role]) -> None:
+    names = {id(p): name for name, p in surrogate.named_parameters()}
+    for path, module in surrogate.named_modules():
+        if isinstance(module, nn.Linear) and found[names[id(module.weight)]].tied:
+            if type(module) is not nn.Linear:
+                raise ShrinkError(
+                    f"module '{path}' ({type(module).__name__}) is tied to an embedding; allowed: nn.Linear there, "
+                    "whose results the surrogate multiplies"
+                )
+            role = found[names[id(module.weight)]]
+            make_tied(module, 1 / role.r_out)
+
+
+@torch.no_grad()
+def _begin(surrogate: nn.Module, found: Mapping[str, Role], readouts: Sequence[str], readout: str) -> tuple[str, ...]:
+    """Give slices the size of the surrogate's initial values, and return the readouts that are zero."""
+    zeroed = []
+    for name, p in surrogate.named_parameters():
+        role = found[name]
+        if role.kind == "output" and name in readouts and readout == "zero":
+            p.zero_()
+            zeroed.append(name)
+        elif role.kind == "output":  # it keeps the size of what it puts out
+            p.mul_(role.r_in**-0.5)
+        else:
+            p.mul_(initial_factor(role))
+    return tuple(zeroed)
+
+
+def try_out(target: nn.Module, made: Shrunk, batch: Any) -> None:
+    """Run a surrogate forward and backward on a batch.
+
+    Raises:
+        ShrinkError: that fails, or gives outputs of other shapes.
+    """
+    expected = _outputs(target, batch, "the target's forward fails")
+    trial = copy.deepcopy(made.model)
+    for p in trial.parameters():
+        p.grad = None
+    found = _outputs(trial, batch, "the surrogate's forward fails, though the target's does not")
+    if [t.shape for t in expected] != [t.shape for t in found]:
+        raise ShrinkError(
+            f"the surrogate's outputs have the shapes {[list(t.shape) for t in found]}, the target's "
+            f"{[list(t.shape) for t in expected]}; allowed: outputs that no size in the model changes"
+        )
+    loss = sum((t.float().sum() for t in found if t.requires_grad), torch.zeros(()))
+    if loss.requires_grad:
+        loss.backward()
+
+
+def _outputs(model: nn.Module, batch: Any, what: str) -> list[Tensor]:
+    trial = copy.deepcopy(model)
+    with torch.random.fork_rng():
+        try:
+            made = run(trial, copied(batch))
+        except Exception as error:
+            raise ShrinkError(
+                f"{what}: {said(error)}; allowed: name the attributes that count what shrinks, as in "
+                "divide=('n_head',), or write model(self, params, shrink)"
+            ) from error
+    return [each for each in tree_leaves(made) if isinstance(each, Tensor)]
+
+
+def _check_settings(by: Any, readout: str) -> None:
+    if not isinstance(by, int) or isinstance(by, bool) or by < 2:
+        raise ShrinkError(f"by={by!r}; allowed: a whole number from 2")
+    if readout not in ("zero", "keep"):
+        raise ShrinkError(f"readout={readout!r}; allowed: 'zero' or 'keep'")
+
+
+def _sliced(tensor: Tensor, axes: Sequence[Axis], by: int) -> Tensor:
+    made = tensor.detach()
+    for number, axis in enumerate(axes):
+        if new_size(axis, by) != axis.size:
+            made = made.index_select(number, index_of(axis, by).to(made.device))
+    made = made.clone()
+    return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+
+
+def _warn(plan: Plan, made: Shrunk) -> None:
+    narrow = {
+        (role.shape[axis], name)
+        for name, role in made.roles.items()
+        for axis in range(len(role.shape))
+        if role.shape[axis] < role.target_shape[axis] and role.shape[axis] < NARROW
+    }
+    if narrow:
+        size, name = min(narrow)
+        warnings.warn(
+            f"'{name}' has only {size} units in the surrogate; below {NARROW}, rates transfer less well; allowed: a "
+            "smaller factor",
+            ShrinkWarning,
+            stacklevel=3,
+        )
+    before, after = plan.work
+    if after * 2 > before:
+        warnings.warn(
+            f"the surrogate multiplies {after / max(before, 1):.0%} as often as its target, because most of it stays "
+            f"as it is: {'; '.join(str(each) for each in plan.left[:2])}",
+            ShrinkWarning,
+            stacklevel=3,
+        )
