@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trials.shrinking.groups import scaled_groups
     from trials.shrinking.roles import Role, Roles, roles
     from trials.shrinking.rules import Multipliers, multipliers
+    from trials.shrinking.settings import Shrink
     from trials.shrinking.slicing import Shrunk, shrink
     from trials.study import Study, StudyError, load_study
     from trials.training.group import TrialGroup
@@ -28,6 +29,7 @@ __all__ = [
     "PerTrial",
     "Role",
     "Roles",
+    "Shrink",
     "ShrinkError",
     "ShrinkWarning",
     "Shrunk",
@@ -54,6 +56,7 @@ _HOMES = {
     "shrinking.groups": ("scaled_groups",),
     "shrinking.roles": ("Role", "Roles", "roles"),
     "shrinking.rules": ("Multipliers", "multipliers"),
+    "shrinking.settings": ("Shrink",),
     "shrinking.slicing": ("Shrunk", "shrink"),
     "training.group": ("TrialGroup",),
     "training.member": ("Member", "build_member", "group_key"),

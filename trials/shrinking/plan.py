@@ -4,7 +4,7 @@ import copy
 import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ from trials.shrinking import products as _products  # noqa: F401
 from trials.shrinking import shapes as _shapes  # noqa: F401
 from trials.shrinking.attributes import Place, kept_modules, substitute
 from trials.shrinking.axes import Axis, is_free, keep, leaves, new_size
+from trials.shrinking.depth import Shallower, shallower
 from trials.shrinking.errors import ShrinkError
 from trials.shrinking.fans import Axes
-from trials.shrinking.trace import Trace, copied, run
+from trials.shrinking.trace import Trace, copied, keep_tensors, run
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ class Plan:
         left: what does not shrink, and why.
         readouts: the weights of the last layers.
         uses: axes of the outputs and inputs of bare parameters, as their uses show.
-        work: see `Shrunk`.
+        work: see `Shrunk`; of all blocks, also those that are dropped.
+        depth: which blocks are dropped, and the places of the parameters of the others.
     """
 
     by: int
@@ -64,9 +66,12 @@ class Plan:
     readouts: tuple[str, ...]
     uses: Mapping[str, Axes] = field(default_factory=dict)
     work: tuple[int, int] = (0, 0)
+    depth: Shallower = field(default_factory=Shallower)
 
 
-def plan_of(model: nn.Module, by: int, batch: Any, divide: Sequence[str] = (), keep_: Sequence[str] = ()) -> Plan:
+def plan_of(
+    model: nn.Module, by: int, batch: Any, divide: Sequence[str] = (), keep_: Sequence[str] = (), depth: int = 1
+) -> Plan:
     """Find what shrinks, by running a copy of `model` once.
 
     Raises:
@@ -75,34 +80,65 @@ def plan_of(model: nn.Module, by: int, batch: Any, divide: Sequence[str] = (), k
     copy_ = copy.deepcopy(model)
     trace = Trace()
     places = substitute(copy_, trace, divide, by)
-    tensors = _named_tensors(copy_)
+    kept = dict(kept_modules(copy_, keep_))
+    calls, tensors, ends = _traced(copy_, trace, batch, kept)
+    axes = {name: trace.axes(tensor) for name, tensor in tensors.items()}
+    _keep_indivisible(axes, places, by)
+    _keep_quotients(trace, by)
+    _refuse_heads(trace, by)
+    parameters = {name for name, t in tensors.items() if isinstance(t, nn.Parameter)}
+    left = tuple(each for name, own_axes in axes.items() if name in parameters for each in _left(name, own_axes))
+    plan = Plan(by, axes, places, left, _readouts(trace, ends), _fans(trace, copy_, calls), _work(trace, by))
+    plan = replace(plan, depth=shallower(model, depth, trace.branches))
+    if not any(is_free(axis) for name in parameters for axis in axes[name]):
+        raise ShrinkError(_nothing(model, by, left))
+    return plan
+
+
+def shown_by(model: nn.Module, batch: Any) -> tuple[Mapping[str, Axes], tuple[str, ...]]:
+    """Run a model once, to see the axes of the outputs and inputs of its parameters, and which are the last layers.
+
+    Raises:
+        ShrinkError: see `shrink`.
+    """
+    copy_ = copy.deepcopy(model)
+    trace = Trace()
+    calls, _, ends = _traced(copy_, trace, batch, {})
+    return _fans(trace, copy_, calls), _readouts(trace, ends)
+
+
+def work_of(model: nn.Module, batch: Any) -> int:
+    """How many multiplications a forward takes."""
+    trace = Trace()
+    _traced(copy.deepcopy(model), trace, batch, {})
+    return _work(trace, 1)[0]
+
+
+def _traced(
+    model: nn.Module, trace: Trace, batch: Any, kept: Mapping[str, str]
+) -> tuple[Counter[int], dict[str, Tensor], list[Tensor]]:
+    """Run a model, and return how often each Linear was called by its weight's id, the model's tensors, and outputs."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, tensor in tensors.items():
         trace.introduce(tensor, name=name if isinstance(tensor, nn.Parameter) else None, is_weight=True)
     own = copied(batch)
     for tensor in tree_leaves(own):
         if isinstance(tensor, Tensor):
             trace.introduce(tensor, "an axis of the input")
-    for name, pattern in kept_modules(copy_, keep_):
-        _keep_tensor(trace, tensors[name], f"keep={pattern!r}")
+    for name, pattern in kept.items():
+        keep_tensors(trace, [tensors[name]], f"keep={pattern!r}")
     calls: Counter[int] = Counter()
-    for module in copy_.modules():
+    for module in model.modules():
         if isinstance(module, nn.Linear):
             module.register_forward_pre_hook(lambda m, _: calls.update([id(m.weight)]))
-    outputs = _run_traced(copy_, trace, own)
+    outputs = _run_traced(model, trace, own)
     ends = [each for each in tree_leaves(outputs) if isinstance(each, Tensor)]
-    for tensor in ends:
-        _keep_tensor(trace, tensor, "an axis of the output")
-    axes = {name: trace.axes(tensor) for name, tensor in tensors.items()}
-    _keep_indivisible(axes, places, by)
-    _keep_quotients(trace, by)
-    _refuse_heads(trace, by)
-    readouts = frozenset().union(*(trace.known(tensor).last for tensor in ends)) if ends else frozenset()
-    parameters = {name for name, t in tensors.items() if isinstance(t, nn.Parameter)}
-    left = tuple(each for name, own_axes in axes.items() if name in parameters for each in _left(name, own_axes))
-    plan = Plan(by, axes, places, left, tuple(sorted(readouts)), _fans(trace, copy_, calls), _work(trace, by))
-    if not any(is_free(axis) for name in parameters for axis in axes[name]):
-        raise ShrinkError(_nothing(model, by, left))
-    return plan
+    keep_tensors(trace, ends, "an axis of the output")
+    return calls, tensors, ends
+
+
+def _readouts(trace: Trace, ends: Sequence[Tensor]) -> tuple[str, ...]:
+    return tuple(sorted({name for tensor in ends for name in trace.known(tensor).last}))
 
 
 def said(error: Exception) -> str:
@@ -123,15 +159,6 @@ def _run_traced(model: nn.Module, trace: Trace, batch: Any) -> Any:
             raise ShrinkError(
                 f"the forward fails on the batch: {said(error)}; allowed: inputs that it takes"
             ) from error
-
-
-def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-def _keep_tensor(trace: Trace, tensor: Tensor, reason: str) -> None:
-    for axis in trace.axes(tensor):
-        keep(axis, reason)
 
 
 def _keep_indivisible(axes: Mapping[str, Sequence[Axis]], places: Sequence[Place], by: int) -> None:

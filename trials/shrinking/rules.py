@@ -80,9 +80,17 @@ def multipliers(roles: Roles, optimizer: torch.optim.Optimizer, norm_type: float
     return found
 
 
-def initial_factor(role: Role) -> float:
-    """What the RMS of a parameter's initial values is multiplied by (TP5, SC; depth: CP)."""
-    width: float = role.r_in**-1 if role.kind == "output" else role.r_in**-0.5
+def clipping(role: Role, norm_type: float = 2.0) -> Multipliers:
+    """The multipliers of a parameter that no optimizer trains, for the norm of all gradients."""
+    return Multipliers(clip_value=_gradient(role), clip_norm=_clip_norm(role, norm_type))
+
+
+def initial_factor(role: Role, keeps: bool = False) -> float:
+    """What the RMS of a parameter's initial values is multiplied by (TP5, SC; depth: CP).
+
+    With `keeps`, a readout keeps the size of what it puts out at the beginning, as that of the target has it.
+    """
+    width: float = role.r_in**-1 if role.kind == "output" and not keeps else role.r_in**-0.5
     return width / role.r_depth if role.branch == "last" else width
 
 

@@ -3,7 +3,7 @@
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,9 +12,10 @@ from torch.utils._pytree import tree_leaves
 
 from trials.shrinking.attributes import set_sizes
 from trials.shrinking.axes import Axis, index_of, new_size
+from trials.shrinking.depth import drop
 from trials.shrinking.errors import ShrinkError, ShrinkWarning
 from trials.shrinking.fans import Axes
-from trials.shrinking.plan import Left, Plan, plan_of, said
+from trials.shrinking.plan import Left, Plan, plan_of, said, work_of
 from trials.shrinking.roles import Role, Roles, roles
 from trials.shrinking.rules import initial_factor
 from trials.shrinking.tied import make_tied
@@ -48,6 +49,7 @@ def shrink(
     by: int,
     batch: Any,
     *,
+    depth: int = 1,
     readout: str = "zero",
     divide: Sequence[str] = (),
     fans: Mapping[str, Axes] | None = None,
@@ -59,6 +61,7 @@ def shrink(
         model: the target, as it begins.
         by: how many times narrower.
         batch: its inputs: a tensor, a tuple for ``model(*batch)`` or a dict for ``model(**batch)``.
+        depth: how many times shallower, for stacks of pre-norm residual blocks.
         readout: "zero" lets the last layers begin at zero, as those of the target must then too; "keep" leaves the
             target as it is.
         divide: names of integer attributes, such as ``("n_head",)``, that count what shrinks in code of your own.
@@ -69,8 +72,10 @@ def shrink(
         ShrinkError: the forward cannot be shrunk. The message names the line and the way out.
     """
     _check_settings(by, readout)
-    plan = plan_of(model, by, batch, divide, keep)
+    plan = plan_of(model, by, batch, divide, keep, depth)
     made = apply(plan, model, readout, fans or {})
+    if depth != 1:
+        made = replace(made, work=(plan.work[0], work_of(made.model, batch)))
     try_out(model, made, batch)
     _warn(plan, made)
     return made
@@ -78,7 +83,9 @@ def shrink(
 
 def apply(plan: Plan, model: nn.Module, readout: str, fans: Mapping[str, Axes]) -> Shrunk:
     """Make a surrogate of a model of the plan's structure, with slices of its tensors."""
-    surrogate = copy.deepcopy(model)
+    base = copy.deepcopy(model)
+    drop(base, plan.depth.dropped)
+    surrogate = copy.deepcopy(base) if plan.depth.dropped else base
     by = plan.by
     made: dict[int, Tensor] = {}
     for path, module in surrogate.named_modules():
@@ -89,14 +96,23 @@ def apply(plan: Plan, model: nn.Module, readout: str, fans: Mapping[str, Axes]) 
                     if id(tensor) not in made:
                         made[id(tensor)] = _sliced(tensor, plan.axes[name], by)
                     setattr(module, own, made[id(tensor)])
-    set_sizes(surrogate, plan.places, by)
-    found = roles(model, surrogate, fans, plan.uses)
-    _scale_tied_heads(surrogate, found)
-    zeroed = _begin(surrogate, found, plan.readouts, readout)
+    paths = {path for path, _ in surrogate.named_modules()}
+    set_sizes(surrogate, [place for place in plan.places if place.path in paths], by)
+    found = roles(base if plan.depth.dropped else model, surrogate, fans, plan.uses)
+    for name, place in plan.depth.places.items():
+        found[name] = replace(found[name], branch=place, r_depth=plan.depth.ratio)
+    scale_tied_heads(surrogate, found)
+    _begin(surrogate, found)
+    zeroed = zero_readouts(surrogate, found, plan.readouts, readout)
     return Shrunk(surrogate, found, plan.left, zeroed, plan.work)
 
 
-def _scale_tied_heads(surrogate: nn.Module, found: Mapping[str, Role]) -> None:
+def scale_tied_heads(surrogate: nn.Module, found: Mapping[str, Role]) -> None:
+    """Let heads that are tied to an embedding multiply their results.
+
+    Raises:
+        ShrinkError: such a head is of a class of its own.
+    """
     names = {id(p): name for name, p in surrogate.named_parameters()}
     for path, module in surrogate.named_modules():
         if isinstance(module, nn.Linear) and found[names[id(module.weight)]].tied:
@@ -110,19 +126,21 @@ def _scale_tied_heads(surrogate: nn.Module, found: Mapping[str, Role]) -> None:
 
 
 @torch.no_grad()
-def _begin(surrogate: nn.Module, found: Mapping[str, Role], readouts: Sequence[str], readout: str) -> tuple[str, ...]:
-    """Give slices the size of the surrogate's initial values, and return the readouts that are zero."""
-    zeroed = []
+def zero_readouts(
+    model: nn.Module, found: Mapping[str, Role], readouts: Sequence[str], readout: str
+) -> tuple[str, ...]:
+    """Let those of the last layers whose inputs shrink begin at zero, if `readout` says so, and return them."""
+    zeroed = tuple(name for name in readouts if name in found and found[name].kind == "output" and readout == "zero")
+    for name in zeroed:
+        model.get_parameter(name).zero_()
+    return zeroed
+
+
+@torch.no_grad()
+def _begin(surrogate: nn.Module, found: Mapping[str, Role]) -> None:
+    """Give slices the size of the surrogate's initial values; what puts outputs out keeps their size."""
     for name, p in surrogate.named_parameters():
-        role = found[name]
-        if role.kind == "output" and name in readouts and readout == "zero":
-            p.zero_()
-            zeroed.append(name)
-        elif role.kind == "output":  # it keeps the size of what it puts out
-            p.mul_(role.r_in**-0.5)
-        else:
-            p.mul_(initial_factor(role))
-    return tuple(zeroed)
+        p.mul_(initial_factor(found[name], keeps=True))
 
 
 def try_out(target: nn.Module, made: Shrunk, batch: Any) -> None:
@@ -190,7 +208,7 @@ def _warn(plan: Plan, made: Shrunk) -> None:
             ShrinkWarning,
             stacklevel=3,
         )
-    before, after = plan.work
+    before, after = made.work
     if after * 2 > before:
         warnings.warn(
             f"the surrogate multiplies {after / max(before, 1):.0%} as often as its target, because most of it stays "

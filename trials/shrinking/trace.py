@@ -95,6 +95,8 @@ _SLOPED = (
 )
 """Functions that are not flat at zero, so that layers before them can begin at zero."""
 
+_OUT_PROJECTION = (11, "out_proj_weight"), (12, "out_proj_bias")
+
 Operation = Callable[["Trace", Call], Any]
 """Returns the axes of the result: a tuple of axes, a list of such for several tensors, or None if it is no tensor."""
 
@@ -249,6 +251,9 @@ class Trace(TorchFunctionMode):
         self, call: Call, sources: Sequence[Known], weights: frozenset[str]
     ) -> tuple[frozenset[str], frozenset[str]]:
         """The parameters of the last layers, after a call on `sources`."""
+        if call.name == "multi_head_attention_forward":
+            known = [self.known(call.get(i, name)) for i, name in _OUT_PROJECTION if call.get(i, name) is not None]
+            weights = frozenset(each.origin[0] for each in known if each.origin is not None)
         if weights:
             return weights, weights
         last: frozenset[str] = frozenset().union(*(s.last for s in sources))
