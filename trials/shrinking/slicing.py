@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -194,25 +194,28 @@ def _sliced(tensor: Tensor, axes: Sequence[Axis], by: int) -> Tensor:
 
 
 def _warn(plan: Plan, made: Shrunk) -> None:
+    for text in warnings_about(made.roles, plan.left, made.work):
+        warnings.warn(text, ShrinkWarning, stacklevel=3)
+
+
+def warnings_about(found: Mapping[str, Role], left: Sequence[Left], work: tuple[int, int]) -> Iterator[str]:
+    """Yield what may keep a surrogate from telling much about its target."""
     narrow = {
         (role.shape[axis], name)
-        for name, role in made.roles.items()
+        for name, role in found.items()
         for axis in range(len(role.shape))
         if role.shape[axis] < role.target_shape[axis] and role.shape[axis] < NARROW
     }
     if narrow:
         size, name = min(narrow)
-        warnings.warn(
+        yield (
             f"'{name}' has only {size} units in the surrogate; below {NARROW}, rates transfer less well; allowed: a "
-            "smaller factor",
-            ShrinkWarning,
-            stacklevel=3,
+            "smaller factor"
         )
-    before, after = made.work
+    before, after = work
     if after * 2 > before:
-        warnings.warn(
+        stays = [str(each) for each in left if "an axis of the" not in each.reason][:2]
+        yield (
             f"the surrogate multiplies {after / max(before, 1):.0%} as often as its target, because most of it stays "
-            f"as it is: {'; '.join(str(each) for each in plan.left[:2])}",
-            ShrinkWarning,
-            stacklevel=3,
+            f"as it is{': ' if stays else ''}{'; '.join(stays)}"
         )

@@ -25,6 +25,7 @@ from trials.study import Study
 from trials.training.batches import batch_params_of
 from trials.training.progress import Progress, new_progress, new_schedulers
 from trials.training.shrunk import model_of, scales_of
+from trials.training.transfers import refuse_what_does_not
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ def build_member(study: Study, number: int, params: dict[str, Any]) -> Member:
         FuseError: its model cannot be fused with any other.
     """
     own = batch_params_of(study, params)
+    refuse_what_does_not(study)
     built = build(study, number, params)
     return Member(number, params, *built[:4], batch_params=own, roles=built.roles)
 
