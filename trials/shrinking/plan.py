@@ -84,8 +84,8 @@ def plan_of(
     calls, tensors, ends = _traced(copy_, trace, batch, kept)
     axes = {name: trace.axes(tensor) for name, tensor in tensors.items()}
     _keep_indivisible(axes, places, by)
-    _keep_quotients(trace, by)
     _refuse_heads(trace, by)
+    _keep_quotients(trace, by)
     parameters = {name for name, t in tensors.items() if isinstance(t, nn.Parameter)}
     left = tuple(each for name, own_axes in axes.items() if name in parameters for each in _left(name, own_axes))
     plan = Plan(by, axes, places, left, _readouts(trace, ends), _fans(trace, copy_, calls), _work(trace, by))
@@ -130,7 +130,7 @@ def _traced(
     calls: Counter[int] = Counter()
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            module.register_forward_pre_hook(lambda m, _: calls.update([id(m.weight)]))
+            module.register_forward_pre_hook(lambda m, _: calls.update([id(m._parameters.get("weight"))]))
     outputs = _run_traced(model, trace, own)
     ends = [each for each in tree_leaves(outputs) if isinstance(each, Tensor)]
     keep_tensors(trace, ends, "an axis of the output")
@@ -176,9 +176,11 @@ def _keep_quotients(trace: Trace, by: int) -> None:
         changed = False
         for whole, divisor, quotient in trace.quotients:
             if new_size(whole, by) != new_size(divisor, by) * new_size(quotient, by):
+                reason = f"the code divides {whole.size} by {divisor.size}, which must come out as the axes do"
+                reason = next(leaves(quotient)).kept if divisor.size == 1 else reason
                 for axis in (whole, divisor, quotient):
                     changed = changed or is_free(axis)
-                    keep(axis, f"the code divides {whole.size} by {divisor.size}, which must come out as the axes do")
+                    keep(axis, reason)
 
 
 def _refuse_heads(trace: Trace, by: int) -> None:

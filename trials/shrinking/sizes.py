@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trials.shrinking.axes import Axis, is_free, keep, product, total
+from trials.shrinking.axes import Axis, is_free, keep, one, product, total
 
 
 class Dim(int):
@@ -49,6 +49,26 @@ class Dim(int):
             keep(quotient, f"the size of each of {int(other)} parts, whose number shrinks")
         self.quotients.append((self.axis, divisor, quotient))
         return self._of(quotient)
+
+    def __float__(self) -> float:
+        """A number that is computed from a width would be another one in the surrogate, so the axis stays."""
+        if is_free(self.axis):
+            whole = Axis(int(self), "the code computes a number from it, which would be another in the surrogate")
+            self.quotients.append((self.axis, one(), whole))
+        return float(int(self))
+
+    def __truediv__(self, other: Any) -> Any:
+        """See `__float__`."""
+        return float(self) / other
+
+    def __rtruediv__(self, other: Any) -> Any:
+        """See `__float__`."""
+        return other / float(self)
+
+    def __pow__(self, other: Any, modulo: Any = None) -> Any:
+        """See `__float__`."""
+        float(self)
+        return pow(int(self), other, modulo)
 
     def __deepcopy__(self, memo: Any) -> "Dim":
         """The same: a copied module must refer to the same axis."""

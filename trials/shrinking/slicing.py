@@ -115,14 +115,15 @@ def scale_tied_heads(surrogate: nn.Module, found: Mapping[str, Role]) -> None:
     """
     names = {id(p): name for name, p in surrogate.named_parameters()}
     for path, module in surrogate.named_modules():
-        if isinstance(module, nn.Linear) and found[names[id(module.weight)]].tied:
+        name = names.get(id(module._parameters.get("weight")), "") if isinstance(module, nn.Linear) else ""
+        if name and found[name].tied:
+            assert isinstance(module, nn.Linear)  # it has a name
             if type(module) is not nn.Linear:
                 raise ShrinkError(
                     f"module '{path}' ({type(module).__name__}) is tied to an embedding; allowed: nn.Linear there, "
                     "whose results the surrogate multiplies"
                 )
-            role = found[names[id(module.weight)]]
-            make_tied(module, 1 / role.r_out)
+            make_tied(module, 1 / found[name].r_out)
 
 
 @torch.no_grad()

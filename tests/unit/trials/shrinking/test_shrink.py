@@ -1,5 +1,6 @@
 """What shrinks, by how much, and what is said of what does not."""
 
+import math
 import re
 import warnings
 from collections.abc import Callable
@@ -162,6 +163,38 @@ def test_what_stays_is_listed_with_its_line() -> None:
     assert shapes(found)["conv1.weight"] == (2, 1, 3, 3)
     assert re.search(r"'conv2.weight' axis 0 stays 32: node 'view' \(shrinkable.py:\d+\) needs 512", left(found))
     assert "node 'sum' (test_shrink.py:" in left(shrink(Summed(), 4, torch.randn(2, 5)))
+
+
+def test_parametrized_layers_stay() -> None:
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(32, 32))
+    model = nn.Sequential(
+        nn.Linear(5, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), normed, nn.ReLU(), nn.Linear(32, 2)
+    )
+    found = shrink(model, 4, torch.randn(2, 5))
+    assert shapes(found)["2.weight"] == (32, 16)
+    assert re.search(r"original1' axis 0 stays 32: node '_?weight_norm.*there is no rule for", left(found))
+
+
+class Rescaled(nn.Module):
+    """Multiplies by a number that it computes from a width."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(5, 64), nn.Linear(64, 32), nn.Linear(32, 2)
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        width = y.shape[-1]
+        factor = {"root": lambda: math.sqrt(width), "power": lambda: width**0.5, "share": lambda: 1 / width}[self.how]()
+        return self.third(torch.tanh(self.second(torch.tanh(y * factor))))
+
+
+@pytest.mark.parametrize("how", ["root", "power", "share"])
+def test_a_width_from_which_a_number_is_computed_stays(how: str) -> None:
+    found = shrink(Rescaled(how), 4, torch.randn(2, 5))
+    assert shapes(found)["second.weight"] == (8, 64)
+    assert "the code computes a number from it" in left(found)
 
 
 def test_kept_modules_stay() -> None:
