@@ -1,4 +1,4 @@
-# make install | demo | test | test-slow | test-matrix | test-zoo | lint | format | bench | clean. PYTHON is any Python >= 3.11.
+# make install | demo | demo-shrink | test | test-slow | test-matrix | test-zoo | lint | format | bench | clean. PYTHON is any Python >= 3.11.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # That operation is this environment's own: two environments that share one compile it over and over.
 export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 
-.PHONY: install demo test test-slow test-matrix test-zoo lint format bench clean
+.PHONY: install demo demo-shrink test test-slow test-matrix test-zoo lint format bench clean
 .DELETE_ON_ERROR:
 
 install: $(VENV)/.installed
@@ -30,6 +30,12 @@ $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
 demo: install
 	rm -rf runs/demo/study
 	OMP_NUM_THREADS=1 $(BIN)/ds_squeeze --squeezer examples/demo.toml --num_accelerators 2 examples/pretrain.py
+
+# Tunes surrogates of a model in the same job's bubbles, and trains the model itself afterwards.
+demo-shrink: install
+	rm -rf runs/demo-shrink/study
+	OMP_NUM_THREADS=1 $(BIN)/ds_squeeze --squeezer examples/shrunk_demo.toml --num_accelerators 2 examples/pretrain.py
+	$(BIN)/trials transfer examples/shrunk_digits.py --top 1 --directory runs/demo-shrink/study
 
 # Processes that share cores with a main job are tested alone, everything else side by side.
 TOGETHER := tests/integration/studies tests/conformance tests/unit

@@ -21,6 +21,7 @@ NAMES = (
     "refill",
     "search_cost",
     "guard_power",
+    "transfer",
 )
 
 for name in NAMES:

@@ -1,4 +1,4 @@
-"""Fused training of hyperparameter trials. Users import `Study`, `fuse`, `fuse_optimizers` and `TrialGroup`.
+"""Fused training of hyperparameter trials. Users import `Study`, `fuse`, `fuse_optimizers`, `shrink` and `TrialGroup`.
 
 Each name is loaded on first use, because a side task must block its signals before an import starts threads.
 """
@@ -11,6 +11,12 @@ from ds_hooks.shared.renamed_commands import refuse_moved_module
 if TYPE_CHECKING:
     from trials.fused import FusedModule, PerTrial, fuse, fuse_optimizers
     from trials.fusion import FuseError
+    from trials.shrinking.errors import ShrinkError, ShrinkWarning
+    from trials.shrinking.groups import scaled_groups
+    from trials.shrinking.roles import Role, Roles, roles
+    from trials.shrinking.rules import Multipliers, multipliers
+    from trials.shrinking.settings import Shrink
+    from trials.shrinking.slicing import Shrunk, shrink
     from trials.study import Study, StudyError, load_study
     from trials.training.group import TrialGroup
     from trials.training.member import Member, build_member, group_key
@@ -19,7 +25,14 @@ __all__ = [
     "FuseError",
     "FusedModule",
     "Member",
+    "Multipliers",
     "PerTrial",
+    "Role",
+    "Roles",
+    "Shrink",
+    "ShrinkError",
+    "ShrinkWarning",
+    "Shrunk",
     "Study",
     "StudyError",
     "TrialGroup",
@@ -28,6 +41,10 @@ __all__ = [
     "fuse_optimizers",
     "group_key",
     "load_study",
+    "multipliers",
+    "roles",
+    "scaled_groups",
+    "shrink",
 ]
 
 refuse_moved_module()
@@ -35,6 +52,12 @@ refuse_moved_module()
 _HOMES = {
     "fused": ("FusedModule", "PerTrial", "fuse", "fuse_optimizers"),
     "fusion": ("FuseError",),
+    "shrinking.errors": ("ShrinkError", "ShrinkWarning"),
+    "shrinking.groups": ("scaled_groups",),
+    "shrinking.roles": ("Role", "Roles", "roles"),
+    "shrinking.rules": ("Multipliers", "multipliers"),
+    "shrinking.settings": ("Shrink",),
+    "shrinking.slicing": ("Shrunk", "shrink"),
     "training.group": ("TrialGroup",),
     "training.member": ("Member", "build_member", "group_key"),
     "study": ("Study", "StudyError", "load_study"),

@@ -15,6 +15,7 @@ from ds_hooks.shared.endings import USER_ERROR_STATUS
 from ds_hooks.shared.renamed_commands import refuse
 from ds_hooks.shared.secrets import STORAGE_VARIABLE, hide_password, hide_passwords, read_storage
 from ds_hooks.shared.study_files import journal_path, trials_directory
+from trials import cli_shrinking
 
 if TYPE_CHECKING:
     from trials.study import Study
@@ -205,6 +206,34 @@ def _add_deadline(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--by", metavar="TIME", help=described)
 
 
+def _shrink(parsed: argparse.Namespace) -> int:
+    return cli_shrinking.shrink(parsed, _load(parsed))
+
+
+def _add_shrink(parser: argparse.ArgumentParser) -> None:
+    _add_study(parser)
+    cli_shrinking.add_shrink(parser)
+
+
+def _rank(parsed: argparse.Namespace) -> int:
+    return cli_shrinking.rank(parsed, _load(parsed))
+
+
+def _add_rank(parser: argparse.ArgumentParser) -> None:
+    _add_study(parser)
+    cli_shrinking.add_rank(parser)
+
+
+def _transfer(parsed: argparse.Namespace) -> int:
+    return cli_shrinking.transfer(parsed, _load(parsed), _known_place(parsed))
+
+
+def _add_transfer(parser: argparse.ArgumentParser) -> None:
+    _add_study(parser)
+    _add_place(parser)
+    cli_shrinking.add_transfer(parser)
+
+
 def _known_place(parsed: argparse.Namespace) -> tuple[str, Path, str]:
     """The same as `_place`, where there is a storage already."""
     logs.adopt("optuna")
@@ -337,6 +366,27 @@ COMMANDS = (
         example="trials deadline examples/digits.py --by '2026-12-01 08:00'",
         run=_deadline,
         add_arguments=_add_deadline,
+    ),
+    Command(
+        name="shrink",
+        summary="show what shrinking does to a study's model, and what of it transfers",
+        example="trials shrink examples/shrunk_digits.py",
+        run=_shrink,
+        add_arguments=_add_shrink,
+    ),
+    Command(
+        name="rank",
+        summary="train random configurations at several scales, and compare their ranks",
+        example="trials rank examples/shrunk_digits.py --scales 2 4",
+        run=_rank,
+        add_arguments=_add_rank,
+    ),
+    Command(
+        name="transfer",
+        summary="train a study's target with the hyperparameters of its best surrogates",
+        example="trials transfer examples/shrunk_digits.py --top 1",
+        run=_transfer,
+        add_arguments=_add_transfer,
     ),
     Command(
         name="close",

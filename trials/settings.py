@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+from trials.shrinking.settings import problems_of
+
 WORDS = "'maximize' or 'minimize'"
 
 TIMES = "a date and a time, such as '2026-12-01 08:00', which is local, or with a zone: '2026-12-01 08:00+01:00'"
@@ -42,6 +44,7 @@ def problems(study: Any) -> Iterator[str]:
     yield from _choices(study)
     yield from _extras(study)
     yield from _search(study)
+    yield from problems_of(study.shrink)
     yield from _of_optuna(study)
 
 

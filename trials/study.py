@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from trials.settings import problems
+from trials.shrinking.settings import Shrink
 
 if TYPE_CHECKING:
     import optuna
@@ -56,6 +57,8 @@ class Study(abc.ABC):
             the ``"start"`` only, or never (False).
         deadline: when the study should have ended, as in ``"2026-12-01 08:00"``, local or with a zone; None: whenever.
             It is admitted or refused, and changes nothing that is trained.
+        shrink: how many times narrower the models are that the trials train, or a `trials.Shrink`, so that their best
+            hyperparameters are those of the model that `model` builds; None: as `model` builds them.
         metric: which of `metrics` is a trial's score; None: `score` computes it, and is not needed otherwise.
     """
 
@@ -77,6 +80,7 @@ class Study(abc.ABC):
     audit: str | bool = "epoch"
     metric: str | tuple[str, ...] | None = None
     deadline: str | None = None
+    shrink: int | Shrink | None = None
 
     @abc.abstractmethod
     def suggest(self, trial: "optuna.Trial") -> dict[str, Any]:
@@ -84,7 +88,11 @@ class Study(abc.ABC):
 
     @abc.abstractmethod
     def model(self, params: dict[str, Any]) -> nn.Module:
-        """Return a fresh model. Random numbers are seeded before the call."""
+        """Return a fresh model. Random numbers are seeded before the call.
+
+        It may have a second parameter called ``shrink``, by which it divides its widths (1: the model itself).
+        Otherwise `trials.shrink` makes surrogates of the model, if `Study.shrink` wants them.
+        """
 
     @abc.abstractmethod
     def optimizer(

@@ -4,7 +4,7 @@
 over trials (`vector`, `block`). Optimizers without a rule run as K originals (`originals`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -19,6 +19,7 @@ from trials.optim.fused import FusedOptimizer
 from trials.optim.gradients import Gradients
 from trials.optim.originals import Originals
 from trials.optim.vector import VectorOptimizer
+from trials.shrinking.rules import Multipliers
 
 __all__ = ["FusedOptimizer", "Gradients", "fuse_optimizers", "holder_of", "optimizer_facts"]
 
@@ -30,6 +31,7 @@ def fuse_optimizers(
     holders: Sequence[torch.optim.Optimizer] | None = None,
     widest: int = 1,
     way: Way = "rules",
+    scales: Mapping[str, Multipliers] | None = None,
 ) -> FusedOptimizer:
     """Fuse optimizers that agree in `optimizer_facts`: by vectors, or else K originals on views of the rows.
 
@@ -41,7 +43,8 @@ def fuse_optimizers(
             that schedulers made for these still work.
         widest: the largest K to expect, for the size of units.
         way: how the trials are trained; vectors are for "rules" alone.
+        scales: what each parameter's settings are multiplied by, if the models are surrogates.
     """
     if way != "rules" or rule_of(optimizers[0]) is None:
-        return Originals(optimizers, names_K, rows, holders)
-    return VectorOptimizer(optimizers, names_K, rows, holders, widest)
+        return Originals(optimizers, names_K, rows, holders, scales)
+    return VectorOptimizer(optimizers, names_K, rows, holders, widest, scales)

@@ -130,7 +130,8 @@ class RAdam(Moments):
         one = np.where(ready, length, 6.0)  # keeps the root real where it is not used
         top = np.where(ready, limit, 6.0)
         rect = ((one - 4) * (one - 2) * top / ((top - 4) * (top - 2) * one)) ** 0.5
-        rate = h["lr"] / (1 - h["beta1"] ** step) * np.where(ready, rect * correction2**0.5, 1.0)
+        first = h.get("unrectified", 1.0)  # a surrogate's multiplier of steps that are not rectified
+        rate = h["lr"] / (1 - h["beta1"] ** step) * np.where(ready, rect * correction2**0.5, first)
         return {**self.weights(h), **scaled(rate, np.where(ready, h["eps"], 1.0), np.where(ready, 1.0, 0.0))}
 
     def update(self, p: Tensor, g: Tensor, s: dict[str, Tensor], c: dict[str, Tensor], a: Tensor, b: Tensor) -> None:

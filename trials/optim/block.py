@@ -31,7 +31,7 @@ MANY_WEIGHTS = 1 << 17
 
 
 class Block:
-    """Parameters of one param group and type, and the state of their updates.
+    """Parameters of one param group, type and multipliers, and the state of their updates.
 
     They lie side by side as one matrix over trials, so that a few kernels update them all. A single-pass kernel takes
     them one by one instead, as they are, without copies. A rule that is not elementwise has blocks of a single
@@ -39,6 +39,7 @@ class Block:
 
     Attributes:
         names: the parameters.
+        part: the number of their param group and multipliers.
         counts: the state's numbers, each ``[K]``.
         columns: how many weights a trial has in it; 0 where the rule is not elementwise.
         by_row: whether it is updated trial by trial, by a kernel that passes over the memory once.
@@ -52,7 +53,7 @@ class Block:
     def __init__(
         self,
         rule: Rule,
-        group: int,
+        part: int,
         names: Sequence[str],
         parameters: Mapping[str, nn.Parameter],
         tables: Mapping[str, Mapping[str, Tensor]],
@@ -64,7 +65,7 @@ class Block:
         With `alike`, the trials agree in everything that a single-pass kernel takes only once.
         """
         self.rule = rule
-        self.group = group
+        self.part = part
         self.names = tuple(names)
         self.counts = counts
         self.waits = False
@@ -120,7 +121,7 @@ class Block:
     def key_at(self, counts: Counts) -> Hashable:
         """What `key` is when the counts are these."""
         axes = 2 if self.rule.elementwise else self.like.ndim
-        return self.group, self.like.dtype, axes, b"".join([values.tobytes() for values in counts.values()])
+        return self.part, self.like.dtype, axes, b"".join([values.tobytes() for values in counts.values()])
 
     def step(self, piece: Piece, scratch: Tensor, change: Gradients | None, again: Callable[[], None]) -> None:
         """Update a piece of the parameters of all trials but those in `self.skip`.
@@ -225,7 +226,7 @@ class Block:
         tables, parameters = self.tables(), dict(zip(self.names, self._parameters, strict=True))
         for names in parts:
             counts = {name: values.copy() for name, values in self.counts.items()}
-            yield Block(self.rule, self.group, names, parameters, tables, counts, self._alike)
+            yield Block(self.rule, self.part, names, parameters, tables, counts, self._alike)
 
     def _names_by_gradient(self, absent: Absent) -> list[list[str]]:
         parts: dict[Hashable, list[str]] = {}

@@ -12,6 +12,7 @@ from trials.optim.facts import Names
 from trials.optim.gradients import Gradients
 from trials.optim.optimizer_state import OptimizerState
 from trials.optim.registry import Group
+from trials.shrinking.rules import Multipliers
 
 
 def go_on(unit: int) -> None:
@@ -25,6 +26,7 @@ class FusedOptimizer(abc.ABC):
         holders: per trial, an optimizer whose `param_groups` hold its hyperparameters; read there at each step if they
             are the user's own, else after `changed`.
         units: the names of the pieces into which a step is divided.
+        scales: what each parameter's settings are multiplied by, and its gradient where it is clipped.
         computes_in: the type in which it computes, if that is coarser than the parameters'.
     """
 
@@ -37,6 +39,7 @@ class FusedOptimizer(abc.ABC):
         names_K: Sequence[Names],
         rows: Rows,
         holders: Sequence[torch.optim.Optimizer] | None = None,
+        scales: Mapping[str, Multipliers] | None = None,
     ) -> None:
         """Copy the state of `optimizers`, which agree in `optimizer_facts`.
 
@@ -45,7 +48,9 @@ class FusedOptimizer(abc.ABC):
             names_K: the names of these parameters.
             rows: the parameters of all trials.
             holders: optimizers whose hyperparameters count; by default `optimizers`.
+            scales: what each parameter's settings are multiplied by. Neither holders nor schedulers see it.
         """
+        self.scales = scales or {}
         self.holders = list(optimizers if holders is None else holders)
         self._live = holders is None
         self._members = [[names_K[0][id(p)] for p in group["params"]] for group in optimizers[0].param_groups]

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trials.shrinking.rules import Multipliers
+
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
@@ -21,6 +23,12 @@ class Gradients:
             gradient = gradient.clamp(-limit, limit)
         return gradient if self.factor_K is None else gradient * _leading(self.factor_K, gradient)
 
+    def scaled(self, scales: Multipliers) -> "Gradients":
+        """The same for a parameter with these multipliers."""
+        if self.limit_K is None or scales.clip_value == 1:
+            return self
+        return Gradients(self.factor_K, self.limit_K * scales.clip_value)
+
     def of(self, rows: slice) -> "Gradients":
         """The same for the trials in `rows` alone."""
         return Gradients(
@@ -28,9 +36,18 @@ class Gradients:
         )
 
 
-def norms_K(gradients: Sequence[Tensor], change: Gradients) -> Tensor:
-    """Each trial's norm over all its changed gradients (each ``[K, *shape]``), as for `clip_grad_norm_`."""
-    parts = [torch.linalg.vector_norm(change.apply(_flat(g)), dim=1) for g in gradients]
+def norms_K(gradients: Sequence[Tensor], change: Gradients, scales: Sequence[Multipliers] = ()) -> Tensor:
+    """Each trial's norm over all its changed gradients (each ``[K, *shape]``), as for `clip_grad_norm_`.
+
+    Surrogates have `scales`, one for each gradient.
+    """
+    if scales:
+        parts = [
+            torch.linalg.vector_norm(change.scaled(own).apply(_flat(g)), dim=1) * own.clip_norm
+            for g, own in zip(gradients, scales, strict=True)
+        ]
+    else:
+        parts = [torch.linalg.vector_norm(change.apply(_flat(g)), dim=1) for g in gradients]
     return torch.linalg.vector_norm(torch.stack(parts), dim=0)
 
 

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from trials.optim.fused import FusedOptimizer, go_on
 from trials.optim.gradients import Gradients
 from trials.optim.optimizer_state import OptimizerState, Own, refuse_changed
 from trials.optim.packed import class_values, fixed_parts, pack, parameters_of, unpack
+from trials.shrinking.groups import scaled
+from trials.shrinking.rules import NONE, Multipliers
 
 MODES = ("train", "eval")
 """Methods of optimizers that train other weights than they evaluate, such as schedule-free ones."""
@@ -34,9 +37,10 @@ class Originals(FusedOptimizer):
         names_K: Sequence[Names],
         rows: Rows,
         holders: Sequence[torch.optim.Optimizer] | None = None,
+        scales: Mapping[str, Multipliers] | None = None,
     ) -> None:
         """See `FusedOptimizer`. `holders`, if given, are duplicates that become this object's own."""
-        super().__init__(optimizers, names_K, rows, holders)
+        super().__init__(optimizers, names_K, rows, holders, scales)
         self._originals = list(holders) if holders is not None else [_sharing(o) for o in optimizers]
         self._fixed = fixed_parts(self._originals[0])
         self._training_K: list[bool | None] = [None] * len(self._originals)
@@ -55,7 +59,10 @@ class Originals(FusedOptimizer):
         """See `FusedOptimizer`."""
         change = gradients or Gradients()
         parameters = self._rows.parameters
-        changed = [None if (g := parameters[name].grad) is None else change.apply(g) for name in self._order]
+        changed = [
+            None if (g := parameters[name].grad) is None else change.scaled(self.scales.get(name, NONE)).apply(g)
+            for name in self._order
+        ]
         absent = self._rows.absent()
         absent_rows = [absent.get(name, frozenset()) for name in self._order]
         for row, original in enumerate(self._originals):
@@ -64,7 +71,7 @@ class Originals(FusedOptimizer):
             enter(0)
             for p, grad, missing in zip(self._parameters_K[row], changed, absent_rows, strict=True):
                 p.grad = None if grad is None or row in missing else grad[row]
-            self._call(row, original.step)
+            self._call(row, partial(self._step_scaled, row) if self.scales else original.step)
             for p in self._parameters_K[row]:
                 p.grad = None
 
@@ -168,6 +175,11 @@ class Originals(FusedOptimizer):
         self._write_back(row)
         if self._live:
             _copy_groups(original, self.holders[row])
+
+    def _step_scaled(self, row: int) -> None:
+        own = {id(p): self.scales[n] for n, p in zip(self._order, self._parameters_K[row], strict=True)}
+        with scaled(self._originals[row], own):
+            self._originals[row].step()
 
     def _read_holders(self) -> None:
         if self._live:

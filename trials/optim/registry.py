@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trials.shrinking.rules import Multipliers
+
 Group = dict[str, Any]
 Numbers = Mapping[str, NDArray[Any]]
 """A name -> one number per trial (``[K]``), or of several steps (``[steps, K]``)."""
@@ -168,6 +170,15 @@ def scaled(rate: NDArray[Any], eps: NDArray[Any], root: NDArray[Any] | float = 1
 def move(p: Tensor, direction: Tensor, square: Tensor, c: dict[str, Tensor], out: Tensor) -> None:
     """``p -= rate * direction / (root * sqrt(square) + eps)``."""
     p.addcdiv_(direction, torch.sqrt(square, out=out).mul_(c["root"]).add_(c["eps"]), value=-1)
+
+
+def scaled_numbers(numbers: dict[str, NDArray[Any]], scales: Multipliers) -> dict[str, NDArray[Any]]:
+    """The numbers of `numbers_of` for a parameter with these multipliers."""
+    factors = {"lr": scales.rate, "weight_decay": scales.decay, "eps": scales.eps}
+    made = {name: values * factors[name] if name in factors else values for name, values in numbers.items()}
+    if scales.unrectified != 1:
+        made["unrectified"] = np.full_like(made["lr"], scales.unrectified)
+    return made
 
 
 def numbers_of(groups: list[Group]) -> dict[str, NDArray[Any]]:

@@ -18,7 +18,8 @@ from trials.optim.facts import Names, rule_of
 from trials.optim.fused import FusedOptimizer, go_on
 from trials.optim.gradients import Gradients
 from trials.optim.optimizer_state import OptimizerState, Ordinary
-from trials.optim.registry import Group, Rule, SinglePass, numbers_of
+from trials.optim.registry import Group, Rule, SinglePass, numbers_of, scaled_numbers
+from trials.shrinking.rules import NONE, Multipliers
 
 UNIT_ELEMENTS = 1 << 18
 """How many weights of all trials one unit updates: about half a millisecond of one core, and within its cache."""
@@ -37,9 +38,10 @@ class VectorOptimizer(FusedOptimizer):
         rows: Rows,
         holders: Sequence[torch.optim.Optimizer] | None = None,
         widest: int = 1,
+        scales: Mapping[str, Multipliers] | None = None,
     ) -> None:
         """See `FusedOptimizer`; `widest` is the largest K to expect, for the size of units."""
-        super().__init__(optimizers, names_K, rows, holders)
+        super().__init__(optimizers, names_K, rows, holders, scales)
         first = optimizers[0]
         made = rule_of(first)
         if made is None:
@@ -84,7 +86,8 @@ class VectorOptimizer(FusedOptimizer):
                 ready = True
             for block in self._entries[entry]:
                 if not block.waits:
-                    block.step(piece, self._scratch[block.like.dtype], gradients, partial(enter, unit))
+                    change = None if gradients is None else gradients.scaled(self._parts[block.part][1])
+                    block.step(piece, self._scratch[block.like.dtype], change, partial(enter, unit))
 
     def moved(self) -> None:
         """See `FusedOptimizer`."""
@@ -191,6 +194,9 @@ class VectorOptimizer(FusedOptimizer):
         """Divide the parameters into entries of a limited number of weights per trial, and the step into units."""
         most = self._most
         self._group_of = {name: index for index, group in enumerate(self._members) for name in group}
+        keys = {name: (self._group_of[name], self.scales.get(name, NONE)) for name in self._order}
+        self._parts = list(dict.fromkeys(keys.values()))
+        self._part_of = {name: self._parts.index(key) for name, key in keys.items()}
         self._plans: list[list[str]] = []
         self._work: list[tuple[int, Piece]] = []
         last: tuple[int, torch.dtype] | None = None
@@ -199,7 +205,7 @@ class VectorOptimizer(FusedOptimizer):
             if name in self._idle:
                 continue
             p = self._rows.parameters[name]
-            size, block = prod(p.shape[1:]), (self._group_of[name], p.dtype)
+            size, block = prod(p.shape[1:]), (self._part_of[name], p.dtype)
             if block != last or filled + size > most or not self._rule(name).elementwise:
                 self._plans.append([])
                 last, filled = block, 0
@@ -238,8 +244,8 @@ class VectorOptimizer(FusedOptimizer):
             blocks = []
             rule = self._rule(names[0])
             for own in alike.values():
-                group = self._group_of[own[0]]
-                blocks.append(Block(rule, group, own, parameters, tables, counts[own[0]], self._alike[group]))
+                part = self._part_of[own[0]]
+                blocks.append(Block(rule, part, own, parameters, tables, counts[own[0]], self._alike[part]))
             self._entries.append(blocks)
         for entry, (_, pieces) in self._work:
             for block in self._entries[entry]:
@@ -270,7 +276,7 @@ class VectorOptimizer(FusedOptimizer):
         """Take the hyperparameters as they are now."""
         for holder in self.holders:
             self._check(holder)
-        self._numbers = [numbers_of([g[i] for g in self.groups_K]) for i in range(len(self._rules))]
+        self._numbers = [scaled_numbers(numbers_of([g[i] for g in self.groups_K]), own) for i, own in self._parts]
         self._numbers_K = [_by_trial(numbers) for numbers in self._numbers]
         self._common = [_common(one) for one in self._numbers_K]
         self._foreseen.clear()
@@ -293,23 +299,23 @@ class VectorOptimizer(FusedOptimizer):
                     )
 
     def _agree(self) -> list[bool]:
-        """Per param group, whether the trials agree in everything that a single-pass kernel takes only once."""
+        """Per part, whether the trials agree in everything that a single-pass kernel takes only once."""
         return [
-            isinstance(rule, SinglePass) and common.keys() >= rule.shared
-            for rule, common in zip(self._rules, self._common, strict=True)
+            isinstance(rule := self._rules[group], SinglePass) and common.keys() >= rule.shared
+            for (group, _), common in zip(self._parts, self._common, strict=True)
         ]
 
     def _advance(self, block: Block) -> None:
         if block.by_row:
-            block.numbers_K = self._numbers_K[block.group]
-            after = block.rule.count(self._numbers[block.group] if self._numbers else {}, block.counts)
+            block.numbers_K = self._numbers_K[block.part]
+            after = block.rule.count(self._numbers[block.part] if self._numbers else {}, block.counts)
         else:
             key = block.key
             if key not in self._foreseen:
                 self._foresee(block)
             names, table, after = self._foreseen[key]
             block.vectors = dict(zip(names, table.unbind(0), strict=True))
-            block.common = self._common[block.group]
+            block.common = self._common[block.part]
         if block.skip:
             after = {name: values.copy() for name, values in after.items()}
             for name, values in after.items():
@@ -319,7 +325,7 @@ class VectorOptimizer(FusedOptimizer):
     def _foresee(self, block: Block) -> None:
         """Make the coefficients of several steps at once: the longer no hyperparameter has changed, the more."""
         rule, like = block.rule, block.like
-        numbers = self._numbers[block.group] if self._numbers else {}
+        numbers = self._numbers[block.part] if self._numbers else {}
         path = [block.counts]
         for _ in range(self._ahead):
             path.append(rule.count(numbers, path[-1]))

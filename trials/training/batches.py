@@ -112,10 +112,10 @@ def batch_params_of(study: Study, params: dict[str, Any]) -> dict[str, Any]:
     return {name: params[name] for name in study.batch_params}
 
 
-def _batches_of(study: Study, reader: Reader) -> Iterable[Batch]:
+def batches_of(study: Study, params: dict[str, Any], epoch: int) -> Iterable[Batch]:
     """Return what the study gives all trials that train alike."""
-    named, read = batch_params_of(study, reader.params), cast("Callable[..., Iterable[Batch]]", study.batches)
-    return read(reader.epoch, named) if study.batch_params else read(reader.epoch)
+    named, read = batch_params_of(study, params), cast("Callable[..., Iterable[Batch]]", study.batches)
+    return read(epoch, named) if study.batch_params else read(epoch)
 
 
 def rounds(study: Study, readers: Sequence[Reader]) -> Iterator[dict[int, Batch]]:
@@ -140,7 +140,7 @@ def rounds(study: Study, readers: Sequence[Reader]) -> Iterator[dict[int, Batch]
                 for r, given in zip(here, own, strict=True)
             ]
             continue
-        given = _batches_of(study, here[0])
+        given = batches_of(study, here[0].params, here[0].epoch)
         loader = given.given if isinstance(given, Pinned) else given
         if any(loader is other for other in loaders) and not isinstance(loader, (list, tuple)):
             raise SharedLoaderError

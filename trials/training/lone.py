@@ -1,8 +1,8 @@
 """One trial of a group, alone: the user's own module, optimizer and random stream, in the state of its row."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,11 +21,14 @@ from trials.fusion.trace import FORWARD
 from trials.fusion.trees import heads
 from trials.fusion.units import ask_before_backward
 from trials.optim.several import by_phase
+from trials.shrinking.groups import clip_gradients, scaled
+from trials.shrinking.rules import Multipliers
 from trials.study import Study
 from trials.training.batches import parts
 from trials.training.compare import is_continuous
 from trials.training.objectives import joined_scores
 from trials.training.record import LOSS, SCALE, SCORE, STREAM, Record, named_batch
+from trials.training.shrunk import by_id, scales_of
 from trials.training.trees import copied, mapped, tensors
 from trials.training.trial_state import TrialState
 
@@ -72,8 +75,11 @@ class Lone:
         self._draws = torch.Generator().manual_seed(nudges.seed)
         self._state = state = self._nudge_parameters(state)
         self._device = state.device
-        self.model, given, self.schedulers = state.revive(study, self._device)
+        self.model, given, _, self.schedulers, roles = state.revive(study, self._device)
         self.optimizers = by_phase(given)
+        self._is_shrunk = roles is not None
+        scales = {phase: scales_of(roles, optimizer) for phase, optimizer in self.optimizers.items()}
+        self._scales = {phase: by_id(self.model, own) for phase, own in scales.items()}
         scaler = study.scaler(state.params)
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         if self._scaler is not None:
@@ -148,17 +154,25 @@ class Lone:
         if scaler is not None:
             scaler.unscale_(optimizer)
         clipped = list(self.model.parameters()) if phase == FORWARD else trained
-        norm, value = study.clip_norm(params), study.clip_value(params)
-        if value is not None:
-            nn.utils.clip_grad_value_(clipped, value)
-        if norm is not None:
-            nn.utils.clip_grad_norm_(clipped, norm)
-        if scaler is None:
-            optimizer.step()
-        else:
-            scaler.step(optimizer)
+        self._clip(clipped, self._scales[phase])
+        with scaled(optimizer, self._scales[phase]) if self._is_shrunk else nullcontext():
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+        if scaler is not None:
             scaler.update()
         return True
+
+    def _clip(self, parameters: Sequence[Tensor], scales: Mapping[int, Multipliers]) -> None:
+        norm, value = self._study.clip_norm(self._state.params), self._study.clip_value(self._state.params)
+        if self._is_shrunk:
+            clip_gradients([(p, scales[id(p)]) for p in parameters], norm, value)
+            return
+        if value is not None:
+            nn.utils.clip_grad_value_(parameters, value)
+        if norm is not None:
+            nn.utils.clip_grad_norm_(parameters, norm)
 
     def _call(self, phase: str, inputs: Any) -> Any:
         forward = self.model if phase == FORWARD else getattr(self.model, phase)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,12 @@ from trials.fusion.ways import FOUND_UNEQUAL, Way
 from trials.optim import fuse_optimizers, holder_of, optimizer_facts
 from trials.optim.duplicate import act_on
 from trials.optim.several import Given, Optimizers, as_given, by_phase
+from trials.shrinking.roles import Roles
 from trials.study import Study
 from trials.training.batches import batch_params_of
 from trials.training.progress import Progress, new_progress, new_schedulers
+from trials.training.shrunk import model_of, scales_of
+from trials.training.transfers import refuse_what_does_not
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class Member:
         progress: the `state_dict` of its `Progress`; None: as it begins.
         history: its `History`, as plain containers; empty: as it begins.
         batch_params: the hyperparameters on which its batches depend.
+        roles: of its parameters, if the model is a surrogate.
         structure: what must be equal in the models of fused trials.
 
     Raises:
@@ -60,6 +64,7 @@ class Member:
     progress: Mapping[str, Any] | None = None
     history: Mapping[str, Any] = field(default_factory=dict)
     batch_params: Mapping[str, Any] = field(default_factory=dict)
+    roles: Roles | None = None
     structure: Structure = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -84,17 +89,29 @@ def build_member(study: Study, number: int, params: dict[str, Any]) -> Member:
         FuseError: its model cannot be fused with any other.
     """
     own = batch_params_of(study, params)
-    return Member(number, params, *build(study, number, params), batch_params=own)
+    refuse_what_does_not(study)
+    built = build(study, number, params)
+    return Member(number, params, *built[:4], batch_params=own, roles=built.roles)
 
 
-def build(study: Study, number: int, params: dict[str, Any]) -> tuple[nn.Module, Given, Tensor, list[LRScheduler]]:
-    """Build the parts of a trial: its model, optimizer, random state, and schedulers. See `build_member`."""
+class Built(NamedTuple):
+    """The parts of a trial as the study builds them."""
+
+    model: nn.Module
+    optimizer: Given
+    rng_state: Tensor
+    schedulers: list[LRScheduler]
+    roles: Roles | None
+
+
+def build(study: Study, number: int, params: dict[str, Any]) -> Built:
+    """Build the parts of a trial. See `build_member`."""
     with undisturbed():
         seed_all(study.seed(params, number))
-        model = study.model(params)
+        model, roles = model_of(study, params, number)
         optimizer = study.optimizer(params, model)
         rng_state = torch.get_rng_state()
-        return model, optimizer, rng_state, new_schedulers(study, params, optimizer)
+        return Built(model, optimizer, rng_state, new_schedulers(study, params, optimizer), roles)
 
 
 def in_way(member: Member, way: Way) -> Member:
@@ -134,6 +151,8 @@ def facts_of(member: Member) -> Facts:
     for phase, optimizer in by_phase(member.optimizer).items():
         prefix = "" if phase == FORWARD else f"{phase}: "
         facts.update({(prefix + owner, name): v for (owner, name), v in optimizer_facts(names, optimizer).items()})
+        scales = scales_of(member.roles, optimizer)
+        facts.update({(f"{prefix}parameter '{name}'", "scales"): own for name, own in scales.items()})
     return facts
 
 
@@ -156,6 +175,7 @@ def fuse_optimizers_of(study: Study, members: Sequence[Member], rows: Rows) -> t
         phase: fuse_optimizers(
             *([given[phase] for given in given_K], rows, names_K),
             *([holders[phase].made for holders in holders_K], widest, way),
+            scales_of(members[0].roles, given_K[0][phase]),
         )
         for phase in given_K[0]
     }

@@ -11,6 +11,7 @@ from trials.fusion import Fused
 from trials.fusion.trace import FORWARD
 from trials.fusion.units import Units
 from trials.optim import FusedOptimizer
+from trials.shrinking.rules import Multipliers
 from trials.training.batches import Batch
 from trials.training.progress import Control
 from trials.training.record import LOSS, Record, named_batch
@@ -115,11 +116,16 @@ class Phase:
         """Put the optimizer in its mode for evaluation, if it has one."""
         self.optimizer.eval(self._enter_step)
 
-    def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the gradients of this phase's parameters, and those to clip by norm: all, if it is the only phase."""
+    def _gradients(self) -> tuple[list[Tensor], list[Tensor], list[Multipliers]]:
+        """Return the gradients of this phase's parameters, and those to clip by norm: all, if it is the only phase.
+
+        The last are the multipliers of these, if the trials are surrogates.
+        """
         found = {n: p.grad for n, p in self._fused.rows.parameters.items() if p.grad is not None}
-        trained = [found[name] for name in self.optimizer.names if name in found]
-        return trained, (list(found.values()) if self.name == FORWARD else trained)
+        trained = {name: found[name] for name in self.optimizer.names if name in found}
+        clipped = found if self.name == FORWARD else trained
+        scales = [self.optimizer.scales[name] for name in clipped] if self.optimizer.scales else []
+        return list(trained.values()), list(clipped.values()), scales
 
     def _enter_step(self, index: int) -> None:
         self._units.enter(self._step_units[index])

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trials.fusion.errors import FuseError
 from trials.optim.gradients import Gradients, norms_K, overflowed_K
+from trials.shrinking.rules import Multipliers
 from trials.study import Study
 from trials.training.objectives import Score, first_of
 
@@ -170,12 +171,15 @@ class Control:
             self._trials[row].lost |= not finite
         self.lost = [row for row, trial in enumerate(self._trials) if trial.lost]
 
-    def gradients(self, trained: Sequence[Tensor], all_of_them: Sequence[Tensor]) -> tuple[Gradients, list[int]]:
+    def gradients(
+        self, trained: Sequence[Tensor], all_of_them: Sequence[Tensor], scales: Sequence[Multipliers] = ()
+    ) -> tuple[Gradients, list[int]]:
         """Return how to change gradients ``[K, *shape]``, and the rows that take no step.
 
         Args:
             trained: the gradients of the parameters that the optimizer trains.
             all_of_them: the gradients whose norm is clipped.
+            scales: the multipliers of each of these, for surrogates.
         """
         skip = set(self.lost)
         factor_K = limit_K = None
@@ -189,7 +193,7 @@ class Control:
         if self._limits:
             limit_K = self._value_K if factor_K is None else self._value_K / factor_K
         if self.clips and all_of_them:
-            norm_K = norms_K(all_of_them, Gradients(factor_K, limit_K)).double()
+            norm_K = norms_K(all_of_them, Gradients(factor_K, limit_K), scales).double()
             clip_K = torch.where(self._norm_K.isinf(), 1.0, (self._norm_K / (norm_K + 1e-6)).clamp(max=1.0))
             factor_K = clip_K if factor_K is None else clip_K * factor_K
         return Gradients(factor_K, limit_K), sorted(skip)

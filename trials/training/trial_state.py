@@ -7,16 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from trials.fusion.errors import FuseError
 from trials.fusion.shared_base import Seal
 from trials.fusion.ways import Way
 from trials.optim.optimizer_state import OptimizerState, from_plain
-from trials.optim.several import Given, by_phase
+from trials.optim.several import by_phase
 from trials.study import Study
 from trials.training.batches import batch_params_of
-from trials.training.member import Member, build
+from trials.training.member import Built, Member, build
 from trials.training.trees import mapped
 
 
@@ -82,9 +81,10 @@ class TrialState:
         Raises:
             FuseError: the study now builds another model or other optimizers for it.
         """
-        model, given, schedulers = self.revive(study, None if moves else self.device)
+        model, given, _, schedulers, roles = self.revive(study, None if moves else self.device)
         return Member(
             *(self.number, self.params, model, given, self.stream, schedulers, way),
+            roles=roles,
             epoch=self.epoch,
             loss=self.loss,
             progress=self.progress,
@@ -92,8 +92,8 @@ class TrialState:
             batch_params=batch_params_of(study, self.params),
         )
 
-    def revive(self, study: Study, device: torch.device | None) -> tuple[nn.Module, Given, list[LRScheduler]]:
-        """Return the user's own model, optimizers and schedulers in this state.
+    def revive(self, study: Study, device: torch.device | None) -> Built:
+        """Return the parts of the trial as the user knows them, in this state.
 
         Args:
             study: the user's.
@@ -102,7 +102,8 @@ class TrialState:
         Raises:
             FuseError: see `member`.
         """
-        model, given, _, schedulers = build(study, self.number, self.params)
+        built = build(study, self.number, self.params)
+        model, given, _, schedulers, _ = built
         if device is not None:
             model.to(device)
         self._load(model)
@@ -121,7 +122,7 @@ class TrialState:
             )
         for scheduler, saved in zip(schedulers, self.progress["schedulers"], strict=True):
             scheduler.load_state_dict(copy.deepcopy(saved))
-        return model, given, schedulers
+        return built
 
     def plain(self) -> dict[str, Any]:
         """Return plain containers that ``torch.load(..., weights_only=True)`` reads; see `from_plain`.

@@ -187,7 +187,10 @@ def test_close_makes_no_journal(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         ((), "the following arguments are required: COMMAND; see trials --help"),
         (("chek", "study.py"), "no command 'chek'; did you mean: trials check"),
-        (("frobnicate",), "no command 'frobnicate'; allowed: check, explain, measure, run, best, deadline, close"),
+        (
+            ("frobnicate",),
+            "no command 'frobnicate'; allowed: check, explain, measure, run, best, deadline, shrink, rank",
+        ),
         (("runner",), "no command 'runner'; use: trials measure"),
         (("check",), "trials check: the following arguments are required: STUDY"),
         (("measure", "study.py", "--seconds", "0"), "trials measure: argument --seconds: invalid positive float"),

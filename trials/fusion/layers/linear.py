@@ -13,6 +13,7 @@ from torch.nn import functional
 from trials.fusion.registry import JointLayer, Layer, lift, rule
 from trials.fusion.rows import Rows, go_on
 from trials.fusion.shared_base import only
+from trials.shrinking.tied import TiedHead
 
 _FEW_WEIGHTS = 1 << 12
 """Below this, copying a gradient costs less than a derivative of our own."""
@@ -46,6 +47,20 @@ class FusedLinear(Layer):
     def run(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
         """``x_KB...I`` or ``x_B...I`` to ``y_KB...O``; without the axis K if neither input nor weights have it."""
         return multiplied(x, per_trial, self.weight_KOI, self.bias_KO, self.again)
+
+
+@rule(TiedHead)
+class FusedTiedHead(FusedLinear):
+    """A surrogate's head that is tied to its embedding, of K trials."""
+
+    def __init__(self, module: TiedHead, path: str) -> None:
+        """See `Layer`."""
+        super().__init__(module, path)
+        self._multiplier = module.multiplier
+
+    def run(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
+        """See `FusedLinear.run`."""
+        return super().run(x * self._multiplier, per_trial, training)
 
 
 def multiplied(

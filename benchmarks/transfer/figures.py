@@ -1,0 +1,122 @@
+"""From runs to the summary."""
+
+from collections.abc import Iterable, Sequence
+from math import inf, log, log2
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from benchmarks.common import ratio_with_ci95
+
+Runs = Sequence[dict[str, Any]]
+
+
+def summary(runs: Runs) -> dict[str, Any]:
+    """The figures of those experiments that have run; the others are None."""
+    by = {name: [run for run in runs if run["scenario"] == name] for name in {run["scenario"] for run in runs}}
+    drifts = [run for name, own in by.items() if name.startswith("drift") for run in own]
+    mlps = [run for run in drifts if run["model"] == "mlp"]
+    found: dict[str, Any] = {
+        "oracle_error": max((run["error"] for run in by.get("oracles", [])), default=None),
+        "coordinate_slope_worst": worst_slope(by.get("coordinates", []), "shrunk"),
+        "coordinate_slope_plain": worst_slope(by.get("coordinates", []), "plain"),
+        "drift_octaves_16": drift(mlps, "shrunk", 16),
+        "drift_octaves_64": drift(mlps, "shrunk", 64),
+        "drift_octaves_plain_64": drift(mlps, "plain", 64),
+        "drift_octaves_8_others": drift([run for run in drifts if run["model"] != "mlp"], "shrunk", 8),
+    }
+    found.update(ranks(by.get("ranking", [])))
+    found.update(speedup(by.get("end_to_end", [])))
+    return found
+
+
+def worst_slope(runs: Runs, way: str) -> float | None:
+    """The largest slope, of any layer, of the logarithm of how far activations move against that of the width."""
+    slopes = []
+    for model, kind in {(run["model"], run["optimizer"]) for run in runs}:
+        own = [run for run in runs if (run["model"], run["optimizer"], run["way"]) == (model, kind, way)]
+        for layer in own[0]["layers"] if own else ():
+            points = [(log2(run["width"]), fmean(run["layers"][layer])) for run in own]
+            if all(0 < moved < inf for _, moved in points):
+                slopes.append(float(np.polyfit([x for x, _ in points], [log2(y) for _, y in points], 1)[0]))
+    return max((abs(slope) for slope in slopes), default=None)
+
+
+def best_rate(run: dict[str, Any]) -> float:
+    """The logarithm to base 2 of the rate with the least training loss, by a parabola through it and its neighbours."""
+    rates = sorted(set(run["rates"]))
+    means = []
+    for rate in rates:
+        losses = [loss for own, loss in zip(run["rates"], run["training_losses"], strict=True) if own == rate]
+        means.append(fmean(log(loss) if loss < inf else inf for loss in losses))
+    best = min(range(len(rates)), key=lambda i: means[i])
+    middle, step = log2(rates[best]), log2(rates[1] / rates[0])
+    if not 0 < best < len(rates) - 1:
+        return middle
+    left, here, right = means[best - 1 : best + 2]
+    if right == inf or left == inf:
+        return middle
+    return middle + step * (left - right) / (2 * (left - 2 * here + right)) if left - 2 * here + right > 0 else middle
+
+
+def drift(runs: Runs, way: str, ratio: int) -> float | None:
+    """By how many octaves at most the best rate moves from the target to ÷ `ratio`."""
+    found = []
+    for model, kind in {(run["model"], run["optimizer"]) for run in runs}:
+        own = {run["width"]: run for run in runs if (run["model"], run["optimizer"], run["way"]) == (model, kind, way)}
+        top = max(own, default=0)
+        found += [abs(best_rate(own[top]) - best_rate(own[w])) for w in own if w * ratio == top]
+    return max(found, default=None)
+
+
+def ranks(runs: Runs) -> dict[str, Any]:
+    """Rank correlations, their ceiling, and the worst regret at ÷ 8 in standard deviations of a seed."""
+    means = {run["who"]: _means(run["held_out_losses"], run["seeds"]) for run in runs}
+    made: dict[str, Any] = {f"spearman_{scale}": None for scale in (2, 4, 8)}
+    made |= {"spearman_ceiling": None, "regret_sd": None}
+    if "target" not in means:
+        return made
+    target = means["target"]
+    for who in ("2", "4", "8"):
+        made[f"spearman_{who}"] = float(spearmanr(_ranked(target), _ranked(means[who])).statistic)
+    made["spearman_ceiling"] = float(spearmanr(_ranked(target), _ranked(means["target again"])).statistic)
+    run = next(run for run in runs if run["who"] == "target")
+    best, chosen = min(range(len(target)), key=target.__getitem__), min(range(len(target)), key=means["8"].__getitem__)
+    own = run["held_out_losses"][best * run["seeds"] : (best + 1) * run["seeds"]]
+    if len(own) > 1:
+        made["regret_sd"] = (target[chosen] - target[best]) / stdev(own)
+    return made
+
+
+def speedup(runs: Runs) -> dict[str, Any]:
+    """The time of Optuna with its pruner ÷ ours, to the plain best's loss and one standard deviation of its repeats."""
+    nothing: dict[str, Any] = {"end_to_end_speedup": None, "end_to_end_speedup_low": None}
+    repeats = sorted({run["repeat"] for run in runs})
+    if not repeats:
+        return nothing
+    traces = {(run["who"], run["repeat"]): run["trace"] for run in runs}
+    bests = [min((loss for _, loss in traces["optuna, median", r]), default=inf) for r in repeats]
+    spread = stdev(bests) if len(bests) > 1 else 0.0
+    pairs = []
+    for repeat, best in zip(repeats, bests, strict=True):
+        theirs, ours = (_reached(traces[who, repeat], best + spread) for who in ("optuna, median", "ours"))
+        pairs.append((theirs, ours))
+    made = {"end_to_end_reached": sum(1 for _, ours in pairs if ours < inf) / len(pairs)}
+    if any(each == inf for pair in pairs for each in pair):
+        return {**nothing, **made}
+    ratio, (low, _) = ratio_with_ci95(pairs)
+    return {"end_to_end_speedup": 1 + ratio, "end_to_end_speedup_low": 1 + low, **made}
+
+
+def _reached(trace: Iterable[Sequence[float]], wanted: float) -> float:
+    return min((seconds for seconds, loss in trace if loss <= wanted), default=inf)
+
+
+def _means(losses: Sequence[float], seeds: int) -> list[float]:
+    return [fmean(losses[i : i + seeds]) for i in range(0, len(losses), seeds)]
+
+
+def _ranked(losses: Sequence[float]) -> list[float]:
+    return [loss if loss < inf else 1e9 for loss in losses]

@@ -1,0 +1,67 @@
+"""From runs of the transfer benchmark to its summary."""
+
+from math import inf, log2
+from typing import Any
+
+import pytest
+
+from benchmarks.transfer.figures import best_rate, drift, ranks, speedup, summary, worst_slope
+
+
+def sweep(width: int, best: float, way: str = "shrunk") -> dict[str, Any]:
+    """Losses that have their least at the rate 2 to the power of `best`."""
+    rates = [2.0**i for i in range(-8, 1)]
+    losses = [2.718281828 ** (0.1 * (log2(rate) - best) ** 2) for rate in rates]
+    own = {"way": way, "model": "mlp", "optimizer": "adam", "width": width, "scenario": "drift_mlp_adam"}
+    return {**own, "rates": rates, "training_losses": losses}
+
+
+def test_the_best_rate_lies_between_those_that_were_tried() -> None:
+    assert best_rate(sweep(64, -3.3)) == pytest.approx(-3.3, abs=0.01)
+    assert best_rate(sweep(64, 5)) == 0
+    diverged = sweep(64, -3.0)
+    diverged["training_losses"][6] = inf
+    assert best_rate(diverged) == -3
+
+
+def test_drift_is_that_from_the_target() -> None:
+    runs = [sweep(16, -3.0), sweep(64, -4.0), sweep(256, -4.5), sweep(16, -1.0, "plain"), sweep(256, -5.0, "plain")]
+    assert drift(runs, "shrunk", 16) == pytest.approx(1.5, abs=0.01)
+    assert drift(runs, "shrunk", 4) == pytest.approx(0.5, abs=0.01)
+    assert drift(runs, "plain", 16) == pytest.approx(4, abs=0.01)
+    assert drift(runs, "shrunk", 3) is None
+
+
+def test_the_slope_is_the_worst_of_any_layer() -> None:
+    own = {"way": "shrunk", "model": "mlp", "optimizer": "adam"}
+    runs = [{**own, "width": w, "layers": {"0": [1.0, 1.0], "1": [w**-0.5, w**-0.5]}} for w in (16, 64, 256)]
+    assert worst_slope(runs, "shrunk") == pytest.approx(0.5)
+    assert worst_slope(runs, "plain") is None
+
+
+def test_ranks_and_regret() -> None:
+    target, again = [1.0, 1.2, 2.0, 2.2, 3.0, 3.2], [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
+    swapped = [2.0, 2.0, 1.0, 1.0, 3.0, 3.0]
+    given = {"target": target, "target again": again, "2": again, "4": again, "8": swapped}
+    found = ranks([{"who": who, "seeds": 2, "held_out_losses": losses} for who, losses in given.items()])
+    assert (found["spearman_2"], found["spearman_ceiling"]) == (pytest.approx(1), pytest.approx(1))
+    assert found["spearman_8"] == pytest.approx(0.5)
+    assert found["regret_sd"] == pytest.approx(1.0 / 0.1414, rel=0.01)
+
+
+def test_the_speedup_is_to_an_equal_loss() -> None:
+    runs = []
+    for repeat in range(3):
+        runs.append({"who": "ours", "repeat": repeat, "trace": [(2.0 + 0.1 * repeat, 0.3)]})
+        runs.append({"who": "optuna, median", "repeat": repeat, "trace": [(1.0, 0.9), (8.0 + repeat, 0.3)]})
+    found = speedup(runs)
+    assert 3.5 < found["end_to_end_speedup_low"] < found["end_to_end_speedup"] < 5
+    runs[0]["trace"] = [(2.0, 0.5)]  # never as good
+    assert speedup(runs)["end_to_end_speedup"] is None
+    assert speedup(runs)["end_to_end_reached"] == pytest.approx(2 / 3)
+
+
+def test_what_has_not_run_has_no_figure() -> None:
+    found = summary([{"scenario": "oracles", "error": 1e-13}])
+    assert found.pop("oracle_error") == 1e-13
+    assert set(found.values()) == {None}

@@ -1,0 +1,70 @@
+"""What `trials shrink` and `trials rank` print."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.logged import logged
+from tests.support.paths import ROOT
+from trials.cli import main
+
+NARROW = ROOT / "tests" / "support" / "studies" / "narrow.py"
+TINY = ROOT / "tests" / "support" / "studies" / "tiny.py"
+
+
+@pytest.fixture(autouse=True)
+def loggers() -> Iterator[None]:
+    """As they were: the command sets them up."""
+    with logged():
+        yield
+
+
+def test_shrink(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["shrink", str(NARROW)]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[:4] == [
+        "name target surrogate role rate decay eps",
+        "0.weight 128 × 20 32 × 20 input 0.25 4 1",
+        "0.bias 128 32 vector 0.25 4 1",
+        "2.weight 128 × 128 32 × 32 hidden 1 1 1",
+    ]
+    assert "lr: transfers (lr of the optimizer)" in lines
+    assert lines[-1].startswith("parameters 19458 → 1794; multiplications of a forward ÷ 11.1; 10 surrogates have")
+
+
+def test_shrink_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["shrink", str(NARROW), "--scale", "8", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["scale"] == 8
+    assert found["parameters"][0]["surrogate"] == [16, 20]
+    assert any("only 16 units" in each for each in found["warnings"])
+    assert found["target_multiplications"] > found["surrogate_multiplications"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([str(TINY)], "the study has no attribute shrink; allowed: shrink = 8 there, or --scale 8"),
+        ([str(NARROW), "--scale", "3"], "does not shrink by 3: '0.weight' axis 0 stays 128"),
+    ],
+)
+def test_shrink_refuses(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["shrink", *arguments])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rank", str(NARROW), "--scales", "2", "4", "--configurations", "4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "4 random configurations, trained at full size and as surrogates:"
+    assert [line.partition(":")[0] for line in lines[1:]] == ["÷ 2", "÷ 4"]
+
+
+def test_transfer_needs_a_storage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["transfer", str(NARROW), "--directory", str(tmp_path / "none")])
+    assert "no journal" in capsys.readouterr().err
