@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from trials.shrinking.axes import Axis, cut, factors_of, is_free, join, keep, one, product, split, total
 from trials.shrinking.elementwise import together
@@ -232,15 +233,27 @@ def _unbind(trace: Trace, call: Call) -> list[tuple[Axis, ...]]:
 def _one_axis(trace: Trace, call: Call) -> tuple[Axis, ...]:
     """One axis is picked from, so it stays; the others go on."""
     axes = list(trace.axes(call.args[0]))
-    dim = call.kwargs.get("dim", call.args[1 if call.name not in ("roll", "flip") else -1])
-    for each in (dim,) if isinstance(dim, int) else dim:
+    dims = _picked_axes(call, len(axes))
+    for each in dims:
         _keep_counted(axes[each], call)
         axes[each] = axes[each] if call.made.ndim < len(axes) else Axis(call.made.shape[each], call.where)
     if call.made.ndim < len(axes):
-        del axes[dim]
+        del axes[dims[0]]
     return tuple(
         axis if axis.size == size else Axis(size, call.where) for axis, size in zip(axes, call.made.shape, strict=True)
     )
+
+
+def _picked_axes(call: Call, count: int) -> list[int]:
+    """Which of the `count` axes it picks from; all if it names none, since it flattens the tensor then."""
+    if call.name == "flip":  # axes one by one, or as one sequence
+        given = call.args[1:] or call.kwargs["dims"]
+    elif call.name == "roll":
+        given = call.get(2, "dims")
+    else:
+        given = call.get(2 if call.name == "take_along_dim" else 1, "dim")
+    dims = [each for each in tree_leaves(given) if each is not None]
+    return dims or list(range(count))
 
 
 @operation("getitem")

@@ -280,3 +280,46 @@ def test_neither_the_model_nor_random_numbers_nor_the_batch_change() -> None:
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
     assert torch.equal(batch, kept)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class Picks(nn.Module):
+    """Picks from the axis of 6 places, however the call names it, between two layers that shrink."""
+
+    def __init__(self, pick: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.pick = nn.Linear(5, 32), nn.Linear(32, 3), pick
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.pick(self.first(x)))
+
+
+PLACES = torch.tensor([2, 0])
+
+
+@pytest.mark.parametrize(
+    ("pick", "stays"),
+    [
+        (lambda x: torch.gather(x, dim=1, index=torch.zeros(2, 1, x.shape[2], dtype=torch.long)), False),
+        (lambda x: torch.index_select(x, dim=1, index=PLACES), False),
+        (lambda x: torch.index_select(x, 1, PLACES), False),
+        (lambda x: torch.select(x, dim=-2, index=1), False),
+        (lambda x: torch.narrow(x, dim=1, start=1, length=2), False),
+        (lambda x: torch.flip(x, dims=(1,)), False),
+        (lambda x: x.flip(0, 1), False),
+        (lambda x: x.flip(-1), True),
+        (lambda x: torch.roll(x, shifts=2, dims=1), False),
+        (lambda x: x.roll(2, 1), False),
+        (lambda x: x.roll((1, 2), (0, 1)), False),
+        (lambda x: x.roll(2), True),
+        (lambda x: x.roll(1, -1), True),
+    ],
+)
+def test_only_the_axis_that_is_picked_from_stays(pick: Callable[[Tensor], Tensor], stays: bool) -> None:
+    model, batch = Picks(pick), torch.randn(2, 6, 5)
+    if stays:
+        with pytest.raises(ShrinkError, match=r"does not shrink by 4.*test_shrink\.py:"):
+            shrink(model, 4, batch)
+    else:
+        found = shrink(model, 4, batch)
+        assert found.model.first.weight.shape == (8, 5)  # type: ignore[union-attr]
+        assert found.model(batch).shape == model(batch).shape
