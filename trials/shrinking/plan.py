@@ -156,9 +156,20 @@ def _run_traced(model: nn.Module, trace: Trace, batch: Any) -> Any:
         except AssertionError:
             raise
         except Exception as error:
+            if _is_ours(error):
+                raise ShrinkError(
+                    f"a call of the forward cannot be followed: {said(error)}; allowed: its arguments by position, or "
+                    "model(self, params, shrink)"
+                ) from error
             raise ShrinkError(
                 f"the forward fails on the batch: {said(error)}; allowed: inputs that it takes"
             ) from error
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether a rule for a call has failed, and not the call itself, which `trace` makes."""
+    last = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    return last.parent == Path(__file__).parent and last.name != "trace.py"
 
 
 def _keep_indivisible(axes: Mapping[str, Sequence[Axis]], places: Sequence[Place], by: int) -> None:

@@ -323,3 +323,12 @@ def test_only_the_axis_that_is_picked_from_stays(pick: Callable[[Tensor], Tensor
         found = shrink(model, 4, batch)
         assert found.model.first.weight.shape == (8, 5)  # type: ignore[union-attr]
         assert found.model(batch).shape == model(batch).shape
+
+
+def test_a_call_that_is_not_understood_is_not_taken_for_a_fault_of_the_model() -> None:
+    weight = nn.Parameter(torch.randn(32, 32))
+    model = Picks(lambda x: torch.matmul(input=x, other=weight))
+    with pytest.raises(ShrinkError, match=r"cannot be followed: IndexError.*\(test_shrink\.py:\d+\); allowed: its arg"):
+        shrink(model, 4, torch.randn(2, 6, 5))
+    with pytest.raises(ShrinkError, match="the forward fails on the batch"):
+        shrink(model, 4, torch.randn(2, 6, 4))
