@@ -12,6 +12,7 @@ NAMES = (
     "hooks_overhead",
     "latency",
     "wake_up",
+    "neighbour",
     "shortest_bubble",
     "bubble_utilization",
     "fusion",

@@ -1,9 +1,11 @@
 """Starts and ends the processes of a benchmark."""
 
 import os
+import signal
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from benchmarks.common import ROOT
 
@@ -24,3 +26,20 @@ def start(command: Sequence[str], env: Mapping[str, str], ends: ExitStack) -> "s
 
     ends.callback(end)
     return process
+
+
+@contextmanager
+def child(target: Callable[..., object], *arguments: Any, core: int) -> Iterator[int]:
+    """Fork a process that runs `target` on `core`, and kill it in the end. Yields its number."""
+    pid = os.fork()
+    if not pid:
+        try:
+            os.sched_setaffinity(0, {core})
+            target(*arguments)
+        finally:
+            os._exit(0)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)

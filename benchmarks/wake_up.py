@@ -12,13 +12,13 @@ import signal
 import socket
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
 from benchmarks.common import finish, parse
+from benchmarks.processes import child
 
 NAME = "wake_up"
 NOTHING, NICE, BATCH, IDLE = "nothing", "nice_19", "batch_nice_19", "idle"
@@ -38,10 +38,10 @@ def main() -> None:
     random.shuffle(order)
     seen: dict[tuple[str, float], list[tuple[float, float]]] = {(arm, ms): [] for arm in ARMS for ms in BUBBLES_MS}
     with ExitStack() as ends:
-        sides = {arm: ends.enter_context(_child(_compute, arm, core=cores[0])) for arm in ARMS if arm != NOTHING}
+        sides = {arm: ends.enter_context(child(_compute, arm, core=cores[0])) for arm in ARMS if arm != NOTHING}
         server = ends.enter_context(socket.create_server(("127.0.0.1", 0)))
         address = server.getsockname()
-        ends.enter_context(_child(_answer, address, [ms for _, ms in order], core=cores[1]))
+        ends.enter_context(child(_answer, address, [ms for _, ms in order], core=cores[1]))
         time.sleep(1.0)  # the sides set themselves up
         for pid in sides.values():
             os.kill(pid, signal.SIGSTOP)
@@ -113,23 +113,6 @@ def _spin(ms: float) -> None:
     end_ns = time.monotonic_ns() + int(ms * 1e6)
     while time.monotonic_ns() < end_ns:
         pass
-
-
-@contextmanager
-def _child(target: Any, *arguments: Any, core: int) -> Iterator[int]:
-    """A process of its own on `core`, killed in the end. Yields its number."""
-    pid = os.fork()
-    if not pid:
-        try:
-            os.sched_setaffinity(0, {core})
-            target(*arguments)
-        finally:
-            os._exit(0)
-    try:
-        yield pid
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
 
 
 if __name__ == "__main__":
