@@ -93,7 +93,10 @@ def test_hooks_that_leave_while_the_side_task_starts_take_it_along(sandbox: Sand
     assert daemon.kill(signal.SIGTERM) == 0
 
 
-@pytest.mark.parametrize(("priority", "scheduling"), [("idle", (os.SCHED_IDLE, 0)), ("nice", (os.SCHED_OTHER, 19))])
+@pytest.mark.parametrize(
+    ("priority", "scheduling"),
+    [("idle", (os.SCHED_IDLE, 0)), pytest.param("nice", (os.SCHED_OTHER, 19), marks=pytest.mark.slow)],
+)
 def test_what_shares_the_main_jobs_core_gives_way_to_it(
     sandbox: Sandbox, priority: str, scheduling: tuple[int, int]
 ) -> None:
