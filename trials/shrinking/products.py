@@ -187,17 +187,8 @@ def _embedding_bag(trace: Trace, call: Call) -> Any:
     return [first, *(tuple(Axis(size, call.where) for size in each.shape) for each in outputs[1:])]
 
 
-@operation("batch_norm", "instance_norm")
-def _batch_norm(trace: Trace, call: Call) -> tuple[Axis, ...]:
-    axes = trace.axes(call.args[0])
-    for tensor in call.tensors[1:]:
-        join(axes[1], trace.axes(tensor)[0], call.where)
-        trace.use(tensor, (0,), ())
-    return axes
-
-
-@operation("group_norm")
-def _group_norm(trace: Trace, call: Call) -> tuple[Axis, ...]:
+@operation("batch_norm", "instance_norm", "group_norm")
+def _norm_of_channels(trace: Trace, call: Call) -> tuple[Axis, ...]:
     axes = trace.axes(call.args[0])
     for tensor in call.tensors[1:]:
         join(axes[1], trace.axes(tensor)[0], call.where)
