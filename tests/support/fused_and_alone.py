@@ -122,7 +122,7 @@ def made_alone(
 
     With `eps`, inputs and first parameters change by that share of themselves, up or down.
     """
-    model, optimizer, rng_state, _ = build(study, number, {"n": number})
+    model, optimizer, rng_state, *_ = build(study, number, {"n": number})
     assert isinstance(optimizer, torch.optim.Optimizer)
     draws = torch.Generator().manual_seed(seed)
     with torch.no_grad():
