@@ -1,6 +1,7 @@
 """What the tests of real processes share."""
 
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,21 @@ def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
     """A private directory for one device's processes."""
     with new_sandbox(tmp_path) as made:
         yield made
+
+
+@pytest.fixture(autouse=True)
+def signal_mask() -> Iterator[None]:
+    """Blocked signals, which a gate blocks in its thread, stay in their test: processes of later ones inherit them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@pytest.fixture
+def memory_path() -> Iterator[Path]:
+    """A private directory in memory: the driver registers no page of a file on a disk."""
+    with tempfile.TemporaryDirectory(prefix="bsq-", dir="/dev/shm") as name:
+        yield Path(name)
 
 
 @pytest.fixture

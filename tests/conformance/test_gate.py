@@ -158,8 +158,8 @@ def signals() -> Iterator[None]:
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Iterator[Page]:
-    made = Page.open(page_path(tmp_path / "pages", 0))
+def page(memory_path: Path) -> Iterator[Page]:
+    made = Page.open(page_path(memory_path / "pages", 0))
     yield made
     made.close()
 

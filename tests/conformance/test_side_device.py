@@ -49,6 +49,8 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[SideDevice]:
 
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[SideDevice]:
     yield make_side_device("cuda", 0.5)
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.cuda.set_stream(torch.cuda.default_stream())
 
 
 GPU = pytest.param(
@@ -63,9 +65,9 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Iterator[Page]:
+def page(memory_path: Path) -> Iterator[Page]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, GATE_SIGNALS)
-    made = Page.open(page_path(tmp_path / "pages", 0))
+    made = Page.open(page_path(memory_path / "pages", 0))
     MainJob(made).open(BUBBLE_MS)
     yield made
     while signal.sigtimedwait(GATE_SIGNALS, 0) is not None:
