@@ -153,8 +153,8 @@ def _words(driver: Driver) -> Finding:
             return Finding(
                 Level.NOTE, what, f"a thread of the main job polls events and writes it, a little late: {error}"
             )
-        if words.release():
-            page.close()
+        words.release()
+        page.close()
     return Finding(Level.OK, what, "the device itself writes it, and side tasks wait for it on the device")
 
 

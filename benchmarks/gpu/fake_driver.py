@@ -13,9 +13,10 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Self
 
-from ds_hooks.shared.cuda_driver import DriverError
+from ds_hooks.shared.cuda_driver import DriverError, Words
 
 NAP_S = 2e-5
 _DEVICE_OFFSET = 1 << 44
@@ -55,6 +56,7 @@ class FakeDriver:
     Attributes:
         kernels: all that have begun, in order.
         late_ns: the delay of every written word.
+        called: the names of all calls so far, in order.
     """
 
     def __init__(self) -> None:
@@ -63,6 +65,7 @@ class FakeDriver:
         self._handles = itertools.count(1)
         self._events: dict[int, _Mark] = {}
         self._registered: dict[int, int] = {}
+        self.called: list[str] = []
         self._calls: Counter[str] = Counter()
         self._failures: defaultdict[str, set[int]] = defaultdict(set)
         self._ended = threading.Event()
@@ -93,12 +96,21 @@ class FakeDriver:
         self._called("launch")
         self._put(stream, lambda: self._run(stream, busy_ns, name))
 
+    def queue(self, stream: int, step: Callable[[], None]) -> None:
+        """Queue any step."""
+        self._put(stream, step)
+
     def is_idle(self, stream: int) -> bool:
         """Whether everything queued in `stream` has ended."""
         mark = _Mark()
         self._put(stream, lambda: _stamp(mark))
         time.sleep(NAP_S)
         return mark.done_ns is not None
+
+    @property
+    def streams(self) -> set[int]:
+        """Those that have not been destroyed."""
+        return set(self._streams)
 
     # Calls of `Driver`
 
@@ -114,7 +126,7 @@ class FakeDriver:
     def destroy_stream(self, stream: int) -> None:
         """See `Driver`."""
         self._called("destroy_stream")
-        self._streams[stream].work.put(None)
+        self._streams.pop(stream).work.put(None)
 
     def create_event(self) -> int:
         """See `Driver`. One that was never recorded is done."""
@@ -174,17 +186,30 @@ class FakeDriver:
     def write_word(self, stream: int, device_address: int, value: int) -> None:
         """See `Driver`."""
         self._called("write_word")
-        self._queue_word(stream, device_address, lambda word: self._write(word, value))
+        self._queue_word(stream, device_address, partial(self._write, value=value))
 
     def wait_at_least(self, stream: int, device_address: int, value: int) -> None:
         """See `Driver`."""
         self._called("wait_at_least")
-        self._queue_word(stream, device_address, lambda word: self._until(lambda: word.value >= value))
+        self._queue_word(stream, device_address, partial(self._wait, value=value))
+
+    def write_words(self, stream: int, values: Words) -> None:
+        """See `Driver`."""
+        self._called("write_words")
+        for device_address, value in values:
+            self._queue_word(stream, device_address, partial(self._write, value=value))
+
+    def wait_for_words(self, stream: int, values: Words) -> None:
+        """See `Driver`."""
+        self._called("wait_for_words")
+        for device_address, value in values:
+            self._queue_word(stream, device_address, partial(self._wait, value=value))
 
     # Internals
 
     def _called(self, name: str) -> None:
         self._calls[name] += 1
+        self.called.append(name)
         if self._calls[name] in self._failures[name]:
             raise DriverError(f"{name}: refused on purpose")
 
@@ -216,6 +241,9 @@ class FakeDriver:
             words[home] -= 1
 
         self._put(stream, step)
+
+    def _wait(self, word: ctypes.c_uint32, value: int) -> None:
+        self._until(lambda: word.value >= value)
 
     def _write(self, word: ctypes.c_uint32, value: int) -> None:
         if self.late_ns:

@@ -19,8 +19,10 @@ from benchmarks.common import ROOT, ratio_with_ci95
 from benchmarks.gpu.device_kernels import CudaKernels, Kernels, open_device
 from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.shared.cuda_driver import DeviceWords, Driver, comes
+from ds_hooks.shared.forced_gate import force_gate
 from ds_hooks.shared.page import DeviceGate, Field, Role
 from ds_hooks.shared.page_file import Page, make_private_dir, page_path
+from ds_hooks.shared.plan import plan_slot, plan_steps
 
 UNIT_US = {"cuda": 500.0, "cpu": 3000.0}
 PATIENCE_S = 60.0
@@ -83,7 +85,11 @@ class Bench:
         out = self.folder / f"{way}.stamps"
         command = [sys.executable, "-m", "benchmarks.gpu.side", way, "--device", self.device, "--page", str(page.path)]
         command += ["--out", str(out), "--unit-us", str(UNIT_US[self.device])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
+        environment = {
+            **os.environ,
+            "CUDA_MPS_CLIENT_PRIORITY": "1",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
+        }
         process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         side = Side(process, page, out)
         try:
@@ -106,7 +112,7 @@ class Side:
     def end(self) -> None:
         """Open its gate, and end it."""
         if self.process.poll() is None:
-            self.page.words[Field.DEVICE_GATE] = DeviceGate.FORCED
+            force_gate(self.page.words)
             self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
             try:
@@ -145,25 +151,25 @@ def words_between_processes(bench: Bench) -> list[dict[str, Any]]:
     """Time of a word to the host and back, and from here to a side task at the gate, by the kernels' own stamps."""
     driver, words = bench.driver, bench.page.words
     bench.page.claim(Role.MAIN)
-    shared = DeviceWords(driver, words, probe=Field.PROBE)
+    shared, stream = DeviceWords(driver, words, probe=Field.PROBE), driver.create_stream()
     to_host_us, round_trip_us = [], []
     count = ECHOES // 10 if bench.quick else ECHOES
     seen = driver.create_event()
     for number in range(1, count + 1):
         begin_ns = time.perf_counter_ns()
-        shared.write(Field.DUE_PERMIT_NS, number)
-        _until(lambda number=number: words[Field.DUE_PERMIT_NS] == number)  # type: ignore[misc]
+        shared.write(stream, (Field.PERMIT_LENGTH_NS, number))
+        _until(lambda number=number: words[Field.PERMIT_LENGTH_NS] == number)  # type: ignore[misc]
         to_host_us.append((time.perf_counter_ns() - begin_ns) / 1e3)
         words[Field.PROBE] = 0
-        driver.wait_at_least(shared.stream, shared.address(Field.PROBE), 1)
-        driver.record(seen, shared.stream)
+        driver.wait_at_least(stream, shared.address(Field.PROBE), 1)
+        driver.record(seen, stream)
         begin_ns = time.perf_counter_ns()
         words[Field.PROBE] = 1
         _until(lambda: driver.is_done(seen))
         round_trip_us.append((time.perf_counter_ns() - begin_ns) / 1e3)
-    across_us = _across(bench, shared, count)
+    across_us = _across(bench, shared, stream, count)
     shared.release()
-    words[Field.DUE_PERMIT_NS] = words[Field.DUE_EPOCH] = 0
+    plan_steps(words, 0, 0)
     return [{"scenario": "words", "to_host_us": to_host_us, "round_trip_us": round_trip_us, "across_us": across_us}]
 
 
@@ -175,27 +181,25 @@ def _until(true: Callable[[], bool]) -> None:
         time.sleep(0)
 
 
-def _across(bench: Bench, shared: DeviceWords, count: int) -> list[float]:
+def _across(bench: Bench, shared: DeviceWords, stream: int, count: int) -> list[float]:
     """Time from the end of a kernel here to the start of the first one behind the other's gate, in µs."""
     kernels, words = bench.kernels, bench.page.words
     first = len(kernels.stamps())
     permit_ns = 2**31
+    plan_slot(words, 0, permit_ns)
+    plan_steps(words, 1, 2**31)
     with bench.side("gate") as side:
         for epoch in range(1, count + 1):
-            shared.write(Field.DUE_PERMIT_NS, permit_ns)
-            shared.write(Field.DUE_EPOCH, epoch)
-            bench.finish(shared.stream)
             os.kill(side.process.pid, signal.SIGUSR1)
             time.sleep(2e-3)  # time to arm itself
-            kernels.work(shared.stream, 200_000)
-            shared.write(Field.PERMIT_LENGTH_NS, permit_ns)
-            shared.write(Field.BUBBLE, epoch << 1 | 1)
-            shared.write(Field.DEVICE_GATE, DeviceGate.open_for(permit_ns))
-            bench.finish(shared.stream)
+            kernels.work(stream, 200_000)
+            gate = DeviceGate.open_for(permit_ns)
+            permit, bubble = (Field.PERMIT_LENGTH_NS, permit_ns), (Field.BUBBLE, epoch << 1 | 1)
+            shared.write(stream, (Field.STEP, epoch), permit, bubble, (Field.DEVICE_GATE, gate))
+            bench.finish(stream)
             time.sleep(2e-3)
-            shared.write(Field.DEVICE_GATE, DeviceGate.CLOSED)
-            shared.write(Field.BUBBLE, epoch << 1)
-            bench.finish(shared.stream)
+            shared.write(stream, (Field.DEVICE_GATE, DeviceGate.CLOSED), (Field.BUBBLE, epoch << 1))
+            bench.finish(stream)
     own = kernels.stamps()[first:]
     theirs = sorted(side.stamps())
     latencies_us = []

@@ -18,7 +18,7 @@ from itertools import cycle
 from pathlib import Path
 
 from benchmarks.gpu.device_kernels import Kernels, open_device
-from ds_hooks.shared.cuda_driver import DeviceWords, Driver
+from ds_hooks.shared.cuda_driver import DeviceWords, Driver, Words
 from ds_hooks.shared.page import DeviceGate, Field, Role
 from ds_hooks.shared.page_file import Page
 from ds_hooks.shared.signals import END_SIGNAL
@@ -43,7 +43,7 @@ class NoWaits:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
-    def wait_at_least(self, stream: int, device_address: int, value: int) -> None:
+    def wait_for_words(self, stream: int, values: Words) -> None:
         """Do nothing."""
 
     def __getattr__(self, name: str) -> object:
@@ -81,9 +81,9 @@ def _idle(page: Page, driver: Driver, kernels: Kernels, unit_ns: int) -> None:
 
 
 def _waiting(page: Page, driver: Driver, kernels: Kernels, unit_ns: int) -> None:
-    words = DeviceWords(driver, page.words, probe=Field.SIDE_BYTES)
-    driver.wait_at_least(words.stream, words.address(Field.DEVICE_GATE), DeviceGate.FORCED)
-    kernels.work(words.stream, unit_ns)
+    words, stream = DeviceWords(driver, page.words, probe=Field.SIDE_BYTES), driver.create_stream()
+    driver.wait_at_least(stream, words.address(Field.DEVICE_GATE), DeviceGate.FORCED)
+    kernels.work(stream, unit_ns)
     _ready()
     signal.sigwait({END_SIGNAL})
     words.release()

@@ -82,9 +82,9 @@ class BubbleClock(Protocol):
         """Shut the bubble word and stop writing to the page, also in the middle of a bubble.
 
         Args:
-            wait: give the device a second to finish.
+            wait: give the device a second to finish. Without it, a device is not waited for at all.
 
         Returns:
-            False if the device may still write to the page. Then the memory stays mapped, and the device itself shuts
-            the word when it gets there.
+            False if the device may still write to the page, as far as is known. Then the memory stays mapped, and the
+            device itself shuts the word when it gets there.
         """

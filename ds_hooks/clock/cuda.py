@@ -1,8 +1,9 @@
 """The clocks of a CUDA device: the host runs ahead, so bubbles begin and end in the order of the device's stream.
 
-Around each wait the clock records two events on the compute stream, and nothing else there. A stream of its own waits
-for them and writes the page's words: no callback into Python and no synchronization, ever. Later, when a look finds the
-events done, they give the wait's length.
+Around each wait the clock records two events on the compute stream, and where the bubble has a permit also lets that
+stream write the page's words, several by one call. So the word is shut before the main job's next kernel starts, and no
+other stream, callback into Python or synchronization is needed, ever. Later, when a look finds the events done, they
+give the wait's length.
 """
 
 import queue
@@ -70,30 +71,25 @@ class CudaClock:
         With `opens_before_ns` the bubble stays shut, since the host cannot know yet when the one before it has ended.
         """
         self.epoch += 1
-        self.permit_ns = permit_ns = 0 if opens_before_ns else min(permit_ns, WORD_MAX)
-        if permit_ns:
-            self._queue_writes(((Field.DUE_PERMIT_NS, permit_ns), (Field.DUE_EPOCH, self.epoch)))
+        self.permit_ns, permit_ns = 0, 0 if opens_before_ns else min(permit_ns, WORD_MAX)
         begin = self.stamp()
         if permit_ns:
-            self._queue_writes_at(
-                begin,
-                (
-                    (Field.STEP, step),
-                    (Field.SLOT, slot),
-                    (Field.PERMIT_LENGTH_NS, permit_ns),
-                    (Field.BUBBLE, self.epoch << 1 | 1),
-                    (Field.DEVICE_GATE, DeviceGate.open_for(permit_ns)),
-                ),
+            self._queue_writes(
+                (Field.STEP, step),
+                (Field.SLOT, slot),
+                (Field.PERMIT_LENGTH_NS, permit_ns),
+                (Field.BUBBLE, self.epoch << 1 | 1),
+                (Field.DEVICE_GATE, DeviceGate.open_for(permit_ns)),
             )
+            self.permit_ns = permit_ns
         return begin
 
     def close(self) -> int:
         """See `BubbleClock`. The wait is queued now."""
-        end = self.stamp()
         if self.permit_ns:
-            self._queue_writes_at(end, ((Field.DEVICE_GATE, DeviceGate.CLOSED), (Field.BUBBLE, self.epoch << 1)))
+            self._queue_writes((Field.DEVICE_GATE, DeviceGate.CLOSED), (Field.BUBBLE, self.epoch << 1))
             self.permit_ns = 0
-        return end
+        return self.stamp()
 
     def begin_step(self) -> int:
         """See `BubbleClock`. Here the times may be set by the host's clock again."""
@@ -159,29 +155,24 @@ class CudaClock:
             self.close()  # a fault came between the two: nothing else would shut the gate
         self._words[Field.CLOCK_KIND] = ClockKind.CPU
         newest = self._newest
-        if newest and not (comes(self._driver, newest) if wait else self._driver.is_done(newest)):
+        if not wait or (newest and not comes(self._driver, newest)) or not self._stop_writing():
             keep_mapped(self._words)
-            return False
-        if not self._stop_writing():
             return False
         self._words[Field.BUBBLE] &= ~1
         return True
 
-    # What the polled clock does differently: writes happen in the order of these calls
+    # What the polled clock does differently
 
     def _start_writing(self) -> None:
         self._device_words = DeviceWords(self._driver, self._words, probe=Field.PROBE)
 
-    def _queue_writes(self, values: tuple[tuple[int, int], ...]) -> None:
-        for field, value in values:
-            self._device_words.write(field, value & WORD_MAX)
-
-    def _queue_writes_at(self, event: int, values: tuple[tuple[int, int], ...]) -> None:
-        self._device_words.wait_event(event)
-        self._queue_writes(values)
+    def _queue_writes(self, *values: tuple[int, int]) -> None:
+        """Let the device write words, in this order, when it has come to this place of the compute stream."""
+        self._device_words.write(self._compute_stream(), *((field, value & WORD_MAX) for field, value in values))
 
     def _stop_writing(self) -> bool:
-        return self._device_words.release()
+        self._device_words.release()
+        return True
 
 
 class PolledCudaClock(CudaClock):
@@ -200,12 +191,9 @@ class PolledCudaClock(CudaClock):
         self._thread = threading.Thread(target=self._look, name="bubble clock", daemon=True)
         self._thread.start()
 
-    def _queue_writes(self, values: tuple[tuple[int, int], ...]) -> None:
+    def _queue_writes(self, *values: tuple[int, int]) -> None:
         if self._fault is not None:
             raise self._fault
-        self._work.put((0, values))
-
-    def _queue_writes_at(self, event: int, values: tuple[tuple[int, int], ...]) -> None:
         # an event of the thread's own, since the other one may be read and recorded again before the thread looks
         try:
             own = self._looked_at.get_nowait()
@@ -232,13 +220,12 @@ class PolledCudaClock(CudaClock):
     def _serve(self, words: "memoryview[int]") -> None:
         while (work := self._work.get()) is not None:
             event, values = work
-            while event and not self._driver.is_done(event):
+            while not self._driver.is_done(event):
                 time.sleep(_NAP_S)
             for field, value in values:
                 light_fence()
                 words[field] = value
-            if event:
-                self._looked_at.put(event)
+            self._looked_at.put(event)
 
 
 def cuda_clock(page: Page, clock_ns: Callable[[], int]) -> CudaClock:

@@ -1,13 +1,15 @@
 """A device's streams, events and shared words, as the hooks and the side task's gate use them.
 
 `Driver` is the interface; `CudaDriver` calls CUDA's driver by ctypes, so it needs no package. Calls only queue work and
-return at once. `comes`, and the probe and release of `DeviceWords`, wait for the device, a second at most.
+return at once. `comes` and the probe of `DeviceWords` wait for the device, a second at most; `unregister`, until
+nothing is queued on it.
 """
 
 import ctypes
 import functools
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 NON_BLOCKING = 1
@@ -21,6 +23,25 @@ PATIENCE_S = 1.0
 _NAP_S = 2e-4
 _API_VERSION = 12000
 """Fixes the functions' signatures. A bare name in the library is that of its first version."""
+
+_WAIT_32, _WRITE_32 = 1, 2
+
+
+class _WordOperation(ctypes.Structure):
+    """A `CUstreamBatchMemOpParams` that writes or waits; 48 bytes, as the union is."""
+
+    _fields_ = (
+        ("operation", ctypes.c_int),
+        ("address", ctypes.c_uint64),
+        ("value", ctypes.c_uint64),
+        ("flags", ctypes.c_uint),
+        ("alias", ctypes.c_uint64),
+        ("_pad", ctypes.c_uint64),
+    )
+
+
+Words = Sequence[tuple[int, int]]
+"""(device address, 32-bit value) of each."""
 
 _kept: list["memoryview[int]"] = []
 """Memory that a device may still write to."""
@@ -75,6 +96,12 @@ class Driver(Protocol):
 
     def wait_at_least(self, stream: int, device_address: int, value: int) -> None:
         """Queue a wait until the signed 32-bit word is `value` or more."""
+
+    def write_words(self, stream: int, values: Words) -> None:
+        """Queue several writes by one call, in this order; see `write_word`."""
+
+    def wait_for_words(self, stream: int, values: Words) -> None:
+        """Queue several waits by one call, one after the other; see `wait_at_least`."""
 
 
 class CudaDriver:
@@ -170,6 +197,20 @@ class CudaDriver:
         """See `Driver`."""
         self._queue_word("cuStreamWaitValue32", stream, device_address, value, _WAIT_AT_LEAST)
 
+    def write_words(self, stream: int, values: Words) -> None:
+        """See `Driver`."""
+        self._queue_words(stream, values, _WRITE_32, 0)
+
+    def wait_for_words(self, stream: int, values: Words) -> None:
+        """See `Driver`."""
+        self._queue_words(stream, values, _WAIT_32, _WAIT_AT_LEAST)
+
+    def _queue_words(self, stream: int, values: Words, what: int, flags: int) -> None:
+        operations = (_WordOperation * len(values))(*(_WordOperation(what, *pair, flags) for pair in values))
+        self.call(
+            "cuStreamBatchMemOp", ctypes.c_void_p(stream), ctypes.c_uint(len(values)), operations, ctypes.c_uint(0)
+        )
+
     def _queue_word(self, name: str, stream: int, device_address: int, value: int, flags: int) -> None:
         self.call(
             name,
@@ -225,7 +266,7 @@ def comes(driver: Driver, event: int) -> bool:
 
 
 class DeviceWords:
-    """Shared words as a device reaches them, and a stream of its own in which it reads and writes them.
+    """Shared words as a device reaches them.
 
     Args:
         driver: the device.
@@ -240,55 +281,41 @@ class DeviceWords:
     def __init__(self, driver: Driver, words: "memoryview[int]", *, probe: int) -> None:
         self._driver, self._words = driver, words
         self._address = address_of(words)
-        self.stream = driver.create_stream()
+        self._device_address = driver.register(self._address, words.nbytes)
+        stream = driver.create_stream()
         try:
-            self._device_address = driver.register(self._address, words.nbytes)
+            self._probe(probe, stream)
         except DriverError:
-            driver.destroy_stream(self.stream)
+            keep_mapped(words)  # the device may come to them yet
             raise
-        try:
-            self._probe(probe)
-        except DriverError:
-            self.release()
-            raise
+        finally:
+            driver.destroy_stream(stream)
 
     def address(self, index: int) -> int:
         """The device's address of a word. A device reads and writes its low 32 bits."""
         return self._device_address + 8 * index
 
-    def write(self, index: int, value: int) -> None:
-        """Queue a write in this stream."""
-        self._driver.write_word(self.stream, self.address(index), value)
+    def write(self, stream: int, *values: tuple[int, int]) -> None:
+        """Queue writes of (index, value), in this order."""
+        self._driver.write_words(stream, [(self.address(index), value) for index, value in values])
 
-    def wait_event(self, event: int) -> None:
-        """Make this stream wait for `event`."""
-        self._driver.wait_event(self.stream, event)
-
-    def release(self) -> bool:
-        """Give the words back. Returns False if the device is late, so that they must stay mapped."""
-        drained = self._driver.create_event()
-        self._driver.record(drained, self.stream)
-        if not comes(self._driver, drained):
-            keep_mapped(self._words)
-            return False
-        self._driver.destroy_event(drained)
+    def release(self) -> None:
+        """Give the words back. Nothing that is queued may need them; a real device waits until nothing is queued."""
         self._driver.unregister(self._address)
-        self._driver.destroy_stream(self.stream)
-        return True
 
-    def _probe(self, index: int) -> None:
+    def _probe(self, index: int, stream: int) -> None:
         driver, words = self._driver, self._words
         words[index] = 0
         written, passed = driver.create_event(), driver.create_event()
-        self.write(index, 1)
-        driver.record(written, self.stream)
+        self.write(stream, (index, 1))
+        driver.record(written, stream)
         # by a timer: another thread may wait for the device and hold the driver's lock, and this one is stuck then
         release = threading.Timer(PATIENCE_S, self._let_through, (index,))
         release.daemon = True
         release.start()
         try:
-            driver.wait_at_least(self.stream, self.address(index), 2)
-            driver.record(passed, self.stream)
+            driver.wait_for_words(stream, [(self.address(index), 2)])
+            driver.record(passed, stream)
             seen = comes(driver, written) and words[index] == 1
             too_early = driver.is_done(passed)
         finally:

@@ -12,10 +12,12 @@ What writes the page:
                  squeezer/daemon/memory_limit.py, squeezer/daemon/side_family.py
                  in place of a process that has died or must end: squeezer/device/cpu.py, squeezer/device/cuda.py
     side task    what it does: trials/side_task/main.py, trials/gate/cpu.py, trials/gate/cuda.py
+                 what is left of a permit on a device: trials/gate/bubble_watch.py
                  its own processes: trials/gate/process.py
                  counters: trials/gate/unit_costs.py
                  its device memory: trials/gate/cuda_queue.py, trials/side_task/offload.py
                  the gate of a device whose daemon has died: trials/gate/parent_watch.py
+    either       a gate that is forced open: ds_hooks/shared/forced_gate.py
 
 `page_file` opens pages, `plan` encodes the words per slot, `device_uuid` the name of a CUDA device.
 """
@@ -23,7 +25,7 @@ What writes the page:
 from enum import IntEnum
 
 PAGE_MAGIC = 0x315A515342  # "BSQZ1"
-PAGE_VERSION = 6
+PAGE_VERSION = 7
 PAGE_BYTES = 163840
 
 
@@ -67,10 +69,6 @@ class Field:
     """main job: messages dropped, as of the last step's end"""
     CLOCK_KIND = 18
     """main job: how it knows when bubbles begin and end, a `ClockKind`"""
-    DUE_EPOCH = 19
-    """main job's device: the next bubble that will open; written once the one before has closed"""
-    DUE_PERMIT_NS = 20
-    """main job's device: the length of that bubble's permit"""
     MAIN_PEAK_BYTES = 21
     """main job: the most device memory that it has reserved so far, every 10 steps"""
     FREE_BYTES = 22
@@ -140,6 +138,9 @@ until the main job's next instruction has ended, unless the side task has proces
     """side task: how many processes it has forked"""
     SEARCH_PROCESS = 20226
     """side task: its search worker"""
+    PERMIT_LEFT = 20227
+    """side task; in an emergency the daemon: how many µs of the open bubble's permit are left, on a CUDA device; \
+between bubbles, `DeviceGate.ANY`"""
 
     WORKERS = 20232
     """side task's processes, each in a word of its own: `WORKER_WORDS` words, the processes that it has forked last"""
@@ -178,6 +179,8 @@ class DeviceGate:
     CLOSED = 0
     FORCED = 2**31 - 1
     """Lets every waiting unit through, because its process must end. Devices compare signed numbers."""
+    ANY = FORCED - 1
+    """Of `PERMIT_LEFT`: holds no unit back."""
 
     @staticmethod
     def open_for(permit_ns: int) -> int:

@@ -11,6 +11,8 @@ from ds_hooks.shared.memory_order import light_fence
 from ds_hooks.shared.page import PLANNED_SLOTS, RENEWALS_PER_SLOT, Field
 
 _LONGEST_US = 2**31 - 1
+_PERMIT = 0xFFFFFFFF
+"""The part of a slot's word that holds its permit."""
 
 
 def planned_permit(words: "memoryview[int]", step: int, slot: int) -> tuple[int, int]:
@@ -30,8 +32,33 @@ def planned_permit(words: "memoryview[int]", step: int, slot: int) -> tuple[int,
     if until_step > step >= words[Field.PLAN_FROM_STEP] and slot < PLANNED_SLOTS:
         light_fence()
         word = words[Field.PERMITS + slot]
-        return (word & 0xFFFFFFFF) * 1000, (word >> 32) * 1000
+        return (word & _PERMIT) * 1000, (word >> 32) * 1000
     return 0, 0
+
+
+def next_permit_ns(words: "memoryview[int]", step: int, slot: int) -> int:
+    """Look up the permit of the next bubble that the plan opens; 0: there is none.
+
+    Args:
+        words: of the page.
+        step: of the last bubble that was open.
+        slot: of that bubble.
+    """
+    from_step, until_step = words[Field.PLAN_FROM_STEP], words[Field.PLAN_UNTIL_STEP]
+    light_fence()
+    later = _first_permit_ns(words, slot + 1) if from_step <= step < until_step else 0
+    return later or (_first_permit_ns(words, 0) if max(step + 1, from_step) < until_step else 0)
+
+
+def _first_permit_ns(words: "memoryview[int]", slot: int) -> int:
+    """The permit of the first slot from `slot` on that has one, without those that `opens_before_ns` can keep shut."""
+    while slot < PLANNED_SLOTS:
+        ahead = words[Field.PERMITS + slot : Field.RENEWALS].tobytes()
+        slot += (len(ahead) - len(ahead.lstrip(b"\0"))) // 8
+        if slot < PLANNED_SLOTS and words[Field.PERMITS + slot] <= _PERMIT:
+            return words[Field.PERMITS + slot] * 1000
+        slot += 1
+    return 0
 
 
 def plan_steps(words: "memoryview[int]", from_step: int, until_step: int) -> None:

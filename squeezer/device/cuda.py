@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from uuid import UUID
 
 from ds_hooks.shared.device_uuid import read_device_uuid
+from ds_hooks.shared.forced_gate import force_gate
 from ds_hooks.shared.page import DeviceGate, Field
+from ds_hooks.shared.plan import plan_steps
 from ds_hooks.shared.signals import END_SIGNAL
 from squeezer.config import DeviceTable
 from squeezer.device.base import SideProcess, has_ended, run_when_idle, run_where, send, send_to_group
@@ -88,7 +90,7 @@ class CudaDevice:
         """SIGTERM behind a gate that is forced open; after `timeout_s` SIGKILL; the gate is shut again at the end."""
         if timeout_s and beside_main:
             run_when_idle(side.pid)
-        self._words[Field.DEVICE_GATE] = DeviceGate.FORCED
+        force_gate(self._words)
         send(side, END_SIGNAL)
         if not self._ends_within(side, timeout_s):
             send_to_group(side, signal.SIGKILL)
@@ -100,12 +102,12 @@ class CudaDevice:
         words = self._words
         words[Field.DEVICE_GATE] = DeviceGate.CLOSED
         words[Field.BUBBLE] &= ~1
-        words[Field.DUE_EPOCH] = 0
+        plan_steps(words, 0, 0)
 
     def _ends_within(self, side: SideProcess, timeout_s: float) -> bool:
         looks = max(1, round(timeout_s / FORCE_EVERY_S))
         for _ in range(looks):
-            self._words[Field.DEVICE_GATE] = DeviceGate.FORCED
+            force_gate(self._words)
             if has_ended(side.pidfd, FORCE_EVERY_S):
                 return True
         return False

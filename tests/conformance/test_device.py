@@ -18,6 +18,7 @@ import pytest
 from ds_hooks.shared.device_uuid import write_device_uuid
 from ds_hooks.shared.page import DeviceGate, Field
 from ds_hooks.shared.page_file import Page, page_path
+from ds_hooks.shared.plan import next_permit_ns, plan_slot, plan_steps
 from squeezer.config import DeviceTable
 from squeezer.device import DEVICES, CudaDevice, Device, SideProcess
 
@@ -138,12 +139,14 @@ def test_after_the_end_the_gate_is_not_left_open(device: Device, side: Side, pag
 def test_a_main_job_that_ends_in_a_bubble_leaves_nothing_permitted(device: Device, page: Page) -> None:
     words = page.words
     words[Field.BUBBLE], words[Field.PERMIT_UNTIL_NS] = 9 << 1 | 1, 2**62
-    words[Field.DUE_EPOCH], words[Field.DEVICE_GATE] = 10, 5000
+    words[Field.DEVICE_GATE] = 5000
+    plan_slot(words, 0, 5_000_000)
+    plan_steps(words, 1, 2**31)
     device.main_ended()
     # a CPU gate asks for the permit; a CUDA gate for its own word, for an open bubble, and for one that is due
     asked = {
         "cpu": [words[Field.PERMIT_UNTIL_NS]],
-        "cuda": [words[Field.DEVICE_GATE] != DeviceGate.CLOSED, words[Field.BUBBLE] & 1, words[Field.DUE_EPOCH]],
+        "cuda": [words[Field.DEVICE_GATE] != DeviceGate.CLOSED, words[Field.BUBBLE] & 1, next_permit_ns(words, 9, 0)],
     }
     assert not any(asked[device.name])
 

@@ -26,7 +26,9 @@ def cuda() -> tuple[Driver, Kernels]:
 @pytest.fixture(params=["fake", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> Iterator[tuple[Driver, Kernels]]:
     if request.param == "cuda":
-        yield cuda()
+        driver, kernels = cuda()
+        yield driver, kernels
+        kernels.close()
         return
     with FakeDriver() as driver:
         yield driver, FakeKernels(driver)
@@ -52,7 +54,17 @@ def shared(driver: Driver, words: "memoryview[int]") -> Iterator[DeviceWords]:
     made = DeviceWords(driver, words, probe=PROBE)
     yield made
     words[FIRST] = words[SECOND] = 2**31 - 1
-    assert made.release()
+    made.release()
+
+
+@pytest.fixture
+def stream(driver: Driver, shared: DeviceWords, words: "memoryview[int]") -> Iterator[int]:
+    made = driver.create_stream()
+    yield made
+    words[FIRST] = words[SECOND] = 2**31 - 1
+    end = recorded(driver, made)
+    until(lambda: driver.is_done(end))
+    driver.destroy_stream(made)
 
 
 def recorded(driver: Driver, stream: int) -> int:
@@ -69,11 +81,11 @@ def until(true: Callable[[], object]) -> None:
 
 
 def test_a_word_is_written_in_the_order_of_its_stream(
-    driver: Driver, kernels: Kernels, shared: DeviceWords, words: "memoryview[int]"
+    driver: Driver, kernels: Kernels, shared: DeviceWords, stream: int, words: "memoryview[int]"
 ) -> None:
-    driver.wait_at_least(shared.stream, shared.address(FIRST), 1)
-    shared.write(SECOND, 7)
-    written = recorded(driver, shared.stream)
+    driver.wait_at_least(stream, shared.address(FIRST), 1)
+    shared.write(stream, (SECOND, 6), (SECOND, 7))
+    written = recorded(driver, stream)
     assert not driver.is_done(written) and words[SECOND] == 0
     words[FIRST] = 1
     until(lambda: driver.is_done(written))
@@ -81,10 +93,10 @@ def test_a_word_is_written_in_the_order_of_its_stream(
 
 
 def test_a_wait_for_a_count_passes_at_it_and_after_it(
-    driver: Driver, shared: DeviceWords, words: "memoryview[int]"
+    driver: Driver, shared: DeviceWords, stream: int, words: "memoryview[int]"
 ) -> None:
-    driver.wait_at_least(shared.stream, shared.address(FIRST), 5)
-    event = recorded(driver, shared.stream)
+    driver.wait_at_least(stream, shared.address(FIRST), 5)
+    event = recorded(driver, stream)
     words[FIRST] = 4
     time.sleep(0.02)
     assert not driver.is_done(event)
@@ -93,16 +105,16 @@ def test_a_wait_for_a_count_passes_at_it_and_after_it(
 
 
 def test_one_stream_waits_for_an_event_of_another_as_it_was_recorded_last(
-    driver: Driver, shared: DeviceWords, words: "memoryview[int]"
+    driver: Driver, shared: DeviceWords, stream: int, words: "memoryview[int]"
 ) -> None:
     other = driver.create_stream()
     event = driver.create_event()
-    driver.wait_at_least(shared.stream, shared.address(FIRST), 1)
-    driver.record(event, shared.stream)
+    driver.wait_at_least(stream, shared.address(FIRST), 1)
+    driver.record(event, stream)
     driver.wait_event(other, event)
     after = recorded(driver, other)
-    driver.wait_at_least(shared.stream, shared.address(SECOND), 1)
-    driver.record(event, shared.stream)  # a later sandbox: who waits already does not wait for it
+    driver.wait_at_least(stream, shared.address(SECOND), 1)
+    driver.record(event, stream)  # a later sandbox: who waits already does not wait for it
     words[FIRST] = 1
     until(lambda: driver.is_done(after))
     assert not driver.is_done(event)
@@ -122,18 +134,18 @@ def test_events_tell_the_time_of_the_device(driver: Driver, kernels: Kernels) ->
     assert driver.elapsed_ns(start, start) == 0
 
 
-def test_streams_run_beside_each_other(driver: Driver, shared: DeviceWords) -> None:
-    driver.wait_at_least(shared.stream, shared.address(FIRST), 1)
-    waiting = recorded(driver, shared.stream)
+def test_streams_run_beside_each_other(driver: Driver, shared: DeviceWords, stream: int) -> None:
+    driver.wait_at_least(stream, shared.address(FIRST), 1)
+    waiting = recorded(driver, stream)
     other = driver.create_stream()
     assert comes(driver, recorded(driver, other)) and not driver.is_done(waiting)
 
 
 def test_a_kernel_that_receives_spins_until_the_word_is_there(
-    driver: Driver, kernels: Kernels, shared: DeviceWords, words: "memoryview[int]"
+    driver: Driver, kernels: Kernels, shared: DeviceWords, stream: int, words: "memoryview[int]"
 ) -> None:
-    kernels.receive(shared.stream, shared.address(FIRST), 3)
-    event = recorded(driver, shared.stream)
+    kernels.receive(stream, shared.address(FIRST), 3)
+    event = recorded(driver, stream)
     time.sleep(0.02)
     assert not driver.is_done(event)
     words[FIRST] = 3
@@ -145,13 +157,13 @@ def test_memory_that_is_no_page_is_refused(driver: Driver, words: "memoryview[in
         driver.register(address_of(words) + 8, 0)
 
 
-def test_words_that_the_device_still_needs_are_not_given_back(
-    driver: Driver, words: "memoryview[int]", monkeypatch: pytest.MonkeyPatch
+def test_waits_of_one_call_pass_one_after_the_other(
+    driver: Driver, shared: DeviceWords, stream: int, words: "memoryview[int]"
 ) -> None:
-    monkeypatch.setattr("ds_hooks.shared.cuda_driver.PATIENCE_S", 0.05)
-    shared = DeviceWords(driver, words, probe=PROBE)
-    driver.wait_at_least(shared.stream, shared.address(FIRST), 1)
-    assert not shared.release()
-    words[FIRST] = 1
-    monkeypatch.undo()
-    assert shared.release()
+    driver.wait_for_words(stream, [(shared.address(FIRST), 2), (shared.address(SECOND), 3)])
+    event = recorded(driver, stream)
+    words[SECOND] = 3
+    time.sleep(0.02)
+    assert not driver.is_done(event)
+    words[FIRST] = 2
+    until(lambda: driver.is_done(event))

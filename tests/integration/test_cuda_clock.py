@@ -83,8 +83,6 @@ def test_the_word_opens_when_the_device_comes_to_the_wait_and_not_when_it_is_iss
 ) -> None:
     words = page.words
     issue_step(clock, driver, 5 * MS)
-    until(lambda: words[Field.DUE_EPOCH] == 1)
-    assert words[Field.DUE_PERMIT_NS] == 5 * MS
     until(lambda: words[Field.BUBBLE] == 1 << 1 | 1)
     assert ended(driver, "before") and not ended(driver, "after")
     assert (words[Field.STEP], words[Field.SLOT], words[Field.PERMIT_LENGTH_NS]) == (7, 3, 5 * MS)
@@ -95,12 +93,19 @@ def test_the_word_opens_when_the_device_comes_to_the_wait_and_not_when_it_is_iss
     assert clock.leave(wait=True)
 
 
-def test_a_bubble_is_due_only_when_the_one_before_has_closed(clock: CudaClock, driver: FakeDriver, page: Page) -> None:
-    issue_step(clock, driver, 5 * MS)
-    issue_step(clock, driver, 6 * MS)
-    until(lambda: page.words[Field.DUE_EPOCH] == 2)
-    assert page.words[Field.BUBBLE] == 1 << 1 and ended(driver, "receive")
+def test_a_bubble_takes_four_calls_of_the_driver_and_no_stream_of_its_own(page: Page, driver: FakeDriver) -> None:
+    clock = new_clock(CudaClock, page, driver)
+    for permit_ns, calls in ((5 * MS, ["record", "write_words", "write_words", "record"]), (0, ["record", "record"])):
+        clock.open(1, 3, permit_ns), clock.close()  # events are made in the first bubbles, and used again
+        stamps = clock.open(1, 3, permit_ns), clock.close()
+        until(lambda stamps=stamps: driver.is_done(stamps[1]))
+        for stamp in range(stamps[0] - 2, stamps[1] + 1):
+            clock.time_ns(stamp)
+        driver.called.clear()
+        clock.open(1, 3, permit_ns), clock.close()
+        assert driver.called == calls
     assert clock.leave(wait=True)
+    assert driver.streams == {DEFAULT_STREAM}
 
 
 def test_a_wait_that_is_not_planned_writes_nothing_and_is_timed(
@@ -112,7 +117,7 @@ def test_a_wait_that_is_not_planned_writes_nothing_and_is_timed(
     assert begin_ns is not None and end_ns is not None
     receive = next(kernel for kernel in driver.kernels if kernel.name == "receive")
     assert end_ns - begin_ns >= receive.end_ns - receive.start_ns
-    assert [page.words[f] for f in (Field.BUBBLE, Field.DUE_EPOCH, Field.DEVICE_GATE)] == [0, 0, 0]
+    assert [page.words[f] for f in (Field.BUBBLE, Field.DEVICE_GATE)] == [0, 0]
     assert clock.leave(wait=True)
 
 
@@ -151,7 +156,7 @@ def test_the_page_stays_as_long_as_the_device_may_write_to_it(clock: CudaClock, 
     assert page.words[Field.BUBBLE] == 1 << 1
 
 
-@pytest.mark.parametrize("call", ["create_stream", "register", "write_word", "wait_at_least", "record"])
+@pytest.mark.parametrize("call", ["create_stream", "register", "write_words", "wait_for_words", "record"])
 def test_a_device_that_cannot_write_words_is_polled(
     call: str, page: Page, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

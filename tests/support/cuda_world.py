@@ -5,9 +5,10 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 
-from ds_hooks.shared.cuda_driver import DriverError
+from ds_hooks.shared.cuda_driver import DriverError, Words
 from ds_hooks.shared.page import PAGE_BYTES, DeviceGate, Field
 from ds_hooks.shared.page_file import Page
+from ds_hooks.shared.plan import plan_steps
 from trials.gate.cuda import CudaGate
 from trials.gate.unit_records import UnitRecords
 
@@ -60,11 +61,12 @@ class World:
     # The main job
 
     def due(self, epoch: int, permit_ns: int) -> None:
-        self.words[Field.DUE_PERMIT_NS] = permit_ns
-        self.words[Field.DUE_EPOCH] = epoch
+        """The plan opens bubble 3 of step `epoch`, and no other."""
+        self.words[Field.PERMITS + 3] = permit_ns // 1000  # and no word about renewals
+        plan_steps(self.words, epoch, epoch + 1)
 
     def open(self, epoch: int, permit_ns: int, slot: int = 3) -> None:
-        self.words[Field.SLOT] = slot
+        self.words[Field.STEP], self.words[Field.SLOT] = epoch, slot
         self.words[Field.PERMIT_LENGTH_NS] = permit_ns
         self.words[Field.BUBBLE] = epoch << 1 | 1
         self.words[Field.DEVICE_GATE] = max(self.words[Field.DEVICE_GATE], DeviceGate.open_for(permit_ns))
@@ -175,16 +177,18 @@ class World:
         assert not self._work, "the device still needs the page"
         self.registered -= 1
 
-    def wait_at_least(self, stream: int, device_address: int, value: int) -> None:
-        self._called("wait_at_least")
+    def wait_for_words(self, stream: int, values: Words) -> None:
+        self._called("wait_for_words")
         assert stream == STREAM
-        self._work.append(("wait", device_address - OFFSET, value))
+        self._work.extend(("wait", device_address - OFFSET, value) for device_address, value in values)
 
     def create_stream(self) -> int: ...  # type: ignore[empty-body]
     def destroy_stream(self, stream: int) -> None: ...
     def destroy_event(self, event: int) -> None: ...
     def wait_event(self, stream: int, event: int) -> None: ...
     def write_word(self, stream: int, device_address: int, value: int) -> None: ...
+    def write_words(self, stream: int, values: Words) -> None: ...
+    def wait_at_least(self, stream: int, device_address: int, value: int) -> None: ...
 
 
 def learn(world: World, gate: CudaGate, *costs_ns: int, trials: int = 1) -> None:

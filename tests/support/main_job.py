@@ -6,6 +6,7 @@ import time
 
 from ds_hooks.shared.page import DeviceGate, Field
 from ds_hooks.shared.page_file import Page
+from ds_hooks.shared.plan import plan_steps
 
 MS = 1_000_000
 
@@ -23,8 +24,8 @@ class MainJob:
     def open(self, permit_ms: int) -> None:
         words = self._words
         self._epoch += 1
-        words[Field.DUE_PERMIT_NS] = words[Field.PERMIT_LENGTH_NS] = permit_ms * MS
-        words[Field.DUE_EPOCH] = self._epoch
+        words[Field.STEP], words[Field.SLOT] = self._epoch, 0
+        words[Field.PERMIT_LENGTH_NS] = permit_ms * MS
         start_ns = time.monotonic_ns()
         words[Field.BUBBLE_START_NS] = words[Field.PLAN_BASE_NS] = start_ns
         words[Field.PERMIT_UNTIL_NS] = start_ns + permit_ms * MS
@@ -40,8 +41,8 @@ class MainJob:
         self.bubbles[-1] = self.bubbles[-1][0], time.monotonic_ns()
 
     def due(self, permit_ms: int) -> None:
-        self._words[Field.DUE_PERMIT_NS] = permit_ms * MS
-        self._words[Field.DUE_EPOCH] = self._epoch + 1
+        self._words[Field.PERMITS] = permit_ms * 1000  # and no word about renewals
+        plan_steps(self._words, self._epoch + 1, self._epoch + 2)
 
     def play(self, *bubbles: tuple[int, int, int]) -> None:
         """Begin bubbles of (ms before it, ms of permit, ms long), one after another, and return meanwhile."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from ds_hooks.shared.memory_order import light_fence
 from ds_hooks.shared.page import DeviceGate, Field
-from ds_hooks.shared.plan import find_renewal
+from ds_hooks.shared.plan import find_renewal, next_permit_ns
 
 _CLOSINGS_KEPT = 8
 _LONGEST_PERMIT_NS = 2**36
@@ -17,7 +17,7 @@ class BubbleWatch:
     Attributes:
         bubble: the bubble word as it was last seen.
         closings: (time, slot) of the last bubbles that were seen to end; time in ns of the host's clock.
-        ahead: whether an announced bubble counts before it begins.
+        ahead: whether the next bubble of the plan counts before it begins.
     """
 
     def __init__(self, words: "memoryview[int]", clock_ns: Callable[[], int]) -> None:
@@ -43,7 +43,23 @@ class BubbleWatch:
             self.bubble = bubble
             self._stirred_ns = looked_ns
         self._looked_ns = looked_ns
+        self._show_left()
         return has_begun
+
+    def _show_left(self) -> None:
+        """Write how much of the permit is left, for the units that the device has been given.
+
+        Between bubbles every unit passes this word, and waits for the gate. So a unit that comes late, because the one
+        before it took longer than forecast, waits for the next bubble.
+        """
+        words = self._words
+        if words[Field.DEVICE_GATE] == DeviceGate.FORCED:
+            left = DeviceGate.FORCED
+        elif self.is_open:
+            left = max(0, min(self.left_ns(0) // 1000, DeviceGate.ANY))
+        else:
+            left = DeviceGate.ANY
+        words[Field.PERMIT_LEFT] = left
 
     def stir(self) -> None:
         """Note another sign of life of the main job."""
@@ -61,12 +77,16 @@ class BubbleWatch:
 
     @property
     def is_due(self) -> bool:
-        """Whether the next bubble is announced, and has not begun."""
-        return self.ahead and self._words[Field.DUE_EPOCH] > self.bubble >> 1
+        """Whether the plan opens another bubble, which has not begun."""
+        return self.ahead and not self.is_open and self._next_ns() > 0
 
     def planned_ns(self) -> int:
         """The planned length of the open bubble, without renewals; if none is open, of the next."""
-        return self._words[Field.PERMIT_LENGTH_NS if self.is_open else Field.DUE_PERMIT_NS]
+        return self._words[Field.PERMIT_LENGTH_NS] if self.is_open else self._next_ns()
+
+    def _next_ns(self) -> int:
+        """The permit of the next bubble of the plan."""
+        return next_permit_ns(self._words, self._words[Field.STEP], self._words[Field.SLOT])
 
     def left_ns(self, needs_ns: float) -> int:
         """How long work that is queued now may run in the open bubble or, if none is open, in the next.
@@ -86,7 +106,4 @@ class BubbleWatch:
                     left_ns = max(left_ns, until_ns - elapsed_ns)
             light_fence()
             return left_ns if words[Field.BUBBLE] == self.bubble else 0
-        if not self.is_due:
-            return 0
-        light_fence()
-        return words[Field.DUE_PERMIT_NS]
+        return self._next_ns() if self.is_due else 0

@@ -107,7 +107,7 @@ class CudaGate(UnitCosts):
             self._check_device()
             # a unit that misses its bubble must not run in one planned for less than half of its cost
             least = DeviceGate.open_for(min(int(self._cost_ns(unit) / 2), self._watch.planned_ns()))
-            self._queue.add(unit, self._group, longest_ns, least)
+            self._queue.add(unit, self._group, longest_ns, least, least)
         self._hold_each(unit == HOST_UNIT)
         self._words[Field.SIDE_ACTIVITY] = SideActivity.HOST if unit == HOST_UNIT else SideActivity.UNIT
 

@@ -119,7 +119,7 @@ class UnitQueue:
         begun, passed = self._free[0]
         words[Field.SIDE_BYTES] = 0
         driver.record(begun, self._stream)
-        self._wait_for(Field.SIDE_BYTES, 1)
+        self._wait_for((Field.SIDE_BYTES, 1))
         driver.record(passed, self._stream)
         try:
             has_begun = self._comes(begun)
@@ -137,7 +137,7 @@ class UnitQueue:
             self._driver.adopt_thread()
             self._threads.add(thread)
 
-    def add(self, unit: int, group: int, longest_ns: int, least: int) -> None:
+    def add(self, unit: int, group: int, longest_ns: int, least: int, left: int) -> None:
         """Queue the wait of `unit`; its work follows.
 
         Args:
@@ -145,15 +145,17 @@ class UnitQueue:
             group: the index of the units in use.
             longest_ns: see `QueuedUnit`.
             least: the smallest value of the page's device gate that lets it through.
+            left: the smallest value of `PERMIT_LEFT` that does.
         """
         start, end = self._free.popleft()
-        self.wait_for_gate(least)
+        # in this order: between bubbles what is left holds nothing back, so the gate must have the last word
+        self._wait_for((Field.PERMIT_LEFT, left), (Field.DEVICE_GATE, least))
         self._driver.record(start, self._stream)
         self._units.append(QueuedUnit(unit, group, longest_ns, start, end))
 
     def wait_for_gate(self, least: int) -> None:
         """Have what is queued next wait until the page's device gate is at least `least`."""
-        self._wait_for(Field.DEVICE_GATE, least)
+        self._wait_for((Field.DEVICE_GATE, least))
 
     def complete_last(self) -> None:
         """Note that all work of the last unit is queued."""
@@ -197,8 +199,10 @@ class UnitQueue:
         self._offsets_ns.append(now_ns - self._last_ns)
         return EndedUnit(ended.unit, ended.group, ended.longest_ns, start_ns + min(self._offsets_ns), wall_ns)
 
-    def _wait_for(self, field: int, least: int) -> None:
-        self._driver.wait_at_least(self._stream, self._device_address + 8 * field, least)
+    def _wait_for(self, *words: tuple[int, int]) -> None:
+        """Have what is queued next wait for each of (field, least), one after the other."""
+        waits = [(self._device_address + 8 * field, least) for field, least in words]
+        self._driver.wait_for_words(self._stream, waits)
 
     def _comes(self, event: int) -> bool:
         end_ns = self._clock_ns() + PROBE_S * 1e9

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 
+from ds_hooks.shared.forced_gate import force_gate
 from ds_hooks.shared.page import DeviceGate, Field
 
 FORCE_EVERY_S = 1e-3
@@ -48,7 +49,7 @@ class ParentWatch:
         if not self._outlives_us():
             words, end_s = self._words, time.monotonic() + self._patience_s
             while not self._is_over(FORCE_EVERY_S) and time.monotonic() < end_s:
-                words[Field.DEVICE_GATE] = DeviceGate.FORCED
+                force_gate(words)
             words[Field.DEVICE_GATE] = DeviceGate.CLOSED
             os.kill(os.getpid(), signal.SIGKILL)
         for fd in (self._over_fd, self._parent_fd):

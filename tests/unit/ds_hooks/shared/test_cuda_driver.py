@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Iterator
-from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_uint32, c_uint64, c_void_p
 from typing import Any
 
 import pytest
@@ -36,6 +36,9 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemHostUnregister": (c_void_p,),
     "cuStreamWriteValue32": (c_void_p, c_uint64, c_uint32, c_uint),
     "cuStreamWaitValue32": (c_void_p, c_uint64, c_uint32, c_uint),
+    "cuStreamBatchMemOp": (c_void_p, c_uint, POINTER(c_uint64), c_uint),
+    "cuMemAlloc": (POINTER(c_uint64), c_size_t),
+    "cuMemsetD8": (c_uint64, c_ubyte, c_size_t),
     "cuModuleLoadData": (POINTER(c_void_p), c_char_p),
     "cuModuleGetFunction": (POINTER(c_void_p), c_void_p, c_char_p),
     "cuLaunchKernel": (c_void_p, *(c_uint,) * 7, c_void_p, POINTER(c_void_p), c_void_p),
@@ -70,14 +73,15 @@ class Library:
         def run(*arguments: Any) -> int:
             if name == "cuLaunchKernel":
                 function, *sizes, stream, parameters, extra = arguments
-                values = [ctypes.cast(parameters[0], POINTER(c_uint64))[0]]
-                if sizes[3] == 32:
-                    values.append(ctypes.cast(parameters[1], POINTER(c_uint32))[0])
-                else:
-                    values.append(ctypes.cast(parameters[1], POINTER(c_uint64))[0])
+                kinds = [c_uint64, {32: c_uint32, 256: c_uint64}.get(sizes[3], c_uint64)][: 1 if sizes[3] == 1 else 2]
+                values = [ctypes.cast(parameters[i], POINTER(kind))[0] for i, kind in enumerate(kinds)]
                 self.calls.append((name, function, *sizes, stream, values, extra))
-                if sizes[3] != 32:  # work notes when it ran, in host memory
+                if sizes[3] == 256:  # work notes when it ran, in host memory
                     ctypes.memmove(values[0] - DEVICE_OFFSET, (c_uint64 * 2)(1_000, 1_000 + 4 * values[1]), 16)
+                return self.results.get(name, 0)
+            if name == "cuStreamBatchMemOp":
+                stream, count, operations, flags = arguments
+                self.calls.append((name, stream, [tuple(operations[6 * i : 6 * i + 4]) for i in range(count)], flags))
                 return self.results.get(name, 0)
             plain = [a for a in arguments if not isinstance(a, ctypes._Pointer)]
             self.calls.append((name, *plain))
@@ -141,6 +145,8 @@ def test_calls_have_the_arguments_that_the_api_wants(library: Library) -> None:
     device_address = driver.register(address, 4096)
     driver.write_word(stream, device_address + 8, 2**32 - 1)
     driver.wait_at_least(stream, device_address, 7)
+    driver.write_words(stream, [(device_address, 3), (device_address + 8, 2**32 - 1)])
+    driver.wait_for_words(stream, [(device_address, 7)])
     driver.unregister(address)
     driver.destroy_event(event)
     driver.destroy_stream(stream)
@@ -152,6 +158,10 @@ def test_calls_have_the_arguments_that_the_api_wants(library: Library) -> None:
     assert device_address == address + DEVICE_OFFSET
     assert library.named("cuStreamWriteValue32") == [(stream, device_address + 8, 2**32 - 1, 0)]
     assert library.named("cuStreamWaitValue32") == [(stream, device_address, 7, 0)]
+    assert library.named("cuStreamBatchMemOp") == [
+        (stream, [(2, device_address, 3, 0), (2, device_address + 8, 2**32 - 1, 0)], 0),
+        (stream, [(1, device_address, 7, 0)], 0),
+    ]
     assert library.named("cuMemHostUnregister") == [(address,)]
     assert library.named("cuStreamDestroy") == [(stream,)] and library.named("cuEventDestroy") == [(event,)]
 

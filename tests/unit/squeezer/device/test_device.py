@@ -8,6 +8,7 @@ import pytest
 from ds_hooks.shared.device_uuid import write_device_uuid
 from ds_hooks.shared.page import DeviceGate, Field
 from ds_hooks.shared.page_file import Page, page_path
+from ds_hooks.shared.plan import next_permit_ns, plan_slot, plan_steps
 from squeezer.config import DeviceTable
 from squeezer.daemon.memory_limit import side_limit_bytes
 from squeezer.device import DEVICES, CudaDevice, kind_of
@@ -69,10 +70,12 @@ def test_mps_is_joined_only_if_asked_for() -> None:
 def test_a_main_job_that_died_in_a_bubble_leaves_a_shut_gate(tmp_path: Path) -> None:
     page = Page.open(page_path(tmp_path / "pages", 0))
     words = page.words
-    words[Field.BUBBLE], words[Field.DUE_EPOCH], words[Field.DEVICE_GATE] = 9 << 1 | 1, 10, 5000
+    words[Field.BUBBLE], words[Field.DEVICE_GATE] = 9 << 1 | 1, 5000
+    plan_slot(words, 0, 5_000_000)
+    plan_steps(words, 1, 2**31)
     CudaDevice(words, DeviceTable(), 0).main_ended()
     assert (words[Field.BUBBLE], words[Field.DEVICE_GATE]) == (9 << 1, DeviceGate.CLOSED)
-    assert not words[Field.DUE_EPOCH] > words[Field.BUBBLE] >> 1
+    assert next_permit_ns(words, 9, 0) == 0
     page.close()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ds_hooks.shared.device_uuid import write_device_uuid
+from ds_hooks.shared.forced_gate import force_gate
 from ds_hooks.shared.page import PAGE_BYTES, DeviceGate, Field, SideActivity
 from ds_hooks.shared.page_file import Page, page_path
 from ds_hooks.shared.plan import plan_slot
@@ -17,7 +18,7 @@ from tests.support.cuda_world import MS, OFFSET, US, World, learn
 from trials.gate.base import HOST_UNIT, GateError, StopRequested
 from trials.gate.unit_costs import UNKNOWN_COST_NEEDS_NS
 
-GATE_CALLS = ("register", "create_event", "record", "wait_at_least", "is_done", "elapsed_ns", "unregister")
+GATE_CALLS = ("register", "create_event", "record", "wait_for_words", "is_done", "elapsed_ns", "unregister")
 
 
 @pytest.fixture
@@ -274,7 +275,7 @@ def test_what_waits_at_the_end_is_waited_for(world: World) -> None:
     forced_ns = world.now_ns + 30 * MS
 
     def force() -> None:
-        world.words[Field.DEVICE_GATE] = DeviceGate.FORCED
+        force_gate(world.words)
 
     world.at(30 * MS, force)
     assert gate.close()
@@ -312,7 +313,7 @@ def test_a_refused_call_shuts_the_gate_for_good(world: World, call: str, after: 
 
 
 def test_a_device_that_does_not_wait_is_found_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world, "wait_at_least", lambda *_: None)
+    monkeypatch.setattr(world, "wait_for_words", lambda *_: None)
     with pytest.raises(GateError, match="does not wait"):
         world.gate()
 

@@ -1,0 +1,82 @@
+"""Measures all figures, each in a process of its own with a limit, and writes each row as soon as it is there.
+
+python -m squeezer.calibration FILE [--mps] [--figures slices,arrival] [--quick] [--side KEY=VALUE]
+"""
+
+import argparse
+import faulthandler
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from ds_hooks.shared.cuda_driver import DriverError
+from squeezer.calibration.figures import FIGURES, Figures
+from squeezer.calibration.measured_device import LateError, MeasuredDevice
+from squeezer.calibration.mps_server import mps_server
+
+LIMIT_S = 40.0
+
+
+def main() -> int:
+    """Measure. Returns how many figures failed."""
+    parser = argparse.ArgumentParser(prog="python -m squeezer.calibration", description=__doc__)
+    parser.add_argument("file", type=Path, help="where the rows go, a line of JSON each; appended")
+    parser.add_argument("--figures", default=",".join(FIGURES))
+    parser.add_argument("--mps", action="store_true", help="both processes as clients of an MPS server of our own")
+    parser.add_argument("--side", action="append", default=[], metavar="KEY=VALUE", help="in the second's environment")
+    parser.add_argument("--quick", action="store_true", help="a quarter of the repetitions")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        return _measure(options)
+    failed = 0
+    with ExitStack() as stack:
+        environment = dict(os.environ)
+        if options.mps:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bsq-mps-")))
+            environment |= stack.enter_context(mps_server(folder))
+        again = [*sys.argv[1:], "--one"]
+        for figure in options.figures.split(","):
+            start_s = time.monotonic()
+            command = [sys.executable, "-m", "squeezer.calibration", *again, "--figures", figure]
+            try:
+                code = subprocess.run(command, env=environment, check=False, timeout=LIMIT_S).returncode
+            except subprocess.TimeoutExpired:
+                code = -1
+                _write(options, figure, {"error": f"not done within {LIMIT_S:g} s"})
+            print(f"{figure}: {code}, {time.monotonic() - start_s:.1f} s", file=sys.stderr, flush=True)
+            failed += code != 0
+    return failed
+
+
+def _measure(options: argparse.Namespace) -> int:
+    faulthandler.dump_traceback_later(LIMIT_S - 5)
+    side = dict(item.split("=", 1) for item in options.side)
+    with tempfile.TemporaryDirectory(prefix="bsq-", dir="/dev/shm") as folder:
+        path = Path(folder) / "words"
+        try:
+            device = MeasuredDevice.open(path)
+            figures = Figures(device, path, side, quick=options.quick)
+            for row in getattr(figures, options.figures)():
+                _write(options, options.figures, row)
+            device.close()
+        except (DriverError, LateError) as error:
+            _write(options, options.figures, {"error": f"{type(error).__name__}: {error}"})
+            return 1
+    return 0
+
+
+def _write(options: argparse.Namespace, figure: str, row: dict[str, Any]) -> None:
+    kept = {"figure": figure, "mps": options.mps, "side_environment": options.side, **row}
+    with options.file.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(kept) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
