@@ -13,7 +13,8 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import fmean, variance
 from typing import Any
@@ -43,19 +44,31 @@ def kept_runs(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def machine() -> dict[str, Any]:
     """Describe the machine of the measurement."""
-    import deepspeed
-    import torch
-
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
         "cpu": models[0].partition(":")[2].strip() if models else platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "deepspeed": deepspeed.__version__,
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "torch": _version("torch"),
+        "deepspeed": _version("deepspeed"),
+        "gpu": _gpu(),
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _gpu() -> str | None:
+    """The first device and its driver, as its own tool names them."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", "--id=0"]
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+    return None
 
 
 def commit() -> str:
@@ -66,8 +79,11 @@ def commit() -> str:
     return described.stdout.strip() or "unknown"
 
 
-def write(name: str, options: argparse.Namespace, runs: Sequence[Any], summary: dict[str, Any]) -> None:
-    """Write the JSON file, each row of numbers on one line."""
+def write(
+    name: str, options: argparse.Namespace, runs: Sequence[Any], summary: dict[str, Any], path: Path | None = None
+) -> None:
+    """Write the JSON file (by default the one that was asked for), each row of numbers on one line."""
+    path = path or options.json
     content = {
         "name": name,
         "commit": commit(),
@@ -79,8 +95,8 @@ def write(name: str, options: argparse.Namespace, runs: Sequence[Any], summary: 
     }
     text = json.dumps(content, indent=1)
     text = re.sub(r"\[[-+.\de,\s]+\]", lambda numbers: " ".join(numbers[0].split()), text)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(text + "\n", encoding="utf-8")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def finish(name: str, options: argparse.Namespace, runs: Sequence[Any], summary: dict[str, Any]) -> None:

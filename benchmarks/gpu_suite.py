@@ -14,8 +14,9 @@ suite works and nothing about a device.
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple
 from benchmarks.common import write
 from benchmarks.gpu.fusion import fusion
 from benchmarks.gpu.parts import Bench, context_costs, faults, memory, mps_server, words_between_processes
-from benchmarks.gpu.stage import ghost_stage
+from benchmarks.gpu.stage import RECEIVES, WAYS, ghost_stage
 
 NAME = "gpu_suite"
 NO_ERROR, NONE, YES = "no error", "0", "True"
@@ -48,6 +49,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="DIR", help="write DIR/gpu_suite.json")
     parser.add_argument("--mps", action="store_true", help="with an MPS server of our own; writes gpu_suite_mps.json")
     parser.add_argument("--only", metavar="PART", choices=PARTS, help="this part alone")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="the side tasks of the part ghost")
+    parser.add_argument("--receives", nargs="+", choices=RECEIVES, default=RECEIVES, help="and its receives")
+    parser.add_argument("--windows", type=int, metavar="N", help="and its pairs of windows")
     options = parser.parse_args()
     runs: list[dict[str, Any]] = []
     with ExitStack() as stack:
@@ -55,31 +59,35 @@ def main() -> int:
         if options.mps:
             stack.enter_context(mps_server(Path(folder)))
         bench = Bench.open(options.device, Path(folder), quick=options.quick)
-        for name, part in PARTS.items():
+        parts: dict[str, Part] = {
+            **PARTS,
+            "ghost": partial(ghost_stage, ways=options.ways, receives=options.receives, windows=options.windows),
+        }
+        for name, part in parts.items():
             if options.only in (None, name):
                 print(f"{name} …", file=sys.stderr, flush=True)
                 try:
-                    found = part(bench)
+                    for run in part(bench):
+                        runs.append(run)
+                        _write(options, bench, runs)  # at once: what is measured must not be lost
                 except Exception as error:  # the other parts still count
-                    found = [{"scenario": name, "error": f"{type(error).__name__}: {error}"}]
-                    print(f"{name}: {found[0]['error']}", file=sys.stderr)
-                runs += found
+                    runs.append({"scenario": name, "error": f"{type(error).__name__}: {error}"})
+                    _write(options, bench, runs)
+                    print(f"{name}: {runs[-1]['error']}", file=sys.stderr)
         bench.close()
-        _write_down(options, bench, runs)
+        _print_table(bench.kernels.name, list(_promises(runs, timed=options.device == "cuda")))
     return int(any(promise.holds is False for promise in _promises(runs, timed=options.device == "cuda")))
 
 
-def _write_down(options: argparse.Namespace, bench: Bench, runs: list[dict[str, Any]]) -> None:
-    promises = list(_promises(runs, timed=options.device == "cuda"))
-    _print_table(bench.kernels.name, promises)
+def _write(options: argparse.Namespace, bench: Bench, runs: list[dict[str, Any]]) -> None:
     if options.json:
-        options.json.mkdir(parents=True, exist_ok=True)
-        options.json = options.json / f"{NAME}{'_mps' if options.mps else ''}.json"
-        summary = {"device": bench.kernels.name, "promises": [promise._asdict() for promise in promises]}
-        write(NAME, options, runs, summary)
+        promises = [promise._asdict() for promise in _promises(runs, timed=options.device == "cuda")]
+        summary = {"device": bench.kernels.name, "promises": promises}
+        write(NAME, options, runs, summary, options.json / f"{NAME}{'_mps' if options.mps else ''}.json")
 
 
-PARTS: dict[str, Callable[[Bench], list[dict[str, Any]]]] = {
+Part = Callable[[Bench], Iterable[dict[str, Any]]]
+PARTS: dict[str, Part] = {
     "words": words_between_processes,
     "context": context_costs,
     "ghost": ghost_stage,
@@ -98,7 +106,10 @@ def _promises(runs: list[dict[str, Any]], *, timed: bool) -> Iterator[Promise]:
 def _ghost_promises(run: dict[str, Any]) -> Iterator[Promise]:
     scenario = run["scenario"]
     ours = scenario.startswith("ghost_gate")
-    yield _slowdown(f"{scenario}: slowdown", run, 0.01 if ours else None)
+    yield _slowdown(f"{scenario}: slowdown", run, 0.01 if ours or scenario.startswith("ghost_trials") else None)
+    yield Promise(f"{scenario}: fill", f"{100 * run['fill']:.0f}%", "", None)
+    if scenario.startswith("ghost_trials"):
+        return  # its kernels write no stamps
     harvest = f"{100 * run['harvest']:.0f}%"
     yield Promise(f"{scenario}: harvest", harvest, "≥ 60%" if ours else "", run["harvest"] >= 0.6 if ours else None)
     outside = f"{run['outside']} of {run['kernels']}"

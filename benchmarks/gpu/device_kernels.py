@@ -6,6 +6,8 @@ from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.shared.cuda_driver import CudaDriver, Driver
 from squeezer.calibration import kernels as calibration
 
+_BLOCK_NS = 50_000
+"""How long one block of a long kernel runs: about as long as one of a matrix product. Blocks cannot be preempted."""
 STAMPS = 1 << 18
 """The number of kernels that one process can record."""
 
@@ -76,7 +78,7 @@ class CudaKernels:
 
     def work(self, stream: int, busy_ns: int) -> None:
         """See `Kernels`."""
-        self._own.append(self._kernels.work(stream, busy_ns))
+        self._own.append(self._kernels.work(stream, busy_ns, max(1, busy_ns // _BLOCK_NS)))
 
     def receive(self, stream: int, device_address: int, value: int) -> None:
         """See `Kernels`."""

@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
@@ -61,6 +61,7 @@ class StreamStage:
         stream: returns the compute stream.
         device: ``"cuda"`` or ``"cpu"`` (the fake driver).
         spinning: whether receives are spinning kernels.
+        synchronize: waits until the device has done all that was issued.
         folder: a directory in memory.
     """
 
@@ -79,6 +80,7 @@ class StreamStage:
         stream: int,
         device: str,
         spinning: bool,
+        synchronize: Callable[[], None],
         folder: Path,
     ) -> None:
         from deepspeed.runtime.pipe import schedule
@@ -88,6 +90,7 @@ class StreamStage:
         self.grid = SimpleNamespace(world_size=shape.stages)
         self.stage_id, self.num_stages, self.micro_batches = shape.stage, shape.stages, shape.micro_batches
         self._driver, self._kernels, self._stream, self._spinning = driver, kernels, stream, spinning
+        self._synchronize = synchronize
         self._schedule = schedule.TrainSchedule(shape.micro_batches, shape.stages, shape.stage)
         programs = programs_of(shape)
         program = programs[shape.stage]
@@ -145,6 +148,7 @@ class StreamStage:
                 self._INSTRUCTION_MAP[type(command)](self)
 
     def _aggregate_total_loss(self) -> float:
+        self._synchronize()  # as DeepSpeed's does by a copy from pageable memory: its host is no step ahead
         self._slot = self._loss_slot
         self._run_next()
         return 0.0

@@ -3,12 +3,13 @@
 import ctypes
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -23,6 +24,7 @@ from ds_hooks.shared.forced_gate import force_gate
 from ds_hooks.shared.page import DeviceGate, Field, Role
 from ds_hooks.shared.page_file import Page, make_private_dir, page_path
 from ds_hooks.shared.plan import plan_slot, plan_steps
+from squeezer.calibration import mps_server as calibration
 
 UNIT_US = {"cuda": 500.0, "cpu": 3000.0}
 PATIENCE_S = 60.0
@@ -94,10 +96,13 @@ class Bench:
         side = Side(process, page, out)
         try:
             assert process.stdout is not None
-            if process.stdout.readline() != "ready\n":
+            ready, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
+            if not ready or process.stdout.readline() != "ready\n":
                 raise RuntimeError(f"the side task ({way}) did not start")
+            page.words[Field.SIDE_PROCESS] = process.pid  # as the daemon does: the hooks wake no other
             yield side
         finally:
+            page.words[Field.SIDE_PROCESS] = 0
             side.end()
 
 
@@ -129,22 +134,9 @@ class Side:
 
 @contextmanager
 def mps_server(folder: Path) -> Iterator[None]:
-    """Let this process, before it uses the device, and its children share the device by a server of our own.
-
-    Raises:
-        FileNotFoundError: CUDA's tools are not installed here.
-    """
-    directories = {f"CUDA_MPS_{kind}_DIRECTORY": str(folder / f"mps-{kind.lower()}") for kind in ("PIPE", "LOG")}
-    for directory in directories.values():
-        Path(directory).mkdir()
-    with mock.patch.dict(os.environ, directories):
-        subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True)
-        try:
-            yield
-        finally:
-            # it may wait for its clients, of which this process is one
-            with suppress(subprocess.TimeoutExpired):
-                subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, check=False, timeout=_END_S)
+    """Let this process, before it uses the device, and its children share the device by a server of our own."""
+    with calibration.mps_server(folder) as directories, mock.patch.dict(os.environ, directories):
+        yield
 
 
 def words_between_processes(bench: Bench) -> list[dict[str, Any]]:

@@ -1,10 +1,11 @@
-"""The side task of `gpu_suite`: kernels of known length, in one of five ways to use a device.
+"""The side task of `gpu_suite`: kernels of known length, in one of six ways to use a device.
 
     idle     it has a context and runs nothing
     waiting  its stream waits for a gate that nobody opens
     naive    it always computes
     host     layer by layer, when its host sees an open bubble in which the layer fits: a gate on the host alone
     gate     ours: each layer waits on the device itself
+    trials   the same with fused trials of the product in place of kernels of known length
 
 `python -m benchmarks.gpu.side WAY --page FILE --out FILE` prints a line when it is ready, and ends by SIGTERM.
 """
@@ -126,12 +127,19 @@ def _compute(gate: CudaGate, stream: int, kernels: Kernels, unit_ns: int) -> Non
         gate.close()
 
 
+def _trials(page: Page, driver: Driver, kernels: Kernels, unit_ns: int) -> None:
+    from benchmarks.gpu.fused_side import train  # imports torch, which the others do without
+
+    train(page, _ready)
+
+
 WAYS: dict[str, Callable[[Page, Driver, Kernels, int], None]] = {
     "idle": _idle,
     "waiting": _waiting,
     "naive": _naive,
     "host": _host,
     "gate": _gate,
+    "trials": _trials,
 }
 
 if __name__ == "__main__":

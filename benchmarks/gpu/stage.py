@@ -7,7 +7,7 @@ Windows alternate. Before each window the device drains, so that no step feels t
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from statistics import fmean
@@ -24,13 +24,14 @@ from benchmarks.gpu.parts import UNIT_US, Bench, Side
 from ds_hooks import attach
 from ds_hooks.clock import cuda as clock_module
 from ds_hooks.shared import wire
-from ds_hooks.shared.page import Role
+from ds_hooks.shared.page import Field, Role
 from ds_hooks.shared.page_file import Page, make_private_dir, page_path, socket_path
 from ds_hooks.shared.plan import plan_slot, plan_steps
 from squeezer.daemon.receiver import Receiver
 from squeezer.policy.forecast import SlotForecast
 
-WAYS = ("naive", "host", "gate")
+WAYS = ("naive", "host", "gate", "trials")
+RECEIVES = ("waiting", "spinning")
 SHAPE = GhostShape(stages=4, stage=1, micro_batches=4, clipping=False)
 FORWARD_MS = {"cuda": 4.0, "cpu": 20.0}
 OBSERVE_STEPS = 8
@@ -43,9 +44,16 @@ QUANTILE = 0.4
 _PATIENCE_S = 10.0
 
 
-def ghost_stage(bench: Bench) -> list[dict[str, Any]]:
-    """Run every kind of side task with every kind of receive."""
-    return [_measure(bench, way, spinning) for spinning in (False, True) for way in WAYS]
+def ghost_stage(
+    bench: Bench, ways: Sequence[str] = WAYS, receives: Sequence[str] = RECEIVES, windows: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """Run every kind of side task with every kind of receive, in so many pairs of windows."""
+    windows = windows or (QUICK_WINDOWS if bench.quick else WINDOWS)
+    for receive in receives:
+        for way in ways:
+            if way == "trials" and isinstance(bench.driver, FakeDriver):
+                continue  # real kernels need a real device
+            yield _measure(bench, way, windows, spinning=receive == "spinning")
 
 
 class Listener:
@@ -135,13 +143,12 @@ def _compute_stream(bench: Bench) -> Iterator[int]:
         yield DEFAULT_STREAM
 
 
-def _measure(bench: Bench, way: str, spinning: bool) -> dict[str, Any]:
+def _measure(bench: Bench, way: str, windows: int, *, spinning: bool) -> dict[str, Any]:
     forward_ns = int(FORWARD_MS[bench.device] * 1e6)
     timing = Timing(forward_ns=forward_ns, backward_ns=2 * forward_ns, optimizer_ns=forward_ns // 2)
     name = f"ghost_{way}_{'spinning' if spinning else 'waiting'}"
     folder = bench.folder / name
     folder.mkdir()
-    windows = QUICK_WINDOWS if bench.quick else WINDOWS
     first = len(bench.kernels.stamps())
     programs_of(SHAPE)  # imports DeepSpeed before a fake replaces torch
     with ExitStack() as stack:
@@ -159,6 +166,7 @@ def _measure(bench: Bench, way: str, spinning: bool) -> dict[str, Any]:
             stream=stream,
             device=bench.device,
             spinning=spinning,
+            synchronize=lambda: bench.finish(stream),
             folder=folder,
         )
         stack.enter_context(stage)
@@ -168,15 +176,20 @@ def _measure(bench: Bench, way: str, spinning: bool) -> dict[str, Any]:
             raise RuntimeError(f"the hooks are off: {handle.fault}")
         with bench.side(way, page) as side:
             step = _window(bench, stage, listener, stream, OBSERVE_STEPS)
-            bounds = []
+            bounds, busy_ns = [], []
             for squeezed in (False, True) * windows:
                 listener.plan(squeezed=squeezed, slots=way != "naive")
+                before_ns = page.words[Field.BUSY_NS]
                 bounds.append((step, step := step + _window(bench, stage, listener, stream, WINDOW_STEPS)))
+                busy_ns.append(page.words[Field.BUSY_NS] - before_ns)
             listener.plan(squeezed=False, slots=False)
         handle.detach()
         listener.hear_the_end()
     own = bench.kernels.stamps()[first:]
-    return {"scenario": name, **_figures(listener, bounds, own, side, bench)}
+    steps = [number for begin, end in bounds[1::2] for number in range(begin + 1, end + 1)]
+    squeezed_ns = sum(listener.bubble_ns[number] for number in steps)
+    fill = sum(busy_ns[1::2]) / squeezed_ns if squeezed_ns else 0.0
+    return {"scenario": name, **_figures(listener, bounds, own, side, bench), "fill": fill}
 
 
 def _window(bench: Bench, stage: StreamStage, listener: Listener, stream: int, steps: int) -> int:
@@ -192,7 +205,7 @@ def _figures(
     listener: Listener, bounds: list[tuple[int, int]], own: list[tuple[int, int]], side: Side, bench: Bench
 ) -> dict[str, Any]:
     """Figures of each pair of windows: alone, then beside the side task."""
-    theirs = sorted(side.stamps())
+    theirs = sorted(side.stamps()) or [(0, 0)]
     per_step = 2 * SHAPE.micro_batches + 1
     pairs, bubble_ns, kernels, outside, resume_us = [], 0.0, 0, 0, []
     for alone, beside in zip(bounds[::2], bounds[1::2], strict=True):

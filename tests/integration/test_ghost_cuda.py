@@ -37,6 +37,7 @@ def test_the_device_idles_as_the_model_says(stage: int, spinning: bool, driver: 
         stream=DEFAULT_STREAM,
         device="cpu",
         spinning=spinning,
+        synchronize=lambda: None,
         folder=tmp_path,
     )
     with true_stage:

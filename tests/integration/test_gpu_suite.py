@@ -12,8 +12,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench.open("cpu", tmp_path, quick=True)
+def bench(memory_path: Path) -> Iterator[Bench]:
+    made = Bench.open("cpu", memory_path, quick=True)
     yield made
     made.close()
 
@@ -30,7 +30,7 @@ def test_the_device_goes_on_when_a_process_is_killed_whose_stream_waits(bench: B
 def test_beside_a_ghost_stage_kernels_start_in_bubbles(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_stage, "WINDOW_STEPS", 4)
     monkeypatch.setattr(gpu_stage, "OBSERVE_STEPS", 4)
-    run = gpu_stage._measure(bench, "gate", spinning=False)
+    run = gpu_stage._measure(bench, "gate", gpu_stage.QUICK_WINDOWS, spinning=False)
     assert len(run["pairs_ns"]) == gpu_stage.QUICK_WINDOWS
     # a thread that plays a stream may lose its core between the gate and the kernel behind it; naive ones: six of ten
     assert run["kernels"] > 20 and run["outside"] <= run["kernels"] / 20
