@@ -17,6 +17,7 @@ from typing import Any
 
 from ds_hooks.shared.cuda_driver import DriverError
 from squeezer.calibration.figures import FIGURES, Figures
+from squeezer.calibration.kept import driver_version
 from squeezer.calibration.measured_device import LateError, MeasuredDevice
 from squeezer.calibration.mps_server import mps_server
 
@@ -62,6 +63,7 @@ def _measure(options: argparse.Namespace) -> int:
         path = Path(folder) / "words"
         try:
             device = MeasuredDevice.open(path)
+            _write(options, "device", {"uuid": device.uuid(), "name": device.kernels.name, "driver": driver_version()})
             figures = Figures(device, path, side, quick=options.quick)
             for row in getattr(figures, options.figures)():
                 _write(options, options.figures, row)

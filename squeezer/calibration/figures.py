@@ -25,6 +25,8 @@ from squeezer.calibration.measured_device import LateError, MeasuredDevice, Word
 from squeezer.calibration.peer import PROGRAM, Peer, peer, started
 
 Row = dict[str, Any]
+MARGINS_US = (0, 150, 500, 1500)
+"""How long before the main job's data arrive the side task stops, in the figure `arrival`."""
 _FIGURE_LIMIT_S = 45.0
 _OPENS_AFTER_S = 3.0
 
@@ -145,7 +147,7 @@ class Figures:
                     side = {"side_us": us, "waves": waves}
                     yield {"receive": receive, "side": "busy", **side, **self._arrivals(receive, -1)}
                     if us == 50:
-                        for margin_us in (0, 150, 500, 1500):
+                        for margin_us in MARGINS_US:
                             found = self._arrivals(receive, margin_us)
                             yield {"receive": receive, "side": f"margin_{margin_us}", **side, **found}
                     other.stop()

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 from typing import Self
+from uuid import UUID
 
-from ds_hooks.shared.cuda_driver import CudaDriver, DriverError, address_of
+from ds_hooks.shared.cuda_driver import CudaDriver, address_of
 from squeezer.calibration.kernels import Kernels
 
 WORDS_BYTES = 4096
@@ -149,12 +150,9 @@ class MeasuredDevice:
         driver = CudaDriver(0)
         return cls(path, driver, Kernels(driver))
 
-    def attribute(self, number: int) -> int:
-        """A device attribute, by the driver's number."""
-        device, value = ctypes.c_int(), ctypes.c_int()
+    def uuid(self) -> str:
+        """The device's name, as `nvidia-smi -L` has it."""
+        device, number = ctypes.c_int(), ctypes.create_string_buffer(16)
         self.driver.call("cuCtxGetDevice", ctypes.byref(device))
-        try:
-            self.driver.call("cuDeviceGetAttribute", ctypes.byref(value), ctypes.c_int(number), device)
-        except DriverError:
-            return -1
-        return value.value
+        self.driver.call("cuDeviceGetUuid", number, device)
+        return f"GPU-{UUID(bytes=number.raw)}"

@@ -1,0 +1,61 @@
+"""Verdicts of this machine's devices, kept between runs in the user's state directory.
+
+A verdict holds for a device, its driver and the way to share it: with another driver, or with MPS in place of taking
+turns, the device has to be measured again.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from squeezer.calibration.verdict import Verdict
+
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
+
+
+def state_file(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where verdicts are kept."""
+    base = environment.get("XDG_STATE_HOME") or str(Path(environment.get("HOME", "~")).expanduser() / ".local/state")
+    return Path(base) / "bubble-squeezer" / "devices.json"
+
+
+def driver_version(file: Path = DRIVER_FILE) -> str:
+    """The version of the kernel's driver; an empty string if it does not say."""
+    try:
+        words = file.read_text(encoding="utf-8").splitlines()[0].split()
+    except (OSError, IndexError):
+        return ""
+    return next((word for word in words if word[:1].isdigit() and word.count(".") >= 1), "")
+
+
+def keep(uuid: str, driver: str, verdict: Verdict, *, mps: bool, file: Path) -> None:
+    """Keep a verdict, in place of an older one."""
+    kept = {**_read(file), _key(uuid, driver, mps): asdict(verdict)}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_suffix(f".{os.getpid()}.tmp")
+    new.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    new.replace(file)
+
+
+def kept(uuid: str, driver: str, *, mps: bool, file: Path) -> Verdict | None:
+    """The verdict that holds for this device, this driver and this way; None: it has not been measured."""
+    found = _read(file).get(_key(uuid, driver, mps))
+    try:
+        return Verdict(**found) if driver and found else None
+    except TypeError:
+        return None  # kept by another version
+
+
+def _key(uuid: str, driver: str, mps: bool) -> str:
+    return f"{uuid}, driver {driver}, {'MPS' if mps else 'taking turns'}"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

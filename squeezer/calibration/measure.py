@@ -1,0 +1,83 @@
+"""`squeezer doctor --measure`: measures a device that nobody else uses, says what that allows, and keeps it."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from squeezer.calibration.kept import keep, state_file
+from squeezer.calibration.verdict import Verdict, judge
+
+FIGURES = ("slices", "opening", "arrival")
+LIMIT_S = 150.0
+PRIORITY = "CUDA_MPS_CLIENT_PRIORITY=1"
+"""Of a side task, under MPS."""
+
+
+class MeasureError(Exception):
+    """The device could not be measured; the message gives the reason."""
+
+
+def measure_rows(environment: Mapping[str, str] = os.environ) -> list[dict[str, Any]]:
+    """Measure the first device that this environment shows, beside nobody else.
+
+    Raises:
+        MeasureError: it cannot be measured.
+    """
+    with tempfile.TemporaryDirectory(prefix="bsq-measure-") as folder:
+        file = Path(folder) / "rows.jsonl"
+        command = [sys.executable, "-m", "squeezer.calibration", str(file), "--figures", ",".join(FIGURES)]
+        try:
+            subprocess.run(
+                [*command, "--side", PRIORITY], env=dict(environment), check=False, timeout=LIMIT_S, capture_output=True
+            )
+        except subprocess.TimeoutExpired:
+            raise MeasureError(f"it was not done within {LIMIT_S:g} s") from None
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    rows = [json.loads(line) for line in lines]
+    error = next((row["error"] for row in rows if "error" in row), None if rows else "nothing was measured")
+    if error:
+        raise MeasureError(str(error))
+    return rows
+
+
+def measure(*, mps: bool, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """Measure, keep the verdict, and yield lines about it.
+
+    Args:
+        mps: whether this environment's processes share their devices by a server.
+        environment: of the processes.
+
+    Raises:
+        MeasureError: it cannot be measured; nothing is kept.
+    """
+    rows = measure_rows(environment)
+    device = next(row for row in rows if row["figure"] == "device")
+    try:
+        verdict = judge(rows)
+    except ValueError as error:
+        raise MeasureError(str(error)) from None
+    file = state_file(environment)
+    keep(device["uuid"], device["driver"], verdict, mps=mps, file=file)
+    yield f"{device['name']}, {device['uuid']}, driver {device['driver']}, {'MPS' if mps else 'without MPS'}"
+    yield from described(verdict)
+    yield f"kept in {file}"
+
+
+def described(verdict: Verdict) -> Iterator[str]:
+    """What a verdict says, a line for each figure and what it decides."""
+    turns = f"processes take turns of {verdict.turn_ns / 1e6:.1f} ms" if verdict.turn_ns else "processes overlap"
+    yield f"slices: {turns}"
+    yield f"opening: {verdict.opening_ns / 1e3:.0f} µs to the side task's first kernel, at the 99th percentile"
+    for how, states in verdict.late_us.items():
+        late = ", ".join(f"{value:+.0f} µs ({_state(state)})" for state, value in states.items())
+        yield f"arrival, a main job that waits by {how}: its next kernel starts {late}"
+    yield ("sound: " if verdict.sound else "observe only: ") + verdict.reason
+
+
+def _state(state: str) -> str:
+    return "beside a busy side task" if state == "busy" else f"ended {state} µs before"

@@ -1,0 +1,84 @@
+"""The measurements of a device, on the fake driver: two processes, real words between them, and every figure ends."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from benchmarks.gpu.fake_calibration import fake_device
+from benchmarks.gpu.fake_driver import FakeDriver
+from squeezer.calibration import measure as measure_module
+from squeezer.calibration.figures import MARGINS_US, Figures
+from squeezer.calibration.measure import MeasureError, measure
+from squeezer.calibration.measured_device import LateError, MeasuredDevice, Word
+from squeezer.calibration.peer import Peer
+from squeezer.calibration.verdict import judge
+
+pytestmark = pytest.mark.integration
+
+PROGRAM = "benchmarks.gpu.fake_calibration"
+REPETITIONS = 3
+
+
+@pytest.fixture
+def device(memory_path: Path) -> Iterator[MeasuredDevice]:
+    made = fake_device(memory_path / "words")
+    yield made
+    made.open_all()
+    cast(FakeDriver, made.driver).close()
+
+
+def rows(device: MeasuredDevice, path: Path, monkeypatch: pytest.MonkeyPatch, *figures: str) -> list[dict[str, Any]]:
+    monkeypatch.setattr(Figures, "_count", lambda self, full: REPETITIONS)
+    made = Figures(device, path, {}, quick=True, program=PROGRAM)
+    return [{"figure": figure, **row} for figure in figures for row in getattr(made, figure)()]
+
+
+def test_every_figure_that_decides_comes_to_an_end_and_is_judged(
+    device: MeasuredDevice, memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = rows(device, memory_path / "words", monkeypatch, "slices", "opening", "arrival")
+    arrivals = [row for row in found if row["figure"] == "arrival"]
+    assert all(len(row["started_us"]) == REPETITIONS for row in arrivals)
+    margins = {f"margin_{margin}" for margin in MARGINS_US}
+    assert {row["side"] for row in arrivals} == {"none", "idle", "waiting", "busy"} | margins
+    assert all(row["side_kernels"] > 0 for row in found if row["figure"] == "slices")
+    verdict = judge(found)
+    assert set(verdict.late_us) == {"spin", "stream"}
+
+
+def test_marks_are_timed_in_every_way(
+    device: MeasuredDevice, memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (row,) = rows(device, memory_path / "words", monkeypatch, "words")
+    ways = ("nothing", "events", "one_word_each", "batches", "two_streams")
+    assert {len(row["device_us_per_bubble"][way]) for way in ways} == {REPETITIONS}
+
+
+def test_a_second_process_that_does_not_answer_is_ended_and_named(device: MeasuredDevice, memory_path: Path) -> None:
+    other = Peer(device, memory_path / "words", {}, PROGRAM)
+    other.tell("gated", count=1, us=1)  # nobody opens the gate
+    with pytest.raises(LateError, match="did not answer"):
+        other.answer(0.2)
+    other.close()
+    assert other.process.poll() is not None
+    assert device.words[Word.STOP] == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [([], "nothing was measured"), ([{"figure": "slices", "error": "no CUDA driver"}], "no CUDA driver")],
+)
+def test_a_device_that_cannot_be_measured_is_not_judged(
+    rows: list[dict[str, Any]], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: list[str], **_: Any) -> None:
+        if rows:
+            Path(command[3]).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    monkeypatch.setattr(measure_module.subprocess, "run", run)  # type: ignore[attr-defined]
+    with pytest.raises(MeasureError, match=said):
+        list(measure(mps=True, environment={"XDG_STATE_HOME": str(tmp_path)}))
+    assert not (tmp_path / "bubble-squeezer").exists()

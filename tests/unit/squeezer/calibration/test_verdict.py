@@ -1,0 +1,86 @@
+"""Verdicts on rows that were measured on an H200, and on such rows with one thing changed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from squeezer.calibration.kept import driver_version, keep, kept, state_file
+from squeezer.calibration.measure import described
+from squeezer.calibration.verdict import judge
+from tests.support.paths import ROOT
+
+RESULTS = ROOT / "benchmarks" / "results" / "gpu"
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (RESULTS / name).read_text(encoding="utf-8").splitlines()]
+
+
+def test_processes_that_overlap_may_share_a_device() -> None:
+    verdict = judge(rows("calibration_mps.jsonl"))
+    assert verdict.sound and verdict.turn_ns == 0
+    assert 0 < verdict.opening_ns < 100_000
+
+
+def test_processes_that_take_turns_may_not_if_the_main_job_is_switched_out_while_it_waits() -> None:
+    verdict = judge(rows("calibration_first.jsonl"))
+    assert not verdict.sound
+    assert 2_000_000 < verdict.turn_ns < 3_000_000
+    assert verdict.late_us["stream"]["1500"] > 100
+    assert "134 µs where it waits by stream" in verdict.reason
+
+
+def test_the_margin_is_the_least_that_is_enough_for_both_ways_to_wait() -> None:
+    found = rows("calibration_mps.jsonl")
+    assert judge(found).margin_ns == 0
+    late = next(r for r in found if (r.get("receive"), r.get("side")) == ("stream", "margin_0"))
+    late["started_us"] = [each + 200 for each in late["started_us"]]
+    assert judge(found).margin_ns == 150_000
+
+
+@pytest.mark.parametrize("figure", ["slices", "opening", "arrival"])
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_figure_that_is_missing_or_failed_is_named(figure: str, fails: bool) -> None:
+    found = [row for row in rows("calibration_mps.jsonl") if row["figure"] != figure]
+    with pytest.raises(ValueError, match=f"the figure {figure} is missing"):
+        judge([*found, {"figure": figure, "error": "not done within 40 s"}] if fails else found)
+
+
+def test_arrivals_without_all_margins_are_not_judged() -> None:
+    found = [row for row in rows("calibration_mps.jsonl") if row.get("side") != "margin_500"]
+    with pytest.raises(ValueError, match="not all margins"):
+        judge(found)
+
+
+def test_what_it_says_names_figures_and_the_decision() -> None:
+    lines = list(described(judge(rows("calibration_first.jsonl"))))
+    assert lines[0] == "slices: processes take turns of 2.4 ms"
+    assert lines[-1].startswith("observe only: the main job's next kernel starts late")
+    assert list(described(judge(rows("calibration_mps.jsonl"))))[-1].startswith("sound: ")
+
+
+def test_a_verdict_is_kept_for_its_device_driver_and_way(tmp_path: Path) -> None:
+    file = state_file({"XDG_STATE_HOME": str(tmp_path)})
+    assert file == tmp_path / "bubble-squeezer" / "devices.json"
+    verdict, other = judge(rows("calibration_mps.jsonl")), judge(rows("calibration_first.jsonl"))
+    keep("GPU-1", "580.1", verdict, mps=True, file=file)
+    keep("GPU-1", "580.1", other, mps=False, file=file)
+    assert kept("GPU-1", "580.1", mps=True, file=file) == verdict
+    assert kept("GPU-1", "580.1", mps=False, file=file) == other
+    for uuid, driver in (("GPU-2", "580.1"), ("GPU-1", "590.0"), ("GPU-1", "")):
+        assert kept(uuid, driver, mps=True, file=file) is None
+
+
+@pytest.mark.parametrize("text", ["", "no json", "[]", '{"GPU-1, driver 580.1, MPS": {"sound": true}}'])
+def test_a_file_that_says_nothing_useful_is_no_verdict(tmp_path: Path, text: str) -> None:
+    (tmp_path / "devices.json").write_text(text, encoding="utf-8")
+    assert kept("GPU-1", "580.1", mps=True, file=tmp_path / "devices.json") is None
+
+
+def test_the_drivers_version_is_read_from_the_kernel(tmp_path: Path) -> None:
+    file = tmp_path / "version"
+    assert driver_version(file) == ""
+    file.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC: 13.2.0\n")
+    assert driver_version(file) == "580.159.04"
