@@ -89,7 +89,7 @@ def assemble(
     """
     model, common = models[0], structures[0]
     rows = stack(models, structures, generators, once)
-    rows.again = units.again
+    rows.again, rows.settle = units.again, units.settle
     layers: dict[str, Layer | Exception] = {
         path: rule_for(model.get_submodule(path), path) for path in leaves(common.graphs)
     }

@@ -7,10 +7,13 @@ change from step to step.
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from trials.fusion.rows import go_on
 
 Ways = Mapping[str, Callable[..., Tensor]]
 
@@ -23,7 +26,24 @@ _chosen: dict[Hashable, str] = {}
 _pinned: list[str] = []
 
 
-def choose(situation: Hashable, ways: Ways, *inputs: Any) -> str:
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """How measuring on a CUDA device asks the gate: each run is a unit of its own, since a unit's first kernel waits.
+
+    Attributes:
+        again: asks for the unit under way.
+        settle: waits until all that was queued has ended. It sleeps; a wait in the driver would hang at a shut gate.
+    """
+
+    again: Callable[[], None] = go_on
+    settle: Callable[[], None] = go_on
+
+
+ANY_TIME = Turns()
+"""Without a gate."""
+
+
+def choose(situation: Hashable, ways: Ways, *inputs: Any, turns: Turns = ANY_TIME) -> str:
     """Return the name of the fastest of `ways`, which all compute the same from `inputs`.
 
     Measures the forward, and the backward where there will be one, on detached tensors. The caller's gradients stay.
@@ -32,6 +52,7 @@ def choose(situation: Hashable, ways: Ways, *inputs: Any) -> str:
         situation: what distinguishes cases besides the tensors' shapes, types and device, and the number of threads.
         ways: name -> way. The first is taken where there is no choice.
         inputs: the ways' arguments, tensors and others.
+        turns: how to ask the gate.
     """
     names = list(ways)
     if len(names) == 1:
@@ -43,7 +64,7 @@ def choose(situation: Hashable, ways: Ways, *inputs: Any) -> str:
     key = (situation, *names, tensors, torch.get_num_threads(), torch.is_grad_enabled())
     found = _chosen.get(key)
     if found is None:
-        times_ns = {name: _time_ns(way, inputs) for name, way in ways.items()}
+        times_ns = {name: _time_ns(way, inputs, turns) for name, way in ways.items()}
         found = _chosen[key] = min(times_ns, key=times_ns.__getitem__)
     return found
 
@@ -58,26 +79,42 @@ def pinned(*names: str) -> Iterator[None]:
         del _pinned[: len(names)]
 
 
-def _time_ns(way: Callable[..., Tensor], inputs: tuple[Any, ...]) -> int:
+def _time_ns(way: Callable[..., Tensor], inputs: tuple[Any, ...], turns: Turns) -> int:
     """Return the shortest time of a few runs; the first one also warms up."""
     own = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in inputs]
     trained = [x for x in own if isinstance(x, Tensor) and x.requires_grad]
-    backward = bool(trained) and torch.is_grad_enabled()
-    wait = torch.cuda.synchronize if any(isinstance(x, Tensor) and x.is_cuda for x in own) else _nothing
-    shortest_ns = 0
-    for run in range(_RUNS):
-        wait()
-        start_ns = time.perf_counter_ns()
+
+    def run() -> None:
         y = way(*own)
-        if backward:
+        if trained and torch.is_grad_enabled():
             torch.autograd.grad(y, trained, torch.ones_like(y))
-        wait()
+
+    if any(_is_on_cuda(x) for x in own if isinstance(x, Tensor)):
+        return min(_device_times_ns(run, turns))
+    shortest_ns = 0
+    for number in range(_RUNS):
+        start_ns = time.perf_counter_ns()
+        run()
         took_ns = time.perf_counter_ns() - start_ns
         shortest_ns = min(shortest_ns or took_ns, took_ns)
-        if run and took_ns > _LONG_NS:
+        if number and took_ns > _LONG_NS:
             break
     return shortest_ns
 
 
-def _nothing() -> None:
-    return None
+def _device_times_ns(run: Callable[[], None], turns: Turns) -> Iterator[int]:
+    """Yield the device's times of some runs, each in a bubble."""
+    for _ in range(_RUNS):
+        turns.again()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        turns.settle()
+        end.synchronize()  # returns at once, but where no gate is asked
+        yield round(start.elapsed_time(end) * 1e6)
+    turns.again()  # what follows in the unit under way waits for a bubble, too
+
+
+def _is_on_cuda(tensor: Tensor) -> bool:
+    return tensor.is_cuda

@@ -27,6 +27,7 @@ class Rows:
         once: the only copies of frozen parameters that all trials have in common. Those in `parameters` are views.
         rebind: lets all that holds these tensors take them anew, after `unshare`.
         again: long layers on a CPU call it between their parts, to ask the gate once more.
+        settle: waits until all that the gate has let through has ended.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Rows:
         self.reached = Reached()
         self.unread = unread
         self.again: Callable[[], None] = go_on
+        self.settle: Callable[[], None] = go_on
         self.rebind: Callable[[], None] = go_on
         self._written: set[str] = set()
         self._noted: dict[str, Tensor] = {}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trials.fusion.autotune import choose
+from trials.fusion.autotune import Turns, choose
 from trials.fusion.layers.per_example import fold
 from trials.fusion.registry import FuseError, JointLayer, Layer, rule
 from trials.fusion.rows import Rows
@@ -53,6 +53,7 @@ class _Convolution(Layer):
 
     def bind(self, rows: Rows) -> None:
         """See `Layer.bind`."""
+        self.turns = Turns(rows.again, rows.settle)
         self.weight_K = rows.require(self.path, "weight")
         self.bias_KO = rows.get(self.path, "bias")
 
@@ -75,7 +76,7 @@ class _Convolution(Layer):
         if (weight := only(self.weight_K)) is not None:
             return self._by_one_kernel(x, per_trial, weight, call)
         ways, inputs = self.own if per_trial else self.shared, (x, self.weight_K, self.bias_KO, call)
-        return ways[choose(situation, ways, *inputs)](*inputs), True
+        return ways[choose(situation, ways, *inputs, turns=self.turns)](*inputs), True
 
     def _by_one_kernel(self, x: Tensor, per_trial: bool, weight: Tensor, call: Call) -> tuple[Tensor, bool]:
         """All trials' images by the frozen kernels that they have in common. The bias may be each trial's own."""

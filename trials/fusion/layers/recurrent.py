@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trials.fusion.autotune import choose
+from trials.fusion.autotune import Turns, choose
 from trials.fusion.layers import cells
 from trials.fusion.layers.dropout import Masks
 from trials.fusion.registry import FuseError, JointLayer, rule
@@ -47,7 +47,7 @@ class FusedRecurrent(JointLayer):
 
     def bind(self, rows: Rows) -> None:
         """See `Layer.bind`."""
-        self.size = rows.size
+        self.size, self.turns = rows.size, Turns(rows.again, rows.settle)
         rates = rows.vector(self.path, "dropout") if self.layers > 1 else [0.0] * rows.size
         self.masks = Masks(rates, rows.generators, rows.again)
         self.weights_K = [rows.get(self.path, name) for names in self.names for name in names]
@@ -98,7 +98,7 @@ class FusedRecurrent(JointLayer):
             return self._looped(drops, x_KTNI, *tensors)
         # measured without dropout, which would draw random numbers
         ways = {"at once": lambda *t: self._at_once(False, *t)[0], "looped": lambda *t: self._looped(False, *t)[0]}
-        way = choose(self.situation, ways, x_KTNI, *tensors)
+        way = choose(self.situation, ways, x_KTNI, *tensors, turns=self.turns)
         return (self._at_once if way == "at once" else self._looped)(drops, x_KTNI, *tensors)
 
     def _at_once(self, drops: bool, x_KTNI: Tensor, *tensors: Any) -> list[Tensor]:

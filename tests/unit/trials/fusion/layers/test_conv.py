@@ -150,6 +150,47 @@ def test_measuring_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     assert x.grad is None and weight.grad is None and not seen
 
 
+def test_on_a_device_each_run_waits_for_a_bubble_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            asked.append("mark")
+
+        def synchronize(self) -> None:
+            asked.append("end")
+
+        def elapsed_time(self, end: object) -> float:
+            return {"slow": 3.0, "fast": 2.0}[next(name for name in reversed(asked) if name in ("slow", "fast"))]
+
+    def way(name: str) -> Callable[..., Tensor]:
+        return lambda x: (asked.append(name), x)[1]
+
+    monkeypatch.setattr(autotune, "_chosen", {})
+    monkeypatch.setattr(autotune, "_is_on_cuda", lambda tensor: True)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    turns = autotune.Turns(lambda: asked.append("ask"), lambda: asked.append("settle"))
+    assert autotune.choose("device", {"slow": way("slow"), "fast": way("fast")}, torch.ones(1), turns=turns) == "fast"
+    run = ["ask", "mark", "slow", "mark", "settle", "end"]
+    assert asked[:-1] == 3 * run + ["ask"] + 3 * [{"slow": "fast"}.get(name, name) for name in run]
+    assert asked[-1] == "ask", "what follows in the unit waits, too"
+
+
+def test_a_layer_measures_its_ways_through_its_groups_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    modules = [nn.Conv2d(2, 2, 1) for _ in range(2)]
+    parameters = {name: stack_parameters([getattr(m, name) for m in modules]) for name in ("weight", "bias")}
+    rows = Rows(parameters, {}, {}, {}, [torch.Generator() for _ in modules], [""] * len(modules))
+    rows.again, rows.settle = (lambda: asked.append("again")), (lambda: asked.append("settle"))
+    layer = FusedConv(modules[0], "")
+    layer.bind(rows)
+    layer.turns.again(), layer.turns.settle()
+    assert asked == ["again", "settle"]
+
+
 def test_pinned_ways_are_not_measured() -> None:
     def never(x: Tensor) -> Tensor:
         raise AssertionError("measured")
