@@ -79,6 +79,7 @@ class CudaClock:
                 (Field.SLOT, slot),
                 (Field.PERMIT_LENGTH_NS, permit_ns),
                 (Field.BUBBLE, self.epoch << 1 | 1),
+                (Field.PERMIT_LEFT, DeviceGate.ANY),  # the side task's host may hang in a call that waits for the gate
                 (Field.DEVICE_GATE, DeviceGate.open_for(permit_ns)),
             )
             self.permit_ns = permit_ns

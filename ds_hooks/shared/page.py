@@ -139,8 +139,8 @@ until the main job's next instruction has ended, unless the side task has proces
     SEARCH_PROCESS = 20226
     """side task: its search worker"""
     PERMIT_LEFT = 20227
-    """side task; in an emergency the daemon: how many µs of the open bubble's permit are left, on a CUDA device; \
-between bubbles, `DeviceGate.ANY`"""
+    """side task; at a bubble's start the main job's device, in an emergency the daemon: how many µs of the open \
+bubble's permit are left, on a CUDA device; between bubbles, `DeviceGate.ANY`"""
 
     WORKERS = 20232
     """side task's processes, each in a word of its own: `WORKER_WORDS` words, the processes that it has forked last"""

@@ -183,7 +183,7 @@ class CudaGate(UnitCosts):
         while True:
             self._read()
             if len(self._queue) < IN_FLIGHT:
-                needed_ns = sum(self._cost_ns(queued.unit) for queued in self._queue) + self._cost_ns(unit)
+                needed_ns = self._queued_ns() + self._cost_ns(unit)
                 left_ns = self._watch.left_ns(needed_ns)
                 if needed_ns <= left_ns:
                     return longest_ns
@@ -195,6 +195,11 @@ class CudaGate(UnitCosts):
                     longest_ns = self._doubt(unit, left_of_each_ns)
             self._sleep(looks)
             looks += 1
+
+    def _queued_ns(self) -> float:
+        """What the queued units have yet to run, by forecast."""
+        queue = self._queue
+        return sum(max(0.0, self._cost_ns(queued.unit) - queue.ran_ns(queued)) for queued in queue)
 
     def _cost_ns(self, unit: int) -> float:
         return self._costs_ns[unit] or UNKNOWN_COST_NEEDS_NS

@@ -37,6 +37,7 @@ class QueuedUnit:
         end: the event behind its work.
         is_complete: whether all of its work is queued, and `end` behind it.
         missed: how many bubbles have begun while it was first in the queue and did not start.
+        seen_ns: when it was first seen to run; 0: not yet.
     """
 
     unit: int
@@ -46,6 +47,7 @@ class QueuedUnit:
     end: int
     is_complete: bool = False
     missed: int = 0
+    seen_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,14 @@ class UnitQueue:
 
     def is_running(self) -> bool:
         """Whether the oldest unit has started, as far as the last look saw."""
-        return bool(self._units) and self._driver.is_done(self._units[0].start)
+        if not self._units or not self._driver.is_done(self._units[0].start):
+            return False
+        self._units[0].seen_ns = self._units[0].seen_ns or self._clock_ns()
+        return True
+
+    def ran_ns(self, queued: QueuedUnit) -> int:
+        """For how long a unit has been seen to run; it may have started earlier."""
+        return self._clock_ns() - queued.seen_ns if queued.seen_ns else 0
 
     def note_bubble(self) -> None:
         """Note that a bubble has begun. Bubbles may have become too short for the unit that waits on the device.

@@ -52,6 +52,22 @@ def test_at_most_two_units_are_queued_and_the_third_waits_for_the_first_to_end(w
     assert world.words[Field.UNITS_RUN] == 1, "what has ended is noted when the gate is asked"
 
 
+def test_what_a_unit_has_run_already_makes_room_for_the_next(world: World) -> None:
+    gate = world.gate()
+    learn(world, gate, 4 * MS, 2 * MS)
+    begin_ns = world.now_ns + 1 * MS
+    world.bubble(1, 1 * MS, 7 * MS)
+    world.run(gate, 0, 4 * MS)
+    for look_ns in (900 * US, 200 * US):  # just before the bubble and just after its begin
+        world.pass_time(look_ns)
+        gate.rest()
+    world.pass_time(2 * MS)
+    world.run(gate, 1, 2 * MS)
+    assert world.now_ns < begin_ns + 3 * MS, "it is queued while the first one runs"
+    world.pass_time(10 * MS)
+    assert [start for _, start, _ in world.kernels] == [begin_ns, begin_ns + 4 * MS]
+
+
 @pytest.mark.parametrize("queued", [0, 1])
 def test_a_unit_that_does_not_fit_is_not_queued_and_starts_in_the_next_bubble(world: World, queued: int) -> None:
     gate = world.gate()
