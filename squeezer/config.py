@@ -227,7 +227,8 @@ uses the other kind, the daemon says so and nothing runs in its bubbles"""
 trials are fused"""
     reserve_mb: _NotNegative = 1024.0
     """MiB of the GPU that stay free for the main job, or 5% of the most that it has reserved, if that is more. If \
-less is free, the side task moves its state to the host's memory, and back when there is room"""
+less is free, the side task moves its state to the host's memory, and back when there is room. Below a quarter of it \
+for three seconds the daemon ends the side task, if the driver's library (NVML) is there to say so"""
     mps: bool = Field(default=False, description="true or false")
     """true: share the GPU through the MPS server that `$CUDA_MPS_PIPE_DIRECTORY` names, with a priority below \
 normal; false: take turns, without a server. **With MPS a fatal fault of the side task can end the main job**"""

@@ -19,7 +19,9 @@ from ds_hooks.shared.page_file import Page, make_private_dir, page_path, runtime
 from ds_hooks.shared.plan import clear_plan, plan_slot, plan_steps
 from squeezer.config import Config
 from squeezer.daemon.correlator import Correlator
+from squeezer.daemon.device_watch import DeviceWatch
 from squeezer.daemon.main_job import MainJob
+from squeezer.daemon.memory_limit import MemoryLimit
 from squeezer.daemon.progress_line import ProgressLine
 from squeezer.daemon.receiver import Receiver, wakeup_on_signals
 from squeezer.daemon.side_task_supervisor import SideTaskSupervisor
@@ -27,7 +29,7 @@ from squeezer.daemon.silence import Silence
 from squeezer.daemon.spawner import SideFiles, Spawner
 from squeezer.device import DEVICES, is_stopped, kind_of
 from squeezer.policy.actions import Action, Continue, FlushAt, ForgetPlan, Kill, Note, PlanSlot, PlanSteps, Start, Stop
-from squeezer.policy.events import Event, JobSilent
+from squeezer.policy.events import Event, JobSilent, Side, SideChanged
 from squeezer.policy.state import GateMachine, State
 from squeezer.records.layout import RECORD_VERSION, SHARES
 from squeezer.records.writer import Recorder
@@ -84,7 +86,10 @@ class Daemon:
         self._clear_page()
         self._correlator = Correlator(self._machine.forecast.of, host_measures=self._device.stops)
         self._watched: dict[int, Callable[[], None]] = {}
+        reserve_bytes = int(config.device.reserve_mb * 2**20)
+        self._memory_limit = MemoryLimit(self._page.words, reserve_bytes)
         self._main_job = self._make_main_job()
+        self._watch = self._make_watch(reserve_bytes)
         self._side_task = self._make_side_task()
         self._watched[self._receiver.fd] = self._hear
         self._silence = Silence()
@@ -110,7 +115,8 @@ class Daemon:
         log.log(logging.INFO if self._job_pid is None else logging.DEBUG, "%s", served)
         if self._job_pid is not None:
             self._main_job.watch(self._job_pid)
-            self._start_side_task()
+            if not self._device.needs_job:
+                self._start_side_task()
         try:
             while not self._ended:
                 self._turn()
@@ -121,6 +127,7 @@ class Daemon:
         return MainJob(
             config=self._config,
             words=self._page.words,
+            memory_limit=self._memory_limit,
             device=self._device,
             join=self._join,
             receiver=self._receiver,
@@ -134,6 +141,19 @@ class Daemon:
             step_started=self._show_progress,
             owner_ended=self._end,
             owner_pid=self._job_pid,
+        )
+
+    def _make_watch(self, reserve_bytes: int) -> DeviceWatch:
+        return DeviceWatch(
+            device=self._device,
+            words=self._page.words,
+            reserve_bytes=reserve_bytes,
+            memory_limit=self._memory_limit,
+            has_side=self._config.side is not None,
+            has_job=self._main_job.lives,
+            recorder=self._recorder,
+            feed=self._feed,
+            fault=self._fault,
         )
 
     def _make_side_task(self) -> SideTaskSupervisor | None:
@@ -173,8 +193,10 @@ class Daemon:
     def _turn(self) -> None:
         if self._receiver.has_more():  # the socket's descriptor becomes readable only once
             self._hear()
-        timeout_s = 0.0 if self._receiver.has_more() else self._until_silent_s()
+        timeout_s = 0.0 if self._receiver.has_more() else self._idle_s()
         ready = select.select(list(self._watched), [], [], timeout_s)[0]
+        if not ready:
+            self._watch.look_if_due()
         for fd in ready:
             if fd in self._watched:  # not closed by the one before
                 self._watched[fd]()
@@ -187,6 +209,11 @@ class Daemon:
     def _hear(self) -> None:
         self._silence.broken(time.monotonic_ns())
         self._main_job.receive()
+
+    def _idle_s(self) -> float | None:
+        """How long to wait for whatever happens; None: for ever."""
+        waits = (self._until_silent_s(), self._watch.left_s())
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def _until_silent_s(self) -> float | None:
         """How long to wait for a message; None: for ever, since nothing of ours could be in the main job's way."""
@@ -207,7 +234,7 @@ class Daemon:
         self._ended = True
 
     def _first_attached(self) -> None:
-        if self._job_pid is None:
+        if self._job_pid is None or self._device.needs_job:
             self._start_side_task()  # not before: only now are the rank's cores known
 
     def _join(self, main_pid: int) -> None:
@@ -215,9 +242,14 @@ class Daemon:
         side = None if self._side_task is None else self._side_task.process
         if not self._device.join(main_pid, side) and self._side_task is not None:
             self._side_task.kill("the job uses a different device; a new side task starts there")
+        self._watch.job_attached()
 
     def _start_side_task(self) -> None:
-        if self._side_task is not None:
+        if self._side_task is None:
+            return
+        if self._machine.is_barred:
+            self._feed(SideChanged(Side.DUE))
+        else:
             self._side_task.start()
 
     # Decisions

@@ -42,6 +42,7 @@ class MainJob:
     Args:
         config: the squeezer file.
         words: the page's.
+        memory_limit: is kept up to date by what the main job measures.
         device: shuts the gate when the job's process is gone.
         join: called with a job's process once it is known, so that all of us run where it does.
         receiver: of the hooks' messages.
@@ -62,6 +63,7 @@ class MainJob:
         *,
         config: Config,
         words: "memoryview[int]",
+        memory_limit: MemoryLimit,
         device: Device,
         join: Callable[[int], None],
         receiver: Receiver,
@@ -77,7 +79,7 @@ class MainJob:
         owner_pid: int | None,
     ) -> None:
         self._has_side = config.side is not None
-        self._memory_limit = MemoryLimit(words, int(config.device.reserve_mb * 2**20))
+        self._memory_limit = memory_limit
         self._words = words
         self._device = device
         self._join = join
@@ -164,7 +166,7 @@ class MainJob:
     def _shut(self) -> Shut | None:
         """Why the bubbles of the step that has begun are not for trials; None: they are."""
         machine = self._machine
-        if machine.side is Side.NONE:
+        if machine.side is Side.NONE or machine.is_barred:
             return Shut.ENDED
         if machine.side is not Side.READY:
             return Shut.STARTING

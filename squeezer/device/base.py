@@ -9,6 +9,8 @@ from typing import Protocol
 
 import psutil
 
+from squeezer.device.nvml import Meters
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SideProcess:
@@ -25,10 +27,12 @@ class Device(Protocol):
         name: of its kind.
         stops: whether it can halt the side task in the middle of its work; else a unit that has started runs to its
             end, and only the side task itself can measure its overrun.
+        needs_job: whether a side task may start only once the main job has said hello.
     """
 
     name: str
     stops: bool
+    needs_job: bool
 
     def join(self, main_pid: int, side: SideProcess | None) -> bool:
         """Let this daemon, the side task, and what they start from now on, run where the rank `main_pid` runs.
@@ -36,6 +40,12 @@ class Device(Protocol):
         Returns:
             False if the side task cannot follow: it must be started anew.
         """
+
+    def meters(self) -> Meters | None:
+        """The meters of the device that the main job uses; None: it has none, or they are not known."""
+
+    def bars_side_task(self) -> str:
+        """Why no side task can use the device beside the main job; empty: one can."""
 
     def arguments(self) -> list[str]:
         """Options that say where a side task's program runs."""

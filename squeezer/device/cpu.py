@@ -18,6 +18,7 @@ class CpuDevice:
 
     name = "cpu"
     stops = True
+    needs_job = False
 
     def __init__(self, words: "memoryview[int]", config: DeviceTable, local_rank: int) -> None:
         """Only the page's words matter here."""
@@ -28,6 +29,13 @@ class CpuDevice:
         """See `Device`. A process can always follow."""
         run_where(main_pid, side)
         return True
+
+    def meters(self) -> None:
+        """See `Device`. There are none."""
+
+    def bars_side_task(self) -> str:
+        """See `Device`. Cores are for all."""
+        return ""
 
     def arguments(self) -> list[str]:
         """It runs where it is started."""

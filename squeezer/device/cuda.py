@@ -16,6 +16,7 @@ from ds_hooks.shared.plan import plan_steps
 from ds_hooks.shared.signals import END_SIGNAL
 from squeezer.config import DeviceTable
 from squeezer.device.base import SideProcess, has_ended, run_when_idle, run_where, send, send_to_group
+from squeezer.device.nvml import MIG, ComputeMode, Meters, Nvml
 
 FORCE_EVERY_S = 0.005
 """The main job's device may shut the gate again at any bubble's end."""
@@ -35,10 +36,13 @@ class CudaDevice:
         config: how the device is shared.
         local_rank: the rank's number on its machine.
         environment: of the rank; this process's by default.
+        nvml: NVIDIA's management library.
     """
 
     name = "cuda"
     stops = False
+    needs_job = True
+    """In EXCLUSIVE_PROCESS mode the first context shuts all others out, the main job's included."""
 
     def __init__(
         self,
@@ -46,8 +50,11 @@ class CudaDevice:
         config: DeviceTable,
         local_rank: int,
         environment: Mapping[str, str] = os.environ,
+        nvml: Nvml | None = None,
     ) -> None:
         self._words, self._config = words, config
+        self._nvml = Nvml() if nvml is None else nvml
+        self._meters: tuple[str, Meters | None] = "", None
         self._visible = visible_device(environment, local_rank)
         self._side_sees = ""
         if words[Field.DEVICE_GATE] == DeviceGate.FORCED:  # left by a daemon that was killed
@@ -56,8 +63,25 @@ class CudaDevice:
     def join(self, main_pid: int, side: SideProcess | None) -> bool:
         """See `Device`; the rank's cores are near the device. A context cannot move to another device."""
         run_where(main_pid, side)
-        named = named_device(self._words)
+        named = named_device(self._words, self._nvml, self._visible)
         return side is None or not named or named == self._side_sees
+
+    def meters(self) -> Meters | None:
+        """See `Device`. They are NVML's; it knows the device by the name on the page only."""
+        named = named_device(self._words, self._nvml, self._visible)
+        if named != self._meters[0]:
+            self._meters = named, self._nvml.open(named)
+        return self._meters[1]
+
+    def bars_side_task(self) -> str:
+        """See `Device`. Clients of an MPS server are one process to the device."""
+        meters = self.meters()
+        mode = None if meters is None or self._uses_mps else meters.compute_mode()
+        return "" if mode is None else shut_to_others(mode)
+
+    @property
+    def _uses_mps(self) -> bool:
+        return self._config.mps
 
     def arguments(self) -> list[str]:
         """The only device that it sees."""
@@ -66,7 +90,7 @@ class CudaDevice:
     def environment(self, threads: int) -> dict[str, str]:
         """No other device than the rank's, so that no context is made elsewhere; no MPS, unless it is asked for."""
         count = str(threads)
-        self._side_sees = named_device(self._words) or self._visible
+        self._side_sees = named_device(self._words, self._nvml, self._visible) or self._visible
         found = {
             "OMP_NUM_THREADS": count,
             "MKL_NUM_THREADS": count,
@@ -113,10 +137,37 @@ class CudaDevice:
         return False
 
 
-def named_device(words: "memoryview[int]") -> str:
-    """The device that the main job's hooks have named on the page; nothing if they have not."""
-    uuid = read_device_uuid(words)
-    return f"GPU-{UUID(int=uuid)}" if uuid else ""
+def named_device(words: "memoryview[int]", nvml: Nvml, visible: str) -> str:
+    """The device that the main job's hooks have named on the page; nothing if they have not.
+
+    Args:
+        words: the page's.
+        nvml: tells a MIG instance, whose number PyTorch gives without a word that it is one.
+        visible: what the rank's `CUDA_VISIBLE_DEVICES` calls its device. Where it names an instance, that is believed
+            unless NVML knows better.
+    """
+    number = read_device_uuid(words)
+    if not number:
+        return ""
+    uuid = UUID(int=number)
+    if nvml.open(f"{MIG}{uuid}") is not None:
+        return f"{MIG}{uuid}"
+    whole = f"GPU-{uuid}"
+    if visible.startswith(MIG):
+        meters = nvml.open(whole)
+        if meters is None or meters.is_split() is not False:
+            return visible
+    return whole
+
+
+def shut_to_others(mode: ComputeMode) -> str:
+    """Why a device in this mode has no place for a second process that is not a client of the same MPS server."""
+    if mode is ComputeMode.DEFAULT:
+        return ""
+    return (
+        f"the device is in {mode.name} mode, so without MPS no second process can open it: "
+        f"`nvidia-smi -c DEFAULT` (as root) lets it in, and so does mps = true in [device] with an MPS server"
+    )
 
 
 def visible_device(environment: Mapping[str, str], local_rank: int) -> str:

@@ -90,4 +90,22 @@ class SideChanged:
     side: Side
 
 
-Event = JobAttached | JobLeft | JobLost | JobSilent | StepStarted | StepEnded | Overran | BubbleEnded | SideChanged
+@dataclass(frozen=True, slots=True)
+class SideBarred:
+    """The device has no room for a side task, for `reason`; empty: it has again."""
+
+    reason: str
+
+
+Event = (
+    JobAttached
+    | JobLeft
+    | JobLost
+    | JobSilent
+    | StepStarted
+    | StepEnded
+    | Overran
+    | BubbleEnded
+    | SideChanged
+    | SideBarred
+)

@@ -35,6 +35,7 @@ from squeezer.policy.events import (
     JobSilent,
     Overran,
     Side,
+    SideBarred,
     SideChanged,
     StepEnded,
     StepStarted,
@@ -102,6 +103,8 @@ class GateMachine:
         """A silent main job's side task was let run to its gate."""
         self._waits_for_main = False
         """No process starts until the main job is heard again."""
+        self.is_barred = False
+        """No process runs or starts: see `SideBarred`."""
         self._late_ns = 0
         self.state = State.ABSENT
         self.side = Side.NONE
@@ -303,12 +306,20 @@ class GateMachine:
         # until a bubble begins, it has no time to start in
         return [Stop()] if event.side is Side.STARTING and self.state is not State.ABSENT else []
 
+    def _bar(self, event: Event) -> list[Action]:
+        """End a side task that has no room; start one that waits for it."""
+        assert isinstance(event, SideBarred)
+        self.is_barred = bool(event.reason)
+        if self.is_barred:
+            return [Kill(event.reason)] if self._has_side else []
+        return [] if self._waits_for_main else self._start_if_due()
+
     @property
     def _has_side(self) -> bool:
         return self.side in (Side.STARTING, Side.READY)
 
     def _start_if_due(self) -> list[Action]:
-        return [Start()] if self.side is Side.DUE else []
+        return [Start()] if self.side is Side.DUE and not self.is_barred else []
 
     def _ignore(self, _event: Event) -> list[Action]:
         return []
@@ -342,6 +353,7 @@ def _table() -> dict[tuple[State, type], Entry]:
         (absent, StepEnded): Entry(machine._ignore, (absent,)),
         (absent, Overran): Entry(machine._ignore, (absent,)),
         (absent, BubbleEnded): Entry(machine._ignore, (absent,)),
+        (absent, SideBarred): Entry(machine._bar, (absent,)),
         (absent, SideChanged): Entry(machine._side_changed, (absent,)),
         (shut, SideChanged): Entry(machine._side_changed, (shut,)),
         (planned, SideChanged): Entry(machine._side_changed, (planned, shut)),
@@ -353,6 +365,7 @@ def _table() -> dict[tuple[State, type], Entry]:
         table[state, JobSilent] = Entry(machine._silent, (state,))
         table[state, StepStarted] = Entry(machine._step, (shut, planned))
         table[state, StepEnded] = Entry(machine._step_end, tuple(dict.fromkeys((shut, state))))
+        table[state, SideBarred] = Entry(machine._bar, (state,))
         table[state, Overran] = Entry(machine._overrun, (state,))
         table[state, BubbleEnded] = Entry(machine._learn, (state,))
     return table

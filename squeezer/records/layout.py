@@ -12,8 +12,9 @@
     guard         t_ns, step, what, cause, figures; see `squeezer.policy.guard.Decision`
     event         event, actions: what the policy learned, and what it decided; only if asked for
     side          t_ns, event, and what belongs to it: started (with its control group, or no_group: why not), exited
-                  (with group_cpu_ms and, of that, uncounted_ms; null: unknown), given_up, or one of the statuses that
-                  the side task sends (`ds_hooks.shared.statuses`)
+                  (with group_cpu_ms and, of that, uncounted_ms; null: unknown), given_up, barred (with a reason: the
+                  device has no room for one) and let_in (it has again), or one of the statuses that the side task
+                  sends (`ds_hooks.shared.statuses`)
     fault         t_ns, what: such as a lost or foreign message, or hooks that switched themselves off
     bubble_time   t_ns, and where bubble time has gone since the last such record: `squeezer.daemon.bubble_accounts`
     end           t_ns, lost_messages, dropped_messages, foreign_messages, dedicated (null or see `Dedicated`)
@@ -26,6 +27,7 @@
                   stopped (whether the side task had to be stopped at its end)
     instructions  step, items: [kind, slot, start_ns, end_ns] each
     progress      t_ns, event, work, trials_running, epochs; a status
+    device        t_ns, and what the device's meters said: `squeezer.device.nvml.Look`
     overran       t_ns, event, slot, overrun_ns; a status, from devices where only the side task can measure it
 
 `RUN/rank3.units.bin`, also of the last steps only, is an array of `UNIT_RECORD`. `RUN/rank3.units.jsonl` names them,
@@ -39,7 +41,7 @@ from pathlib import Path
 
 RECORD_VERSION = 6
 
-DETAILS = frozenset({"bubble", "instructions", "progress", "overran"})
+DETAILS = frozenset({"bubble", "instructions", "progress", "overran", "device"})
 """The kinds of which only the latest are kept."""
 
 SHARES = 4

@@ -1,10 +1,29 @@
-"""`squeezer`, whose side tasks run on a device that threads play."""
+"""`squeezer`, whose side tasks run on a device that threads play, and whose meters a file may play.
 
+`$METERS` names that file: a JSON object of the attributes of `FakeNvml` that a test wants to be others.
+"""
+
+import json
+import os
 import sys
+from pathlib import Path
+from typing import Any
 
 import squeezer.daemon.spawner
 from squeezer.cli import main
+from tests.support.fake_nvml import FakeNvml
+
+
+class ToldNvml(FakeNvml):
+    """Says what the file says at each call."""
+
+    def __getattr__(self, name: str) -> Any:
+        self.__dict__.update(json.loads(Path(os.environ["METERS"]).read_text()))
+        return super().__getattr__(name)
+
 
 if __name__ == "__main__":
     squeezer.daemon.spawner.SIDE_TASK = "tests.support.cuda_side_task"
+    if "METERS" in os.environ:
+        sys.modules["pynvml"] = ToldNvml()  # type: ignore[assignment]
     sys.exit(main())

@@ -15,7 +15,10 @@ from typing import Any, ClassVar
 from benchmarks.gpu.fake_driver import DEFAULT_STREAM, FakeDriver
 from ds_hooks.clock.cuda import CudaClock
 from ds_hooks.clock.registry import CLOCKS
+from ds_hooks.shared.device_uuid import write_device_uuid
+from ds_hooks.shared.page_file import Page
 from tests.support import metronome
+from tests.support.fake_nvml import NUMBER
 
 DRIVER = FakeDriver()
 RECEIVE = "receive"
@@ -56,11 +59,17 @@ class CudaMetronome(metronome.Metronome):
         return sum(kernel.name == RECEIVE for kernel in DRIVER.kernels)
 
 
+def clock(page: Page, clock_ns: Callable[[], int]) -> CudaClock:
+    """What `ds_hooks.clock.cuda.cuda_clock` makes on a real device."""
+    write_device_uuid(page.words, NUMBER)
+    return CudaClock(page, DRIVER, lambda: DEFAULT_STREAM, clock_ns)
+
+
 def main() -> None:
     """Let the real hooks meet this device."""
     cuda = SimpleNamespace(max_memory_reserved=lambda: 4 << 30, mem_get_info=lambda: (20 << 30, 80 << 30))
     sys.modules["torch"] = SimpleNamespace(cuda=cuda)  # type: ignore[assignment]
-    CLOCKS["cuda"] = lambda page, clock_ns: CudaClock(page, DRIVER, lambda: DEFAULT_STREAM, clock_ns)
+    CLOCKS["cuda"] = clock
     made: Any = metronome
     made.Metronome = CudaMetronome
     metronome.main()

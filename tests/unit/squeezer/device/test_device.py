@@ -13,6 +13,7 @@ from squeezer.config import DeviceTable
 from squeezer.daemon.memory_limit import side_limit_bytes
 from squeezer.device import DEVICES, CudaDevice, kind_of
 from squeezer.device.cuda import visible_device
+from tests.support.fake_nvml import GPU, INSTANCE, INSTANCE_NUMBER, NUMBER, FakeNvml, nvml_of
 
 MB, GB = 1 << 20, 1 << 30
 WORDS = memoryview(bytearray(512)).cast("q")
@@ -54,6 +55,45 @@ def test_a_device_that_the_hooks_have_named_goes_before_what_the_environment_say
     write_device_uuid(page.words, 0)
     seen = CudaDevice(page.words, DeviceTable(), 1, {"CUDA_VISIBLE_DEVICES": "0,1"}).environment(1)
     assert seen["CUDA_VISIBLE_DEVICES"] == "1"
+    page.close()
+
+
+def test_a_mig_instance_is_named_as_one(tmp_path: Path) -> None:
+    page = Page.open(page_path(tmp_path / "pages", 0))
+    fake = FakeNvml(has_instance=True)
+    no_nvml = FakeNvml()
+    no_nvml.refuses = {"nvmlInit": "LibraryNotFound"}
+    split = FakeNvml(has_instance=True)
+    split.split = 1
+
+    def seen(number: int, nvml: FakeNvml, visible: str = "0") -> str:
+        write_device_uuid(page.words, number)
+        made = CudaDevice(page.words, DeviceTable(), 0, {"CUDA_VISIBLE_DEVICES": visible}, nvml_of(nvml))
+        return made.environment(1)["CUDA_VISIBLE_DEVICES"]
+
+    assert seen(INSTANCE_NUMBER, fake) == INSTANCE
+    assert seen(NUMBER, fake) == GPU
+    assert seen(NUMBER, fake, INSTANCE) == GPU, "the device is not split, so that name is another job's"
+    # PyTorch may give the number of the whole, and NVML may be missing: then the rank's own name counts
+    assert seen(NUMBER, split, INSTANCE) == seen(INSTANCE_NUMBER, no_nvml, INSTANCE) == INSTANCE
+    assert seen(NUMBER, no_nvml) == GPU
+    page.close()
+
+
+def test_an_exclusive_device_has_no_place_for_a_side_task_without_mps(tmp_path: Path) -> None:
+    page = Page.open(page_path(tmp_path / "pages", 0))
+    fake = FakeNvml()
+    device = CudaDevice(page.words, DeviceTable(), 0, {}, nvml_of(fake))
+    fake.mode = 3
+    assert device.meters() is None and device.bars_side_task() == "", "not known before the hooks have named it"
+    write_device_uuid(page.words, NUMBER)
+    assert "EXCLUSIVE_PROCESS" in device.bars_side_task() and "nvidia-smi -c DEFAULT" in device.bars_side_task()
+    with_mps = CudaDevice(page.words, DeviceTable(mps=True), 0, {}, nvml_of(fake))
+    assert with_mps.bars_side_task() == ""
+    fake.mode = 0
+    assert device.bars_side_task() == "" and device.meters() is device.meters()
+    fake.vanish()
+    assert device.bars_side_task() == "", "what is unknown bars nobody"
     page.close()
 
 

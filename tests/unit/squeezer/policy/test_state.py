@@ -17,6 +17,7 @@ from squeezer.policy.actions import (
     Note,
     PlanSlot,
     PlanSteps,
+    Start,
     Stop,
 )
 from squeezer.policy.draw import Draw
@@ -29,6 +30,7 @@ from squeezer.policy.events import (
     JobSilent,
     Overran,
     Side,
+    SideBarred,
     SideChanged,
     StepEnded,
     StepStarted,
@@ -339,7 +341,7 @@ def histories(draw: st.DrawFn) -> list[Event]:
         st.builds(Overran, st.integers(0, 3), st.integers(0, 60 * MS)),
         st.builds(SideChanged, st.sampled_from(Side)),
         st.builds(JobSilent, st.booleans(), st.booleans()),
-        st.sampled_from([JobAttached(), JobLeft(), JobLost()]),
+        st.sampled_from([JobAttached(), JobLeft(), JobLost(), SideBarred("full"), SideBarred("")]),
     )
     return draw(st.lists(kinds, max_size=80))
 
@@ -366,6 +368,8 @@ def test_no_order_of_events_breaks_the_invariants(history: list[Event]) -> None:
                     steps = action
                     planned = range(action.from_step, action.until_step)
                     assert all(machine.is_squeezed(s) and step <= s <= step + AHEAD_STEPS for s in planned)
+                case Start():
+                    assert machine.side is Side.DUE and not machine.is_barred
                 case Stop():
                     assert isinstance(event, SideChanged) and machine.state is not State.ABSENT
                 case Continue():
