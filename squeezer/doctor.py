@@ -14,6 +14,8 @@ from ds_hooks.shared.page import Field
 from ds_hooks.shared.page_file import DIRECTORY_VARIABLE, Page, PageError, make_private_dir, page_path, runtime_dir
 from squeezer.daemon.control_group import make_side_group
 from squeezer.daemon.control_group_place import NoGroupError
+from squeezer.device.cuda import shut_to_others, visible_device
+from squeezer.device.nvml import MIG, Meters, Nvml
 
 MPS_DIRECTORY = "/tmp/nvidia-mps"
 """Where CUDA looks for the MPS daemon unless CUDA_MPS_PIPE_DIRECTORY names another place."""
@@ -49,7 +51,10 @@ def main_doctor(device: int) -> int:
 
 
 def examine(
-    device: int, environment: Mapping[str, str], driver_of: Callable[[int], Driver] = CudaDriver
+    device: int,
+    environment: Mapping[str, str],
+    driver_of: Callable[[int], Driver] = CudaDriver,
+    nvml: Nvml | None = None,
 ) -> Iterator[Finding]:
     """Look at everything that the parts of this project will rely on.
 
@@ -57,6 +62,7 @@ def examine(
         device: CUDA's number of the device to probe; a context on it takes about half a GiB meanwhile.
         environment: the variables that a job would see.
         driver_of: makes the driver of a device.
+        nvml: NVIDIA's management library.
     """
     for package in PACKAGES:
         yield _package(package)
@@ -65,22 +71,85 @@ def examine(
     directory = runtime_dir()
     was_there = directory.exists()
     yield _directory(directory)
-    yield from _device(device, environment, driver_of)
+    yield from _device(device, environment, driver_of, Nvml() if nvml is None else nvml)
     if not was_there:
         with suppress(OSError):  # it could not be made, or a job has come meanwhile
             directory.rmdir()
 
 
-def _device(device: int, environment: Mapping[str, str], driver_of: Callable[[int], Driver]) -> Iterator[Finding]:
+def _device(
+    device: int, environment: Mapping[str, str], driver_of: Callable[[int], Driver], nvml: Nvml
+) -> Iterator[Finding]:
+    metered = list(_metered(device, environment, nvml))  # before this process is on the device itself
     try:
         driver = driver_of(device)
     except DriverError as error:
+        if metered:
+            yield Finding(Level.PROBLEM, "device", f"cuda:{device}, but this process cannot use it: {error}")
+            yield from metered
+            return
         yield Finding(Level.OK, "device", f"cpu: bubbles are timed by the host's clock ({error})")
         return
     yield Finding(Level.OK, "device", f"cuda:{device}")
+    yield from metered or [_no_meters(nvml)]
     yield _words(driver)
     yield _mps(environment)
     yield from _variables(environment)
+
+
+def _metered(device: int, environment: Mapping[str, str], nvml: Nvml) -> Iterator[Finding]:
+    """What the driver's own library says of the device; nothing where there is none.
+
+    A bare number is NVML's, by PCI bus, which is CUDA's where all devices are of one model.
+    """
+    meters = nvml.open(visible_device(environment, device))
+    if meters is None:
+        return
+    uuid = meters.uuid() or "of unknown UUID"
+    driver = nvml.driver_version() or "of unknown version"
+    yield Finding(Level.OK, "device meters", f"{meters.name() or 'a device'}, {uuid}, driver {driver}")
+    yield from _sharing(meters, uuid, has_server=_has_mps_server(environment))
+    memory = meters.memory()
+    if memory is not None:
+        yield Finding(Level.OK, "device memory", f"{memory[1] >> 20} of {memory[0] >> 20} MiB are free")
+    look = meters.look()
+    if look.slowed_by:
+        yield Finding(Level.NOTE, "clocks", f"lower than they could be, because of {' and '.join(look.slowed_by)}")
+    elif look.sm_mhz is not None:
+        yield Finding(Level.OK, "clocks", f"multiprocessors at {look.sm_mhz} MHz now; nothing slows them")
+
+
+def _sharing(meters: Meters, uuid: str, *, has_server: bool) -> Iterator[Finding]:
+    """Whether a second process can use the device, and which do already."""
+    mode = meters.compute_mode()
+    if mode is not None:
+        why = shut_to_others(mode)
+        level = Level.OK if not why else Level.NOTE if has_server else Level.PROBLEM
+        yield Finding(level, "compute mode", why or f"{mode.name}: several processes may use the device")
+    if uuid.startswith(MIG):
+        yield Finding(Level.OK, "MIG", "this is an instance; its power and energy are not known apart")
+    elif meters.is_split():
+        yield Finding(
+            Level.NOTE, "MIG", "the device is split: name one instance by its MIG- UUID in CUDA_VISIBLE_DEVICES"
+        )
+    neighbours = meters.neighbours()
+    if neighbours is not None:
+        holds = [f"{each.pid} ({'unknown' if each.bytes is None else each.bytes >> 20} MiB)" for each in neighbours]
+        text = f"{', '.join(holds)}: figures taken beside them are not the job's alone" if holds else "none"
+        yield Finding(Level.NOTE if holds else Level.OK, "other processes", text)
+
+
+def _has_mps_server(environment: Mapping[str, str]) -> bool:
+    return (Path(environment.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_DIRECTORY) / "control").exists()
+
+
+def _no_meters(nvml: Nvml) -> Finding:
+    why = nvml.why_not or "NVML does not know this device"
+    return Finding(
+        Level.NOTE,
+        "device meters",
+        f"none: {why}. So free memory is seen every 10 steps only, by the main job, and power and clocks are unknown",
+    )
 
 
 def _package(name: str) -> Finding:
