@@ -17,6 +17,7 @@ from squeezer.records.layout import report_path
 from squeezer.records.reader import RankRun, load_run
 from squeezer.records.reader import ReportError as ReportError
 from squeezer.reports.audit import audit_figures, audit_text, mismatch_text
+from squeezer.reports.device import barred_figures, barred_text, device_figures, device_lines
 from squeezer.reports.groups import group_figures, group_text
 from squeezer.reports.metrics import Tally, main_figures, mean_over_ranks, pool, resumes, slot_figures
 from squeezer.reports.slowdown import printed, verdict
@@ -43,21 +44,26 @@ def build_report(run: Path) -> dict[str, Any]:
     for rank, tally, own_steps, own_starved, time in zip(ranks, tallies, steps, starved, times, strict=True):
         job = rank.records["job"][-1] if rank.records["job"] else {}
         about = {"stage": job.get("stage"), "stages": job.get("stages"), "ended": bool(rank.records["end"])}
+        main = main_figures(own_steps)
         per_rank[str(rank.rank)] = {
             **about,
-            "main": main_figures(own_steps),
+            "main": main,
+            "device": device_figures([rank], main),
             **_figures(tally, own_starved, audit_figures(rank.records["side"])),
             "guard": _guard(rank),
         }
         per_rank[str(rank.rank)]["side"] |= waterfall_figures([time]) | group_figures([rank.records["side"]])
+        per_rank[str(rank.rank)]["side"] |= barred_figures([rank.records["side"]])
         per_rank[str(rank.rank)]["bubbles"]["slots"] = [asdict(slot) for slot in slot_figures(rank.records["bubble"])]
     of_all = _figures(
         pool(tallies), [u for rank in starved for u in rank], audit_figures([s for a in audits for s in a])
     )
-    of_all["side"] |= waterfall_figures(times) | group_figures(audits)
+    of_all["side"] |= waterfall_figures(times) | group_figures(audits) | barred_figures(audits)
+    main = main_figures(mean_over_ranks(steps))
     return {
         "version": REPORT_VERSION,
-        "main": main_figures(mean_over_ranks(steps)),
+        "main": main,
+        "device": device_figures(ranks, main),
         **of_all,
         "trials": trial_figures(run, ranks),
         "ranks": per_rank,
@@ -213,7 +219,7 @@ def render(report: Mapping[str, Any]) -> str:
         f"            overrun p50 {_us(overrun['p50'])}, p99 {_us(overrun['p99'])}; "
         f"resume p50 {_us(resume['p50'])}, p99 {_us(resume['p99'])}",
     ]
-    lines += _wrapped(group_text(side))
+    lines += _wrapped(group_text(side)) + _wrapped(barred_text(side))
     for unit in side["starved"]:
         lines += _wrapped(
             f"longer than every bubble ({unit['longest_bubble_ms']:.1f} ms): {unit['unit']} of {unit['trials']}, "
@@ -224,6 +230,7 @@ def render(report: Mapping[str, Any]) -> str:
         lines += _wrapped(mismatch_text(found))
     lines += [
         f"Guard       shut {sum(of['guard']['shut'] for of in ranks.values())} times",
+        *(f"{'' if number else 'Device':<12}{line}" for number, line in enumerate(device_lines(report["device"]))),
         "Trials      " + ", ".join(f"{_or_na(trials[k])} {k}" for k in TRIAL_STATES),
     ]
     lines += _wrapped(trials["problem"] or "")

@@ -69,7 +69,7 @@ def test_every_figure_of_one_rank(tmp_path: Path) -> None:
     }
     slot |= {"forecast_error_p90": 0.5, "in_range": 1.0, "opened": 1.0}
     bubbles = {**report["bubbles"], "slots": [{"slot": 0, **slot, "fill": 0.6}, {"slot": 1, **slot, "fill": 0.0}]}
-    same = {key: report[key] for key in ("main", "side", "faults")}
+    same = {key: report[key] for key in ("main", "device", "side", "faults")}
     assert report["ranks"] == {"0": {**about, **same, "bubbles": bubbles, "guard": guard}}
     assert (report["main"]["squeezed_share"], report["main"]["alone_share"]) == (6 / 16, 10 / 16)
     assert report["main"]["p99_slowdown"] is None, "it needs a hundred steps of each"
