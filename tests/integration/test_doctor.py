@@ -47,7 +47,7 @@ def test_a_device_that_writes_words(driver: FakeDriver, sandbox: Path) -> None:
     assert not sandbox.exists()
 
 
-@pytest.mark.parametrize("call", ["register", "write_word", "wait_at_least"])
+@pytest.mark.parametrize("call", ["register", "write_words", "wait_for_words"])
 def test_a_device_that_cannot_write_words_says_why(call: str, driver: FakeDriver) -> None:
     driver.fail(call, at=1)
     finding = findings(driver)["bubble word"]
