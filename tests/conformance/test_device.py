@@ -90,6 +90,17 @@ def test_it_is_registered_under_its_name(device: Device) -> None:
     assert device.arguments()[:2] == ["--device", device.name]
 
 
+def test_without_the_drivers_library_nothing_is_known_and_nothing_barred(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    write_device_uuid(page.words, 7)
+    for kind in DEVICES.values():
+        device = kind(page.words, DeviceTable(), 0)
+        assert device.meters() is None and device.bars_side_task() == ""
+        assert device.needs_job != device.stops, "a context must not come first"
+
+
 def test_the_side_task_gets_the_threads_that_are_asked_for(device: Device) -> None:
     environment = device.environment(3)
     assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "3"

@@ -1,5 +1,6 @@
 """NVIDIA's management library as a made-up machine answers: the bindings' own errors and constants, other functions."""
 
+import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ NUMBER, INSTANCE_NUMBER = (int(name[4:].replace("-", ""), 16) for name in (GPU, 
 
 
 class FakeNvml:
-    """One device, of which a test sets what it says. A function that no binding has cannot be called.
+    """One device, of which a test sets what it says. What the bindings would not take cannot be called.
 
     Attributes:
         refuses: function -> the name of the error that it raises.
@@ -63,6 +64,7 @@ class FakeNvml:
             return found
 
         def call(*arguments: Any) -> Any:
+            inspect.signature(found).bind(*arguments)  # or a TypeError
             self.calls.append(name)
             if name in self.refuses:
                 raise getattr(pynvml, f"NVMLError_{self.refuses[name]}")
