@@ -1,7 +1,8 @@
 """The environment of a side task: that of the main job's rank, without what says which rank, job or run that is.
 
 Otherwise a study that looks there would join the main job's process group, write to its tracked run, or wait for its
-peers. What only says where things are, such as PATH or a proxy, stays.
+peers. How the main job uses its device is left out, too: it was chosen for that job, and may not suit a side task. What
+only says where things are, such as PATH or a proxy, stays.
 """
 
 from collections.abc import Mapping
@@ -32,10 +33,13 @@ _NAMES = frozenset(
         "MPI_LOCALRANKID",
         "MPI_LOCALNRANKS",
         "DLTS_JOB_ID",
-        "NCCL_BLOCKING_WAIT",
-        "NCCL_COMM_ID",
         "DEEPSPEED_TIMEOUT",
         "SM_TRAINING_ENV",
+        # how the main job uses its device
+        "CUDA_LAUNCH_BLOCKING",
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
         # the main job's run in a tracker
         "WANDB_RUN_ID",
         "WANDB_RESUME",
@@ -46,7 +50,8 @@ _NAMES = frozenset(
 )
 _PREFIXES = (
     *("SLURM", "SRUN_", "SBATCH_", "OMPI_", "PMI_", "PMIX_", "PRTE_", "ORTE_", "MV2_", "I_MPI_", "HYDRA_", "PALS_"),
-    *("TORCHELASTIC_", "TORCH_NCCL_", "TORCH_DIST", "NCCL_ASYNC_", "DS_AUTOTUNING", "AZUREML_"),
+    *("TORCHELASTIC_", "TORCH_NCCL_", "TORCH_DIST", "NCCL_", "DS_AUTOTUNING", "AZUREML_"),
+    "CUDA_MPS_",  # the device names anew what holds for the side task
 )
 _CACHES = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
