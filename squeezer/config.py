@@ -229,13 +229,15 @@ trials are fused"""
     """MiB of the GPU that stay free for the main job, or 5% of the most that it has reserved, if that is more. If \
 less is free, the side task moves its state to the host's memory, and back when there is room. Below a quarter of it \
 for three seconds the daemon ends the side task, if the driver's library (NVML) is there to say so"""
-    mps: bool = Field(default=False, description="true or false")
-    """true: share the GPU through the MPS server that `$CUDA_MPS_PIPE_DIRECTORY` names, with a priority below \
-normal; false: take turns, without a server. **With MPS a fatal fault of the side task can end the main job**"""
+    mps: Literal["auto", True, False] = Field(default="auto", description='"auto", true or false')
+    """whether the side task shares the GPU through the main job's MPS server, with a priority below normal. auto: if \
+the job is surely a client of a server of yours; true: it must be, and where process ids cannot be compared, as in \
+containers, your word counts; false: never. Without MPS bubbles are only observed. **With MPS a fatal fault of the \
+side task can end the main job**"""
     mps_thread_percent: Annotated[int, Field(ge=1, le=100, description="a whole number from 1 to 100")] | None = Field(
         default=None, description="a whole number from 1 to 100"
     )
-    """with `mps`: percent of the GPU's multiprocessors that the side task may use"""
+    """with MPS: percent of the GPU's multiprocessors that the side task may use"""
 
 
 class RunTable(_Table):

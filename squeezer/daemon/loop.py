@@ -115,8 +115,7 @@ class Daemon:
         log.log(logging.INFO if self._job_pid is None else logging.DEBUG, "%s", served)
         if self._job_pid is not None:
             self._main_job.watch(self._job_pid)
-            if not self._device.needs_job:
-                self._start_side_task()
+            self._start_first_side_task()
         try:
             while not self._ended:
                 self._turn()
@@ -234,15 +233,21 @@ class Daemon:
         self._ended = True
 
     def _first_attached(self) -> None:
-        if self._job_pid is None or self._device.needs_job:
-            self._start_side_task()  # not before: only now are the rank's cores known
+        if self._job_pid is None:
+            self._start_first_side_task()  # not before: only now are the rank's cores known
 
     def _join(self, main_pid: int) -> None:
         """Run where this job does, the side task too, which may have served another job before."""
         side = None if self._side_task is None else self._side_task.process
         if not self._device.join(main_pid, side) and self._side_task is not None:
-            self._side_task.kill("the job uses a different device; a new side task starts there")
+            self._side_task.kill("it cannot follow the job to its device; a new side task starts there")
         self._watch.job_attached()
+        if self._side_task is not None and self._side_task.waits_for_job:
+            self._feed(SideChanged(Side.DUE))
+
+    def _start_first_side_task(self) -> None:
+        if not self._device.needs_job:  # else `_join` has it started
+            self._start_side_task()
 
     def _start_side_task(self) -> None:
         if self._side_task is None:

@@ -15,10 +15,11 @@ from ds_hooks.shared.page import Field, SideActivity
 from ds_hooks.shared.status_reader import StatusReader
 from ds_hooks.shared.status_text import differs, too_large, too_long
 from squeezer.daemon.correlator import Correlator
+from squeezer.daemon.recovery import Recovery
 from squeezer.daemon.side_family import SideFamily
 from squeezer.daemon.spawner import Spawner, wait_or_kill
 from squeezer.daemon.uncounted_time import UncountedTime
-from squeezer.device import SideProcess, has_ended
+from squeezer.device import CannotShareError, SideProcess, has_ended
 from squeezer.policy.events import Event, Side, SideChanged
 from squeezer.records.layout import DETAILS
 from squeezer.records.writer import Recorder
@@ -44,6 +45,8 @@ class SideTaskSupervisor:
 
     Attributes:
         progress: the last that was reported; None: no epoch has ended yet.
+        waits_for_job: no process starts before the next main job is known: none has been, or the last one's device
+            cannot be shared.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class SideTaskSupervisor:
         fault: Callable[[str], None],
     ) -> None:
         self._spawner = spawner
+        self.waits_for_job = spawner.needs_job
+        self._recovery = Recovery()
         self._max_restarts = max_restarts
         self._deaths: Counter[str | None] = Counter()
         self._serves_now: str | None = None  # a study that was submitted
@@ -85,7 +90,9 @@ class SideTaskSupervisor:
         return self._spawner.side
 
     def start(self) -> None:
-        """Start a process."""
+        """Start a process, unless the device cannot be shared with this main job, or not yet."""
+        if not self._may_start():
+            return
         spawner = self._spawner
         spawner.start()
         assert spawner.side is not None
@@ -101,6 +108,32 @@ class SideTaskSupervisor:
         light_fence()
         self._words[Field.SIDE_PROCESS] = spawner.side.pid
         self._feed(SideChanged(Side.STARTING))
+
+    def _may_start(self) -> bool:
+        """Where the answer is "not yet", the policy asks again in the next step."""
+        now_ns = time.monotonic_ns()
+        if self._recovery.is_too_early(now_ns):
+            return False
+        main_pid = self._words[Field.MAIN_PID]
+        if self._spawner.needs_job and not main_pid:
+            self._wait_for_job()
+            return False
+        try:
+            self._spawner.prepare(main_pid)
+        except CannotShareError as error:
+            if self._recovery.lasts(now_ns):
+                self._recovery.pause(now_ns)
+                return False
+            log.error("no side task runs: %s", error)
+            self._record("not_started", reason=str(error))
+            self._wait_for_job()
+            return False
+        self.waits_for_job = False
+        return True
+
+    def _wait_for_job(self) -> None:
+        self.waits_for_job = True
+        self._feed(SideChanged(Side.NONE))
 
     def look_after_family(self) -> None:
         """See `SideFamily`."""
@@ -122,7 +155,9 @@ class SideTaskSupervisor:
             return
         log.warning("side task is ended: %s", reason)
         self._spawner.end(0.0, beside_main=True)
+        was_ready = self._is_ready
         self._record("exited", status=self._reap(), restarted=False, reason=reason, **self._uncounted.take())
+        self._needs_recovery(was_ready)
         self._feed(SideChanged(Side.DUE))
 
     def end(self, *, beside_main: bool) -> None:
@@ -189,9 +224,12 @@ class SideTaskSupervisor:
         """The process is gone: start another one, or give the side task up and release its trials."""
         if self.process is None or not has_ended(self.process.pidfd):
             return  # another one has the number of its pidfd by now
+        was_ready = self._is_ready
         status = self._reap()
-        restarts = self._may_restart(status)
-        self._record("exited", status=status, restarted=restarts, **self._uncounted.take())
+        excused = status not in (0, USER_ERROR_STATUS) and self._needs_recovery(was_ready)
+        restarts = excused or self._may_restart(status)
+        reason = {"reason": "the device was not usable again after the death before"} if excused else {}
+        self._record("exited", status=status, restarted=restarts, **reason, **self._uncounted.take())
         if restarts:
             log.log(logging.WARNING if status else logging.DEBUG, "side task ended with status %d; restarting", status)
         self._feed(SideChanged(Side.DUE if restarts else Side.NONE))
@@ -217,6 +255,10 @@ class SideTaskSupervisor:
         self._words[Field.SIDE_BYTES] = 0
         self._family.clear()
         return status
+
+    def _needs_recovery(self, was_ready: bool) -> bool:
+        """Let the device recover from a death, if it has to; whether that death is excused by the one before."""
+        return self._spawner.recovers and self._recovery.died(was_ready, time.monotonic_ns())
 
     def _may_restart(self, status: int) -> bool:
         """Whether another process follows one that ended with `status`; counts deaths in a row, of each study apart."""

@@ -93,6 +93,20 @@ class Spawner:
         self.group: SideGroup | None = None
         self.no_group = ""
 
+    @property
+    def needs_job(self) -> bool:
+        """See `Device`."""
+        return self._device.needs_job
+
+    @property
+    def recovers(self) -> bool:
+        """See `Device`."""
+        return self._device.recovers
+
+    def prepare(self, main_pid: int) -> None:
+        """See `Device.prepare`."""
+        self._device.prepare(main_pid)
+
     def start(self) -> None:
         """Start the process; `status_fd` becomes readable when it reports something, `side.pidfd` when it ends."""
         files, config = self._files, self._config

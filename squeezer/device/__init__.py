@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 
 from squeezer.config import DeviceTable
-from squeezer.device.base import Device, SideProcess, has_ended, is_stopped, run_when_idle
+from squeezer.device.base import CannotShareError, Device, SideProcess, has_ended, is_stopped, run_when_idle
 from squeezer.device.cpu import CpuDevice
 from squeezer.device.cuda import CudaDevice
 
@@ -32,6 +32,7 @@ def kind_of(
 __all__ = [
     "CUDA_SIGNS",
     "DEVICES",
+    "CannotShareError",
     "CpuDevice",
     "CudaDevice",
     "Device",

@@ -20,6 +20,10 @@ class SideProcess:
     pidfd: int
 
 
+class CannotShareError(Exception):
+    """No side task may run beside the main job; the text says why, and what to do."""
+
+
 class Device(Protocol):
     """One device that a main job's rank and a side task share.
 
@@ -47,6 +51,13 @@ class Device(Protocol):
     def bars_side_task(self) -> str:
         """Why no side task can use the device beside the main job; empty: one can."""
 
+    def prepare(self, main_pid: int) -> None:
+        """Find out how a side task that starts now can share the device with the rank `main_pid`.
+
+        Raises:
+            CannotShareError: it cannot.
+        """
+
     def arguments(self) -> list[str]:
         """Options that say where a side task's program runs."""
 
@@ -67,6 +78,10 @@ class Device(Protocol):
             timeout_s: 0: kill it at once.
             beside_main: a main job lives, so the process may use no more than idle time until it ends.
         """
+
+    @property
+    def recovers(self) -> bool:
+        """Whether a side task that dies leaves the device unusable for the next one for a while."""
 
     def main_ended(self) -> None:
         """The main job's process is gone, maybe in the middle of a bubble: shut the gate in its place."""

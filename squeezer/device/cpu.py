@@ -19,6 +19,7 @@ class CpuDevice:
     name = "cpu"
     stops = True
     needs_job = False
+    recovers = False
 
     def __init__(self, words: "memoryview[int]", config: DeviceTable, local_rank: int) -> None:
         """Only the page's words matter here."""
@@ -36,6 +37,9 @@ class CpuDevice:
     def bars_side_task(self) -> str:
         """See `Device`. Cores are for all."""
         return ""
+
+    def prepare(self, main_pid: int) -> None:
+        """See `Device`. Cores can always be shared."""
 
     def arguments(self) -> list[str]:
         """It runs where it is started."""

@@ -7,6 +7,8 @@ before the gate has been forced open.
 import os
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 from uuid import UUID
 
 from ds_hooks.shared.device_uuid import read_device_uuid
@@ -15,13 +17,16 @@ from ds_hooks.shared.page import DeviceGate, Field
 from ds_hooks.shared.plan import plan_steps
 from ds_hooks.shared.signals import END_SIGNAL
 from squeezer.config import DeviceTable
-from squeezer.device.base import SideProcess, has_ended, run_when_idle, run_where, send, send_to_group
+from squeezer.device import mps, sharing
+from squeezer.device.base import CannotShareError, SideProcess, has_ended, run_when_idle, run_where, send, send_to_group
 from squeezer.device.nvml import MIG, ComputeMode, Meters, Nvml
 
 FORCE_EVERY_S = 0.005
 """The main job's device may shut the gate again at any bubble's end."""
 KILLED_TIMEOUT_S = 10.0
 """How long a killed process may take to leave the device, before the gate is shut all the same."""
+TERMINATED_TIMEOUT_S = 1.0
+"""How long a client that its MPS server has dropped may take to notice, before it is killed."""
 BELOW_NORMAL = "1"
 """Of `CUDA_MPS_CLIENT_PRIORITY`."""
 NO_MPS = "/dev/null"
@@ -42,7 +47,7 @@ class CudaDevice:
     name = "cuda"
     stops = False
     needs_job = True
-    """In EXCLUSIVE_PROCESS mode the first context shuts all others out, the main job's included."""
+    """The way to share the device is the main job's, and in EXCLUSIVE_PROCESS mode the first context shuts all others out, the main job's included."""
 
     def __init__(
         self,
@@ -57,14 +62,25 @@ class CudaDevice:
         self._meters: tuple[str, Meters | None] = "", None
         self._visible = visible_device(environment, local_rank)
         self._side_sees = ""
+        self._server: mps.Server | None = None
         if words[Field.DEVICE_GATE] == DeviceGate.FORCED:  # left by a daemon that was killed
             words[Field.DEVICE_GATE] = DeviceGate.CLOSED
 
     def join(self, main_pid: int, side: SideProcess | None) -> bool:
-        """See `Device`; the rank's cores are near the device. A context cannot move to another device."""
+        """See `Device`; the rank's cores are near the device. A context cannot move to another device or server."""
         run_where(main_pid, side)
         named = named_device(self._words, self._nvml, self._visible)
-        return side is None or not named or named == self._side_sees
+        return side is None or ((not named or named == self._side_sees) and self._is_at_server(main_pid))
+
+    def prepare(self, main_pid: int) -> None:
+        """See `Device`."""
+        in_turns = sharing.sharing_is_sound(named_device(self._words, self._nvml, self._visible))
+        self._server = sharing.way_to_share(self._config.mps, main_pid, in_turns)
+
+    @property
+    def recovers(self) -> bool:
+        """See `Device`; an MPS server accepts nobody until it has cleared up after a client."""
+        return self._server is not None
 
     def meters(self) -> Meters | None:
         """See `Device`. They are NVML's; it knows the device by the name on the page only."""
@@ -76,19 +92,22 @@ class CudaDevice:
     def bars_side_task(self) -> str:
         """See `Device`. Clients of an MPS server are one process to the device."""
         meters = self.meters()
-        mode = None if meters is None or self._uses_mps else meters.compute_mode()
-        return "" if mode is None else shut_to_others(mode)
+        mode = None if meters is None else meters.compute_mode()
+        reason = "" if mode is None else shut_to_others(mode)
+        return "" if reason and self._has_server() else reason
 
-    @property
-    def _uses_mps(self) -> bool:
-        return self._config.mps
+    def _has_server(self) -> bool:
+        """Whether the main job is the client of an MPS server that a side task would use."""
+        with suppress(CannotShareError):
+            return sharing.way_to_share(self._config.mps, self._words[Field.MAIN_PID], False) is not None
+        return False
 
     def arguments(self) -> list[str]:
         """The only device that it sees."""
         return ["--device", "cuda", "--memory-fraction", str(self._config.memory_fraction)]
 
     def environment(self, threads: int) -> dict[str, str]:
-        """No other device than the rank's, so that no context is made elsewhere; no MPS, unless it is asked for."""
+        """No other device than the rank's, so that no context is made elsewhere; its MPS server, or none."""
         count = str(threads)
         self._side_sees = named_device(self._words, self._nvml, self._visible) or self._visible
         found = {
@@ -98,11 +117,11 @@ class CudaDevice:
             "CUDA_VISIBLE_DEVICES": self._side_sees,
             "CUDA_MODULE_LOADING": "LAZY",
         }
-        if not self._config.mps:
-            return {**found, "CUDA_MPS_PIPE_DIRECTORY": NO_MPS}
+        if self._server is None:
+            return {**found, mps.PIPE_VARIABLE: NO_MPS}
+        found |= {mps.PIPE_VARIABLE: str(self._server.directory), "CUDA_MPS_CLIENT_PRIORITY": BELOW_NORMAL}
         percent = self._config.mps_thread_percent
-        limit = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percent)} if percent is not None else {}
-        return {**found, "CUDA_MPS_CLIENT_PRIORITY": BELOW_NORMAL, **limit}
+        return found if percent is None else {**found, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percent)}
 
     def stop(self, side: SideProcess) -> None:
         """Nothing: a stopped process's kernels would run on."""
@@ -111,12 +130,15 @@ class CudaDevice:
         """Nothing."""
 
     def end(self, side: SideProcess, timeout_s: float, *, beside_main: bool) -> None:
-        """SIGTERM behind a gate that is forced open; after `timeout_s` SIGKILL; the gate is shut again at the end."""
+        """SIGTERM behind a gate that is forced open; after `timeout_s` SIGKILL; the gate is shut again at the end.
+
+        Its MPS server, if it has one, drops it before SIGKILL.
+        """
         if timeout_s and beside_main:
             run_when_idle(side.pid)
         force_gate(self._words)
         send(side, END_SIGNAL)
-        if not self._ends_within(side, timeout_s):
+        if not self._ends_within(side, timeout_s) and not self._is_dropped(side):
             send_to_group(side, signal.SIGKILL)
             self._ends_within(side, KILLED_TIMEOUT_S)
         self._words[Field.DEVICE_GATE] = DeviceGate.CLOSED
@@ -127,6 +149,22 @@ class CudaDevice:
         words[Field.DEVICE_GATE] = DeviceGate.CLOSED
         words[Field.BUBBLE] &= ~1
         plan_steps(words, 0, 0)
+
+    def _is_at_server(self, main_pid: int) -> bool:
+        """Whether that rank uses the side task's MPS server, if it has one."""
+        if self._server is None:
+            return True
+        try:
+            return mps.server_of(main_pid).is_same(self._server)
+        except mps.MpsError:
+            return False
+
+    def _is_dropped(self, side: SideProcess) -> bool:
+        """Let the MPS server drop the side task, if it has one; whether it has ended by that."""
+        if self._server is None:
+            return False
+        asked = mps.terminate_client(self._server, side.pid, partial(force_gate, self._words))
+        return self._ends_within(side, TERMINATED_TIMEOUT_S if asked else 0.0)
 
     def _ends_within(self, side: SideProcess, timeout_s: float) -> bool:
         looks = max(1, round(timeout_s / FORCE_EVERY_S))

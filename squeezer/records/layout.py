@@ -12,9 +12,9 @@
     guard         t_ns, step, what, cause, figures; see `squeezer.policy.guard.Decision`
     event         event, actions: what the policy learned, and what it decided; only if asked for
     side          t_ns, event, and what belongs to it: started (with its control group, or no_group: why not), exited
-                  (with group_cpu_ms and, of that, uncounted_ms; null: unknown), given_up, barred (with a reason: the
-                  device has no room for one) and let_in (it has again), or one of the statuses that the side task
-                  sends (`ds_hooks.shared.statuses`)
+                  (with group_cpu_ms and, of that, uncounted_ms; null: unknown), given_up, not_started (with a reason:
+                  bubbles are only observed), barred (with a reason: the device has no room for one) and let_in (it has
+                  again), or one of the statuses that the side task sends (`ds_hooks.shared.statuses`)
     fault         t_ns, what: such as a lost or foreign message, or hooks that switched themselves off
     bubble_time   t_ns, and where bubble time has gone since the last such record: `squeezer.daemon.bubble_accounts`
     end           t_ns, lost_messages, dropped_messages, foreign_messages, dedicated (null or see `Dedicated`)

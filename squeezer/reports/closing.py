@@ -87,7 +87,7 @@ def _cost(report: Mapping[str, Any]) -> str:
 
 def _faults(report: Mapping[str, Any]) -> list[str]:
     """What makes the figures above incomplete."""
-    found = []
+    found = [f"no side task was started: {reason}" for reason in report["side"]["not_started"]]
     switched_off = report["faults"]["hook_faults"]
     if switched_off:
         found.append(f"hooks switched themselves off {switched_off} time{'s' * (switched_off != 1)}")

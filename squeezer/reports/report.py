@@ -54,11 +54,13 @@ def build_report(run: Path) -> dict[str, Any]:
         }
         per_rank[str(rank.rank)]["side"] |= waterfall_figures([time]) | group_figures([rank.records["side"]])
         per_rank[str(rank.rank)]["side"] |= barred_figures([rank.records["side"]])
+        per_rank[str(rank.rank)]["side"]["not_started"] = _not_started([rank.records["side"]])
         per_rank[str(rank.rank)]["bubbles"]["slots"] = [asdict(slot) for slot in slot_figures(rank.records["bubble"])]
     of_all = _figures(
         pool(tallies), [u for rank in starved for u in rank], audit_figures([s for a in audits for s in a])
     )
     of_all["side"] |= waterfall_figures(times) | group_figures(audits) | barred_figures(audits)
+    of_all["side"]["not_started"] = _not_started(audits)
     main = main_figures(mean_over_ranks(steps))
     return {
         "version": REPORT_VERSION,
@@ -168,6 +170,11 @@ def _starved(statuses: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{key: line[key] for key in keys} for line in statuses if line["event"] == "starved"]
 
 
+def _not_started(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
+    """Why bubbles were only observed, for some job or other."""
+    return sorted({record["reason"] for rank in ranks for record in rank if record["event"] == "not_started"})
+
+
 def _figures(t: Tally, starved: Sequence[Mapping[str, Any]], audit: Mapping[str, Any]) -> dict[str, Any]:
     by_kind = {
         wait.lower(): {
@@ -219,6 +226,8 @@ def render(report: Mapping[str, Any]) -> str:
         f"            overrun p50 {_us(overrun['p50'])}, p99 {_us(overrun['p99'])}; "
         f"resume p50 {_us(resume['p50'])}, p99 {_us(resume['p99'])}",
     ]
+    for reason in side["not_started"]:
+        lines += _wrapped(f"not started: {reason}")
     lines += _wrapped(group_text(side)) + _wrapped(barred_text(side))
     for unit in side["starved"]:
         lines += _wrapped(

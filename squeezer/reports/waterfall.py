@@ -24,7 +24,7 @@ MEANINGS = {
     "empty_rows": "it trained fewer trials than fit",
     "colder": "training took longer than on a dedicated device",
     "lost": "what a dead process had trained was lost",
-    "ended": "there was no side task any more",
+    "ended": "there was no side task",
     "overrun": "work that ran on after bubbles; it counts above, so it is taken off here",
 }
 """Share -> what the bubbles went to."""
@@ -40,7 +40,7 @@ NAMES = {
     "empty_rows": "empty rows",
     "colder": "slower training",
     "lost": "lost work",
-    "ended": "study over",
+    "ended": "no side task",
     "overrun": "overrun",
 }
 """The same in few words."""

@@ -1,5 +1,7 @@
 """`squeezer`, whose side tasks run on a device that threads play, and whose meters a file may play.
 
+Without `--mps` they take turns on it with the main job: threads do not wait for time slices.
+
 `$METERS` names that file: a JSON object of the attributes of `FakeNvml` that a test wants to be others.
 """
 
@@ -11,6 +13,7 @@ from typing import Any
 
 import squeezer.daemon.spawner
 from squeezer.cli import main
+from squeezer.device import sharing
 from tests.support.fake_nvml import FakeNvml
 
 
@@ -26,4 +29,8 @@ if __name__ == "__main__":
     squeezer.daemon.spawner.SIDE_TASK = "tests.support.cuda_side_task"
     if "METERS" in os.environ:
         sys.modules["pynvml"] = ToldNvml()  # type: ignore[assignment]
+    if sys.argv[1:2] == ["--mps"]:
+        del sys.argv[1]
+    else:
+        sharing.sharing_is_sound = lambda uuid: True
     sys.exit(main())

@@ -1,5 +1,6 @@
 """The daemon's side of a device: its kind, a side task's environment, and what a main job's end leaves of the page."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from ds_hooks.shared.page_file import Page, page_path
 from ds_hooks.shared.plan import next_permit_ns, plan_slot, plan_steps
 from squeezer.config import DeviceTable
 from squeezer.daemon.memory_limit import side_limit_bytes
-from squeezer.device import DEVICES, CudaDevice, kind_of
+from squeezer.device import DEVICES, CudaDevice, kind_of, sharing
 from squeezer.device.cuda import visible_device
+from squeezer.device.mps import Server
 from tests.support.fake_nvml import GPU, INSTANCE, INSTANCE_NUMBER, NUMBER, FakeNvml, nvml_of
 
 MB, GB = 1 << 20, 1 << 30
@@ -80,7 +82,9 @@ def test_a_mig_instance_is_named_as_one(tmp_path: Path) -> None:
     page.close()
 
 
-def test_an_exclusive_device_has_no_place_for_a_side_task_without_mps(tmp_path: Path) -> None:
+def test_an_exclusive_device_has_no_place_for_a_side_task_without_mps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = Page.open(page_path(tmp_path / "pages", 0))
     fake = FakeNvml()
     device = CudaDevice(page.words, DeviceTable(), 0, {}, nvml_of(fake))
@@ -88,8 +92,13 @@ def test_an_exclusive_device_has_no_place_for_a_side_task_without_mps(tmp_path: 
     assert device.meters() is None and device.bars_side_task() == "", "not known before the hooks have named it"
     write_device_uuid(page.words, NUMBER)
     assert "EXCLUSIVE_PROCESS" in device.bars_side_task() and "nvidia-smi -c DEFAULT" in device.bars_side_task()
-    with_mps = CudaDevice(page.words, DeviceTable(mps=True), 0, {}, nvml_of(fake))
-    assert with_mps.bars_side_task() == ""
+    words = page.words
+    words[Field.MAIN_PID] = os.getpid()
+    server = Server(directory=tmp_path, pid=7, clients=frozenset({os.getpid()}), owner=os.geteuid())
+    monkeypatch.setattr(sharing, "server_of", {os.getpid(): server}.__getitem__)
+    assert device.bars_side_task() == "", "clients of one server are one process to the device"
+    without = CudaDevice(page.words, DeviceTable(mps=False), 0, {}, nvml_of(fake))
+    assert "EXCLUSIVE_PROCESS" in without.bars_side_task()
     fake.mode = 0
     assert device.bars_side_task() == "" and device.meters() is device.meters()
     fake.vanish()
@@ -97,14 +106,10 @@ def test_an_exclusive_device_has_no_place_for_a_side_task_without_mps(tmp_path: 
     page.close()
 
 
-def test_mps_is_joined_only_if_asked_for() -> None:
-    off = CudaDevice(WORDS, DeviceTable(), 1, {}).environment(2)
+def test_a_side_task_of_which_no_server_is_known_meets_none() -> None:
+    off = CudaDevice(WORDS, DeviceTable(mps=True, mps_thread_percent=30), 1, {}).environment(2)
     assert (off["CUDA_MPS_PIPE_DIRECTORY"], off["OMP_NUM_THREADS"]) == ("/dev/null", "2")
-    on = CudaDevice(WORDS, DeviceTable(mps=True), 1, {}).environment(2)
-    assert "CUDA_MPS_PIPE_DIRECTORY" not in on and "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in on
-    assert on["CUDA_MPS_CLIENT_PRIORITY"] == "1"
-    part = CudaDevice(WORDS, DeviceTable(mps=True, mps_thread_percent=30), 1, {}).environment(2)
-    assert part["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "30"
+    assert "CUDA_MPS_CLIENT_PRIORITY" not in off and "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in off
 
 
 def test_a_main_job_that_died_in_a_bubble_leaves_a_shut_gate(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def test_five_lines_say_what_was_gained_at_what_cost_and_where_to_look(
             "yield": 0.515,
             "waterfall": {"alone": 0.1, "guard": 0.0, "starting": 0.12, "colder": 0.03, "search": 0.021, "lost": None},
             "audit": {"audits": 41, "mismatches": []},
+            "not_started": [],
         },
         "trials": {**NO_TRIALS, "completed": 108, "pruned": 52, "best": best, "studies": {"digits": {}}},
         "faults": {"hook_faults": 0},
@@ -68,7 +69,13 @@ def test_what_is_unknown_is_not_made_up(tmp_path: Path) -> None:
     report = {
         "main": {**main_of(None, None), "step_ms_alone": None},
         "bubbles": {"ratio": None},
-        "side": {"fill": None, "yield": None, "waterfall": {}, "audit": {"audits": 0, "mismatches": [MISMATCH]}},
+        "side": {
+            "fill": None,
+            "yield": None,
+            "waterfall": {},
+            "audit": {"audits": 0, "mismatches": [MISMATCH]},
+            "not_started": ["there is no server"],
+        },
         "trials": {**dict.fromkeys(NO_TRIALS), "problem": "no such table"},
         "faults": {"hook_faults": 1},
         "ranks": {"0": {"ended": True}, "1": {"ended": False}},
@@ -80,6 +87,7 @@ def test_what_is_unknown_is_not_made_up(tmp_path: Path) -> None:
     assert cost == "Cost    unknown: too few steps with and without squeezing to compare"
     assert audit == "Audit   trial 3 of 4 fused by rules differed in training: it is odd; trained by vmap from there on"
     assert faults == (
-        "Faults  hooks switched themselves off 1 time; the daemon of rank 1 did not finish its record; "
+        "Faults  no side task was started: there is no server; "
+        "hooks switched themselves off 1 time; the daemon of rank 1 did not finish its record; "
         "no records of rank 2, 3 here"
     )

@@ -1,0 +1,53 @@
+"""Whether a side task may run on a CUDA device beside a main job: through its MPS server, or in turns, or not at all.
+
+In turns, the device gives each process a time slice. A squeezed bubble then costs the main job 0.14 to 0.25 ms, and
+up to a slice of 2.4 ms (measured on an H200). Under MPS the main job's next kernel starts at once.
+"""
+
+from typing import Literal
+
+from squeezer.device.base import CannotShareError
+from squeezer.device.mps import MpsError, Server, server_of
+
+REMEDY = (
+    "Without MPS a side task would delay the main job by up to a time slice after each bubble, so bubbles are only "
+    "observed. What to do: squeezer doctor --fix-mps"
+)
+
+
+def sharing_is_sound(uuid: str) -> bool:
+    """Whether a main job and a side task may take turns on the device `uuid`, without MPS.
+
+    False until a measurement of that device, kept on this machine, can say otherwise.
+    """
+    del uuid
+    return False
+
+
+def way_to_share(mps: Literal["auto"] | bool, main_pid: int, in_turns: bool) -> Server | None:
+    """The MPS server that a side task has to use beside the rank `main_pid`; None: they take turns.
+
+    Args:
+        mps: as configured.
+        main_pid: of the rank.
+        in_turns: whether turns are sound on this device.
+
+    Raises:
+        CannotShareError: neither will do.
+    """
+    why = "[device] mps is false"
+    if mps:
+        try:
+            server = server_of(main_pid)
+        except MpsError as error:
+            why = str(error)
+        else:
+            if server.is_visible or mps is True:
+                return server
+            why = (
+                f"it cannot be known whether process {main_pid} is a client of the MPS server at {server.directory}, "
+                "which counts processes in another namespace; if it is, set [device] mps = true"
+            )
+    if in_turns and mps is not True:
+        return None
+    raise CannotShareError(f"{why}. {REMEDY}")

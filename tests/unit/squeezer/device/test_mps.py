@@ -1,0 +1,267 @@
+"""Which MPS server a process uses, whether a side task may join it, and how it leaves: by a fake control program."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ds_hooks.shared.page import DeviceGate, Field
+from ds_hooks.shared.page_file import Page, page_path
+from squeezer.config import DeviceTable
+from squeezer.device import CannotShareError, CudaDevice, SideProcess, mps, sharing
+from squeezer.device.mps import MpsError, server_of, terminate_client
+from squeezer.device.sharing import sharing_is_sound, way_to_share
+from tests.support.fake_mps import FakeMps, fake_mps
+from tests.support.sandbox import children
+
+OBSTINATE = "import signal, time; signal.signal(15, signal.SIG_IGN); print(); time.sleep(1000)"
+Run = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMps]:
+    monkeypatch.setattr(mps, "LIMIT_S", 60.0)
+    monkeypatch.delenv(mps.PIPE_VARIABLE, raising=False)
+    with fake_mps(tmp_path / "mps") as made:
+        monkeypatch.setenv("PATH", made.path)
+        yield made
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(pipes: Path | str | None, program: str = OBSTINATE) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, **({} if pipes is None else {mps.PIPE_VARIABLE: str(pipes)})}
+        process = subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE)
+        started.append(process)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def why_not(pid: int) -> str:
+    with pytest.raises(MpsError) as raised:
+        server_of(pid)
+    return str(raised.value)
+
+
+def test_the_server_is_that_of_the_process_and_not_ours(control: FakeMps, run: Run) -> None:
+    main = run(control.pipes)
+    control.serve(4, main.pid)
+    found = server_of(main.pid)
+    assert (found.directory, found.pid, found.clients) == (control.pipes, control.server, {4, main.pid})
+    assert found.is_visible
+    elsewhere = run(control.pipes.parent)
+    control.serve(main.pid, elsewhere.pid)
+    assert f"no MPS control daemon at {control.pipes.parent}" in why_not(elsewhere.pid)
+
+
+def test_a_process_without_the_variable_looks_at_the_usual_place(
+    control: FakeMps, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mps, "DEFAULT_DIRECTORY", str(control.pipes))
+    main = run(None)
+    control.serve(main.pid)
+    assert server_of(main.pid).directory == control.pipes
+
+
+def test_who_is_not_a_client_is_told_what_to_do(control: FakeMps, run: Run) -> None:
+    said = why_not(run(control.pipes).pid)
+    assert "is not a client" in said and f"{mps.PIPE_VARIABLE}={control.pipes}" in said
+
+
+def test_a_server_of_another_user_is_not_used(control: FakeMps, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    main = run(control.pipes)
+    control.serve(main.pid)
+    own = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    assert f"another user ({own})" in why_not(main.pid)
+
+
+@pytest.mark.parametrize(
+    ("mood", "says"), [("garbage", "is not a client"), ("fails", "Cannot find MPS control daemon process")]
+)
+def test_odd_answers_are_no_server(mood: str, says: str, control: FakeMps, run: Run) -> None:
+    main = run(control.pipes)
+    control.serve(main.pid)
+    control.be(mood)
+    assert says in why_not(main.pid)
+
+
+def test_a_control_program_that_hangs_is_left(control: FakeMps, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mps, "LIMIT_S", 0.2)
+    control.be("hangs")
+    main = run(control.pipes)
+    before = children(os.getpid())
+    assert "did not answer get_server_list in time" in why_not(main.pid)
+    assert children(os.getpid()) == before, "the program is still there"
+
+
+def test_a_missing_control_program_is_said(control: FakeMps, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    main = run(control.pipes)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "nvidia-cuda-mps-control cannot be run: No such file" in why_not(main.pid)
+
+
+def test_servers_whose_numbers_mean_others_here_do_not_tell_clients_apart(control: FakeMps, run: Run) -> None:
+    main = run(control.pipes)
+    (control.pipes / "servers").write_text("1\n")
+    (control.pipes / "clients.1").write_text(f"{main.pid}\n77\n")
+    assert not server_of(main.pid).is_visible
+    (control.pipes / "clients.1").write_text("")
+    assert "is not a client" in why_not(main.pid), "it has no clients at all"
+
+
+# Whether to share
+
+
+@pytest.mark.parametrize(
+    ("configured", "is_client", "in_turns", "way"),
+    [
+        ("auto", True, False, "server"),
+        ("auto", True, True, "server"),
+        ("auto", False, True, "turns"),
+        ("auto", False, False, "is not a client"),
+        (True, True, False, "server"),
+        (True, False, True, "is not a client"),
+        (False, True, True, "turns"),
+        (False, True, False, "mps is false"),
+    ],
+)
+def test_a_side_task_joins_the_main_jobs_server_or_takes_sound_turns_or_does_not_run(
+    configured: Any, is_client: bool, in_turns: bool, way: str, control: FakeMps, run: Run
+) -> None:
+    main = run(control.pipes)
+    control.serve(*([main.pid] if is_client else []))
+    if way in ("server", "turns"):
+        found = way_to_share(configured, main.pid, in_turns)
+        assert (None if found is None else found.pid) == (control.server if way == "server" else None)
+    else:
+        with pytest.raises(CannotShareError, match=f"{way}.*squeezer doctor --fix-mps"):
+            way_to_share(configured, main.pid, in_turns)
+    assert control.lines("asked") == [] or configured is not False, "nobody is asked in vain"
+
+
+def test_where_it_cannot_be_known_the_users_word_counts(control: FakeMps, run: Run) -> None:
+    main = run(control.pipes)
+    (control.pipes / "servers").write_text("1\n")
+    (control.pipes / "clients.1").write_text("77\n")
+    with pytest.raises(CannotShareError, match=r"another namespace.*mps = true"):
+        way_to_share("auto", main.pid, in_turns=False)
+    found = way_to_share(True, main.pid, in_turns=False)
+    assert found is not None and found.directory == control.pipes
+    assert not terminate_client(found, 77, lambda: None), "77 may be anybody here"
+
+
+def test_turns_are_not_sound_on_any_device_yet() -> None:
+    assert not sharing_is_sound("GPU-89f4a2c1-0000-1111-2222-f33344445555")
+
+
+# The device
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    opened = Page.open(page_path(tmp_path / "pages", 0))
+    yield opened
+    opened.close()
+
+
+def test_the_side_task_gets_the_main_jobs_server_at_a_low_priority(control: FakeMps, run: Run, page: Page) -> None:
+    main = run(control.pipes)
+    control.serve(main.pid)
+    device = CudaDevice(page.words, DeviceTable(mps_thread_percent=30), 0, {})
+    assert device.environment(1)[mps.PIPE_VARIABLE] == "/dev/null" and not device.recovers
+    device.prepare(main.pid)
+    named = device.environment(1)
+    assert named[mps.PIPE_VARIABLE] == str(control.pipes)
+    assert (named["CUDA_MPS_CLIENT_PRIORITY"], named["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]) == ("1", "30")
+    assert device.recovers
+
+
+def test_turns_go_by_no_server(control: FakeMps, run: Run, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = CudaDevice(page.words, DeviceTable(), 0, {})
+    with pytest.raises(CannotShareError):
+        device.prepare(run(control.pipes).pid)
+    monkeypatch.setattr(sharing, "sharing_is_sound", lambda _: True)
+    device.prepare(run(control.pipes).pid)
+    assert device.environment(1)[mps.PIPE_VARIABLE] == "/dev/null"
+
+
+@contextmanager
+def known_as(process: subprocess.Popen[bytes]) -> Iterator[SideProcess]:
+    pidfd = os.pidfd_open(process.pid)
+    yield SideProcess(pid=process.pid, pidfd=pidfd)
+    os.close(pidfd)
+
+
+def test_a_client_cannot_follow_to_a_job_without_its_server(control: FakeMps, run: Run, page: Page) -> None:
+    main, other = run(control.pipes), run("/nowhere")
+    control.serve(main.pid)
+    device = CudaDevice(page.words, DeviceTable(), 0, {})
+    device.prepare(main.pid)
+    with known_as(run(control.pipes)) as side:
+        control.serve(main.pid, side.pid)
+        assert device.join(main.pid, side)
+        assert not device.join(other.pid, side)
+        assert device.join(other.pid, None), "there is none yet"
+
+
+def ended_under_mps(control: FakeMps, run: Run, page: Page, is_client: bool = True) -> int:
+    """How a side task that does not end by itself is ended."""
+    main, process = run(control.pipes), run(control.pipes)
+    control.serve(main.pid, *([process.pid] if is_client else []))
+    device = CudaDevice(page.words, DeviceTable(), 0, {})
+    device.prepare(main.pid)
+    with known_as(process) as side:
+        device.end(side, 0.05, beside_main=False)
+    assert page.words[Field.DEVICE_GATE] == DeviceGate.CLOSED
+    return process.wait()
+
+
+def test_a_client_is_dropped_by_its_server_before_it_is_killed(control: FakeMps, run: Run, page: Page) -> None:
+    assert ended_under_mps(control, run, page) == -signal.SIGKILL
+    assert len(control.lines("terminated")) == 1, "the fake notes living clients only"
+
+
+def test_who_holds_nothing_of_the_device_is_killed_at_once(control: FakeMps, run: Run, page: Page) -> None:
+    assert ended_under_mps(control, run, page, is_client=False) == -signal.SIGKILL
+    assert not any("terminate" in line for line in control.lines("asked"))
+
+
+def test_a_server_that_hangs_delays_the_kill_but_not_for_ever(
+    control: FakeMps, run: Run, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control.be("hangs at terminate_client")
+    monkeypatch.setattr(mps, "LIMIT_S", 0.5)
+    assert ended_under_mps(control, run, page) == -signal.SIGKILL
+    assert control.lines("terminated") == []
+    assert any("terminate_client" in line for line in control.lines("asked"))
+
+
+def test_the_gate_can_be_held_open_while_the_server_is_slow(
+    control: FakeMps, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = run(control.pipes)
+    control.serve(main.pid)
+    server = server_of(main.pid)
+    control.be("hangs at terminate_client")
+    monkeypatch.setattr(mps, "LIMIT_S", 0.5)
+    held: list[bool] = []
+    assert not terminate_client(server, main.pid, lambda: held.append(True))
+    assert len(held) > 2
+    control.be("")
+    assert terminate_client(server, main.pid, lambda: None)
+    assert not terminate_client(server, main.pid, lambda: None), "it is no client any more"
