@@ -130,13 +130,23 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _doctor(parsed: argparse.Namespace) -> int:
-    from squeezer.doctor import main_doctor
+    import os
 
+    from squeezer.doctor import main_doctor, main_fix_mps
+
+    if parsed.fix_mps:
+        return main_fix_mps(os.environ, run=parsed.run_fix)
+    if parsed.run_fix:
+        refuse(f"{PROGRAM} doctor", "--run goes with --fix-mps")
     return main_doctor(parsed.device)
 
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", type=int, default=0, metavar="N", help="the CUDA device to probe, if there is one")
+    parser.add_argument(
+        "--fix-mps", action="store_true", help="print the commands that start an MPS server for you, and nothing else"
+    )
+    parser.add_argument("--run", dest="run_fix", action="store_true", help="with --fix-mps: execute them, too")
 
 
 def _replay(parsed: argparse.Namespace) -> int:

@@ -1,6 +1,9 @@
 """`squeezer doctor`: what this machine supports, which fallbacks it needs, and why."""
 
 import os
+import shlex
+import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -15,10 +18,12 @@ from ds_hooks.shared.page_file import DIRECTORY_VARIABLE, Page, PageError, make_
 from squeezer.daemon.control_group import make_side_group
 from squeezer.daemon.control_group_place import NoGroupError
 from squeezer.device.cuda import shut_to_others, visible_device
+from squeezer.device.mps import CONTROL, PIPE_VARIABLE, MpsError, Server, directory_of, servers_at
 from squeezer.device.nvml import MIG, Meters, Nvml
 
-MPS_DIRECTORY = "/tmp/nvidia-mps"
-"""Where CUDA looks for the MPS daemon unless CUDA_MPS_PIPE_DIRECTORY names another place."""
+LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
+START_S = 20.0
+"""How long the control daemon may take to start."""
 MEMORY_BACKED = frozenset({"tmpfs", "ramfs", "hugetlbfs"})
 _ANY_BYTES = 1 << 50
 PACKAGES = ("deepspeed", "torch", "optuna", "pyzmq")
@@ -48,6 +53,62 @@ def main_doctor(device: int) -> int:
     for finding in findings:
         print(f"{finding.level.value:<8}{finding.what:<{width + 2}}{finding.text}")
     return int(any(finding.level is Level.PROBLEM for finding in findings))
+
+
+def main_fix_mps(environment: Mapping[str, str], run: bool) -> int:
+    """Print the commands that start an MPS server for this user, and execute them if asked to.
+
+    Args:
+        environment: whose directories are used, where it names some.
+        run: execute them, too.
+
+    Returns:
+        The exit status: 1 if that cannot work here, or did not.
+    """
+    if shutil.which(CONTROL, path=environment.get("PATH")) is None:
+        print(f"# {CONTROL} is not on PATH; it comes with NVIDIA's driver")
+        return 1
+    pipes = directory_of(environment)
+    try:
+        servers_at(pipes)
+        print(f"# there is an MPS control daemon at {pipes}")
+    except MpsError:
+        pipes = Path(environment.get(PIPE_VARIABLE) or f"/tmp/nvidia-mps-{os.getuid()}")
+        logs = Path(environment.get(LOG_VARIABLE) or f"{pipes}-log")
+        commands = mps_commands(pipes, logs)
+        print("# starts an MPS server for you; to end it: echo quit | " + CONTROL)
+        print("\n".join(commands), flush=True)
+        if run and not _start(commands, pipes, environment):
+            return 1
+    print("# in the shell that starts the training job")
+    print(f"export {PIPE_VARIABLE}={shlex.quote(str(pipes))}")
+    return 0
+
+
+def mps_commands(pipes: Path, logs: Path) -> list[str]:
+    """The shell commands that start an MPS server with these directories."""
+    both = shlex.join([str(pipes), str(logs)])
+    return [
+        f"mkdir -p -m 700 {both}",
+        *(f"test -O {shlex.quote(str(each))}" for each in (pipes, logs)),  # nobody else's
+        f"export {PIPE_VARIABLE}={shlex.quote(str(pipes))} {LOG_VARIABLE}={shlex.quote(str(logs))}",
+        f"env -u CUDA_VISIBLE_DEVICES {CONTROL} -d",  # or clients would have to number devices anew
+    ]
+
+
+def _start(commands: list[str], pipes: Path, environment: Mapping[str, str]) -> bool:
+    """Execute them; returns whether there is a control daemon then."""
+    try:
+        subprocess.run(["sh", "-exc", "\n".join(commands)], check=True, env=dict(environment), timeout=START_S)
+        servers_at(pipes)
+    except subprocess.SubprocessError:
+        print("# a command failed, so there is no server")
+        return False
+    except MpsError as error:
+        print(f"# {error}")
+        return False
+    print("# done")
+    return True
 
 
 def examine(
@@ -108,7 +169,7 @@ def _metered(device: int, environment: Mapping[str, str], nvml: Nvml) -> Iterato
     uuid = meters.uuid() or "of unknown UUID"
     driver = nvml.driver_version() or "of unknown version"
     yield Finding(Level.OK, "device meters", f"{meters.name() or 'a device'}, {uuid}, driver {driver}")
-    yield from _sharing(meters, uuid, has_server=_has_mps_server(environment))
+    yield from _sharing(meters, uuid, has_server=(directory_of(environment) / "control").exists())
     memory = meters.memory()
     if memory is not None:
         yield Finding(Level.OK, "device memory", f"{memory[1] >> 20} of {memory[0] >> 20} MiB are free")
@@ -137,10 +198,6 @@ def _sharing(meters: Meters, uuid: str, *, has_server: bool) -> Iterator[Finding
         holds = [f"{each.pid} ({'unknown' if each.bytes is None else each.bytes >> 20} MiB)" for each in neighbours]
         text = f"{', '.join(holds)}: figures taken beside them are not the job's alone" if holds else "none"
         yield Finding(Level.NOTE if holds else Level.OK, "other processes", text)
-
-
-def _has_mps_server(environment: Mapping[str, str]) -> bool:
-    return (Path(environment.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_DIRECTORY) / "control").exists()
 
 
 def _no_meters(nvml: Nvml) -> Finding:
@@ -228,17 +285,43 @@ def _words(driver: Driver) -> Finding:
 
 
 def _mps(environment: Mapping[str, str]) -> Finding:
-    directory = Path(environment.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_DIRECTORY)
-    if not (directory / "control").exists():
+    """The server that a job from here would use, and who uses it already."""
+    directory = directory_of(environment)
+    try:
+        servers = servers_at(directory)
+    except MpsError as error:
         return Finding(
-            Level.OK, "MPS", f"no server at {directory}: the main job and its side task take turns on the device"
+            Level.NOTE,
+            "MPS",
+            f"{error}: nothing would run in the bubbles of a job that is started here; they would only be observed. "
+            f"What to do: squeezer doctor --fix-mps",
         )
+    about = "; ".join(map(_about, servers)) or "no server yet, since it starts with the first client"
     return Finding(
         Level.NOTE,
         "MPS",
-        f"a server at {directory}: processes overlap on the device, and a fatal fault of a side task ends the main "
-        f"job, too. Side tasks use it only with [device] mps = true",
+        f"a control daemon at {directory}, {about}. Side tasks use it beside main jobs that do. A fatal fault of a "
+        f"side task ends the main job, too",
     )
+
+
+def _about(server: Server) -> str:
+    """A server, its clients, and whether a job of this user would be one."""
+    if not server.is_visible:
+        return (
+            f"server {server.pid} with {len(server.clients)} clients, whose process ids mean others here: whether a "
+            f"main job is one cannot be known, so a side task uses it only with [device] mps = true"
+        )
+    clients = ", ".join(f"{pid} ({_name(pid)})" for pid in sorted(server.clients)) or "none"
+    is_ours = server.owner == os.geteuid()
+    would = "would be one" if is_ours else f"would not be one: it belongs to user {server.owner}"
+    return f"server {server.pid} with clients: {clients}; a main job that is started here {would}"
+
+
+def _name(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return "ended"
 
 
 def _variables(environment: Mapping[str, str]) -> Iterator[Finding]:

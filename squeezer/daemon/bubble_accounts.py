@@ -30,8 +30,8 @@ class BubbleAccounts:
 
     Attributes:
         bubble_ns: all bubbles.
-        ended_ns: of that, without a side task: its study is done, it was given up or never started, or it has no room on
-            the device.
+        ended_ns: of that, without a side task: its study is done, it was given up or never started, or the device
+            has no room for it.
         starting_ns: while it starts.
         alone_ns: in steps that are left alone, to learn and to compare.
         guard_ns: in steps in which the guard has the gate shut.

@@ -47,7 +47,8 @@ class CudaDevice:
     name = "cuda"
     stops = False
     needs_job = True
-    """The way to share the device is the main job's, and in EXCLUSIVE_PROCESS mode the first context shuts all others out, the main job's included."""
+    """The way to share the device is the main job's, and in EXCLUSIVE_PROCESS mode the first context shuts out all others,
+    the main job's included."""
 
     def __init__(
         self,

@@ -1,5 +1,7 @@
 """What the doctor finds on a machine without a device, and on a fake one."""
 
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from ds_hooks.shared.cuda_driver import Driver, DriverError
 from ds_hooks.shared.page_file import DIRECTORY_VARIABLE
 from squeezer.cli import main
 from squeezer.doctor import Finding, Level, examine
+from tests.support.fake_mps import FakeMps, fake_mps, install
 from tests.support.fake_nvml import GPU, INSTANCE, MB, FakeNvml, nvml_of
 
 
@@ -43,7 +46,8 @@ def test_without_a_device_the_cpu_is_the_device(sandbox: Path) -> None:
 def test_a_device_that_writes_words(driver: FakeDriver, sandbox: Path) -> None:
     found = findings(driver, CUDA_MPS_PIPE_DIRECTORY=str(sandbox))
     assert found["bubble word"].level is Level.OK and "the device itself writes it" in found["bubble word"].text
-    assert found["MPS"].level is Level.OK and "take turns" in found["MPS"].text
+    assert found["MPS"].level is Level.NOTE
+    assert "only be observed" in found["MPS"].text and "squeezer doctor --fix-mps" in found["MPS"].text
     assert not sandbox.exists()
 
 
@@ -54,10 +58,89 @@ def test_a_device_that_cannot_write_words_says_why(call: str, driver: FakeDriver
     assert finding.level is Level.NOTE and f"{call}: refused on purpose" in finding.text
 
 
-def test_an_mps_server_is_named_with_its_risk(driver: FakeDriver, tmp_path: Path) -> None:
-    (tmp_path / "control").touch()
-    finding = findings(driver, CUDA_MPS_PIPE_DIRECTORY=str(tmp_path))["MPS"]
+@pytest.fixture
+def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMps]:
+    with fake_mps(tmp_path / "mps") as made:
+        monkeypatch.setenv("PATH", made.path)
+        yield made
+
+
+def test_an_mps_server_is_named_with_its_clients_and_its_risk(driver: FakeDriver, control: FakeMps) -> None:
+    control.serve(os.getpid(), 2**22 + 1)
+    finding = findings(driver, CUDA_MPS_PIPE_DIRECTORY=str(control.pipes))["MPS"]
     assert finding.level is Level.NOTE and "fatal fault" in finding.text
+    own_name = Path("/proc/self/comm").read_text().strip()
+    assert f"server {control.server} with clients: {os.getpid()} ({own_name}), {2**22 + 1} (ended)" in finding.text
+    assert "a main job that is started here would be one" in finding.text
+
+
+def test_what_the_doctor_cannot_know_of_an_mps_server_it_says(
+    driver: FakeDriver, control: FakeMps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def text() -> str:
+        return findings(driver, CUDA_MPS_PIPE_DIRECTORY=str(control.pipes))["MPS"].text
+
+    own = os.geteuid()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: own + 1)
+        assert f"would not be one: it belongs to user {own}" in text()
+    (control.pipes / "servers").write_text("1\n")
+    assert "server 1 with 0 clients" in text() and "only with [device] mps = true" in text()
+    (control.pipes / "servers").write_text("")
+    assert "no server yet" in text()
+    control.be("fails")
+    assert "Cannot find MPS control daemon process" in text() and "--fix-mps" in text()
+
+
+def fix_mps(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, list[str]]:
+    return main(["doctor", "--fix-mps", *options]), capsys.readouterr().out.splitlines()
+
+
+@pytest.fixture
+def no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The tools, and the places for a server that has not been started."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    install(tools)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "its pipes"))
+    monkeypatch.setenv("CUDA_MPS_LOG_DIRECTORY", str(tmp_path / "logs"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    return tmp_path / "its pipes"
+
+
+def test_the_commands_that_start_a_server_are_printed_and_work(
+    no_server: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, lines = fix_mps(capsys)
+    assert status == 0 and not no_server.exists(), "printed only"
+    assert lines[-1] == f"export CUDA_MPS_PIPE_DIRECTORY='{no_server}'"
+    subprocess.run(["sh", "-ec", "\n".join(lines)], check=True)
+    assert (no_server / "control").exists() and no_server.stat().st_mode & 0o777 == 0o700
+    assert (no_server.parent / "logs/control.log").read_text() == "visible: all\n"
+
+
+def test_the_commands_are_executed_on_demand_and_only_once(no_server: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, lines = fix_mps(capsys, "--run")
+    assert status == 0 and (no_server / "control").exists() and "# done" in lines
+    (no_server.parent / "logs/control.log").unlink()
+    status, again = fix_mps(capsys, "--run")
+    assert status == 0 and again[-1] == lines[-1] and "there is an MPS control daemon" in again[0]
+    assert not (no_server.parent / "logs/control.log").exists(), "not started anew"
+
+
+def test_what_keeps_a_server_from_starting_is_said(
+    no_server: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_server.write_text("not a directory")
+    assert fix_mps(capsys, "--run")[0] == 1
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "/nowhere")
+        status, lines = fix_mps(capsys, "--run")
+    assert status == 1 and "not on PATH" in lines[0] and len(lines) == 1
+    with pytest.raises(SystemExit):
+        main(["doctor", "--run"])
+    assert "--run goes with --fix-mps" in capsys.readouterr().err
 
 
 def metered(driver: FakeDriver, fake: FakeNvml, **environment: str) -> dict[str, Finding]:
