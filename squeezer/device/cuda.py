@@ -47,7 +47,7 @@ class CudaDevice:
     name = "cuda"
     stops = False
     needs_job = True
-    """The way to share the device is the main job's, and in EXCLUSIVE_PROCESS mode the first context shuts out all others,
+    """The way to share the device is the main job's. In EXCLUSIVE_PROCESS mode the first context shuts out all others,
     the main job's included."""
 
     def __init__(
