@@ -132,8 +132,10 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 def _doctor(parsed: argparse.Namespace) -> int:
     import os
 
-    from squeezer.doctor import main_doctor, main_fix_mps
+    from squeezer.doctor import main_doctor, main_fix_mps, main_measure
 
+    if parsed.measure:
+        return main_measure(os.environ, parsed.device)
     if parsed.fix_mps:
         return main_fix_mps(os.environ, run=parsed.run_fix)
     if parsed.run_fix:
@@ -145,6 +147,9 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", type=int, default=0, metavar="N", help="the CUDA device to probe, if there is one")
     parser.add_argument(
         "--fix-mps", action="store_true", help="print the commands that start an MPS server for you, and nothing else"
+    )
+    parser.add_argument(
+        "--measure", action="store_true", help="measure in a minute what an unused CUDA device allows, and keep it"
     )
     parser.add_argument("--run", dest="run_fix", action="store_true", help="with --fix-mps: execute them, too")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from ds_hooks.shared.cuda_driver import CudaDriver, DeviceWords, Driver, DriverError
 from ds_hooks.shared.page import Field
 from ds_hooks.shared.page_file import DIRECTORY_VARIABLE, Page, PageError, make_private_dir, page_path, runtime_dir
+from squeezer.calibration.measure import MeasureError, measure
 from squeezer.daemon.control_group import make_side_group
 from squeezer.daemon.control_group_place import NoGroupError
 from squeezer.device.cuda import shut_to_others, visible_device
@@ -109,6 +110,38 @@ def _start(commands: list[str], pipes: Path, environment: Mapping[str, str]) -> 
         return False
     print("# done")
     return True
+
+
+def main_measure(environment: Mapping[str, str], device: int, nvml: Nvml | None = None) -> int:
+    """Measure what a CUDA device allows that nobody else uses, and keep it.
+
+    Args:
+        environment: which device it is, and whether its processes share it by MPS.
+        device: CUDA's number of it.
+        nvml: NVIDIA's management library.
+
+    Returns:
+        The exit status: 1 if it was not measured.
+    """
+    nvml = Nvml() if nvml is None else nvml
+    seen = visible_device(environment, device)
+    pipes = directory_of(environment)
+    has_server = (pipes / "control").exists()
+    try:
+        own = {server.pid for server in servers_at(pipes)} if has_server else set()
+        meters = nvml.open(seen)
+        neighbours = None if meters is None else meters.neighbours()
+        if neighbours is None:
+            raise MeasureError("NVML cannot say whether others use the device")
+        others = sorted(each.pid for each in neighbours if each.pid not in own)
+        if others:
+            raise MeasureError(f"others use the device: {', '.join(map(str, others))}")
+        for line in measure(mps=has_server, environment={**environment, "CUDA_VISIBLE_DEVICES": seen}):
+            print(line)
+    except (MeasureError, MpsError) as error:
+        print(f"not measured: {error}")
+        return 1
+    return 0
 
 
 def examine(

@@ -79,6 +79,7 @@ class MainJob:
         owner_pid: int | None,
     ) -> None:
         self._has_side = config.side is not None
+        self._margin_ns = int(config.squeeze.margin_ms * 1e6)
         self._memory_limit = memory_limit
         self._words = words
         self._device = device
@@ -204,7 +205,8 @@ class MainJob:
         log.debug("a main job has attached: %s", message)
         self._pass_on(self._correlator.job_attached(t_ns, message))
         polled = self._words[Field.CLOCK_KIND] == ClockKind.CUDA_POLLED
-        self._feed(JobAttached(POLLED_LATE_NS if polled else 0, message.master_port))
+        short_ns = max(0, self._device.least_margin_ns() - self._margin_ns)
+        self._feed(JobAttached(short_ns + (POLLED_LATE_NS if polled else 0), message.master_port))
         if self._correlator.job == 0:
             self._first_attached()
 

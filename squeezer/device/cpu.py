@@ -38,6 +38,10 @@ class CpuDevice:
         """See `Device`. Cores are for all."""
         return ""
 
+    def least_margin_ns(self) -> int:
+        """See `Device`. A signal halts it at once."""
+        return 0
+
     def prepare(self, main_pid: int) -> None:
         """See `Device`. Cores can always be shared."""
 

@@ -75,8 +75,16 @@ class CudaDevice:
 
     def prepare(self, main_pid: int) -> None:
         """See `Device`."""
-        in_turns = sharing.sharing_is_sound(named_device(self._words, self._nvml, self._visible))
-        self._server = sharing.way_to_share(self._config.mps, main_pid, in_turns)
+        named = named_device(self._words, self._nvml, self._visible)
+        self._server = sharing.way_to_share(self._config.mps, main_pid, sharing.sharing_is_sound(named))
+        if self._server is not None:
+            sharing.refuse_unsound(named)
+
+    def least_margin_ns(self) -> int:
+        """See `Device`; the larger one of the two ways to share it, as which one is used is not known yet."""
+        named = named_device(self._words, self._nvml, self._visible)
+        verdicts = (sharing.verdict_of(named, mps=mps) for mps in (False, True))
+        return max((each.margin_ns for each in verdicts if each is not None and each.sound), default=0)
 
     @property
     def recovers(self) -> bool:

@@ -4,24 +4,44 @@ In turns, the device gives each process a time slice. A squeezed bubble then cos
 up to a slice of 2.4 ms (measured on an H200). Under MPS the main job's next kernel starts at once.
 """
 
+import logging
 from typing import Literal
 
+from squeezer.calibration.kept import driver_version, kept, state_file
+from squeezer.calibration.verdict import Verdict
 from squeezer.device.base import CannotShareError
 from squeezer.device.mps import MpsError, Server, server_of
 
+log = logging.getLogger(__name__)
+
 REMEDY = (
-    "Without MPS a side task would delay the main job by up to a time slice after each bubble, so bubbles are only "
-    "observed. What to do: squeezer doctor --fix-mps"
+    "Without MPS a side task may delay the main job by up to a time slice after each bubble, so bubbles are only "
+    "observed. What to do: squeezer doctor --fix-mps; or squeezer doctor --measure, which may find turns sound here"
 )
 
 
-def sharing_is_sound(uuid: str) -> bool:
-    """Whether a main job and a side task may take turns on the device `uuid`, without MPS.
+def verdict_of(uuid: str, *, mps: bool) -> Verdict | None:
+    """What `squeezer doctor --measure` has found on this device with its present driver; None: it was not measured."""
+    return kept(uuid, driver_version(), mps=mps, file=state_file())
 
-    False until a measurement of that device, kept on this machine, can say otherwise.
+
+def sharing_is_sound(uuid: str) -> bool:
+    """Whether a main job and a side task may take turns on the device `uuid`, without MPS: if it was measured so."""
+    verdict = verdict_of(uuid, mps=False)
+    return verdict is not None and verdict.sound
+
+
+def refuse_unsound(uuid: str) -> None:
+    """Refuse to share a device by MPS of which a measurement says that it is not sound.
+
+    Raises:
+        CannotShareError: a measurement says so.
     """
-    del uuid
-    return False
+    verdict = verdict_of(uuid, mps=True)
+    if verdict is None:
+        log.warning("this device has not been measured with MPS: `squeezer doctor --measure`, where no job runs")
+    elif not verdict.sound:
+        raise CannotShareError(f"by a measurement of this device with MPS, bubbles are only observed: {verdict.reason}")
 
 
 def way_to_share(mps: Literal["auto"] | bool, main_pid: int, in_turns: bool) -> Server | None:

@@ -1,5 +1,6 @@
 """What the doctor finds on a machine without a device, and on a fake one."""
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -10,10 +11,15 @@ import pytest
 from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.shared.cuda_driver import Driver, DriverError
 from ds_hooks.shared.page_file import DIRECTORY_VARIABLE
+from squeezer.calibration import measure
+from squeezer.calibration.kept import kept, state_file
 from squeezer.cli import main
-from squeezer.doctor import Finding, Level, examine
+from squeezer.doctor import Finding, Level, examine, main_measure
 from tests.support.fake_mps import FakeMps, fake_mps, install
 from tests.support.fake_nvml import GPU, INSTANCE, MB, FakeNvml, nvml_of
+from tests.support.paths import ROOT
+
+RESULTS = ROOT / "benchmarks" / "results" / "gpu"
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +147,49 @@ def test_what_keeps_a_server_from_starting_is_said(
     with pytest.raises(SystemExit):
         main(["doctor", "--run"])
     assert "--run goes with --fix-mps" in capsys.readouterr().err
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, str]]:
+    """What was measured on an H200 with MPS; gives the environments in which somebody measured."""
+    asked: list[dict[str, str]] = []
+    found = [json.loads(line) for line in (RESULTS / "calibration_mps.jsonl").read_text().splitlines()]
+    found.append({"figure": "device", "uuid": GPU, "name": "NVIDIA H200", "driver": "580.1"})
+    monkeypatch.setattr(measure, "measure_rows", lambda environment: (asked.append(dict(environment)), found)[1])
+    return asked
+
+
+def test_a_device_is_measured_kept_and_described(
+    rows: list[dict[str, str]], control: FakeMps, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    control.serve(1)
+    fake = FakeNvml()
+    fake.processes = [(control.server, MB)]  # no other job
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(control.pipes), "XDG_STATE_HOME": str(tmp_path)}
+    assert main_measure({**environment, "CUDA_VISIBLE_DEVICES": f"5,{GPU}"}, 1, nvml_of(fake)) == 0
+    assert [asked["CUDA_VISIBLE_DEVICES"] for asked in rows] == [GPU]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"NVIDIA H200, {GPU}, driver 580.1, MPS" and lines[-2].startswith("sound: ")
+    file = state_file(environment)
+    assert lines[-1] == f"kept in {file}"
+    assert kept(GPU, "580.1", mps=False, file=file) is None
+    verdict = kept(GPU, "580.1", mps=True, file=file)
+    assert verdict is not None and verdict.sound
+
+
+def test_a_device_that_others_use_or_may_use_is_not_measured(
+    rows: list[dict[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "none"), "XDG_STATE_HOME": str(tmp_path)}
+    fake = FakeNvml()
+    fake.processes = [(7, MB), (8, None)]
+    assert main_measure(environment, 0, nvml_of(fake)) == 1
+    assert "others use the device: 7, 8" in capsys.readouterr().out
+    unknown = FakeNvml()
+    unknown.refuses = {"nvmlInit": "LibraryNotFound"}
+    assert main_measure(environment, 0, nvml_of(unknown)) == 1
+    assert "cannot say whether others use it" in capsys.readouterr().out.replace("use the device", "use it")
+    assert rows == [] and not state_file(environment).exists()
 
 
 def metered(driver: FakeDriver, fake: FakeNvml, **environment: str) -> dict[str, Finding]:

@@ -11,13 +11,17 @@ from typing import Any
 
 import pytest
 
+from ds_hooks.shared.device_uuid import write_device_uuid
 from ds_hooks.shared.page import DeviceGate, Field
 from ds_hooks.shared.page_file import Page, page_path
+from squeezer.calibration.kept import keep, state_file
+from squeezer.calibration.verdict import Verdict
 from squeezer.config import DeviceTable
 from squeezer.device import CannotShareError, CudaDevice, SideProcess, mps, sharing
 from squeezer.device.mps import MpsError, server_of, terminate_client
 from squeezer.device.sharing import sharing_is_sound, way_to_share
 from tests.support.fake_mps import FakeMps, fake_mps
+from tests.support.fake_nvml import GPU, NUMBER, FakeNvml, nvml_of
 from tests.support.sandbox import children
 
 OBSTINATE = "import signal, time; signal.signal(15, signal.SIG_IGN); print(); time.sleep(1000)"
@@ -165,8 +169,45 @@ def test_where_it_cannot_be_known_the_users_word_counts(control: FakeMps, run: R
     assert not terminate_client(found, 77, lambda: None), "77 may be anybody here"
 
 
-def test_turns_are_not_sound_on_any_device_yet() -> None:
-    assert not sharing_is_sound("GPU-89f4a2c1-0000-1111-2222-f33344445555")
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, mps: bool, sound: bool, margin_ns: int = 0) -> None:
+    """Keep a verdict of the device `GPU`."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(sharing, "driver_version", lambda: "580.1")
+    verdict = Verdict(sound, "it was measured so", margin_ns, 0, 0, {})
+    keep(GPU, "580.1", verdict, mps=mps, file=state_file({"XDG_STATE_HOME": str(tmp_path)}))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize(("sound", "driver"), [(True, "580.1"), (False, "580.1"), (True, "590.0")])
+def test_turns_are_sound_where_they_were_measured_so_with_this_driver(
+    sound: bool, driver: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert not sharing_is_sound(GPU), "never measured"
+    measured(monkeypatch, tmp_path, mps=False, sound=sound)
+    monkeypatch.setattr(sharing, "driver_version", lambda: driver)
+    assert sharing_is_sound(GPU) == (sound and driver == "580.1")
+
+
+def test_a_server_is_not_used_on_a_device_where_that_was_measured_to_delay_the_main_job(
+    control: FakeMps, run: Run, page: Page, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    main = run(control.pipes)
+    control.serve(main.pid)
+    write_device_uuid(page.words, NUMBER)
+    device = CudaDevice(page.words, DeviceTable(), 0, {}, nvml_of(FakeNvml()))
+    device.prepare(main.pid)
+    assert device.least_margin_ns() == 0, "nothing is known"
+    measured(monkeypatch, tmp_path, mps=True, sound=True, margin_ns=500_000)
+    device.prepare(main.pid)
+    assert device.least_margin_ns() == 500_000
+    measured(monkeypatch, tmp_path, mps=True, sound=False, margin_ns=500_000)
+    with pytest.raises(CannotShareError, match="only observed: it was measured so"):
+        device.prepare(main.pid)
+    assert device.least_margin_ns() == 0
 
 
 # The device
