@@ -34,6 +34,8 @@ _DUE_NAP_S = 1e-4
 """The start of a bubble is noticed at most this much late; the permit loses the same time."""
 _AWAKE_NS = 20_000_000
 """For this long after its last sign, the main job's device may be about to announce another bubble."""
+NEARLY_ALL = 0.9
+"""A unit that is queued behind one that takes longer than forecast starts only if so much of its cost is left."""
 _PATIENCE = 1000
 """Sleep 1/1000 of the time already waited, so a late wake-up costs 0.1%."""
 
@@ -106,8 +108,9 @@ class CudaGate(UnitCosts):
             longest_ns = self._await_room(unit)
             self._check_device()
             # a unit that misses its bubble must not run in one planned for less than half of its cost
-            least = DeviceGate.open_for(min(int(self._cost_ns(unit) / 2), self._watch.planned_ns()))
-            self._queue.add(unit, self._group, longest_ns, least, least)
+            cost_ns, planned_ns = self._cost_ns(unit), self._watch.planned_ns()
+            least, left = (DeviceGate.open_for(min(int(part * cost_ns), planned_ns)) for part in (0.5, NEARLY_ALL))
+            self._queue.add(unit, self._group, longest_ns, least, left)
         self._hold_each(unit == HOST_UNIT)
         self._words[Field.SIDE_ACTIVITY] = SideActivity.HOST if unit == HOST_UNIT else SideActivity.UNIT
 

@@ -52,6 +52,19 @@ def test_at_most_two_units_are_queued_and_the_third_waits_for_the_first_to_end(w
     assert world.words[Field.UNITS_RUN] == 1, "what has ended is noted when the gate is asked"
 
 
+def test_a_unit_that_comes_late_waits_for_the_next_bubble_though_this_one_is_open(world: World) -> None:
+    gate = world.gate()
+    learn(world, gate, 2 * MS, 3 * MS)
+    world.bubble(1, 1 * MS, 20 * MS, 7 * MS)
+    world.run(gate, 0, 5 * MS)  # it was forecast to take 2 ms, so 2 of the permit's 7 ms are left
+    world.run(gate, 1, 3 * MS)
+    next_ns = world.now_ns + 40 * MS
+    world.at(30 * MS, lambda: world.bubble(2, 10 * MS, 20 * MS, 7 * MS))
+    gate.settle()
+    (first, _), (second, start_ns) = [(name, start) for name, start, _ in world.kernels]
+    assert (first, second) == ("0", "1") and start_ns == next_ns
+
+
 def test_what_a_unit_has_run_already_makes_room_for_the_next(world: World) -> None:
     gate = world.gate()
     learn(world, gate, 4 * MS, 2 * MS)
