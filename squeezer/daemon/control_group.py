@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from squeezer.daemon.control_group_place import NoGroupError, place_of_groups, reason
+from squeezer.daemon.orphans import ends_by_itself
 
 _PREFIX = "squeezer-side-"
 _MAKE_TRIES = 3
@@ -177,9 +178,18 @@ def _remove_dead(place: Path) -> None:
             if path.lstat().st_uid == os.geteuid():
                 lock_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _end(path, _DEAD_TIMEOUT_S)
+                if not _ends_by_itself(path):
+                    _end(path, _DEAD_TIMEOUT_S)
         if lock_fd >= 0:
             os.close(lock_fd)
+
+
+def _ends_by_itself(path: Path) -> bool:
+    """Whether a side task is in it that nobody may kill; a later start removes the group."""
+    with suppress(OSError):  # its owner was killed while it made it
+        processes = (path / "side" / "cgroup.procs").read_text(encoding="ascii").split()
+        return any(map(ends_by_itself, map(int, processes)))
+    return False
 
 
 def _end(path: Path, timeout_s: float) -> None:

@@ -17,7 +17,7 @@ from ds_hooks.shared.endings import USER_ERROR_STATUS
 from ds_hooks.shared.parent import adopt_orphans, die_with_parent
 from ds_hooks.shared.signals import asked_to_end
 from squeezer.daemon.control_group import remove_dead_groups
-from squeezer.daemon.orphans import end_orphans
+from squeezer.daemon.orphans import await_gated, end_orphans
 
 MAX_RESTARTS = 3
 RESTART_AFTER_S = 1.0
@@ -42,7 +42,8 @@ def keep(serve: Callable[[str | None], int], job_pid: int) -> int:
     ended: str | None = None
     for restarts in range(MAX_RESTARTS + 1):
         status, was_asked = _await(_fork(serve, ended, before), signals)
-        remove_dead_groups()  # a killed daemon's side task has been killed too, but not that one's own processes
+        await_gated()
+        remove_dead_groups()  # a killed daemon's side task has ended too, but not that one's own processes
         end_orphans()
         is_over = job_fd < 0 or bool(select.select([job_fd], [], [], 0)[0])
         if status in (0, USER_ERROR_STATUS) or was_asked or is_over:

@@ -8,11 +8,37 @@ import os
 import signal
 import time
 from collections.abc import Collection
+from itertools import pairwise
+from pathlib import Path
 
 import psutil
 
 PATIENCE_S = 15.0
 """A killed process ends at once, unless it waits for a device, or for a core on which it has idle time only."""
+
+GATED_PATIENCE_S = 25.0
+"""A CUDA side task gives itself 20 s: see `trials.gate.parent_watch`."""
+
+
+def ends_by_itself(pid: int) -> bool:
+    """Whether a process is a CUDA side task, which ends by itself once its daemon was killed, and shuts the gate.
+
+    Nobody else may kill it meanwhile: a kill while its kernel runs can end all clients of its MPS server, the main job
+    among them.
+    """
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        leads = os.getpgid(pid) == pid  # what it has forked has the same words
+    except OSError:
+        return False  # it has ended
+    return leads and b"--page" in words and (b"--device", b"cuda") in pairwise(words)
+
+
+def await_gated(timeout_s: float = GATED_PATIENCE_S) -> None:
+    """Wait until no child of this process is one that `ends_by_itself`."""
+    deadline_s = time.monotonic() + timeout_s
+    while any(ends_by_itself(child.pid) for child in psutil.Process().children()) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
 
 
 def end_orphans(spare: Collection[int] = ()) -> int:

@@ -71,7 +71,7 @@ from squeezer.daemon.control_group import make_side_group
 group = make_side_group()
 code = "import os, time; os.setsid(); print(os.getpid(), flush=True); time.sleep(600)"
 if sys.argv[1] == "busy":
-    subprocess.Popen([sys.executable, "-c", code], preexec_fn=group.enter)
+    subprocess.Popen([sys.executable, "-c", code, *sys.argv[2:]], preexec_fn=group.enter)
 print(group.path, flush=True)
 time.sleep(600)
 """
@@ -200,6 +200,22 @@ def _check(owners: "list[subprocess.Popen[str]]", told: list[set[str]]) -> None:
     remove_dead_groups()
     assert not Path(lives).exists()
     wait_for(lambda: not any(is_alive(int(pid)) for pid in living_child), "its end")
+
+
+def test_a_killed_owners_side_task_on_a_gpu_is_left_to_end_by_itself(place: Path) -> None:
+    command = [sys.executable, "-c", OWNER, "busy", "--page", "x", "--device", "cuda"]
+    owner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    path, side = sorted((first_line(owner) for _ in range(2)), key=str.isdecimal)
+    try:
+        owner.kill()
+        owner.wait()
+        make_side_group().close()  # as the daemon of another device does
+        assert is_alive(int(side)) and Path(path).exists()
+    finally:
+        os.kill(int(side), signal.SIGKILL)
+    wait_for(lambda: not is_alive(int(side)), "its end")
+    remove_dead_groups()
+    assert not Path(path).exists()
 
 
 def test_two_owners_that_start_at_once_do_not_remove_each_others(place: Path) -> None:

@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from tests.support.sandbox import is_alive
 
@@ -37,3 +40,40 @@ def test_all_that_is_left_in_whatever_group_or_session_is_ended_but_what_is_spar
     *left, ended, spared = done.stdout.split()
     assert len(left) == 3 and not any(is_alive(int(pid)) for pid in left)
     assert (ended, spared) == ("3", "None")
+
+
+KEEPS = """
+import os, subprocess, sys, time
+from squeezer.daemon import daemon_keeper
+
+daemon_keeper.RESTART_AFTER_S = 0
+side = "import os, sys, time; parent = os.getppid(); print(os.getpid(), flush=True)\\n"
+side += "while os.getppid() == parent: time.sleep(0.01)\\n"
+side += "time.sleep(0.3 if sys.argv[3] == 'ends' else 600); open(sys.argv[1], 'w').close()"
+
+def serve(ended):
+    if ended is not None:
+        print(os.path.exists(sys.argv[1]), flush=True)
+        return 0
+    words = [sys.argv[1], "--page", sys.argv[3], "--device", sys.argv[2]]
+    task = subprocess.Popen([sys.executable, "-c", side, *words], process_group=0, stdout=subprocess.PIPE)
+    task.stdout.readline()
+    os.kill(os.getpid(), 9)
+
+from squeezer.daemon import orphans
+if sys.argv[2:] == ["cuda", "hangs"]:
+    daemon_keeper.await_gated = lambda: orphans.await_gated(0.5)
+print(daemon_keeper.keep(serve, os.getpid()), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "then", "has_ended_itself"),
+    [("cuda", "ends", "True"), ("cuda", "hangs", "False"), ("cpu", "hangs", "False")],
+)
+def test_a_killed_daemons_side_task_on_a_gpu_is_not_killed_before_it_has_ended_its_work(
+    tmp_path: Path, device: str, then: str, has_ended_itself: str
+) -> None:
+    command = [sys.executable, "-c", KEEPS, str(tmp_path / "drained"), device, then]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == [has_ended_itself, "0"], done.stderr
