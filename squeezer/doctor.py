@@ -139,7 +139,7 @@ def main_measure(environment: Mapping[str, str], device: int, nvml: Nvml | None 
         for line in measure(mps=has_server, environment={**environment, "CUDA_VISIBLE_DEVICES": seen}):
             print(line)
     except (MeasureError, MpsError) as error:
-        print(f"not measured: {error}")
+        print(f"no verdict is kept: {error}")
         return 1
     return 0
 

@@ -14,12 +14,15 @@ from typing import Any
 from squeezer.calibration.verdict import Verdict
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
+_NOWHERE = "/dev/null"
+"""Nothing can be read or written below it."""
 
 
 def state_file(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where verdicts are kept."""
-    base = environment.get("XDG_STATE_HOME") or str(Path(environment.get("HOME", "~")).expanduser() / ".local/state")
-    return Path(base) / "bubble-squeezer" / "devices.json"
+    """Where verdicts are kept; a path that cannot exist for a user without a home, such as a container's."""
+    homes = (environment.get("HOME", ""), os.path.expanduser("~"))
+    places = (environment.get("XDG_STATE_HOME", ""), *(os.path.join(home, ".local/state") for home in homes))
+    return Path(next(filter(os.path.isabs, places), _NOWHERE), "bubble-squeezer", "devices.json")
 
 
 def driver_version(file: Path = DRIVER_FILE) -> str:
@@ -32,7 +35,11 @@ def driver_version(file: Path = DRIVER_FILE) -> str:
 
 
 def keep(uuid: str, driver: str, verdict: Verdict, *, mps: bool, file: Path) -> None:
-    """Keep a verdict, in place of an older one."""
+    """Keep a verdict, in place of an older one.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     kept = {**_read(file), _key(uuid, driver, mps): asdict(verdict)}
     file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_suffix(f".{os.getpid()}.tmp")

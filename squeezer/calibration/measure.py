@@ -46,7 +46,7 @@ def measure_rows(environment: Mapping[str, str] = os.environ) -> list[dict[str, 
 
 
 def measure(*, mps: bool, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """Measure, keep the verdict, and yield lines about it.
+    """Measure, yield lines about the verdict, and keep it.
 
     Args:
         mps: whether this environment's processes share their devices by a server.
@@ -61,10 +61,15 @@ def measure(*, mps: bool, environment: Mapping[str, str] = os.environ) -> Iterat
         verdict = judge(rows)
     except ValueError as error:
         raise MeasureError(str(error)) from None
-    file = state_file(environment)
-    keep(device["uuid"], device["driver"], verdict, mps=mps, file=file)
     yield f"{device['name']}, {device['uuid']}, driver {device['driver']}, {'MPS' if mps else 'without MPS'}"
     yield from described(verdict)
+    if not device["driver"]:
+        raise MeasureError("the driver does not say its version, for which a verdict would hold")
+    file = state_file(environment)
+    try:
+        keep(device["uuid"], device["driver"], verdict, mps=mps, file=file)
+    except OSError as error:
+        raise MeasureError(f"the verdict cannot be kept in {file}: {error.strerror}") from None
     yield f"kept in {file}"
 
 

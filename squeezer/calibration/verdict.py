@@ -95,5 +95,7 @@ def _late_us(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 
 def percentile_99(values: Sequence[float]) -> float:
     """The 99th percentile; with fewer than a hundred values, the largest."""
+    if not values:
+        raise ValueError("a figure has a row without values")
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]

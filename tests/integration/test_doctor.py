@@ -192,6 +192,20 @@ def test_a_device_that_others_use_or_may_use_is_not_measured(
     assert rows == [] and not state_file(environment).exists()
 
 
+@pytest.mark.parametrize("way", ["the driver does not say its version", "the verdict cannot be kept"])
+def test_a_verdict_that_the_daemon_would_not_find_is_said_not_to_be_kept(
+    way: str, rows: list[dict[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "none"), "XDG_STATE_HOME": str(tmp_path)}
+    if "cannot" in way:
+        environment["XDG_STATE_HOME"] = "/dev/null"
+    else:
+        measure.measure_rows(environment)[-1]["driver"] = ""
+    assert main_measure(environment, 0, nvml_of(FakeNvml())) == 1
+    said = capsys.readouterr().out
+    assert f"no verdict is kept: {way}" in said and "sound: " in said
+
+
 def metered(driver: FakeDriver, fake: FakeNvml, **environment: str) -> dict[str, Finding]:
     return {finding.what: finding for finding in examine(0, environment, lambda _: driver, nvml_of(fake))}
 

@@ -1,6 +1,7 @@
 """Verdicts on rows that were measured on an H200, and on such rows with one thing changed."""
 
 import json
+import pwd
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,13 @@ def test_arrivals_without_all_margins_are_not_judged() -> None:
         judge(found)
 
 
+def test_a_row_without_values_is_not_judged() -> None:
+    found = rows("calibration_mps.jsonl")
+    next(row for row in found if row.get("side") == "margin_500")["started_us"] = []
+    with pytest.raises(ValueError, match="without values"):
+        judge(found)
+
+
 def test_what_it_says_names_figures_and_the_decision() -> None:
     lines = list(described(judge(rows("calibration_first.jsonl"))))
     assert lines[0] == "slices: processes take turns of 2.4 ms"
@@ -71,6 +79,16 @@ def test_a_verdict_is_kept_for_its_device_driver_and_way(tmp_path: Path) -> None
     assert kept("GPU-1", "580.1", mps=False, file=file) == other
     for uuid, driver in (("GPU-2", "580.1"), ("GPU-1", "590.0"), ("GPU-1", "")):
         assert kept(uuid, driver, mps=True, file=file) is None
+
+
+def test_a_user_without_a_home_has_no_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    for environment in ({}, {"HOME": "", "XDG_STATE_HOME": "somewhere"}):
+        file = state_file(environment)
+        assert file.is_absolute() and kept("GPU-1", "580.1", mps=True, file=file) is None
+        with pytest.raises(OSError):
+            keep("GPU-1", "580.1", judge(rows("calibration_mps.jsonl")), mps=True, file=file)
 
 
 @pytest.mark.parametrize("text", ["", "no json", "[]", '{"GPU-1, driver 580.1, MPS": {"sound": true}}'])
