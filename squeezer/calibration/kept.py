@@ -4,6 +4,7 @@ A verdict holds for a device, its driver and the way to share it: with another d
 turns, the device has to be measured again.
 """
 
+import fcntl
 import json
 import os
 from collections.abc import Mapping
@@ -40,8 +41,13 @@ def keep(uuid: str, driver: str, verdict: Verdict, *, mps: bool, file: Path) -> 
     Raises:
         OSError: it cannot be written.
     """
-    kept = {**_read(file), _key(uuid, driver, mps): asdict(verdict)}
     file.parent.mkdir(parents=True, exist_ok=True)
+    with file.with_suffix(".lock").open("w") as lock:  # another device may be measured at the same time
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _write(file, {**_read(file), _key(uuid, driver, mps): asdict(verdict)})
+
+
+def _write(file: Path, kept: dict[str, Any]) -> None:
     new = file.with_suffix(f".{os.getpid()}.tmp")
     new.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     new.replace(file)
@@ -51,12 +57,15 @@ def kept(uuid: str, driver: str, *, mps: bool, file: Path) -> Verdict | None:
     """The verdict that holds for this device, this driver and this way; None: it has not been measured."""
     found = _read(file).get(_key(uuid, driver, mps))
     try:
-        return Verdict(**found) if driver and found else None
+        verdict = Verdict(**found) if driver and found else None
     except TypeError:
         return None  # kept by another version
+    is_ours = verdict is not None and isinstance(verdict.sound, bool) and isinstance(verdict.margin_ns, int)
+    return verdict if is_ours else None
 
 
 def _key(uuid: str, driver: str, mps: bool) -> str:
+    uuid = uuid.removeprefix("MIG-").removeprefix("GPU-")  # CUDA does not say that a device is an instance
     return f"{uuid}, driver {driver}, {'MPS' if mps else 'taking turns'}"
 
 

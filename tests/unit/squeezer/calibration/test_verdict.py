@@ -2,6 +2,8 @@
 
 import json
 import pwd
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,7 @@ def test_a_verdict_is_kept_for_its_device_driver_and_way(tmp_path: Path) -> None
     keep("GPU-1", "580.1", other, mps=False, file=file)
     assert kept("GPU-1", "580.1", mps=True, file=file) == verdict
     assert kept("GPU-1", "580.1", mps=False, file=file) == other
+    assert kept("MIG-1", "580.1", mps=False, file=file) == other, "CUDA's name of an instance begins with GPU"
     for uuid, driver in (("GPU-2", "580.1"), ("GPU-1", "590.0"), ("GPU-1", "")):
         assert kept(uuid, driver, mps=True, file=file) is None
 
@@ -91,7 +94,20 @@ def test_a_user_without_a_home_has_no_verdicts(monkeypatch: pytest.MonkeyPatch) 
             keep("GPU-1", "580.1", judge(rows("calibration_mps.jsonl")), mps=True, file=file)
 
 
-@pytest.mark.parametrize("text", ["", "no json", "[]", '{"GPU-1, driver 580.1, MPS": {"sound": true}}'])
+def test_verdicts_that_are_kept_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    file, verdict = tmp_path / "devices.json", judge(rows("calibration_mps.jsonl"))
+    names = [f"GPU-{number}" for number in range(8)]
+    with ThreadPoolExecutor(len(names)) as pool:
+        for _ in range(5):
+            file.unlink(missing_ok=True)
+            list(pool.map(lambda name: keep(name, "580.1", verdict, mps=True, file=file), names))
+            assert all(kept(name, "580.1", mps=True, file=file) for name in names)
+
+
+ODD = json.dumps({"1, driver 580.1, MPS": {**asdict(judge(rows("calibration_mps.jsonl"))), "margin_ns": None}})
+
+
+@pytest.mark.parametrize("text", ["", "no json", "[]", '{"1, driver 580.1, MPS": {"sound": true}}', ODD])
 def test_a_file_that_says_nothing_useful_is_no_verdict(tmp_path: Path, text: str) -> None:
     (tmp_path / "devices.json").write_text(text, encoding="utf-8")
     assert kept("GPU-1", "580.1", mps=True, file=tmp_path / "devices.json") is None
