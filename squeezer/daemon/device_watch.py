@@ -53,6 +53,7 @@ class DeviceWatch:
     ) -> None:
         self._device, self._words = device, words
         self._memory_limit = memory_limit
+        self._reserve_bytes = reserve_bytes
         self._low = LowMemory(words, reserve_bytes)
         self._has_side, self._has_job = has_side, has_job
         self._recorder, self._feed, self._fault = recorder, feed, fault
@@ -68,6 +69,7 @@ class DeviceWatch:
         meters = self._device.meters()
         if meters is not self._meters:
             self._meters = meters
+            self._low = LowMemory(self._words, self._reserve_bytes)  # what was free on another device
             if meters is not None:
                 meters.watch_errors()
         self._mode_bars = self._device.bars_side_task()

@@ -126,6 +126,19 @@ def test_low_memory_bars_the_side_task_until_there_is_room(world: World) -> None
     ]
 
 
+def test_low_memory_of_one_jobs_device_does_not_bar_a_side_task_from_the_next_jobs(world: World) -> None:
+    watch = world.watch()
+    watch.job_attached()
+    world.fake.free = 100 * MB
+    world.looks(watch, LOOKS_IN_A_ROW)
+    watch.job_attached()
+    assert len(world.events) == 1, "the same device"
+    write_device_uuid(world.words, NUMBER + 1)
+    watch.job_attached()
+    assert watch.left_s() is None, "it has no meters, so nothing would ever lift it"
+    assert world.events[1:] == [SideBarred("")]
+
+
 def test_an_exclusive_device_bars_it_from_the_start_until_the_mode_is_another(world: World) -> None:
     world.fake.mode = 3
     watch = world.watch()
