@@ -11,6 +11,8 @@
 import ctypes
 import faulthandler
 import json
+import os
+import select
 import sys
 import threading
 import time
@@ -128,7 +130,8 @@ COMMANDS: dict[str, Callable[[MeasuredDevice, dict[str, Any]], dict[str, Any]]] 
 
 
 def serve(device: MeasuredDevice) -> None:
-    """Serve commands."""
+    """Serve commands. What a killed parent has begun is ended."""
+    threading.Thread(target=_outlive, args=(device, os.pidfd_open(os.getppid())), daemon=True).start()
     print(json.dumps({"ready": device.kernels.name}), flush=True)
     for line in sys.stdin:
         options = json.loads(line)
@@ -137,6 +140,11 @@ def serve(device: MeasuredDevice) -> None:
         except DriverError as error:
             answer = {"error": str(error)}
         print(json.dumps(answer), flush=True)
+
+
+def _outlive(device: MeasuredDevice, parent_fd: int) -> None:
+    select.select([parent_fd], [], [])
+    device.open_all()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,10 @@
 """The measurements of a device, on the fake driver: two processes, real words between them, and every figure ends."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +19,7 @@ from squeezer.calibration.measure import MeasureError, measure
 from squeezer.calibration.measured_device import LateError, MeasuredDevice, Word
 from squeezer.calibration.peer import Peer
 from squeezer.calibration.verdict import judge
+from tests.support.sandbox import is_alive, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -65,6 +70,36 @@ def test_a_second_process_that_does_not_answer_is_ended_and_named(device: Measur
     other.close()
     assert other.process.poll() is not None
     assert device.words[Word.STOP] == 1
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from benchmarks.gpu.fake_calibration import fake_device
+from squeezer.calibration.measured_device import Word
+from squeezer.calibration.peer import Peer, started
+
+path = Path(sys.argv[1])
+device = fake_device(path)
+other = Peer(device, path, {}, "benchmarks.gpu.fake_calibration")
+other.tell("busy", us=100)
+started(device)
+device.words[Word.RUN] = 1
+print(other.process.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_second_process_does_not_compute_on_when_the_first_was_killed(memory_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(memory_path / "words")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        other = int(first.stdout.readline())
+    try:
+        wait_for(lambda: not is_alive(other), "its end")
+    finally:
+        if is_alive(other):
+            os.kill(other, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
