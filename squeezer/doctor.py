@@ -19,7 +19,16 @@ from squeezer.calibration.measure import MeasureError, measure
 from squeezer.daemon.control_group import make_side_group
 from squeezer.daemon.control_group_place import NoGroupError
 from squeezer.device.cuda import shut_to_others, visible_device
-from squeezer.device.mps import CONTROL, PIPE_VARIABLE, MpsError, Server, directory_of, servers_at
+from squeezer.device.mps import (
+    CONTROL,
+    DEFAULT_DIRECTORY,
+    PIPE_VARIABLE,
+    MpsError,
+    Server,
+    directory_of,
+    has_control,
+    servers_at,
+)
 from squeezer.device.nvml import MIG, Meters, Nvml
 
 LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
@@ -69,12 +78,12 @@ def main_fix_mps(environment: Mapping[str, str], run: bool) -> int:
     if shutil.which(CONTROL, path=environment.get("PATH")) is None:
         print(f"# {CONTROL} is not on PATH; it comes with NVIDIA's driver")
         return 1
-    pipes = directory_of(environment)
-    try:
-        servers_at(pipes)
+    own = Path(environment.get(PIPE_VARIABLE) or f"{DEFAULT_DIRECTORY}-{os.getuid()}")
+    pipes = next(filter(_answers, (directory_of(environment), own)), None)
+    if pipes is not None:
         print(f"# there is an MPS control daemon at {pipes}")
-    except MpsError:
-        pipes = Path(environment.get(PIPE_VARIABLE) or f"/tmp/nvidia-mps-{os.getuid()}")
+    else:
+        pipes = own
         logs = Path(environment.get(LOG_VARIABLE) or f"{pipes}-log")
         commands = mps_commands(pipes, logs)
         print("# starts an MPS server for you; to end it: echo quit | " + CONTROL)
@@ -84,6 +93,14 @@ def main_fix_mps(environment: Mapping[str, str], run: bool) -> int:
     print("# in the shell that starts the training job")
     print(f"export {PIPE_VARIABLE}={shlex.quote(str(pipes))}")
     return 0
+
+
+def _answers(pipes: Path) -> bool:
+    """Whether a control daemon is there."""
+    with suppress(MpsError):
+        servers_at(pipes)
+        return True
+    return False
 
 
 def mps_commands(pipes: Path, logs: Path) -> list[str]:
@@ -126,7 +143,7 @@ def main_measure(environment: Mapping[str, str], device: int, nvml: Nvml | None 
     nvml = Nvml() if nvml is None else nvml
     seen = visible_device(environment, device)
     pipes = directory_of(environment)
-    has_server = (pipes / "control").exists()
+    has_server = has_control(pipes)
     try:
         own = {server.pid for server in servers_at(pipes)} if has_server else set()
         meters = nvml.open(seen)
@@ -202,7 +219,7 @@ def _metered(device: int, environment: Mapping[str, str], nvml: Nvml) -> Iterato
     uuid = meters.uuid() or "of unknown UUID"
     driver = nvml.driver_version() or "of unknown version"
     yield Finding(Level.OK, "device meters", f"{meters.name() or 'a device'}, {uuid}, driver {driver}")
-    yield from _sharing(meters, uuid, has_server=(directory_of(environment) / "control").exists())
+    yield from _sharing(meters, uuid, has_server=has_control(directory_of(environment)))
     memory = meters.memory()
     if memory is not None:
         yield Finding(Level.OK, "device memory", f"{memory[1] >> 20} of {memory[0] >> 20} MiB are free")

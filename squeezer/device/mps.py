@@ -62,6 +62,11 @@ def directory_of(environment: Mapping[str, str]) -> Path:
     return Path(environment.get(PIPE_VARIABLE) or DEFAULT_DIRECTORY)
 
 
+def has_control(directory: Path) -> bool:
+    """Whether there is a control daemon, or was; not where the directory is another user's."""
+    return os.path.exists(directory / "control")  # Path.exists raises there
+
+
 def directory_of_process(pid: int) -> Path:
     """The same for a process that runs; what it has changed in its environment since its start is not seen.
 
@@ -105,7 +110,7 @@ def servers_at(directory: Path) -> list[Server]:
     Raises:
         MpsError: there is no control daemon, or it does not answer.
     """
-    if not os.path.exists(directory / "control"):  # Path.exists raises where that is another user's
+    if not has_control(directory):
         raise MpsError(f"there is no MPS control daemon at {directory}")
     limit_s = time.monotonic() + LIMIT_S  # of all questions together
     return [

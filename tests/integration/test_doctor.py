@@ -11,9 +11,11 @@ import pytest
 from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.shared.cuda_driver import Driver, DriverError
 from ds_hooks.shared.page_file import DIRECTORY_VARIABLE
+from squeezer import doctor
 from squeezer.calibration import measure
 from squeezer.calibration.kept import kept, state_file
 from squeezer.cli import main
+from squeezer.device import mps
 from squeezer.doctor import Finding, Level, examine, main_measure
 from tests.support.fake_mps import FakeMps, fake_mps, install
 from tests.support.fake_nvml import GPU, INSTANCE, MB, FakeNvml, nvml_of
@@ -133,6 +135,30 @@ def test_the_commands_are_executed_on_demand_and_only_once(no_server: Path, caps
     status, again = fix_mps(capsys, "--run")
     assert status == 0 and again[-1] == lines[-1] and "there is an MPS control daemon" in again[0]
     assert not (no_server.parent / "logs/control.log").exists(), "not started anew"
+
+
+def test_a_server_that_was_started_before_is_found_though_no_variable_names_it(
+    no_server: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY")
+    for module in (mps, doctor):
+        monkeypatch.setattr(module, "DEFAULT_DIRECTORY", str(no_server))
+    status, lines = fix_mps(capsys, "--run")
+    assert status == 0 and lines[-1] == f"export CUDA_MPS_PIPE_DIRECTORY='{no_server}-{os.getuid()}'"
+    status, again = fix_mps(capsys, "--run")
+    assert status == 0 and again[-1] == lines[-1] and "there is an MPS control daemon" in again[0]
+
+
+def test_a_directory_that_cannot_be_looked_into_has_no_server(
+    driver: FakeDriver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unseen = {"CUDA_MPS_PIPE_DIRECTORY": "/" + "x" * 300}  # refused like another user's, but to root, too
+    assert "no MPS control daemon" in findings(driver, **unseen)["MPS"].text
+    assert metered(driver, FakeNvml(), **unseen)["compute mode"].level is Level.OK
+    fake = FakeNvml()
+    fake.processes = [(7, MB)]
+    assert main_measure(unseen, 0, nvml_of(fake)) == 1
+    assert "others use the device: 7" in capsys.readouterr().out
 
 
 def test_what_keeps_a_server_from_starting_is_said(
