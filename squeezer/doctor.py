@@ -145,7 +145,8 @@ def main_measure(environment: Mapping[str, str], device: int, nvml: Nvml | None 
     pipes = directory_of(environment)
     has_server = has_control(pipes)
     try:
-        own = {server.pid for server in servers_at(pipes)} if has_server else set()
+        servers = servers_at(pipes) if has_server else []
+        own = {server.pid for server in servers}
         meters = nvml.open(seen)
         neighbours = None if meters is None else meters.neighbours()
         if neighbours is None:
@@ -153,6 +154,9 @@ def main_measure(environment: Mapping[str, str], device: int, nvml: Nvml | None 
         others = sorted(each.pid for each in neighbours if each.pid not in own)
         if others:
             raise MeasureError(f"others use the device: {', '.join(map(str, others))}")
+        clients = sorted(pid for server in servers for pid in server.clients)  # in a container NVML may not see them
+        if clients:
+            raise MeasureError(f"others use the MPS server, maybe on this device: {', '.join(map(str, clients))}")
         for line in measure(mps=has_server, environment={**environment, "CUDA_VISIBLE_DEVICES": seen}):
             print(line)
     except (MeasureError, MpsError) as error:

@@ -188,10 +188,13 @@ def rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, str]
 def test_a_device_is_measured_kept_and_described(
     rows: list[dict[str, str]], control: FakeMps, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    control.serve(1)
     fake = FakeNvml()
     fake.processes = [(control.server, MB)]  # no other job
     environment = {"CUDA_MPS_PIPE_DIRECTORY": str(control.pipes), "XDG_STATE_HOME": str(tmp_path)}
+    control.serve(7)
+    assert main_measure(environment, 0, nvml_of(fake)) == 1 and rows == []
+    assert "others use the MPS server, maybe on this device: 7" in capsys.readouterr().out
+    control.serve()
     assert main_measure({**environment, "CUDA_VISIBLE_DEVICES": f"5,{GPU}"}, 1, nvml_of(fake)) == 0
     assert [asked["CUDA_VISIBLE_DEVICES"] for asked in rows] == [GPU]
     lines = capsys.readouterr().out.splitlines()
