@@ -43,6 +43,15 @@ def test_the_margin_is_the_least_that_is_enough_for_both_ways_to_wait() -> None:
     assert judge(found).margin_ns == 150_000
 
 
+@pytest.mark.parametrize(("late", "margin_ns"), [("margin_500", 1_500_000), ("margin_1500", 0)])
+def test_a_margin_is_not_enough_where_a_longer_one_is_not(late: str, margin_ns: int) -> None:
+    found = rows("calibration_mps.jsonl")
+    row = next(r for r in found if (r.get("receive"), r.get("side")) == ("spin", late))
+    row["started_us"] = [each + 200 for each in row["started_us"]]
+    for each in (found, found[::-1]):
+        assert (judge(each).margin_ns, judge(each).sound) == (margin_ns, margin_ns > 0)
+
+
 @pytest.mark.parametrize("figure", ["slices", "opening", "arrival"])
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_figure_that_is_missing_or_failed_is_named(figure: str, fails: bool) -> None:
