@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from squeezer.calibration.kept import keep, state_file
-from squeezer.calibration.verdict import Verdict, judge
+from squeezer.calibration.verdict import Verdict, check_quiet, judge
 
 FIGURES = ("slices", "opening", "arrival")
 LIMIT_S = 150.0
@@ -58,6 +58,7 @@ def measure(*, mps: bool, environment: Mapping[str, str] = os.environ) -> Iterat
     rows = measure_rows(environment)
     device = next(row for row in rows if row["figure"] == "device")
     try:
+        check_quiet(rows)
         verdict = judge(rows)
     except ValueError as error:
         raise MeasureError(str(error)) from None

@@ -39,6 +39,22 @@ class Verdict:
     late_us: dict[str, dict[str, float]]
 
 
+def check_quiet(rows: Iterable[Row]) -> None:
+    """Check that a main job alone starts on time: beside a late one nothing could be found to be late.
+
+    Raises:
+        ValueError: it does not.
+    """
+    for row in rows:
+        if row["figure"] == "arrival" and row.get("side") == "none" and row["started_us"]:
+            spread_us = percentile_99(row["started_us"]) - median(row["started_us"])
+            if spread_us > LATE_AT_MOST_US:
+                raise ValueError(
+                    f"the device or this machine is not quiet: even alone, the next kernel starts up to "
+                    f"{spread_us:.0f} µs later than usual, where the main job waits by {row['receive']}"
+                )
+
+
 def judge(rows: Iterable[Row]) -> Verdict:
     """Judge the rows of the figures `slices`, `arrival` and `opening`.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from squeezer.calibration import measure
 from squeezer.calibration.kept import driver_version, keep, kept, state_file
 from squeezer.calibration.measure import described
 from squeezer.calibration.verdict import judge
@@ -64,6 +65,25 @@ def test_arrivals_without_all_margins_are_not_judged() -> None:
     found = [row for row in rows("calibration_mps.jsonl") if row.get("side") != "margin_500"]
     with pytest.raises(ValueError, match="not all margins"):
         judge(found)
+
+
+@pytest.mark.parametrize("late", [1, 3])
+def test_nothing_is_found_to_be_late_beside_a_main_job_that_is_late_alone(
+    late: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = [{"figure": "device", "uuid": "GPU-1", "name": "H200", "driver": "580.1"}, *rows("calibration_first.jsonl")]
+    for row in found:
+        if row.get("side") == "none":
+            row["started_us"][:late] = [3000] * late
+    monkeypatch.setattr(measure, "measure_rows", lambda environment: found)
+    environment = {"XDG_STATE_HOME": str(tmp_path)}
+    if late == 1:
+        assert any(line.startswith("observe only") for line in measure.measure(mps=False, environment=environment))
+        return
+    assert judge(found).sound
+    with pytest.raises(measure.MeasureError, match="not quiet"):
+        list(measure.measure(mps=False, environment=environment))
+    assert not state_file(environment).exists()
 
 
 def test_a_row_without_values_is_not_judged() -> None:
