@@ -9,6 +9,8 @@ from ds_hooks.shared.plan import find_renewal, next_permit_ns
 
 _CLOSINGS_KEPT = 8
 _LONGEST_PERMIT_NS = 2**36
+_LONGEST_OPENED_NS = 2**32 - 1
+"""The device writes no longer permit than fits into half a word."""
 
 
 class BubbleWatch:
@@ -86,7 +88,8 @@ class BubbleWatch:
 
     def _next_ns(self) -> int:
         """The permit of the next bubble of the plan."""
-        return next_permit_ns(self._words, self._words[Field.STEP], self._words[Field.SLOT])
+        planned_ns = next_permit_ns(self._words, self._words[Field.STEP], self._words[Field.SLOT])
+        return min(planned_ns, _LONGEST_OPENED_NS)
 
     def left_ns(self, needs_ns: float) -> int:
         """How long work that is queued now may run in the open bubble or, if none is open, in the next.
