@@ -30,9 +30,13 @@ class Recovery:
         """
         excused = not was_ready and now_ns < self._until_ns
         if not excused:
-            self._until_ns, self._pause_ns = now_ns + LASTS_NS, FIRST_PAUSE_NS // 2
+            self.begin(now_ns)
         self.pause(now_ns)
         return excused
+
+    def begin(self, now_ns: int) -> None:
+        """The device may be unusable from now on."""
+        self._until_ns, self._pause_ns = now_ns + LASTS_NS, FIRST_PAUSE_NS // 2
 
     def lasts(self, now_ns: int) -> bool:
         """Whether the device may still be recovering."""

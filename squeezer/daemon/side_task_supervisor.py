@@ -64,6 +64,7 @@ class SideTaskSupervisor:
         self._spawner = spawner
         self.waits_for_job = spawner.needs_job
         self._recovery = Recovery()
+        self._asks_again = False
         self._max_restarts = max_restarts
         self._deaths: Counter[str | None] = Counter()
         self._serves_now: str | None = None  # a study that was submitted
@@ -121,6 +122,9 @@ class SideTaskSupervisor:
         try:
             self._spawner.prepare(main_pid)
         except CannotShareError as error:
+            if error.may_pass and not self._asks_again:
+                self._asks_again = True
+                self._recovery.begin(now_ns)
             if self._recovery.lasts(now_ns):
                 self._recovery.pause(now_ns)
                 return False
@@ -128,11 +132,11 @@ class SideTaskSupervisor:
             self._record("not_started", reason=str(error))
             self._wait_for_job()
             return False
-        self.waits_for_job = False
+        self.waits_for_job = self._asks_again = False
         return True
 
     def _wait_for_job(self) -> None:
-        self.waits_for_job = True
+        self.waits_for_job, self._asks_again = True, False
         self._feed(SideChanged(Side.NONE))
 
     def look_after_family(self) -> None:

@@ -21,7 +21,15 @@ class SideProcess:
 
 
 class CannotShareError(Exception):
-    """No side task may run beside the main job; the text says why, and what to do."""
+    """No side task may run beside the main job; the text says why, and what to do.
+
+    Attributes:
+        may_pass: it could not be found out, so it is worth to ask again soon.
+    """
+
+    def __init__(self, text: str, *, may_pass: bool = False) -> None:
+        super().__init__(text)
+        self.may_pass = may_pass
 
 
 class Device(Protocol):

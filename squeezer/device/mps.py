@@ -27,6 +27,10 @@ class MpsError(Exception):
     """There is no server that could be used; the text says why."""
 
 
+class NoAnswerError(MpsError):
+    """The control program took too long, as where many ask at once."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Server:
     """The server that a process uses.
@@ -178,7 +182,7 @@ def ask(directory: Path, command: str, limit_s: float, meanwhile: Callable[[], N
                 meanwhile()
             if time.monotonic() > end_s:
                 process.kill()
-                raise MpsError(f"{CONTROL} did not answer {command.split()[0]} in time")
+                raise NoAnswerError(f"{CONTROL} did not answer {command.split()[0]} in time")
     if process.returncode:
         raise MpsError(f"{CONTROL} failed: {said.strip() or process.returncode}")
     return said

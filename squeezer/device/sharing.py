@@ -10,7 +10,7 @@ from typing import Literal
 from squeezer.calibration.kept import driver_version, kept, state_file
 from squeezer.calibration.verdict import Verdict
 from squeezer.device.base import CannotShareError
-from squeezer.device.mps import MpsError, Server, server_of
+from squeezer.device.mps import MpsError, NoAnswerError, Server, server_of
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +55,12 @@ def way_to_share(mps: Literal["auto"] | bool, main_pid: int, in_turns: bool) -> 
     Raises:
         CannotShareError: neither will do.
     """
-    why = "[device] mps is false"
+    why, may_pass = "[device] mps is false", False
     if mps:
         try:
             server = server_of(main_pid)
         except MpsError as error:
-            why = str(error)
+            why, may_pass = str(error), isinstance(error, NoAnswerError)
         else:
             if server.is_visible or mps is True:
                 return server
@@ -68,6 +68,6 @@ def way_to_share(mps: Literal["auto"] | bool, main_pid: int, in_turns: bool) -> 
                 f"it cannot be known whether process {main_pid} is a client of the MPS server at {server.directory}, "
                 "which counts processes in another namespace; if it is, set [device] mps = true"
             )
-    if in_turns and mps is not True:
+    if in_turns and mps is not True and not may_pass:
         return None
-    raise CannotShareError(f"{why}. {REMEDY}")
+    raise CannotShareError(f"{why}. {REMEDY}", may_pass=may_pass)

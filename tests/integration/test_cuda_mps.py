@@ -84,6 +84,19 @@ def test_without_a_server_bubbles_are_only_observed_and_everything_says_so(
     assert f"not started (reason {refused['reason']})" in capsys.readouterr().out
 
 
+def test_a_control_daemon_that_is_slow_to_answer_is_asked_again(sandbox: Sandbox, control: FakeMps, hold: Path) -> None:
+    job = start_job(sandbox, control.pipes)
+    control.serve(job.pid)
+    control.be("hangs")
+    daemon = start_daemon(sandbox, job, control.path, hold)
+    wait_for(lambda: len(control.lines("asked")) >= 2, "the second question")
+    control.be("")
+    side_works(sandbox)
+    assert sandbox.side("not_started") == []
+    assert job.finish() == 0
+    assert daemon.ended() == 0, daemon.said()
+
+
 def test_a_side_task_uses_the_main_jobs_server_and_is_dropped_by_it_before_it_is_killed(
     sandbox: Sandbox, control: FakeMps, hold: Path
 ) -> None:

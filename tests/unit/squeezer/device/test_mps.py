@@ -158,6 +158,22 @@ def test_a_side_task_joins_the_main_jobs_server_or_takes_sound_turns_or_does_not
     assert control.lines("asked") == [] or configured is not False, "nobody is asked in vain"
 
 
+def test_who_does_not_answer_may_answer_later_and_nobody_takes_turns_meanwhile(
+    control: FakeMps, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mps, "LIMIT_S", 0.2)
+    main = run(control.pipes)
+    control.serve(main.pid)
+    control.be("hangs")
+    with pytest.raises(CannotShareError) as raised:
+        way_to_share("auto", main.pid, in_turns=True)
+    assert raised.value.may_pass
+    control.be("fails")
+    with pytest.raises(CannotShareError) as raised:
+        way_to_share("auto", main.pid, in_turns=False)
+    assert not raised.value.may_pass
+
+
 def test_where_it_cannot_be_known_the_users_word_counts(control: FakeMps, run: Run) -> None:
     main = run(control.pipes)
     (control.pipes / "servers").write_text("1\n")
