@@ -108,9 +108,9 @@ class CudaGate(UnitCosts):
             longest_ns = self._await_room(unit)
             self._check_device()
             # a unit that misses its bubble must not run in one planned for less than half of its cost
-            cost_ns, planned_ns = self._cost_ns(unit), self._watch.planned_ns()
-            least, left = (DeviceGate.open_for(min(int(part * cost_ns), planned_ns)) for part in (0.5, NEARLY_ALL))
-            self._queue.add(unit, self._group, longest_ns, least, left)
+            cost_ns = self._cost_ns(unit)
+            least = DeviceGate.open_for(min(int(cost_ns / 2), self._watch.planned_ns()))  # which knows no renewals
+            self._queue.add(unit, self._group, longest_ns, least, DeviceGate.open_for(int(NEARLY_ALL * cost_ns)))
         self._hold_each(unit == HOST_UNIT)
         self._words[Field.SIDE_ACTIVITY] = SideActivity.HOST if unit == HOST_UNIT else SideActivity.UNIT
 

@@ -116,15 +116,6 @@ def test_a_bubble_that_outlives_its_permit_is_used_again(world: World, lasts_ms:
     assert starts_ms * MS <= second_ns - start_ns < (starts_ms + 2) * MS
 
 
-def test_a_unit_longer_than_any_permit_that_a_device_writes_is_not_queued_for_a_longer_plan(world: World) -> None:
-    gate = world.gate()
-    learn(world, gate, 10_000 * MS)
-    world.due(1, 20_000 * MS)
-    world.signals.append(signal.SIGTERM)
-    with pytest.raises(StopRequested):  # else it would wait on the device for more than the gate ever says
-        gate.enter(0)
-
-
 def test_what_is_queued_counts_before_what_asks(world: World) -> None:
     gate = world.gate()
     learn(world, gate, 4 * MS, 3 * MS)

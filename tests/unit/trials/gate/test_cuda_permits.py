@@ -1,0 +1,47 @@
+"""What a permit's rest, renewals and limits mean to units of a device with streams; all is made up."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ds_hooks.shared.page import Field
+from ds_hooks.shared.page_file import Page, page_path
+from ds_hooks.shared.plan import plan_slot
+from tests.support.cuda_world import MS, US, World, learn
+from trials.gate.base import StopRequested
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(Page.open(page_path(tmp_path / "pages", 0)))
+    yield made
+    made.leave()
+
+
+def test_a_unit_longer_than_any_permit_that_a_device_writes_is_not_queued_for_a_longer_plan(world: World) -> None:
+    gate = world.gate()
+    learn(world, gate, 10_000 * MS)
+    world.due(1, 20_000 * MS)
+    world.signals.append(signal.SIGTERM)
+    with pytest.raises(StopRequested):  # else it would wait on the device for more than the gate ever says
+        gate.enter(0)
+
+
+def test_a_unit_that_comes_late_in_a_renewal_waits_for_the_next_bubble(world: World) -> None:
+    gate = world.gate()
+    learn(world, gate, 2 * MS, 2 * MS)
+    begin_ns = world.now_ns
+    plan_slot(world.page.words, 3, 1, ((4 * MS, 10 * MS),))  # as where only renewals are worth it
+    world.bubble(1, 0, 12 * MS, permit_ns=1 * US)
+    world.run(gate, 0, 5700 * US)  # it takes longer than it was forecast to
+    world.run(gate, 1, 2 * MS)
+    second_ns = begin_ns + 40 * MS
+    world.at(20 * MS, lambda: world.bubble(2, second_ns - world.now_ns, 6 * MS))
+    for _ in range(450):
+        world.pass_time(100 * US)
+        gate.rest()  # a look
+    (_, first_ns, _), (_, late_ns, _) = world.kernels
+    assert first_ns - begin_ns < 4.3 * MS and late_ns == second_ns
+    assert world.words[Field.UNITS_RUN] == 2
