@@ -61,6 +61,7 @@ class CudaDevice:
         self._words, self._config = words, config
         self._nvml = Nvml() if nvml is None else nvml
         self._meters: tuple[str, Meters | None] = "", None
+        self._mode_of: tuple[Meters | None, ComputeMode | None] = None, None
         self._visible = visible_device(environment, local_rank)
         self._side_sees = ""
         self._server: mps.Server | None = None
@@ -102,6 +103,9 @@ class CudaDevice:
         """See `Device`. Clients of an MPS server are one process to the device."""
         meters = self.meters()
         mode = None if meters is None else meters.compute_mode()
+        if mode is None and meters is self._mode_of[0]:
+            mode = self._mode_of[1]  # a device that is not to be asked now is not open for that
+        self._mode_of = meters, mode
         reason = "" if mode is None else shut_to_others(mode)
         return "" if reason and self._has_server() else reason
 

@@ -151,6 +151,15 @@ def test_an_exclusive_device_bars_it_from_the_start_until_the_mode_is_another(wo
     assert world.events[1:] == [SideBarred("")]
 
 
+def test_an_exclusive_device_whose_meters_fail_stays_shut(world: World) -> None:
+    world.fake.mode = 3
+    watch = world.watch()
+    watch.job_attached()
+    world.fake.vanish()
+    world.looks(watch, 3)
+    assert len(world.events) == 1, "a side task that is let in cannot open it, and is given up"
+
+
 def test_where_bubbles_are_only_observed_nothing_is_barred(world: World) -> None:
     world.fake.mode, world.fake.free = 3, 0
     watch = world.watch(has_side=False)
