@@ -173,7 +173,7 @@ def test_weights_that_were_not_kept_are_none(place: Path) -> None:
 
 
 def test_workers_of_several_runs_share_a_study(place: Path) -> None:
-    write(slow_s=0.02)
+    write(slow_s=0.1)
     with started("run", "steady.py", "--workers", "2") as first:
         wait_for(has_trained, "a score")
         ran("run", "steady.py", "--threads", "2")
