@@ -1,11 +1,12 @@
-"""What the end of one MPS client does to another: terminated through its server while it waits, killed while it runs.
+"""What the end of one MPS client does to another: ended by its server, or by a signal while it waits or runs.
 
 It starts a server of its own, a main job that runs a kernel every 0.1 s, and side tasks. Run it where nobody else uses
-the device: the main job is expected to die of the second.
+the device: the main job is expected to die of the last.
 """
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ NAME = "gpu_mps_faults"
 _LIMIT_S = 30.0
 _LOOK_S = 1.5
 _NEW_CLIENTS = 4
+_ENDS = (("waits", signal.SIGTERM), ("waits", signal.SIGKILL), ("spins", signal.SIGKILL))
 
 
 def main() -> None:
@@ -32,7 +34,9 @@ def main() -> None:
         return
     options: argparse.Namespace = parse(NAME, __doc__ or "")
     with tempfile.TemporaryDirectory(prefix="bsq-mps-") as folder, mps_server(Path(folder)) as directories:
-        runs = [_terminated(Path(folder), directories), _killed(Path(folder), directories)]
+        runs = [_terminated(Path(folder), directories)]
+        for what, signal_number in _ENDS:  # the one that is known to be fatal comes last
+            runs.append(_ended(Path(folder), directories, what, signal_number))
     finish(NAME, options, runs, {run["scenario"]: run["main_job"] for run in runs})
 
 
@@ -49,13 +53,13 @@ def _terminated(folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
     return {"scenario": "terminated", "answer": answer, "clients": clients, "new": new, **_end(main_job)}
 
 
-def _killed(folder: Path, environment: Mapping[str, str]) -> dict[str, Any]:
-    """A side task's kernel runs; it is killed."""
-    main_job, side = _start(folder, environment, "runs"), _start(folder, environment, "spins")
-    side.kill()
-    side.wait()
+def _ended(folder: Path, environment: Mapping[str, str], what: str, number: int) -> dict[str, Any]:
+    """A side task waits at a gate, or its kernel runs, and a signal ends it; by SIGTERM it exits by itself."""
+    main_job, side = _start(folder, environment, "runs"), _start(folder, environment, what)
+    side.send_signal(number)
+    side.wait(_LIMIT_S)
     new = _new_clients(folder, environment)
-    return {"scenario": "killed", "new": new, **_end(main_job)}
+    return {"scenario": f"{what}, {signal.Signals(number).name}", "new": new, **_end(main_job)}
 
 
 def _new_clients(folder: Path, environment: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -113,6 +117,7 @@ def _ask(environment: Mapping[str, str], line: str) -> str:
 
 
 def _client(path: str, what: str) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # with its work outstanding
     try:
         device = MeasuredDevice.open(Path(path))
         if what == "waits":
