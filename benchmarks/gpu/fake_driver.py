@@ -10,7 +10,7 @@ import itertools
 import queue
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +23,7 @@ _DEVICE_OFFSET = 1 << 44
 """Makes device addresses differ from the host's, so that a mix-up shows."""
 
 DEFAULT_STREAM = 0
+_CALLS_KEPT = 64
 
 
 @dataclass(slots=True)
@@ -56,7 +57,7 @@ class FakeDriver:
     Attributes:
         kernels: all that have begun, in order.
         late_ns: the delay of every written word.
-        called: the names of all calls so far, in order.
+        called: the names of the last calls, in order.
     """
 
     def __init__(self) -> None:
@@ -65,7 +66,7 @@ class FakeDriver:
         self._handles = itertools.count(1)
         self._events: dict[int, _Mark] = {}
         self._registered: dict[int, int] = {}
-        self.called: list[str] = []
+        self.called: deque[str] = deque(maxlen=_CALLS_KEPT)
         self._calls: Counter[str] = Counter()
         self._failures: defaultdict[str, set[int]] = defaultdict(set)
         self._ended = threading.Event()

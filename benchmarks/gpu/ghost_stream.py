@@ -8,7 +8,6 @@ A receive waits for READY: in the stream itself, which takes no multiprocessor, 
 
 import argparse
 import json
-import mmap
 import os
 import subprocess
 import sys
@@ -24,9 +23,9 @@ from benchmarks.ghost.model import PipelineModel, Timing
 from benchmarks.ghost.program import GhostModelError, GhostShape, Op, stage_program
 from benchmarks.gpu.device_kernels import Kernels
 from ds_hooks.shared.cuda_driver import DeviceWords, Driver
+from squeezer.calibration.measured_device import map_words
 
 SENT, READY, END, PROBE = range(4)
-_WORDS_BYTES = 4096
 PEERS_NAP_S = {"cuda": 0.0, "cpu": 5e-5}
 """Poll only with a core to spare; two cores have none."""
 
@@ -37,15 +36,6 @@ def programs_of(shape: GhostShape) -> list[tuple[Op, ...]]:
 
     schedules = [TrainSchedule(shape.micro_batches, shape.stages, stage) for stage in range(shape.stages)]
     return [stage_program(schedule, clipping=shape.clipping) for schedule in schedules]
-
-
-def map_words(path: Path) -> "memoryview[int]":
-    """The words that the true stage and its peers share."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    os.ftruncate(fd, _WORDS_BYTES)
-    words = memoryview(mmap.mmap(fd, _WORDS_BYTES)).cast("q")
-    os.close(fd)
-    return words
 
 
 class StreamStage:

@@ -205,7 +205,7 @@ def _figures(
     listener: Listener, bounds: list[tuple[int, int]], own: list[tuple[int, int]], side: Side, bench: Bench
 ) -> dict[str, Any]:
     """Figures of each pair of windows: alone, then beside the side task."""
-    theirs = sorted(side.stamps()) or [(0, 0)]
+    theirs = sorted(side.stamps())
     per_step = 2 * SHAPE.micro_batches + 1
     pairs, bubble_ns, kernels, outside, resume_us = [], 0.0, 0, 0, []
     for alone, beside in zip(bounds[::2], bounds[1::2], strict=True):

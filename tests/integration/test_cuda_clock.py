@@ -105,7 +105,7 @@ def test_a_bubble_takes_four_calls_of_the_driver_and_no_stream_of_its_own(page: 
             clock.time_ns(stamp)
         driver.called.clear()
         clock.open(1, 3, permit_ns), clock.close()
-        assert driver.called == calls
+        assert list(driver.called) == calls
     assert clock.leave(wait=True)
     assert driver.streams == {DEFAULT_STREAM}
 
