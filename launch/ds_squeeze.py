@@ -54,7 +54,8 @@ from squeezer.records.layout import events_path
 USAGE = "usage: ds_squeeze --squeezer FILE [options of deepspeed] SCRIPT [ARGUMENT …]"
 EXAMPLE = "example:\n  ds_squeeze --squeezer examples/demo.toml --num_accelerators 2 examples/pretrain.py"
 _FLAG = "--squeezer"
-_WAIT_FOR_DAEMONS_S = 30.0
+WAIT_FOR_DAEMONS_S = 60.0
+"""A killed daemon's record is incomplete, so this is longer than all that a daemon may wait for at its end."""
 _ENDED_WELL = "the main job has ended"
 
 log = logging.getLogger(__name__)
@@ -318,7 +319,7 @@ def squeeze(arguments: Sequence[str]) -> int:
         if changed.bind_cores_to_rank:
             os.environ[rank.PIN_CORES] = "0"
         code = _launch(runner, changed)
-        patience_s = _WAIT_FOR_DAEMONS_S + config.run.calibrate_s
+        patience_s = WAIT_FOR_DAEMONS_S + config.run.calibrate_s
         end_daemons(lambda: running_daemons(directory), patience_s)
         if is_first_node:
             await_records(run, patience_s)  # of other nodes, if they write here, and of daemons that die just now

@@ -25,6 +25,8 @@ from squeezer.records.layout import DETAILS
 from squeezer.records.writer import Recorder
 
 END_TIMEOUT_S = 15.0
+MEASURE_TIMEOUT_S = 20.0
+"""Of measuring the dedicated rate, besides the time that the user wants it to take: imports, and a first epoch."""
 
 log = logging.getLogger(__name__)
 
@@ -185,7 +187,7 @@ class SideTaskSupervisor:
         """
         if self.progress is None or seconds <= 0 or self._has_served_others:
             return None
-        return self._spawner.measure_dedicated(seconds, trials=0)
+        return self._spawner.measure_dedicated(seconds, trials=0, timeout_s=seconds + MEASURE_TIMEOUT_S)
 
     def _read_statuses(self) -> None:
         assert self._reader is not None

@@ -177,7 +177,7 @@ class Spawner:
         self._closers.append(closer)
         return closer
 
-    def measure_dedicated(self, seconds: float, trials: int, timeout_s: float = 60.0) -> dict[str, Any] | None:
+    def measure_dedicated(self, seconds: float, trials: int, timeout_s: float) -> dict[str, Any] | None:
         """The rate of the same side task with this device to itself; None if it cannot be measured."""
         if self.serves is None:
             return None

@@ -29,6 +29,7 @@ from launch.leftovers import (
     remove_temporary_folders,
 )
 from squeezer.daemon.run_directory import claim_directory, running_daemons
+from squeezer.daemon.side_task_supervisor import END_TIMEOUT_S, MEASURE_TIMEOUT_S
 from squeezer.daemon.temporary_folder import make_folder
 from squeezer.records.in_use import ranks_in_use
 from squeezer.records.layout import events_path, study_directory, temporary_folder_path
@@ -391,3 +392,8 @@ def assert_trains_unsqueezed(tmp_path: Path, place: Path, run: Path, monkeypatch
         code = ds_squeeze.squeeze(["--squeezer", str(tmp_path / "s.toml"), str(tmp_path / "train.py"), "--lr", "1"])
     assert code == 0
     assert [(job.user_script, job.user_args) for job in launched] == [(str(tmp_path / "train.py"), ["--lr", "1"])]
+
+
+def test_a_launcher_outwaits_all_that_a_daemon_may_wait_for_at_its_end() -> None:
+    side_task_and_release_s = 2 * END_TIMEOUT_S
+    assert side_task_and_release_s + MEASURE_TIMEOUT_S < ds_squeeze.WAIT_FOR_DAEMONS_S
