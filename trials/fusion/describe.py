@@ -43,6 +43,16 @@ def attributes(model: nn.Module) -> dict[tuple[str, str], Hashable]:
     }
 
 
+def own_forwards(model: nn.Module) -> dict[tuple[str, str], Hashable]:
+    """The same for forwards that modules have instead of their class's."""
+    describe = Describer(model)
+    return {
+        (f"module '{path}'", "forward"): Code(describe(vars(module)["forward"]))
+        for path, module in model.named_modules()
+        if "forward" in vars(module) and not _is_compiler(module)
+    }
+
+
 def _is_compiler(module: nn.Module) -> bool:
     """Whether it is only what `torch.compile` puts around a user's module."""
     return type(module).__module__.startswith("torch._dynamo")
@@ -82,6 +92,17 @@ class Value:
     def __repr__(self) -> str:
         """As Python would print it."""
         return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A description of code, which is too long for a message."""
+
+    description: Hashable
+
+    def __repr__(self) -> str:
+        """Tell it from others."""
+        return f"code of its own ({hashlib.sha256(repr(self.description).encode()).hexdigest()[:8]})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

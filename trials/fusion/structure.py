@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
-from trials.fusion.describe import attributes, class_of, outer_values, plain_tensors
+from trials.fusion.describe import attributes, class_of, outer_values, own_forwards, plain_tensors
 from trials.fusion.errors import RefusedError
 from trials.fusion.kept import Kept
 from trials.fusion.peft_configs import configs
@@ -69,7 +69,7 @@ def structure(model: nn.Module, phases: Sequence[str] = (FORWARD,), untraced: st
     _refuse_hooks(model)
     _refuse_sparse(model)
     mode_tables = modes(model, training=True), modes(model, training=False)
-    facts: Facts = {}
+    facts: Facts = own_forwards(model)
     graphs: tuple[fx.Graph | None, ...] = (None,) * (len(phases) + 1)
     unchanged, plain, kept = Unchanged(model), Untouched(model), Kept(model)
     codes: Codes = {}

@@ -47,6 +47,8 @@ def trace(model: nn.Module, training: bool, method: str = FORWARD) -> Traced:
     name = type(model).__name__
     if ruled(type(model)) is not None or Tracer().is_leaf_module(model, ""):
         return Traced(_single(model, name), {})
+    if method in vars(model):  # fx would trace the class's
+        raise FuseError(f"model {name} cannot be traced: it has a {method} of its own, which its class lacks")
     given = flags(model)
     streams, random_state, put_back_around = foreign_streams(), torch.get_rng_state(), kept()
     drew = False
