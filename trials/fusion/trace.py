@@ -14,7 +14,7 @@ from trials.fusion.functional import RANDOM, VIEWS
 from trials.fusion.inputs import unknown_inputs
 from trials.fusion.observer import Observer, refuse_questions
 from trials.fusion.reads import Codes
-from trials.fusion.registry import CALLS, FuseError, label, ruled
+from trials.fusion.registry import CALLS, FuseError, label, plain_forward, ruled
 from trials.fusion.streams import foreign_streams, refuse_foreign
 from trials.fusion.surroundings import kept
 from trials.fusion.tracer import OUT_OF_PLACE, Tracer, flags, recording, set_flags
@@ -47,6 +47,8 @@ def trace(model: nn.Module, training: bool, method: str = FORWARD) -> Traced:
     name = type(model).__name__
     if ruled(type(model)) is not None or Tracer().is_leaf_module(model, ""):
         return Traced(_single(model, name), {})
+    if method == FORWARD and (chain := _chain(model)) is not None:
+        return Traced(_checked(chain, model), {})
     if method in vars(model):  # fx would trace the class's
         raise FuseError(f"model {name} cannot be traced: it has a {method} of its own, which its class lacks")
     given = flags(model)
@@ -83,9 +85,13 @@ def trace(model: nn.Module, training: bool, method: str = FORWARD) -> Traced:
         raise FuseError(f"model {name} draws random numbers that do not depend on its input; allowed: nn.Dropout")
     if not _drop_defaults(graph, unknown):
         raise FuseError(f"model {name} cannot be traced: its {method} reads inputs that have no names")
+    return Traced(_checked(graph, model), observer.codes)
+
+
+def _checked(graph: fx.Graph, model: nn.Module) -> fx.Graph:
     for node in graph.nodes:
         _check(node, model)
-    return Traced(graph, observer.codes)
+    return graph
 
 
 def _tables(model: nn.Module) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
@@ -145,6 +151,35 @@ def _single(model: nn.Module, name: str) -> fx.Graph:
     source = graph.placeholder(next(iter(inspect.signature(model.forward).parameters)))
     graph.output(graph.create_node("call_module", "", (source,), name=name.lower()))
     return graph
+
+
+def _chain(model: nn.Module) -> fx.Graph | None:
+    """Return the graph of layers one after another, as tracing would; None: `model` is more than `nn.Sequential`.
+
+    No code of the user's runs in it, so there is nothing to find out. Tracing takes longer than some steps do.
+    """
+    first = {id(module): path for path, module in reversed(list(model.named_modules()))}
+    paths: list[str] = []
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        if "forward" in vars(module) or plain_forward(module) is not None:
+            return None
+        if type(module) is nn.Sequential and nn.Sequential.forward is _SEQUENTIAL:
+            waiting += reversed(list(module))
+        elif ruled(type(module)) is not None:
+            paths.append(first[id(module)])
+        else:
+            return None
+    graph = fx.Graph(tracer_cls=Tracer)
+    value = graph.placeholder("input")
+    for path in paths:
+        value = graph.call_module(path, (value,))
+    graph.output(value)
+    return graph
+
+
+_SEQUENTIAL = nn.Sequential.forward
 
 
 def _drop_defaults(graph: fx.Graph, unknown: list[str]) -> bool:
