@@ -145,6 +145,8 @@ HELD_OUT: dict[str, Make] = {
 TWO_RANKS = "two_ranks"
 """White noise. Two ranks are each slowed by squeezing, and the step is as long as the slower one's. The second rank's
 side task is ready 100 steps later."""
+LATE = "late"
+"""White noise. The slowdown begins in the middle, when the guard has long been sure that there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,13 +198,15 @@ def simulate(noise: Noise, slowdown: float, seed: int, *, begins: int = 0, ranks
 
 def cells(seeds: int, only: str | None = None) -> Iterator[dict[str, Any]]:
     """The table's cells, one after another: of all kinds of disturbance, or of one."""
-    for kind, make in {**KINDS, TWO_RANKS: white, **HELD_OUT}.items():
+    for kind, make in {**KINDS, TWO_RANKS: white, LATE: white, **HELD_OUT}.items():
         if only not in (None, kind):
             continue
-        ranks = 2 if kind == TWO_RANKS else 1
+        ranks, begins = 2 if kind == TWO_RANKS else 1, STEPS // 2 if kind == LATE else 0
         for deviation, slowdown in product(DEVIATIONS, SLOWDOWNS):
             outcomes = [
-                simulate(make(np.random.default_rng(seed), STEPS, deviation), slowdown, seed, ranks=ranks)
+                simulate(
+                    make(np.random.default_rng(seed), STEPS, deviation), slowdown, seed, begins=begins, ranks=ranks
+                )
                 for seed in range(seeds)
             ]
             yield {"kind": kind, "held_out": kind in HELD_OUT, "deviation": deviation, **_cell(slowdown, outcomes)}

@@ -60,7 +60,8 @@ class SqueezeTable(_Table):
 
     alone_share: Annotated[float, Field(ge=0, le=0.5, description="a number from 0 to 0.5")] = 0.1
     """share of the steps that are left alone, drawn at random: the baseline of the slowdown. Half are while the guard \
-knows little. 0: none, so no slowdown in the report, and the guard sees overruns only"""
+knows little, and half as many as this when it knows that the slowdown is within the budget. \
+0: none, so no slowdown in the report, and the guard sees overruns only"""
     alone_block_steps: _Count = 2
     """steps in a row that are left alone at a time"""
     observe_steps: _Count = 6

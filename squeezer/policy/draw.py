@@ -3,13 +3,16 @@
 A job's steps come in blocks, and the blocks in rounds. Each round leaves one block alone, at a place drawn from the
 job's seed and the round's number, so no rhythm of the job can keep step with it. A pipeline is as slow as its slowest
 rank. All ranks know seed and step, so all leave the same blocks alone without a message. A rank that knows little, or
-is suspicious, draws *densely*: it leaves further blocks alone, besides those of all ranks.
+is suspicious, draws *densely*: it leaves further blocks alone, besides those of all ranks. One that knows the slowdown
+to be within its budget draws *sparsely*: it leaves the block of only some rounds alone, the same on all such ranks.
 """
 
 from dataclasses import dataclass
 
 DENSE = 0.5
 """The share of blocks left alone while the guard knows little, or is suspicious."""
+SPARSE_ROUNDS = 2
+"""While the slowdown is surely within the budget, one round of so many in a row has a block left alone, at random."""
 _64_BITS = 2**64 - 1
 
 
@@ -32,17 +35,24 @@ class Draw:
         since = step - 1 - self.observe_steps
         return since // self.alone_block_steps if since >= 0 else -1
 
-    def is_alone(self, block: int, seed: int, *, dense: bool) -> bool:
+    def is_alone(self, block: int, seed: int, *, dense: bool = False, sparse: bool = False) -> bool:
         """Whether `block` is left alone."""
         if block < 0:
             return True
         if not self.round_blocks:
             return False
-        first = block - block % self.round_blocks
+        number, place = divmod(block, self.round_blocks)
+        if sparse and _hashed(seed, _ROUNDS + number // SPARSE_ROUNDS) % SPARSE_ROUNDS != number % SPARSE_ROUNDS:
+            return False
+        first = block - place
         drawn = [_hashed(seed, each) for each in range(first, first + self.round_blocks)]
-        own = drawn[block - first]
+        own = drawn[place]
         alone = max(1, round(self.round_blocks * DENSE)) if dense else 1
         return sum(each < own for each in drawn) < alone
+
+
+_ROUNDS = 1 << 39
+"""Numbers of rounds begin here, beyond those of blocks."""
 
 
 def _hashed(seed: int, block: int) -> int:

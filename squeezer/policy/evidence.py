@@ -31,6 +31,8 @@ LEARNING_PAIRS = 8
 """Until then, and after each new beginning, the draw is dense."""
 SUSPICIOUS = 1.4
 """In standard errors above the budget, over 8 comparisons or more. Only makes the draw dense, so it costs little."""
+SURE_PAIRS = 16
+"""Fewer comparisons do not make the draw sparse."""
 STARTLING = 3.0
 """In standard deviations above the budget, of the last comparison. Likewise."""
 
@@ -57,6 +59,8 @@ class Evidence:
 
     Attributes:
         is_suspicious: more comparisons are wanted soon.
+        is_sure: the slowdown is within the budget, so fewer comparisons will do. As the test looks after every
+            comparison, so does this, with the same rate of errors.
     """
 
     def __init__(self, budget: float) -> None:
@@ -64,7 +68,7 @@ class Evidence:
         self._pairs = Pairs()
         self._log_ratios: deque[float] = deque(maxlen=MOST_PAIRS)
         self._residuals: deque[float] = deque(maxlen=MOST_PAIRS)  # of those before the last beginning
-        self.is_suspicious = False
+        self.is_suspicious = self.is_sure = False
 
     @property
     def is_learning(self) -> bool:
@@ -78,7 +82,7 @@ class Evidence:
             self._residuals.extend([each - mean for each in self._log_ratios])
         self._log_ratios.clear()
         self._pairs.divide()
-        self.is_suspicious = False
+        self.is_suspicious = self.is_sure = False
 
     def add(self, step: int, length: float, squeezed: bool | None) -> Finding | None:
         """Take one more time; returns what is found if the budget is broken. Arguments: see `Pairs.add`."""
@@ -98,12 +102,15 @@ class Evidence:
         squared = deviation**2 * (known - 1) + sum([each**2 for each in self._residuals])
         deviation = max(math.sqrt(squared / degrees), LEAST_DEVIATION)
         self.is_suspicious = values[-1] - self._budget > STARTLING * deviation
+        self.is_sure = False
         findings = []
         for count in _windows(known):
             mean, error = sum(values[-count:]) / count, deviation / math.sqrt(count)
             findings.append(Finding(mean - error * errors_allowed(count, degrees), mean, count))
             if count >= LEARNING_PAIRS and mean - SUSPICIOUS * error > self._budget:
                 self.is_suspicious = True
+            if count >= SURE_PAIRS:  # the longest window comes last, and has the last word
+                self.is_sure = mean + error * errors_allowed(count, degrees) < self._budget
         surest = max(findings)
         return surest if surest.low > self._budget else None
 

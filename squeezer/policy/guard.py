@@ -85,6 +85,11 @@ class Guard:
         return self._steps.is_learning or any(each.is_suspicious for each in self._evidence)
 
     @property
+    def wants_fewer(self) -> bool:
+        """Whether the draw may be sparse: the slowdown of steps is surely within the budget."""
+        return self._steps.is_sure and not self.wants_more
+
+    @property
     def _evidence(self) -> tuple[Evidence, ...]:
         return self._steps, self._between, self._pauses
 

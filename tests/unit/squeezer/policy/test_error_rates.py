@@ -49,6 +49,14 @@ def test_a_slowdown_that_begins_late_is_found_as_soon() -> None:
     assert sorted(each or 3000 for each in found)[4] <= 60
 
 
+def test_fewer_steps_are_left_alone_once_the_slowdown_is_known_to_be_within_the_budget() -> None:
+    outcome = simulate(white(np.random.default_rng(0), 3000, 0.01), 0.0, 0)
+    assert outcome.squeezed > 1.03 * MOST_SQUEEZED
+    found = [simulate(white(np.random.default_rng(s), 3000, 0.01), 0.04, s, begins=1500) for s in range(9)]
+    assert sorted(each.shut_at or 3000 for each in found)[4] <= 200, "a slowdown that begins then is found all the same"
+    assert max(each.cost for each in found) <= 0.005
+
+
 def test_squeezing_that_makes_steps_shorter_is_let_alone() -> None:
     outcome = simulate(white(np.random.default_rng(0), 5000, 0.03), -0.04, 0)
     assert outcome.shut == 0 and outcome.squeezed > 0.98 * MOST_SQUEEZED
