@@ -18,7 +18,7 @@ MEANINGS = {
     "alone": "steps were left alone, to learn their bubbles and to compare",
     "guard": "the guard had the gate shut",
     "unopened": "slots were not opened: too short, or of a kind that is not to be",
-    "resume_and_tail": "the side task resumed, or no unit fitted into a bubble's end",
+    "resume_and_tail": "the side task resumed, nothing fitted into a bubble's end, or others had the processor",
     "search": "no trial was there to train",
     "other_work": "it evaluated, built, saved and audited trials",
     "empty_rows": "it trained fewer trials than fit",
