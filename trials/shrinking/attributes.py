@@ -21,6 +21,12 @@ _USED: tuple[tuple[tuple[type[nn.Module], ...], tuple[str, ...]], ...] = (
 )
 """The attributes that a forward reads."""
 
+_USED_BY_NAME: dict[tuple[str, str], tuple[str, ...]] = {
+    ("transformers.pytorch_utils", "Conv1D"): ("nf", "nx"),
+    ("transformers.models.gpt2.modeling_gpt2", "GPT2Attention"): ("split_size",),
+}
+"""The same, of classes that need not be installed."""
+
 _TOLD: tuple[tuple[tuple[type[nn.Module], ...], Callable[[Any], dict[str, int]]], ...] = (
     ((nn.Linear,), lambda m: {"out_features": m.weight.shape[0], "in_features": m.weight.shape[1]}),
     (
@@ -81,9 +87,7 @@ def substitute(model: nn.Module, trace: Trace, divide: Sequence[str], by: int) -
     places = [
         _replaced(trace, module, path, name)
         for path, module in model.named_modules()
-        for classes, names in _USED
-        if isinstance(module, classes)
-        for name in names
+        for name in _used(module)
         if getattr(module, name, None)
     ]
     places += list(_groups(model, trace, by))
@@ -120,8 +124,7 @@ def set_sizes(surrogate: nn.Module, places: Sequence[Place], by: int) -> None:
             known = next((t for t in (*module._parameters.values(), *module._buffers.values()) if _is_vector(t)), None)
             if known is not None:
                 vars(module)["num_channels" if isinstance(module, nn.GroupNorm) else "num_features"] = len(known)
-        if isinstance(module, nn.MultiheadAttention):
-            module.head_dim = module.embed_dim // module.num_heads
+        _set_heads(module)
 
 
 def kept_modules(model: nn.Module, keep: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -137,6 +140,27 @@ def kept_modules(model: nn.Module, keep: Sequence[str]) -> Iterator[tuple[str, s
             raise ShrinkError(f"keep={pattern!r}: no parameter or module has such a name; allowed: as in {names[:3]}")
         for name in found:
             yield name, pattern
+
+
+def _set_heads(module: nn.Module) -> None:
+    """What attention derives from its sizes when it is built."""
+    if isinstance(module, nn.MultiheadAttention):
+        module.head_dim = module.embed_dim // module.num_heads
+    elif _kind(module)[1] == "GPT2Attention" and _kind(module) in _USED_BY_NAME:
+        size: Any = module.split_size
+        vars(module).update(embed_dim=size, num_heads=size // module.head_dim)
+
+
+def _used(module: nn.Module) -> tuple[str, ...]:
+    """The names of the attributes that a module's forward reads."""
+    for classes, names in _USED:
+        if isinstance(module, classes):
+            return names
+    return _USED_BY_NAME.get(_kind(module), ())
+
+
+def _kind(module: nn.Module) -> tuple[str, str]:
+    return type(module).__module__, type(module).__name__
 
 
 def _groups(model: nn.Module, trace: Trace, by: int) -> Iterator[Place]:

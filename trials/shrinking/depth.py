@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from trials.shrinking.errors import ShrinkError
+from trials.shrinking.fans import is_conv1d
 from trials.shrinking.roles import Branch as Place
 from trials.shrinking.trace import Branch
 
@@ -107,7 +108,7 @@ def _places(model: nn.Module, path: str, branches: Sequence[Branch]) -> Iterator
             )
         for name in branch.last:
             owner = model.get_submodule(name.rpartition(".")[0])
-            if not isinstance(owner, _LAST):
+            if not (isinstance(owner, _LAST) or is_conv1d(owner)):
                 raise ShrinkError(
                     f"{branch.where}: a branch of '{path}' ends in {type(owner).__name__} ('{name}'), which undoes a "
                     "factor or has no rule of depth; allowed: depth=1, or a Linear or convolution as its last layer"
