@@ -145,7 +145,7 @@ def cnn() -> nn.Module:
     """Convolutions of each kind, with a flattened end."""
     return nn.Sequential(
         *(nn.Conv2d(2, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()),
-        *(nn.Conv2d(32, 32, 3, padding=1, groups=32), nn.Conv2d(32, 64, 1), nn.GroupNorm(2, 64), nn.ReLU()),
+        *(nn.Conv2d(32, 32, 3, padding=1, groups=32), nn.Conv2d(32, 64, 1), nn.GroupNorm(8, 64), nn.ReLU()),
         *(nn.MaxPool2d(2), nn.ConvTranspose2d(64, 32, 2, stride=2), nn.PReLU(32), nn.AvgPool2d(2)),
         *(nn.Flatten(), nn.Linear(32 * 9, 3)),
     )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from math import gcd
+from math import log
 from typing import Any
 
 from torch import nn
@@ -118,8 +118,7 @@ def set_sizes(surrogate: nn.Module, places: Sequence[Place], by: int) -> None:
                 vars(module).update(told(module))
         if isinstance(module, nn.GroupNorm):
             channels = module.num_channels if module.weight is None else len(module.weight)
-            if channels % module.num_groups:
-                module.num_groups = gcd(channels, module.num_groups)
+            module.num_groups = _groups_of(channels, module.num_channels / module.num_groups)
         if isinstance(module, _OF_CHANNELS):
             known = next((t for t in (*module._parameters.values(), *module._buffers.values()) if _is_vector(t)), None)
             if known is not None:
@@ -140,6 +139,12 @@ def kept_modules(model: nn.Module, keep: Sequence[str]) -> Iterator[tuple[str, s
             raise ShrinkError(f"keep={pattern!r}: no parameter or module has such a name; allowed: as in {names[:3]}")
         for name in found:
             yield name, pattern
+
+
+def _groups_of(channels: int, size: float) -> int:
+    """How many groups of channels are normalized: as those of a head, the channels of a group stay, or nearly."""
+    divisors = [each for each in range(1, channels + 1) if channels % each == 0]
+    return min(divisors, key=lambda groups: abs(log(channels / groups / size)))
 
 
 def _set_heads(module: nn.Module) -> None:

@@ -70,14 +70,30 @@ def multipliers(roles: Roles, optimizer: torch.optim.Optimizer, norm_type: float
             if rule.is_l2_inside and group["weight_decay"]:
                 _refuse_first_step(names[id(p)], role, p, index)
             found[names[id(p)]] = rule(role, norm_type)
-    if isinstance(optimizer, torch.optim.SGD) and any(roles[name].tied for name in found):
+    if isinstance(optimizer, torch.optim.SGD):
+        _warn_of_sgd(roles, optimizer, names)
+    return found
+
+
+def _warn_of_sgd(roles: Roles, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
+    """Its steps follow the size of gradients, which these layers give another power of the width at the beginning."""
+    trained = [(names[id(p)], p) for group in optimizer.param_groups for p in group["params"]]
+    if any(roles[name].tied for name, _ in trained):
         warnings.warn(
             "an embedding tied to the head transfers only at moderate rates of SGD; allowed: Adam or AdamW, or a head "
             "of its own",
             ShrinkWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    return found
+    kept = [name for name, p in trained if roles[name].kind == "output" and bool(p.detach().any())]
+    if kept and not optimizer.state:
+        warnings.warn(
+            f"the outputs of '{kept[0]}' do not shrink, and it does not begin at zero: with SGD, the layers before it "
+            "move further in the target, by the root of the factor, until it has been trained; allowed: Adam or AdamW, "
+            "or readout='zero' if it is a last layer",
+            ShrinkWarning,
+            stacklevel=3,
+        )
 
 
 def clipping(role: Role, norm_type: float = 2.0) -> Multipliers:

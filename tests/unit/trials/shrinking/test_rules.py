@@ -1,5 +1,6 @@
 """The table of multipliers, and which optimizers have none."""
 
+import warnings
 from collections.abc import Iterable
 from math import sqrt
 from typing import Any
@@ -117,6 +118,18 @@ def test_a_tied_embedding_with_sgd_warns() -> None:
     surrogate = Tied(1)
     found = roles(Tied(S), surrogate)
     with pytest.warns(ShrinkWarning, match="moderate rates"):
+        multipliers(found, torch.optim.SGD(surrogate.parameters()))
+
+
+def test_sgd_warns_where_outputs_stay_and_do_not_begin_at_zero() -> None:
+    surrogate = model(1)
+    found = roles(model(S), surrogate)
+    with pytest.warns(ShrinkWarning, match=r"the outputs of '2.weight' do not shrink, and it does not begin at zero"):
+        multipliers(found, torch.optim.SGD(surrogate.parameters()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        multipliers(found, torch.optim.Adam(surrogate.parameters()))
+        nn.init.zeros_(surrogate[2].weight)  # type: ignore[arg-type]
         multipliers(found, torch.optim.SGD(surrogate.parameters()))
 
 

@@ -35,6 +35,7 @@ def words() -> Tensor:
 Case = tuple[Callable[[], nn.Module], Callable[[], Tensor], dict[str, Any], Mapping[tuple[str, int], int]]
 
 OWN_HEADS = {("h.0.attn.c_attn.weight", 0): 4, ("h.0.attn.c_attn.bias", 0): 4, ("h.0.attn.c_proj.weight", 1): 4}
+GROUPS_OF_8 = {(name, 0): 8 for name in ("4.weight", "4.bias", "5.weight", "5.bias", "8.weight")}
 GPT2 = "gpt.transformer.h.0.attn"
 GPT2_HEADS = {(f"{GPT2}.c_attn.weight", 1): 4, (f"{GPT2}.c_attn.bias", 0): 4, (f"{GPT2}.c_proj.weight", 0): 4}
 ENCODER = "layers.layers.0.self_attn"
@@ -44,7 +45,7 @@ HEADS = {
     (f"{ENCODER}.out_proj.weight", 1): 8,
 }
 CASES: dict[str, Case] = {
-    "cnn": (cnn, images, {}, {("12.weight", 1): 9}),
+    "cnn": (cnn, images, {}, {("12.weight", 1): 9, **GROUPS_OF_8}),
     "gpt": (GPT, words, {"divide": ("n_head",)}, OWN_HEADS),
     "tied": (partial(GPT, tie="module"), words, {"divide": ("n_head",)}, OWN_HEADS),
     "gpt-2 of hugging face": (HuggingFaceGPT2, words, {}, GPT2_HEADS),
