@@ -5,7 +5,7 @@ that the forward stays as it is; `rules` has what follows for the rates.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import nn
 from trials.shrinking.errors import ShrinkError
 from trials.shrinking.fans import is_conv1d
 from trials.shrinking.roles import Branch as Place
+from trials.shrinking.roles import Roles
 from trials.shrinking.trace import Branch
 
 MOST = 4
@@ -70,6 +71,12 @@ def shallower(model: nn.Module, by: int, branches: Sequence[Branch]) -> Shallowe
             f"{', '.join(seen) or 'none'}; allowed: depth=1, or such a number of blocks in a ModuleList or Sequential"
         )
     return Shallower(tuple(dropped), places, 1 / by)
+
+
+def place(found: Roles, depth: Shallower) -> None:
+    """Note the places of parameters in their branches among the roles of a model without the dropped blocks."""
+    for name, own in depth.places.items():
+        found[name] = replace(found[name], branch=own, r_depth=depth.ratio)
 
 
 def drop(model: nn.Module, dropped: Sequence[str]) -> None:
