@@ -20,12 +20,35 @@ def shrink(parsed: argparse.Namespace, study: "Study") -> int:
 
     found = _tried(parsed, lambda: described(study, parsed.scale))
     print(json.dumps(found) if parsed.json else "\n".join(lines_of(found)))
+    if parsed.coordinates is not None:
+        _draw_coordinates(parsed, study)
     return 0
+
+
+def _draw_coordinates(parsed: argparse.Namespace, study: "Study") -> None:
+    from trials.coordinates import coordinates, svg
+
+    moved = _tried(parsed, lambda: coordinates(study, parsed.scale))
+    try:
+        parsed.coordinates.write_text(svg(moved), encoding="utf-8")
+    except OSError as error:
+        refuse(f"{PROGRAM} shrink", f"--coordinates {parsed.coordinates}: {error.strerror or error}")
+    steep = moved.steep()
+    for layer, slope in steep.items():
+        print(
+            f"warning: activations of '{layer}' move by width^{slope:+.2f}, so that rates may not transfer; allowed: "
+            "a narrower range of rates, or another scale",
+            file=sys.stderr,
+        )
+    flat = "" if steep else "; activations move alike at all widths"
+    print(f"coordinate check: {parsed.coordinates}{flat}", file=sys.stderr)
 
 
 def add_shrink(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     parser.add_argument("--scale", type=int, metavar="S", help="how many times narrower; default: the study's")
+    described = "train a few steps at several widths, and draw how far activations move, as SVG"
+    parser.add_argument("--coordinates", type=Path, metavar="FILE", help=described)
     parser.add_argument("--json", action="store_true", help="as JSON, for programs")
 
 

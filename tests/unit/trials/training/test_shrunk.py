@@ -281,7 +281,7 @@ def test_a_study_that_builds_surrogates_itself_may_be_shallower() -> None:
     study = Deep(model, SETTINGS["adamw"], data())
     built = build(study, 0, {"n": 0})
     traced = Narrow(lambda n: deep(128, 4), SETTINGS["adamw"], data())
-    traced.shrink = Deep.shrink
+    traced.shrink = Deep.shrink  # type: ignore[assignment]
     same = build(traced, 0, {"n": 0})
     assert built.roles == same.roles and len(built.roles or {}) == 2 * 6 + 4
     for name, p in built.model.named_parameters():
