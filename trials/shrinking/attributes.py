@@ -46,6 +46,14 @@ _TOLD: tuple[tuple[tuple[type[nn.Module], ...], Callable[[Any], dict[str, int]]]
 )
 """Those that tell the shapes of tensors."""
 
+_TELLING: tuple[tuple[tuple[type[nn.Module], ...], tuple[str, ...]], ...] = (
+    ((nn.Linear,), ("out_features", "in_features")),
+    ((nn.Conv1d, nn.Conv2d, nn.Conv3d), ("out_channels", "in_channels")),
+    ((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), ("in_channels", "out_channels")),
+    ((nn.Embedding, nn.EmbeddingBag), ("", "embedding_dim")),
+)
+"""The same, by the axes of their weights; empty: not told."""
+
 _OF_CHANNELS = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -105,6 +113,22 @@ def substitute(model: nn.Module, trace: Trace, divide: Sequence[str], by: int) -
                 seen[id(holder)] = _replaced(trace, module, path, name)
         places += seen.values()
     return places
+
+
+def tell_sizes(model: nn.Module, trace: Trace) -> None:
+    """Let the sizes that layers tell of their weights know their axes, for forwards that read them.
+
+    Args:
+        model: a copy, which only the trace uses.
+        trace: to which its parameters have been introduced.
+    """
+    for module in model.modules():
+        weight = module._parameters.get("weight")
+        for classes, names in _TELLING:
+            if weight is not None and isinstance(module, classes) and getattr(module, "groups", 1) == 1:
+                vars(module).update(
+                    {n: trace.dim(axis) for n, axis in zip(names, trace.axes(weight), strict=False) if n}
+                )
 
 
 def set_sizes(surrogate: nn.Module, places: Sequence[Place], by: int) -> None:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from trials.shrinking import elementwise as _elementwise  # noqa: F401 - each of these fills the table
 from trials.shrinking import products as _products  # noqa: F401
 from trials.shrinking import shapes as _shapes  # noqa: F401
-from trials.shrinking.attributes import Place, kept_modules, substitute
+from trials.shrinking.attributes import Place, kept_modules, substitute, tell_sizes
 from trials.shrinking.axes import Axis, is_free, keep, leaves, new_size
 from trials.shrinking.depth import Shallower, shallower
 from trials.shrinking.errors import ShrinkError
@@ -136,6 +136,7 @@ def _traced(
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, tensor in tensors.items():
         trace.introduce(tensor, name=name if isinstance(tensor, nn.Parameter) else None, is_weight=True)
+    tell_sizes(model, trace)
     own = copied(batch)
     for tensor in tree_leaves(own):
         if isinstance(tensor, Tensor):

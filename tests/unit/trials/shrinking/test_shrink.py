@@ -294,6 +294,29 @@ class Picks(nn.Module):
         return self.last(self.pick(self.first(x)))
 
 
+class Tells(nn.Module):
+    """Reads the width from its layers: to view by it, or to compute a number from it."""
+
+    def __init__(self, scales: bool) -> None:
+        super().__init__()
+        self.embed, self.last, self.scales = nn.Embedding(11, 32), nn.Linear(32, 3), scales
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        if self.scales:
+            x = x * math.sqrt(self.embed.embedding_dim)
+        return self.last(x.view(-1, self.last.in_features))
+
+
+def test_widths_that_layers_tell_are_known() -> None:
+    found = shrink(Tells(scales=False), 4, tokens())
+    assert shapes(found)["last.weight"] == (3, 8)
+    with pytest.raises(
+        ShrinkError, match="the code computes a number from it, which would be another in the surrogate"
+    ):
+        shrink(Tells(scales=True), 4, tokens())
+
+
 PLACES = torch.tensor([2, 0])
 
 
