@@ -131,8 +131,8 @@ def about_surrogates(study: Study | None, shown: Shown) -> list[str]:
         return []
     shallower = f" and {settings.depth} times shallower" if settings.depth > 1 else ""
     return [
-        f"These weights are a surrogate's, {settings.by} times narrower{shallower} than the model itself. The model "
-        "trains best with the hyperparameters:",
+        f"These weights are a surrogate's, {settings.by} times narrower{shallower} than the model itself, for which "
+        "its hyperparameters are meant:",
         json.dumps(shown.params),
     ]
 

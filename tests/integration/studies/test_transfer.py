@@ -114,7 +114,7 @@ def test_the_best_of_a_study_that_shrinks_is_a_surrogate(own: bool, tmp_path: Pa
     assert model.get_parameter("0.weight").shape == (32, 20)
     assert score_of(file, model) == pytest.approx(saved["score"], rel=1e-5)
     assert saved["is_surrogate"] is True
-    said = "These weights are a surrogate's, 4 times narrower than the model itself."
+    said = "These weights are a surrogate's, 4 times narrower than the model itself, for which"
     assert said in shown and json.dumps(saved["params"]) in shown.splitlines()
     assert shown.splitlines()[-1] == f"Next: trials transfer {file} --directory {studies}"
     moved = trials("transfer", str(file), "--top", "1", directory=studies).stdout
