@@ -16,7 +16,7 @@ WIDTH = 512
 class ShrunkDigits(Digits):
     """Its trials train layers of 64 units. `trials transfer` trains the model itself, with 512."""
 
-    trials = 120
+    trials = 200
     shrink = 8
 
     def suggest(self, trial: optuna.Trial) -> dict[str, Any]:

@@ -9,10 +9,13 @@ from typing import Any
 from optuna.trial import FrozenTrial
 
 from ds_hooks.shared.private_file import make_dir, write_text
-from trials.search.attributes import HISTORY
+from trials.search.attributes import HISTORY, SOURCE
 from trials.search.best_weights import describe_score, params_of, ranked, score_of
 from trials.search.checkpoint_files import weights_path
 from trials.search.optuna_study import known_study
+from trials.shrinking.settings import as_shrink
+from trials.study import Study
+from trials.training.shrunk import takes_shrink
 
 
 class NoTrialError(Exception):
@@ -30,6 +33,7 @@ class Shown:
         epochs: how many it was trained.
         history: its losses, scores and metrics by epoch.
         weights: the file of its weights; None: it was not kept.
+        is_target: whether `trials transfer` trained it, with the hyperparameters of a surrogate.
     """
 
     number: int
@@ -38,6 +42,7 @@ class Shown:
     epochs: int
     history: dict[str, Any]
     weights: Path | None
+    is_target: bool
 
 
 def best_trials(storage: str, name: str, directory: Path) -> list[Shown]:
@@ -71,12 +76,13 @@ def describe(shown: Shown) -> list[str]:
     return [f"trial {shown.number}: {describe_score(shown.score)} after {shown.epochs} epochs; {weights}", *params]
 
 
-def save(shown: Shown, study: Path, into: Path) -> Shown:
+def save(shown: Shown, study: Study | None, file: Path, into: Path) -> Shown:
     """Write a trial to `trial-N.json`, and its weights beside it to `trial-N.pt`.
 
     Args:
         shown: the trial.
-        study: the user's file.
+        study: the user's; None: its file cannot be loaded.
+        file: its file.
         into: a directory, which is made.
 
     Returns:
@@ -89,19 +95,46 @@ def save(shown: Shown, study: Path, into: Path) -> Shown:
         shown = replace(shown, weights=copy)
     described = asdict(shown) | {
         "weights": shown.weights and str(shown.weights),
-        "load": loading(study, shown).splitlines(),
+        "is_surrogate": is_surrogate(study, shown),
+        "load": loading(study, file, shown).splitlines(),
     }
     write_text(into / f"trial-{shown.number}.json", json.dumps(described, indent=2) + "\n")
     return shown
 
 
-def loading(study: Path, shown: Shown) -> str:
+def is_surrogate(study: Study | None, shown: Shown) -> bool:
+    """Whether a trial's weights are a surrogate's."""
+    settings = None if study is None else as_shrink(study.shrink)
+    return settings is not None and not settings.is_target and not shown.is_target
+
+
+def loading(study: Study | None, file: Path, shown: Shown) -> str:
     """Python that makes a trial's model, with its weights if they were kept."""
-    lines = ["from trials import load_study", f"model = load_study({str(study)!r}).model({shown.params!r})"]
+    name, loaded, params = "load_study", f"load_study({str(file)!r})", repr(shown.params)
+    if is_surrogate(study, shown):
+        name, made = "build_member, load_study", f"build_member({loaded}, {shown.number}, {params}).model"
+    elif study is not None and takes_shrink(study):
+        made = f"{loaded}.model({params}, 1)"
+    else:
+        made = f"{loaded}.model({params})"
+    lines = [f"from trials import {name}", f"model = {made}"]
     if shown.weights is not None:
         weights = f"torch.load({str(shown.weights)!r}, weights_only=True)"
         lines = ["import torch", *lines, f"model.load_state_dict({weights})"]
     return "\n".join(lines)
+
+
+def about_surrogates(study: Study | None, shown: Shown) -> list[str]:
+    """What a surrogate is good for; nothing for other trials."""
+    settings = None if study is None else as_shrink(study.shrink)
+    if settings is None or not is_surrogate(study, shown):
+        return []
+    shallower = f" and {settings.depth} times shallower" if settings.depth > 1 else ""
+    return [
+        f"These weights are a surrogate's, {settings.by} times narrower{shallower} than the model itself, for which "
+        "its hyperparameters are meant:",
+        json.dumps(shown.params),
+    ]
 
 
 def _shown(trial: FrozenTrial, directory: Path) -> Shown:
@@ -115,4 +148,5 @@ def _shown(trial: FrozenTrial, directory: Path) -> Shown:
         epochs=trial.last_step or len(history.get("loss", [])),  # Optuna keeps no steps of several objectives
         history=history,
         weights=weights if weights.exists() else None,
+        is_target=SOURCE in trial.user_attrs,
     )

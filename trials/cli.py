@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,17 +12,15 @@ from ds_hooks.shared import logs
 from ds_hooks.shared.command_line import Command, complete_paths, make_parser, refuse_unknown_command, run_command
 from ds_hooks.shared.endings import USER_ERROR_STATUS
 from ds_hooks.shared.renamed_commands import refuse
-from ds_hooks.shared.secrets import STORAGE_VARIABLE, hide_password, hide_passwords, read_storage
-from ds_hooks.shared.study_files import journal_path, trials_directory
+from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from trials import cli_shrinking
+from trials.cli_places import PROGRAM, STORAGES, add_place, again, known_place, place_of, refuse_storage, storage_of
 
 if TYPE_CHECKING:
     from trials.study import Study
 
-PROGRAM = "trials"
-DESCRIPTION = "Trains many hyperparameter trials as one model."
 
-_STORAGES = "Optuna's journal or a database's URL, or env:NAME or @FILE, which hold one"
+DESCRIPTION = "Trains many hyperparameter trials as one model."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -98,13 +95,13 @@ def _close(parsed: argparse.Namespace) -> int:
     from trials.search.close import close_study
 
     logs.adopt("optuna")
-    storage = _storage(parsed)
+    storage = storage_of(parsed)
     if "://" not in storage and not Path(storage).is_file():  # Optuna would make a new one
         refuse(f"{PROGRAM} close", f"no journal {storage}; allowed: a journal's path or a database's URL")
     try:
         ended = close_study(storage, parsed.study_name, parsed.reason)
     except Exception as error:  # of any of many database drivers
-        _refuse_storage(parsed, storage, error)
+        refuse_storage(parsed, storage, error)
     failed = f"{ended.failed} unfinished trial{'s' * (ended.failed != 1)} of {parsed.study_name} ended as failed"
     pruned = f", {ended.pruned} paused as pruned" if ended.pruned else ""
     print(f"{failed}{pruned}: {parsed.reason}")
@@ -113,7 +110,7 @@ def _close(parsed: argparse.Namespace) -> int:
 
 def _add_close(parser: argparse.ArgumentParser) -> None:
     default = f"env:{STORAGE_VARIABLE}" if STORAGE_VARIABLE in os.environ else None
-    described = f"{_STORAGES}; default: env:{STORAGE_VARIABLE}"
+    described = f"{STORAGES}; default: env:{STORAGE_VARIABLE}"
     parser.add_argument("--storage", default=default, required=default is None, metavar="WHERE", help=described)
     parser.add_argument("--study-name", required=True, metavar="NAME", help="Optuna's name of the study")
     parser.add_argument("--reason", default="the run ended", metavar="TEXT", help="recorded with each trial")
@@ -123,7 +120,7 @@ def _run(parsed: argparse.Namespace) -> int:
     from trials.run import RunConfig, run
 
     logs.adopt("optuna")
-    name, directory, storage = _place(parsed)
+    name, directory, storage = place_of(parsed)
     if not parsed.study.is_file():
         refuse(f"{PROGRAM} run", f"{parsed.study}: no such file; expected a Python file that defines a Study")
     config = RunConfig(
@@ -140,41 +137,45 @@ def _run(parsed: argparse.Namespace) -> int:
     except OSError as error:
         refuse(f"{PROGRAM} run", f"{error.filename or directory}: {error.strerror or error}")
     if outcome.lines and outcome.status != USER_ERROR_STATUS:
-        print(*outcome.lines, f"Next: {PROGRAM} best {_again(parsed)}", sep="\n")
+        print(*outcome.lines, f"Next: {PROGRAM} best {again(parsed)}", sep="\n")
     return outcome.status
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_study(parser)
-    _add_place(parser)
+    add_place(parser)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: one for each worker")
     parser.add_argument("--threads", type=_positive(int), default=1, metavar="N", help="torch's threads; default: 1")
     parser.add_argument("--workers", type=_positive(int), default=1, metavar="N", help="processes; default: 1")
 
 
 def _best(parsed: argparse.Namespace) -> int:
-    from trials.best_trials import NoTrialError, best_trials, describe, loading, save
+    from trials.best_trials import NoTrialError, about_surrogates, best_trials, describe, loading, save
     from trials.search.optuna_study import NoStudyError
 
-    name, directory, storage = _known_place(parsed)
+    name, directory, storage = known_place(parsed)
     try:
         found = best_trials(storage, name, directory)
+        study = _loaded(parsed)
         if parsed.save is not None:
-            found = [save(each, parsed.study, parsed.save) for each in found]
+            found = [save(each, study, parsed.study, parsed.save) for each in found]
     except (NoStudyError, NoTrialError) as error:
         refuse(f"{PROGRAM} best", error)
     except OSError as error:
         refuse(f"{PROGRAM} best", f"{error.filename or parsed.save}: {error.strerror or error}")
     except Exception as error:  # of any of many database drivers
-        _refuse_storage(parsed, storage, error)
+        refuse_storage(parsed, storage, error)
     print("\n".join(line for each in found for line in describe(each)))
-    print(f"\n{loading(parsed.study, found[0])}")
+    print(f"\n{loading(study, parsed.study, found[0])}")
+    about = about_surrogates(study, found[0])
+    if about:
+        print("", *about, f"Next: {PROGRAM} transfer {again(parsed)}", sep="\n")
     return 0
 
 
 def _add_best(parser: argparse.ArgumentParser) -> None:
     _add_study(parser)
-    _add_place(parser)
+    add_place(parser)
     parser.add_argument("--save", type=Path, metavar="DIR", help="write hyperparameters and weights there")
 
 
@@ -184,7 +185,7 @@ def _deadline(parsed: argparse.Namespace) -> int:
     from trials.search.outlook import verdict_on
 
     study = _load(parsed)
-    name, directory, storage = _known_place(parsed)
+    name, directory, storage = known_place(parsed)
     try:
         verdict = verdict_on(study, storage, name, directory, parsed.by or study.deadline)
     except DeadlineError as error:
@@ -194,14 +195,14 @@ def _deadline(parsed: argparse.Namespace) -> int:
     except OSError as error:
         refuse(f"{PROGRAM} deadline", f"{error.filename or directory}: {error.strerror or error}")
     except Exception as error:  # of any of many database drivers
-        _refuse_storage(parsed, storage, error)
+        refuse_storage(parsed, storage, error)
     print(verdict.text)
     return {True: 0, False: 1, None: 2}[verdict.is_admitted]
 
 
 def _add_deadline(parser: argparse.ArgumentParser) -> None:
     _add_study(parser)
-    _add_place(parser)
+    add_place(parser)
     described = "such as '2026-12-01 08:00', local or with a zone; default: the study's own deadline, if it has one"
     parser.add_argument("--by", metavar="TIME", help=described)
 
@@ -225,67 +226,13 @@ def _add_rank(parser: argparse.ArgumentParser) -> None:
 
 
 def _transfer(parsed: argparse.Namespace) -> int:
-    return cli_shrinking.transfer(parsed, _load(parsed), _known_place(parsed))
+    return cli_shrinking.transfer(parsed, _load(parsed), known_place(parsed))
 
 
 def _add_transfer(parser: argparse.ArgumentParser) -> None:
     _add_study(parser)
-    _add_place(parser)
+    add_place(parser)
     cli_shrinking.add_transfer(parser)
-
-
-def _known_place(parsed: argparse.Namespace) -> tuple[str, Path, str]:
-    """The same as `_place`, where there is a storage already."""
-    logs.adopt("optuna")
-    name, directory, storage = _place(parsed)
-    if "://" not in storage and not Path(storage).is_file():  # Optuna would make a new one
-        refuse(f"{PROGRAM} {parsed.command}", f"no journal {storage}; allowed: a journal's path or a database's URL")
-    return name, directory, storage
-
-
-def _place(parsed: argparse.Namespace) -> tuple[str, Path, str]:
-    """A study's name, directory and storage."""
-    name = parsed.study.stem if parsed.study_name is None else parsed.study_name
-    storage = str(journal_path(parsed.directory)) if parsed.storage is None else _storage(parsed)
-    return name, trials_directory(parsed.directory, name), storage
-
-
-def _storage(parsed: argparse.Namespace) -> str:
-    """The storage that a command line names. Other users can read that, so it must hold no password."""
-    if hide_password(parsed.storage) != parsed.storage:
-        refuse(
-            f"{PROGRAM} {parsed.command}",
-            "other users can read the password on a command line: put the URL into an environment variable and write "
-            "--storage env:NAME, or into a file of your own and write --storage @FILE",
-        )
-    try:
-        return read_storage(parsed.storage)
-    except ValueError as error:
-        refuse(f"{PROGRAM} {parsed.command}", f"--storage {parsed.storage}: {error}")
-
-
-def _refuse_storage(parsed: argparse.Namespace, storage: str, error: Exception) -> NoReturn:
-    from trials.search.storage.database import StorageError, in_short
-
-    text = f"{error}" if isinstance(error, StorageError) else f"{hide_password(storage)}: {in_short(error)}"
-    refuse(f"{PROGRAM} {parsed.command}", hide_passwords(text))
-
-
-def _add_place(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--study-name", metavar="NAME", help="Optuna's name of the study; default: the file's name")
-    parser.add_argument("--storage", metavar="WHERE", help=f"{_STORAGES}; default: study.journal in the directory")
-    described = "where studies, checkpoints and best weights are; default: studies"
-    parser.add_argument("--directory", type=Path, default=Path("studies"), metavar="DIR", help=described)
-
-
-def _again(parsed: argparse.Namespace) -> str:
-    """The options that name the same study on another command line."""
-    words = [str(parsed.study)]
-    for option, value in (("--study-name", parsed.study_name), ("--storage", parsed.storage)):
-        words += [] if value is None else [option, value]
-    if parsed.directory != Path("studies"):
-        words += ["--directory", str(parsed.directory)]
-    return shlex.join(words)
 
 
 def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
@@ -307,6 +254,18 @@ def _load(parsed: argparse.Namespace) -> "Study":
     except StudyError as error:
         refuse(f"{PROGRAM} {parsed.command}", error)
     return study
+
+
+def _loaded(parsed: argparse.Namespace) -> "Study | None":
+    """The study; None if its file is elsewhere, or cannot be loaded: its trials can be shown nevertheless."""
+    from trials.study import StudyError, load_study
+
+    try:
+        return load_study(parsed.study)
+    except StudyError as error:
+        if parsed.study.is_file():
+            print(f"{PROGRAM} {parsed.command}: {error}", file=sys.stderr)
+        return None
 
 
 def _refuse_study(parsed: argparse.Namespace, error: Exception) -> NoReturn:

@@ -2,16 +2,16 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ds_hooks.shared.renamed_commands import refuse
+from trials.cli_places import PROGRAM
 
 if TYPE_CHECKING:
     from trials.study import Study
-
-PROGRAM = "trials"
 
 
 def shrink(parsed: argparse.Namespace, study: "Study") -> int:
@@ -20,12 +20,35 @@ def shrink(parsed: argparse.Namespace, study: "Study") -> int:
 
     found = _tried(parsed, lambda: described(study, parsed.scale))
     print(json.dumps(found) if parsed.json else "\n".join(lines_of(found)))
+    if parsed.coordinates is not None:
+        _draw_coordinates(parsed, study)
     return 0
+
+
+def _draw_coordinates(parsed: argparse.Namespace, study: "Study") -> None:
+    from trials.coordinates import coordinates, svg
+
+    moved = _tried(parsed, lambda: coordinates(study, parsed.scale))
+    try:
+        parsed.coordinates.write_text(svg(moved), encoding="utf-8")
+    except OSError as error:
+        refuse(f"{PROGRAM} shrink", f"--coordinates {parsed.coordinates}: {error.strerror or error}")
+    steep = moved.steep()
+    for layer, slope in steep.items():
+        print(
+            f"warning: activations of '{layer}' move by width^{slope:+.2f}, so that rates may not transfer; allowed: "
+            "a narrower range of rates, or another scale",
+            file=sys.stderr,
+        )
+    flat = "" if steep else "; activations move alike at all widths"
+    print(f"coordinate check: {parsed.coordinates}{flat}", file=sys.stderr)
 
 
 def add_shrink(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     parser.add_argument("--scale", type=int, metavar="S", help="how many times narrower; default: the study's")
+    described = "train a few steps at several widths, and draw how far activations move, as SVG"
+    parser.add_argument("--coordinates", type=Path, metavar="FILE", help=described)
     parser.add_argument("--json", action="store_true", help="as JSON, for programs")
 
 
@@ -54,14 +77,21 @@ def transfer(parsed: argparse.Namespace, study: "Study", place: tuple[str, Path,
     """Train a study's target with the hyperparameters of its best surrogates."""
     from ds_hooks.shared.endings import USER_ERROR_STATUS
     from ds_hooks.shared.study_files import trials_directory
-    from trials.run import RunConfig, run
-    from trials.transfer import lines_for_a_script, prepare
+    from trials.run import INTERRUPTED_STATUS, RunConfig, run
+    from trials.search.optuna_study import known_study
+    from trials.transfer import lines_for_a_script, prepare, spent, wait_for_half
 
     name, _, storage = place
+    if parsed.eager:
+        try:
+            _tried(parsed, lambda: wait_for_half(study, storage, name, lambda text: print(text, flush=True)))
+        except KeyboardInterrupt:
+            return INTERRUPTED_STATUS
     prepared = _tried(parsed, lambda: prepare(study, parsed.study, storage, name, parsed.directory, parsed.top))
     print(f"study {prepared.name}: the target, with the hyperparameters of trials {prepared.sources} of {name}")
     for line in lines_for_a_script(prepared.zeroed):
         print(f"In a script of your own, before the training: {line}")
+    sys.stdout.flush()
     directory = trials_directory(parsed.directory, prepared.name)
     config = RunConfig(
         study=prepared.file,
@@ -75,24 +105,34 @@ def transfer(parsed: argparse.Namespace, study: "Study", place: tuple[str, Path,
     outcome = run(config)
     if outcome.lines and outcome.status != USER_ERROR_STATUS:
         print(*outcome.lines, sep="\n")
-    if outcome.status == 0 and parsed.save is not None:
-        _save(parsed, prepared.file, prepared.name, storage, directory)
+    if outcome.status == 0:
+        _tell_the_target(parsed, study, prepared.name, storage, directory)
+        done = spent(known_study(storage, name))
+        if done < study.trials:
+            ended = f"{done} of the {study.trials} trials of study {name} have ended"
+            print(f"{ended}; once all have, the same command trains with those that are better, if any")
     return outcome.status
 
 
 def add_transfer(parser: argparse.ArgumentParser) -> None:
     """Its options, beside those of the place."""
     parser.add_argument("--top", type=_from_one, default=3, metavar="K", help="train with the best K; default: 3")
+    described = "begin once half of the surrogates' trials have ended, while the others train in bubbles"
+    parser.add_argument("--eager", action="store_true", help=described)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the first visible one")
     parser.add_argument("--threads", type=_from_one, default=1, metavar="N", help="torch's threads; default: 1")
     parser.add_argument("--save", type=Path, metavar="DIR", help="write hyperparameters and weights there")
 
 
-def _save(parsed: argparse.Namespace, file: Path, name: str, storage: str, directory: Path) -> None:
-    from trials.best_trials import best_trials, describe, save
+def _tell_the_target(parsed: argparse.Namespace, study: "Study", name: str, storage: str, directory: Path) -> None:
+    """Print the best of the target's trials, and how to load it."""
+    from trials.best_trials import best_trials, describe, loading, save
 
-    found = _tried(parsed, lambda: [save(each, file, parsed.save) for each in best_trials(storage, name, directory)])
+    found = _tried(parsed, lambda: best_trials(storage, name, directory))
+    if parsed.save is not None:
+        found = _tried(parsed, lambda: [save(each, study, parsed.study, parsed.save) for each in found])
     print("\n".join(line for each in found for line in describe(each)))
+    print(f"\n{loading(study, parsed.study, found[0])}")
 
 
 def _tried(parsed: argparse.Namespace, do: Callable[[], Any]) -> Any:

@@ -35,7 +35,7 @@ def described(study: Study, scale: int | None) -> dict[str, Any]:
     Raises:
         ShrinkError: it cannot be shrunk, or no scale is given.
     """
-    settings = _settings(study, scale)
+    settings = settings_of(study, scale)
     params = study.suggest(_draws().ask())
     with shrinking(study, replace(settings, is_target=True)):
         target = build(study, 0, params)
@@ -106,7 +106,7 @@ def ranking(study: Study, scales: Sequence[int], configurations: int) -> dict[st
     """
     draws = _draws()
     chosen = [study.suggest(draws.ask()) for _ in range(configurations)]
-    settings = _settings(study, scales[0])
+    settings = settings_of(study, scales[0])
     with shrinking(study, for_target(settings)):
         wanted = trained_scores(study, chosen)
     found: dict[str, Any] = {"configurations": chosen, "target": wanted, "scales": {}}
@@ -157,7 +157,12 @@ def shrinking(study: Study, settings: Shrink) -> Iterator[None]:
         study.shrink = own
 
 
-def _settings(study: Study, scale: int | None) -> Shrink:
+def settings_of(study: Study, scale: int | None) -> Shrink:
+    """What the study says of its surrogates, at `scale` if one is given.
+
+    Raises:
+        ShrinkError: neither is.
+    """
     own = as_shrink(study.shrink)
     if own is None and scale is None:
         raise ShrinkError("the study has no attribute shrink; allowed: shrink = 8 there, or --scale 8")

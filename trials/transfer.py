@@ -1,15 +1,19 @@
 """Trains a study's target with the best hyperparameters of its surrogates: `trials transfer`."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.study import StudyDirection
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 from ds_hooks.shared.private_file import make_dir, write_text
+from trials.search.attributes import SOURCE
 from trials.search.best_weights import ranked
+from trials.search.choice.paused import is_paused
 from trials.search.optuna_study import known_study
 from trials.search.storage.optuna_storage import open_storage
 from trials.shrinking.errors import ShrinkError
@@ -17,8 +21,8 @@ from trials.study import Study
 from trials.training.member import build
 from trials.training.shrunk import for_target, model_of
 
-SOURCE = "squeezer_source"
-"""The user attribute of a target's trial that names the surrogate's."""
+LOOK_EVERY_S = 1.0
+"""How often a study is read that has not got far enough."""
 
 _FILE = '''"""A study's target, with the best hyperparameters of its surrogates. `trials transfer` wrote this file."""
 
@@ -64,6 +68,37 @@ class Target:
     name: str
     sources: list[int]
     zeroed: list[str]
+
+
+def spent(study: optuna.Study) -> int:
+    """How many trials have had their share of the search: they have ended, or wait at a rung for a promotion."""
+    return sum(1 for t in study.get_trials(deepcopy=False) if t.state.is_finished() or is_paused(t))
+
+
+def wait_for_half(study: Study, storage: str, name: str, say: Callable[[str], None]) -> None:
+    """Wait until half of the search for surrogates is spent, and a trial has completed.
+
+    Args:
+        study: the user's.
+        storage: where its trials are.
+        name: Optuna's name of it.
+        say: is told what it waits for, once.
+
+    Raises:
+        NoStudyError: there is no such study.
+    """
+    known, said = known_study(storage, name), False
+    while True:
+        done = spent(known)
+        has_one = bool(known.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
+        if 2 * done >= study.trials and has_one:
+            return
+        if not said:
+            least = -(-study.trials // 2)
+            ended = f"{done} of the {study.trials} trials of study {name} have ended"
+            say(f"{ended}; the target begins after {least}, one of them completed")
+            said = True
+        time.sleep(LOOK_EVERY_S)
 
 
 def prepare(study: Study, file: Path, storage: str, name: str, directory: Path, top: int) -> Target:

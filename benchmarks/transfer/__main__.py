@@ -1,27 +1,47 @@
 """Whether the best hyperparameters of surrogates are their targets': python -m benchmarks.transfer --json FILE.
 
-With `--only EXPERIMENT` it runs one of `EXPERIMENTS`, and keeps the others that FILE holds, so that it can be run in
-pieces. The summary is of all that FILE holds.
+FILE is written after each of `EXPERIMENTS`. If it was stopped, the same command at the same commit goes on with those
+that FILE lacks. With `--only EXPERIMENT` it runs one, anew, and keeps the others that FILE holds. The summary is of all
+that FILE holds.
 """
 
+import argparse
+import json
 import sys
+from typing import Any
 
-from benchmarks.common import finish, kept_runs, parse
+from benchmarks.common import commit, finish, kept_runs, parse, write
 from benchmarks.transfer.experiments import EXPERIMENTS, timed
 from benchmarks.transfer.figures import summary
 
 
 def main() -> None:
-    """Run one experiment or all."""
+    """Run one experiment, or all that are missing."""
     options = parse("transfer", __doc__ or "")
     if options.only and options.only not in EXPERIMENTS:
         sys.exit(f"--only {options.only}: no such experiment; allowed: {', '.join(EXPERIMENTS)}")
-    runs = kept_runs(options)
-    for name in [options.only] if options.only else EXPERIMENTS:
+    runs = kept_runs(options) if options.only else stopped_runs(options)
+    have = {run["scenario"] for run in runs}
+    if have and not options.only:
+        print(f"{options.json} holds {', '.join(n for n in EXPERIMENTS if n in have)}: kept", file=sys.stderr)
+    for name in [options.only] if options.only else [name for name in EXPERIMENTS if name not in have]:
         made = timed(lambda name=name: EXPERIMENTS[name](options.quick))  # type: ignore[misc]
         runs += [{"scenario": name, **run} for run in made]
         print(f"{name}: {made[0]['experiment_s']:.0f} s", file=sys.stderr)
+        if options.json:
+            write("transfer", options, runs, summary(runs))
     finish("transfer", options, runs, summary(runs))
+
+
+def stopped_runs(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The runs in the JSON file, if it is of a benchmark of this commit that was stopped; otherwise none."""
+    if not options.json or not options.json.exists():
+        return []
+    held = json.loads(options.json.read_text(encoding="utf-8"))
+    runs: list[dict[str, Any]] = held["runs"]
+    theirs, ours = (each.removesuffix("-dirty") for each in (held["commit"], commit()))  # by FILE itself, if tracked
+    is_whole = {run["scenario"] for run in runs} >= set(EXPERIMENTS)
+    return [] if is_whole or theirs != ours or held["quick"] != options.quick else runs
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ def cnn() -> nn.Module:
     """Convolutions of each kind, with a flattened end."""
     return nn.Sequential(
         *(nn.Conv2d(2, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()),
-        *(nn.Conv2d(32, 32, 3, padding=1, groups=32), nn.Conv2d(32, 64, 1), nn.GroupNorm(2, 64), nn.ReLU()),
+        *(nn.Conv2d(32, 32, 3, padding=1, groups=32), nn.Conv2d(32, 64, 1), nn.GroupNorm(8, 64), nn.ReLU()),
         *(nn.MaxPool2d(2), nn.ConvTranspose2d(64, 32, 2, stride=2), nn.PReLU(32), nn.AvgPool2d(2)),
         *(nn.Flatten(), nn.Linear(32 * 9, 3)),
     )
@@ -162,3 +162,19 @@ class FixedView(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.conv2(torch.relu(self.conv1(x)))
         return self.head(y.view(-1, 512))
+
+
+class HuggingFaceGPT2(nn.Module):
+    """GPT-2 of Hugging Face's Transformers, from a configuration: heads of 4, and a head tied to the embedding."""
+
+    def __init__(self, depth: int = 1) -> None:
+        super().__init__()
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        config = GPT2Config(vocab_size=11, n_positions=32, n_embd=32, n_head=8, n_layer=depth)
+        config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
+        self.gpt = GPT2LMHeadModel(config)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.gpt(tokens).logits
+        return logits

@@ -14,3 +14,6 @@ HISTORY = "squeezer_history"
 
 MILESTONE = "squeezer_milestone"
 """Under promotion, the epoch up to which it may train. It waits there for the next one."""
+
+SOURCE = "squeezer_source"
+"""Of a trial that trains a study's target: whose hyperparameters it has."""

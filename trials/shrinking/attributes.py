@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from math import gcd
+from math import log
 from typing import Any
 
 from torch import nn
@@ -20,6 +20,12 @@ _USED: tuple[tuple[tuple[type[nn.Module], ...], tuple[str, ...]], ...] = (
     ((nn.Unflatten,), ("unflattened_size",)),
 )
 """The attributes that a forward reads."""
+
+_USED_BY_NAME: dict[tuple[str, str], tuple[str, ...]] = {
+    ("transformers.pytorch_utils", "Conv1D"): ("nf", "nx"),
+    ("transformers.models.gpt2.modeling_gpt2", "GPT2Attention"): ("split_size",),
+}
+"""The same, of classes that need not be installed."""
 
 _TOLD: tuple[tuple[tuple[type[nn.Module], ...], Callable[[Any], dict[str, int]]], ...] = (
     ((nn.Linear,), lambda m: {"out_features": m.weight.shape[0], "in_features": m.weight.shape[1]}),
@@ -39,6 +45,14 @@ _TOLD: tuple[tuple[tuple[type[nn.Module], ...], Callable[[Any], dict[str, int]]]
     ),
 )
 """Those that tell the shapes of tensors."""
+
+_TELLING: tuple[tuple[tuple[type[nn.Module], ...], tuple[str, ...]], ...] = (
+    ((nn.Linear,), ("out_features", "in_features")),
+    ((nn.Conv1d, nn.Conv2d, nn.Conv3d), ("out_channels", "in_channels")),
+    ((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), ("in_channels", "out_channels")),
+    ((nn.Embedding, nn.EmbeddingBag), ("", "embedding_dim")),
+)
+"""The same, by the axes of their weights; empty: not told."""
 
 _OF_CHANNELS = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -81,9 +95,7 @@ def substitute(model: nn.Module, trace: Trace, divide: Sequence[str], by: int) -
     places = [
         _replaced(trace, module, path, name)
         for path, module in model.named_modules()
-        for classes, names in _USED
-        if isinstance(module, classes)
-        for name in names
+        for name in _used(module)
         if getattr(module, name, None)
     ]
     places += list(_groups(model, trace, by))
@@ -103,6 +115,22 @@ def substitute(model: nn.Module, trace: Trace, divide: Sequence[str], by: int) -
     return places
 
 
+def tell_sizes(model: nn.Module, trace: Trace) -> None:
+    """Let the sizes that layers tell of their weights know their axes, for forwards that read them.
+
+    Args:
+        model: a copy, which only the trace uses.
+        trace: to which its parameters have been introduced.
+    """
+    for module in model.modules():
+        weight = module._parameters.get("weight")
+        for classes, names in _TELLING:
+            if weight is not None and isinstance(module, classes) and getattr(module, "groups", 1) == 1:
+                vars(module).update(
+                    {n: trace.dim(axis) for n, axis in zip(names, trace.axes(weight), strict=False) if n}
+                )
+
+
 def set_sizes(surrogate: nn.Module, places: Sequence[Place], by: int) -> None:
     """Set the sizes in the modules of a surrogate whose tensors are sliced already."""
     for place in places:
@@ -114,14 +142,12 @@ def set_sizes(surrogate: nn.Module, places: Sequence[Place], by: int) -> None:
                 vars(module).update(told(module))
         if isinstance(module, nn.GroupNorm):
             channels = module.num_channels if module.weight is None else len(module.weight)
-            if channels % module.num_groups:
-                module.num_groups = gcd(channels, module.num_groups)
+            module.num_groups = _groups_of(channels, module.num_channels / module.num_groups)
         if isinstance(module, _OF_CHANNELS):
             known = next((t for t in (*module._parameters.values(), *module._buffers.values()) if _is_vector(t)), None)
             if known is not None:
                 vars(module)["num_channels" if isinstance(module, nn.GroupNorm) else "num_features"] = len(known)
-        if isinstance(module, nn.MultiheadAttention):
-            module.head_dim = module.embed_dim // module.num_heads
+        _set_heads(module)
 
 
 def kept_modules(model: nn.Module, keep: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -137,6 +163,33 @@ def kept_modules(model: nn.Module, keep: Sequence[str]) -> Iterator[tuple[str, s
             raise ShrinkError(f"keep={pattern!r}: no parameter or module has such a name; allowed: as in {names[:3]}")
         for name in found:
             yield name, pattern
+
+
+def _groups_of(channels: int, size: float) -> int:
+    """How many groups of channels are normalized: as those of a head, the channels of a group stay, or nearly."""
+    divisors = [each for each in range(1, channels + 1) if channels % each == 0]
+    return min(divisors, key=lambda groups: abs(log(channels / groups / size)))
+
+
+def _set_heads(module: nn.Module) -> None:
+    """What attention derives from its sizes when it is built."""
+    if isinstance(module, nn.MultiheadAttention):
+        module.head_dim = module.embed_dim // module.num_heads
+    elif _kind(module)[1] == "GPT2Attention" and _kind(module) in _USED_BY_NAME:
+        size: Any = module.split_size
+        vars(module).update(embed_dim=size, num_heads=size // module.head_dim)
+
+
+def _used(module: nn.Module) -> tuple[str, ...]:
+    """The names of the attributes that a module's forward reads."""
+    for classes, names in _USED:
+        if isinstance(module, classes):
+            return names
+    return _USED_BY_NAME.get(_kind(module), ())
+
+
+def _kind(module: nn.Module) -> tuple[str, str]:
+    return type(module).__module__, type(module).__name__
 
 
 def _groups(model: nn.Module, trace: Trace, by: int) -> Iterator[Place]:

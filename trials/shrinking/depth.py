@@ -5,14 +5,16 @@ that the forward stays as it is; `rules` has what follows for the rates.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
 from torch import nn
 
 from trials.shrinking.errors import ShrinkError
+from trials.shrinking.fans import is_conv1d
 from trials.shrinking.roles import Branch as Place
+from trials.shrinking.roles import Roles
 from trials.shrinking.trace import Branch
 
 MOST = 4
@@ -71,6 +73,12 @@ def shallower(model: nn.Module, by: int, branches: Sequence[Branch]) -> Shallowe
     return Shallower(tuple(dropped), places, 1 / by)
 
 
+def place(found: Roles, depth: Shallower) -> None:
+    """Note the places of parameters in their branches among the roles of a model without the dropped blocks."""
+    for name, own in depth.places.items():
+        found[name] = replace(found[name], branch=own, r_depth=depth.ratio)
+
+
 def drop(model: nn.Module, dropped: Sequence[str]) -> None:
     """Remove blocks from a model."""
     for path in dropped:
@@ -107,7 +115,7 @@ def _places(model: nn.Module, path: str, branches: Sequence[Branch]) -> Iterator
             )
         for name in branch.last:
             owner = model.get_submodule(name.rpartition(".")[0])
-            if not isinstance(owner, _LAST):
+            if not (isinstance(owner, _LAST) or is_conv1d(owner)):
                 raise ShrinkError(
                     f"{branch.where}: a branch of '{path}' ends in {type(owner).__name__} ('{name}'), which undoes a "
                     "factor or has no rule of depth; allowed: depth=1, or a Linear or convolution as its last layer"

@@ -75,9 +75,14 @@ def _known_axes(owner: nn.Module, own: str, tensor: Tensor) -> Axes | None:
     for classes, known in _BY_CLASS:
         if isinstance(owner, classes):
             return known
-    if type(owner).__name__ == "Conv1D" and type(owner).__module__ == "transformers.pytorch_utils":
-        return IN_OUT
+    if is_conv1d(owner):
+        return IN_OUT if tensor.ndim == 2 else (0, None)
     return None
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether it is a Conv1D of Hugging Face's Transformers: a Linear with a transposed weight."""
+    return type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
 
 
 def refuse_owner(owner: nn.Module, path: str, shrinks: bool, target: nn.Module) -> None:

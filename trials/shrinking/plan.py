@@ -15,12 +15,12 @@ from torch.utils._pytree import tree_leaves
 from trials.shrinking import elementwise as _elementwise  # noqa: F401 - each of these fills the table
 from trials.shrinking import products as _products  # noqa: F401
 from trials.shrinking import shapes as _shapes  # noqa: F401
-from trials.shrinking.attributes import Place, kept_modules, substitute
+from trials.shrinking.attributes import Place, kept_modules, substitute, tell_sizes
 from trials.shrinking.axes import Axis, is_free, keep, leaves, new_size
 from trials.shrinking.depth import Shallower, shallower
 from trials.shrinking.errors import ShrinkError
 from trials.shrinking.fans import Axes
-from trials.shrinking.trace import Trace, copied, keep_tensors, run
+from trials.shrinking.trace import Branch, Trace, copied, keep_tensors, run
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,23 @@ def plan_of(
     return plan
 
 
-def shown_by(model: nn.Module, batch: Any) -> tuple[Mapping[str, Axes], tuple[str, ...]]:
-    """Run a model once, to see the axes of the outputs and inputs of its parameters, and which are the last layers.
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a forward shows of a model that nothing is made from.
+
+    Attributes:
+        uses: see `Plan`.
+        readouts: see `Plan`.
+        branches: its residual branches.
+    """
+
+    uses: Mapping[str, Axes]
+    readouts: tuple[str, ...]
+    branches: Sequence[Branch]
+
+
+def shown_by(model: nn.Module, batch: Any) -> Seen:
+    """Run a model once.
 
     Raises:
         ShrinkError: see `shrink`.
@@ -104,7 +119,7 @@ def shown_by(model: nn.Module, batch: Any) -> tuple[Mapping[str, Axes], tuple[st
     copy_ = copy.deepcopy(model)
     trace = Trace()
     calls, _, ends = _traced(copy_, trace, batch, {})
-    return _fans(trace, copy_, calls), _readouts(trace, ends)
+    return Seen(_fans(trace, copy_, calls), _readouts(trace, ends), trace.branches)
 
 
 def work_of(model: nn.Module, batch: Any) -> int:
@@ -121,6 +136,7 @@ def _traced(
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, tensor in tensors.items():
         trace.introduce(tensor, name=name if isinstance(tensor, nn.Parameter) else None, is_weight=True)
+    tell_sizes(model, trace)
     own = copied(batch)
     for tensor in tree_leaves(own):
         if isinstance(tensor, Tensor):

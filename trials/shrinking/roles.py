@@ -180,8 +180,8 @@ def _refuse_other_names(ours: Mapping[str, object], theirs: Mapping[str, object]
     missing = next((name for name in theirs if name not in ours), None)
     if missing is not None:
         raise ShrinkError(
-            f"parameter '{missing}' of the target is absent in the surrogate; allowed: the same names. A shallower "
-            "surrogate is made by trials.shrink(..., depth=2)"
+            f"parameter '{missing}' of the target is absent in the surrogate; allowed: the same names. Blocks are "
+            "dropped by trials.shrink(..., depth=2) or trials.Shrink(..., depth=2) alone"
         )
     foreign = next((name for name in ours if name not in theirs), None)
     if foreign is not None:

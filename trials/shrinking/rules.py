@@ -70,14 +70,41 @@ def multipliers(roles: Roles, optimizer: torch.optim.Optimizer, norm_type: float
             if rule.is_l2_inside and group["weight_decay"]:
                 _refuse_first_step(names[id(p)], role, p, index)
             found[names[id(p)]] = rule(role, norm_type)
-    if isinstance(optimizer, torch.optim.SGD) and any(roles[name].tied for name in found):
+    _warn_of_gradients(roles, optimizer, names)
+    return found
+
+
+def _warn_of_gradients(roles: Roles, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
+    """Where steps follow the size of gradients, layers that give these another power of the width do not transfer."""
+    is_sgd = isinstance(optimizer, torch.optim.SGD)
+    decays = [g for g in optimizer.param_groups if g["weight_decay"] and rule_of(type(optimizer), g, "").is_l2_inside]
+    if not (is_sgd or decays):
+        return
+    trained = [(names[id(p)], p) for group in optimizer.param_groups for p in group["params"]]
+    if is_sgd and any(roles[name].tied for name, _ in trained):
         warnings.warn(
             "an embedding tied to the head transfers only at moderate rates of SGD; allowed: Adam or AdamW, or a head "
             "of its own",
             ShrinkWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    return found
+    kept = [name for name, p in trained if roles[name].kind == "output" and bool(p.detach().any())]
+    if not kept or optimizer.state:
+        return
+    consequence, instead = (
+        (
+            "with SGD, the layers before it move further in the target",
+            "Adam or AdamW, or readout='zero' for a last layer",
+        )
+        if is_sgd
+        else ("weight_decay inside the gradient is stronger in the surrogate", "AdamW, or decoupled_weight_decay=True")
+    )
+    warnings.warn(
+        f"the outputs of '{kept[0]}' do not shrink, and it does not begin at zero: {consequence}, by the root of the "
+        f"factor, until it has been trained; allowed: {instead}",
+        ShrinkWarning,
+        stacklevel=3,
+    )
 
 
 def clipping(role: Role, norm_type: float = 2.0) -> Multipliers:

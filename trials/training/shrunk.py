@@ -12,9 +12,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from trials.fusion.errors import FuseError
 from trials.fusion.streams import undisturbed
+from trials.shrinking.depth import drop, place, shallower
 from trials.shrinking.drawn import correct
 from trials.shrinking.errors import ShrinkError
-from trials.shrinking.plan import Plan, plan_of, shown_by
+from trials.shrinking.plan import Plan, Seen, plan_of, shown_by
 from trials.shrinking.roles import Roles, roles
 from trials.shrinking.rules import NONE, Multipliers, clipping, multipliers
 from trials.shrinking.settings import Shrink, as_shrink
@@ -90,39 +91,44 @@ def _of_own_code(
     build = cast("Any", study.model)
     if settings is None:
         return build(params, 1), None
-    if settings.depth != 1:
-        raise ShrinkError(
-            "shrink has depth for a model(self, params, shrink); allowed: by alone, or model(self, params)"
-        )
     if settings.is_target:
         model = build(params, 1)
         with undisturbed():
             narrow = build(params, settings.by)
-        uses, readouts = _shown(study, narrow, params, number)
-        zero_readouts(model, roles(model, narrow, settings.fans, uses), readouts, settings.readout)
+        shown = _shown(study, narrow, params, number)
+        found = roles(model, narrow, settings.fans, shown.uses)
+        zero_readouts(model, found, shown.readouts, settings.readout)
         return model, None
     surrogate = build(params, settings.by)
     with undisturbed():
         target = build(params, 1)
-    uses, readouts = _shown(study, surrogate, params, number)
-    found = roles(target, surrogate, settings.fans, uses)
+    shown = _shown(study, surrogate, params, number)
+    depth = shallower(surrogate, settings.depth, shown.branches)
+    for model in (surrogate, target):
+        drop(model, depth.dropped)
+    found = roles(target, surrogate, settings.fans, shown.uses)
     if all(role.shape == role.target_shape for role in found.values()):
         raise ShrinkError(
             f"model(params, {settings.by}) is as wide as model(params, 1); allowed: widths divided by shrink"
         )
     correct(surrogate, target, found)
-    zero_readouts(surrogate, found, readouts, settings.readout)
+    place(found, depth)
+    for name, p in surrogate.named_parameters():
+        if found[name].branch == "last":
+            with torch.no_grad():
+                p.div_(found[name].r_depth)
+    zero_readouts(surrogate, found, shown.readouts, settings.readout)
     scale_tied_heads(surrogate, found)
     return surrogate, found
 
 
-def _shown(study: Study, model: nn.Module, params: dict[str, Any], number: int) -> tuple[Mapping[str, Any], Any]:
+def _shown(study: Study, model: nn.Module, params: dict[str, Any], number: int) -> Seen:
     table = _plans.setdefault(study, {})
     key = "shown", _structure(model)
     if key not in table:
         with undisturbed():
             table[key] = shown_by(model, inputs_of(study, params, number))
-    return cast("tuple[Mapping[str, Any], Any]", table[key])
+    return cast("Seen", table[key])
 
 
 def _planned(study: Study, model: nn.Module, params: dict[str, Any], number: int, settings: Shrink) -> Plan:

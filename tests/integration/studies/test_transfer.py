@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import optuna
@@ -10,10 +12,11 @@ import pytest
 import torch
 
 from tests.support.paths import ROOT
+from tests.support.sandbox import wait_for
 from trials import load_study
+from trials.search.attributes import SOURCE
 from trials.search.best_weights import params_of
 from trials.search.storage.optuna_storage import open_storage
-from trials.transfer import SOURCE
 
 NARROW = ROOT / "tests" / "support" / "studies" / "narrow.py"
 
@@ -23,6 +26,55 @@ pytestmark = pytest.mark.integration
 def trials(*arguments: str, directory: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "trials", *arguments, "--directory", str(directory)]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT)
+
+
+OWN_WAY = """
+import time
+from pathlib import Path
+from torch import nn
+from narrow import Narrow
+
+BEGUN = Path(__file__).with_name("begun")
+
+class OwnWay(Narrow):
+    trials, fused = 12, 2
+
+    def suggest(self, trial):
+        late = time.monotonic() + 100
+        while {waits} and trial.number == 11 and not BEGUN.exists() and time.monotonic() < late:
+            time.sleep(0.05)
+        return super().suggest(trial)
+
+    def model(self, params, shrink):
+        width = 128 // shrink
+        return nn.Sequential(nn.Linear(20, width), nn.ReLU(), nn.Linear(width, 2))
+
+    def batches(self, epoch):
+        if epoch == 1 and getattr(self.shrink, "is_target", False):
+            BEGUN.touch()
+        return super().batches(epoch)
+"""
+
+
+def own_way(folder: Path, waits: bool = False) -> Path:
+    """A study that divides its widths itself; with `waits`, its last trial begins after the target."""
+    made = folder / "own_way.py"
+    made.write_text(f"import sys; sys.path.insert(0, {str(NARROW.parent)!r})\n{OWN_WAY.format(waits=waits)}")
+    return made
+
+
+def loaded(printed: str) -> torch.nn.Module:
+    """The model that the printed code makes."""
+    lines = printed.splitlines()
+    code = lines[lines.index("import torch") :][:4]
+    names: dict[str, torch.nn.Module] = {}
+    exec("\n".join(code), names)
+    return names["model"]
+
+
+def score_of(study: Path, model: torch.nn.Module) -> float:
+    own = load_study(study)
+    return float(torch.stack([own.score(model(x), y) for x, y in own.validation()]).mean())
 
 
 def test_surrogates_then_the_target(tmp_path: Path) -> None:
@@ -39,12 +91,64 @@ def test_surrogates_then_the_target(tmp_path: Path) -> None:
     assert [trial.user_attrs[SOURCE] for trial in targets] == [f"narrow#{trial.number}" for trial in best]
     assert [params_of(trial) for trial in targets] == [params_of(trial) for trial in best]
     assert all(trial.state.name == "COMPLETE" for trial in targets)
-    saved = json.loads(next((tmp_path / "best").glob("trial-*.json")).read_text())
-    model = load_study(NARROW).model(saved["params"])
-    model.load_state_dict(torch.load(saved["weights"], weights_only=True))  # the target's own size
+    saved = max((json.loads(f.read_text()) for f in (tmp_path / "best").glob("*.json")), key=lambda each: each["score"])
+    assert saved["is_surrogate"] is False
+    model = loaded(moved.stdout)
+    assert model.get_parameter("2.weight").shape == (128, 128)  # the target's own size
+    assert score_of(NARROW, model) == pytest.approx(saved["score"], rel=1e-5)
     again = trials("transfer", str(NARROW), "--top", "2", directory=studies)
     assert again.returncode == 0, again.stderr
     assert len(optuna.load_study(study_name="narrow-target", storage=storage).get_trials()) == 2
+    shown = trials("best", str(NARROW), "--study-name", "narrow-target", directory=studies).stdout
+    assert score_of(NARROW, loaded(shown)) == pytest.approx(saved["score"], rel=1e-5)
+    assert "a surrogate's" not in shown
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_best_of_a_study_that_shrinks_is_a_surrogate(own: bool, tmp_path: Path) -> None:
+    studies, file = tmp_path / "studies", own_way(tmp_path) if own else NARROW
+    assert trials("run", str(file), directory=studies).returncode == 0
+    shown = trials("best", str(file), "--save", str(tmp_path / file.stem), directory=studies).stdout
+    saved = json.loads(next((tmp_path / file.stem).glob("trial-*.json")).read_text())
+    model = loaded(shown)
+    assert model.get_parameter("0.weight").shape == (32, 20)
+    assert score_of(file, model) == pytest.approx(saved["score"], rel=1e-5)
+    assert saved["is_surrogate"] is True
+    said = "These weights are a surrogate's, 4 times narrower than the model itself, for which"
+    assert said in shown and json.dumps(saved["params"]) in shown.splitlines()
+    assert shown.splitlines()[-1] == f"Next: trials transfer {file} --directory {studies}"
+    moved = trials("transfer", str(file), "--top", "1", directory=studies).stdout
+    assert loaded(moved).get_parameter("0.weight").shape == (128, 20)
+
+
+@contextmanager
+def started(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    process = subprocess.Popen([sys.executable, "-m", "trials", *arguments], cwd=ROOT, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_an_eager_target_begins_after_half_of_the_search(tmp_path: Path) -> None:
+    studies, file = tmp_path / "studies", own_way(tmp_path, waits=True)
+    with started("run", str(file), "--directory", str(studies)) as search:
+        wait_for(lambda: "own_way" in names_in(studies / "study.journal"), "the study")
+        moved = trials("transfer", str(file), "--top", "1", "--eager", directory=studies)
+        assert moved.returncode == 0, moved.stderr
+        assert search.wait(timeout=120) == 0
+    storage = open_storage(str(studies / "study.journal"))
+    surrogates = optuna.load_study(study_name="own_way", storage=storage).get_trials()
+    (target,) = optuna.load_study(study_name="own_way-target", storage=storage).get_trials()
+    ends = sorted(trial.datetime_complete for trial in surrogates if trial.datetime_complete is not None)
+    assert target.datetime_start is not None and ends[5] <= target.datetime_start < ends[-1]
+    assert target.state.name == "COMPLETE"
+    assert loaded(moved.stdout).get_parameter("0.weight").shape == (128, 20)
+
+
+def names_in(journal: Path) -> list[str]:
+    return optuna.get_all_study_names(open_storage(str(journal))) if journal.exists() else []
 
 
 def test_nothing_to_transfer(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from tests.support.logged import logged
 from tests.support.paths import ROOT
+from trials import load_study
 from trials.cli import main
+from trials.coordinates import Moved, coordinates, slope_of
 
 NARROW = ROOT / "tests" / "support" / "studies" / "narrow.py"
 TINY = ROOT / "tests" / "support" / "studies" / "tiny.py"
@@ -55,6 +58,31 @@ def test_shrink_refuses(arguments: list[str], said: str, capsys: pytest.CaptureF
         main(["shrink", *arguments])
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_the_coordinate_check_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["shrink", str(NARROW), "--coordinates", str(tmp_path / "x.svg")]) == 0
+    assert "activations move alike at all widths" in capsys.readouterr().err
+    drawn = ElementTree.parse(tmp_path / "x.svg").getroot()
+    texts = [each.text or "" for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert [text for text in texts if text.startswith("÷")] == ["÷ 4", "÷ 2", "÷ 1"] * 2
+    assert [text.partition(":")[0] for text in texts[-4:]] == ["0", "2", "4", "the output"]
+    assert len(list(drawn.iter("{http://www.w3.org/2000/svg}polyline"))) == 2 * 4
+
+
+def test_the_coordinate_check_finds_where_surrogates_move_otherwise() -> None:
+    found = coordinates(load_study(NARROW), 8)
+    assert found.scales == [8, 4, 2, 1] and found.steep() == {}
+    plain = Moved(found.scales, found.plain, {})
+    assert max(map(abs, plain.steep().values())) > 0.5
+    assert found.shrunk["4"][-1] == found.plain["4"][-1], "the target has no multipliers"
+    assert slope_of([2, 1], [1.0, float("nan")]) == float("inf")
+
+
+def test_where_the_coordinate_check_is_to_be_drawn_must_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["shrink", str(NARROW), "--coordinates", str(tmp_path / "none" / "x.svg")])
+    assert "x.svg: No such file or directory" in capsys.readouterr().err
 
 
 def test_rank(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.duplicated import trained
-from tests.support.shrinkable import GPT
+from tests.support.shrinkable import GPT, HuggingFaceGPT2
 from trials import ShrinkError, ShrinkWarning, scaled_groups, shrink
 from trials.shrinking.groups import clip_gradients
 from trials.shrinking.roles import Roles, roles
@@ -124,6 +124,17 @@ def test_a_stack_becomes_shallower() -> None:
     ours, theirs = found.model.get_parameter("h.1.mlp.0.weight"), model.get_parameter("h.1.mlp.0.weight")
     assert torch.equal(ours, 2 * theirs[:32, :8])
     assert found.work[1] * 16 < found.work[0]
+
+
+def test_gpt_2_of_hugging_face_becomes_shallower() -> None:
+    pytest.importorskip("transformers")
+    found = shrink(HuggingFaceGPT2(depth=4), 4, tokens(), depth=2)
+    ends = ("attn.c_proj", "mlp.c_proj")
+    last = {name for name, role in found.roles.items() if role.branch == "last"}
+    assert last == {
+        f"gpt.transformer.h.{b}.{end}.{own}" for b in range(2) for end in ends for own in ("weight", "bias")
+    }
+    assert found.model.get_submodule("gpt.transformer.h.0.attn").num_heads == 2
 
 
 def encoder(norm_first: bool, layers: int = 4) -> nn.Module:

@@ -1,7 +1,9 @@
 """The table of multipliers, and which optimizers have none."""
 
+import copy
+import warnings
 from collections.abc import Iterable
-from math import sqrt
+from math import log2, sqrt
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 from torch import nn
 
 from tests.support.own_optimizers import Adapting
-from trials import Multipliers, ShrinkError, ShrinkWarning, multipliers, roles, scaled_groups
+from trials import Multipliers, ShrinkError, ShrinkWarning, multipliers, roles, scaled_groups, shrink
 from trials.shrinking.rules import initial_factor
 
 S = 4
@@ -118,6 +120,63 @@ def test_a_tied_embedding_with_sgd_warns() -> None:
     found = roles(Tied(S), surrogate)
     with pytest.warns(ShrinkWarning, match="moderate rates"):
         multipliers(found, torch.optim.SGD(surrogate.parameters()))
+
+
+def test_sgd_warns_where_outputs_stay_and_do_not_begin_at_zero() -> None:
+    surrogate = model(1)
+    found = roles(model(S), surrogate)
+    with pytest.warns(ShrinkWarning, match=r"the outputs of '2.weight' do not shrink, and it does not begin at zero"):
+        multipliers(found, torch.optim.SGD(surrogate.parameters()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        multipliers(found, torch.optim.Adam(surrogate.parameters()))
+        nn.init.zeros_(surrogate[2].weight)  # type: ignore[arg-type]
+        multipliers(found, torch.optim.SGD(surrogate.parameters()))
+
+
+def test_decay_inside_the_gradient_warns_of_readouts_that_are_kept() -> None:
+    surrogate = model(1)
+    found = roles(model(S), surrogate)
+    with pytest.warns(ShrinkWarning, match=r"'2.weight' .* weight_decay inside the gradient is stronger in the surrog"):
+        multipliers(found, torch.optim.Adam(surrogate.parameters(), weight_decay=0.1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        multipliers(found, torch.optim.AdamW(surrogate.parameters(), weight_decay=0.1))
+
+
+def drift_by_decay(readouts_like_their_rule: bool) -> float:
+    """The power of the width with which a small L2 decay inside Adam changes the first layer's outputs."""
+    by, changes = [4, 1], []
+    for scale in by:
+        total = 0.0
+        for seed in range(2):
+            torch.manual_seed(seed)
+            target = nn.Sequential(*(nn.Linear(16, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 3)))
+            target.double()
+            made = target if scale == 1 else shrink(target, scale, torch.randn(2, 16).double(), readout="keep").model
+            if readouts_like_their_rule:
+                made.get_parameter("4.weight").data.mul_(sqrt(scale))
+            ends = [_first_after(target, copy.deepcopy(made), decay) for decay in (0.0, 1e-3)]
+            total += float((ends[1] - ends[0]).abs().mean())
+        changes.append(total)
+    return log2(changes[1] / changes[0]) / log2(by[0])
+
+
+def _first_after(target: nn.Module, made: Any, decay: float) -> torch.Tensor:
+    stream = torch.Generator().manual_seed(1)
+    optimizer = torch.optim.Adam(made.parameters(), lr=1e-3, weight_decay=decay)
+    scaled_groups(optimizer, roles(target, made))
+    for _ in range(20):
+        x = torch.randn(64, 16, generator=stream, dtype=torch.float64)
+        optimizer.zero_grad()
+        (made(x) - torch.sin(x[:, :3])).square().mean().backward()
+        optimizer.step()
+    return made[0](x).detach()
+
+
+def test_decay_inside_the_gradient_moves_all_widths_alike_if_gradients_follow_their_rule() -> None:
+    assert abs(drift_by_decay(readouts_like_their_rule=True)) < 0.2
+    assert drift_by_decay(readouts_like_their_rule=False) < -0.25
 
 
 def test_groups_are_split_and_scaled_once() -> None:

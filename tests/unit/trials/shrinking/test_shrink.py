@@ -95,10 +95,11 @@ def test_groups_of_convolutions() -> None:
     assert part(deep.model, "1").groups == 8
 
 
-def test_group_norm_takes_fewer_groups_only_if_it_must() -> None:
-    model = nn.Sequential(nn.Conv1d(3, 32, 1), nn.GroupNorm(4, 32), nn.Conv1d(32, 32, 1), nn.GroupNorm(16, 32))
-    made = shrink(nn.Sequential(model, nn.Conv1d(32, 2, 1)), 4, torch.randn(2, 3, 8)).model
-    assert (part(made, "0.1").num_groups, part(made, "0.3").num_groups) == (4, 8)
+@pytest.mark.parametrize(("groups", "channels", "made"), [(4, 32, 1), (16, 32, 4), (1, 32, 1), (3, 24, 1), (6, 24, 2)])
+def test_the_channels_of_a_normalized_group_stay_or_nearly(groups: int, channels: int, made: int) -> None:
+    model = nn.Sequential(nn.Conv1d(3, channels, 1), nn.GroupNorm(groups, channels), nn.Conv1d(channels, 2, 1))
+    found = part(shrink(model, 4, torch.randn(2, 3, 8)).model, "1")
+    assert (found.num_groups, found.num_channels) == (made, channels // 4)
 
 
 def test_a_surrogate_trains_and_saves_as_its_target_does() -> None:
@@ -291,6 +292,29 @@ class Picks(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.pick(self.first(x)))
+
+
+class Tells(nn.Module):
+    """Reads the width from its layers: to view by it, or to compute a number from it."""
+
+    def __init__(self, scales: bool) -> None:
+        super().__init__()
+        self.embed, self.last, self.scales = nn.Embedding(11, 32), nn.Linear(32, 3), scales
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        if self.scales:
+            x = x * math.sqrt(self.embed.embedding_dim)
+        return self.last(x.view(-1, self.last.in_features))
+
+
+def test_widths_that_layers_tell_are_known() -> None:
+    found = shrink(Tells(scales=False), 4, tokens())
+    assert shapes(found)["last.weight"] == (3, 8)
+    with pytest.raises(
+        ShrinkError, match="the code computes a number from it, which would be another in the surrogate"
+    ):
+        shrink(Tells(scales=True), 4, tokens())
 
 
 PLACES = torch.tensor([2, 0])

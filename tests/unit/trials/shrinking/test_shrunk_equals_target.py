@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.duplicated import error_of
-from tests.support.shrinkable import GPT, Bare, Cells, Encoder, Gated, Recurrent, cnn
+from tests.support.shrinkable import GPT, Bare, Cells, Encoder, Gated, HuggingFaceGPT2, Recurrent, cnn
 from trials import ShrinkWarning, shrink
 
 HEADS_OF_4 = {"h.0.attn.c_attn": 4, "h.0.attn.c_proj": 4}
@@ -35,6 +35,9 @@ def words() -> Tensor:
 Case = tuple[Callable[[], nn.Module], Callable[[], Tensor], dict[str, Any], Mapping[tuple[str, int], int]]
 
 OWN_HEADS = {("h.0.attn.c_attn.weight", 0): 4, ("h.0.attn.c_attn.bias", 0): 4, ("h.0.attn.c_proj.weight", 1): 4}
+GROUPS_OF_8 = {(name, 0): 8 for name in ("4.weight", "4.bias", "5.weight", "5.bias", "8.weight")}
+GPT2 = "gpt.transformer.h.0.attn"
+GPT2_HEADS = {(f"{GPT2}.c_attn.weight", 1): 4, (f"{GPT2}.c_attn.bias", 0): 4, (f"{GPT2}.c_proj.weight", 0): 4}
 ENCODER = "layers.layers.0.self_attn"
 HEADS = {
     (f"{ENCODER}.in_proj_weight", 0): 8,
@@ -42,9 +45,10 @@ HEADS = {
     (f"{ENCODER}.out_proj.weight", 1): 8,
 }
 CASES: dict[str, Case] = {
-    "cnn": (cnn, images, {}, {("12.weight", 1): 9}),
+    "cnn": (cnn, images, {}, {("12.weight", 1): 9, **GROUPS_OF_8}),
     "gpt": (GPT, words, {"divide": ("n_head",)}, OWN_HEADS),
     "tied": (partial(GPT, tie="module"), words, {"divide": ("n_head",)}, OWN_HEADS),
+    "gpt-2 of hugging face": (HuggingFaceGPT2, words, {}, GPT2_HEADS),
     "encoder": (Encoder, words, {}, HEADS),
     "gated": (Gated, vectors, {}, {}),
     "bare": (Bare, vectors, {}, {("third", 1): 1}),
@@ -63,6 +67,8 @@ FANS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_shrunk_equals_target(name: str, kind: str) -> None:
+    if "hugging face" in name:
+        pytest.importorskip("transformers")
     make, draw, more, blocks = CASES[name]
     torch.manual_seed(1)
     batches = [draw() for _ in range(8)]

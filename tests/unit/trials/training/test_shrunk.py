@@ -250,6 +250,51 @@ def test_a_study_may_build_surrogates_itself() -> None:
     assert_group_is_alone(study, size=2)
 
 
+class Residual(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+def deep(width: int, blocks: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, width), *(Residual(width) for _ in range(blocks)), nn.Linear(width, 3)).double()
+
+
+class Deep(Narrow):
+    """A study whose code divides widths; blocks are dropped from what it builds."""
+
+    shrink = Shrink(4, depth=2)  # type: ignore[assignment]
+
+    def model(self, params: dict[str, Any], shrink: int = 1) -> nn.Module:
+        return deep(128 // shrink, 4)
+
+
+class DividesBlocks(Deep):
+    def model(self, params: dict[str, Any], shrink: int = 1) -> nn.Module:
+        return deep(128 // shrink, 8 if shrink == 1 else 4)
+
+
+def test_a_study_that_builds_surrogates_itself_may_be_shallower() -> None:
+    study = Deep(model, SETTINGS["adamw"], data())
+    built = build(study, 0, {"n": 0})
+    traced = Narrow(lambda n: deep(128, 4), SETTINGS["adamw"], data())
+    traced.shrink = Deep.shrink  # type: ignore[assignment]
+    same = build(traced, 0, {"n": 0})
+    assert built.roles == same.roles and len(built.roles or {}) == 2 * 6 + 4
+    for name, p in built.model.named_parameters():
+        theirs = same.model.get_parameter(name)
+        assert float(p.square().mean().sqrt()) == pytest.approx(float(theirs.square().mean().sqrt()), rel=0.4), name
+    assert_group_is_alone(study, size=2)
+
+
+def test_blocks_are_not_divided_by_the_studys_own_code() -> None:
+    with pytest.raises(ShrinkError, match=r"'5.norm.weight' of the target is absent.*trials\.Shrink\(.*, depth=2\)"):
+        build(DividesBlocks(model, "adamw", data()), 0, {"n": 0})
+
+
 class AsWide(Own):
     def model(self, params: dict[str, Any], shrink: int = 1) -> nn.Module:
         return model(0)

@@ -1,0 +1,71 @@
+"""Where the studies of the `trials` command are: the options that say it, and what they come to."""
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import NoReturn
+
+from ds_hooks.shared import logs
+from ds_hooks.shared.renamed_commands import refuse
+from ds_hooks.shared.secrets import hide_password, hide_passwords, read_storage
+from ds_hooks.shared.study_files import journal_path, trials_directory
+
+PROGRAM = "trials"
+
+STORAGES = "Optuna's journal or a database's URL, or env:NAME or @FILE, which hold one"
+
+
+def known_place(parsed: argparse.Namespace) -> tuple[str, Path, str]:
+    """The same as `place_of`, where there is a storage already."""
+    logs.adopt("optuna")
+    name, directory, storage = place_of(parsed)
+    if "://" not in storage and not Path(storage).is_file():  # Optuna would make a new one
+        refuse(f"{PROGRAM} {parsed.command}", f"no journal {storage}; allowed: a journal's path or a database's URL")
+    return name, directory, storage
+
+
+def place_of(parsed: argparse.Namespace) -> tuple[str, Path, str]:
+    """A study's name, directory and storage."""
+    name = parsed.study.stem if parsed.study_name is None else parsed.study_name
+    storage = str(journal_path(parsed.directory)) if parsed.storage is None else storage_of(parsed)
+    return name, trials_directory(parsed.directory, name), storage
+
+
+def storage_of(parsed: argparse.Namespace) -> str:
+    """The storage that a command line names. Other users can read that, so it must hold no password."""
+    if hide_password(parsed.storage) != parsed.storage:
+        refuse(
+            f"{PROGRAM} {parsed.command}",
+            "other users can read the password on a command line: put the URL into an environment variable and write "
+            "--storage env:NAME, or into a file of your own and write --storage @FILE",
+        )
+    try:
+        return read_storage(parsed.storage)
+    except ValueError as error:
+        refuse(f"{PROGRAM} {parsed.command}", f"--storage {parsed.storage}: {error}")
+
+
+def refuse_storage(parsed: argparse.Namespace, storage: str, error: Exception) -> NoReturn:
+    """End with what a storage has said, without its password."""
+    from trials.search.storage.database import StorageError, in_short
+
+    text = f"{error}" if isinstance(error, StorageError) else f"{hide_password(storage)}: {in_short(error)}"
+    refuse(f"{PROGRAM} {parsed.command}", hide_passwords(text))
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """The options that say where a study is."""
+    parser.add_argument("--study-name", metavar="NAME", help="Optuna's name of the study; default: the file's name")
+    parser.add_argument("--storage", metavar="WHERE", help=f"{STORAGES}; default: study.journal in the directory")
+    described = "where studies, checkpoints and best weights are; default: studies"
+    parser.add_argument("--directory", type=Path, default=Path("studies"), metavar="DIR", help=described)
+
+
+def again(parsed: argparse.Namespace) -> str:
+    """The options that name the same study on another command line."""
+    words = [str(parsed.study)]
+    for option, value in (("--study-name", parsed.study_name), ("--storage", parsed.storage)):
+        words += [] if value is None else [option, value]
+    if parsed.directory != Path("studies"):
+        words += ["--directory", str(parsed.directory)]
+    return shlex.join(words)
