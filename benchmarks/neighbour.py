@@ -25,7 +25,7 @@ NAME = "neighbour"
 ASLEEP = "asleep"
 TOKENS, WIDTH, SEQUENCES = 128, 256, 8
 STEPS_PER_UNIT = 3
-SETTLES_S = 0.02
+SETS_UP_S, SETTLES_S = 5.0, 0.02
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with ExitStack() as ends:
         pids = {name: ends.enter_context(child(busy, core=cores[1])) for name, busy in NEIGHBOURS.items()}
-        time.sleep(5.0)  # they set themselves up
+        time.sleep(SETS_UP_S)  # as the neighbours do
         for pid in pids.values():
             os.kill(pid, signal.SIGSTOP)
         os.sched_setaffinity(0, cores[:1])

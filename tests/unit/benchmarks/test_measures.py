@@ -1,0 +1,127 @@
+"""Each benchmark's own measurement runs, as small as it goes, and its summary takes what comes out.
+
+Commands as users give them: `tests/integration/test_benchmark_commands.py`.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import adapters, audit, fusion, guard_power, neighbour, refill, study, wake_up
+from benchmarks.search_cost import __main__ as search_cost
+from benchmarks.transfer import end_to_end, experiments, figures
+
+
+@pytest.fixture(autouse=True)
+def cores() -> Iterator[None]:
+    """All cores, of which benchmarks choose."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    yield
+    os.sched_setaffinity(0, before)
+
+
+@pytest.fixture
+def two_cores() -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("two cores are needed")
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A quick run's command line writes there."""
+    file = tmp_path / "results.json"
+    monkeypatch.setattr(sys, "argv", ["benchmark", "--quick", "--json", str(file)])
+    return file
+
+
+def finite(values: dict[str, Any]) -> bool:
+    return all(value is not None and value == value for value in values.values())
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_wake_up(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wake_up, "BUBBLES_MS", (0.5, 1.0))
+    monkeypatch.setattr(wake_up, "COMPUTE_MS", 0.5)
+    wake_up.main()
+    written = json.loads(results.read_text())
+    assert len(written["runs"]) == 2 * len(wake_up.ARMS) and finite(written["summary"])
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_neighbour(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbour, "SETS_UP_S", 0.1)
+    monkeypatch.setattr(neighbour, "TOKENS", 8)
+    neighbour.main()
+    assert json.loads(results.read_text())["summary"]["rounds"] == 5
+
+
+def test_fusion() -> None:
+    made = fusion.Classes("mlp_32")
+    by_k = []
+    for size in (1, 2):
+        pairs = fusion.alternate(fusion._Alone(made).step, fusion.Together(made, size).step, size, 0.01)
+        by_k.append({"k": size, "pairs_s": pairs})
+    assert fusion.planned_point(by_k)["speedup"] > 0
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_adapters(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "BLOCK_S", 0.0)
+    run = adapters._measure("own_gpt", "own_gpt", own, 2)
+    assert run["ratio"] > 0 and run["memory_ratio"] > 0.9 and finite(adapters._summary([run]))
+
+
+def test_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "STEPS", 5)
+    run = audit._measure("mlp_32", 2)
+    assert run["mismatches"] == 0 and len(run["pairs_ms"]) == 2 and finite(audit._summary([run]))
+
+
+@pytest.mark.slow
+def test_refill(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"QUICK_TRIALS": 12, "QUICK_PAIRS": 2, "QUICK_STEPS": 2, "EPOCHS": 4, "RUNGS": (1, 2)}.items():
+        monkeypatch.setattr(refill, name, value)
+    runs: list[dict[str, Any]] = [
+        {"scenario": "study", "pairs": refill._study_pairs(True)},
+        {"scenario": "mlp_32", "pairs_ms": refill._step_pairs("mlp_32", True)},
+    ]
+    assert finite(refill._summary(runs))
+
+
+@pytest.mark.parametrize("scenario", ["random_sqlite", "asha_journal"])
+def test_search_cost(scenario: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_cost, "SIZES", (10,))
+    monkeypatch.setattr(search_cost, "QUICK_TRIALS", 3)
+    (run,) = search_cost._runs(scenario, None, True)
+    assert run["n"] == 3 and finite(search_cost._summary([run]))
+
+
+def test_guard_power(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard_power, "STEPS", 200)
+    found = list(guard_power.cells(1, guard_power.TWO_RANKS))
+    assert len(found) == len(guard_power.DEVIATIONS) * len(guard_power.SLOWDOWNS)
+    assert all(guard_power.row(cell).startswith("two_ranks") for cell in found)
+
+
+@pytest.mark.slow
+def test_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = study._study()
+    made.trials, made.epochs, made.rungs = 6, 3, (1,)
+    monkeypatch.setattr(study, "_study", lambda: made)
+    monkeypatch.setattr(study, "SEEDS_OF_BEST", 2)
+    runs = [{"scenario": arm, "seed": 0, **study.ARMS[arm]()} for arm in ("optuna", "optuna_pruned")]
+    assert runs[0]["epochs_kept"] == 18 and len(runs[0]["trials"]) == 6
+    assert study._summary(runs)["optuna_n"] == 1
+
+
+def test_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [{"scenario": "oracles", **run} for run in experiments.EXPERIMENTS["oracles"](True)]
+    assert figures.summary(runs)
+    monkeypatch.setattr(end_to_end, "WIDTH", 32)
+    assert end_to_end._ours(2, 4, 0)
