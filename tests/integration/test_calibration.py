@@ -21,7 +21,7 @@ from squeezer.calibration.peer import Peer
 from squeezer.calibration.verdict import judge
 from tests.support.sandbox import is_alive, wait_for
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
 PROGRAM = "benchmarks.gpu.fake_calibration"
 REPETITIONS = 3
@@ -37,6 +37,7 @@ def device(memory_path: Path) -> Iterator[MeasuredDevice]:
 
 def rows(device: MeasuredDevice, path: Path, monkeypatch: pytest.MonkeyPatch, *figures: str) -> list[dict[str, Any]]:
     monkeypatch.setattr(Figures, "_count", lambda self, full: REPETITIONS)
+    monkeypatch.setattr(MeasuredDevice.offset_ns, "__defaults__", (REPETITIONS,))
     made = Figures(device, path, {}, quick=True, program=PROGRAM)
     return [{"figure": figure, **row} for figure in figures for row in getattr(made, figure)()]
 

@@ -15,6 +15,7 @@ from tests.support.fused_and_solo import alike, close
 from tests.support.side_task_runs import MS, Direct, Starving, assert_as_alone, make_study, run
 from trials.fusion.layers.linear import FusedLinear
 from trials.gate.base import GateError, Starved
+from trials.side_task import scheduler
 from trials.side_task.cohort import Fit
 from trials.training.group import TrialGroup
 
@@ -222,6 +223,7 @@ def test_a_trial_that_does_not_fit_alone_fails_with_that_reason(monkeypatch: pyt
         raise torch.OutOfMemoryError("no more")
 
     monkeypatch.setattr(TrialGroup, "train_step", never)
+    monkeypatch.setattr(scheduler, "ASK_AGAIN_S", 0.01)  # nobody else would take them meanwhile
     trials, reported = run(False, Starving(()))
     assert {trial.state for trial in trials} == {TrialState.FAIL}
     assert all("not even one trial fits" in trial.user_attrs["squeezer_reason"] for trial in trials)

@@ -14,10 +14,17 @@ from tests.support.fused_and_solo import AtOnce
 from tests.support.side_task_runs import Direct, Starving, Widths, assert_as_alone, of_widths
 from trials.search.attributes import REASON, WORKER
 from trials.search.worker import SearchWorker, WorkerConfig
+from trials.side_task import scheduler
 from trials.side_task.scheduler import Scheduler
 from trials.training.group import TrialGroup
 
 LARGE = 9
+
+
+@pytest.fixture(autouse=True)
+def asks_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else works meanwhile, so there is nothing to wait for."""
+    monkeypatch.setattr(scheduler, "ASK_AGAIN_S", 0.01)
 
 
 class Idle(Direct):
