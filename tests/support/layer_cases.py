@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.support.slow_cases import others_slow
+
 VECTORS = (7, 6)
 SIGNALS = (5, 4, 8)
 IMAGES = (3, 4, 6, 6)
@@ -176,6 +178,12 @@ LAYERS: dict[str, Case] = {
     "unflatten": (VECTORS, lambda n: nn.Unflatten(1, (2, 3))),
     "unflatten the last axis": (SIGNALS, lambda n: nn.Unflatten(-1, (2, 4))),
 }  # fmt: skip
+
+
+KINDS = {type(make(0)): name for name, (_, make) in reversed(LAYERS.items())}
+"""Each kind of layer, and the first of its cases."""
+OF_EACH_KIND = others_slow(LAYERS, KINDS.values())
+"""All cases, of which one of each kind is quick: for what `test_layer_behind_another` shows of every case, too."""
 
 
 def batches(*shape: int) -> list[Tensor]:

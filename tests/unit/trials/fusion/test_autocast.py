@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from tests.support.autocast import assert_same_under_autocast, no_worse
 from tests.support.fused_and_solo import OPTIMIZERS, Solo, ToyStudy, members
-from tests.support.layer_cases import LAYERS, batches, before, fresh
+from tests.support.layer_cases import LAYERS, OF_EACH_KIND, batches, before, fresh
 from trials import TrialGroup
 from trials.fusion.autocast import REASON
 from trials.fusion.scalar import Scalar
@@ -31,7 +31,7 @@ def case(name: str, first: bool) -> tuple[Callable[[int], nn.Module], Tensor]:
     return lambda n: nn.Sequential(*layers(n)), batches(*shape)[0]
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", OF_EACH_KIND)
 def test_layer(name: str) -> None:
     for size in (1, 3):
         # how many numbers an RReLU draws depends on its input's signs, and a layer before it may round one of them away

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tests.support.fused_and_solo import RecordingGate, Solo, ToyStudy, assert_same_trial, close, members
 from tests.support.keeping import Base, D, EmptyBuffer, Rotary, study_of
+from tests.support.slow_cases import others_slow
 from trials import TrialGroup
 
 
@@ -229,8 +230,9 @@ def train(study: ToyStudy, size: int, scored_first: bool = False) -> TrialGroup:
     return group
 
 
-@pytest.mark.parametrize("scored_first", [False, True])
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(
+    ("size", "scored_first"), others_slow([(1, False), (1, True), (3, False), (3, True)], [(1, True), (3, False)])
+)
 @pytest.mark.parametrize("kind", EXACT, ids=lambda kind: kind.__name__)
 def test_what_depends_on_shapes_alone_is_exact(kind: type[Base], size: int, scored_first: bool) -> None:
     train(study_of(kind, 5, 3, 7, 5, 3), size, scored_first)

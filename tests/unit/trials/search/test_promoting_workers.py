@@ -12,6 +12,7 @@ from torch import nn
 
 from tests.support.fused_and_solo import AtOnce, ToyStudy
 from tests.support.side_task_runs import expire
+from tests.support.slow_cases import others_slow
 from trials.search import checkpoint_files
 from trials.search.attributes import MILESTONE
 from trials.search.close import Ended, close_study
@@ -72,7 +73,7 @@ STORAGES = ["{}/study.journal", "sqlite:///{}/study.db"]
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("draw", range(6))
+@pytest.mark.parametrize("draw", others_slow(range(6), [0, 1]))
 def test_many_workers_of_which_some_die_end_every_trial_once(storage: str, draw: int, tmp_path: Path) -> None:
     study, chance = Bracket(), random.Random(draw)
     hired = 0

@@ -14,6 +14,7 @@ from tests.support.accounts import assert_accounts
 from tests.support.fused_and_solo import AtOnce, close
 from tests.support.rich_study import RichSolo
 from tests.support.side_task_runs import Direct, Seven, assert_as_alone, make_study
+from tests.support.slow_cases import others_slow
 from trials.gate.base import OpenGate, StopRequested
 from trials.search import checkpoint_files
 from trials.search.storage.claims import Span
@@ -66,8 +67,13 @@ def assert_all_ended(worker: SearchWorker, study: Seven) -> list[FrozenTrial]:
     return trials
 
 
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("at", [40, 200, 430, 600])
+@pytest.mark.parametrize(
+    ("own", "at"),
+    others_slow(
+        [(own, at) for own in (False, True) for at in (40, 200, 430, 600)],
+        [(False, 40), (True, 200), (False, 430), (True, 600)],
+    ),
+)
 def test_a_side_task_that_is_asked_to_end_loses_no_trial(own: bool, at: int, tmp_path: Path) -> None:
     study = make_study(own)
     first = hire(study, tmp_path)

@@ -13,6 +13,7 @@ from ds_hooks.shared import statuses
 from tests.support.accounts import assert_accounts
 from tests.support.fused_and_solo import AtOnce
 from tests.support.side_task_runs import Direct, Seven, assert_as_alone, expire, make_study
+from tests.support.slow_cases import others_slow
 from trials.gate.base import OpenGate, StopRequested
 from trials.search.attributes import MILESTONE
 from trials.search.choice.paused import is_paused
@@ -143,7 +144,7 @@ def test_more_trials_than_memory_keeps_go_on_from_files(tmp_path: Path, monkeypa
     assert_accounts(worker._claims.spans(), assert_ended(worker, study))
 
 
-@pytest.mark.parametrize("at", range(20, 800, 60))
+@pytest.mark.parametrize("at", others_slow(range(20, 800, 60), range(20, 800, 180)))
 def test_one_that_is_killed_is_taken_up_by_its_successor(at: int, tmp_path: Path) -> None:
     study = bracket()
     first = hire(study, tmp_path)

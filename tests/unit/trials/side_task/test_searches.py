@@ -17,6 +17,7 @@ from ds_hooks.shared import statuses
 from tests.support.fused_and_solo import AtOnce, close
 from tests.support.rich_study import RichSolo
 from tests.support.side_task_runs import Direct, Seven, assert_as_alone, make_study
+from tests.support.slow_cases import others_slow
 from trials.best_trials import best_trials, describe
 from trials.gate.base import OpenGate
 from trials.search.attributes import HISTORY, REASON
@@ -93,8 +94,13 @@ def choose(study: Seven, sampler: Callable[[], samplers.BaseSampler]) -> None:
     study.sampler = sampler  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("search", [None, "asha"])
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(
+    ("sampler", "search"),
+    others_slow(
+        [(sampler, search) for sampler in SAMPLERS for search in (None, "asha")],
+        [*((sampler, "asha") for sampler in SAMPLERS), ("random", None), ("TPE", None)],
+    ),
+)
 def test_samplers(sampler: str, search: str | None, tmp_path: Path) -> None:
     if sampler == "CMA-ES" and importlib.util.find_spec("cmaes") is None:
         pytest.skip("needs the package cmaes")

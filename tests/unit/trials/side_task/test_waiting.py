@@ -8,6 +8,7 @@ from optuna.trial import TrialState
 from torch import nn
 
 from tests.support.side_task_runs import Direct, Starving, assert_as_alone, of_widths, run
+from tests.support.slow_cases import others_slow
 from trials.training.group import TrialGroup
 
 
@@ -29,7 +30,10 @@ def mean_rows(steps: list[list[int]]) -> float:
     return sum(map(len, steps)) / len(steps)
 
 
-@pytest.mark.parametrize(("structures", "before", "rows"), [(1, 16, 16), (2, 3.1, 8), (4, 2.1, 5), (8, 1.5, 3)])
+@pytest.mark.parametrize(
+    ("structures", "before", "rows"),
+    others_slow([(1, 16, 16), (2, 3.1, 8), (4, 2.1, 5), (8, 1.5, 3)], [(1, 16, 16), (4, 2.1, 5)]),
+)
 def test_groups_are_filled_with_trials_of_one_structure(
     structures: int, before: float, rows: float, steps: list[list[int]]
 ) -> None:

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.optim import lr_scheduler as lrs
 
 from tests.support.fused_and_solo import Batch, ToyStudy, members
-from tests.support.layer_cases import LAYERS, batches, before, fresh
+from tests.support.layer_cases import LAYERS, OF_EACH_KIND, batches, before, fresh
 from tests.support.own_optimizers import OWN_OPTIMIZERS
 from tests.support.rich_study import RichStudy
 from tests.support.toy_models import Branching, DataDependent, dcgan_discriminator, dcgan_generator
@@ -45,7 +45,7 @@ def toy(make: Make, inputs: list[Tensor], kind: torch.dtype, optimizer: Any = "a
     return ToyStudy(lambda n: make(n).to(kind), optimizer, data)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", OF_EACH_KIND)
 def test_layer(name: str) -> None:
     shape, make = LAYERS[name]
     study = toy(lambda n: nn.Sequential(before(name), fresh(make(n))), batches(*shape), torch.float32, "adam")

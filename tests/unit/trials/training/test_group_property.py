@@ -55,7 +55,7 @@ OPERATIONS = st.tuples(st.sampled_from(["drop", "add", "merge", "split", "save",
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "nadam", "rprop"])
 @settings(
-    max_examples=8,
+    max_examples=5,
     phases=[Phase.explicit, Phase.generate],
     deadline=None,
     derandomize=True,

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tests.support.fused_and_solo import OPTIMIZERS, Batch, Solo, assert_same_trial, close, members
 from tests.support.rich_study import RichStudy
+from tests.support.slow_cases import others_slow
 from tests.support.torchvision_import import make_importable
 from trials import TrialGroup
 from trials.gate.base import OpenGate
@@ -62,8 +63,9 @@ def batch(n: int) -> Batch:
     return transformers.BatchEncoding({"input_ids": ids, "attention_mask": mask, "labels": labels}), None
 
 
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(
+    ("size", "own"), others_slow([(1, False), (1, True), (3, False), (3, True)], [(1, False), (3, True)])
+)
 def test_a_classifier_of_texts(size: int, own: bool) -> None:
     study = Encoder(encoder, OPTIMIZERS["adamw"], [batch(n) for n in range(3)])
     if own:

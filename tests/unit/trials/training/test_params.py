@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tests.support.fused_and_solo import OPTIMIZERS, Batch, Solo, assert_same_trial, close
 from tests.support.logged import logged
 from tests.support.rich_study import RichStudy
+from tests.support.slow_cases import others_slow
 from trials import TrialGroup, build_member
 from trials.gate.base import OpenGate
 from trials.training.audit import Audit
@@ -141,8 +142,9 @@ def study_of(function: Any, kind: torch.dtype = torch.float64) -> Losses:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(
+    ("size", "own"), others_slow([(1, False), (1, True), (3, False), (3, True)], [(1, False), (3, True)])
+)
 def test_each_trial_has_its_own(name: str, size: int, own: bool, capsys: pytest.CaptureFixture[str]) -> None:
     study = study_of(CASES[name])
     audit = Audit(study)

@@ -6,7 +6,8 @@ from torch import nn
 
 from tests.support.common_bits import frozen, held, trained
 from tests.support.fused_and_solo import OPTIMIZERS, ToyStudy, assert_fused_is_solo, members
-from tests.support.layer_cases import IMAGES, LAYERS, SIGNALS, VECTORS, batches, before, fresh
+from tests.support.layer_cases import IMAGES, KINDS, LAYERS, SIGNALS, VECTORS, batches, before, fresh
+from tests.support.slow_cases import others_slow
 from trials import TrialGroup
 from trials.fusion.layers import linear
 from trials.gate.base import OpenGate
@@ -39,7 +40,7 @@ def test_behind_a_layer_that_differs(name: str, part: str) -> None:
     assert held(group) == {f"1.{own}" for own, _ in layer(name, 0, part).named_parameters() if PARTS[part](own)}
 
 
-@pytest.mark.parametrize("name", WITH_WEIGHTS)
+@pytest.mark.parametrize("name", others_slow(WITH_WEIGHTS, [n for n in WITH_WEIGHTS if n in KINDS.values()]))
 def test_on_the_shared_input(name: str, part: str = "all") -> None:
     shape, make = LAYERS[name]
     with torch.no_grad():

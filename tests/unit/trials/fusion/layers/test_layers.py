@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.support.fused_and_solo import OPTIMIZERS, Solo, ToyStudy, assert_fused_is_solo, members
-from tests.support.layer_cases import IMAGES, LAYERS, SIGNALS, VECTORS, batches, before, fresh
+from tests.support.layer_cases import IMAGES, LAYERS, OF_EACH_KIND, SIGNALS, VECTORS, batches, before, fresh
 from trials import TrialGroup
 from trials.fusion.layers import linear
 from trials.fusion.registry import FORWARDS, RULES
@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Implicit dimension choice", "ignore:dropout2d. Received a 3D input"),
 ]
 
-STEPS = 5
+STEPS = 3
 SAMPLE = (
     *("linear", "linear on signals", "prelu per channel", "layer norm", "rms norm", "group norm", "dropout 2d"),
     *("Conv1d {}", "Conv2d {}", "Conv3d {}", "ConvTranspose2d {}", "BatchNorm 2d norm, ", "alpha dropout"),
@@ -34,7 +34,7 @@ def test_layer_behind_another(name: str) -> None:
     assert_fused_is_solo(lambda n: nn.Sequential(before(name), fresh(make(n))), batches(*shape), steps=STEPS)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", OF_EACH_KIND)
 def test_layer_on_the_shared_input(name: str) -> None:
     shape, make = LAYERS[name]
     with torch.no_grad():
@@ -67,7 +67,7 @@ def test_layer_with_each_optimizer(name: str, optimizer: str) -> None:
     assert_fused_is_solo(lambda n: nn.Sequential(before(name), fresh(make(n))), batches(*shape), optimizer, STEPS)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", OF_EACH_KIND)
 def test_single_precision(name: str) -> None:
     shape, make = LAYERS[name]
     data = [(x, torch.zeros(len(x))) for x in batches(*shape)]

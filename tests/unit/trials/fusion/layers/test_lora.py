@@ -13,6 +13,7 @@ from benchmarks.adapters import Logits
 from tests.support.common_bits import held, held_bytes, trained
 from tests.support.fused_and_alone import Verdict, fused_and_alone
 from tests.support.fused_and_solo import OPTIMIZERS, ToyStudy, assert_fused_is_solo, close, members
+from tests.support.slow_cases import others_slow
 from tests.support.torchvision_import import make_importable
 from trials import TrialGroup
 from trials.fusion.peft_configs import Differs
@@ -80,7 +81,11 @@ def assert_alike(verdict: Verdict) -> None:
 
 
 @pytest.mark.parametrize(
-    ("base", "config"), [(base, config) for base in BASES for config in ADAPTERS if base == "BERT" or "both" in config]
+    ("base", "config"),
+    others_slow(
+        [(base, config) for base in BASES for config in ADAPTERS if base == "BERT" or "both" in config],
+        [*((base, "both, rank-stabilized") for base in BASES), ("BERT", "without a rule")],
+    ),
 )
 def test_adapters_are_what_they_are_alone(base: str, config: str) -> None:
     study = study_of(lambda n: adapted(base, n, ADAPTERS[config]))
@@ -92,9 +97,9 @@ def test_adapters_are_what_they_are_alone(base: str, config: str) -> None:
     assert by_rule == (set() if config == "without a rule" else {"rule FusedLora"})
 
 
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("base", others_slow(BASES, ["GPT-2"]))
 def test_the_base_is_held_once(base: str) -> None:
-    size, study = 8, study_of(lambda n: adapted(base, n))
+    size, study = 4, study_of(lambda n: adapted(base, n))
     group = TrialGroup(study, members(study, range(size)), OpenGate())
     group.train_step(*study.data[0])
     model = adapted(base, 0)
@@ -106,7 +111,11 @@ def test_the_base_is_held_once(base: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"r": 3}, {"target_modules": ["query"]}, {"lora_dropout": 0.0}, {"rank_pattern": {"query": 1}}]
+    "other",
+    others_slow(
+        [{"r": 3}, {"target_modules": ["query"]}, {"lora_dropout": 0.0}, {"rank_pattern": {"query": 1}}],
+        [{"r": 3}, {"target_modules": ["query"]}],
+    ),
 )
 def test_other_shapes_and_targets_are_other_groups(other: dict[str, Any]) -> None:
     study = study_of(lambda n: adapted("BERT", n, lambda n: {"lora_dropout": 0.1, **(other if n else {})}))

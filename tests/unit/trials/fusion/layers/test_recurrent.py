@@ -10,11 +10,12 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tests.support.fused_and_solo import OPTIMIZERS, RecordingGate, Solo, ToyStudy, assert_fused_is_solo, members
 from tests.support.layer_cases import batches
+from tests.support.slow_cases import others_slow
 from trials import TrialGroup
 from trials.fusion.autotune import pinned
 from trials.gate.base import OpenGate
 
-STEPS = 5
+STEPS = 3
 WAYS = ("at once", "looped")
 KINDS: dict[str, Callable[..., nn.Module]] = {
     "RNN": nn.RNN,
@@ -65,8 +66,12 @@ class Uses(nn.Module):
 
 
 @pytest.mark.usefixtures("only_rules")
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("kind", "name", "before"), CASES)
+@pytest.mark.parametrize(
+    ("kind", "name", "before", "way"),
+    others_slow(
+        [(*case, way) for case in CASES for way in WAYS], [(*case, WAYS[i % 2]) for i, case in enumerate(CASES)]
+    ),
+)
 def test_recurrent_layer(kind: str, name: str, before: bool, way: str) -> None:
     with pinned(way):
         assert_fused_is_solo(lambda n: Uses(KINDS[kind](4, 3, **OPTIONS[name]), before), batches(5, 6, 4), steps=STEPS)
