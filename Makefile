@@ -1,4 +1,4 @@
-# make install | demo | demo-shrink | test | test-slow | test-matrix | test-zoo | lint | format | bench | clean. PYTHON is any Python >= 3.11.
+# make install | demo | demo-shrink | test | test-alone | test-slow | test-matrix | test-zoo | lint | format | bench | clean. PYTHON is any Python >= 3.11.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # That operation is this environment's own: two environments that share one compile it over and over.
 export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 
-.PHONY: install demo demo-shrink test test-slow test-matrix test-zoo lint format bench clean
+.PHONY: install demo demo-shrink test test-alone test-slow test-matrix test-zoo lint format bench clean
 .DELETE_ON_ERROR:
 
 install: $(VENV)/.installed
@@ -37,11 +37,16 @@ demo-shrink: install
 	OMP_NUM_THREADS=1 $(BIN)/ds_squeeze --squeezer examples/shrunk_demo.toml --num_accelerators 2 examples/pretrain.py
 	$(BIN)/trials transfer examples/shrunk_digits.py --top 1 --directory runs/demo-shrink/study
 
-# Processes that share cores with a main job are tested alone, everything else side by side.
-TOGETHER := tests/integration/studies tests/conformance tests/unit
-test: lint
-	$(BIN)/python -m pytest -m "not slow" --durations=30 --durations-min=5 tests/integration --ignore tests/integration/studies
-	$(BIN)/python -m pytest -m "not slow" -n logical --maxprocesses 8 --dist loadgroup --durations=30 --durations-min=5 $(TOGETHER)
+# A main job on all cores is tested alone, but for the linters. Then each worker has a core for one test at a time.
+# A file's tests share what is made once for all of them; the longest files come first.
+SIDE_BY_SIDE := -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder -p tests.support.own_core
+PYTEST := $(BIN)/python -m pytest --durations=30 --durations-min=5
+test: install
+	$(MAKE) -j 2 -O lint test-alone
+	$(PYTEST) -m "not slow and not alone" $(SIDE_BY_SIDE) tests/integration tests/conformance tests/unit
+
+test-alone: install
+	$(PYTEST) -m "alone and not slow" tests/integration
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow

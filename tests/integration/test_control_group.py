@@ -16,7 +16,7 @@ from tests.support.control_groups import a_place, a_subtree, shell
 from tests.support.paths import ROOT
 from tests.support.sandbox import is_alive, wait_for
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
 LEAVES = """
 import os, signal, sys, time

@@ -279,7 +279,7 @@ def test_a_daemon_without_standard_error_serves_all_the_same_and_logs_to_its_fil
     assert "is given up; the main job continues alone" in log
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_to_the_daemon_and_all_its_processes_ends_them_cleanly(
     sandbox: Sandbox, hold: Path, number: signal.Signals
 ) -> None:

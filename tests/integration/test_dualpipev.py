@@ -11,7 +11,7 @@ from squeezer.records.reader import read_details, read_events
 from tests.support.jobs import deepspeed, environment, run, short_directory
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.alone]
 SCRIPT = str(ROOT / "tests" / "support" / "dualpipev_train.py")
 
 

@@ -12,6 +12,7 @@ from tests.support.jobs import (
     PATIENT,
     Ended,
     KillInBubble,
+    SqueezedRun,
     deepspeed,
     ds_squeeze,
     pretrain,
@@ -20,7 +21,7 @@ from tests.support.jobs import (
 )
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.alone]
 STEPS = 40
 
 CONFIG = f"""
@@ -83,11 +84,10 @@ def test_with_a_hook_that_raises(alone: list[str], tmp_path: Path, directory: Pa
     assert ended.output.count("switched off; training continues without squeezing: injected") == 2, "once per rank"
 
 
-def test_with_side_tasks(alone: list[str], tmp_path: Path, directory: Path) -> None:
-    ended = squeezed(tmp_path, directory)
-    assert ended.losses == alone
+def test_with_side_tasks(alone: list[str], squeezed_run: SqueezedRun) -> None:
+    assert squeezed_run.ended.losses[:STEPS] == alone
     for rank in (0, 1):
-        assert units_path(tmp_path / "run", rank).stat().st_size > 0, f"side tasks ran\n{ended.output}"
+        assert units_path(squeezed_run.record, rank).stat().st_size > 0, f"side tasks ran\n{squeezed_run.ended.output}"
 
 
 def test_with_the_side_task_and_then_the_daemon_killed_in_a_bubble(

@@ -242,6 +242,7 @@ def test_a_rank_trains_and_a_daemon_refuses_in_words_where_another_user_was_firs
     assert [*victims.iterdir()] == []
 
 
+@pytest.mark.alone
 def test_the_users_own_place_in_dev_shm_that_another_user_has_made_does_not_stop_the_training(
     tmp: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

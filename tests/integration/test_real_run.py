@@ -2,7 +2,6 @@
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,37 +11,15 @@ from ds_hooks.shared.unit_record import UNIT_RECORD
 from squeezer.records.layout import events_path, units_path
 from squeezer.records.reader import read_details, read_events
 from squeezer.reports.report import build_report
-from tests.support.jobs import PATIENT, ds_squeeze, pretrain, run, short_directory
-from tests.support.paths import ROOT
+from tests.support.jobs import SqueezedRun
 
-pytestmark = pytest.mark.integration
-STEPS = 120
+pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
 
-@pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The directory of one squeezed run."""
-    base = tmp_path_factory.mktemp("real")
-    config = base / "squeezer.toml"
-    config.write_text(
-        f"""
-[squeeze]
-min_bubble_ms = 0.1
-alone_share = 0.3
-[guard]
-enabled = false
-[side]
-study = "{ROOT}/benchmarks/utilization/endless_digits.py"
-[run]
-directory = "run"
-trace_steps = 1000
-calibrate_s = 0.5
-"""
-    )
-    with short_directory() as directory:
-        ended = run(ds_squeeze(config, PATIENT, *pretrain(base / "losses", STEPS)), directory, base / "losses")
-    assert ended.status == 0, ended.output
-    yield base / "run"
+@pytest.fixture
+def record(squeezed_run: SqueezedRun) -> Path:
+    """The directory of the run."""
+    return squeezed_run.record
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -34,6 +34,19 @@ class Ended:
     losses: list[str]
 
 
+@dataclass(frozen=True, slots=True)
+class SqueezedRun:
+    """A squeezed job that has ended well.
+
+    Attributes:
+        record: the run's directory.
+        ended: what the job left.
+    """
+
+    record: Path
+    ended: Ended
+
+
 def free_port() -> int:
     """A port that nobody uses now."""
     with socket.socket() as probe:
@@ -94,6 +107,30 @@ def run(command: list[str], directory: Path, losses: Path) -> Ended:
             left.unlink(missing_ok=True)
     found = losses.read_text().split() if losses.exists() else []
     return Ended(done.returncode, done.stdout, found)
+
+
+def squeeze_patiently(base: Path, steps: int = 120) -> SqueezedRun:
+    """Run a job whose ranks are both squeezed, with some steps left alone; its files are in `base`."""
+    config = base / "squeezer.toml"
+    config.write_text(
+        f"""
+[squeeze]
+min_bubble_ms = 0.1
+alone_share = 0.3
+[guard]
+enabled = false
+[side]
+study = "{ROOT}/benchmarks/utilization/endless_digits.py"
+[run]
+directory = "run"
+trace_steps = 1000
+calibrate_s = 0.5
+"""
+    )
+    with short_directory() as directory:
+        ended = run(ds_squeeze(config, PATIENT, *pretrain(base / "losses", steps)), directory, base / "losses")
+    assert ended.status == 0, ended.output
+    return SqueezedRun(base / "run", ended)
 
 
 class KillInBubble(threading.Thread):

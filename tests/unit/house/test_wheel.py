@@ -14,7 +14,6 @@ import pytest
 
 from tests.support.paths import INSTALLED, ROOT
 
-pytestmark = pytest.mark.xdist_group("wheel")  # one worker builds it, for all tests here
 METADATA = ("LICENSE", "README.md", "pyproject.toml", "setup.cfg")
 COMMANDS = ("ds_squeeze", "squeezer", "trials")
 IMPORT_ALL = """
