@@ -37,12 +37,12 @@ demo-shrink: install
 	OMP_NUM_THREADS=1 $(BIN)/ds_squeeze --squeezer examples/shrunk_demo.toml --num_accelerators 2 examples/pretrain.py
 	$(BIN)/trials transfer examples/shrunk_digits.py --top 1 --directory runs/demo-shrink/study
 
-# A main job on all cores is tested alone, but for the linters. Then each worker has a core for one test at a time.
+# A main job on all cores is tested alone: side tasks have the idle class, so beside anything else they starve. Then each
+# worker has a core for one test at a time.
 # A file's tests share what is made once for all of them; the longest files come first.
 SIDE_BY_SIDE := -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder -p tests.support.own_core
 PYTEST := $(BIN)/python -m pytest --durations=30 --durations-min=5
-test: install
-	$(MAKE) -j 2 -O lint test-alone
+test: lint test-alone
 	$(PYTEST) -m "not slow and not alone" $(SIDE_BY_SIDE) tests/integration tests/conformance tests/unit
 
 test-alone: install
