@@ -13,6 +13,7 @@ to a database that it exists.
 import os
 import re
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -114,6 +115,13 @@ def epoch_of(checkpoint: Path) -> int:
 def forget(directory: Path, number: int) -> None:
     """Remove the checkpoints of a trial that has ended."""
     shutil.rmtree(trial_directory(directory, number), ignore_errors=True)
+
+
+def forget_ended(directory: Path, has_ended: Callable[[int], bool]) -> None:
+    """Remove the checkpoints of all trials that have ended: a worker that dies at a trial's end leaves them."""
+    for folder in (directory / "checkpoints").glob("[0-9]*"):
+        if has_ended(int(folder.name)):
+            forget(directory, int(folder.name))
 
 
 def discard(written: str | None) -> None:
