@@ -72,6 +72,7 @@ def sleeps(sandbox: Sandbox, side: int, job: Job) -> bool:
     return cpu_ticks(side) - ticks <= 1 and sandbox.word(Field.WORK) == work
 
 
+@pytest.mark.alone
 def test_a_daemon_serves_job_after_job_with_one_side_task_that_sleeps_when_there_is_no_bubble(
     sandbox: Sandbox, hold: Path
 ) -> None:
@@ -316,6 +317,7 @@ def test_a_unit_longer_than_the_bubbles_is_stopped_and_goes_on_in_the_next(sandb
     assert any(bubble["stopped"] for bubble in sandbox.events("bubble") if bubble["start_ns"] > ready_ns)
 
 
+@pytest.mark.alone
 def test_a_side_task_that_overruns_breaks_the_budget_and_is_shut_out_for_a_while(sandbox: Sandbox) -> None:
     daemon = sandbox.daemon(sandbox.config("stubborn.py", preemptive=False, guard=True))
     job = sandbox.job("--compute-ms", "20")
