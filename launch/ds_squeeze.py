@@ -210,12 +210,13 @@ def finish(run: Path, config: Config, reason: str) -> None:
         config: the run's configuration. Without a side task, the screen is the table of idle time.
         reason: why the run ended.
     """
-    from squeezer.records.layout import picture_path
+    from squeezer.records.layout import picture_path, yield_picture_path
     from squeezer.reports.closing import closing_lines
     from squeezer.reports.idle import idle_of_run, render_idle
     from squeezer.reports.perfetto import write_trace
     from squeezer.reports.report import write_report
     from squeezer.reports.step_svg import draw_step
+    from squeezer.reports.yield_svg import draw_yield
 
     os.environ[STORAGE_VARIABLE] = config.storage(run)  # for releasing trials, and for the report
 
@@ -234,6 +235,7 @@ def finish(run: Path, config: Config, reason: str) -> None:
         if config.side is None:
             screen = f"{render_idle(idle_of_run(run))}\n\nRecords and trace.json (for ui.perfetto.dev) are in {run}"
         else:
+            draw_yield(content, yield_picture_path(run))
             screen = "\n".join(closing_lines(content, run))
         print(f"\n{screen}" if reason == _ENDED_WELL else f"\n{reason[0].upper()}{reason[1:]}.\n{screen}", flush=True)
 

@@ -104,6 +104,11 @@ def picture_path(run: Path) -> Path:
     return run / "step.svg"
 
 
+def yield_picture_path(run: Path) -> Path:
+    """The picture of what the bubbles gave."""
+    return run / "yield.svg"
+
+
 def units_path(run: Path, rank: int) -> Path:
     """Where the side task of `rank` writes; its names lie beside it with the suffix ``.jsonl``."""
     return run / f"rank{rank}.units.bin"
@@ -112,5 +117,5 @@ def units_path(run: Path, rank: int) -> Path:
 def files_of(run: Path) -> list[Path]:
     """All of the above that lie in `run`, older parts included."""
     patterns = ("rank*.events.jsonl", "rank*.details.*", "rank*.units.*", "rank*.log")
-    single = (report_path(run), trace_path(run), picture_path(run))
+    single = (report_path(run), trace_path(run), picture_path(run), yield_picture_path(run))
     return [*(path for pattern in patterns for path in run.glob(pattern)), *(path for path in single if path.exists())]

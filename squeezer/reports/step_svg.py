@@ -1,13 +1,8 @@
-"""Draws one recorded step of every rank as an SVG: the main job's work, its bubbles, and the units in them.
-
-The colours are of Okabe and Ito's palette, which colour-blind people can tell apart. They are plain attributes; one
-style block replaces the few that must differ on a dark page.
-"""
+"""Draws one recorded step of every rank as an SVG: the main job's work, its bubbles, and the units in them."""
 
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,23 +10,14 @@ from typing import Any
 from ds_hooks.shared.private_file import write_text
 from squeezer.records.reader import RankRun, ReportError, StepTime, load_run
 from squeezer.reports.metrics import mean_over_ranks
+from squeezer.reports.svg import BACKWARD, FORWARD, OTHER, OVERRUN, SIDE, WIDTH, document, rect, text
 
-WIDTH = 900
 LEFT, RIGHT, TOP = 132, 24, 78
 MAIN_HEIGHT, SIDE_HEIGHT, ROW_GAP, RANK_GAP = 34, 20, 4, 24
 FOOT = 84
 NARROW_PX = 0.6
 """Units closer than this are drawn as one: the gap would not show, and there may be thousands."""
 
-FORWARD, BACKWARD, OTHER, SIDE, OVERRUN = "#0072B2", "#E69F00", "#CC79A7", "#009E73", "#D55E00"
-STYLE = """
-  text { font-family: -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; }
-  @media (prefers-color-scheme: dark) {
-    .card { fill: #0d1117; stroke: #30363d } .ink { fill: #e6edf3 } .soft { fill: #9198a1 }
-    .grid { stroke: #262c36 } .track { fill: #161b22 } .hatch { fill: #21262d } .line { stroke: #6e7681 }
-    .forward { fill: #3d9bd9 } .side { fill: #1fb88a } .on-forward { fill: #04121d }
-  }
-"""
 HATCH = """<pattern id="bubble" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
     <rect class="hatch" width="6" height="6" fill="#eef0f2"/>
     <path class="line" d="M0 0V6" stroke="#a5acb4" stroke-width="1.6"/>
@@ -71,16 +57,6 @@ class _Scale:
         return LEFT + (min(max(t_ns, self.from_ns), self.to_ns) - self.from_ns) * self.px_per_ns
 
 
-def _rect(x: float, y: float, width: float, height: float, fill: str, css: str = "", rounded: float = 0) -> str:
-    more = (f' class="{css}"' if css else "") + (f' rx="{rounded:g}"' if rounded else "")
-    return f'<rect{more} x="{x:.2f}" y="{y:g}" width="{width:.2f}" height="{height:g}" fill="{fill}"/>'
-
-
-def _text(x: float, y: float, words: str, size: int = 12, css: str = "ink", more: str = "") -> str:
-    fill = {"ink": "#1f2328", "soft": "#59636e", "on-forward": "#ffffff"}.get(css, "#1f2328")
-    return f'<text class="{css}" x="{x:.2f}" y="{y:g}" font-size="{size}" fill="{fill}"{more}>{escape(words)}</text>'
-
-
 def _svg(ranks: Sequence[RankRun], step: StepTime) -> str:
     scale = _Scale(step)
     per_rank = MAIN_HEIGHT + ROW_GAP + SIDE_HEIGHT
@@ -106,21 +82,8 @@ def _svg(ranks: Sequence[RankRun], step: StepTime) -> str:
     title = f"One training step on {stages}, and what ran in its bubbles"
     about = f"Step {step.step} as recorded: {duration_ms:.1f} ms, {100 * share:.0f}% of it bubbles"
     about += f", {100 * busy_ns / bubble_ns:.0f}% of those filled by the side task" if bubble_ns else ""
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        'role="img" aria-labelledby="title about">',
-        f'<title id="title">{escape(title)}</title><desc id="about">{escape(about)}</desc>',
-        f"<style>{STYLE}</style>\n<defs>{HATCH}</defs>",
-        f'<rect class="card" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8" fill="#ffffff" '
-        'stroke="#d1d9e0"/>',
-        _text(24, 32, title, 16, more=' font-weight="600"'),
-        _text(24, 53, about, 12, "soft"),
-        *_axis(scale, bottom),
-        *rows,
-        *_legend(height - 24, overran),
-        "</svg>\n",
-    ]
-    return "\n".join(parts)
+    parts = [*_axis(scale, bottom), *rows, *_legend(height - 24, overran)]
+    return document(title, about, height, parts, HATCH)
 
 
 def _inside(bubbles: Sequence[Mapping[str, Any]], step: StepTime) -> Sequence[Mapping[str, Any]]:
@@ -132,12 +95,12 @@ def _inside(bubbles: Sequence[Mapping[str, Any]], step: StepTime) -> Sequence[Ma
 def _labels(rank: RankRun, y: float) -> Iterator[str]:
     job = rank.records["job"][-1] if rank.records["job"] else {"stage": "?"}
     middle = y + MAIN_HEIGHT / 2
-    yield _text(24, middle - 2, f"stage {job['stage']}", 13, more=' font-weight="600"')
-    yield _text(24, middle + 13, f"main job · rank {rank.rank}", 11, "soft")
-    yield _text(24, y + MAIN_HEIGHT + ROW_GAP + SIDE_HEIGHT / 2 + 4, "side task", 11, "soft")
+    yield text(24, middle - 2, f"stage {job['stage']}", 13, more=' font-weight="600"')
+    yield text(24, middle + 13, f"main job · rank {rank.rank}", 11, "soft")
+    yield text(24, y + MAIN_HEIGHT + ROW_GAP + SIDE_HEIGHT / 2 + 4, "side task", 11, "soft")
     width = WIDTH - LEFT - RIGHT
-    yield _rect(LEFT, y, width, MAIN_HEIGHT, "#f6f8fa", "track")
-    yield _rect(LEFT, y + MAIN_HEIGHT + ROW_GAP, width, SIDE_HEIGHT, "#f6f8fa", "track")
+    yield rect(LEFT, y, width, MAIN_HEIGHT, "#f6f8fa", "track")
+    yield rect(LEFT, y + MAIN_HEIGHT + ROW_GAP, width, SIDE_HEIGHT, "#f6f8fa", "track")
 
 
 def _main_row(
@@ -152,21 +115,21 @@ def _main_row(
         forward = kind == "FORWARD_PASS"
         if kind not in counts:
             # beneath the bubbles, which hide the waits that are bubbles
-            blocks.insert(0, _rect(x, y, width, MAIN_HEIGHT, OTHER, "other"))
+            blocks.insert(0, rect(x, y, width, MAIN_HEIGHT, OTHER, "other"))
             continue
         inset = 0.5 if width > 4 else 0.0  # tells equal neighbours apart
         fill, css = (FORWARD, "forward") if forward else (BACKWARD, "backward")
-        blocks.append(_rect(x + inset, y, width - 2 * inset, MAIN_HEIGHT, fill, css, 2 * inset))
+        blocks.append(rect(x + inset, y, width - 2 * inset, MAIN_HEIGHT, fill, css, 2 * inset))
         if width > 16:
             label = f"{'F' if forward else 'B'}{counts[kind]}"
             css = "on-forward" if forward else "on-backward"
-            words.append(_text(x + width / 2, y + MAIN_HEIGHT / 2 + 4, label, 11, css, ' text-anchor="middle"'))
+            words.append(text(x + width / 2, y + MAIN_HEIGHT / 2 + 4, label, 11, css, ' text-anchor="middle"'))
         counts[kind] += 1
     first_compute = next((i for i, block in enumerate(blocks) if OTHER not in block), len(blocks))
     yield from blocks[:first_compute]
     for b in bubbles:
         x = scale.x(b["start_ns"])
-        yield _rect(x, y, scale.x(b["end_ns"]) - x, MAIN_HEIGHT, "url(#bubble)")
+        yield rect(x, y, scale.x(b["end_ns"]) - x, MAIN_HEIGHT, "url(#bubble)")
     yield from blocks[first_compute:]
     yield from words
 
@@ -206,7 +169,7 @@ def _side_row(pieces: Iterable[tuple[int, int, bool]], scale: _Scale, y: float) 
         inset = 0.3 if b - a > 3 else 0.0
         if b - a >= 0.05:
             fill, css = (SIDE, "side") if inside else (OVERRUN, "overrun")
-            yield _rect(a + inset, y, b - a - 2 * inset, SIDE_HEIGHT, fill, css)
+            yield rect(a + inset, y, b - a - 2 * inset, SIDE_HEIGHT, fill, css)
 
 
 def _axis(scale: _Scale, bottom: float) -> Iterator[str]:
@@ -218,7 +181,7 @@ def _axis(scale: _Scale, bottom: float) -> Iterator[str]:
         x = scale.x(scale.from_ns + i * tick_ms * 1e6)
         yield f'<path class="grid" d="M{x:.2f} {TOP - 8}V{bottom}" stroke="#e4e8ec"/>'
         label = f"{i * tick_ms:g}" + (" ms" if i == 0 else "")
-        yield _text(x, bottom + 17, label, 11, "soft", ' text-anchor="middle"')
+        yield text(x, bottom + 17, label, 11, "soft", ' text-anchor="middle"')
 
 
 def _legend(y: float, overran: bool) -> Iterator[str]:
@@ -232,6 +195,6 @@ def _legend(y: float, overran: bool) -> Iterator[str]:
     ]
     x = float(LEFT)
     for fill, css, words in entries:
-        yield _rect(x, y - 10, 18, 12, fill, css, 2)
-        yield _text(x + 25, y, words, 12)
+        yield rect(x, y - 10, 18, 12, fill, css, 2)
+        yield text(x + 25, y, words, 12)
         x += 25 + 6.6 * len(words) + 22

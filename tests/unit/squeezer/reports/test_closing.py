@@ -61,7 +61,7 @@ def test_five_lines_say_what_was_gained_at_what_cost_and_where_to_look(
         "Cost    no slowdown detected, ±0.9% (95% interval -0.8% to +1.0%, n = 25); "
         "steps 100.0 ms without, 101.2 ms with",
         "Next    squeezer report runs/demo  |  squeezer why runs/demo",
-        "Files   runs/demo/step.svg (one step, drawn), runs/demo/trace.json (open it in ui.perfetto.dev)",
+        "Files   in runs/demo: step.svg (a step), yield.svg (what the bubbles gave), trace.json (for ui.perfetto.dev)",
     ]
 
 

@@ -7,7 +7,8 @@ from xml.etree import ElementTree
 import pytest
 
 from squeezer.reports.report import ReportError
-from squeezer.reports.step_svg import BACKWARD, FORWARD, LEFT, OVERRUN, RIGHT, SIDE, WIDTH, draw_step
+from squeezer.reports.step_svg import LEFT, RIGHT, draw_step
+from squeezer.reports.svg import BACKWARD, FORWARD, OVERRUN, SIDE, WIDTH
 from tests.support.made_up_rank import MadeUpRank
 
 SVG = "{http://www.w3.org/2000/svg}"
