@@ -15,8 +15,8 @@ from trials.shrinking.trace import Trace
 _USED: tuple[tuple[tuple[type[nn.Module], ...], tuple[str, ...]], ...] = (
     ((nn.LayerNorm, nn.RMSNorm), ("normalized_shape",)),
     ((nn.MultiheadAttention,), ("embed_dim", "num_heads")),
-    ((nn.RNNBase,), ("hidden_size", "proj_size", "input_size")),
-    ((nn.RNNCellBase,), ("hidden_size", "input_size")),
+    ((nn.RNNBase,), ("hidden_size", "proj_size")),
+    ((nn.RNNCellBase,), ("hidden_size",)),
     ((nn.Unflatten,), ("unflattened_size",)),
 )
 """The attributes that a forward reads."""
@@ -38,6 +38,8 @@ _TOLD: tuple[tuple[tuple[type[nn.Module], ...], Callable[[Any], dict[str, int]]]
         lambda m: {"in_channels": m.weight.shape[0], "out_channels": m.weight.shape[1] * m.groups},
     ),
     ((nn.Embedding, nn.EmbeddingBag), lambda m: {"embedding_dim": m.weight.shape[1]}),
+    ((nn.RNNBase,), lambda m: {"input_size": m.weight_ih_l0.shape[1]}),
+    ((nn.RNNCellBase,), lambda m: {"input_size": m.weight_ih.shape[1]}),
     ((nn.MultiheadAttention,), lambda m: {"kdim": _columns(m, "k"), "vdim": _columns(m, "v")}),
     (
         (nn.Bilinear,),

@@ -75,6 +75,26 @@ def test_models(
     assert shapes(shrink(make(), 4, batch, **more))[name] == shape
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+@pytest.mark.parametrize("inside", [False, True])
+def test_what_a_recurrent_layer_reads_shrinks_only_behind_another_layer(kind: Any, inside: bool) -> None:
+    """Though the data's width could be divided, too."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(8, 32) if inside else nn.Identity()
+            self.layer, self.last = kind(32 if inside else 8, 32), nn.Linear(32, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            made = self.layer(self.first(x))
+            return self.last(made[0] if isinstance(made, tuple) else made)
+
+    found = shrink(Model(), 4, torch.randn(5, 8)).model
+    assert found(torch.randn(5, 8)).shape == (5, 3)
+    assert part(found, "layer").input_size == 8 and part(found, "layer").hidden_size == 8
+
+
 def test_bare_parameters_get_their_role_from_their_use() -> None:
     found = shrink(Bare(), 4, torch.randn(2, 5)).roles
     kinds = {name: role.kind for name, role in found.items()}
