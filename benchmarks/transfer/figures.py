@@ -1,6 +1,6 @@
 """From runs to the summary."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import inf, log, log2
 from statistics import fmean, stdev
 from typing import Any
@@ -91,17 +91,21 @@ def ranks(runs: Runs) -> dict[str, Any]:
 
 
 def speedup(runs: Runs) -> dict[str, Any]:
-    """The time of Optuna with its pruner ÷ ours, to the plain best's loss and one standard deviation of its repeats."""
+    """The time of Optuna with its pruner ÷ ours, until a target has ended whose rate is as good as the best.
+
+    As good is: its mean loss over seeds is at most the lowest one, and one standard deviation over seeds.
+    """
     nothing: dict[str, Any] = {"end_to_end_speedup": None, "end_to_end_speedup_low": None}
     repeats = sorted({run["repeat"] for run in runs})
     if not repeats:
         return nothing
-    traces = {(run["who"], run["repeat"]): run["trace"] for run in runs}
-    bests = [min((loss for _, loss in traces["optuna, median", r]), default=inf) for r in repeats]
-    spread = stdev(bests) if len(bests) > 1 else 0.0
+    by = {(run["who"], run["repeat"]): run for run in runs}
     pairs = []
-    for repeat, best in zip(repeats, bests, strict=True):
-        theirs, ours = (_reached(traces[who, repeat], best + spread) for who in ("optuna, median", "ours"))
+    for repeat in repeats:
+        judged = by["judge", repeat]["losses"]
+        best = min((losses for _, losses in judged), key=fmean)
+        good = {rate for rate, losses in judged if fmean(losses) <= fmean(best) + stdev(best)}
+        theirs, ours = (_reached(by[who, repeat]["trace"], good) for who in ("optuna, median", "ours"))
         pairs.append((theirs, ours))
     made = {"end_to_end_reached": sum(1 for _, ours in pairs if ours < inf) / len(pairs)}
     if any(each == inf for pair in pairs for each in pair):
@@ -110,8 +114,8 @@ def speedup(runs: Runs) -> dict[str, Any]:
     return {"end_to_end_speedup": 1 + ratio, "end_to_end_speedup_low": 1 + low, **made}
 
 
-def _reached(trace: Iterable[Sequence[float]], wanted: float) -> float:
-    return min((seconds for seconds, loss in trace if loss <= wanted), default=inf)
+def _reached(trace: Iterable[Sequence[float]], good: Collection[float]) -> float:
+    return min((seconds for seconds, _, rate in trace if rate in good), default=inf)
 
 
 def _means(losses: Sequence[float], seeds: int) -> list[float]:

@@ -49,14 +49,17 @@ def test_ranks_and_regret() -> None:
     assert found["regret_sd"] == pytest.approx(1.0 / 0.1414, rel=0.01)
 
 
-def test_the_speedup_is_to_an_equal_loss() -> None:
-    runs = []
+def test_the_speedup_is_to_a_rate_that_is_as_good_whatever_its_one_run_gave() -> None:
+    runs: list[dict[str, Any]] = []
     for repeat in range(3):
-        runs.append({"who": "ours", "repeat": repeat, "trace": [(2.0 + 0.1 * repeat, 0.3)]})
-        runs.append({"who": "optuna, median", "repeat": repeat, "trace": [(1.0, 0.9), (8.0 + repeat, 0.3)]})
+        runs.append({"who": "ours", "repeat": repeat, "trace": [(2.0 + 0.1 * repeat, 0.35, 0.01)]})
+        lucky, good = (1.0, 0.25, 0.5), (8.0 + repeat, 0.3, 0.02)
+        runs.append({"who": "optuna, median", "repeat": repeat, "trace": [lucky, good]})
+        losses = [(0.01, [0.31, 0.3]), (0.02, [0.3, 0.28]), (0.5, [0.4, 0.5])]
+        runs.append({"who": "judge", "repeat": repeat, "losses": losses})
     found = speedup(runs)
     assert 3.5 < found["end_to_end_speedup_low"] < found["end_to_end_speedup"] < 5
-    runs[0]["trace"] = [(2.0, 0.5)]  # never as good
+    runs[0]["trace"] = [(2.0, 0.2, 0.5)]  # not as good
     assert speedup(runs)["end_to_end_speedup"] is None
     assert speedup(runs)["end_to_end_reached"] == pytest.approx(2 / 3)
 
