@@ -120,8 +120,9 @@ def forget(directory: Path, number: int) -> None:
 def forget_ended(directory: Path, has_ended: Callable[[int], bool]) -> None:
     """Remove the checkpoints of all trials that have ended: a worker that dies at a trial's end leaves them."""
     for folder in (directory / "checkpoints").glob("[0-9]*"):
-        if has_ended(int(folder.name)):
-            forget(directory, int(folder.name))
+        with suppress(KeyError):  # the storage has no such trial, so it is not ours to judge
+            if has_ended(int(folder.name)):
+                forget(directory, int(folder.name))
 
 
 def discard(written: str | None) -> None:

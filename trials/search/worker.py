@@ -268,11 +268,11 @@ class SearchWorker:
         name = self._config.worker
         self._alone(lambda held: self._released(held, held.release(name, died=False, ended=self._ended_after)))
         self._claims.close()
-        if self._config.directory is not None:
-            checkpoint_files.forget_ended(self._config.directory, lambda each: self._ended_after(each) is not None)
         if self._over:
             upload_best(self._user_study, self._study, self._best)
         self._callbacks.finish(is_over=self._over)
+        if self._config.directory is not None:
+            checkpoint_files.forget_ended(self._config.directory, lambda each: self._ended_after(each) is not None)
 
     def _stop_asking(self) -> None:
         self._stopped = True

@@ -40,8 +40,9 @@ def test_a_worker_removes_those_that_another_has_left(tmp_path: Path) -> None:
     first.report(0, 1, 0.5, True)
     left_by_a_death(tmp_path, 0)
     left_by_a_death(tmp_path, 1)  # this trial goes on
+    left_by_a_death(tmp_path, 9)  # the study has no such trial
     second = hire("second", tmp_path)
     second.ask(1)
     second.report(2, 1, 0.5, True)
     second.stop()
-    assert os.listdir(tmp_path / "checkpoints") == ["1"]
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["1", "9"]
