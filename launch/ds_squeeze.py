@@ -235,9 +235,10 @@ def finish(run: Path, config: Config, reason: str) -> None:
         if config.side is None:
             screen = f"{render_idle(idle_of_run(run))}\n\nRecords and trace.json (for ui.perfetto.dev) are in {run}"
         else:
-            draw_yield(content, yield_picture_path(run))
             screen = "\n".join(closing_lines(content, run))
         print(f"\n{screen}" if reason == _ENDED_WELL else f"\n{reason[0].upper()}{reason[1:]}.\n{screen}", flush=True)
+        if config.side is not None:  # last, for a full disk must not cost the screen
+            draw_yield(content, yield_picture_path(run))
 
     for what in (release_trials, trace, picture, report):
         try:
