@@ -31,10 +31,10 @@ LEARNING_PAIRS = 8
 """Until then, and after each new beginning, the draw is dense."""
 SUSPICIOUS = 1.4
 """In standard errors above the budget, over 8 comparisons or more. Only makes the draw dense, so it costs little."""
-SURE_PAIRS = 16
-"""Fewer comparisons do not make the draw sparse."""
 STARTLING = 3.0
 """In standard deviations above the budget, of the last comparison. Likewise."""
+SURE_PAIRS = 16
+"""Fewer comparisons do not make the draw sparse."""
 
 
 class Finding(NamedTuple):

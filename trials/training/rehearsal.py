@@ -114,8 +114,11 @@ def _rate(epochs: Iterator[int], seconds: float) -> float:
 def _waited_s() -> float:
     """How long this thread has been ready to run while its processor ran others; 0 where the kernel does not count it.
 
-    A side task of the idle class would else seem slow wherever anything else runs on the machine.
+    A side task of the idle class would else seem slow wherever anything else runs on the machine. A GPU goes on while
+    the thread waits, so there it is 0.
     """
+    if torch.cuda.is_initialized():
+        return 0.0
     try:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
