@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from optuna.exceptions import StorageInternalError
-from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
 from ds_hooks.shared.private_file import check_ours, make_dir, open_private
@@ -26,6 +26,9 @@ PATIENCE_S, PAUSES_S = 600.0, (0.1, 0.3, 1.0, 3.0, 10.0)
 
 START_PATIENCE_S = 10.0
 """The same when a worker begins: the address may be wrong."""
+
+_TOO_SLOW = "25P03"
+"""PostgreSQL's code for a transaction that it ended since it heard nothing for too long."""
 
 CLAIMS_FILE = "claims.db"
 """The claims of a journal or an SQLite database, in the study's directory."""
@@ -103,15 +106,28 @@ def naming(storage: str) -> Iterator[None]:
         raise StorageError(f"the study's storage {hide_password(storage)} cannot be used: {in_short(error)}") from error
 
 
-def is_away(error: BaseException | None) -> bool:
+def is_away(error: BaseException) -> bool:
     """Whether an error means that the storage did not answer, or could not write, and may later."""
-    while error is not None:
-        if isinstance(error, (OperationalError, InterfaceError, InternalError)):
-            return True
-        if isinstance(error, OSError) and error.errno in _PASSING:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    return any(
+        isinstance(each, (OperationalError, InterfaceError, InternalError))
+        or (isinstance(each, OSError) and each.errno in _PASSING)
+        for each in _causes(error)
+    )
+
+
+def _found_us_slow(error: BaseException) -> bool:
+    """Whether the server ended a transaction of this host's, which may be a busy one."""
+    return any(
+        isinstance(each, DBAPIError) and getattr(each.orig, "sqlstate", None) == _TOO_SLOW for each in _causes(error)
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, and what led to it."""
+    each: BaseException | None = error
+    while each is not None:
+        yield each
+        each = each.__cause__ or each.__context__
 
 
 def in_short(error: BaseException) -> str:
@@ -127,7 +143,7 @@ def patiently(do: Callable[[bool], _Result], patience_s: float = PATIENCE_S) -> 
     Args:
         do: it is told whether this is a further try. Then the one before may have been done in part, or in full without
             an answer. It must settle that first.
-        patience_s: for how long.
+        patience_s: for how long. A storage that answered, and found this host too slow, is given `PATIENCE_S`.
 
     Raises:
         Exception: what `do` raises, if it is of another kind or does not pass.
@@ -137,7 +153,8 @@ def patiently(do: Callable[[bool], _Result], patience_s: float = PATIENCE_S) -> 
         try:
             return do(tries > 0)
         except Exception as error:
-            if not is_away(error) or time.monotonic() > began_s + patience_s:
+            allowed_s = PATIENCE_S if _found_us_slow(error) else patience_s
+            if not is_away(error) or time.monotonic() > began_s + allowed_s:
                 raise
             if not tries:
                 log.warning("the study's storage is away: %s", in_short(error))

@@ -4,8 +4,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
-from trials.search.storage.database import CONNECT_TIMEOUT_S, StorageError, connect, database_url, engine_options
+from benchmarks import postgres as postgresql
+from trials.search.storage.database import (
+    CONNECT_TIMEOUT_S,
+    StorageError,
+    connect,
+    database_url,
+    engine_options,
+    patiently,
+)
 from trials.search.storage.optuna_storage import open_storage
 
 
@@ -43,3 +52,31 @@ def test_a_password_with_an_at_sign_is_refused_and_not_told(scheme: str, open_it
     with pytest.raises(StorageError, match=r"me:\*\*\*@host/db .*%40") as caught:
         open_it(f"{scheme}://me:se@cr@et@host/db")
     assert "cr" not in str(caught.value) and "et@" not in str(caught.value)
+
+
+def test_a_server_that_finds_us_slow_is_waited_for_even_at_the_start(database: str) -> None:
+    engine = connect(database, None)
+    tries = 0
+
+    def transact(again: bool) -> int:
+        nonlocal tries
+        tries += 1
+        with engine.begin() as c:
+            c.execute(sa.text("SET LOCAL idle_in_transaction_session_timeout = '50ms'"))
+            if tries <= 2:
+                wait_until_ended(c.execute(sa.text("SELECT pg_backend_pid()")).scalar_one())
+            return int(c.execute(sa.text("SELECT 7")).scalar_one())
+
+    def wait_until_ended(backend: int) -> None:
+        with connect(database, None).connect() as other:
+            ask = sa.text("SELECT count(*) FROM pg_stat_activity WHERE pid = :backend")
+            while other.execute(ask, {"backend": backend}).scalar():
+                other.rollback()
+
+    assert patiently(transact, patience_s=-1.0) == 7 and tries == 3
+
+
+def test_a_server_that_is_not_there_is_not_waited_for_at_the_start(postgres: postgresql.Server) -> None:
+    engine = connect(postgres.url("no_such_database"), None)
+    with pytest.raises(sa.exc.OperationalError):
+        patiently(lambda again: engine.connect(), patience_s=-1.0)
