@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean, variance
 from typing import Any
 
-from ds_hooks.shared.page_file import DIRECTORY_VARIABLE
+from ds_hooks.shared.page.file import DIRECTORY_VARIABLE
 from squeezer.reports.metrics import t_quantile_975
 
 ROOT = Path(__file__).parents[1]

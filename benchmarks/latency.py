@@ -22,8 +22,8 @@ import numpy as np
 
 from benchmarks.common import ROOT, finish, parse
 from ds_hooks.clock.cpu import CpuClock
-from ds_hooks.shared.page import Field, Role
-from ds_hooks.shared.page_file import Page, make_private_dir, page_path
+from ds_hooks.shared.page.file import Page, make_private_dir, page_path
+from ds_hooks.shared.page.layout import Field, Role
 from ds_hooks.side_process import SideProcess
 from trials.gate.base import StopRequested, block_signals
 from trials.gate.cpu import CpuGate

@@ -21,8 +21,8 @@ from typing import Any
 
 from benchmarks.common import ROOT, environment, finish, kept_runs, parse
 from ds_hooks.clock.cpu import CpuClock
-from ds_hooks.shared.page import Field, Role, SideActivity
-from ds_hooks.shared.page_file import Page, make_private_dir, page_path
+from ds_hooks.shared.page.file import Page, make_private_dir, page_path
+from ds_hooks.shared.page.layout import Field, Role, SideActivity
 from ds_hooks.side_process import SideProcess
 from squeezer.reports.metrics import t_quantile_975
 

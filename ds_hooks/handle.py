@@ -15,9 +15,9 @@ from ds_hooks.instrument import Instrument
 from ds_hooks.message_sender import MessageSender
 from ds_hooks.notice import notice
 from ds_hooks.shared.cuda_driver import DriverError
-from ds_hooks.shared.page import Field
-from ds_hooks.shared.page_file import Page, PageError, page_path, runtime_dir, socket_of
-from ds_hooks.shared.ranks import LOCAL_RANK, MASTER_PORT, first_number
+from ds_hooks.shared.page.file import Page, PageError, page_path, runtime_dir, socket_of
+from ds_hooks.shared.page.layout import Field
+from ds_hooks.shared.processes.ranks import LOCAL_RANK, MASTER_PORT, first_number
 from ds_hooks.shared.wire import Bye, Hello
 from ds_hooks.side_process import SideProcess
 from ds_hooks.step_hooks import StepHooks

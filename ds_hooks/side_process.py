@@ -10,10 +10,10 @@ import os
 import signal
 from contextlib import suppress
 
-from ds_hooks.shared.identity import start_time
-from ds_hooks.shared.page import Field, SideActivity
-from ds_hooks.shared.signals import WAKE_SIGNAL
-from ds_hooks.shared.strays import Strays
+from ds_hooks.shared.page.layout import Field, SideActivity
+from ds_hooks.shared.processes.identity import start_time
+from ds_hooks.shared.processes.signals import WAKE_SIGNAL
+from ds_hooks.shared.processes.strays import Strays
 
 
 class SideProcess:

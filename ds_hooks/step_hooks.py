@@ -13,8 +13,8 @@ from ds_hooks.engine import AttachError
 from ds_hooks.message_sender import MessageSender
 from ds_hooks.pending import PendingMessages
 from ds_hooks.schedule import Slot, Waits, find_slots
-from ds_hooks.shared.page import Field
-from ds_hooks.shared.plan import planned_permit
+from ds_hooks.shared.page.layout import Field
+from ds_hooks.shared.page.plan import planned_permit
 from ds_hooks.shared.wire import (
     INSTRUCTIONS_PER_MESSAGE,
     BubbleEnd,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from ds_hooks.engine import AttachError
 from ds_hooks.shared.device_uuid import read_device_uuid
-from ds_hooks.shared.page import Field, Role
-from ds_hooks.shared.page_file import Page, PageError, page_path
+from ds_hooks.shared.page.file import Page, PageError, page_path
+from ds_hooks.shared.page.layout import Field, Role
 
 
 def take_page(directory: Path, local_rank: int) -> Page:

@@ -12,7 +12,7 @@ from types import TracebackType
 
 import psutil
 
-from ds_hooks.shared.identity import start_time
+from ds_hooks.shared.processes.identity import start_time
 
 LOOK_EVERY_S = 1.0
 """Building takes a minute; a look lists one folder, and while a lock is there also the job's open files."""

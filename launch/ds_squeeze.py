@@ -22,16 +22,16 @@ from typing import Any
 
 from ds_hooks.shared import logs
 from ds_hooks.shared.command_line import version
-from ds_hooks.shared.endings import USER_ERROR_STATUS
-from ds_hooks.shared.page_file import (
+from ds_hooks.shared.page.file import (
     DIRECTORY_VARIABLE,
     PageError,
     runtime_dir,
 )
 from ds_hooks.shared.private_file import check_ours
+from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
+from ds_hooks.shared.processes.signals import asked_to_end
 from ds_hooks.shared.renamed_commands import MOVED
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
-from ds_hooks.shared.signals import asked_to_end
 from ds_hooks.shared.submissions import Submissions
 from launch import rank
 from launch.build_locks import BuildLockWatch, unheld_build_locks
@@ -250,8 +250,8 @@ def finish(run: Path, config: Config, reason: str) -> None:
 
 def _release_trials(run: Path, config: Config) -> None:
     """Release what is left of all studies that this run's side tasks may have trained, by daemons that were killed."""
-    from squeezer.daemon.side_environment import side_environment
-    from squeezer.daemon.spawner import releasing_command, worker_name
+    from squeezer.daemon.side_processes.environment import side_environment
+    from squeezer.daemon.side_processes.spawner import releasing_command, worker_name
 
     ours, names = worker_name(run), []
     if config.side is not None and config.side.queue is None:

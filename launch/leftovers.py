@@ -14,7 +14,7 @@ from types import TracebackType
 
 import psutil
 
-from ds_hooks.shared.page_file import (
+from ds_hooks.shared.page.file import (
     DIRECTORY_VARIABLE,
     SOCKET_PATH_MAX_BYTES,
     PageError,
@@ -22,10 +22,10 @@ from ds_hooks.shared.page_file import (
     socket_path,
 )
 from ds_hooks.shared.private_file import make_dir
-from squeezer.daemon.control_group import remove_dead_groups
 from squeezer.daemon.deepspeed_buffers import remove_buffers
 from squeezer.daemon.run_directory import LAUNCHER_LOCK, leave_directory, remove_dead_directory, running_daemons
-from squeezer.daemon.temporary_folder import remove_folders
+from squeezer.daemon.side_processes.control_group import remove_dead_groups
+from squeezer.daemon.side_processes.temporary_folder import remove_folders
 from squeezer.records.in_use import ranks_in_use
 from squeezer.records.layout import files_of, temporary_folder_records
 

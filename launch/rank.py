@@ -65,7 +65,7 @@ def daemon_environment(environment: Mapping[str, str], local_rank: int) -> dict[
     Records are named by the rank, so that two machines never write one file. The training's own environment stays as
     it is: a script may take `RANK` for a sign that all else of torchrun's is set, too.
     """
-    from ds_hooks.shared.ranks import RANK, first_number
+    from ds_hooks.shared.processes.ranks import RANK, first_number
 
     job_rank = first_number(environment, RANK)
     return {
@@ -87,7 +87,7 @@ def _pin_cores(local_rank: int, local_size: int) -> None:
 
 
 def _start_daemon(local_rank: int) -> None:
-    from ds_hooks.shared.page_file import DIRECTORY_VARIABLE, make_private_dir
+    from ds_hooks.shared.page.file import DIRECTORY_VARIABLE, make_private_dir
     from launch.leftovers import move_records_aside
 
     directory = Path(os.environ[DIRECTORY_VARIABLE])
@@ -110,7 +110,7 @@ def main() -> None:
     named = local_rank_option.partition("=")[2] if local_rank_option else ""
     own_folder = str(Path(__file__).resolve().parent)
     sys.path[:] = [entry for entry in sys.path if entry != own_folder]  # it holds no modules to import
-    from ds_hooks.shared.ranks import LOCAL_RANK, LOCAL_SIZE, first_number
+    from ds_hooks.shared.processes.ranks import LOCAL_RANK, LOCAL_SIZE, first_number
 
     local_rank = int(named) if named.isdecimal() else first_number(os.environ, LOCAL_RANK) or 0
     try:

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = make_parser(PROGRAM, DESCRIPTION, COMMANDS, _PrintCompletion).parse_args(words)
     parsed.launched = launched
 
-    from ds_hooks.shared.page_file import PageError
+    from ds_hooks.shared.page.file import PageError
     from squeezer.config import ConfigError
 
     try:
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _daemon(parsed: argparse.Namespace) -> int:
     from ds_hooks.shared import logs
-    from ds_hooks.shared.signals import ignore_signals_to_others
+    from ds_hooks.shared.processes.signals import ignore_signals_to_others
     from squeezer.daemon.daemon_keeper import keep
 
     logs.set_up()
@@ -54,8 +54,8 @@ def _daemon(parsed: argparse.Namespace) -> int:
 
 def _serve(parsed: argparse.Namespace, earlier_ended: str | None = None) -> int:
     from ds_hooks.shared import logs
-    from ds_hooks.shared.page_file import PageError
-    from ds_hooks.shared.parent import adopt_orphans
+    from ds_hooks.shared.page.file import PageError
+    from ds_hooks.shared.processes.parent import adopt_orphans
     from squeezer.config import ConfigError, load_config
     from squeezer.daemon.loop import Daemon
     from squeezer.daemon.receiver import DaemonError

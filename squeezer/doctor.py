@@ -13,11 +13,11 @@ from importlib import metadata
 from pathlib import Path
 
 from ds_hooks.shared.cuda_driver import CudaDriver, DeviceWords, Driver, DriverError
-from ds_hooks.shared.page import Field
-from ds_hooks.shared.page_file import DIRECTORY_VARIABLE, Page, PageError, make_private_dir, page_path, runtime_dir
+from ds_hooks.shared.page.file import DIRECTORY_VARIABLE, Page, PageError, make_private_dir, page_path, runtime_dir
+from ds_hooks.shared.page.layout import Field
 from squeezer.calibration.measure import MeasureError, measure
-from squeezer.daemon.control_group import make_side_group
-from squeezer.daemon.control_group_place import NoGroupError
+from squeezer.daemon.side_processes.control_group import make_side_group
+from squeezer.daemon.side_processes.control_group_place import NoGroupError
 from squeezer.device.cuda import shut_to_others, visible_device
 from squeezer.device.mps import (
     CONTROL,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ds_hooks.shared import logs
 from ds_hooks.shared.command_line import Command, complete_paths, make_parser, refuse_unknown_command, run_command
-from ds_hooks.shared.endings import USER_ERROR_STATUS
+from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
 from ds_hooks.shared.renamed_commands import refuse
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from trials import cli_shrinking

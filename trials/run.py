@@ -25,10 +25,10 @@ from optuna.trial import TrialState
 from tqdm import tqdm
 
 from ds_hooks.shared import statuses
-from ds_hooks.shared.parent import die_with_parent
 from ds_hooks.shared.private_file import make_dir, open_private
+from ds_hooks.shared.processes.parent import die_with_parent
+from ds_hooks.shared.processes.signals import END_SIGNAL, asked_to_end
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
-from ds_hooks.shared.signals import END_SIGNAL, asked_to_end
 from ds_hooks.shared.status_reader import StatusReader
 from ds_hooks.shared.status_text import differs, too_large
 from trials.own_logger import own_logger

@@ -20,8 +20,8 @@ from benchmarks.ghost.stage import GhostStage
 from benchmarks.toggle import Toggled
 from benchmarks.utilization.windows import ENVIRONMENT, ORACLE, Windows
 from ds_hooks import attach
-from ds_hooks.shared.page import Field, SideActivity
-from ds_hooks.shared.page_file import Page, page_path, runtime_dir
+from ds_hooks.shared.page.file import Page, page_path, runtime_dir
+from ds_hooks.shared.page.layout import Field, SideActivity
 
 PATIENCE_S = 120.0
 

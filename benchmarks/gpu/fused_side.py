@@ -6,7 +6,7 @@ It differs from a real side task in what surrounds the training: one batch over 
 from collections.abc import Callable
 
 from benchmarks.fusion import Classes
-from ds_hooks.shared.page_file import Page
+from ds_hooks.shared.page.file import Page
 from trials import TrialGroup, build_member
 from trials.gate.base import HOST_UNIT, Gate, OpenGate
 from trials.gate.unit_records import UnitRecords

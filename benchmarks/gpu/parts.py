@@ -21,9 +21,9 @@ from benchmarks.gpu.device_kernels import CudaKernels, Kernels, open_device
 from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.shared.cuda_driver import DeviceWords, Driver, comes
 from ds_hooks.shared.forced_gate import force_gate
-from ds_hooks.shared.page import DeviceGate, Field, Role
-from ds_hooks.shared.page_file import Page, make_private_dir, page_path
-from ds_hooks.shared.plan import plan_slot, plan_steps
+from ds_hooks.shared.page.file import Page, make_private_dir, page_path
+from ds_hooks.shared.page.layout import DeviceGate, Field, Role
+from ds_hooks.shared.page.plan import plan_slot, plan_steps
 from squeezer.calibration import mps_server as calibration
 
 UNIT_US = {"cuda": 500.0, "cpu": 3000.0}

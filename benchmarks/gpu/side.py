@@ -20,9 +20,9 @@ from pathlib import Path
 
 from benchmarks.gpu.device_kernels import Kernels, open_device
 from ds_hooks.shared.cuda_driver import DeviceWords, Driver, Words
-from ds_hooks.shared.page import DeviceGate, Field, Role
-from ds_hooks.shared.page_file import Page
-from ds_hooks.shared.signals import END_SIGNAL
+from ds_hooks.shared.page.file import Page
+from ds_hooks.shared.page.layout import DeviceGate, Field, Role
+from ds_hooks.shared.processes.signals import END_SIGNAL
 from trials.gate.base import StopRequested, block_signals
 from trials.gate.cuda import CudaGate
 from trials.gate.process import nap

@@ -24,9 +24,9 @@ from benchmarks.gpu.parts import UNIT_US, Bench, Side
 from ds_hooks import attach
 from ds_hooks.clock import cuda as clock_module
 from ds_hooks.shared import wire
-from ds_hooks.shared.page import Field, Role
-from ds_hooks.shared.page_file import Page, make_private_dir, page_path, socket_path
-from ds_hooks.shared.plan import plan_slot, plan_steps
+from ds_hooks.shared.page.file import Page, make_private_dir, page_path, socket_path
+from ds_hooks.shared.page.layout import Field, Role
+from ds_hooks.shared.page.plan import plan_slot, plan_steps
 from squeezer.daemon.receiver import Receiver
 from squeezer.policy.forecast import SlotForecast
 

@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING
 from benchmarks.common import ROOT
 from benchmarks.utilization.windowed_daemon import FORECASTS
 from benchmarks.utilization.windows import BASELINES, GATED, NAIVE, SCHED_IDLE, STEP_GRAIN, Windows
-from ds_hooks.shared.page import Field
-from ds_hooks.shared.page_file import Page, PageError, page_path
+from ds_hooks.shared.page.file import Page, PageError, page_path
+from ds_hooks.shared.page.layout import Field
 
 if TYPE_CHECKING:
     from trials.study import Study
@@ -275,7 +275,7 @@ def main() -> None:
     import optuna
     import torch
 
-    from ds_hooks.shared.parent import die_with_parent
+    from ds_hooks.shared.processes.parent import die_with_parent
     from trials.gate.base import OpenGate
     from trials.gate.process import run_when_idle
     from trials.study import load_study

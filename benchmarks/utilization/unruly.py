@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from benchmarks.utilization.endless_digits import EndlessDigits
-from ds_hooks.shared.page import Field
-from ds_hooks.shared.page_file import Page, page_path, runtime_dir
+from ds_hooks.shared.page.file import Page, page_path, runtime_dir
+from ds_hooks.shared.page.layout import Field
 
 ENVIRONMENT = "BENCHMARK_UNRULY"
 TIMES_AS_LARGE = 8

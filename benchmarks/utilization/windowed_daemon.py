@@ -10,7 +10,7 @@ from unittest import mock
 
 import squeezer.daemon.loop
 from benchmarks.utilization.windows import GATED, ORACLE, PREEMPTIVE, Windows
-from ds_hooks.shared.page import Field
+from ds_hooks.shared.page.layout import Field
 from squeezer.cli import main
 from squeezer.config import pays_from_ms
 from squeezer.daemon.loop import Daemon

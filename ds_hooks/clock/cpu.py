@@ -6,10 +6,10 @@ On a CUDA device the same moments would be those of the issue: see `cuda`.
 
 from collections.abc import Callable
 
-from ds_hooks.shared.memory_order import full_fence, light_fence
-from ds_hooks.shared.page import ClockKind, Field
-from ds_hooks.shared.page_file import Page
-from ds_hooks.shared.side_clock import SideClock
+from ds_hooks.shared.page.file import Page
+from ds_hooks.shared.page.layout import ClockKind, Field
+from ds_hooks.shared.page.memory_order import full_fence, light_fence
+from ds_hooks.shared.processes.side_clock import SideClock
 
 
 class CpuClock:

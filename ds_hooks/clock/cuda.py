@@ -16,9 +16,9 @@ from collections.abc import Callable
 from ds_hooks.notice import notice
 from ds_hooks.shared.cuda_driver import PATIENCE_S, CudaDriver, DeviceWords, Driver, DriverError, comes, keep_mapped
 from ds_hooks.shared.device_uuid import uuid_number, write_device_uuid
-from ds_hooks.shared.memory_order import light_fence
-from ds_hooks.shared.page import ClockKind, DeviceGate, Field
-from ds_hooks.shared.page_file import Page
+from ds_hooks.shared.page.file import Page
+from ds_hooks.shared.page.layout import ClockKind, DeviceGate, Field
+from ds_hooks.shared.page.memory_order import light_fence
 
 WORD_MAX = 2**32 - 1
 """The largest value that a device writes: the low half of a word."""

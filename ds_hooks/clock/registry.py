@@ -5,7 +5,7 @@ from collections.abc import Callable
 from ds_hooks.clock.base import BubbleClock
 from ds_hooks.clock.cpu import CpuClock
 from ds_hooks.clock.cuda import cuda_clock
-from ds_hooks.shared.page_file import Page
+from ds_hooks.shared.page.file import Page
 
 CLOCKS: dict[str, Callable[[Page, Callable[[], int]], BubbleClock]] = {"cpu": CpuClock, "cuda": cuda_clock}
 """Device type, as torch names it, to what makes its clock from a page and the host's clock in ns."""

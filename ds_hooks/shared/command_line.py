@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from ds_hooks.shared.endings import USER_ERROR_STATUS
+from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
 from ds_hooks.shared.renamed_commands import MOVED, refuse
 
 DISTRIBUTION = "bubble-squeezer"

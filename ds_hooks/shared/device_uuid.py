@@ -5,7 +5,7 @@ It is a number of 128 bits, in the two words at `Field.DEVICE_UUID`, the high on
 
 import struct
 
-from ds_hooks.shared.page import Field
+from ds_hooks.shared.page.layout import Field
 
 
 def uuid_number(uuid: object) -> int:

@@ -1,6 +1,6 @@
 """What waits on the device must get through before its process may be ended."""
 
-from ds_hooks.shared.page import DeviceGate, Field
+from ds_hooks.shared.page.layout import DeviceGate, Field
 
 
 def force_gate(words: "memoryview[int]") -> None:

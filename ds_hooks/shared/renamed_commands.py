@@ -3,7 +3,7 @@
 import sys
 from typing import NoReturn
 
-from ds_hooks.shared.endings import USER_ERROR_STATUS
+from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
 
 MOVED = {
     "python -m benchmarks.clerk_cost": "python -m benchmarks.search_cost",

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from ds_hooks.shared.endings import USER_ERROR_STATUS
-from ds_hooks.shared.parent import adopt_orphans, die_with_parent
-from ds_hooks.shared.signals import asked_to_end
-from squeezer.daemon.control_group import remove_dead_groups
-from squeezer.daemon.orphans import await_gated, end_orphans
+from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
+from ds_hooks.shared.processes.parent import adopt_orphans, die_with_parent
+from ds_hooks.shared.processes.signals import asked_to_end
+from squeezer.daemon.side_processes.control_group import remove_dead_groups
+from squeezer.daemon.side_processes.orphans import await_gated, end_orphans
 
 MAX_RESTARTS = 3
 RESTART_AFTER_S = 1.0

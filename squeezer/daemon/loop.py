@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from ds_hooks.shared.page import Field, Role
-from ds_hooks.shared.page_file import Page, make_private_dir, page_path, runtime_dir, socket_path
-from ds_hooks.shared.plan import clear_plan, plan_slot, plan_steps
+from ds_hooks.shared.page.file import Page, make_private_dir, page_path, runtime_dir, socket_path
+from ds_hooks.shared.page.layout import Field, Role
+from ds_hooks.shared.page.plan import clear_plan, plan_slot, plan_steps
 from squeezer.config import Config
 from squeezer.daemon.correlator import Correlator
 from squeezer.daemon.device_watch import DeviceWatch
@@ -24,9 +24,9 @@ from squeezer.daemon.main_job import MainJob
 from squeezer.daemon.memory_limit import MemoryLimit
 from squeezer.daemon.progress_line import ProgressLine
 from squeezer.daemon.receiver import Receiver, wakeup_on_signals
+from squeezer.daemon.side_processes.spawner import SideFiles, Spawner
 from squeezer.daemon.side_task_supervisor import SideTaskSupervisor
 from squeezer.daemon.silence import Silence
-from squeezer.daemon.spawner import SideFiles, Spawner
 from squeezer.device import DEVICES, is_stopped, kind_of
 from squeezer.policy.actions import Action, Continue, FlushAt, ForgetPlan, Kill, Note, PlanSlot, PlanSteps, Start, Stop
 from squeezer.policy.events import Event, JobSilent, Side, SideChanged

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterable
 
 from ds_hooks.shared import wire
-from ds_hooks.shared.page import ClockKind, Field
+from ds_hooks.shared.page.layout import ClockKind, Field
 from squeezer.config import Config
 from squeezer.daemon.bubble_accounts import Shut
 from squeezer.daemon.correlator import Correlator, Found

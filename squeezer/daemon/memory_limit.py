@@ -1,6 +1,6 @@
 """How much of a device's memory a side task may hold, so that the main job always finds what it asks for."""
 
-from ds_hooks.shared.page import Field
+from ds_hooks.shared.page.layout import Field
 
 PEAK_SHARE = 0.05
 """The main job may grow by this share of its peak before the side task has moved out of its way."""

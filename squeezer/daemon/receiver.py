@@ -9,8 +9,8 @@ from pathlib import Path
 import zmq
 
 from ds_hooks.shared import wire
-from ds_hooks.shared.page_file import DIRECTORY_VARIABLE, SOCKET_PATH_MAX_BYTES
-from ds_hooks.shared.signals import asked_to_end
+from ds_hooks.shared.page.file import DIRECTORY_VARIABLE, SOCKET_PATH_MAX_BYTES
+from ds_hooks.shared.processes.signals import asked_to_end
 
 MAXIMUM_BATCH = 64
 MAXIMUM_MESSAGE_BYTES = 4096

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from ds_hooks.shared.identity import this_place
+from ds_hooks.shared.processes.identity import this_place
 from squeezer.daemon.deepspeed_buffers import remove_buffers
 
 LAUNCHER_LOCK = "launcher.lock"

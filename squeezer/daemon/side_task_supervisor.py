@@ -8,17 +8,17 @@ from collections.abc import Callable
 from typing import Any
 
 from ds_hooks.shared import statuses
-from ds_hooks.shared.endings import USER_ERROR_STATUS
-from ds_hooks.shared.identity import start_time
-from ds_hooks.shared.memory_order import light_fence
-from ds_hooks.shared.page import Field, SideActivity
+from ds_hooks.shared.page.layout import Field, SideActivity
+from ds_hooks.shared.page.memory_order import light_fence
+from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
+from ds_hooks.shared.processes.identity import start_time
 from ds_hooks.shared.status_reader import StatusReader
 from ds_hooks.shared.status_text import differs, too_large, too_long
 from squeezer.daemon.correlator import Correlator
 from squeezer.daemon.recovery import Recovery
-from squeezer.daemon.side_family import SideFamily
-from squeezer.daemon.spawner import Spawner, wait_or_kill
-from squeezer.daemon.uncounted_time import UncountedTime
+from squeezer.daemon.side_processes.family import SideFamily
+from squeezer.daemon.side_processes.spawner import Spawner, wait_or_kill
+from squeezer.daemon.side_processes.uncounted_time import UncountedTime
 from squeezer.device import CannotShareError, SideProcess, has_ended
 from squeezer.policy.events import Event, Side, SideChanged
 from squeezer.records.layout import DETAILS

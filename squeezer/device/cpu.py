@@ -4,9 +4,9 @@ import select
 import signal
 from math import ceil
 
-from ds_hooks.shared.page import Field
-from ds_hooks.shared.signals import END_SIGNAL
-from ds_hooks.shared.strays import Strays
+from ds_hooks.shared.page.layout import Field
+from ds_hooks.shared.processes.signals import END_SIGNAL
+from ds_hooks.shared.processes.strays import Strays
 from squeezer.config import DeviceTable
 from squeezer.device.base import SideProcess, has_ended, run_when_idle, run_where, send, send_to_group
 

@@ -13,9 +13,9 @@ from uuid import UUID
 
 from ds_hooks.shared.device_uuid import read_device_uuid
 from ds_hooks.shared.forced_gate import force_gate
-from ds_hooks.shared.page import DeviceGate, Field
-from ds_hooks.shared.plan import plan_steps
-from ds_hooks.shared.signals import END_SIGNAL
+from ds_hooks.shared.page.layout import DeviceGate, Field
+from ds_hooks.shared.page.plan import plan_steps
+from ds_hooks.shared.processes.signals import END_SIGNAL
 from squeezer.config import DeviceTable
 from squeezer.device import mps, sharing
 from squeezer.device.base import CannotShareError, SideProcess, has_ended, run_when_idle, run_where, send, send_to_group

@@ -22,8 +22,8 @@ from ds_hooks.clock.cpu import CpuClock
 from ds_hooks.clock.cuda import CudaClock, PolledCudaClock
 from ds_hooks.clock.registry import CLOCKS, clock_for
 from ds_hooks.shared.cuda_driver import CudaDriver, DeviceWords, Driver, DriverError
-from ds_hooks.shared.page import ClockKind, DeviceGate, Field, Role
-from ds_hooks.shared.page_file import Page, make_private_dir, page_path
+from ds_hooks.shared.page.file import Page, make_private_dir, page_path
+from ds_hooks.shared.page.layout import ClockKind, DeviceGate, Field, Role
 
 pytestmark = pytest.mark.integration
 

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from ds_hooks.shared.device_uuid import write_device_uuid
-from ds_hooks.shared.page import DeviceGate, Field
-from ds_hooks.shared.page_file import Page, page_path
-from ds_hooks.shared.plan import next_permit_ns, plan_slot, plan_steps
+from ds_hooks.shared.page.file import Page, page_path
+from ds_hooks.shared.page.layout import DeviceGate, Field
+from ds_hooks.shared.page.plan import next_permit_ns, plan_slot, plan_steps
 from squeezer.config import DeviceTable
 from squeezer.device import DEVICES, CudaDevice, Device, SideProcess
 

@@ -17,9 +17,9 @@ from torch import nn
 
 from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.shared.cuda_driver import CudaDriver
-from ds_hooks.shared.page import DeviceGate, Field, SideActivity
-from ds_hooks.shared.page_file import Page, page_path
-from ds_hooks.shared.plan import plan_slot
+from ds_hooks.shared.page.file import Page, page_path
+from ds_hooks.shared.page.layout import DeviceGate, Field, SideActivity
+from ds_hooks.shared.page.plan import plan_slot
 from tests.support.fused_and_solo import RecordingGate, ToyStudy, members
 from tests.support.main_job import MainJob
 from trials.gate.base import GATE_SIGNALS, HOST_UNIT, Gate, OpenGate, StopRequested

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.gpu.fake_driver import FakeDriver
-from ds_hooks.shared.page import DeviceGate, Field
-from ds_hooks.shared.page_file import Page, page_path
+from ds_hooks.shared.page.file import Page, page_path
+from ds_hooks.shared.page.layout import DeviceGate, Field
 from tests.support.fake_torch_cuda import fake_torch_cuda
 from tests.support.fused_and_solo import ToyStudy, members
 from tests.support.main_job import MainJob

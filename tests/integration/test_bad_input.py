@@ -14,8 +14,8 @@ import zmq
 from optuna.trial import TrialState
 
 from ds_hooks.shared import wire
-from ds_hooks.shared.page import PAGE_BYTES, PAGE_MAGIC, Field
-from ds_hooks.shared.page_file import page_path, socket_path
+from ds_hooks.shared.page.file import page_path, socket_path
+from ds_hooks.shared.page.layout import PAGE_BYTES, PAGE_MAGIC, Field
 from tests.support.paths import STUDIES
 from tests.support.sandbox import Child, Sandbox, is_alive, new_sandbox, wait_for
 

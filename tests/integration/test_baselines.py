@@ -10,8 +10,8 @@ from benchmarks.common import ROOT, environment
 from benchmarks.utilization.baselines import Baselines
 from benchmarks.utilization.windowed_daemon import FORECASTS
 from benchmarks.utilization.windows import BASELINES, NAIVE, SCHED_IDLE, STEP_GRAIN, Windows
-from ds_hooks.shared.page import Field
-from ds_hooks.shared.page_file import Page, page_path
+from ds_hooks.shared.page.file import Page, page_path
+from ds_hooks.shared.page.layout import Field
 from tests.support.sandbox import stat
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

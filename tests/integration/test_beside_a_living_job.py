@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.shared.page import Field
-from ds_hooks.shared.page_file import socket_path
+from ds_hooks.shared.page.file import socket_path
+from ds_hooks.shared.page.layout import Field
 from tests.support.sandbox import Sandbox, is_alive, stat, wait_for
 
 pytestmark = pytest.mark.integration

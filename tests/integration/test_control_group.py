@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from squeezer.daemon.control_group import SideGroup, enable, make_side_group, remove_dead_groups
+from squeezer.daemon.side_processes.control_group import SideGroup, enable, make_side_group, remove_dead_groups
 from tests.support.control_groups import a_place, a_subtree, shell
 from tests.support.paths import ROOT
 from tests.support.sandbox import is_alive, wait_for
@@ -67,7 +67,7 @@ time.sleep(600)
 
 OWNER = """
 import os, subprocess, sys, time
-from squeezer.daemon.control_group import make_side_group
+from squeezer.daemon.side_processes.control_group import make_side_group
 group = make_side_group()
 code = "import os, time; os.setsid(); print(os.getpid(), flush=True); time.sleep(600)"
 if sys.argv[1] == "busy":
@@ -219,7 +219,8 @@ def test_a_killed_owners_side_task_on_a_gpu_is_left_to_end_by_itself(place: Path
 
 
 def test_two_owners_that_start_at_once_do_not_remove_each_others(place: Path) -> None:
-    code = "from squeezer.daemon.control_group import make_side_group\nfor _ in range(60): make_side_group().close()"
+    make = "from squeezer.daemon.side_processes.control_group import make_side_group"
+    code = f"{make}\nfor _ in range(60): make_side_group().close()"
     both = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE) for _ in range(3)]
     assert [each.communicate()[1] for each in both] == [b""] * 3
     assert [each.returncode for each in both] == [0] * 3
@@ -229,7 +230,8 @@ def test_another_user_gets_none_and_is_told_why(place: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can become another user, so the refusal is NOT shown")
     # all that it imports is read as root: the other user may not be let into this checkout
-    first = "import os; from squeezer.daemon.control_group import make_side_group; make_side_group().close()"
+    module = "squeezer.daemon.side_processes.control_group"
+    first = f"import os; from {module} import make_side_group; make_side_group().close()"
     drops = f"{first}; os.setgroups([]); os.setresuid(65534, 65534, 65534)"
     done = shell(f'exec "$PYTHON" -c "{drops}$MAKE"')
     assert done.stdout == f"{place} is not delegated to this user\n", done.stderr
@@ -272,7 +274,7 @@ def test_a_mount_from_outside_of_the_cgroup_namespace_gives_none(place: Path) ->
 
 VANISHES = """
 import subprocess, sys
-from squeezer.daemon.control_group import make_side_group
+from squeezer.daemon.side_processes.control_group import make_side_group
 group = make_side_group()
 sleeper = subprocess.Popen(["sleep", "600"], preexec_fn=group.enter, stdout=subprocess.DEVNULL)
 subprocess.run(["umount", "-l", sys.argv[1]], check=True)

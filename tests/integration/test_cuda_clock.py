@@ -16,9 +16,9 @@ from ds_hooks.clock.cuda import CudaClock, PolledCudaClock, cuda_clock
 from ds_hooks.shared import cuda_driver as driver_module
 from ds_hooks.shared.cuda_driver import DriverError
 from ds_hooks.shared.device_uuid import read_device_uuid
-from ds_hooks.shared.page import ClockKind, DeviceGate, Field, Role
-from ds_hooks.shared.page_file import Page, make_private_dir, page_path
-from ds_hooks.shared.plan import plan_slot, plan_steps
+from ds_hooks.shared.page.file import Page, make_private_dir, page_path
+from ds_hooks.shared.page.layout import ClockKind, DeviceGate, Field, Role
+from ds_hooks.shared.page.plan import plan_slot, plan_steps
 from ds_hooks.shared.wire import BubbleEnd, BubbleStart, StepEnd, StepStart
 from tests.support.hooked_engine import Daemon, Engine
 

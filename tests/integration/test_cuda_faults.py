@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.shared.page import ClockKind, DeviceGate, Field
+from ds_hooks.shared.page.layout import ClockKind, DeviceGate, Field
 from tests.support.paths import STUDIES
 from tests.support.sandbox import Child, Job, Sandbox, children, is_alive, wait_for
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.shared.page import Field
+from ds_hooks.shared.page.layout import Field
 from squeezer.cli import main
 from squeezer.records.layout import log_path
 from tests.support.fake_mps import FakeMps, fake_mps

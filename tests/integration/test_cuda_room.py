@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.shared.page import Field
-from ds_hooks.shared.page_file import page_path
+from ds_hooks.shared.page.file import page_path
+from ds_hooks.shared.page.layout import Field
 from squeezer.reports.report import build_report, render
 from squeezer.reports.why import main_why
 from tests.support.paths import STUDIES

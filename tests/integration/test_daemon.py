@@ -11,8 +11,8 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from ds_hooks.shared.page import Field
-from ds_hooks.shared.page_file import socket_path
+from ds_hooks.shared.page.file import socket_path
+from ds_hooks.shared.page.layout import Field
 from squeezer.policy.state import AHEAD_STEPS
 from squeezer.records.reader import load_run, read_groups
 from squeezer.reports.report import build_report, render

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.shared.cuda_driver import Driver, DriverError
-from ds_hooks.shared.page_file import DIRECTORY_VARIABLE
+from ds_hooks.shared.page.file import DIRECTORY_VARIABLE
 from squeezer import doctor
 from squeezer.calibration import measure
 from squeezer.calibration.kept import kept, state_file

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.shared.page import Role
+from ds_hooks.shared.page.layout import Role
 from squeezer.records.layout import events_path, units_path
 from squeezer.records.reader import read_events
 from tests.support.jobs import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.shared.page_file import Page, make_private_dir, page_path
+from ds_hooks.shared.page.file import Page, make_private_dir, page_path
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.integration
@@ -66,7 +66,7 @@ def test_within_one_namespace_all_is_as_ever(tmp_path: Path, unshare: tuple[str,
 
 
 def test_a_reused_number_of_a_side_task_is_never_signalled(tmp_path: Path) -> None:
-    from ds_hooks.shared.page import Field, SideActivity
+    from ds_hooks.shared.page.layout import Field, SideActivity
     from ds_hooks.side_process import SideProcess
 
     page = Page.open(page_path(tmp_path / "own", 0))

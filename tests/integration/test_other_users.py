@@ -18,8 +18,8 @@ from optuna.study import StudyDirection
 
 from ds_hooks import attach
 from ds_hooks.shared import wire
-from ds_hooks.shared.page import PAGE_MAGIC, Field
-from ds_hooks.shared.page_file import Page, PageError, make_private_dir, page_path, socket_path
+from ds_hooks.shared.page.file import Page, PageError, make_private_dir, page_path, socket_path
+from ds_hooks.shared.page.layout import PAGE_MAGIC, Field
 from ds_hooks.shared.private_file import OthersError
 from tests.support.hooked_engine import Engine
 from tests.support.sandbox import Child, new_sandbox, wait_for

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.shared.page import DeviceGate, Field
-from ds_hooks.shared.page_file import Page, make_private_dir, page_path
+from ds_hooks.shared.page.file import Page, make_private_dir, page_path
+from ds_hooks.shared.page.layout import DeviceGate, Field
 from tests.support.sandbox import is_alive, wait_for
 from trials.gate.parent_watch import ParentWatch
 
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.integration
 SIDE = """
 import os, sys, time
 from pathlib import Path
-from ds_hooks.shared.page import DeviceGate, Field
-from ds_hooks.shared.page_file import Page
+from ds_hooks.shared.page.layout import DeviceGate, Field
+from ds_hooks.shared.page.file import Page
 from trials.gate.parent_watch import ParentWatch
 
 page = Page.open(Path(sys.argv[1]), create=False)

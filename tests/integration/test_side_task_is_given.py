@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from optuna.trial import TrialState
 
-from ds_hooks.shared.page import Field
+from ds_hooks.shared.page.layout import Field
 from tests.support.sandbox import Sandbox, is_alive, wait_for
 
 pytestmark = pytest.mark.integration

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.shared.page import STRAY_WORDS, WORKER_WORDS, Field
-from ds_hooks.shared.page_file import socket_path
-from squeezer.daemon.control_group import remove_dead_groups
+from ds_hooks.shared.page.file import socket_path
+from ds_hooks.shared.page.layout import STRAY_WORDS, WORKER_WORDS, Field
+from squeezer.daemon.side_processes.control_group import remove_dead_groups
 from tests.support.control_groups import a_place
 from tests.support.sandbox import Child, Sandbox, cpu_ticks, is_alive, stat, wait_for
 

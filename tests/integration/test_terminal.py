@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.shared.page import Field
+from ds_hooks.shared.page.layout import Field
 from tests.support.sandbox import Sandbox, is_alive, stat, wait_for
 from tests.support.terminal import new_terminal, rank_command
 

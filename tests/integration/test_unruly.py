@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.utilization import unruly
-from ds_hooks.shared.page import Field
-from ds_hooks.shared.page_file import Page, page_path
+from ds_hooks.shared.page.file import Page, page_path
+from ds_hooks.shared.page.layout import Field
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

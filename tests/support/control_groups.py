@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from squeezer.daemon.control_group import make_side_group
-from squeezer.daemon.control_group_place import NoGroupError, place_of_groups
+from squeezer.daemon.side_processes.control_group import make_side_group
+from squeezer.daemon.side_processes.control_group_place import NoGroupError, place_of_groups
 from tests.support.paths import ROOT
 
 MAKE = """
 import sys
-from squeezer.daemon.control_group import make_side_group
-from squeezer.daemon.control_group_place import NoGroupError
+from squeezer.daemon.side_processes.control_group import make_side_group
+from squeezer.daemon.side_processes.control_group_place import NoGroupError
 try:
     group = make_side_group()
 except NoGroupError as error:

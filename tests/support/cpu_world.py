@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 import trials.gate.cpu as gate_module
-from ds_hooks.shared.page import Field
-from ds_hooks.shared.page_file import Page
+from ds_hooks.shared.page.file import Page
+from ds_hooks.shared.page.layout import Field
 from trials.gate.cpu import CpuGate
 
 US, MS = 1_000, 1_000_000

@@ -16,7 +16,7 @@ from benchmarks.gpu.fake_driver import DEFAULT_STREAM, FakeDriver
 from ds_hooks.clock.cuda import CudaClock
 from ds_hooks.clock.registry import CLOCKS
 from ds_hooks.shared.device_uuid import write_device_uuid
-from ds_hooks.shared.page_file import Page
+from ds_hooks.shared.page.file import Page
 from tests.support import metronome
 from tests.support.fake_nvml import NUMBER
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.fake_driver import FakeDriver
-from ds_hooks.shared.page_file import Page
-from ds_hooks.shared.parent import die_with_parent
+from ds_hooks.shared.page.file import Page
+from ds_hooks.shared.processes.parent import die_with_parent
 from trials.gate.base import HOST_UNIT, Gate
 from trials.gate.cuda import CudaGate
 from trials.gate.unit_records import UnitRecords

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable
 
 from ds_hooks.shared.cuda_driver import DriverError, Words
-from ds_hooks.shared.page import PAGE_BYTES, DeviceGate, Field
-from ds_hooks.shared.page_file import Page
-from ds_hooks.shared.plan import plan_steps
+from ds_hooks.shared.page.file import Page
+from ds_hooks.shared.page.layout import PAGE_BYTES, DeviceGate, Field
+from ds_hooks.shared.page.plan import plan_steps
 from trials.gate.cuda import CudaGate
 from trials.gate.unit_records import UnitRecords
 

@@ -21,8 +21,10 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from ds_hooks import message_sender
-from ds_hooks.shared import page, page_file, statuses, unit_record, wire
+from ds_hooks.shared import statuses, unit_record, wire
 from ds_hooks.shared.command_line import Command
+from ds_hooks.shared.page import file as page_file
+from ds_hooks.shared.page import layout as page
 from squeezer import cli as squeezer_cli
 from squeezer import config
 from squeezer.daemon import receiver

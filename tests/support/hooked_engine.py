@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import zmq
 
-from ds_hooks.shared.page_file import Page, page_path, socket_path
+from ds_hooks.shared.page.file import Page, page_path, socket_path
 from ds_hooks.shared.wire import Bye, decode
 
 

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ds_hooks.shared.page import Field, Role
-from ds_hooks.shared.page_file import Page, PageError, page_path
+from ds_hooks.shared.page.file import Page, PageError, page_path
+from ds_hooks.shared.page.layout import Field, Role
 from tests.support.paths import ROOT
 from tests.support.sandbox import stat, wait_for
 

@@ -4,9 +4,9 @@ import signal
 import threading
 import time
 
-from ds_hooks.shared.page import DeviceGate, Field
-from ds_hooks.shared.page_file import Page
-from ds_hooks.shared.plan import plan_steps
+from ds_hooks.shared.page.file import Page
+from ds_hooks.shared.page.layout import DeviceGate, Field
+from ds_hooks.shared.page.plan import plan_steps
 
 MS = 1_000_000
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from ds_hooks.shared.page import Field
-from ds_hooks.shared.page_file import Page, page_path, runtime_dir
+from ds_hooks.shared.page.file import Page, page_path, runtime_dir
+from ds_hooks.shared.page.layout import Field
 from tests.support.sandbox import is_alive
 
 WAITS_FROM = {1: 12, 0: 17}

@@ -15,7 +15,7 @@ import optuna
 import torch
 from torch import nn
 
-from ds_hooks.shared.parent import die_with_parent
+from ds_hooks.shared.processes.parent import die_with_parent
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from tests.support.fused_and_solo import Batch, ToyStudy
 from trials.gate.base import OpenGate

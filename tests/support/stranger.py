@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ds_hooks.shared.identity import this_place
+from ds_hooks.shared.processes.identity import this_place
 
 STRANGER = 65534
 """The uid and gid; no account is needed."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ds_hooks.shared.signals import END_SIGNAL, WAKE_SIGNAL
+from ds_hooks.shared.processes.signals import END_SIGNAL, WAKE_SIGNAL
 
 GATE_SIGNALS = frozenset({WAKE_SIGNAL, END_SIGNAL})
 

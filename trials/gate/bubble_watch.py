@@ -3,9 +3,9 @@
 from collections import deque
 from collections.abc import Callable
 
-from ds_hooks.shared.memory_order import light_fence
-from ds_hooks.shared.page import DeviceGate, Field
-from ds_hooks.shared.plan import find_renewal, next_permit_ns
+from ds_hooks.shared.page.layout import DeviceGate, Field
+from ds_hooks.shared.page.memory_order import light_fence
+from ds_hooks.shared.page.plan import find_renewal, next_permit_ns
 
 _CLOSINGS_KEPT = 8
 _LONGEST_PERMIT_NS = 2**36

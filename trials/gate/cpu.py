@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Sequence
 from time import monotonic_ns, thread_time_ns
 
-from ds_hooks.shared.memory_order import full_fence, light_fence
-from ds_hooks.shared.page import Field, SideActivity
-from ds_hooks.shared.page_file import Page
-from ds_hooks.shared.plan import find_renewal
-from ds_hooks.shared.side_clock import SideClock
-from ds_hooks.shared.signals import END_SIGNAL
+from ds_hooks.shared.page.file import Page
+from ds_hooks.shared.page.layout import Field, SideActivity
+from ds_hooks.shared.page.memory_order import full_fence, light_fence
+from ds_hooks.shared.page.plan import find_renewal
+from ds_hooks.shared.processes.side_clock import SideClock
+from ds_hooks.shared.processes.signals import END_SIGNAL
 from trials.gate.base import GATE_SIGNALS, HOST_UNIT, StopRequested, block_signals
 from trials.gate.process import has_children
 from trials.gate.unit_costs import DECLINED_BEFORE_DOUBT, LEAST_COST_NS, LOOK_AGAIN_S, UNKNOWN_COST_NEEDS_NS, UnitCosts

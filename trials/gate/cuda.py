@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from ds_hooks.shared.cuda_driver import Driver, DriverError
 from ds_hooks.shared.device_uuid import read_device_uuid
-from ds_hooks.shared.page import DeviceGate, Field, SideActivity
-from ds_hooks.shared.page_file import Page
-from ds_hooks.shared.signals import END_SIGNAL
+from ds_hooks.shared.page.file import Page
+from ds_hooks.shared.page.layout import DeviceGate, Field, SideActivity
+from ds_hooks.shared.processes.signals import END_SIGNAL
 from trials.gate.base import HOST_UNIT, GateError, StopRequested
 from trials.gate.bubble_watch import BubbleWatch
 from trials.gate.cuda_queue import IN_FLIGHT, EndedUnit, UnitQueue

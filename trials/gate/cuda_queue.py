@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ds_hooks.shared.cuda_driver import Driver, DriverError, address_of
-from ds_hooks.shared.page import PAGE_BYTES, Field
-from ds_hooks.shared.signals import END_SIGNAL
+from ds_hooks.shared.page.layout import PAGE_BYTES, Field
+from ds_hooks.shared.processes.signals import END_SIGNAL
 from trials.gate.base import StopRequested
 from trials.gate.unit_costs import DECLINED_BEFORE_DOUBT
 

@@ -7,7 +7,7 @@ import threading
 import time
 
 from ds_hooks.shared.forced_gate import force_gate
-from ds_hooks.shared.page import DeviceGate, Field
+from ds_hooks.shared.page.layout import DeviceGate, Field
 
 FORCE_EVERY_S = 1e-3
 """Force the gate again this often, because the main job's device may shut it again."""

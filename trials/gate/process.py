@@ -8,8 +8,8 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from ds_hooks.shared.page import WORKER_WORDS, Field
-from ds_hooks.shared.parent import die_with_parent
+from ds_hooks.shared.page.layout import WORKER_WORDS, Field
+from ds_hooks.shared.processes.parent import die_with_parent
 from trials.gate.base import GATE_SIGNALS
 
 _PR_SET_TIMERSLACK = 29

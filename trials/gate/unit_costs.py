@@ -3,8 +3,8 @@
 from collections import deque
 from collections.abc import Sequence
 
-from ds_hooks.shared.page import Field
-from ds_hooks.shared.page_file import Page
+from ds_hooks.shared.page.file import Page
+from ds_hooks.shared.page.layout import Field
 from trials.gate.base import HOST_UNIT, Starved
 from trials.gate.unit_records import UnitRecords
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
-from ds_hooks.shared.endings import USER_ERROR_STATUS
+from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
 
 LOOK_AGAIN_S = 0.2
 

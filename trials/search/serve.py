@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ds_hooks.shared import logs
-from ds_hooks.shared.endings import USER_ERROR_STATUS
-from ds_hooks.shared.parent import die_with_parent
+from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
+from ds_hooks.shared.processes.parent import die_with_parent
 from ds_hooks.shared.secrets import hide_passwords
 from trials.gate.process import run_when_idle
 from trials.own_logger import own_logger

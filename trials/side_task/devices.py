@@ -9,9 +9,9 @@ from torch import nn
 
 from ds_hooks.shared.cuda_driver import CudaDriver, DriverError
 from ds_hooks.shared.device_uuid import uuid_number
-from ds_hooks.shared.page import Field
-from ds_hooks.shared.page_file import Page
-from ds_hooks.shared.parent import die_with_parent
+from ds_hooks.shared.page.file import Page
+from ds_hooks.shared.page.layout import Field
+from ds_hooks.shared.processes.parent import die_with_parent
 from ds_hooks.shared.statuses import Status
 from trials.gate.base import Gate
 from trials.gate.cpu import CpuGate

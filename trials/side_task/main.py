@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from ds_hooks.shared import logs, statuses
-from ds_hooks.shared.endings import USER_ERROR_STATUS
-from ds_hooks.shared.page import Field, Role, SideActivity
-from ds_hooks.shared.page_file import Page
-from ds_hooks.shared.parent import die_with_parent
+from ds_hooks.shared.page.file import Page
+from ds_hooks.shared.page.layout import Field, Role, SideActivity
+from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
+from ds_hooks.shared.processes.parent import die_with_parent
+from ds_hooks.shared.processes.signals import END_SIGNAL, ignore_signals_to_others
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
-from ds_hooks.shared.signals import END_SIGNAL, ignore_signals_to_others
 from ds_hooks.shared.study_files import trials_directory
 from ds_hooks.shared.submissions import Submissions
 from trials.gate.base import ExclusiveGate, Gate, GateError, StopRequested, block_signals

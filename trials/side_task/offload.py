@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ds_hooks.shared import statuses
-from ds_hooks.shared.page import Field
-from ds_hooks.shared.signals import END_SIGNAL
+from ds_hooks.shared.page.layout import Field
+from ds_hooks.shared.processes.signals import END_SIGNAL
 from trials.gate.base import HOST_UNIT, Gate, StopRequested
 from trials.gate.process import nap
 

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ds_hooks.shared import statuses
-from ds_hooks.shared.signals import END_SIGNAL
+from ds_hooks.shared.processes.signals import END_SIGNAL
 from trials.fusion.errors import ApartError, is_out_of_memory
 from trials.fusion.shared_base import Bases
 from trials.gate.base import AUDIT_UNITS, HOST_UNIT, Gate, StopRequested

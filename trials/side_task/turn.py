@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from ds_hooks.shared.signals import END_SIGNAL
+from ds_hooks.shared.processes.signals import END_SIGNAL
 from ds_hooks.shared.submissions import IDLE_S, SERVES_S, Submission, Submissions, Used
 from trials.gate.base import StopRequested
 from trials.gate.process import nap

@@ -14,7 +14,7 @@ import pytest
 import torch
 from optuna.trial import FrozenTrial, TrialState
 
-from ds_hooks.shared.endings import USER_ERROR_STATUS
+from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
 from tests.support.accounts import assert_accounts
 from tests.support.sandbox import children, is_alive, wait_for
 from trials import load_study

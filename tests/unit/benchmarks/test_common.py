@@ -18,9 +18,9 @@ from benchmarks.utilization.window_figures import RankLog, Window, collect, mode
 from benchmarks.utilization.window_figures import pairs as pairs_of
 from benchmarks.utilization.windowed_daemon import FORECASTS, WindowedMachine
 from benchmarks.utilization.windows import GATED, Windows, WindowStep
-from ds_hooks.shared.page import Field
-from ds_hooks.shared.page_file import Page, page_path
-from ds_hooks.shared.plan import plan_slot, plan_steps, planned_permit
+from ds_hooks.shared.page.file import Page, page_path
+from ds_hooks.shared.page.layout import Field
+from ds_hooks.shared.page.plan import plan_slot, plan_steps, planned_permit
 from squeezer.config import GuardTable, SqueezeTable
 from squeezer.policy.actions import PlanSlot, PlanSteps
 from squeezer.policy.events import BubbleEnded, Event, JobAttached, Side, SideChanged, StepStarted

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ds_hooks import Handle, attach
-from ds_hooks.shared.page_file import page_path
+from ds_hooks.shared.page.file import page_path
 from tests.support.hooked_engine import Daemon, Engine
 
 

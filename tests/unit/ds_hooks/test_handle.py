@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ds_hooks import Handle, attach
-from ds_hooks.shared.page import Field
-from ds_hooks.shared.page_file import page_path
+from ds_hooks.shared.page.file import page_path
+from ds_hooks.shared.page.layout import Field
 from ds_hooks.shared.wire import Bye
 from tests.support.hooked_engine import Daemon, Engine, connect
 

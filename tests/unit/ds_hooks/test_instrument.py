@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ds_hooks import Handle, attach
-from ds_hooks.shared.page import Field
+from ds_hooks.shared.page.layout import Field
 from tests.support.hooked_engine import Daemon, Engine, ForwardPass, connect
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.shared.identity import start_time
-from ds_hooks.shared.page import Field, SideActivity
-from ds_hooks.shared.page_file import Page, page_path
-from ds_hooks.shared.strays import name_strays
+from ds_hooks.shared.page.file import Page, page_path
+from ds_hooks.shared.page.layout import Field, SideActivity
+from ds_hooks.shared.processes.identity import start_time
+from ds_hooks.shared.processes.strays import name_strays
 from ds_hooks.side_process import SideProcess
 from tests.support.sandbox import wait_for
 

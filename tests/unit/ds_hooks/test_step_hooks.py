@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from ds_hooks import Handle, attach
-from ds_hooks.shared.page import Field, SideActivity
-from ds_hooks.shared.plan import plan_slot, plan_steps
+from ds_hooks.shared.page.layout import Field, SideActivity
+from ds_hooks.shared.page.plan import plan_slot, plan_steps
 from ds_hooks.shared.wire import BubbleEnd, BubbleStart, Bye, Hello, Instructions, StepEnd, StepStart, WaitKind
 from tests.support.hooked_engine import Daemon, Engine, ForwardPass, OptimizerStep, RecvGrad, Schedule, connect
 

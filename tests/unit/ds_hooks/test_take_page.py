@@ -9,9 +9,9 @@ import pytest
 
 from ds_hooks.engine import AttachError
 from ds_hooks.shared.device_uuid import write_device_uuid
-from ds_hooks.shared.identity import start_time
-from ds_hooks.shared.page import Field, Role
-from ds_hooks.shared.page_file import Page, PageError, page_path
+from ds_hooks.shared.page.file import Page, PageError, page_path
+from ds_hooks.shared.page.layout import Field, Role
+from ds_hooks.shared.processes.identity import start_time
 from ds_hooks.take_page import check_spare, take_page
 
 OTHER = os.getppid()

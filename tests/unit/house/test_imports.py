@@ -12,6 +12,7 @@ import pytest
 from tests.support.paths import PACKAGES, ROOT
 
 SHARED = ROOT / "ds_hooks" / "shared"
+FILES = sorted(SHARED.rglob("*.py"))
 NOT_FOR_THE_MAIN_JOB = ("torch", "deepspeed", "optuna", "numpy", "pydantic", "psutil", "squeezer", "trials", "launch")
 
 
@@ -50,12 +51,13 @@ def test_what_the_processes_share_is_importable_where_nothing_is_installed() -> 
     # -I: no environment variables and no current folder; -S: no site-packages
     command = [sys.executable, "-I", "-S", "-c", IMPORT_ALL_OF_SHARED, str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    modules = {f"ds_hooks.shared.{path.stem}" for path in SHARED.glob("*.py")} - {"ds_hooks.shared.__init__"}
+    parts = [path.relative_to(ROOT).with_suffix("").parts for path in FILES]
+    modules = {".".join(part for part in module if part != "__init__") for module in parts} - {"ds_hooks.shared"}
     assert (set(done.stdout.split()), done.stderr) == (modules, "")
-    assert {"ds_hooks.shared.page", "ds_hooks.shared.wire"} <= modules
+    assert {"ds_hooks.shared.page.layout", "ds_hooks.shared.wire"} <= modules
 
 
-@pytest.mark.parametrize("path", sorted(SHARED.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SHARED)))
 def test_what_the_processes_share_imports_the_standard_library_and_itself(path: Path) -> None:
     imported: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):  # inside of functions, too

@@ -1,12 +1,12 @@
-"""Whoever asks what writes the page finds each file in `ds_hooks/shared/page.py`."""
+"""Whoever asks what writes the page finds each file in `ds_hooks/shared/page/layout.py`."""
 
 import re
 
-from ds_hooks.shared import page
+from ds_hooks.shared.page import layout as page
 from tests.support.paths import ROOT
 
 WRITES = re.compile(r"words\[Field\.[A-Z_]+\] *[-+&|]?=[^=]|queue_writes")
-CREATOR = {"ds_hooks/shared/page_file.py"}
+CREATOR = {"ds_hooks/shared/page/file.py"}
 
 
 def test_the_layout_names_every_file_that_writes_a_word() -> None:

@@ -29,8 +29,8 @@ from launch.leftovers import (
     remove_temporary_folders,
 )
 from squeezer.daemon.run_directory import claim_directory, running_daemons
+from squeezer.daemon.side_processes.temporary_folder import make_folder
 from squeezer.daemon.side_task_supervisor import END_TIMEOUT_S, MEASURE_TIMEOUT_S
-from squeezer.daemon.temporary_folder import make_folder
 from squeezer.records.in_use import ranks_in_use
 from squeezer.records.layout import events_path, study_directory, temporary_folder_path
 from squeezer.records.writer import Recorder

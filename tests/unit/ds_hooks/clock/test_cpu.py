@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from ds_hooks.clock.cpu import CpuClock
-from ds_hooks.shared.page import Field
-from ds_hooks.shared.page_file import Page, page_path
+from ds_hooks.shared.page.file import Page, page_path
+from ds_hooks.shared.page.layout import Field
 
 
 class Words(dict[int, int]):

@@ -5,7 +5,7 @@ from uuid import UUID
 import pytest
 
 from ds_hooks.shared.device_uuid import read_device_uuid, uuid_number, write_device_uuid
-from ds_hooks.shared.page import PAGE_BYTES, Field
+from ds_hooks.shared.page.layout import PAGE_BYTES, Field
 
 
 @pytest.mark.parametrize("number", [0, 1, 0x89F4A2C1_0000_1111_F222_F33344445555, 2**128 - 1])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ds_hooks.shared.device_uuid import write_device_uuid
-from ds_hooks.shared.page import Field
+from ds_hooks.shared.page.layout import Field
 from squeezer.config import DeviceTable
 from squeezer.daemon.device_watch import EVERY_NS, DeviceWatch
 from squeezer.daemon.memory_limit import LOOKS_IN_A_ROW, MemoryLimit

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ds_hooks.shared.device_uuid import write_device_uuid
-from ds_hooks.shared.page import DeviceGate, Field
-from ds_hooks.shared.page_file import Page, page_path
+from ds_hooks.shared.page.file import Page, page_path
+from ds_hooks.shared.page.layout import DeviceGate, Field
 from squeezer.calibration.kept import keep, state_file
 from squeezer.calibration.verdict import Verdict
 from squeezer.config import DeviceTable

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from ds_hooks.shared.page import RENEWALS_PER_SLOT
+from ds_hooks.shared.page.layout import RENEWALS_PER_SLOT
 from squeezer.policy.forecast import LONGEST_NS, MOST_INTERVALS, SHIFT_AFTER, STALLED, Forecast, SlotForecast
 
 MS = 1_000_000

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import trials.gate.cpu as gate_module
-from ds_hooks.shared.page import Field, SideActivity
-from ds_hooks.shared.page_file import Page, page_path
-from ds_hooks.shared.plan import plan_slot
+from ds_hooks.shared.page.file import Page, page_path
+from ds_hooks.shared.page.layout import Field, SideActivity
+from ds_hooks.shared.page.plan import plan_slot
 from ds_hooks.shared.rotating_file import RotatingFile
 from ds_hooks.shared.unit_record import UNIT_RECORD
 from squeezer.records.reader import read_groups

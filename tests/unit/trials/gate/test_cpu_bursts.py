@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import trials.gate.cpu as gate_module
-from ds_hooks.shared.page import Field
-from ds_hooks.shared.page_file import Page, page_path
+from ds_hooks.shared.page.file import Page, page_path
+from ds_hooks.shared.page.layout import Field
 from ds_hooks.shared.unit_record import UNIT_RECORD
 from squeezer.records.reader import read_groups
 from tests.support.cpu_world import MS, US, World, decline

@@ -11,9 +11,9 @@ import pytest
 
 from ds_hooks.shared.device_uuid import write_device_uuid
 from ds_hooks.shared.forced_gate import force_gate
-from ds_hooks.shared.page import PAGE_BYTES, DeviceGate, Field, SideActivity
-from ds_hooks.shared.page_file import Page, page_path
-from ds_hooks.shared.plan import plan_slot
+from ds_hooks.shared.page.file import Page, page_path
+from ds_hooks.shared.page.layout import PAGE_BYTES, DeviceGate, Field, SideActivity
+from ds_hooks.shared.page.plan import plan_slot
 from tests.support.cuda_world import MS, OFFSET, US, World, learn
 from trials.gate.base import HOST_UNIT, GateError, StopRequested
 from trials.gate.unit_costs import UNKNOWN_COST_NEEDS_NS

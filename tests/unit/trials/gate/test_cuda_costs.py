@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ds_hooks.shared.page import Field
-from ds_hooks.shared.page_file import Page, page_path
+from ds_hooks.shared.page.file import Page, page_path
+from ds_hooks.shared.page.layout import Field
 from ds_hooks.shared.unit_record import UNIT_RECORD
 from tests.support.cuda_world import MS, US, World, learn
 from trials.gate.base import HOST_UNIT, Starved

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.shared.page import Field
-from ds_hooks.shared.page_file import Page, page_path
-from ds_hooks.shared.plan import plan_slot
+from ds_hooks.shared.page.file import Page, page_path
+from ds_hooks.shared.page.layout import Field
+from ds_hooks.shared.page.plan import plan_slot
 from tests.support.cuda_world import MS, US, World, learn
 from trials.gate.base import StopRequested
 

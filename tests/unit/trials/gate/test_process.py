@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.shared.page_file import make_private_dir, page_path
+from ds_hooks.shared.page.file import make_private_dir, page_path
 
 FORKS = """
 import ctypes, json, os, signal, sys, threading
 from pathlib import Path
-from ds_hooks.shared.page import Field
-from ds_hooks.shared.page_file import Page
+from ds_hooks.shared.page.layout import Field
+from ds_hooks.shared.page.file import Page
 from trials.gate.base import block_signals
 from trials.gate.process import has_children, keep_forks
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from ds_hooks.shared.page import Field
+from ds_hooks.shared.page.layout import Field
 from tests.support.fake_torch_cuda import GB, TOTAL_BYTES, fake_torch_cuda
 from tests.support.fused_and_solo import OPTIMIZERS
 from tests.support.rich_study import RichStudy

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ds_hooks.shared.page import Field
-from ds_hooks.shared.page_file import Page, page_path
+from ds_hooks.shared.page.file import Page, page_path
+from ds_hooks.shared.page.layout import Field
 from ds_hooks.shared.statuses import MovedIn, MovedOut, Status
 from tests.support.fused_and_solo import OPTIMIZERS
 from tests.support.rich_study import RichStudy

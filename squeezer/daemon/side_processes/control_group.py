@@ -18,8 +18,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from squeezer.daemon.control_group_place import NoGroupError, place_of_groups, reason
-from squeezer.daemon.orphans import ends_by_itself
+from squeezer.daemon.side_processes.control_group_place import NoGroupError, place_of_groups, reason
+from squeezer.daemon.side_processes.orphans import ends_by_itself
 
 _PREFIX = "squeezer-side-"
 _MAKE_TRIES = 3

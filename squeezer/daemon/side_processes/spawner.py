@@ -12,17 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ds_hooks.shared.parent import adopt_orphans, die_with_parent
 from ds_hooks.shared.private_file import make_dir
+from ds_hooks.shared.processes.parent import adopt_orphans, die_with_parent
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from ds_hooks.shared.statuses import Serving
 from ds_hooks.shared.study_files import trials_directory
 from squeezer.config import SideTable
-from squeezer.daemon.control_group import SideGroup, make_side_group
-from squeezer.daemon.control_group_place import NoGroupError
-from squeezer.daemon.orphans import end_orphans
-from squeezer.daemon.side_environment import side_environment
-from squeezer.daemon.temporary_folder import make_folder, remove_folder
+from squeezer.daemon.side_processes.control_group import SideGroup, make_side_group
+from squeezer.daemon.side_processes.control_group_place import NoGroupError
+from squeezer.daemon.side_processes.environment import side_environment
+from squeezer.daemon.side_processes.orphans import end_orphans
+from squeezer.daemon.side_processes.temporary_folder import make_folder, remove_folder
 from squeezer.device import Device, SideProcess, has_ended
 from squeezer.records.layout import caches_path, side_log_path, temporary_folder_path, units_path
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from squeezer.daemon.side_environment import side_environment
+from squeezer.daemon.side_processes.environment import side_environment
 
 KEPT = {
     "PATH": "/bin",

@@ -5,7 +5,7 @@ Hooks and side task both read it, so what one sees and the other reports is the 
 
 import time
 
-from ds_hooks.shared.page import WORKER_WORDS, Field
+from ds_hooks.shared.page.layout import WORKER_WORDS, Field
 
 _PROCESS_CPU_CLOCK = 2
 """CPUCLOCK_SCHED of Linux: `~pid << 3 | 2` names the clock of all CPU time of process `pid`."""

@@ -20,9 +20,9 @@ from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
-from ds_hooks.shared.identity import Place, other_place, start_time, this_place
-from ds_hooks.shared.page import PAGE_BYTES, PAGE_MAGIC, PAGE_VERSION, Field, Role
+from ds_hooks.shared.page.layout import PAGE_BYTES, PAGE_MAGIC, PAGE_VERSION, Field, Role
 from ds_hooks.shared.private_file import OthersError, check_ours, make_parents
+from ds_hooks.shared.processes.identity import Place, other_place, start_time, this_place
 
 DIRECTORY_VARIABLE = "SQUEEZER_DIR"
 """The environment variable that names the directory of pages and sockets."""

@@ -12,10 +12,10 @@ from contextlib import suppress
 
 import psutil
 
-from ds_hooks.shared.identity import start_time
-from ds_hooks.shared.page import WORKER_WORDS, Field
-from ds_hooks.shared.strays import name_strays
-from squeezer.daemon.control_group import SideGroup
+from ds_hooks.shared.page.layout import WORKER_WORDS, Field
+from ds_hooks.shared.processes.identity import start_time
+from ds_hooks.shared.processes.strays import name_strays
+from squeezer.daemon.side_processes.control_group import SideGroup
 from squeezer.device import SideProcess, run_when_idle
 
 SOONEST_NS = 1_000_000_000

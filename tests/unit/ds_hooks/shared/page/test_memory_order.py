@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ds_hooks.clock import cpu as clock
-from ds_hooks.shared import memory_order, plan
-from ds_hooks.shared.page import PAGE_BYTES, Field, SideActivity
+from ds_hooks.shared.page import memory_order, plan
+from ds_hooks.shared.page.layout import PAGE_BYTES, Field, SideActivity
 from trials.gate import cpu as gate
 
 LIGHT, FULL = "light fence", "full fence"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from squeezer.daemon.temporary_folder import make_folder, remove_folder
+from squeezer.daemon.side_processes.temporary_folder import make_folder, remove_folder
 
 
 @pytest.fixture(autouse=True)

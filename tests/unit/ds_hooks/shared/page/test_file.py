@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.shared.identity import start_time
-from ds_hooks.shared.page import PAGE_BYTES, PAGE_MAGIC, PAGE_VERSION, Field, Role
-from ds_hooks.shared.page_file import Page, PageError, make_private_dir, page_path, runtime_dir
+from ds_hooks.shared.page.file import Page, PageError, make_private_dir, page_path, runtime_dir
+from ds_hooks.shared.page.layout import PAGE_BYTES, PAGE_MAGIC, PAGE_VERSION, Field, Role
+from ds_hooks.shared.processes.identity import start_time
 
 
 @pytest.fixture

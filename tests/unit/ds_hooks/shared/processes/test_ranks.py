@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from ds_hooks import attach
-from ds_hooks.shared.page_file import page_path
-from ds_hooks.shared.ranks import LOCAL_RANK, LOCAL_SIZE, RANK, first_number
+from ds_hooks.shared.page.file import page_path
+from ds_hooks.shared.processes.ranks import LOCAL_RANK, LOCAL_SIZE, RANK, first_number
 from launch import rank
 from tests.support.hooked_engine import Engine
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.shared.identity import start_time
-from ds_hooks.shared.page import STRAY_WORDS, Field
-from ds_hooks.shared.page_file import Page, page_path
-from ds_hooks.shared.strays import Strays, name_strays
+from ds_hooks.shared.page.file import Page, page_path
+from ds_hooks.shared.page.layout import STRAY_WORDS, Field
+from ds_hooks.shared.processes.identity import start_time
+from ds_hooks.shared.processes.strays import Strays, name_strays
 from tests.support.sandbox import stat, wait_for
 
 Sleepers = list["subprocess.Popen[bytes]"]

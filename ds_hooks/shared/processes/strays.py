@@ -9,8 +9,8 @@ import signal
 from collections.abc import Mapping
 from contextlib import suppress
 
-from ds_hooks.shared.identity import start_time
-from ds_hooks.shared.page import STRAY_WORDS, Field
+from ds_hooks.shared.page.layout import STRAY_WORDS, Field
+from ds_hooks.shared.processes.identity import start_time
 
 _PID_BITS = 22
 """Linux has no higher process ids."""

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from ds_hooks.shared.page import PAGE_BYTES, PLANNED_SLOTS, RENEWALS_PER_SLOT, Field
-from ds_hooks.shared.plan import clear_plan, find_renewal, plan_slot, plan_steps, planned_permit
+from ds_hooks.shared.page.layout import PAGE_BYTES, PLANNED_SLOTS, RENEWALS_PER_SLOT, Field
+from ds_hooks.shared.page.plan import clear_plan, find_renewal, plan_slot, plan_steps, planned_permit
 
 
 @pytest.fixture

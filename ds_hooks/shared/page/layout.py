@@ -7,9 +7,9 @@ What writes the page:
 
     main job     bubbles: ds_hooks/clock/cpu.py or ds_hooks/clock/cuda.py
                  its presence and counters: ds_hooks/handle.py, ds_hooks/step_hooks.py
-    daemon       whom it serves, and the plan: squeezer/daemon/loop.py, by ds_hooks/shared/plan.py
+    daemon       whom it serves, and the plan: squeezer/daemon/loop.py, by ds_hooks/shared/page/plan.py
                  the side task's process and memory: squeezer/daemon/side_task_supervisor.py,
-                 squeezer/daemon/memory_limit.py, squeezer/daemon/side_family.py
+                 squeezer/daemon/memory_limit.py, squeezer/daemon/side_processes/family.py
                  in place of a process that has died or must end: squeezer/device/cpu.py, squeezer/device/cuda.py
     side task    what it does: trials/side_task/main.py, trials/gate/cpu.py, trials/gate/cuda.py
                  what is left of a permit on a device: trials/gate/bubble_watch.py
@@ -19,7 +19,7 @@ What writes the page:
                  the gate of a device whose daemon has died: trials/gate/parent_watch.py
     either       a gate that is forced open: ds_hooks/shared/forced_gate.py
 
-`page_file` opens pages, `plan` encodes the words per slot, `device_uuid` the name of a CUDA device.
+`file` opens pages, `plan` encodes the words per slot, `device_uuid` the name of a CUDA device.
 """
 
 from enum import IntEnum

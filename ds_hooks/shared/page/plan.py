@@ -7,8 +7,8 @@ the renewals. Times are whole µs: a slot's first word holds `opens_before << 32
 
 from collections.abc import Sequence
 
-from ds_hooks.shared.memory_order import light_fence
-from ds_hooks.shared.page import PLANNED_SLOTS, RENEWALS_PER_SLOT, Field
+from ds_hooks.shared.page.layout import PLANNED_SLOTS, RENEWALS_PER_SLOT, Field
+from ds_hooks.shared.page.memory_order import light_fence
 
 _LONGEST_US = 2**31 - 1
 _PERMIT = 0xFFFFFFFF

@@ -10,8 +10,8 @@ from tests.support.sandbox import is_alive
 
 ADOPTS = """
 import os, subprocess, sys, time
-from ds_hooks.shared.parent import adopt_orphans
-from squeezer.daemon.orphans import end_orphans
+from ds_hooks.shared.processes.parent import adopt_orphans
+from squeezer.daemon.side_processes.orphans import end_orphans
 
 adopt_orphans()
 spared = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
@@ -60,7 +60,7 @@ def serve(ended):
     task.stdout.readline()
     os.kill(os.getpid(), 9)
 
-from squeezer.daemon import orphans
+from squeezer.daemon.side_processes import orphans
 if sys.argv[2:] == ["cuda", "hangs"]:
     daemon_keeper.await_gated = lambda: orphans.await_gated(0.5)
 print(daemon_keeper.keep(serve, os.getpid()), flush=True)

@@ -3,10 +3,10 @@
 import pytest
 
 from ds_hooks.shared import wire
-from squeezer.daemon.control_group import make_side_group
-from squeezer.daemon.control_group_place import NoGroupError
 from squeezer.daemon.correlator import Correlator
-from squeezer.daemon.uncounted_time import UncountedTime
+from squeezer.daemon.side_processes.control_group import make_side_group
+from squeezer.daemon.side_processes.control_group_place import NoGroupError
+from squeezer.daemon.side_processes.uncounted_time import UncountedTime
 
 
 def said(correlator: Correlator, cpu_ns: int) -> None:

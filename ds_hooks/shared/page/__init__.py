@@ -1,0 +1,1 @@
+"""The shared page: its layout, its file, and the plan in it."""

@@ -1,0 +1,1 @@
+"""The processes of a side task: started, contained, found, counted, and ended with all that they leave."""
