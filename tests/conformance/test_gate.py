@@ -17,12 +17,13 @@ from torch import nn
 
 from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.shared.cuda_driver import CudaDriver
+from ds_hooks.shared.forced_gate import force_gate
 from ds_hooks.shared.page.file import Page, page_path
 from ds_hooks.shared.page.layout import DeviceGate, Field, SideActivity
 from ds_hooks.shared.page.plan import plan_slot
 from tests.support.fused_and_solo import RecordingGate, ToyStudy, members
 from tests.support.main_job import MainJob
-from trials.gate.base import GATE_SIGNALS, HOST_UNIT, Gate, OpenGate, StopRequested
+from trials.gate.base import GATE_SIGNALS, HOST_UNIT, Gate, GateError, OpenGate, StopRequested
 from trials.gate.cpu import CpuGate
 from trials.gate.cuda import CudaGate
 from trials.gate.unit_costs import UnitCosts
@@ -68,6 +69,7 @@ class Cpu:
 
 class FakeCuda:
     def __init__(self, page: Page) -> None:
+        self._words = page.words
         self.driver = FakeDriver()
         self.stream = self.driver.create_stream()
         self.gate = CudaGate(page, self.driver, self.stream)
@@ -78,7 +80,13 @@ class FakeCuda:
     def spans(self) -> list[tuple[int, int]]:
         return [(kernel.start_ns, kernel.end_ns) for kernel in self.driver.kernels]
 
+    def synchronize(self) -> None:
+        self.driver.queue(self.stream, (done := threading.Event()).set)
+        assert done.wait(60), "the driver holds it for ever"
+
     def leave(self) -> None:
+        force_gate(self._words)
+        self.gate.close()
         self.driver.close()
 
 
@@ -116,9 +124,19 @@ class Cuda:
 
         return [(time_ns(begin), time_ns(end)) for begin, end in self._events if end.query()]
 
+    def synchronize(self) -> None:
+        self._stream.synchronize()
+
     def leave(self) -> None:
-        self._words[Field.DEVICE_GATE] = DeviceGate.FORCED
-        assert self.gate.close()
+        force_gate(self._words)
+        self.gate.close()
+
+
+class Streams(Kind, Protocol):
+    """A gate whose device has streams."""
+
+    def synchronize(self) -> None:
+        """Wait in the driver for all work so far, as `.item()` in a study does."""
 
 
 class NeverCloses:
@@ -179,7 +197,7 @@ def any_kind(request: pytest.FixtureRequest, page: Page, signals: None) -> Itera
 
 
 @pytest.fixture(params=[FakeCuda, GPU])
-def cuda(request: pytest.FixtureRequest, page: Page, signals: None) -> Iterator[Kind]:
+def cuda(request: pytest.FixtureRequest, page: Page, signals: None) -> Iterator[Streams]:
     made = request.param(page)
     yield made
     made.leave()
@@ -239,19 +257,34 @@ def test_units_start_in_bubbles_only(kind: Kind, main: MainJob) -> None:
     assert len(kind.spans()) > 8
 
 
-def test_a_unit_that_does_not_fit_waits_for_a_bubble_that_is_long_enough(kind: Kind, main: MainJob) -> None:
+def queue(kind: Kind, ms: int) -> None:
+    """Run unit 0, or give it to the device."""
+    kind.gate.enter(0)
+    kind.work(ms)
+
+
+def run(kind: Kind, main: MainJob, *units_ms: int) -> None:
+    """Run unit 0 with so much work each time, until all bubbles are over and their ends are known."""
+    for ms in units_ms:
+        queue(kind, ms)
+    kind.gate.rest()
+    main.join()
+    kind.gate.rest()
+
+
+def learn(kind: Kind, main: MainJob) -> None:
+    """Let unit 0 be known to take 30 ms."""
     kind.gate.use(["a"], 1)
     for _ in range(2):
         main.play((20, 200, 200))
-        kind.gate.enter(0)
-        kind.work(30)
-        kind.gate.rest()
-        main.join()
-        kind.gate.rest()
-    assert isinstance(kind.gate, UnitCosts) and kind.gate._costs_ns[0] > 20 * MS, "its cost is known"
+        run(kind, main, 30)
+    assert isinstance(kind.gate, UnitCosts) and kind.gate._costs_ns[0] > 20 * MS
+
+
+def test_a_unit_that_does_not_fit_waits_for_a_bubble_that_is_long_enough(kind: Kind, main: MainJob) -> None:
+    learn(kind, main)
     main.play((20, 15, 60), (60, 15, 60), (60, 300, 300))
-    kind.gate.enter(0)
-    kind.work(30)
+    queue(kind, 30)
     main.join()
     assert len(kind.spans()) == 3
     assert kind.spans()[2][0] >= main.bubbles[4][0]
@@ -260,16 +293,10 @@ def test_a_unit_that_does_not_fit_waits_for_a_bubble_that_is_long_enough(kind: K
 def test_a_bubble_that_outlives_its_permit_is_used_again(kind: Kind, main: MainJob, page: Page) -> None:
     kind.gate.use(["a"], 1)
     main.play((10, 300, 300))
-    for _ in range(2):
-        kind.gate.enter(0)
-        kind.work(8)
-    kind.gate.rest()
-    main.join()
-    kind.gate.rest()
+    run(kind, main, 8, 8)
     plan_slot(page.words, 0, 1 * MS, ((60 * MS, 5000 * MS),))
     main.play((10, 1, 30), (40, 1, 600))
-    kind.gate.enter(0)
-    kind.work(8)
+    queue(kind, 8)
     main.join()
     assert len(kind.spans()) == 3
     began_ns = kind.spans()[2][0] - main.bubbles[2][0]
@@ -290,11 +317,7 @@ def test_a_unit_that_raises_leaves_the_gate_as_it_was(kind: Kind, main: MainJob)
     with pytest.raises(ZeroDivisionError):
         kind.gate.enter(0)
         raise ZeroDivisionError
-    kind.gate.enter(0)
-    kind.work(4)
-    kind.gate.rest()
-    main.join()
-    kind.gate.rest()
+    run(kind, main, 4)
     assert main.strays(kind.spans()) == [] and len(kind.spans()) == 1
 
 
@@ -313,13 +336,11 @@ def test_it_says_when_it_sleeps(kind: Kind, main: MainJob, page: Page) -> None:
     main.close()
 
 
-def test_a_queued_unit_starts_without_the_host(cuda: Kind, main: MainJob) -> None:
+def test_a_queued_unit_starts_without_the_host(cuda: Streams, main: MainJob) -> None:
     cuda.gate.use(["a"], 1)
     main.due(100)
-    cuda.gate.enter(0)
-    cuda.work(4)
-    cuda.gate.enter(0)
-    cuda.work(4)
+    queue(cuda, 4)
+    queue(cuda, 4)
     time.sleep(0.05)
     assert cuda.spans() == []
     main.open(100)
@@ -328,25 +349,22 @@ def test_a_queued_unit_starts_without_the_host(cuda: Kind, main: MainJob) -> Non
     assert len(cuda.spans()) == 2 and main.strays(cuda.spans()) == []
 
 
-def test_the_third_unit_waits_for_the_first(cuda: Kind, main: MainJob) -> None:
+def test_the_third_unit_waits_for_the_first(cuda: Streams, main: MainJob) -> None:
     cuda.gate.use(["a"], 1)
     main.open(10_000)
     for _ in range(3):
-        cuda.gate.enter(0)
-        cuda.work(20)
+        queue(cuda, 20)
     third_ns = time.monotonic_ns()
     time.sleep(0.15)
     assert cuda.spans()[0][1] <= third_ns + MS
     main.close()
 
 
-def test_a_bubble_that_ends_between_two_queued_units_holds_the_second_back(cuda: Kind, main: MainJob) -> None:
+def test_a_bubble_that_ends_between_two_queued_units_holds_the_second_back(cuda: Streams, main: MainJob) -> None:
     cuda.gate.use(["a"], 1)
     main.due(1000)
-    cuda.gate.enter(0)
-    cuda.work(100)
-    cuda.gate.enter(0)
-    cuda.work(4)
+    queue(cuda, 100)
+    queue(cuda, 4)
     main.open(1000)
     time.sleep(0.03)
     main.close()
@@ -358,14 +376,25 @@ def test_a_bubble_that_ends_between_two_queued_units_holds_the_second_back(cuda:
     main.close()
 
 
-def test_a_forced_gate_lets_through_what_is_queued_and_no_more(cuda: Kind, main: MainJob, page: Page) -> None:
+def test_a_forced_gate_lets_through_what_is_queued_and_no_more(cuda: Streams, main: MainJob, page: Page) -> None:
     cuda.gate.use(["a"], 1)
     main.due(1000)
-    cuda.gate.enter(0)
-    cuda.work(4)
+    queue(cuda, 4)
     page.words[Field.DEVICE_GATE] = DeviceGate.FORCED
     threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), signal.SIGTERM)).start()
     with pytest.raises(StopRequested):
         cuda.gate.enter(0)
     assert len(cuda.spans()) == 1
     assert cuda.gate.close()
+
+
+def test_a_host_that_the_driver_holds_gets_out_though_bubbles_became_too_short(cuda: Streams, main: MainJob) -> None:
+    learn(cuda, main)
+    main.due(100)
+    queue(cuda, 30)
+    main.play(*[(5, 6, 6)] * 100)
+    cuda.synchronize()
+    with pytest.raises(GateError, match="too long for every bubble"):
+        cuda.gate.settle()
+    main.join()
+    assert len(cuda.spans()) == 3

@@ -14,16 +14,19 @@ from typing import TYPE_CHECKING
 
 from ds_hooks.shared.cuda_driver import Driver, DriverError
 from ds_hooks.shared.device_uuid import read_device_uuid
+from ds_hooks.shared.forced_gate import force_gate
 from ds_hooks.shared.page.file import Page
 from ds_hooks.shared.page.layout import DeviceGate, Field, SideActivity
 from ds_hooks.shared.processes.signals import END_SIGNAL
 from trials.gate.base import HOST_UNIT, GateError, StopRequested
 from trials.gate.bubble_watch import BubbleWatch
 from trials.gate.cuda_queue import IN_FLIGHT, EndedUnit, UnitQueue
+from trials.gate.host_watch import HostWatch, where_is
 from trials.gate.parent_watch import ParentWatch
 from trials.gate.process import nap
 from trials.gate.unit_costs import DECLINED_BEFORE_DOUBT, LOOK_AGAIN_S, UNKNOWN_COST_NEEDS_NS, UnitCosts
 from trials.gate.unit_records import UnitRecords
+from trials.own_logger import own_logger
 
 if TYPE_CHECKING:
     from trials.gate.per_op import PerOp
@@ -34,10 +37,14 @@ _DUE_NAP_S = 1e-4
 """The start of a bubble is noticed at most this much late; the permit loses the same time."""
 _AWAKE_NS = 20_000_000
 """For this long after its last sign, the main job's device may be about to announce another bubble."""
+_AWAY_LOOK_S, _HERE_LOOK_S = 1e-3, 1e-2
+"""How often another thread looks while units are queued and the training thread is not at the gate; and else."""
 NEARLY_ALL = 0.9
 """A unit that is queued behind one that takes longer than forecast starts only if so much of its cost is left."""
 _PATIENCE = 1000
 """Sleep 1/1000 of the time already waited, so a late wake-up costs 0.1%."""
+
+log = own_logger(__name__)
 
 
 class CudaGate(UnitCosts):
@@ -53,6 +60,10 @@ class CudaGate(UnitCosts):
     any thread starts (`block_signals`). The stream may be waiting, so the gate must be forced open before the side task
     is ended. Until it ends, queued work stays queued, and nothing is added. If the parent ends, the gate forces itself.
 
+    The thread that trains may be held by the driver, in a call that waits for what waits for a bubble. So another one,
+    `HostWatch`, looks at the page while it is away. A unit that has become too long for every bubble is let through at
+    the next one's begin, since it cannot be called back; then the gate is shut for good.
+
     Args:
         page: the device's page; the caller has claimed the side task's role.
         driver: the device.
@@ -62,6 +73,7 @@ class CudaGate(UnitCosts):
         on_overrun: called with (slot, ns) of a unit that ran on after its bubble.
         clock_ns: the host's clock.
         nap: sleeps for some seconds, or until a signal comes, which it returns.
+        start_host_watch: see `HostWatch`.
 
     Raises:
         GateError: the device cannot wait for the page's words.
@@ -79,12 +91,16 @@ class CudaGate(UnitCosts):
         on_overrun: Callable[[int, int], None] = lambda slot, overrun_ns: None,
         clock_ns: Callable[[], int] = monotonic_ns,
         nap: Callable[[float], int | None] = nap,
+        start_host_watch: Callable[[Callable[[], float | None]], object] = HostWatch,
     ) -> None:
         super().__init__(page, records)
         self._uuid, self._on_overrun, self._nap = device_uuid, on_overrun, nap
         self._parent_pid = os.getppid()
         self._fault: str | None = None
         self._is_released: bool | None = None  # once it is closed
+        self._is_hopeless = False  # a unit has become too long for every bubble
+        self._host_thread = threading.get_ident()
+        self._lock = threading.Lock()  # held while the thread that trains is at the gate, or another looks
         self._each: PerOp | None = None
         self._each_thread = 0
         self._holds_each = False
@@ -94,6 +110,7 @@ class CudaGate(UnitCosts):
             self._queue = UnitQueue(self._words, driver, stream, clock_ns, nap)
             self._probe()
         self._parent = ParentWatch(self._words, self._parent_pid)
+        start_host_watch(self.look_for_host)
 
     def enter(self, unit: int) -> None:
         """See `Gate.enter`.
@@ -164,14 +181,38 @@ class CudaGate(UnitCosts):
                 self._queue.complete_last()
                 self._drain()
                 self._queue.release()
-            released = True
+                self._is_released = True
         except GateError:
-            released = False
+            self._is_released = False
         self._parent.close()
-        self._is_released = released
         self._words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
         self._records.close()
-        return released
+        return self._is_released
+
+    def look_for_host(self) -> float | None:
+        """Look at the page in place of the thread that trains, unless that is here. For another thread.
+
+        Returns:
+            In how many seconds to look again; None: the gate is closed, or shut for good.
+        """
+        if not self._lock.acquire(blocking=False):
+            return _HERE_LOOK_S
+        try:
+            if self._is_released is not None or self._fault is not None:
+                return None
+            if not self._queue:
+                return _HERE_LOOK_S
+            self._queue.adopt_thread()
+            was_hopeless = self._is_hopeless
+            self._look()
+            if self._is_hopeless and not was_hopeless:
+                log.warning("the host is at %s, and a unit is too long for every bubble", where_is(self._host_thread))
+            return _AWAY_LOOK_S
+        except DriverError as error:
+            self._fault = str(error)
+            return None
+        finally:
+            self._lock.release()
 
     # Permission
 
@@ -185,7 +226,7 @@ class CudaGate(UnitCosts):
         longest_ns = declined = looks = 0
         while True:
             self._read()
-            if len(self._queue) < IN_FLIGHT:
+            if len(self._queue) < IN_FLIGHT and not self._is_hopeless:
                 needed_ns = self._queued_ns() + self._cost_ns(unit)
                 left_ns = self._watch.left_ns(needed_ns)
                 if needed_ns <= left_ns:
@@ -245,10 +286,18 @@ class CudaGate(UnitCosts):
 
     def _read(self) -> None:
         """Look at the page's words, and account for the units that have ended."""
-        if self._watch.look():
-            self._queue.note_bubble()
+        self._look()
         for ended in self._queue.take_ended():
             self._take(ended)
+        if self._is_hopeless and not self._queue:
+            self._words[Field.DEVICE_GATE] = DeviceGate.CLOSED  # it may have been forced just after the bubble's end
+            raise DriverError("a unit that the device had been given was too long for every bubble that came since")
+
+    def _look(self) -> None:
+        if self._watch.look():
+            self._is_hopeless = self._queue.note_bubble() or self._is_hopeless
+            if self._is_hopeless:
+                force_gate(self._words)  # the main job's device shuts it again at the bubble's end
 
     def _take(self, ended: EndedUnit) -> None:
         busy_ns = (
@@ -298,11 +347,13 @@ class CudaGate(UnitCosts):
 
     @contextmanager
     def _shut_on_error(self) -> Iterator[None]:
-        if self._fault is None:
-            try:
-                yield
-            except DriverError as error:
-                self._fault, self._holds_each = str(error), False
-            else:
-                return
+        with self._lock:
+            self._host_thread = threading.get_ident()
+            if self._fault is None:
+                try:
+                    yield
+                except DriverError as error:
+                    self._fault, self._holds_each = str(error), False
+                else:
+                    return
         raise GateError(f"the device's gate is shut for good, and nothing more runs: {self._fault}")

@@ -181,17 +181,19 @@ class UnitQueue:
         """For how long a unit has been seen to run; it may have started earlier."""
         return self._clock_ns() - queued.seen_ns if queued.seen_ns else 0
 
-    def note_bubble(self) -> None:
+    def note_bubble(self) -> bool:
         """Note that a bubble has begun. Bubbles may have become too short for the unit that waits on the device.
 
+        Returns:
+            Whether the oldest unit has missed too many of them.
+
         Raises:
-            DriverError: the oldest unit has missed too many bubbles.
+            DriverError: see the class.
         """
         if not self._units or self._driver.is_done(self._units[0].start):
-            return
+            return False
         self._units[0].missed += 1
-        if self._units[0].missed > DECLINED_BEFORE_DOUBT:
-            raise DriverError("the unit that waits on the device is too long for every bubble that has come since")
+        return self._units[0].missed > DECLINED_BEFORE_DOUBT
 
     def release(self) -> None:
         """The device needs the page no more; nothing may be queued."""

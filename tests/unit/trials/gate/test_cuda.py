@@ -274,19 +274,6 @@ def test_what_missed_its_bubble_starts_in_none_that_is_much_too_short(world: Wor
     assert starts_ms["second"] >= 40, "not in the one that begins at 20"
 
 
-def test_a_unit_that_no_bubble_lets_start_any_more_shuts_the_gate_for_good(world: World) -> None:
-    gate = world.gate()
-    learn(world, gate, 4 * MS)
-    world.due(1, 9 * MS)
-    for name in ("too long now", "behind it"):
-        world.run(gate, 0, 4 * MS, name)
-    for epoch in range(1, 50):
-        world.bubble(epoch, epoch * 10 * MS, 2 * MS, 1 * MS)
-    with pytest.raises(GateError, match="too long for every bubble that has come since"):
-        world.run(gate, 0, 4 * MS, "never")
-    assert not world.kernels
-
-
 def test_it_lets_go_of_the_page_when_the_device_has(world: World) -> None:
     gate = world.gate()
     learn(world, gate, 1 * MS)

@@ -1,0 +1,38 @@
+"""Looks at the page while the driver holds the thread that trains, behind what waits for a bubble."""
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+_NOT_THE_USERS = (f"{Path(__file__).parents[1]}/", "/site-packages/torch/")
+
+
+class HostWatch:
+    """A thread that calls `look` again and again.
+
+    Args:
+        look: returns in how many seconds it wants to be called again; None: not at all.
+    """
+
+    def __init__(self, look: Callable[[], float | None]) -> None:
+        self._look = look
+        threading.Thread(target=self._watch, name="host watch", daemon=True).start()
+
+    def _watch(self) -> None:
+        while (seconds := self._look()) is not None:
+            time.sleep(seconds)
+
+
+def where_is(thread: int) -> str:
+    """Where a thread is: the file, line and code of the user's that it runs, or else those in which it is."""
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return "an unknown place"
+    stack = traceback.extract_stack(frame)
+    theirs = [each for each in stack if not any(part in each.filename for part in _NOT_THE_USERS)]
+    # the program's own beginning is never what holds it
+    found = theirs[-1] if len(theirs) > 1 else stack[-1]
+    return f"{found.filename}:{found.lineno} ({found.line})"
