@@ -58,6 +58,9 @@ class Turns:
             self._changed.notify_all()
 
 
+NAMES = ("mixed", "apart")
+
+
 class Ungated(OpenGate):
     """An open gate that counts the work, and passes the turn after each training step."""
 
@@ -138,38 +141,33 @@ def _study_pairs(quick: bool) -> list[dict[str, dict[str, Any]]]:
     rehearse(load_study(STUDY))
     pairs = []
     for seed in range(QUICK_PAIRS if quick else PAIRS):
-        turns, found = Turns(), dict[str, dict[str, Any]]()
-        threads = [
-            threading.Thread(target=_train, args=(name, own, turns, seed, quick, found))
-            for own, name in enumerate(("mixed", "apart"))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        pairs.append(found)
-        print(found, flush=True)
+        turns = Turns()
+        with ThreadPoolExecutor(2) as threads:
+            both = {name: threads.submit(_train, name, own, turns, seed, quick) for own, name in enumerate(NAMES)}
+        pairs.append({name: each.result() for name, each in both.items()})
+        print(pairs[-1], flush=True)
     return pairs
 
 
-def _train(name: str, own: int, turns: Turns, seed: int, quick: bool, found: dict[str, dict[str, Any]]) -> None:
+def _train(name: str, own: int, turns: Turns, seed: int, quick: bool) -> dict[str, Any]:
     turns.wait(own)
-    study = load_study(STUDY)
-    study.trials = QUICK_TRIALS if quick else TRIALS
-    study.epochs, study.rungs = EPOCHS, RUNGS
-    study.mix_epochs = name == "mixed"
-    study.sampler = lambda: optuna.samplers.RandomSampler(seed=seed)  # type: ignore[method-assign]
-    gate = Ungated(turns, own)
-    with tempfile.TemporaryDirectory(prefix="bsq-") as folder, ThreadPoolExecutor(1) as holder:
-        config = WorkerConfig(
-            storage=f"{folder}/study.journal", study_name="digits", worker="w", directory=Path(folder)
-        )
-        line = Inside(SearchWorker(study, config, holder))
-        start_s = thread_time()
-        Scheduler(study, gate, line, lambda _: None).run()
-        cpu_s = thread_time() - start_s - line.cpu_s
-    turns.pass_on(own, ended=True)
-    found[name] = {"work": gate.work, "cpu_s": round(cpu_s, 3), "work_per_s": round(gate.work / cpu_s)}
+    try:
+        study = load_study(STUDY)
+        study.trials = QUICK_TRIALS if quick else TRIALS
+        study.epochs, study.rungs = EPOCHS, RUNGS
+        study.mix_epochs = name == "mixed"
+        study.sampler = lambda: optuna.samplers.RandomSampler(seed=seed)  # type: ignore[method-assign]
+        gate = Ungated(turns, own)
+        with tempfile.TemporaryDirectory(prefix="bsq-") as folder, ThreadPoolExecutor(1) as holder:
+            storage, directory = f"{folder}/study.journal", Path(folder) / "digits"
+            config = WorkerConfig(storage=storage, study_name="digits", worker="w", directory=directory)
+            line = Inside(SearchWorker(study, config, holder))
+            start_s = thread_time()
+            Scheduler(study, gate, line, lambda _: None).run()
+            cpu_s = thread_time() - start_s - line.cpu_s
+    finally:
+        turns.pass_on(own, ended=True)
+    return {"work": gate.work, "cpu_s": round(cpu_s, 3), "work_per_s": round(gate.work / cpu_s)}
 
 
 def _summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
