@@ -3,6 +3,8 @@
 A kernel only sleeps for its time. So the fake shows order (what waits for what, which word is written when) and what
 happens when a call fails, comes late or never returns; it shows no speed. Words are real shared memory, so the streams
 of several processes see each other's, and end with their process.
+
+By default it never holds its caller. A real driver does, and lets streams hold each other: see `FakeDriver`.
 """
 
 import ctypes
@@ -12,13 +14,14 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
 
 from ds_hooks.shared.cuda_driver import DriverError, Words
 
-NAP_S = 2e-5
+NAP_S, FULL_LOOK_S = 2e-5, 0.1
 _DEVICE_OFFSET = 1 << 44
 """Makes device addresses differ from the host's, so that a mix-up shows."""
 
@@ -44,9 +47,16 @@ class Kernel:
 
 
 @dataclass(slots=True)
-class _Stream:
-    work: "queue.SimpleQueue[Callable[[], None] | None]" = field(default_factory=queue.SimpleQueue)
+class _Queue:
+    """A hardware queue, and the thread that serves it."""
+
+    work: "queue.Queue[Callable[[], None] | None]"
     thread: threading.Thread | None = None
+
+
+@dataclass(slots=True)
+class _Stream:
+    queue: _Queue
     words: Counter[int] = field(default_factory=Counter)
     """Registered address -> operations queued that still need it."""
 
@@ -54,13 +64,22 @@ class _Stream:
 class FakeDriver:
     """See `ds_hooks.shared.cuda_driver.Driver`; a context manager that ends its streams.
 
+    Args:
+        connections: how many hardware queues all streams share. What waits in one stream then holds the others of its
+            queue. 0: each stream has its own.
+        depth: how much a hardware queue holds; the next call waits for room. 0: any amount.
+        loads_lazily: the first launch of each kernel by name waits until the device has nothing to do.
+
     Attributes:
         kernels: all that have begun, in order.
         late_ns: the delay of every written word.
         called: the names of the last calls, in order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, connections: int = 0, depth: int = 0, loads_lazily: bool = False) -> None:
+        self._connections, self._depth, self._loads_lazily = connections, depth, loads_lazily
+        self._queues: dict[int, _Queue] = {}
+        self._loaded: set[str] = set()
         self.kernels: list[Kernel] = []
         self.late_ns = 0
         self._handles = itertools.count(1)
@@ -82,11 +101,12 @@ class FakeDriver:
     def close(self) -> None:
         """End all streams where they are, as their process's end would."""
         self._ended.set()
-        for stream in self._streams.values():
-            stream.work.put(None)
-        for stream in self._streams.values():
-            assert stream.thread is not None
-            stream.thread.join()
+        for each in self._queues.values():
+            with suppress(queue.Full):  # then its thread does not wait for more
+                each.work.put_nowait(None)
+        for each in self._queues.values():
+            assert each.thread is not None
+            each.thread.join()
 
     def fail(self, call: str, at: int) -> None:
         """Let the `at`-th call of that name from now on (counted from 1) raise `DriverError`."""
@@ -95,11 +115,21 @@ class FakeDriver:
     def launch(self, stream: int, busy_ns: int, name: str = "kernel") -> None:
         """Queue a kernel of this length."""
         self._called("launch")
+        if self._loads_lazily and name not in self._loaded:
+            self._loaded.add(name)
+            self.synchronize()
         self._put(stream, lambda: self._run(stream, busy_ns, name))
 
     def queue(self, stream: int, step: Callable[[], None]) -> None:
         """Queue any step."""
         self._put(stream, step)
+
+    def synchronize(self) -> None:
+        """Wait until the device has nothing more to do, as allocations, frees and pageable copies may."""
+        marks = [_Mark() for _ in self._streams]
+        for mark, stream in zip(marks, self._streams, strict=True):
+            self._put(stream, partial(_stamp, mark))
+        self._until(lambda: all(mark.done_ns is not None for mark in marks))
 
     def is_idle(self, stream: int) -> bool:
         """Whether everything queued in `stream` has ended."""
@@ -127,7 +157,9 @@ class FakeDriver:
     def destroy_stream(self, stream: int) -> None:
         """See `Driver`."""
         self._called("destroy_stream")
-        self._streams.pop(stream).work.put(None)
+        ended = self._streams.pop(stream).queue
+        if not self._connections:
+            ended.work.put(None)
 
     def create_event(self) -> int:
         """See `Driver`. One that was never recorded is done."""
@@ -215,19 +247,24 @@ class FakeDriver:
             raise DriverError(f"{name}: refused on purpose")
 
     def _start(self, handle: int) -> int:
-        stream = self._streams[handle] = _Stream()
-        stream.thread = threading.Thread(target=self._serve, args=(stream,), name=f"stream {handle}", daemon=True)
-        stream.thread.start()
+        number = handle % self._connections if self._connections else handle
+        if number not in self._queues:
+            found = self._queues[number] = _Queue(queue.Queue(self._depth))
+            found.thread = threading.Thread(target=self._serve, args=(found,), name=f"queue {number}", daemon=True)
+            found.thread.start()
+        self._streams[handle] = _Stream(self._queues[number])
         return handle
 
-    def _serve(self, stream: _Stream) -> None:
-        while (step := stream.work.get()) is not None and not self._ended.is_set():
+    def _serve(self, served: _Queue) -> None:
+        while not self._ended.is_set() and (step := served.work.get()) is not None:
             step()
 
     def _put(self, stream: int, step: Callable[[], None]) -> None:
         if stream not in self._streams:
             raise DriverError(f"there is no stream {stream}")
-        self._streams[stream].work.put(step)
+        while not self._ended.is_set():
+            with suppress(queue.Full):
+                return self._streams[stream].queue.work.put(step, timeout=FULL_LOOK_S)
 
     def _queue_word(self, stream: int, device_address: int, use: Callable[[ctypes.c_uint32], None]) -> None:
         address = device_address - _DEVICE_OFFSET

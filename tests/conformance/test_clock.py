@@ -107,7 +107,7 @@ def gpu() -> tuple[Driver, int]:
 @pytest.fixture(
     params=[
         "cpu",
-        *("cuda-fake", "polled-fake"),
+        *("cuda-fake", "polled-fake", "cuda-unkind", "polled-unkind"),
         *(pytest.param(name, marks=pytest.mark.gpu) for name in ("cuda-gpu", "polled-gpu")),
     ]
 )
@@ -122,7 +122,7 @@ def world(request: pytest.FixtureRequest, page: Page) -> Iterator[World]:
         yield made
         made.leave()
         return
-    with FakeDriver() as driver:
+    with FakeDriver(connections=1, depth=16) if device == "unkind" else FakeDriver() as driver:
         made = Stream(make, driver, DEFAULT_STREAM)
         yield made
         made.leave()
