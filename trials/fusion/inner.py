@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from trials.fusion.registry import CALLS, FuseError, JointLayer, Layer, arrange
 from trials.fusion.rows import Rows
+from trials.fusion.together import places_of
 from trials.fusion.trees import apart, dims_of
 from trials.fusion.units import LayerUnits
 
@@ -57,12 +58,13 @@ class Inner:
         self,
         rule: Layer | FuseError,
         mapped: OwnCode | None,
-        training: bool,
         units: LayerUnits,
-        forward: Callable[..., Any],
+        module: nn.Module,
+        whole: nn.Module,
     ) -> None:
-        """Computed by `rule` or, if that is an error, by `mapped`. `forward` is its own."""
-        self.rule, self.mapped, self.training, self.units, self.forward = rule, mapped, training, units, forward
+        """Take a `module` of the `whole`, computed by `rule` or, if that is an error, by `mapped`."""
+        self.rule, self.mapped, self.units = rule, mapped, units
+        self.training, self.forward, self.places = module.training, module.forward, places_of(module, whole)
 
     def bind(self, rows: Rows) -> None:
         """See `Layer.bind`."""

@@ -23,10 +23,10 @@ from trials.fusion.one_by_one import ChangedError, OneByOne, fits, in_slots, mar
 from trials.fusion.registry import CALLS, Layer, label, plain_forward
 from trials.fusion.rows import Rows, Vectors
 from trials.fusion.shared_base import Snapshot, WrittenError
-from trials.fusion.sharing import refuse_outside
+from trials.fusion.sharing import refuse_outside, refuse_shared
 from trials.fusion.streams import drawing_from, foreign_streams, go_on, note, refuse_foreign, saved
 from trials.fusion.structure import Unchanged, rule_for
-from trials.fusion.surroundings import as_written, reentrant_checkpoint, refused_checkpoint, without_recomputing
+from trials.fusion.surroundings import as_written, reentrant_checkpoint, without_recomputing
 from trials.fusion.template import template, without_data
 from trials.fusion.together import Together
 from trials.fusion.trees import apart, hide_objects, of_row, stack
@@ -106,7 +106,7 @@ class Mapped:
                 continue
             own = LayerUnits(units, f"{label(module, path)} forward")
             mapped = None if isinstance(rule, Layer) else Mapped(module, path, modes, own, is_inside=True)
-            self._inner[path] = Inner(rule, mapped, module.training, own, module.forward)
+            self._inner[path] = Inner(rule, mapped, own, module, self.module)
         for path, inner in self._inner.items():
             module = self.module.get_submodule(path)
             module.forward = self._leaving(module, inner)
@@ -216,7 +216,7 @@ class Mapped:
             self._row = row
             mark(parameters.values())
             tensors = {**parameters, **buffers}
-            with Calls(self.call), self._together, without_recomputing(refused_checkpoint, self._versions):
+            with Calls(self.call), self._together.given(tensors, self._changing, self._versions):
                 output = functional_call(self.module, tensors, args, kwargs)
             outputs, rebuild = apart(hide_objects(output, f"module '{self.label}'"))
             together[:] = [rebuild]
@@ -224,6 +224,7 @@ class Mapped:
             reshaped[:] = [name for name in replaced if not fits(tensors[name], buffers[name])]
             if new := set(replaced).difference(reshaped, self._changing):
                 raise ChangedError(new)
+            refuse_shared([name for name in replaced if name not in reshaped], tensors)
             return tuple(outputs), {name: tensors[name] for name in buffers.keys() & self._changing - {*reshaped}}
 
         rows = torch.arange(self._rows.size, device=self._rows.generators[0].device)
@@ -381,7 +382,7 @@ class Mapped:
         """Return a replacement for the `forward` of an inner layer."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._row is not None:
+            if self._row is not None and self._together.are_given(inner.places):
                 if module.training != inner.training:
                     raise FuseError(f"the forward sets the mode of {type(module).__name__} (train, eval)")
                 self._together.check_layer()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from trials.fusion.errors import RefusedError, refused_freezing
 from trials.fusion.reached import Reached
+from trials.fusion.sharing import refuse_shared
 
 Slot = tuple[dict[str, Tensor], str, str, Tensor]
 """A module's table of tensors, a name there, the same with the module's path, and the tensor of all trials."""
@@ -87,6 +88,7 @@ class OneByOne:
         others += _others(new, self._stacked)
         if unforeseen := [name for name in new if name not in self._changing and name not in others]:
             raise ChangedError(unforeseen)
+        refuse_shared([name for name in new if name not in others], tensors)
         for name in tensors:
             if name in self._changing and name not in others:
                 self._stacked[name].data[row].copy_(tensors[name].detach())

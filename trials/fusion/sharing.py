@@ -72,6 +72,26 @@ def refuse_common(models: Sequence[Iterable[tuple[str, Tensor]]]) -> None:
                 )
 
 
+def refuse_shared(new: Sequence[str], tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that a forward sets to the memory of others: alone, they would change with those from then on.
+
+    Args:
+        new: the names of those that it has set.
+        tensors: all, as the forward leaves them.
+
+    Raises:
+        RefusedError: it names both.
+    """
+    memory = {name: _memory(tensor) for name, tensor in tensors.items()} if new else {}
+    for name in new:
+        for other, place in memory.items():
+            if other != name and place == memory[name] != 0:
+                raise RefusedError(
+                    f"the forward gives '{name}' the memory of '{other}', so that each changes with the other; "
+                    "allowed: a clone"
+                )
+
+
 def refuse_outside(module: nn.Module, path: str, made: nn.Module) -> None:
     """Refuse a module whose code finds tensors elsewhere than in its own, because only these become each trial's.
 
@@ -117,6 +137,13 @@ def _place(tensor: Tensor) -> object:
     if not _has_memory(tensor):
         return id(tensor)
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def _memory(tensor: Tensor) -> int:
+    """Return where a tensor's memory begins, also of all trials' under `vmap`; 0 if it has none."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
 def _has_memory(tensor: Tensor) -> bool:

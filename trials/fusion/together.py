@@ -1,14 +1,21 @@
 """Refuses, in code that one `vmap` runs for all trials, what trials can only do one after another."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trials.fusion.errors import FuseError
-from trials.fusion.surroundings import changed, over_whole_tensors, own_function_modes, replaced
+from trials.fusion.surroundings import (
+    changed,
+    over_whole_tensors,
+    own_function_modes,
+    refused_checkpoint,
+    replaced,
+    without_recomputing,
+)
 
 _ALONE: frozenset[Any] = frozenset(
     (
@@ -21,18 +28,46 @@ _ALONE: frozenset[Any] = frozenset(
 """What looks at gradients or their graph. Under `vmap` it sees none, or those of all trials at once."""
 
 
+Place = tuple[Mapping[str, Tensor | None], str, str]
+"""A module's table of parameters or buffers, a name there, and the tensor's first name in the whole module."""
+
+
 class Together:
     """The rules for one run under `vmap`. Enter it inside the function that is mapped."""
 
+    def __init__(self) -> None:
+        self._given: dict[str, Tensor] = {}
+        self._versions: Callable[[], object] = lambda: None
+
+    def given(
+        self, tensors: Mapping[str, Tensor], replaced: Collection[str], versions: Callable[[], object]
+    ) -> "Together":
+        """Return this, to be entered.
+
+        Args:
+            tensors: what the run begins with.
+            replaced: the names of those that are copies, because the code sets others.
+            versions: see `without_recomputing`.
+        """
+        self._given = {name: tensor for name, tensor in tensors.items() if name not in replaced}
+        self._versions = versions
+        return self
+
+    def are_given(self, places: Sequence[Place]) -> bool:
+        """Whether the tensors at `places` are the trials' own. A rule would take those, whatever the code has set."""
+        return all(table.get(name) is self._given.get(first, self) for table, name, first in places)
+
     def __enter__(self) -> "Together":
         self._around, self._modes = over_whole_tensors(), own_function_modes()
-        self._stream = replaced(torch.random, default_generator=_NoStream())
         self._real = torch.default_generator
-        self._stream.__enter__()
+        with ExitStack() as stack:
+            stack.enter_context(without_recomputing(refused_checkpoint, self._versions))
+            stack.enter_context(replaced(torch.random, default_generator=_NoStream()))
+            self._entered = stack.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._stream.__exit__(*error)
+        self._entered.__exit__(*error)
 
     def check_call(self, function: Callable[..., Any]) -> None:
         """Check a function that the code calls.
@@ -60,6 +95,18 @@ class Together:
         """What is called meanwhile is outside the `vmap`."""
         with replaced(torch.random, default_generator=self._real):
             yield
+
+
+def places_of(module: nn.Module, whole: nn.Module) -> list[Place]:
+    """Return where the tensors of a `module` inside the `whole` are."""
+    named = (*whole.named_parameters(), *whole.named_buffers())
+    first = {id(tensor): name for name, tensor in named}
+    found: list[Place] = []
+    for inner in module.modules():
+        tables: Any = inner._parameters, inner._buffers
+        for table in tables:
+            found += [(table, name, first[id(tensor)]) for name, tensor in table.items() if tensor is not None]
+    return found
 
 
 class _NoStream:

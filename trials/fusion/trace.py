@@ -13,6 +13,7 @@ from trials.fusion.errors import RefusedError
 from trials.fusion.functional import RANDOM, VIEWS
 from trials.fusion.inputs import unknown_inputs
 from trials.fusion.observer import Observer, refuse_questions
+from trials.fusion.own_tensors import OwnTensors
 from trials.fusion.reads import Codes
 from trials.fusion.registry import CALLS, FuseError, label, plain_forward, ruled
 from trials.fusion.streams import foreign_streams, refuse_foreign
@@ -21,6 +22,9 @@ from trials.fusion.tracer import OUT_OF_PLACE, Tracer, flags, recording, set_fla
 
 FORWARD = "forward"
 """The method that a training step calls, unless a study names others."""
+
+_CALLS = ("__call__", "_wrapped_call_impl", "_call_impl")
+"""What a call of a module runs before its `forward`."""
 
 _IN_PLACE = (setattr, operator.setitem, operator.delitem)
 
@@ -49,23 +53,24 @@ def trace(model: nn.Module, training: bool, method: str = FORWARD) -> Traced:
         return Traced(_single(model, name), {})
     if method == FORWARD and (chain := _chain(model)) is not None:
         return Traced(_checked(chain, model), {})
-    if method in vars(model):  # fx would trace the class's
-        raise FuseError(f"model {name} cannot be traced: it has a {method} of its own, which its class lacks")
+    _refuse_own_calls(model, method)
     given = flags(model)
     streams, random_state, put_back_around = foreign_streams(), torch.get_rng_state(), kept()
     drew = False
     tables = _tables(model)
-    observer = Observer()
+    observer, own_tensors = Observer(), OwnTensors(model)
     unknown, fixed = unknown_inputs(model, method)
     if not unknown:
         raise FuseError(f"model {name} cannot be traced: its {method} has no first input with a name")
     try:
         model.train(training)
-        tracer = Tracer(model)
-        tracer.traced_func_name = method
-        with recording(lambda: tracer.calls_with_buffers), observer:
-            graph = tracer.trace(model, concrete_args=fixed)
+        with own_tensors:
+            tracer = Tracer(model)
+            tracer.traced_func_name = method
+            with recording(lambda: tracer.calls_with_buffers), observer:
+                graph = tracer.trace(model, concrete_args=fixed)
         tracer.check_flags(model)
+        own_tensors.check()
         refuse_questions(observer)
     except RefusedError:
         raise
@@ -76,8 +81,8 @@ def trace(model: nn.Module, training: bool, method: str = FORWARD) -> Traced:
         drew = not torch.equal(random_state, torch.get_rng_state())
         torch.set_rng_state(random_state)
         put_back_around()
+        changed = _put_back(tables) + own_tensors.put_back()
         set_flags(model, given)
-        changed = _put_back(tables)
         refuse_foreign(streams, f"model {name}")
     if changed:
         raise FuseError(f"model {name} cannot be traced: its {method} assigns '{changed[0]}'")
@@ -92,6 +97,20 @@ def _checked(graph: fx.Graph, model: nn.Module) -> fx.Graph:
     for node in graph.nodes:
         _check(node, model)
     return graph
+
+
+def _refuse_own_calls(model: nn.Module, method: str) -> None:
+    """Refuse what fx would pass over, since it traces the method of the model's class.
+
+    Raises:
+        FuseError: it names the method.
+    """
+    name = type(model).__name__
+    if method in vars(model):
+        raise FuseError(f"model {name} cannot be traced: it has a {method} of its own, which its class lacks")
+    for call in _CALLS:
+        if method == FORWARD and getattr(type(model), call) is not getattr(nn.Module, call):
+            raise FuseError(f"model {name} cannot be traced: its class has a {call} of its own")
 
 
 def _tables(model: nn.Module) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional
 
 from tests.support.random_models.blocks import block
@@ -170,6 +171,24 @@ def of_data(self: Any, x: Tensor) -> Tensor:
     return self.a(self.inner(x)) + self.seen
 
 
+@block("a mean of parameters")
+def following(self: Any, x: Tensor) -> Tensor:
+    for mean, parameter in zip(self.b.parameters(), self.a.parameters(), strict=True):
+        mean.data = 0.9 * mean.data + 0.1 * parameter.data
+    return self.inner(self.a(x)) + self.b(x)
+
+
+@block("the size of all parameters")
+def sized(self: Any, x: Tensor) -> Tensor:
+    return self.inner(x) * torch.stack([own.square().mean() for own in self.parameters()]).mean().tanh()
+
+
+@block("weights that are given")
+def given(self: Any, x: Tensor) -> Tensor:
+    weight = self.a.weight * self.b.weight.sigmoid()
+    return self.inner(functional_call(self.a, {"weight": weight, "bias": self.b.bias}, (x,)))
+
+
 @block("a mask")
 def masked(self: Any, x: Tensor) -> Tensor:
     y = self.a(x)
@@ -203,6 +222,13 @@ def transposed(self: Any, x: Tensor) -> Tensor:
 @block("a view of a weight", lambda m, n: m.register_buffer("view", m.scale.data), refused=True)
 def viewed(self: Any, x: Tensor) -> Tensor:
     return self.inner(x) * self.scale + self.view
+
+
+@block("a parameter in a buffer", refused=True)
+def sharing(self: Any, x: Tensor) -> Tensor:
+    y = self.inner(x) * self.seen
+    self.seen = self.scale.detach()
+    return y
 
 
 @block("Python's random numbers", refused=True)

@@ -141,7 +141,23 @@ def counted_for_parameters(m: TwoLayers, x: Tensor) -> Tensor:
     return m.b(m.a(x)) * (1 + m.held.get("calls", 0))
 
 
+def one_with_another(m: TwoLayers, x: Tensor) -> Tensor:
+    """Alone, an optimizer changes both at once from then on."""
+    m.a.weight.data = m.b.weight.data
+    return plain(m, x)
+
+
+def kept_weight(m: TwoLayers, x: Tensor) -> Tensor:
+    """Not what the bias was, but what it is by then."""
+    y = m.b(m.a(x)) * m.get_buffer("count")
+    m.count = m.a.bias.detach()
+    return y
+
+
 REFUSED: dict[str, tuple[Forward, str]] = {
+    "a parameter's data for another": (one_with_another, r"gives 'a\.weight' the memory of 'b\.weight'"),
+    "a parameter in a buffer": (kept_weight, r"gives 'count' the memory of 'a\.bias'"),
+    "a parameter in a buffer, in a loop": (looking(kept_weight), r"gives 'count' the memory of 'a\.bias'"),
     "data of another shape": (cut, r"gives the parameter 'a\.weight' data of another shape"),
     "data of a buffer, of another shape": (grown, "its forward changes the attribute 'count'"),
     "something kept for parameters alone": (counted_for_parameters, "its forward changes the attribute 'held'"),
