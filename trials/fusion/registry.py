@@ -9,6 +9,7 @@ Letters in shapes: K trials, B examples in a batch; a layer's own file explains 
 import abc
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
@@ -106,8 +107,8 @@ def arrange(
 
 RULES: dict[type[nn.Module], type[Layer]] = {}
 
-_OWN_FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {}
-"""What the rules compute."""
+_OWN_CODE: dict[type[nn.Module], dict[str, Callable[..., Any]]] = {}
+"""What the rules compute: the `forward` of each type, and the methods that it calls."""
 
 FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {}
 """Layers made of other layers -> a `forward` for each, without branches that cannot be traced."""
@@ -122,7 +123,7 @@ def rule(*types: type[nn.Module]) -> Callable[[LayerType], LayerType]:
     def register(layer: LayerType) -> LayerType:
         for module_type in types:
             RULES[module_type] = layer
-            _OWN_FORWARDS[module_type] = module_type.forward
+            _OWN_CODE[module_type] = _code_of(module_type)
         return layer
 
     return register
@@ -149,7 +150,7 @@ def ruled(module_type: type[nn.Module]) -> type[Layer] | None:
         own = f"{module_type.__qualname__}.forward"
         if layer is None or (forward.__module__, forward.__qualname__) != (module_type.__module__, own):
             return None  # others may have replaced the library's forward
-        RULES[module_type], _OWN_FORWARDS[module_type] = layer, forward
+        RULES[module_type], _OWN_CODE[module_type] = layer, _code_of(module_type)
     return RULES[module_type]
 
 
@@ -174,7 +175,7 @@ def forward_of(module_type: type[nn.Module]) -> Callable[[ForwardType], ForwardT
     """Register the decorated function, to be traced instead of ``module_type.forward``; same signature."""
 
     def register(forward: ForwardType) -> ForwardType:
-        FORWARDS[module_type] = forward
+        FORWARDS[module_type], _OWN_CODE[module_type] = forward, _code_of(module_type)
         return forward
 
     return register
@@ -201,14 +202,34 @@ def find(module: nn.Module, path: str) -> type[Layer]:
     if layer is None:
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
         raise FuseError(f"module '{path}' ({kind}) has no fusion rule; supported layers: {supported()}")
-    if "forward" in vars(module) or type(module).forward is not _OWN_FORWARDS[type(module)]:
-        raise FuseError(f"module '{path}' ({type(module).__name__}) has a forward of its own")
+    if name := _replaced_in(module):
+        raise FuseError(f"module '{path}' ({type(module).__name__}) has a {name} of its own")
     return layer
 
 
 def plain_forward(module: nn.Module) -> Callable[..., Any] | None:
     """Return the `forward` to trace instead of that of `module`, if it is a layer with one."""
-    return None if "forward" in vars(module) else FORWARDS.get(type(module))
+    forward = FORWARDS.get(type(module))
+    return None if forward is None or _replaced_in(module) else forward
+
+
+def _code_of(module_type: type[nn.Module]) -> dict[str, Callable[..., Any]]:
+    """Return `forward` and the methods that it calls, by name, but for those that all modules have."""
+    found: dict[str, Callable[..., Any]] = {}
+    waiting = ["forward"]
+    while waiting:
+        name = waiting.pop()
+        method = getattr(module_type, name, None)
+        if isinstance(method, FunctionType) and name not in found and method is not getattr(nn.Module, name, None):
+            found[name] = method
+            waiting += method.__code__.co_names
+    return found
+
+
+def _replaced_in(module: nn.Module) -> str:
+    """Return the name of a method that others have replaced in `module` or its class, or nothing."""
+    kind, own = type(module), _OWN_CODE[type(module)]
+    return next((name for name, method in own.items() if name in vars(module) or getattr(kind, name) is not method), "")
 
 
 def refuse(path: str, module: nn.Module, setting: str, value: object, allowed: str) -> FuseError:

@@ -162,6 +162,8 @@ class Tracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """See `fx.Tracer`."""
         self.check_flags(m)
+        if type(m)._call_impl is not nn.Module._call_impl:
+            raise FuseError(f"{type(m).__name__} has a _call_impl of its own")
         self.calls_with_buffers += m.training and next(m.buffers(), None) is not None
         plain = plain_forward(m)
         return super().call_module(m, forward if plain is None else partial(plain, m), args, kwargs)

@@ -1,4 +1,6 @@
-"""Models whose `forward` was assigned to the module, as patches do, in place of their class's."""
+"""Models whose `forward`, or what belongs to it, is not that of their class, or not all that a call runs."""
+
+from typing import Any
 
 import pytest
 import torch
@@ -36,3 +38,38 @@ def test_trials_with_different_ones_are_not_fused(is_inside: bool) -> None:
     study = ToyStudy(lambda n: around(patched(n + 1)) if is_inside else patched(n + 1), batches=batches())
     with pytest.raises(FuseError, match="forward is code of its own"):
         assert_fused_is_alone(study, 2)
+
+
+def test_method_that_a_layers_forward_calls() -> None:
+    def normalized(n: int) -> nn.Module:
+        layer = nn.Conv1d(1, 4, 4)
+        own = {"_conv_forward": lambda x, weight, bias: nn.functional.conv1d(x, weight / weight.norm(), bias)}
+        vars(layer).update(own)
+        return nn.Sequential(nn.Unflatten(1, (1, 4)), layer, nn.Flatten()).double()
+
+    assert_fused_is_alone(ToyStudy(normalized, batches=batches()), 3)
+
+
+def test_method_of_a_layers_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    def doubled(self: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return nn.functional.conv1d(x, weight * 2, bias)
+
+    monkeypatch.setattr(nn.Conv1d, "_conv_forward", doubled)
+
+    def make(n: int) -> nn.Module:
+        return nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 4, 4), nn.Flatten()).double()
+
+    assert_fused_is_alone(ToyStudy(make, batches=batches()), 3)
+
+
+class Called(TwoLayers):
+    def __call__(self, x: Tensor) -> Any:
+        return super().__call__(x) * 2
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_call_of_its_own(is_inside: bool) -> None:
+    def make(n: int) -> nn.Module:
+        return around(Called(plain)) if is_inside else Called(plain).double()
+
+    assert_fused_is_alone(ToyStudy(make, batches=batches()), 3)
