@@ -146,10 +146,10 @@ class Memo:
         begun = self._veterans or [first]
         if not known.issuperset(places):
             changing = own.changed(call) | fresh.changed_in_the_other_mode(call)
-            states = first.states(call)
+            states, is_like_first = first.states(call), fresh.is_like_after(first, call)
             for other in (first, *fresh.after_other_calls(call, changing)):
                 after, result = other.run(call)
-                if not result.is_like(own) or after.state() not in states:
+                if not is_like_first or not result.is_like(own) or after.state() not in states:
                     raise self.error(min(places))
             begun = [*fresh.after_other_calls(call, changing, mode=True), *begun]
         for other in begun:  # these may keep more
@@ -225,6 +225,26 @@ class _Copy:
             each.training = mode
         left = {name: tensor.detach() for name, tensor in own.items() if name not in kept}
         return _Copy(module, self.places, kept), _Result(output, left, stream.get_state())
+
+    def is_like_after(self, later: "_Copy", call: LoneCall) -> bool:
+        """Whether this gives what `later` gives with other parameters, and other tensors where the call sets them.
+
+        The `call` begins with what a first call has left, and so with what that may have set for good.
+        """
+
+        def with_others(names: Collection[str]) -> LoneCall:
+            draws = torch.Generator().manual_seed(0)
+            own = {n: _changed(t, draws) if n in names or t.requires_grad else t for n, t in call.tensors.items()}
+            return replace(call, tensors=own)
+
+        try:
+            all_others = with_others(call.tensors)
+            other = with_others(self.run(all_others)[1].changed(all_others))
+            # see `after_other_calls`
+            begun = later.run(other, other_mode=True)[0] if self.is_scored else later
+            return begun.run(other)[1].is_like(self.run(other)[1])
+        except Exception:  # it takes no such tensors, so no trial meets them
+            return True
 
     @property
     def is_scored(self) -> bool:

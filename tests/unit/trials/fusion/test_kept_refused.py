@@ -183,6 +183,39 @@ class Doubled(Base):
         return self.b(self.a(x) * self.scale).mean(1)
 
 
+class ScaledByTheFirst(Base):
+    """An attribute tells that a parameter has been set by the first input."""
+
+    def __init__(self, number: int = 0) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(D))
+        self.is_set = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.is_set:
+            with torch.no_grad():
+                self.scale.copy_(x.std((0, 1)))
+            self.is_set = True
+        return self.b(self.a(x) * self.scale).mean(1)
+
+
+class CentredByTheFirst(Base):
+    """The same for a buffer."""
+
+    mean: Tensor
+
+    def __init__(self, number: int = 0) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(D))
+        self.is_set = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and not self.is_set:
+            self.mean.copy_(x.mean((0, 1)))
+            self.is_set = True
+        return self.b(self.a(x - self.mean)).mean(1)
+
+
 class InPlace(Base):
     """A tensor in a list, changed where it is."""
 
@@ -262,7 +295,7 @@ class WeightsInALayer(Base):
 REFUSED: list[type[Base]] = [
     *(ByWeights, ByEqualWeights, InABuffer, Saved, FoldedInEvaluation, ModeOfTheFirst, Counter),
     *(WarmsUp, Longest, FixedMask, SameInput, Average, Doubled, InPlace, OfTheClass, Global, WeightsInALayer),
-    *(InACache, InACacheOfAFunction),
+    *(ScaledByTheFirst, CentredByTheFirst, InACache, InACacheOfAFunction),
 ]
 
 
