@@ -70,7 +70,8 @@ def rule_of(optimizer: torch.optim.Optimizer) -> type[Rule] | None:
     """Return the rule for exactly this class. None: it runs unchanged, once per trial."""
     plain = all(p.dtype in VECTOR_TYPES for p in parameters_of(optimizer))
     numbers = all(_is_number(group.get(name)) for group in optimizer.param_groups for name in optimizer.defaults)
-    return RULES.get(type(optimizer)) if plain and numbers and not _hooks(optimizer) else None
+    unchanged = plain and numbers and not _hooks(optimizer) and not _replaced_in(optimizer)
+    return RULES.get(type(optimizer)) if unchanged else None
 
 
 def holder_of(optimizer: torch.optim.Optimizer, way: Way = "rules") -> Duplicate:
@@ -113,9 +114,10 @@ def _refuse_own_ways(names: Names, optimizer: torch.optim.Optimizer) -> None:
     """Refuse what a copy of the optimizer, over views of its trial's rows, would do in another way."""
     name = type(optimizer).__name__
     refuse_views(optimizer)
-    step = vars(optimizer).get("step")
-    if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
-        raise FuseError(f"optimizer {name} has a step() of its own on this instance; allowed: a method of its class")
+    if method := _replaced_in(optimizer):
+        raise FuseError(
+            f"optimizer {name} has a {method}() of its own on this instance; allowed: a method of its class"
+        )
     own = {id(p) for p in parameters_of(optimizer)}
     for path, value in contents(optimizer):
         if id(value) in names and id(value) not in own:
@@ -141,6 +143,13 @@ def _keeps_gradients(optimizer: torch.optim.Optimizer) -> bool:
         p.grad = torch.zeros_like(p)
     tried.zero_grad()
     return any(p.grad is not None for p in parameters_of(tried))
+
+
+def _replaced_in(optimizer: torch.optim.Optimizer) -> str:
+    """Return the name of a method of its class that is another on this instance, or nothing."""
+    kind, own = type(optimizer), vars(optimizer)
+    names = (name for name, value in own.items() if callable(value) and callable(getattr(kind, name, None)))
+    return next((name for name in names if not hasattr(own[name], "_wrapped_by_lr_sched")), "")
 
 
 def _is_number(value: Any) -> bool:

@@ -209,9 +209,14 @@ class Counting(torch.optim.SGD):
         type(self).count += 1
 
 
-def own_step(ps: Iterable[Any]) -> torch.optim.Optimizer:
-    made = torch.optim.Rprop(ps)
-    made.step = lambda closure=None: None  # type: ignore[method-assign]
+def own_step(made: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    vars(made)["step"] = lambda closure=None: None
+    return made
+
+
+def own_zero_grad(ps: Iterable[Any]) -> torch.optim.Optimizer:
+    made = torch.optim.SGD(ps)
+    vars(made)["zero_grad"] = lambda set_to_none=True: None
     return made
 
 
@@ -229,7 +234,15 @@ REFUSED: dict[str, tuple[Callable[[Iterable[Any]], torch.optim.Optimizer], str]]
         Enclosing,
         r"Enclosing: a copy for its trial still reaches the original Enclosing by '\.rate of 'self'",
     ),
-    "its own step": (own_step, r"Rprop has a step\(\) of its own on this instance; allowed: a method of its class"),
+    "its own step": (
+        lambda ps: own_step(torch.optim.Rprop(ps)),
+        r"Rprop has a step\(\) of its own on this instance; allowed: a method of its class",
+    ),
+    "its own step, of an optimizer with a rule": (
+        lambda ps: own_step(torch.optim.Adam(ps)),
+        r"Adam has a step\(\) of its own on this instance; allowed: a method of its class",
+    ),
+    "its own zero_grad": (own_zero_grad, r"SGD has a zero_grad\(\) of its own on this instance"),
     "untrained": (untrained, r"keeps the parameter '0.weight' as '\.other' and does not train it"),
 }
 
