@@ -4,6 +4,7 @@ import dis
 import types
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from operator import is_not
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,13 +19,17 @@ from trials.fusion.inner import Calls
 from trials.fusion.observer import Observer, refuse_questions
 from trials.fusion.params import NAME, Params, smoothed, takes_params
 from trials.fusion.registry import CALLS
+from trials.fusion.rows import generator as stream_of
 from trials.fusion.steps import CallStep, Ref, State, Step
 from trials.fusion.streams import drawing_from, drawing_nothing, foreign_streams, refuse_foreign, saved
-from trials.fusion.surroundings import as_written, kept, reentrant_checkpoint, refused_checkpoint, without_recomputing
+from trials.fusion.surroundings import as_written, kept, reentrant_checkpoint, without_recomputing
 from trials.fusion.together import Together
 from trials.fusion.tracer import Tracer, recording
 from trials.fusion.trees import apart, dims_of, of_row
 from trials.fusion.ways import Way
+
+Called = Callable[[Callable[..., Any]], Any]
+"""Calls the function that it is given."""
 
 
 class Scalar:
@@ -43,6 +48,7 @@ class Scalar:
         function: Callable[..., Tensor],
         way: Way = "rules",
         on_loop: Callable[[str], None] = lambda reason: None,
+        prove: Callable[[Sequence[Called]], None] = lambda calls: None,
     ) -> None:
         """Take a function.
 
@@ -51,9 +57,11 @@ class Scalar:
             function: of outputs, targets and perhaps `params`.
             way: by "rules" a pure function is traced; by "loop" none runs under `vmap`.
             on_loop: called with the reason when one that takes hyperparameters runs once for each trial.
+            prove: called before the user's own code runs for the first time, with calls of it for single trials. It
+                raises `FuseError` if the first one's result depends on the others.
         """
         self._name, self._function = name, function
-        self._takes_params, self._on_loop = takes_params(function), on_loop
+        self._takes_params, self._on_loop, self._prove_alone = takes_params(function), on_loop, prove
         self._steps, self._last = _trace(function) if way == "rules" and not self._takes_params else ([], 0)
         self._looped, self._seen, self._stepped = way == "loop", False, False
         self._params: tuple[list[Any], Params] | None = None
@@ -82,15 +90,22 @@ class Scalar:
         Raises:
             FuseError: it is not a scalar, or draws from streams that no trial has for itself.
         """
-        values_K = None
+        values_K, targets_before = None, _versions(targets)
         if self._steps and isinstance(outputs, Tensor) and isinstance(targets, Tensor):
             values_K = self._by_steps(outputs, targets, per_trial)
         if values_K is None:
             streams = None if self._seen else foreign_streams()
+            if not self._seen:
+                self._prove_alone(self._lone_calls(outputs, targets, generators, per_trial, params_K))
             values_K = self._by_code(outputs, targets, generators, per_trial, params_K)
             if streams is not None:
                 refuse_foreign(streams, self._name)
             self._seen = True
+        if _versions(targets) != targets_before:
+            raise RefusedError(
+                f"{self._name} changes the targets in place, and the next trial and epoch would see that; allowed: to "
+                "change a clone of them"
+            )
         if not isinstance(values_K, Tensor) or values_K.ndim != 1:
             raise self._no_scalar(values_K, 1)
         return values_K
@@ -193,12 +208,35 @@ class Scalar:
         def one(own: list[Tensor], own_targets: Any, numbers: list[Tensor]) -> Tensor:
             inside[:] = numbers
             named = {} if params is None else {NAME: params.of_one(numbers)}
-            with Calls(call), rules, without_recomputing(refused_checkpoint):
+            with Calls(call), rules:
                 return self._function(together(own), own_targets, **named)
 
         dims = 0, dims_of(targets, per_trial), 0
         with as_written():
             return torch.vmap(one, dims, randomness="error")(tensors, targets, numbers_K)
+
+    def _lone_calls(
+        self,
+        outputs: Any,
+        targets: Any,
+        generators: Sequence[torch.Generator],
+        per_trial: bool,
+        params_K: Sequence[Any],
+    ) -> list[Called]:
+        """Return a call of the first trial, and calls of the last one with other outputs."""
+        (tensors, together), dims = apart(outputs), dims_of(targets, per_trial)
+
+        def of(row: int, factor: float, function: Callable[..., Any]) -> Any:
+            own = [tensor[row].detach() for tensor in tensors]
+            own = [
+                (x * factor if x.is_floating_point() else x.clone()).requires_grad_(x.is_floating_point()) for x in own
+            ]
+            named = {NAME: params_K[row]} if self._takes_params else {}
+            stream = stream_of(generators[row].device, state=generators[row].get_state())
+            with drawing_from(stream), without_recomputing(reentrant_checkpoint):
+                return function(together(own), _copied(of_row(targets, dims, row)), **named)
+
+        return [partial(of, row, factor) for row, factor in ((0, 1.0), (-1, 0.5), (-1, 2.0))]
 
     def _by_loop(
         self,
@@ -225,6 +263,10 @@ def _copied(value: Any) -> Any:
     """Return `value` with copies of its tensors, which code may change."""
     tensors, together = apart(value)
     return together([tensor.detach().clone() for tensor in tensors])
+
+
+def _versions(value: Any) -> list[int]:
+    return [tensor._version for tensor in apart(value)[0] if not tensor.is_inference()]
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:

@@ -25,6 +25,7 @@ from trials.study import Study
 from trials.training.batches import batch_params_of
 from trials.training.progress import Progress, new_progress, new_schedulers
 from trials.training.shrunk import model_of, scales_of
+from trials.training.study_state import building
 from trials.training.transfers import refuse_what_does_not
 
 
@@ -106,7 +107,7 @@ class Built(NamedTuple):
 
 def build(study: Study, number: int, params: dict[str, Any]) -> Built:
     """Build the parts of a trial. See `build_member`."""
-    with undisturbed():
+    with undisturbed(), building(study):
         seed_all(study.seed(params, number))
         model, roles = model_of(study, params, number)
         optimizer = study.optimizer(params, model)

@@ -1,7 +1,9 @@
 """The study's loss and score, computed for all trials of a group."""
 
+from collections.abc import Callable
 from functools import partial
 
+from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from trials.fusion.scalar import Scalar
@@ -9,6 +11,7 @@ from trials.fusion.ways import Way
 from trials.own_logger import own_logger
 from trials.study import Study
 from trials.training.objectives import score_functions
+from trials.training.study_state import StudyState
 
 log = own_logger(__name__)
 
@@ -19,8 +22,14 @@ _said: WeakIdKeyDictionary = WeakIdKeyDictionary()
 def scalars_of(study: Study, way: Way) -> dict[str, Scalar]:
     """Return the loss of `study`, and the score or scores, for trials that are trained in `way`."""
     say = partial(_say_once, study)
-    functions = {"loss": study.loss, **score_functions(study)}
-    return {name: Scalar(f"Study.{name}", function, way, say) for name, function in functions.items()}
+    return {
+        name: Scalar(f"Study.{name}", function, way, say, StudyState(study, name, _functions).prove)
+        for name, function in _functions(study).items()
+    }
+
+
+def _functions(study: Study) -> dict[str, Callable[..., Tensor]]:
+    return {"loss": study.loss, **score_functions(study)}
 
 
 def _say_once(study: Study, reason: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tests.support.audited import data, perceptron
 from tests.support.fused_and_solo import Batch, ToyStudy, members, same_bits
@@ -36,33 +36,9 @@ class Augmented(ToyStudy):
     validation = lambda self: self.batches(0)  # noqa: E731
 
 
-class ChangingTargets(ToyStudy):
-    """Its loss and score change the targets in place, which belong to the study."""
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        targets.add_(1.0)
-        return (outputs.mean(1) - targets).square().mean()
-
-    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        targets.mul_(0.5)
-        return (outputs.mean(1) - targets).abs().mean()
-
-
-class Counting(ToyStudy):
-    """Its loss grows with each call."""
-
-    calls = 0
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        self.calls += 1
-        return outputs.square().mean() * min(1.0, self.calls / 10)
-
-
 STUDY: dict[str, Any] = {
     "augmented": lambda batches: Augmented(lambda n: perceptron(n).double(), "sgd", batches),
     "drawn models": lambda batches: Augmented(drawn, "sgd", batches),
-    "changing targets": lambda batches: ChangingTargets(lambda n: perceptron(n).double(), "sgd", batches),
-    "counting": lambda batches: Counting(lambda n: perceptron(n).double(), "sgd", batches),
 }
 
 
@@ -82,8 +58,7 @@ def trained(name: str, audited: bool) -> Any:
         group.evaluate()
     assert audit is None or (audit.done == 6 and not audit.mismatches)
     streams = torch.get_rng_state(), str(random.getstate()), str(np.random.get_state(legacy=False))
-    calls = getattr(study, "calls", 0)
-    return states(group), streams, list(study.data), calls  # type: ignore[attr-defined]
+    return states(group), streams, list(study.data)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", STUDY)

@@ -1,0 +1,202 @@
+"""What a study's methods keep in its attributes: refused if results of one trial would depend on the others."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.support.fused_and_solo import Batch, Solo, ToyStudy, assert_same_trial, close, members
+from trials import FuseError, TrialGroup
+from trials.fusion.errors import RefusedError
+from trials.gate.base import OpenGate
+
+Loss = Callable[[Any, Tensor, Tensor], Tensor]
+
+
+def model(n: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+
+
+def batches() -> list[Batch]:
+    stream = torch.Generator().manual_seed(3)
+    return [(torch.randn(6, 4, dtype=torch.float64, generator=stream), torch.ones(6)) for _ in range(2)]
+
+
+def plain(outputs: Tensor) -> Tensor:
+    return outputs.square().mean()
+
+
+class Keeping(ToyStudy):
+    """Has attributes that a loss may use."""
+
+    def __init__(self) -> None:
+        super().__init__(model, "sgd", batches())
+        self.count, self.first, self.table = 0, None, None
+        self.seen: list[float] = []
+        self.mean = torch.zeros((), dtype=torch.float64)
+        self.stream = torch.Generator().manual_seed(1)
+
+
+def study_of(loss: Loss) -> ToyStudy:
+    kind: type[Keeping] = type("Own", (Keeping,), {"loss": loss})
+    return kind()
+
+
+def train(study: ToyStudy, size: int) -> TrialGroup:
+    group = TrialGroup(study, members(study, range(size)), OpenGate())
+    for batch in study.data:
+        group.train_step(*batch)
+    return group
+
+
+def counting(self: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+    self.count += 1
+    return plain(outputs) * min(1.0, self.count / 10)
+
+
+def averaging(self: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+    loss = plain(outputs)
+    self.mean = 0.9 * self.mean + 0.1 * loss.detach()
+    return loss / self.mean
+
+
+def averaging_in_place(self: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+    loss = plain(outputs)
+    self.mean.lerp_(loss.detach(), 0.1)
+    return loss * self.mean.item()
+
+
+def of_the_first(self: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+    loss = plain(outputs)
+    if self.first is None:
+        self.first = loss.item()
+    return loss / self.first
+
+
+def in_a_list(self: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+    self.seen.append(plain(outputs).item())
+    return plain(outputs) / max(self.seen)
+
+
+def drawing(self: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+    return plain(outputs) * (1 + torch.rand((), generator=self.stream).item())
+
+
+DEPENDING: dict[str, tuple[Loss, str]] = {
+    "a count": (counting, "count"),
+    "a mean": (averaging, "mean"),
+    "a mean in place": (averaging_in_place, "mean"),
+    "a list": (in_a_list, "seen"),
+    "a random stream": (drawing, "stream"),
+}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("name", DEPENDING)
+def test_a_loss_that_depends_on_what_it_keeps_is_refused(name: str, size: int) -> None:
+    loss, attribute = DEPENDING[name]
+    with pytest.raises(RefusedError, match=rf"Study\.loss changes the study's attribute '{attribute}', on which"):
+        train(study_of(loss), size)
+
+
+def test_so_is_one_that_keeps_what_was_first() -> None:
+    with pytest.raises(RefusedError, match=r"Study\.loss changes the study's attribute 'first'"):
+        train(study_of(of_the_first), 3)
+
+
+def tabled(self: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Makes once what each call would make again."""
+    if self.table is None:
+        self.table = torch.linspace(0.5, 1.0, outputs.shape[-1], dtype=outputs.dtype)
+    return plain(outputs * self.table)
+
+
+def noting(self: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Keeps for its user what no result depends on."""
+    loss = plain(outputs)
+    self.seen.append(loss.item())
+    self.first = loss.detach()
+    return loss
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("loss", [tabled, noting], ids=["table", "notes"])
+def test_what_results_do_not_depend_on_may_be_kept(loss: Loss, size: int) -> None:
+    study = study_of(loss)
+    group = train(study, size)
+    assert len(study.seen) in (0, 2 * size)  # type: ignore[attr-defined]  # the trial of it has left nothing
+    for row in range(size):
+        solo = Solo(study_of(loss), row)
+        for batch in solo.study.batches(0):
+            solo.step(*batch)
+        assert_same_trial(group, row, solo)
+        close(group.losses_K()[row].item(), solo.loss, "loss")
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("in_a_loop", [False, True])
+def test_a_loss_that_changes_its_targets_is_refused(in_a_loop: bool, size: int) -> None:
+    def loss(self: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+        targets.add_(1)
+        return plain(outputs) * targets.mean() * (plain(outputs).item() ** 0 if in_a_loop else 1)
+
+    with pytest.raises(RefusedError, match=r"Study\.loss changes the targets in place"):
+        train(study_of(loss), size)
+
+
+class Regularized(ToyStudy):
+    """Its loss looks at the model that was built last."""
+
+    net: nn.Module
+
+    def model(self, params: dict[str, Any]) -> nn.Module:
+        self.net = super().model(params)
+        return self.net
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return plain(outputs) + self.penalty()
+
+    def penalty(self) -> Tensor:
+        return torch.stack([parameter.square().sum() for parameter in self.net.parameters()]).sum()
+
+
+class Weighted(ToyStudy):
+    """The same for a number."""
+
+    weight: float
+
+    def model(self, params: dict[str, Any]) -> nn.Module:
+        self.weight = 1.0 + params["n"]
+        return super().model(params)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return plain(outputs) * self.weight
+
+
+@pytest.mark.parametrize("kind", [Regularized, Weighted])
+def test_what_building_a_trial_sets_for_its_loss_is_refused(kind: type[ToyStudy]) -> None:
+    study = kind(model, "sgd", batches())
+    (first,) = members(study, [0])
+    kept = {**vars(study)}
+    with pytest.raises(FuseError, match=r"building a trial sets the study's attribute '(net|weight)' anew"):
+        members(study, [1])
+    assert all(vars(study)[name] is value for name, value in kept.items())
+    assert first.number == 0
+
+
+class Caching(ToyStudy):
+    """Building sets what is the same for all trials, or what only building reads."""
+
+    def model(self, params: dict[str, Any]) -> nn.Module:
+        self.weights = torch.tensor([1.0, 2.0], dtype=torch.float64)
+        self.number = params["n"]
+        return super().model(params)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return plain(outputs * self.weights)
+
+
+def test_what_is_the_same_for_all_trials_may_be_set() -> None:
+    train(Caching(model, "sgd", batches()), 3)

@@ -1,0 +1,152 @@
+"""Refuses what the methods of a study keep in its attributes for one trial: all trials share the study."""
+
+import copy
+import inspect
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from trials.fusion.describe import Describer
+from trials.fusion.errors import FuseError, RefusedError
+from trials.fusion.reads import names_in
+from trials.study import Study
+
+_OF_ALL_TRIALS = (
+    *("loss", "score", "metrics", "batches", "trial_batches", "validation"),
+    *("scheduler", "clip_norm", "clip_value", "scaler"),
+)
+"""Methods that are called for a trial when others may have been built since."""
+
+_set: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Study -> the attributes that building a trial has set."""
+_proven: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Study -> the functions of which it is known that they keep nothing."""
+
+
+@contextmanager
+def building(study: Study) -> Iterator[None]:
+    """Enter it to build a trial. What is set there once is taken for common to all trials.
+
+    Raises:
+        FuseError: an attribute is set anew that methods read which are called later. It is put back.
+    """
+    names, own = _names(type(study), _OF_ALL_TRIALS), vars(study)
+    before = {name: own[name] for name in names & own.keys()}
+    yield
+    changed = [name for name in names & own.keys() if name not in before or not _same(before[name], own[name])]
+    known = _set.setdefault(study, set())
+    again = sorted(name for name in changed if name in known and name in before)
+    known.update(changed)
+    for name in again:
+        own[name] = before[name]
+    if again:
+        raise FuseError(
+            f"building a trial sets the study's attribute '{again[0]}' anew, which other methods read when it may be "
+            "another trial's; allowed: the same for all trials, or what a method gets, such as loss(self, outputs, "
+            "targets, params)"
+        )
+
+
+class StudyState:
+    """Tries whether a function of a study keeps something in the study's attributes, on which its results depend.
+
+    Args:
+        study: the user's.
+        name: of the function.
+        functions: returns the functions of a study by name.
+    """
+
+    def __init__(self, study: Study, name: str, functions: Callable[[Study], Mapping[str, Callable[..., Any]]]) -> None:
+        self._study, self._name, self._functions = study, name, functions
+        self._names = _names(type(study), ("loss", "score"))
+
+    def prove(self, calls: Sequence[Callable[[Callable[..., Any]], Any]]) -> None:
+        """Try it, once for each study.
+
+        Args:
+            calls: each calls the function that it is given for a trial, on copies of all that the function may change.
+
+        Raises:
+            RefusedError: what the first call gives depends on whether the others were there before.
+        """
+        known = _proven.setdefault(self._study, set())
+        if self._name in known:
+            return
+        known.add(self._name)
+        try:
+            alone, after = self._copy(), self._copy()
+            before = self._described(alone)
+            expected = calls[0](self._functions(alone)[self._name])
+            changed = sorted(name for name, value in self._described(alone).items() if before.get(name) != value)
+            if not changed:
+                return
+            function = self._functions(after)[self._name]
+            found = [call(function) for call in (*calls[1:], calls[0])][-1]
+        except Exception:  # the call itself will say it
+            return
+        if not _alike(expected, found):
+            known.discard(self._name)
+            raise RefusedError(
+                f"Study.{self._name} changes the study's attribute '{changed[0]}', on which its results depend, and "
+                "all trials share the study; allowed: a buffer of the model, or what does not change results"
+            )
+
+    def _copy(self) -> Study:
+        """Return the study with copies of what the function may change; of modules, all but the parameters."""
+        made = copy.copy(self._study)
+        own = vars(made)
+        for name in self._names & own.keys():
+            parameters = own[name].parameters() if isinstance(own[name], nn.Module) else ()
+            own[name] = copy.deepcopy(own[name], {id(each): each for each in parameters})
+        return made
+
+    def _described(self, study: Study) -> dict[str, Any]:
+        own = vars(study)
+        found: dict[str, Any] = {name: id(value) for name, value in own.items() if name not in self._names}
+        for name in self._names & own.keys():
+            value = own[name]
+            parameters = list(value.parameters()) if isinstance(value, nn.Module) else []
+            found[name] = Describer(parameters=parameters)(value)
+        return found
+
+
+@cache
+def _names(kind: type[Study], methods: Collection[str]) -> frozenset[str]:
+    """Return all names in the code of `methods` of a study, and of what they call by name."""
+    found: set[str] = set()
+    seen: set[types.CodeType] = set()
+    waiting: list[Any] = [vars(each).get(name) for each in kind.__mro__ for name in methods]
+    while waiting:
+        function = inspect.unwrap(_plain(waiting.pop()))
+        if not isinstance(function, types.FunctionType) or function.__code__ in seen:
+            continue
+        seen.add(function.__code__)
+        names = names_in(function.__code__)
+        found |= names
+        waiting += [vars(each).get(name) for each in kind.__mro__ for name in names]
+        home = str(function.__module__).partition(".")[0]
+        of_module = (function.__globals__.get(name) for name in names)
+        waiting += [each for each in of_module if str(getattr(each, "__module__", "")).partition(".")[0] == home]
+    return frozenset(found)
+
+
+def _plain(value: Any) -> Any:
+    """Return the function inside a method or a property."""
+    if isinstance(value, property):
+        return value.fget
+    return value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or Describer()(one) == Describer()(other)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    ours, theirs = (torch.as_tensor(each).detach().double() for each in (one, other))
+    return torch.allclose(ours, theirs, equal_nan=True)
