@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from tests.support.audited import Audited, data, perceptron
 from tests.support.fused_and_solo import (
@@ -23,9 +24,11 @@ from trials.fusion.errors import RefusedError
 from trials.fusion.layers.activations import FusedElementwise
 from trials.fusion.layers.dropout import FusedDropout
 from trials.fusion.layers.norm import FusedLayerNorm
+from trials.fusion.own_tensors import OwnTensors
 from trials.fusion.rows import Rows
 from trials.fusion.scalar import Scalar
 from trials.fusion.steps import CallStep, State
+from trials.fusion.together import Together
 from trials.gate.base import OpenGate
 from trials.optim.originals import Originals
 from trials.optim.sgd import SGD
@@ -85,6 +88,29 @@ def test_a_parameter_that_is_not_used_but_stepped(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(VectorOptimizer, "step", with_zeros)
     Audited(lambda n: Spare()).assert_moved("vmap", "spare.weight")
+
+
+class Regularized(nn.Module):
+    """Computes with its parameters, and gives a layer weights that are not its own."""
+
+    def __init__(self, given: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.given = nn.Linear(4, 4), nn.Linear(4, 4), given
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.given:
+            return self.last(functional_call(self.first, {"weight": self.last.weight}, (x,)).tanh())
+        return self.last(self.first(x)) * torch.stack([own.square().sum() for own in self.parameters()]).sum()
+
+
+def test_a_number_of_parameters_that_the_graph_has_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OwnTensors, "__torch_dispatch__", lambda self, func, types, args, kwargs: func(*args, **kwargs))
+    Audited(lambda n: Regularized(given=False)).assert_moved("vmap", "gradient")
+
+
+def test_a_rule_that_takes_its_layers_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Together, "are_given", lambda self, places: True)
+    Audited(lambda n: Regularized(given=True)).assert_moved("loop", "output of")
 
 
 def test_a_trial_that_computes_with_anothers_setting(monkeypatch: pytest.MonkeyPatch) -> None:
