@@ -107,11 +107,12 @@ class Built(NamedTuple):
 
 def build(study: Study, number: int, params: dict[str, Any]) -> Built:
     """Build the parts of a trial. See `build_member`."""
-    with undisturbed(), building(study):
+    with undisturbed(), building(study) as parts:
         seed_all(study.seed(params, number))
         model, roles = model_of(study, params, number)
         optimizer = study.optimizer(params, model)
         rng_state = torch.get_rng_state()
+        parts += [model, *by_phase(optimizer).values()]
         return Built(model, optimizer, rng_state, new_schedulers(study, params, optimizer), roles)
 
 

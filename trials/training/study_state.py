@@ -3,7 +3,7 @@
 import copy
 import inspect
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -30,21 +30,30 @@ _proven: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 @contextmanager
-def building(study: Study) -> Iterator[None]:
+def building(study: Study) -> Iterator[list[Any]]:
     """Enter it to build a trial. What is set there once is taken for common to all trials.
 
+    Yields:
+        A list, for the trial's model and optimizers.
+
     Raises:
-        FuseError: an attribute is set anew that methods read which are called later. It is put back.
+        FuseError: an attribute that methods read which are called later is set anew, or to a part of the trial. It is
+            put back.
     """
     names, own = _names(type(study), _OF_ALL_TRIALS), vars(study)
     before = {name: own[name] for name in names & own.keys()}
-    yield
+    parts: list[Any] = []
+    yield parts
+    inside = {id(each) for part in parts for each in (part, *_inside(part))}
     changed = [name for name in names & own.keys() if name not in before or not _same(before[name], own[name])]
     known = _set.setdefault(study, set())
-    again = sorted(name for name in changed if name in known and name in before)
+    again = sorted(name for name in changed if name in known or id(own[name]) in inside)
     known.update(changed)
     for name in again:
-        own[name] = before[name]
+        if name in before:
+            own[name] = before[name]
+        else:
+            del own[name]
     if again:
         raise FuseError(
             f"building a trial sets the study's attribute '{again[0]}' anew, which other methods read when it may be "
@@ -141,6 +150,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, property):
         return value.fget
     return value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+
+
+def _inside(part: Any) -> Iterable[Any]:
+    return (*part.modules(), *part.parameters()) if isinstance(part, nn.Module) else ()
 
 
 def _same(one: Any, other: Any) -> bool:
