@@ -232,6 +232,16 @@ def _replaced_in(module: nn.Module) -> str:
     return next((name for name, method in own.items() if name in vars(module) or getattr(kind, name) is not method), "")
 
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def has_hooks(module: nn.Module | None) -> bool:
+    """Whether a `module` has hooks; None: whether there are some on all modules."""
+    if module is None:
+        return any(getattr(torch.nn.modules.module, f"_global{name}") for name in _HOOKS)
+    return any(getattr(module, name) for name in _HOOKS)
+
+
 def refuse(path: str, module: nn.Module, setting: str, value: object, allowed: str) -> FuseError:
     """Return the error for an attribute whose value a rule does not handle."""
     return FuseError(f"module '{path}' ({type(module).__name__}): {setting}={value!r} cannot be fused; {allowed}")

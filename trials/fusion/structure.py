@@ -14,7 +14,7 @@ from trials.fusion.errors import RefusedError
 from trials.fusion.kept import Kept
 from trials.fusion.peft_configs import configs
 from trials.fusion.reads import Codes, Watch
-from trials.fusion.registry import FuseError, Layer, find, label, refuse
+from trials.fusion.registry import FuseError, Layer, find, has_hooks, label, refuse
 from trials.fusion.rows import Rows, Vectors, stack_parameters
 from trials.fusion.sharing import refuse_common, refuse_overlaps, ties
 from trials.fusion.trace import FORWARD, describe, modes, trace
@@ -268,9 +268,10 @@ def rule_for(module: nn.Module, path: str) -> Layer | FuseError:
 
 def _refuse_hooks(model: nn.Module) -> None:
     """Refuse hooks: neither a fused layer nor a traced forward would call them."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    if has_hooks(None):
+        raise FuseError("there are hooks on all modules of the process; allowed: none")
     for path, module in model.named_modules():
-        if any(getattr(module, name) for name in hooks):
+        if has_hooks(module):
             raise FuseError(f"module '{path}' ({type(module).__name__}) has hooks; allowed: none")
 
 
@@ -311,11 +312,17 @@ def _tensor_facts(model: nn.Module) -> Facts:
             facts[owner, "tied to"] = aliases.get(name)
     for name in _plain_tensors(model, ""):
         facts[f"tensor '{name}'", "tied to"] = aliases.get(name)
+    return facts | _saved_facts(model)
+
+
+def _saved_facts(model: nn.Module) -> Facts:
+    known = _parameters(model).keys() | _buffers(model).keys()
     for name, value in model.state_dict().items():
         if not isinstance(value, Tensor):
             raise FuseError(f"state_dict entry '{name}' is a {type(value).__name__}; allowed: tensors")
-        facts["state_dict", name] = "saved"
-    return facts
+        if name not in known:
+            raise FuseError(f"state_dict entry '{name}' is no parameter or buffer of that name; allowed: these")
+    return {("state_dict", name): "saved" for name in model.state_dict()}
 
 
 def _refuse_two_devices(model: nn.Module) -> None:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten
 
 from trials.fusion.errors import FuseError, refused_freezing
 from trials.fusion.observer import is_library, place
-from trials.fusion.registry import plain_forward, ruled
+from trials.fusion.registry import has_hooks, plain_forward, ruled
 from trials.fusion.surroundings import (
     as_written,
     changed,
@@ -37,7 +37,7 @@ _FACTORIES = (torch.arange, torch.zeros, torch.ones, torch.full, torch.empty, to
 _CALLS = ("call_function", "call_method", "call_module")
 
 
-def _recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` as one that becomes a node where an argument is unknown."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -60,7 +60,7 @@ def recording(changing: Callable[[], object] = lambda: None) -> Iterator[None]:
     Args:
         changing: see `without_recomputing`.
     """
-    factories = {function.__name__: _recorded(function) for function in _FACTORIES}
+    factories = {function.__name__: recorded(function) for function in _FACTORIES}
     with (
         replaced(torch, **factories),
         replaced(torch.autograd.Function, apply=classmethod(_refused_apply)),
@@ -162,8 +162,8 @@ class Tracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """See `fx.Tracer`."""
         self.check_flags(m)
-        if type(m)._call_impl is not nn.Module._call_impl:
-            raise FuseError(f"{type(m).__name__} has a _call_impl of its own")
+        if type(m)._call_impl is not nn.Module._call_impl or has_hooks(m):
+            raise FuseError(f"{type(m).__name__} has a _call_impl of its own, or hooks that the forward sets")
         self.calls_with_buffers += m.training and next(m.buffers(), None) is not None
         plain = plain_forward(m)
         return super().call_module(m, forward if plain is None else partial(plain, m), args, kwargs)

@@ -1,12 +1,14 @@
 """Layers of `torch.nn` that are made of other layers: their `forward`, without the branches that cannot be traced.
 
 Those branches choose a faster kernel for inference, or detect that a mask is causal. Neither changes a result,
-except that a padded position, which no code should read, may become zero there.
+except that an encoder sets padded positions to zero there.
 """
 
+import torch
 from torch import Tensor, nn
 
 from trials.fusion.registry import forward_of
+from trials.fusion.tracer import recorded
 
 
 @forward_of(nn.TransformerEncoderLayer)
@@ -37,7 +39,26 @@ def encoder(
     """`nn.TransformerEncoder`."""
     for layer in self.layers:
         src = layer(src, src_mask=mask, src_key_padding_mask=src_key_padding_mask, is_causal=bool(is_causal))
+    first = self.layers[0]
+    if self.use_nested_tensor and not first.training and src_key_padding_mask is not None and mask is None:
+        src = recorded(_zeroed)(src, src_key_padding_mask, self.mask_check, _trains(first))
     return src if self.norm is None else self.norm(src)
+
+
+def _trains(layer: nn.Module) -> bool:
+    """Whether one of the parameters is trained at which `nn.TransformerEncoder` looks."""
+    return any(parameter.requires_grad for parameter in layer.parameters())
+
+
+def _zeroed(x_BTE: Tensor, padding_BT: Tensor, check: bool, trains: bool) -> Tensor:
+    """Set padded positions to zero where `nn.TransformerEncoder` computes without them, as nested tensors."""
+    is_fast = torch.backends.mha.get_fastpath_enabled() and not torch.is_autocast_enabled()
+    if x_BTE.ndim != 3 or not is_fast or (torch.is_grad_enabled() and (trains or x_BTE.requires_grad)):
+        return x_BTE
+    padded_BT = padding_BT if padding_BT.dtype is torch.bool else padding_BT != 0
+    ends_BT = padded_BT[:, 1:] | ~padded_BT[:, :-1]  # none begins before the end of a sequence
+    zero_BT = padded_BT & ends_BT.all() if check else padded_BT
+    return x_BTE.masked_fill(zero_BT.unsqueeze(-1), 0.0)
 
 
 @forward_of(nn.TransformerDecoderLayer)

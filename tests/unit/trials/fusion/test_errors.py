@@ -41,14 +41,32 @@ def with_tensor_hook(n: int) -> nn.Module:
     return model
 
 
+def with_state_hook(n: int) -> nn.Module:
+    """It saves what it does not have."""
+    model = nn.Linear(2, 2)
+    model.register_state_dict_post_hook(lambda module, state, prefix, _: state.update({f"{prefix}more": state["bias"]}))
+    return model
+
+
 REFUSED: dict[str, tuple[Callable[[int], nn.Module], str]] = {
     "sparse": (lambda n: nn.Embedding(3, 2, sparse=True), "sparse=True cannot be fused; allowed: False"),
     "hooks": (with_hook, r"module '0' \(Linear\) has hooks"),
     "hooks of the whole": (with_outer_hook, r"module '' \(Sequential\) has hooks; allowed: none"),
     "tensor hooks": (with_tensor_hook, "parameter 'weight' has hooks; allowed: none"),
     "extra state": (extra_state, "state_dict entry '_extra_state' is a dict; allowed: tensors"),
+    "a saved tensor that is none of the model's": (
+        with_state_hook,
+        "state_dict entry 'more' is no parameter or buffer",
+    ),
     "lazy": (lambda n: nn.Sequential(nn.LazyLinear(2)), "parameter '0.weight' has no shape yet"),
 }
+
+
+def test_hooks_on_all_modules_are_refused() -> None:
+    handle = nn.modules.module.register_module_forward_hook(lambda module, inputs, y: y * 2)
+    with pytest.raises(FuseError, match="there are hooks on all modules of the process; allowed: none"):
+        members(ToyStudy(lambda n: nn.Linear(2, 2)), range(1))
+    handle.remove()
 
 
 @pytest.mark.parametrize("name", REFUSED)

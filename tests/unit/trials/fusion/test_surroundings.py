@@ -175,6 +175,14 @@ def replaced_forward(m: TwoLayers) -> None:
     m.a.forward = own  # type: ignore[method-assign]
 
 
+def hooked_layer(m: TwoLayers, x: Tensor) -> Tensor:
+    """A hook on a layer, for a while."""
+    handle = m.a.register_forward_hook(lambda layer, inputs, y: y * 2)
+    y = m.a(x)
+    handle.remove()
+    return m.b(y)
+
+
 FORWARDS: dict[str, tuple[Forward, str]] = {
     "no_grad": (inside(torch.no_grad), VMAP),
     "no_grad as a decorator": (lambda m, x: m.b(decorated(m, x)), VMAP),
@@ -203,6 +211,7 @@ FORWARDS: dict[str, tuple[Forward, str]] = {
     "checkpoint, reentrant": (checkpointed(True, False), LOOP),
     "checkpoint, reentrant, that trains nothing": (checkpointed(True, True), LOOP),
     "a hook on a value": (hooked, LOOP),
+    "a hook on a layer": (hooked_layer, VMAP),
     "derivatives by autograd": (penalty, LOOP),
     "derivatives by torch.func": (
         lambda m, x: m.b(torch.func.grad(lambda z: m.a(z).tanh().sum())(x)), LOOP,

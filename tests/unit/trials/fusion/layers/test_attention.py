@@ -246,6 +246,39 @@ def test_encoder(norm_first: bool) -> None:
     assert_fused_is_solo(lambda n: fresh(Masked(n, norm_first=norm_first)), sequences(True), steps=STEPS)
 
 
+class Padded(nn.Module):
+    """An encoder that sets padded positions to zero in evaluation, and in training where it is frozen."""
+
+    def __init__(self, n: int, padding: Tensor, frozen: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(E, E)
+        self.stack = nn.TransformerEncoder(encoder_layer(n, batch_first=True), 2, norm=nn.LayerNorm(E))
+        self.register_buffer("padding", padding.clone())
+        self.frozen = frozen
+        if frozen:
+            self.stack.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> "Padded":
+        super().train(mode)
+        self.stack.train(mode and not self.frozen)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.frozen:
+            return self.first(self.stack(x, src_key_padding_mask=self.padding))
+        return self.stack(self.first(x), src_key_padding_mask=self.padding)
+
+
+PADDINGS = {"at the end": PADDING, "as numbers": PADDING.double() * -1e9, "at the start": PADDING.flip(1)}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_what_an_encoder_gives_at_padded_positions(padding: str, frozen: bool) -> None:
+    assert_fused_is_solo(lambda n: fresh(Padded(n, PADDINGS[padding], frozen)), sequences(True), steps=STEPS)
+
+
 class Decoding(nn.Module):
     def __init__(self, n: int, stacked: bool, **options: Any) -> None:
         super().__init__()
