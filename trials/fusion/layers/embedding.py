@@ -3,11 +3,14 @@
 Shapes: K trials, B examples, V entries of the table, E numbers per entry.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trials.fusion.registry import FuseError, Layer, rule
+from trials.fusion.registry import FuseError, Layer, call_rule, rule
 from trials.fusion.rows import Rows
 from trials.fusion.shared_base import only
 
@@ -38,17 +41,49 @@ class FusedEmbedding(Layer):
         """
         if (weight_VE := only(self.weight_KVE)) is not None:
             return functional.embedding(x, weight_VE), per_trial
-        size, count, width = self.weight_KVE.shape
-        # An index that is too large falls into the neighbour's part. If all trials share it, it is also too large
-        # (or negative) for the last (or first) trial, and PyTorch reports it; otherwise it has to be looked for.
-        if per_trial and bool(((x < 0) | (x >= count)).any()):
-            raise FuseError(f"module '{self.path}' (Embedding): an index is outside 0..{count - 1}")
-        offset = self.offset_K.view(size, *[1] * (x.ndim - 1 if per_trial else x.ndim))
-        index, weight = x + offset, self.weight_KVE.view(size * count, width)
-        if self.max_norm is not None:  # shortens the rows that are read, in place
-            torch.embedding_renorm_(weight.detach(), index.contiguous(), self.max_norm, self.norm_type)
-        y = functional.embedding(index, weight, scale_grad_by_freq=self.by_frequency)
-        if self.padding is not None:
-            # the row is read, but gets no gradient
-            y = torch.where((x == self.padding).unsqueeze(-1), y.detach(), y)
-        return y, True
+        settings = self.padding, self.max_norm, self.norm_type, self.by_frequency
+        return _embedded(x, per_trial, self.weight_KVE, self.offset_K, *settings, f"module '{self.path}' (Embedding)")
+
+
+@call_rule(functional.embedding)
+def _embedding(
+    values: Sequence[Any], per_trial: Sequence[bool], generators: list[torch.Generator]
+) -> tuple[Tensor, bool]:
+    """`functional.embedding`, whose derivative under `vmap` takes padding for any other entry."""
+    x, weight, padding, max_norm, norm_type, by_frequency, sparse = values
+    if not per_trial[1]:
+        return functional.embedding(*values), per_trial[0]
+    if sparse or (max_norm is not None and not weight.is_contiguous()):
+        raise FuseError("a call of embedding has sparse=True, or max_norm for a table that is a view; allowed: neither")
+    count = weight.shape[1]
+    offset_K = torch.arange(len(generators), device=weight.device) * count
+    entry = padding + count if padding is not None and padding < 0 else padding
+    settings = entry, max_norm, norm_type, by_frequency
+    return _embedded(x, per_trial[0], weight, offset_K, *settings, "a call of embedding")
+
+
+def _embedded(
+    x: Tensor,
+    per_trial: bool,
+    weight_KVE: Tensor,
+    offset_K: Tensor,
+    padding: int | None,
+    max_norm: float | None,
+    norm_type: float,
+    by_frequency: bool,
+    name: str,
+) -> tuple[Tensor, bool]:
+    size, count, width = weight_KVE.shape
+    # An index that is too large falls into the neighbour's part. If all trials share it, it is also too large
+    # (or negative) for the last (or first) trial, and PyTorch reports it; otherwise it has to be looked for.
+    if per_trial and bool(((x < 0) | (x >= count)).any()):
+        raise FuseError(f"{name}: an index is outside 0..{count - 1}")
+    offset = offset_K.view(size, *[1] * (x.ndim - 1 if per_trial else x.ndim))
+    index, weight = x + offset, weight_KVE.reshape(size * count, width)
+    if max_norm is not None:  # shortens the rows that are read, in place
+        torch.embedding_renorm_(weight.detach(), index.contiguous(), max_norm, norm_type)
+    y = functional.embedding(index, weight, scale_grad_by_freq=by_frequency)
+    if padding is not None:
+        # the row is read, but gets no gradient
+        y = torch.where((x == padding).unsqueeze(-1), y.detach(), y)
+    return y, True

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.support.fused_and_solo import ToyStudy, assert_fused_is_solo, members
+from tests.support.fused_and_solo import Solo, ToyStudy, assert_fused_is_solo, assert_same_trial, members
 from trials import FuseError, TrialGroup
 from trials.gate.base import OpenGate
 
@@ -270,3 +270,44 @@ def test_outputs_of_different_shapes_are_refused() -> None:
     group = TrialGroup(study, members(study, range(2)), OpenGate())
     with pytest.raises(FuseError, match="module 'Model' gives tensors of different shapes for different trials"):
         group.train_step(torch.randn(5, 6), torch.zeros(5))
+
+
+EMBEDDINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "padding": {"padding_idx": 2},
+    "padding from the end": {"padding_idx": -8},
+    "rows that are shortened": {"padding_idx": 2, "max_norm": 1.0},
+    "by frequency": {"scale_grad_by_freq": True},
+}
+
+
+class Looking(nn.Module):
+    """Looks up rows by the function, in a graph or in code that is not traced."""
+
+    def __init__(self, options: dict[str, Any], traced: bool) -> None:
+        super().__init__()
+        self.options, self.traced = options, traced
+        self.table, self.last = nn.Parameter(3 * torch.randn(10, 4)), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.traced and len(x) < 1:
+            return x
+        return self.last(functional.embedding(x, self.table, **self.options))
+
+
+@pytest.mark.parametrize("traced", [True, False])
+@pytest.mark.parametrize("per_trial", [False, True])
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_embedding_by_its_function(name: str, per_trial: bool, traced: bool) -> None:
+    stream = torch.Generator().manual_seed(1)
+    batches_K = [torch.randint(10, (3, 5, 4), generator=stream) for _ in range(3)]
+    study = ToyStudy(lambda n: Looking(EMBEDDINGS[name], traced).double(), "sgd")
+    group = TrialGroup(study, members(study, range(3)), OpenGate())
+    solos = [Solo(study, number) for number in range(3)]
+    for x_K in batches_K:
+        x, y = (x_K, torch.zeros(3, 5)) if per_trial else (x_K[0], torch.zeros(5))
+        group.train_step(x, y, per_trial)
+        for row, solo in enumerate(solos):
+            solo.step(x_K[row if per_trial else 0], torch.zeros(5))
+    for row, solo in enumerate(solos):
+        assert_same_trial(group, row, solo)
