@@ -67,6 +67,7 @@ class Together:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self._given = {}  # they hold the memory of all trials
         self._entered.__exit__(*error)
 
     def check_call(self, function: Callable[..., Any]) -> None:

@@ -1,5 +1,6 @@
 """Forwards that reach their tensors by other ways than as attributes, or give a layer other tensors than its own."""
 
+import gc
 from typing import Any
 
 import pytest
@@ -7,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from tests.support.fused_and_solo import ToyStudy
+from tests.support.fused_and_solo import ToyStudy, members
 from tests.support.two_layers import Forward, TwoLayers, assert_fused_is_alone, batches, plain
+from trials import TrialGroup
 from trials.fusion.trace import trace
+from trials.gate.base import OpenGate
 
 
 def with_more(m: TwoLayers) -> None:
@@ -101,3 +104,17 @@ def test_tracing_changes_no_tensor(name: str) -> None:
         trace(model, training=True)
     after = {key: (value.data_ptr(), value) for key, value in model.state_dict().items()}
     assert all(place == before[key][0] and torch.equal(value, before[key][1]) for key, (place, value) in after.items())
+
+
+def batched() -> int:
+    """How many tensors of a run under `vmap` there are."""
+    gc.collect()
+    found = (each for each in gc.get_objects() if issubclass(type(each), Tensor))
+    return sum(torch._C._functorch.is_batchedtensor(each) for each in found)
+
+
+def test_a_run_under_vmap_leaves_no_tensors_of_its_own() -> None:
+    study = ToyStudy(lambda n: TwoLayers(given_scaled, with_more).double(), "sgd", batches())
+    group, before = TrialGroup(study, members(study, range(3)), OpenGate()), batched()
+    group.train_step(*study.data[0])
+    assert batched() == before
