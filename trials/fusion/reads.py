@@ -3,6 +3,7 @@
 import functools
 import gc
 import inspect
+import sys
 import types
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
@@ -38,11 +39,18 @@ def code_of(model: nn.Module) -> dict[types.CodeType, dict[str, Any]]:
         if function.__code__ in found:
             continue
         found[function.__code__] = function.__globals__
-        for name in names_in(function.__code__):
-            named = function.__globals__.get(name)
-            if isinstance(named, types.FunctionType) and _is_users(named) and _root(named) == _root(function):
-                waiting.append(named)
+        named = (function.__globals__.get(name) for name in names_in(function.__code__))
+        enclosed = map(content, function.__closure__ or ())
+        waiting += [each for each in map(_plain, (*named, *enclosed)) if each is not None and _is_near(each, function)]
     return found
+
+
+def _is_near(named: types.FunctionType, function: types.FunctionType) -> bool:
+    """Whether a function that another one names is the user's, or of the same library."""
+    if not _is_users(named):
+        return False
+    is_installed = "site-packages" in named.__code__.co_filename or _root(named) in sys.stdlib_module_names
+    return not is_installed or _root(named) == _root(function)
 
 
 def reads(model: nn.Module, codes: Codes) -> Iterator[Read]:

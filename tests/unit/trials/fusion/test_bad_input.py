@@ -74,9 +74,19 @@ def plain(m: Model, x: Tensor) -> Tensor:
     return m.a(x)
 
 
+def appends(m: Model, x: Tensor) -> Tensor:
+    SEEN.append(1)
+    return m.a(x)
+
+
+def around(inside: Callable[[Model, Tensor], Tensor]) -> Callable[[Model, Tensor], Tensor]:
+    return lambda m, x: inside(m, x) * 2
+
+
 CHANGES: dict[str, tuple[type[Model], Callable[[Model, Tensor], Tensor], str]] = {
     "a global number": (CountsGlobally, plain, "changes the global variable 'COUNT'"),
     "a global list": (AppendsGlobally, plain, "changes the global variable 'SEEN'"),
+    "a global list, in an enclosed function": (Model, around(appends), "changes the global variable 'SEEN'"),
     "an attribute": (Model, counts, "changes the attribute 'calls'"),
     "inside an attribute": (Model, keeps, "changes the attribute 'kept'"),
     "a new attribute": (Model, caches, "changes the attribute 'cache'"),
