@@ -11,12 +11,14 @@ order:
 - *optuna_pruned*: Optuna with its median pruner, one plain PyTorch trial after another, on one core;
 - *optuna*: the same without a pruner.
 
-*Time to the target*: from the study's beginning to the first completed trial with at least the target's score, which is
-the best score of all runs less one standard deviation over seeds of that configuration. Where trials run in bubbles the
-main job's slowdown stands beside it: its devices work for the job meanwhile.
+*Time to the target*: from the study's beginning to the first completed trial with at least the target's score. That is
+the score of the best configuration of all runs, less one standard deviation: both over seeds that no run has had, for
+the best of so many scores is a lucky one. *Net* of the main job's slowdown, it is longer by the time that the job's
+devices have lost until then, at the mean slowdown of an arm's runs; *at most*, at the upper end of its 95% interval.
 """
 
 import json
+import math
 import os
 import random
 import subprocess
@@ -25,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import median, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
 import optuna
@@ -34,7 +36,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from benchmarks.common import ROOT, environment, finish, kept_runs, parse, run_directories
 from benchmarks.processes import last_core, start
-from benchmarks.utilization.searched_digits import SEED_VARIABLE
+from benchmarks.utilization.searched_digits import SEED_VARIABLE, TRIALS_VARIABLE
+from squeezer.reports.metrics import t_quantile_975
 from trials.search.storage.claims import Claims
 from trials.search.storage.database import connect
 from trials.search.storage.optuna_storage import open_storage
@@ -42,7 +45,10 @@ from trials.study import Study, load_study
 
 STUDY = ROOT / "benchmarks" / "utilization" / "searched_digits.py"
 REPEATS, QUICK_REPEATS = 5, 1
+QUICK_TRIALS = 40
 SEEDS_OF_BEST = 8
+DEVICES = {"bubbles": 2, "ghosts": 1}
+"""Of the main job."""
 NAME = "searched"
 
 CONFIG = """
@@ -63,6 +69,8 @@ def main() -> int:
     options = parse("study", "the time that a whole study takes, by where it trains")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     torch.set_num_threads(1)
+    if options.quick:
+        os.environ[TRIALS_VARIABLE] = str(QUICK_TRIALS)
     runs = kept_runs(options)
     wanted = [(arm, seed) for seed in range(QUICK_REPEATS if options.quick else REPEATS) for arm in ARMS]
     random.Random(0).shuffle(wanted)
@@ -72,7 +80,9 @@ def main() -> int:
             runs.append({"scenario": arm, "seed": seed, **ARMS[arm]()})
             brief = {key: value for key, value in runs[-1].items() if key != "trials"}
             print(brief, flush=True)
-    finish("study", options, runs, _summary(runs))
+    summary = _summary(runs)
+    finish("study", options, runs, summary)
+    print(table(summary))
     return 0
 
 
@@ -124,7 +134,12 @@ def _config(run: Path) -> str:
 
 
 def _until_done(run: Path, *processes: "subprocess.Popen[bytes]") -> None:
-    while not _is_done(run.parent / "studies"):
+    study: optuna.Study | None = None
+    count = _study().trials
+    while study is None or not _is_done(
+        study, count
+    ):  # opened once: to read it anew each time would take the job's cores
+        study = study or _opened(run.parent / "studies")
         ended = [process.returncode for process in processes if process.poll() is not None]
         if ended:
             raise RuntimeError(f"a process ended with status {ended[0]} before the study did")
@@ -150,29 +165,29 @@ def _dedicated() -> dict[str, Any]:
         return _fused(studies)
 
 
-def _is_done(studies: Path) -> bool:
-    trials = _trials(studies)
-    return len(trials) == _study().trials and all(trial.state.is_finished() for trial in trials)
+def _is_done(study: optuna.Study, count: int) -> bool:
+    trials = study.get_trials(deepcopy=False)
+    return len(trials) == count and all(trial.state.is_finished() for trial in trials)
 
 
-def _trials(studies: Path) -> list[FrozenTrial]:
+def _opened(studies: Path) -> optuna.Study | None:
+    """None: no worker has created it yet."""
     journal = studies / "study.journal"
-    if not journal.exists():
-        return []
     try:
-        found: list[FrozenTrial] = optuna.load_study(study_name=NAME, storage=open_storage(str(journal))).trials
+        return optuna.load_study(study_name=NAME, storage=open_storage(str(journal))) if journal.exists() else None
     except KeyError:
-        return []
-    return found
+        return None
 
 
 def _fused(studies: Path) -> dict[str, Any]:
     """What became of a fused study: each trial, and the epochs that were kept and lost."""
+    found = _opened(studies)
+    assert found is not None
     claims = Claims(connect("", studies / NAME), NAME, "")
     spans = claims.spans()
     claims.close()
     kept, lost = (sum(span.to_epoch - span.from_epoch for span in spans if span.kept is want) for want in (True, False))
-    return {"epochs_kept": kept, "epochs_lost": lost, "trials": _rows(_trials(studies))}
+    return {"epochs_kept": kept, "epochs_lost": lost, "trials": _rows(found.trials)}
 
 
 def _rows(trials: Sequence[FrozenTrial]) -> list[list[Any]]:
@@ -244,15 +259,16 @@ ARMS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def _summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The target, and by arm: time to it (median, and each run's), trials per hour, epochs kept and lost."""
-    score, params = max(
+    """The target, and by arm: time to it (median, and each run's), trials per hour, samples kept and lost."""
+    _, params = max(
         ((score, params) for run in runs for _, score, params in run["trials"] if score is not None),
         key=lambda found: found[0],
     )
     study = _study()
+    samples = sum(len(targets) for _, targets in study.batches(0))
     again = [list(_epochs(study, params, 10_000 + seed))[-1][1] for seed in range(SEEDS_OF_BEST)]
-    target = score - stdev(again)
-    summary: dict[str, Any] = {"best": score, "seed_sd": stdev(again), "target": target}
+    target = fmean(again) - stdev(again)
+    summary: dict[str, Any] = {"best": fmean(again), "seed_sd": stdev(again), "target": target}
     for arm in ARMS:
         ours = [run for run in runs if run["scenario"] == arm]
         if not ours:
@@ -260,19 +276,72 @@ def _summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         times = [_time_to(run["trials"], target) for run in ours]
         summary[f"{arm}_n"] = len(ours)
         summary[f"{arm}_to_target_s"] = [None if each is None else round(each, 1) for each in times]
-        reached = [each for each in times if each is not None]
-        summary[f"{arm}_to_target_s_median"] = median(reached) if len(reached) > len(times) / 2 else None
+        reached = sorted(math.inf if each is None else each for each in times)
+        middle = median(reached)
+        summary[f"{arm}_to_target_s_median"] = middle if middle < math.inf else None
         summary[f"{arm}_trials_per_hour"] = median(len(run["trials"]) / run["trials"][-1][0] * 3600 for run in ours)
-        summary[f"{arm}_epochs_kept"] = median(run["epochs_kept"] for run in ours)
-        summary[f"{arm}_epochs_lost"] = median(run["epochs_lost"] for run in ours)
-        if "main" in ours[0]:
-            summary[f"{arm}_slowdown"] = [run["main"]["slowdown"] for run in ours]
-            summary[f"{arm}_slowdown_ci95"] = [run["main"]["slowdown_ci95"] for run in ours]
+        for which in ("kept", "lost"):
+            summary[f"{arm}_samples_{which}"] = median(run[f"epochs_{which}"] for run in ours) * samples
+        if arm in DEVICES:
+            summary |= {f"{arm}_{name}": value for name, value in _cost(arm, ours, middle).items()}
+    for arm in DEVICES:
+        for rival in ARMS.keys() - DEVICES.keys():
+            theirs, net = summary.get(f"{rival}_to_target_s_median"), summary.get(f"{arm}_net_s_median")
+            if theirs is not None and net is not None:
+                summary[f"{rival}_over_{arm}"] = theirs / net
     return summary
+
+
+def _cost(arm: str, runs: Sequence[dict[str, Any]], to_target_s: float) -> dict[str, Any]:
+    """The main job's slowdown, and the time to the target with what its devices have lost until then."""
+    slowdowns = [run["main"]["slowdown"] for run in runs if run["main"]["slowdown"] is not None]
+    if not slowdowns:
+        return {"slowdown": None, "slowdown_ci95": None, "net_s_median": None, "net_s_at_most": None}
+    slowdown, interval = fmean(slowdowns), None
+    if len(slowdowns) > 1:
+        half = t_quantile_975(len(slowdowns) - 1) * stdev(slowdowns) / math.sqrt(len(slowdowns))
+        interval = [slowdown - half, slowdown + half]
+    net_s, most_s = (
+        to_target_s * (1 + DEVICES[arm] * max(each, 0.0) / (1 + max(each, 0.0)))  # a job is not sped up
+        for each in (slowdown, slowdown if interval is None else interval[1])
+    )
+    return {
+        "slowdown": slowdown,
+        "slowdown_ci95": interval,
+        "net_s_median": net_s if net_s < math.inf else None,
+        "net_s_at_most": most_s if interval is not None and most_s < math.inf else None,
+    }
 
 
 def _time_to(trials: Sequence[Sequence[Any]], target: float) -> float | None:
     return next((seconds for seconds, score, _ in trials if score is not None and score >= target), None)
+
+
+def table(summary: dict[str, Any]) -> str:
+    """What each arm took, in Markdown."""
+    lines = ["| arm | to the target, s | net of the slowdown, s | slowdown | trials per hour | samples kept | lost |"]
+    lines.append("|---" * 7 + "|")
+    for arm in ARMS:
+        if f"{arm}_n" not in summary:
+            continue
+        reached = [each for each in summary[f"{arm}_to_target_s"] if each is not None]
+        times = f"{_shown(summary[f'{arm}_to_target_s_median'])} ({min(reached)} to {max(reached)})" if reached else "–"
+        if len(reached) < summary[f"{arm}_n"]:
+            times += f", {len(reached)} of {summary[f'{arm}_n']} runs"
+        net = _shown(summary.get(f"{arm}_net_s_median", summary[f"{arm}_to_target_s_median"]))
+        most_s, slowdown = summary.get(f"{arm}_net_s_at_most"), summary.get(f"{arm}_slowdown")
+        net += "" if most_s is None else f", at most {most_s:.1f}"
+        cost = "–" if slowdown is None else f"{slowdown:+.1%}"
+        if summary.get(f"{arm}_slowdown_ci95") is not None:
+            cost += " ({:+.1%} to {:+.1%})".format(*summary[f"{arm}_slowdown_ci95"])
+        samples = (f"{summary[f'{arm}_samples_{which}']:,.0f}" for which in ("kept", "lost"))
+        row = (f"`{arm}`", times, net, cost, f"{summary[f'{arm}_trials_per_hour']:,.0f}", *samples)
+        lines.append(f"| {' | '.join(row)} |".replace("-", "−"))
+    return "\n".join(lines)
+
+
+def _shown(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds:.1f}"
 
 
 if __name__ == "__main__":

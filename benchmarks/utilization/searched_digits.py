@@ -1,4 +1,4 @@
-"""The study of `benchmarks.study`: the example's, with 200 trials, promotion between rungs, and a seed to choose."""
+"""The study of `benchmarks.study`: the example's, with promotion, a seed to choose, and 200 trials unless told."""
 
 import os
 import sys
@@ -11,13 +11,13 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 from digits import Digits
 
-SEED_VARIABLE = "STUDY_SEED"
+SEED_VARIABLE, TRIALS_VARIABLE = "STUDY_SEED", "STUDY_TRIALS"
 
 
 class SearchedDigits(Digits):
     """Trials of 27 epochs at most, by asynchronous successive halving."""
 
-    trials = 200
+    trials = int(os.environ.get(TRIALS_VARIABLE, "200"))
     epochs = 27
     rungs: tuple[int, ...] = (1, 3, 9)
     search = "asha"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.study import ARMS
 from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -18,7 +19,7 @@ COMMANDS = {
     "fusion": "mlp_32",
     "adapters": "peft_bert, shared",
     "compiled": "mlp_32 K=16",
-    "study": "dedicated",
+    "study": None,
     "transfer": "end_to_end",
     "latency": None,
 }
@@ -35,6 +36,7 @@ def test_its_quick_run_writes_raw_runs_and_a_summary(name: str, tmp_path: Path) 
     written = json.loads(results.read_text())
     assert written["name"] == name and written["quick"] and written["runs"] and written["summary"]
     assert only is None or {run["scenario"] for run in written["runs"]} == {only}
+    assert name != "study" or {run["scenario"] for run in written["runs"]} == ARMS.keys()
 
 
 def test_a_ghost_stage_prints_its_waits() -> None:

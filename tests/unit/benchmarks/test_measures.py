@@ -120,6 +120,45 @@ def test_study(monkeypatch: pytest.MonkeyPatch) -> None:
     assert study._summary(runs)["optuna_n"] == 1
 
 
+def test_a_study_is_timed_to_a_target_that_luck_does_not_set_and_net_of_the_slowdown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    again = iter([0.7, 0.8, 0.9])
+    monkeypatch.setattr(study, "_epochs", lambda *_: [(27, next(again))])
+    monkeypatch.setattr(study, "SEEDS_OF_BEST", 3)
+
+    def run(arm: str, slowdown: float, *trials: tuple[float, float | None]) -> dict[str, Any]:
+        rows: list[Any] = [[seconds, score, {}] for seconds, score in trials]
+        return {
+            "scenario": arm,
+            "main": {"slowdown": slowdown},
+            "epochs_kept": 10,
+            "epochs_lost": 1,
+            "trials": rows,
+        }
+
+    runs = [
+        *(run("bubbles", slowdown, (3.0, None), (10.0, 0.71), (36.0, 0.95)) for slowdown in (0.2, 0.3)),
+        *(run("ghosts", slowdown, (20.0, 0.6), (36.0, 0.6)) for slowdown in (-0.1, -0.1)),
+        run("optuna", 0.0, (20.0, 0.69), (40.0, 0.71), (72.0, 0.9)),
+    ]
+    found = study._summary(runs)
+    assert found["target"] == pytest.approx(0.7), "not the luckiest score, 0.95"
+    assert found["bubbles_to_target_s_median"] == 10.0 and found["ghosts_to_target_s_median"] is None
+    assert found["bubbles_net_s_median"] == pytest.approx(10 * (1 + 2 * 0.25 / 1.25))
+    assert found["bubbles_net_s_at_most"] > found["bubbles_net_s_median"]
+    assert found["optuna_over_bubbles"] == pytest.approx(40 / 14) and "optuna_over_ghosts" not in found
+    assert found["bubbles_trials_per_hour"] == 300 and found["optuna_trials_per_hour"] == 150
+    assert (found["ghosts_samples_kept"], found["ghosts_samples_lost"]) == (14_000, 1_400)
+    _, _, bubbles, ghosts, optuna = study.table(found).splitlines()
+    assert (
+        bubbles.startswith("| `bubbles` | 10.0 (10.0 to 10.0) | 14.0, at most ")
+        and "| 300 | 14,000 | 1,400 |" in bubbles
+    )
+    assert ghosts.startswith("| `ghosts` | –, 0 of 2 runs | – | −10.0% (−10.0% to −10.0%) | 200 |")
+    assert optuna.startswith("| `optuna` | 40.0 (40.0 to 40.0) | 40.0 | – | 150 |")
+
+
 def test_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [{"scenario": "oracles", **run} for run in experiments.EXPERIMENTS["oracles"](True)]
     assert figures.summary(runs)
