@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from ds_hooks.shared import statuses
 from ds_hooks.shared.private_file import make_dir, open_private
+from ds_hooks.shared.processes.endings import true_status
 from ds_hooks.shared.processes.parent import die_with_parent
 from ds_hooks.shared.processes.signals import END_SIGNAL, asked_to_end
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
@@ -108,7 +109,7 @@ def run(config: RunConfig) -> Outcome:
         lines = bar.summary()
         if asked:
             return Outcome(INTERRUPTED_STATUS, [*lines, "Interrupted. The same command goes on with them."])
-        ended = [worker.process.wait() for worker in workers]
+        ended = [worker.status() for worker in workers]
         for status in ended:
             if status < 0:  # such as by the kernel, where memory ran out
                 log.error("a worker was ended by %s", signal.Signals(-status).name)
@@ -141,6 +142,7 @@ class _Worker:
         self.log = config.directory / f"{os.uname().nodename}.run{place}.log"
         self.trials: int | None = None
         self.running = 0
+        self._has_left = False
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(write_fd, True)
         self.process = subprocess.Popen(
@@ -172,6 +174,14 @@ class _Worker:
         """Whether it reports no more."""
         return self._reader.is_over
 
+    def status(self) -> int:
+        """Its exit status, once it ends."""
+        found = self.process.wait()
+        status = true_status(found, has_said_so=self._has_left)
+        if status != found:
+            log.error("the study's code has ended a worker's process")
+        return status
+
     def read(self) -> None:
         """Take what it has reported."""
         for status in self._reader.read():
@@ -184,6 +194,8 @@ class _Worker:
                     log.warning("%s", too_large(status))
                 case statuses.Mismatched():
                     log.warning("%s", differs(status))
+                case statuses.Left():
+                    self._has_left = True
                 case statuses.Error(message):
                     log.error("%s", message)
 

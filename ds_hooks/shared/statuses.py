@@ -173,6 +173,11 @@ class MovedIn:
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """The process ends with the exit status that it means. Without this, the study's code has ended it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Error:
     """The side task cannot continue, or has lost something; `message` is for the user."""
 
@@ -191,6 +196,7 @@ Status = (
     | OutOfMemory
     | MovedOut
     | MovedIn
+    | Left
     | Error
 )
 
@@ -206,6 +212,7 @@ _KINDS: dict[str, type[Status]] = {
     "out_of_memory": OutOfMemory,
     "moved_out": MovedOut,
     "moved_in": MovedIn,
+    "left": Left,
     "error": Error,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}

@@ -10,7 +10,7 @@ from typing import Any
 from ds_hooks.shared import statuses
 from ds_hooks.shared.page.layout import Field, SideActivity
 from ds_hooks.shared.page.memory_order import light_fence
-from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
+from ds_hooks.shared.processes.endings import USER_ERROR_STATUS, true_status
 from ds_hooks.shared.processes.identity import start_time
 from ds_hooks.shared.status_reader import StatusReader
 from ds_hooks.shared.status_text import differs, too_large, too_long
@@ -81,7 +81,7 @@ class SideTaskSupervisor:
         self._fault = fault
         self.progress: statuses.Progress | None = None
         self._reader: StatusReader | None = None
-        self._was_ready = self._is_ready = False
+        self._was_ready = self._is_ready = self._has_left = False
         self._has_left_trials = False
         self._has_served_others = False
         self._closer: subprocess.Popen[bytes] | None = None
@@ -99,7 +99,7 @@ class SideTaskSupervisor:
         spawner = self._spawner
         spawner.start()
         assert spawner.side is not None
-        self._serves_now = None
+        self._serves_now, self._has_left = None, False
         self._reader = StatusReader(spawner.status_fd, self._fault)
         self._watched[spawner.status_fd] = self._read_statuses
         self._watched[spawner.side.pidfd] = self._died
@@ -223,6 +223,8 @@ class SideTaskSupervisor:
                 log.warning("side task: %s", too_long(status))
             case statuses.Mismatched():
                 log.warning("side task: %s", differs(status))
+            case statuses.Left():
+                self._has_left = True
             case statuses.Error(message):
                 log.error("side task: %s", message)
 
@@ -253,7 +255,7 @@ class SideTaskSupervisor:
         self._watched.pop(spawner.status_fd, None)
         del self._watched[spawner.side.pidfd]
         self._words[Field.SIDE_PROCESS] = 0  # while its number is still its own
-        status = spawner.reap()
+        status = true_status(spawner.reap(), has_said_so=self._has_left)
         self._correlator.counter.side_ended()
         self._has_left_trials = self._was_ready and status != 0
         self._is_ready = False

@@ -130,6 +130,7 @@ BAD_STUDIES = [
     BadStudy("none.py", 3, 2, ("defines no subclass of trials.Study; exactly one is needed",)),
     BadStudy("several.py", 4, 2, ("defines several studies (One, Other); exactly one is needed",)),
     BadStudy("crashes.py", 5, 3, ("side task ended with status 3; restarting",)),
+    BadStudy("quits.py", 6, 1, ("side task ended with status 1; restarting",)),
 ]
 
 

@@ -93,7 +93,7 @@ def test_an_unfinished_study_goes_on_in_the_next_job(sandbox: Sandbox, tmp_path:
 def test_a_study_in_which_processes_die_has_failed_and_the_others_are_served(sandbox: Sandbox, tmp_path: Path) -> None:
     queue = tmp_path / "queue"
     submit(queue, "crashes.py", "crashes", "--priority", "2")
-    submit(queue, "crashes.py", "also", "--priority", "1")
+    submit(queue, "quits.py", "also", "--priority", "1")
     submit(queue, "tiny.py", "good")
     daemon = sandbox.daemon(sandbox.config(queue=queue))
     job = sandbox.job()

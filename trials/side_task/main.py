@@ -75,6 +75,12 @@ def main() -> int:
     logs.set_up(rank=arguments.rank)
     _stand_back(arguments.memory_mb)
     report = partial(_send, arguments.status_fd)
+    status = _work(arguments, report)
+    report(statuses.Left())
+    return status
+
+
+def _work(arguments: argparse.Namespace, report: "Callable[[statuses.Status], None]") -> int:
     turn = None
     if arguments.queue is not None:
         turn = _take_turn(arguments, report)

@@ -161,6 +161,18 @@ def test_a_worker_that_is_killed_is_no_success(place: Path) -> None:
     assert_all_ended_once()
 
 
+@pytest.mark.parametrize("status", [0, USER_ERROR_STATUS, 7])
+def test_a_study_that_ends_its_process_is_no_success_and_loses_no_trial(status: int, place: Path) -> None:
+    quits = f"if epoch == 12: import os; os._exit({status})\n        time.sleep"
+    Path("steady.py").write_text(STUDY.format(slow_s=0).replace("time.sleep", quits))
+    done = ran("run", "steady.py", status=status if status == 7 else 1)
+    assert ("error: the study's code has ended a worker's process" in done.stderr) == (status != 7)
+    assert " not ended; " in done.stdout
+    write()
+    ran("run", "steady.py")
+    assert_all_ended_once()
+
+
 def test_weights_that_were_not_kept_are_none(place: Path) -> None:
     Path("steady.py").write_text(
         STUDY.format(slow_s=0).replace("rungs = 12", "rungs, keep_best = 12").replace("10)", "10), 0")
