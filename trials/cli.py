@@ -14,7 +14,17 @@ from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
 from ds_hooks.shared.renamed_commands import refuse
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from trials import cli_shrinking
-from trials.cli_places import PROGRAM, STORAGES, add_place, again, known_place, place_of, refuse_storage, storage_of
+from trials.cli_places import (
+    PROGRAM,
+    STORAGES,
+    add_place,
+    again,
+    known_place,
+    known_storage,
+    place_of,
+    refuse_storage,
+    storage_of,
+)
 
 if TYPE_CHECKING:
     from trials.study import Study
@@ -93,13 +103,13 @@ def _add_measure(parser: argparse.ArgumentParser) -> None:
 
 def _close(parsed: argparse.Namespace) -> int:
     from trials.search.close import close_study
+    from trials.search.optuna_study import NoStudyError
 
-    logs.adopt("optuna")
-    storage = storage_of(parsed)
-    if "://" not in storage and not Path(storage).is_file():  # Optuna would make a new one
-        refuse(f"{PROGRAM} close", f"no journal {storage}; allowed: a journal's path or a database's URL")
+    storage = known_storage(parsed, storage_of(parsed))
     try:
         ended = close_study(storage, parsed.study_name, parsed.reason)
+    except NoStudyError as error:
+        refuse(f"{PROGRAM} close", error)
     except Exception as error:  # of any of many database drivers
         refuse_storage(parsed, storage, error)
     failed = f"{ended.failed} unfinished trial{'s' * (ended.failed != 1)} of {parsed.study_name} ended as failed"

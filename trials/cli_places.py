@@ -17,11 +17,25 @@ STORAGES = "Optuna's journal or a database's URL, or env:NAME or @FILE, which ho
 
 def known_place(parsed: argparse.Namespace) -> tuple[str, Path, str]:
     """The same as `place_of`, where there is a storage already."""
-    logs.adopt("optuna")
     name, directory, storage = place_of(parsed)
-    if "://" not in storage and not Path(storage).is_file():  # Optuna would make a new one
-        refuse(f"{PROGRAM} {parsed.command}", f"no journal {storage}; allowed: a journal's path or a database's URL")
-    return name, directory, storage
+    return name, directory, known_storage(parsed, storage)
+
+
+def known_storage(parsed: argparse.Namespace, storage: str) -> str:
+    """Refuse a storage in a file that does not exist: Optuna would make a new one."""
+    from sqlalchemy.exc import ArgumentError
+
+    from trials.search.storage.optuna_storage import storage_file
+
+    logs.adopt("optuna")
+    try:
+        file = storage_file(storage)
+    except ArgumentError as error:
+        refuse_storage(parsed, storage, error)
+    if file is not None and not Path(file).is_file():
+        kind = "database" if "://" in storage else "journal"
+        refuse(f"{PROGRAM} {parsed.command}", f"no {kind} {file}; allowed: a journal's path or a database's URL")
+    return storage
 
 
 def place_of(parsed: argparse.Namespace) -> tuple[str, Path, str]:

@@ -14,7 +14,7 @@ from trials.gate.process import run_when_idle
 from trials.search.attributes import REASON
 from trials.search.choice.next_trials import requeue
 from trials.search.choice.paused import is_paused, last_score
-from trials.search.optuna_study import ended_after
+from trials.search.optuna_study import ended_after, known_study
 from trials.search.storage.claims import Claims
 from trials.search.storage.database import connect
 from trials.search.storage.optuna_storage import open_storage
@@ -48,8 +48,8 @@ def release_trials(storage: str, name: str, directory: Path, worker: str, *, die
 class Ended(NamedTuple):
     """How many trials were ended."""
 
-    failed: int = 0
-    pruned: int = 0
+    failed: int
+    pruned: int
 
 
 def close_study(storage: str, name: str, reason: str) -> Ended:
@@ -59,11 +59,11 @@ def close_study(storage: str, name: str, reason: str) -> Ended:
         storage: see `open_storage`.
         name: Optuna's study name.
         reason: the recorded cause.
+
+    Raises:
+        NoStudyError: there is no such study.
     """
-    try:
-        study = optuna.load_study(study_name=name, storage=open_storage(storage))
-    except KeyError:
-        return Ended()
+    study = known_study(storage, name)
     unfinished = study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))
     paused = [frozen for frozen in unfinished if is_paused(frozen)]
     for frozen in unfinished:

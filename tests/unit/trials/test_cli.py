@@ -12,6 +12,7 @@ import torch
 from optuna.trial import TrialState
 
 from tests.support.logged import logged
+from tests.support.paths import ROOT
 from trials.cli import main
 from trials.search.attributes import MILESTONE
 from trials.search.storage.optuna_storage import open_storage
@@ -175,6 +176,23 @@ def test_close_ends_what_is_unfinished_as_failed(tmp_path: Path, capsys: pytest.
     assert states == [TrialState.COMPLETE, TrialState.FAIL, TrialState.FAIL]
     assert main(close) == 0
     assert capsys.readouterr().out.startswith("0 unfinished trials")
+
+
+def test_close_of_no_study_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = tmp_path / "study.journal"
+    optuna.create_study(storage=open_storage(str(journal)), study_name="mine")
+    said = refused(capsys, "close", "--storage", str(journal), "--study-name", "mind")
+    assert said == "trials close: there is no study mind; found: mine\n"
+
+
+@pytest.mark.parametrize("command", ["best", "deadline", "transfer", "close"])
+def test_no_command_that_reads_a_database_makes_one(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = [] if command == "close" else [str(ROOT / "examples" / "digits.py")]
+    words = [command, *study, "--storage", f"sqlite:///{tmp_path}/x.db", "--study-name", "mine"]
+    assert f"trials {command}: no database {tmp_path}/x.db; allowed: " in refused(capsys, *words)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_close_makes_no_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,6 +42,14 @@ class _FileLock:
         os.close(self._fd)
 
 
+def storage_file(named: str) -> str | None:
+    """The file that holds a storage, see `open_storage`. None: a server or the memory does."""
+    if "://" not in named:
+        return named
+    file = (make_url(named).database if named.startswith("sqlite") else "") or ""
+    return None if not file or file.startswith((":memory:", "file:")) else file
+
+
 def open_storage(named: str) -> BaseStorage:
     """Open Optuna's storage.
 
@@ -62,8 +70,8 @@ def open_storage(named: str) -> BaseStorage:
                 f"the study's storage {named} is not Optuna's journal; allowed: a journal, a path where there is no "
                 "file yet, or a database's URL, such as sqlite:///study.db"
             ) from None
-    file = (make_url(named).database if named.startswith("sqlite:") else "") or ""
-    if file and not file.startswith((":memory:", "file:")):
+    file = storage_file(named)
+    if file is not None:
         _make_private(file)
     url = database_url(named)
     return RDBStorage(url, engine_kwargs=engine_options(url))
