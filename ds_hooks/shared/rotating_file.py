@@ -59,7 +59,9 @@ class RotatingFile:
             has_failed, self._has_failed = self._has_failed, True
             if not has_failed:
                 with suppress(OSError):  # it may go to the same disk
-                    print(f"[squeezer] records are lost: {self._path}: {error.strerror}", file=sys.stderr, flush=True)
+                    # in one piece: others write there, too
+                    sys.stderr.write(f"[squeezer] records are lost: {self._path}: {error.strerror}\n")
+                    sys.stderr.flush()
             return False
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from tests.support.fused_and_solo import AtOnce, ToyStudy
 from trials.search.attributes import WORKER
+from trials.search.storage.claims import MOST_DEATHS
 from trials.search.worker import SearchWorker, WorkerConfig
 
 
@@ -159,6 +160,40 @@ def test_a_trial_that_cannot_be_suggested_fails_and_another_takes_its_place(hire
     worker._user_study.suggest = suggest  # type: ignore[method-assign]
     assert numbers(worker.ask(3)) == [0, 2, 3]
     assert worker._study.get_trials()[1].state is TrialState.FAIL
+
+
+def test_a_trial_whose_suggestion_ends_one_process_after_another_fails(
+    hire: Hire, caplog: pytest.LogCaptureFixture
+) -> None:
+    def suggest(trial: optuna.Trial) -> dict[str, Any]:
+        if trial.number == 0:
+            raise KeyboardInterrupt
+        return {}
+
+    for _ in range(MOST_DEATHS):
+        worker = hire()
+        worker._user_study.suggest = suggest  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            worker.ask(1)
+    worker = hire()
+    worker._user_study.suggest = suggest  # type: ignore[method-assign]
+    assert numbers(worker.ask(1)) == [1]
+    assert worker._study.get_trials()[0].state is TrialState.FAIL
+    assert f"trial 0 failed: {MOST_DEATHS} workers died in it" in caplog.text
+
+
+def test_why_trials_cannot_be_suggested_is_said_once_per_reason(hire: Hire, caplog: pytest.LogCaptureFixture) -> None:
+    worker = hire()
+
+    def suggest(trial: optuna.Trial) -> dict[str, Any]:
+        for error in {2: [SystemExit("enough")], 3: []}.get(trial.number, [ValueError("no")]):
+            raise error
+        return {}
+
+    worker._user_study.suggest = suggest  # type: ignore[method-assign]
+    assert numbers(worker.ask(1)) == [3]
+    said = [message.partition(" (")[0] for message in caplog.messages if " failed: " in message]
+    assert said == ["trial 0 failed: suggest: ValueError: no", "trial 2 failed: suggest: SystemExit: enough"]
 
 
 def test_what_an_earlier_process_left_is_taken_over(hire: Hire) -> None:

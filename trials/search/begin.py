@@ -7,6 +7,7 @@ from typing import Any
 import optuna
 from optuna.trial import Trial, TrialState
 
+from trials.own_logger import own_logger
 from trials.search.attributes import PARAMS
 from trials.search.choice.draws import Draws
 from trials.search.choice.next_trials import Claimed
@@ -15,6 +16,8 @@ from trials.search.choice.space import as_json
 from trials.search.storage.claims import MOST_DEATHS
 from trials.search.storage.database import is_away
 from trials.study import Study, describe_error
+
+log = own_logger("trials.search.begin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +49,29 @@ class Beginner:
     def __init__(self, user_study: Study, seen: optuna.Study, trials: dict[int, Trial]) -> None:
         self._user_study, self._seen, self._trials = user_study, seen, trials
         self._draws = Draws(seen.sampler)
+        self._said: set[str] = set()
 
     def begin(self, claimed: Claimed) -> dict[str, Any] | Unbegun:
-        """Return the trial as the side task gets it."""
+        """Return the trial as the side task gets it. Why trials fail is said once per reason."""
+        begun = self._begun(claimed)
+        reason = begun.reason if isinstance(begun, Unbegun) else None
+        if reason is not None and reason not in self._said:
+            self._said.add(reason)
+            log.warning("trial %d failed: %s", claimed.claim.trial, reason)
+        return begun
+
+    def _begun(self, claimed: Claimed) -> dict[str, Any] | Unbegun:
         frozen = self._seen._storage.get_trial(claimed.trial_id)
         number, claim = frozen.number, claimed.claim
         further = {"milestone": claimed.milestone} if self._user_study.promotes else {}
+        if claim.deaths >= MOST_DEATHS:
+            reason = f"{claim.deaths} workers died in it, one after another, and left no checkpoint"
+            return Unbegun(number, reason=reason)
         if PARAMS not in frozen.user_attrs:
             begun = self._suggest(claimed.trial_id, number)
             return {**begun, **further} if isinstance(begun, dict) else begun
         if not claimed.fits:
             return Unbegun(number, reason=f"MemoryError: {NO_ROOM}")
-        if claim.deaths >= MOST_DEATHS:
-            reason = f"{claim.deaths} workers died in it, one after another, and left no checkpoint"
-            return Unbegun(number, reason=reason)
         return {"number": number, "params": json.loads(frozen.user_attrs[PARAMS]), "epoch": claim.epoch, **further}
 
     def _suggest(self, trial_id: int, number: int) -> dict[str, Any] | Unbegun:
@@ -71,7 +83,7 @@ class Beginner:
             trial.set_user_attr(PARAMS, as_json(params))
         except optuna.TrialPruned:
             return Unbegun(number, TrialState.PRUNED)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if is_away(error):
                 raise
             reason = f"suggest: {describe_error(self._user_study, error)}"

@@ -37,7 +37,7 @@ class Callbacks:
         self._callbacks = _callbacks_of(user_study)
         self._ended: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._said: set[tuple[int, type[Exception]]] = set()
+        self._said: set[tuple[int, type[BaseException]]] = set()
 
     def call(self, trial_id: int) -> None:
         """Call them soon, for a trial that has ended. They run only in idle time if this thread does."""
@@ -70,10 +70,10 @@ class Callbacks:
             for index, callback in enumerate(self._callbacks):
                 try:
                     callback(self._study, self._study._storage.get_trial(trial_id))
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     self._say_once(index, error)
 
-    def _say_once(self, index: int, error: Exception) -> None:
+    def _say_once(self, index: int, error: BaseException) -> None:
         if (index, type(error)) not in self._said:
             self._said.add((index, type(error)))
             name = getattr(self._callbacks[index], "__qualname__", type(self._callbacks[index]).__qualname__)

@@ -86,7 +86,7 @@ def serve(
         return 0
     except Exception as error:
         status = _status_of(error)
-        text = f"the search worker: {type(error).__name__}: {error}" if status is None else _in_words(error)
+        text = f"the search worker: {type(error).__name__}: {error}" if status is None else _in_words(error, config)
         answers.write(json.dumps({"error": hide_passwords(text), "status": status}) + "\n")
         answers.flush()
         if status is None:
@@ -103,9 +103,9 @@ def _status_of(error: Exception) -> int | None:
     return 1 if isinstance(error, (StorageError, OSError)) else None  # a restart may mend it
 
 
-def _in_words(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
+def _in_words(error: Exception, config: WorkerConfig) -> str:
+    if isinstance(error, OSError) and error.strerror:  # a full disk names no file
+        return f"{error.filename or config.directory or config.storage}: {error.strerror}"
     return str(error)
 
 

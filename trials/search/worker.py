@@ -162,7 +162,9 @@ class SearchWorker:
         except Exception as error:
             if is_away(error):
                 raise
-            return self.fail(number, f"pruner: {type(error).__name__}: {error}") or {"pruned": number}
+            reason = f"pruner: {type(error).__name__}: {error}"
+            log.warning("trial %d failed: %s", number, reason)
+            return self.fail(number, reason) or {"pruned": number}
         return self._end(number, TrialState.PRUNED, epoch) or {"pruned": number}
 
     def fail(self, number: int, reason: str) -> dict[str, Any] | None:
