@@ -5,8 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import optuna
@@ -117,6 +118,21 @@ def test_from_a_study_to_its_best_model(place: Path) -> None:
     assert score == pytest.approx(best.value, rel=1e-5)
     assert "\n".join(described["load"]) in shown
     assert not list(Path("studies/steady/best").glob("*.tmp"))
+
+
+def test_a_terminal_shows_a_progress_bar(place: Path) -> None:
+    write(slow_s=0.1)
+    process, terminal = os.forkpty()
+    if process == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "trials", "run", "steady.py"])
+    termios.tcsetwinsize(terminal, (24, 100))
+    shown = b""
+    with suppress(OSError):  # its end is an error
+        while more := os.read(terminal, 65536):
+            shown += more
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    assert "0/12 [" in shown.decode() and "running, best score " in shown.decode()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
