@@ -12,7 +12,7 @@ from trials.search.config import WorkerConfig
 from trials.search.kept import keeping
 from trials.search.storage.database import is_shared
 from trials.search.storage.directory_identity import bind
-from trials.search.storage.optuna_storage import open_storage
+from trials.search.storage.optuna_storage import has_studies, open_storage
 from trials.study import Study, StudyError
 
 
@@ -26,6 +26,8 @@ def known_study(storage: str, name: str) -> optuna.Study:
     Raises:
         NoStudyError: none has.
     """
+    if not has_studies(storage):
+        raise NoStudyError(f"there is no study {name}; found: none")
     opened = open_storage(storage)
     try:
         return optuna.load_study(study_name=name, storage=opened)

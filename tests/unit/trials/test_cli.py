@@ -1,8 +1,10 @@
 """What the `trials` command prints."""
 
 import json
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -193,6 +195,18 @@ def test_no_command_that_reads_a_database_makes_one(
     words = [command, *study, "--storage", f"sqlite:///{tmp_path}/x.db", "--study-name", "mine"]
     assert f"trials {command}: no database {tmp_path}/x.db; allowed: " in refused(capsys, *words)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["best", "deadline", "close"])
+def test_no_command_that_reads_a_database_writes_to_anothers(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "x.db")) as other:
+        other.execute("CREATE TABLE bookmarks (id integer)")
+        study = [] if command == "close" else [str(ROOT / "examples" / "digits.py")]
+        words = [command, *study, "--storage", f"sqlite:///{tmp_path}/x.db", "--study-name", "mine"]
+        assert refused(capsys, *words) == f"trials {command}: there is no study mine; found: none\n"
+        assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("bookmarks",)]
 
 
 def test_close_makes_no_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

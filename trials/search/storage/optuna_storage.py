@@ -6,7 +6,7 @@ from pathlib import Path
 
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
-from sqlalchemy import make_url
+from sqlalchemy import create_engine, inspect, make_url
 
 from ds_hooks.shared.private_file import check_ours, open_private
 from trials.search.storage.database import StorageError, database_url, engine_options
@@ -75,6 +75,18 @@ def open_storage(named: str) -> BaseStorage:
         _make_private(file)
     url = database_url(named)
     return RDBStorage(url, engine_kwargs=engine_options(url))
+
+
+def has_studies(named: str) -> bool:
+    """Whether a storage is Optuna's already: opening another database would make its tables there."""
+    if "://" not in named:
+        return True
+    url = database_url(named)
+    engine = create_engine(url, **engine_options(url))
+    try:
+        return inspect(engine).has_table("studies")
+    finally:
+        engine.dispose()
 
 
 def _make_private(file: str) -> None:
