@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from trials.search.storage import claim_tables
-from trials.search.storage.claims import Claim, Claims, Sign, Span
+from trials.search.storage.claims import MOST_DEATHS, Claim, Claims, Sign, Span
 from trials.search.storage.database import connect
 
 
@@ -121,6 +121,23 @@ def test_deaths_count_until_a_checkpoint(hire: Hire) -> None:
     assert sure(one, 0).deaths == 0
 
 
+def test_a_worker_has_one_trial_on_its_last_try_at_a_time(hire: Hire) -> None:
+    one, other = hire("one"), hire("other")
+    for _ in range(MOST_DEATHS - 1):
+        with one.alone() as held:
+            assert all(held.claim(trial) for trial in range(3))
+            held.release("one", died=True)
+    first = sure(one, 0)
+    with one.alone() as held:
+        assert held.claim(1) is None and held.left == {1}
+        assert held.claim(3) is not None, "nobody died in it"
+    assert claimed(other, 1) is not None
+    with one.owned(first) as owned:
+        assert owned is not None
+        owned.keep(1)
+    assert claimed(one, 2) is not None
+
+
 def test_a_worker_without_a_sign_of_life_loses_its_trials(hire: Hire, now_s: list[float]) -> None:
     one, other = hire("one"), hire("other")
     for each in (one, other):
@@ -191,8 +208,8 @@ def released(claims: Claims, name: str) -> list[int]:
 
 def test_a_sign_of_life_in_the_middle_of_being_declared_dead_blocks_neither(hire: Hire) -> None:
     one, other = hire("one"), hire("other")
-    trials = range(40)
     for attempt in range(5):
+        trials = range(40 * attempt, 40 * (attempt + 1))
         with one.alone() as held:
             for trial in trials:
                 held.claim(trial)

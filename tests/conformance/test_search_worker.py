@@ -182,6 +182,21 @@ def test_a_trial_whose_suggestion_ends_one_process_after_another_fails(
     assert f"trial 0 failed: {MOST_DEATHS} workers died in it" in caplog.text
 
 
+def test_of_trials_that_train_together_only_the_one_that_ends_processes_fails(hire: Hire) -> None:
+    guilty, deaths = 2, 0
+    worker = hire()
+    for _ in range(12):
+        asked = numbers(worker.ask(4))
+        if guilty in asked:
+            worker, deaths = hire(), deaths + 1  # as the next process does
+            continue
+        for number in asked:
+            worker.report(number, 1, 0.5, True)
+    states = [trial.state for trial in worker._study.get_trials()]
+    assert states == [TrialState.FAIL if n == guilty else TrialState.COMPLETE for n in range(Asked.trials)]
+    assert deaths == MOST_DEATHS and worker.ask(4)["over"]
+
+
 def test_why_trials_cannot_be_suggested_is_said_once_per_reason(hire: Hire, caplog: pytest.LogCaptureFixture) -> None:
     worker = hire()
 

@@ -26,6 +26,7 @@ from trials.search.storage.claim_tables import (
     suppress_duplicate,
 )
 from trials.search.storage.held import LEASE_S as LEASE_S
+from trials.search.storage.held import MOST_DEATHS as MOST_DEATHS
 from trials.search.storage.held import Held as Held
 from trials.search.storage.measured import Minute, read_minutes, write_minutes, write_speeds
 from trials.search.storage.owned import Claim as Claim
@@ -33,9 +34,6 @@ from trials.search.storage.owned import Owned
 
 WORTH_TELLING = 0.05
 """A speed that differs less from what was told is not told again."""
-
-MOST_DEATHS = 3
-"""A trial is given up once this many workers have died in it without a further checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,18 @@ from trials.search.storage.owned import Claim, add_span
 LEASE_S = 60.0
 """How long a worker that gives no sign of life keeps its trials."""
 
+MOST_DEATHS = 3
+"""A trial is given up once this many workers have died in it without a further checkpoint. Before that it is tried
+without any other of which this may be true soon: most were only fused with the one that ends processes."""
+
 
 class Held:
     """The claims of a study under its lock.
 
     Attributes:
         elsewhere: trials that could not be claimed -> the directory with their checkpoints, which is not this worker's.
-        left: trials that were not claimed since they do not fit here, but may where another worker is.
+        left: trials that were not claimed since they do not fit here, but may where another worker is; or since another
+            one is on its last try.
     """
 
     def __init__(
@@ -53,8 +58,15 @@ class Held:
         if row.epoch and not is_same(row.directory, self._directory):
             self.elsewhere[trial] = row.directory
             return None
+        if row.deaths == MOST_DEATHS - 1 and self._has_last_try():
+            self.left.add(trial)
+            return None
         self._c.execute(CLAIM.update().where(chosen).values(worker=self._worker, fence=fence, trained=row.epoch))
         return Claim(trial, fence, row.epoch, row.deaths)
+
+    def _has_last_try(self) -> bool:
+        mine = (CLAIM.c.study == self._study) & (CLAIM.c.worker == self._worker)
+        return bool(self._c.execute(sa.select(CLAIM.c.trial).where(mine, CLAIM.c.deaths == MOST_DEATHS - 1)).first())
 
     def fences(self, since: int) -> dict[int, tuple[int, bool]]:
         """Trials that are claimed, or have been with a fence above `since` -> (fence, whether some worker holds it)."""
