@@ -1,6 +1,7 @@
 """Which trials the search worker finds, and what the sampler knows then."""
 
 from collections.abc import Callable
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from torch import nn
 
 from tests.support.fused_and_solo import AtOnce, ToyStudy
-from trials.search.attributes import WORKER
+from trials.search.attributes import REASON, WORKER
 from trials.search.storage.claims import MOST_DEATHS
 from trials.search.worker import SearchWorker, WorkerConfig
 
@@ -180,6 +181,20 @@ def test_a_trial_whose_suggestion_ends_one_process_after_another_fails(
     assert numbers(worker.ask(1)) == [1]
     assert worker._study.get_trials()[0].state is TrialState.FAIL
     assert f"trial 0 failed: {MOST_DEATHS} workers died in it" in caplog.text
+
+
+def test_a_trial_whose_last_score_is_no_number_fails_with_that_reason(
+    hire: Hire, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = hire()
+    worker.ask(2)
+    assert worker.report(0, 1, nan, False) is None
+    worker.report(0, 2, nan, True)
+    worker.report(1, 1, inf, True)
+    lost, endless = worker._study.get_trials()
+    assert lost.state is TrialState.FAIL and lost.user_attrs[REASON] == "its score is nan"
+    assert "trial 0 failed: its score is nan" in caplog.messages
+    assert endless.state is TrialState.COMPLETE and endless.value == inf
 
 
 def test_of_trials_that_train_together_only_the_one_that_ends_processes_fails(hire: Hire) -> None:

@@ -1,6 +1,7 @@
 """What a worker writes of its trials to Optuna's storage, while it holds them."""
 
 from collections.abc import Callable
+from math import isnan
 from typing import Any
 
 import optuna
@@ -51,7 +52,11 @@ class OptunaTrials:
         is_new = epoch not in trial._cached_frozen_trial.intermediate_values  # Optuna keeps the first, and warns
         if is_new and len(self._study.directions) == 1:  # it reports and prunes for a single objective
             trial.report(value, epoch)
-        if state is TrialState.COMPLETE:
+        if state is TrialState.COMPLETE and any(map(isnan, value if isinstance(value, list) else [value])):
+            reason = f"its score is {value}"
+            log.warning("trial %d failed: %s", trial.number, reason)
+            self.end(trial.number, trial._trial_id, TrialState.FAIL, reason)  # Optuna would name no reason
+        elif state is TrialState.COMPLETE:
             self.tell(trial.number, value=value)
         elif state is TrialState.WAITING:
             self.release(trial._trial_id)
