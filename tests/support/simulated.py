@@ -141,7 +141,8 @@ def assert_ended(trials: Collection[FrozenTrial], spans: Collection[Span]) -> No
     for trial in trials:
         assert trial.state in (TrialState.COMPLETE, TrialState.PRUNED), trial
         last = max(trial.intermediate_values)
-        assert trial.intermediate_values == {epoch: score(trial.params, epoch) for epoch in range(1, last + 1)}
+        alone = {epoch: score(trial.params, epoch) for epoch in range(1, last + 1)}
+        assert trial.intermediate_values == alone, trial
         if trial.state is TrialState.COMPLETE:
             assert last == EPOCHS and trial.value == score(trial.params, EPOCHS)
         kept = sorted(
