@@ -134,11 +134,9 @@ def _config(run: Path) -> str:
 
 
 def _until_done(run: Path, *processes: "subprocess.Popen[bytes]") -> None:
-    study: optuna.Study | None = None
+    study: optuna.Study | None = None  # opened once: to read it anew each time would take the job's cores
     count = _study().trials
-    while study is None or not _is_done(
-        study, count
-    ):  # opened once: to read it anew each time would take the job's cores
+    while study is None or not _is_done(study, count):
         study = study or _opened(run.parent / "studies")
         ended = [process.returncode for process in processes if process.poll() is not None]
         if ended:
