@@ -232,6 +232,22 @@ def test_what_an_earlier_process_left_is_taken_over(hire: Hire) -> None:
     assert sorted(numbers(again.ask(3))) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("is_noticed", [True, False])
+def test_a_lost_trial_is_not_claimed_anew_before_the_side_task_has_dropped_it(hire: Hire, is_noticed: bool) -> None:
+    one, other = hire(), hire("another")
+    assert numbers(one.ask(1)) == [0]
+    other._alone(lambda held: other._released(held, held.release("me", died=True)))
+    if is_noticed:
+        assert one.report(0, 1, 0.5, False) == {"lost": 0}
+    answer = one.ask(4, here=[0])
+    assert numbers(answer) == [1, 2, 3, 4] and not answer["over"]
+    assert one.news() == ([] if is_noticed else [{"lost": 0}])
+    assert one.report(0, 2, 0.5, False) is None, "it was on its way"
+    assert one.ask(1, here=[0, 1, 2, 3, 4])["over"] is False
+    assert numbers(one.ask(1, here=[1, 2, 3, 4])) == [0]
+    assert one._study.trials[0].intermediate_values == {}
+
+
 def test_a_report_reads_no_other_trials_than_its_pruner_does(hire: Hire, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = hire()
     worker._study.pruner = optuna.pruners.NopPruner()

@@ -89,7 +89,7 @@ class Trainer:
             self._train(number)
         if len(self._trials) < self.study.fused and not self._asked and not self._over:
             self._asked = True
-            self.search.send(ask=self.study.fused - len(self._trials))
+            self.search.send(ask=self.study.fused - len(self._trials), here=list(self._trials))
 
     def _begin(self, number: int, params: dict[str, Any], epoch: int) -> None:
         self._trials[number] = params, epoch

@@ -2,7 +2,7 @@
 
 The side task's main program forks it once torch and the study are loaded. They exchange one JSON object per line.
 
-- Requests: `{"ask": n}`, `{"built": number, "structure": name}`,
+- Requests: `{"ask": n, "here": [number, …]}`, `{"built": number, "structure": name}`,
   `{"began": number, "epoch": e, "score": v or null, "history": {…}}`,
   `{"trained": {number: e, …}}`, `{"ran": structure, "trials": k, "samples": n, "began_s": t, "ended_s": t}`,
   `{"checkpoint": number, "file": path}`,
@@ -117,8 +117,8 @@ def answers_to(worker: SearchWorker, request: dict[str, Any]) -> list[dict[str, 
 
 def _answer_to(worker: SearchWorker, request: dict[str, Any]) -> dict[str, Any] | None:
     match request:
-        case {"ask": most}:
-            return worker.ask(most)
+        case {"ask": most, **rest}:
+            return worker.ask(most, **rest)
         case {"report": number, "epoch": epoch, "value": value, "final": final, **rest}:
             return worker.report(number, epoch, value, final, **rest)
         case {"checkpoint": number, "file": file}:

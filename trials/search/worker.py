@@ -1,7 +1,7 @@
 """The search worker's share in a study: it asks Optuna for trials, claims them, and writes what becomes of them."""
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
@@ -18,7 +18,6 @@ from trials.search.artifacts import upload_best
 from trials.search.begin import Beginner, Unbegun
 from trials.search.best_weights import Best
 from trials.search.callbacks import Callbacks
-from trials.search.choice.deadline import Outlook
 from trials.search.choice.finite import is_finite
 from trials.search.choice.next_trials import Claimed, NextTrials, requeue
 from trials.search.choice.paused import as_samplers_see
@@ -69,7 +68,7 @@ class SearchWorker:
         self._study: optuna.Study = patiently(lambda again: self._locked(lambda held: opened()), START_PATIENCE_S)
         check_space(study, self._study)
         self._unseen = Unseen(directory)
-        self._study.stop = self._stop_asking  # Optuna's own raises outside `optimize`
+        self._study.stop = partial(setattr, self, "_stopped", True)  # Optuna's own raises outside `optimize`
         self._seen = as_samplers_see(self._study) if study.promotes else self._study
         self._stopped = self._over = False
         self._is_finite = is_finite(self._study.sampler)
@@ -81,23 +80,31 @@ class SearchWorker:
         self._beginner = Beginner(study, self._seen, self._trials.known)
         self._best = Best(self._study, config.directory, study.keep_best)
         self._held: dict[int, Claimed] = {}
+        self._lost_here, self._unnoticed = set[int](), set[int]()  # lost: the side task has them, or this one held them
         self.trained: dict[int, int] = {}
         self.measures = Measures()
-        self._watch = DeadlineWatch(study.deadline, self._outlook)
+        self._watch = DeadlineWatch(
+            study.deadline, lambda: outlook(study, self._study, holder.submit(self._claims.account).result())
+        )
         self._news: list[dict[str, Any]] = []
         self._alone(lambda held: self._released(held, held.release(config.worker, died=True, ended=self._ended_after)))
         patiently(lambda again: self.renew())
         self._alone(lambda held: self._best.adopt())
         self._unseen.warn_of(self._alone(lambda held: held.directories()))
 
-    def ask(self, most: int) -> dict[str, Any]:
+    def ask(self, most: int, here: Collection[int] = ()) -> dict[str, Any]:
         """Return up to `most` trials to train: first those that others have begun and left, then new ones.
 
         They are exhausted if the study has as many trials as it wants, if a sampler of finitely many points has begun
         them all, or if someone has called Optuna's `Study.stop`: the sampler, the pruner, a callback or the user's
         `suggest`. They are over if nobody trains any either. Until then, a worker may die and leave some, and a trial
         may pause, so that another is promoted.
+
+        Args:
+            most: how many trials.
+            here: those that the side task has. What it still says of a lost one must not count for a new claim.
         """
+        self._lost_here &= set(here)
         found: list[dict[str, Any]] = []
         exhausted = self._over = False
         while len(found) < most and not exhausted:
@@ -105,6 +112,7 @@ class SearchWorker:
             wanted = 1 if self._is_finite else most - len(found)
             claimed, self._over, begun = self._alone(partial(self._claim, most=wanted))
             exhausted = len(claimed) < wanted
+            self._news += map(self._lost, self._unnoticed & self._held.keys())
             self._held |= {each.claim.trial: each for each in claimed}  # not earlier: now it is committed
             self.trained |= {each.claim.trial: each.claim.epoch for each in claimed}
             for each in begun or patiently(partial(self._begin_all, claimed)):
@@ -176,12 +184,7 @@ class SearchWorker:
     def does_not_fit(self, number: int, reason: str) -> dict[str, Any] | None:
         """Let another worker have a trial that does not fit on this one's device; if it fits on none, it fails.
 
-        Args:
-            number: the trial's.
-            reason: why it fails then.
-
-        Returns:
-            An answer if it is lost.
+        Returns an answer if it is lost.
         """
         if number not in self._held:
             return None
@@ -276,9 +279,6 @@ class SearchWorker:
         if self._config.directory is not None:
             checkpoint_files.forget_ended(self._config.directory, lambda each: self._ended_after(each) is not None)
 
-    def _stop_asking(self) -> None:
-        self._stopped = True
-
     def _owning(
         self,
         number: int,
@@ -338,11 +338,8 @@ class SearchWorker:
     def _lost(self, number: int) -> dict[str, Any]:
         log.warning("trial %d is another worker's: this one gave no sign of life for too long", number)
         self._forget(number)
+        self._lost_here.add(number)
         return {"lost": number}
-
-    def _outlook(self) -> Outlook:
-        account = self._holder.submit(self._claims.account).result()
-        return outlook(self._user_study, self._study, account)
 
     def _forget(self, number: int) -> None:
         del self._held[number], self.trained[number]
@@ -353,7 +350,9 @@ class SearchWorker:
         Returns:
             Them; whether the study is over; and what has been begun under the lock.
         """
+        held.avoided = self._held.keys() | self._lost_here
         claimed = self._next.claim(held, most, may_begin=not self._stopped)
+        self._unnoticed = held.left & self._held.keys()
         self._unseen.warn_of(held.elsewhere.values())
         over = len(claimed) < most and not held.others() and not held.left
         if over and self._user_study.promotes and not held.elsewhere:

@@ -148,7 +148,7 @@ class Scheduler:
     def _ask(self) -> None:
         """Ask ahead, because the search worker takes a while; but not far ahead, because later it knows more scores."""
         readers = [reader for cohort in self._cohorts for reader in cohort.readers]
-        here = len(readers) + len(self._waiting)
+        here = [*(reader.number for reader in readers), *self._waiting.numbers]
         stays = [self._checkpoints.milestone(reader.number) - reader.epoch > ASK_AHEAD_EPOCHS for reader in readers]
         staying = sum(s and r.number not in self._results.dropped for s, r in zip(stays, readers, strict=True))
         several = len(self._waiting.structures | self._fits.keys()) > 1
@@ -156,24 +156,21 @@ class Scheduler:
         wanted -= len(self._waiting)
         if self._asked or self._over or wanted <= 0:
             return
-        may_be_promoted = self._study.promotes and here < self._here  # since one has paused
+        may_be_promoted = self._study.promotes and len(here) < self._here  # since one has paused
         if not self._exhausted or may_be_promoted or time.monotonic() >= self._ask_again_s:
-            self._search.send(ask=wanted)
-            self._asked, self._here = True, here
+            self._search.send(ask=wanted, here=here)
+            self._asked, self._here = True, len(here)
 
     def _take(self, answer: dict[str, Any]) -> None:
         self._results.dropped |= {answer[how] for how in ("pruned", "lost") if how in answer}
         if "said" in answer:
             log.log(logging.WARNING if answer["warns"] else logging.INFO, "%s", answer["said"])
         if "trials" in answer:
-            here = {number for cohort in self._cohorts for number in cohort.numbers}
-            new = [trial for trial in answer["trials"] if trial["number"] not in here]
-            # such as one lost before, and left again
             self._results.dropped -= {trial["number"] for trial in answer["trials"]}
             self._checkpoints.take(answer)
-            self._waiting.add(new)
+            self._waiting.add(answer["trials"])
             self._exhausted, self._over = answer["exhausted"], answer["over"]
-            self._here += len(new)
+            self._here += len(answer["trials"])
             self._asked, self._ask_again_s = False, time.monotonic() + ASK_AGAIN_S
 
     def _wait_for_search(self) -> None:

@@ -33,6 +33,11 @@ class Waiting:
         return len(self._trials)
 
     @property
+    def numbers(self) -> list[int]:
+        """Those of the trials that wait."""
+        return [trial["number"] for trial in self._trials]
+
+    @property
     def structures(self) -> set[Hashable]:
         """Those of trials that have been built and wait."""
         return set(self._structures.values())

@@ -25,7 +25,8 @@ class Held:
     Attributes:
         elsewhere: trials that could not be claimed -> the directory with their checkpoints, which is not this worker's.
         left: trials that were not claimed since they do not fit here, but may where another worker is; or since another
-            one is on its last try.
+            one is on its last try; or since they are among `avoided`.
+        avoided: trials that this worker must not claim.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Held:
         self._directory, self._placement = directory, placement
         self.elsewhere: dict[int, str] = {}
         self.left: set[int] = set()
+        self.avoided: Collection[int] = ()
         self._fleet: Fleet | None = None
 
     def claim(self, trial: int) -> Claim | None:
@@ -58,7 +60,7 @@ class Held:
         if row.epoch and not is_same(row.directory, self._directory):
             self.elsewhere[trial] = row.directory
             return None
-        if row.deaths == MOST_DEATHS - 1 and self._has_last_try():
+        if trial in self.avoided or (row.deaths == MOST_DEATHS - 1 and self._has_last_try()):
             self.left.add(trial)
             return None
         self._c.execute(CLAIM.update().where(chosen).values(worker=self._worker, fence=fence, trained=row.epoch))
