@@ -19,8 +19,8 @@ from benchmarks.common import finish, kept_runs, parse, ratio_with_ci95
 from benchmarks.fusion import MODELS, QUICK_MODELS, Classes
 from trials.gate.base import OpenGate
 from trials.study import Study
-from trials.training.audit import Audit
-from trials.training.budget import Budget
+from trials.training.audits.audit import Audit
+from trials.training.audits.budget import Budget
 from trials.training.group import TrialGroup
 from trials.training.member import build_member
 

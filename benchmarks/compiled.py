@@ -15,8 +15,8 @@ import torch._inductor.config
 
 from benchmarks.common import finish, kept_runs, parse, ratio_with_ci95
 from benchmarks.fusion import Classes, Together, alternate
-from trials.fusion.program import Program
-from trials.fusion.steps import LayerStep
+from trials.fusion.graph.program import Program
+from trials.fusion.graph.steps import LayerStep
 
 NAME = "compiled"
 CASES = (("mlp_32", 16), ("mlp_32", 64), ("gpt_16", 16))

@@ -17,7 +17,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from trials.fusion.streams import undisturbed
+from trials.fusion.own_code.streams import undisturbed
 from trials.gate.base import OpenGate
 from trials.shrinking.settings import Shrink
 from trials.shrinking.trace import copied, run

@@ -9,11 +9,11 @@ import optuna
 from trials.fusion import FuseError
 from trials.gate.base import AUDIT_UNITS, OpenGate
 from trials.study import Study
-from trials.training.audit import Audit
-from trials.training.audit_table import audit_lines
+from trials.training.audits.audit import Audit
+from trials.training.audits.table import audit_lines
 from trials.training.group import TrialGroup
 from trials.training.member import build_member, group_key
-from trials.training.objectives import Score
+from trials.training.scores.objectives import Score
 
 
 class _Names(OpenGate):

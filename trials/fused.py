@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from trials.fusion import assemble
+from trials.fusion.compared.structure import difference, structure
 from trials.fusion.errors import FuseError
 from trials.fusion.rows import Rows, generator, moved
-from trials.fusion.structure import difference, structure
 from trials.fusion.units import Units
 from trials.gate.base import OpenGate
 from trials.optim import FusedOptimizer, optimizer_facts

@@ -9,7 +9,7 @@ from typing import Any
 import optuna
 from scipy.stats import spearmanr
 
-from trials.fusion.streams import seed_all, undisturbed
+from trials.fusion.own_code.streams import seed_all, undisturbed
 from trials.gate.base import OpenGate
 from trials.optim.several import by_phase
 from trials.shrinking.errors import ShrinkError, ShrinkWarning
@@ -20,7 +20,7 @@ from trials.shrinking.slicing import warnings_about
 from trials.study import Study
 from trials.training.group import TrialGroup
 from trials.training.member import build, build_member, group_key
-from trials.training.objectives import first_of
+from trials.training.scores.objectives import first_of
 from trials.training.shrunk import for_target, inputs_of, takes_shrink
 from trials.training.transfers import what_transfers
 

@@ -12,7 +12,7 @@ from trials import Study, TrialGroup, build_member
 from trials.gate.base import OpenGate
 from trials.shrinking.errors import ShrinkWarning
 from trials.shrinking.settings import Shrink
-from trials.training.objectives import first_of
+from trials.training.scores.objectives import first_of
 
 OPTIMIZERS: Mapping[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,

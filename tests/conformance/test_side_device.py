@@ -23,7 +23,7 @@ from trials.gate.unit_records import UnitRecords
 from trials.side_task import devices
 from trials.side_task.devices import CpuSideDevice, CudaSideDevice, SideDevice, make_side_device
 from trials.training.group import TrialGroup
-from trials.training.objectives import Score
+from trials.training.scores.objectives import Score
 
 pytestmark = pytest.mark.integration
 

@@ -9,7 +9,7 @@ from torch import nn
 from tests.support.fused_and_solo import Batch, Solo, ToyStudy, assert_same_trial, close, members
 from trials import TrialGroup
 from trials.gate.base import OpenGate
-from trials.training.audit import Audit, Mismatch
+from trials.training.audits.audit import Audit, Mismatch
 
 
 def data(count: int = 3, kind: torch.dtype = torch.float64) -> list[Batch]:

@@ -16,11 +16,11 @@ from torch.utils._pytree import tree_leaves
 
 from tests.support.fused_and_solo import Batch, ToyStudy, members
 from trials import TrialGroup
-from trials.fusion.trees import apart
+from trials.fusion.own_code.trees import apart
 from trials.gate.base import OpenGate
-from trials.training.audit import Audit
+from trials.training.audits.audit import Audit
+from trials.training.audits.record import GRADIENT, LOSS, OUTPUT, SCORE, Record
 from trials.training.member import build
-from trials.training.record import GRADIENT, LOSS, OUTPUT, SCORE, Record
 
 MOVED = 64.0
 """A kernel rounds in each of its sums, where a nudge rounds its operands once."""

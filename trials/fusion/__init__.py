@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from trials.fusion.compared.structure import Structure, leaves, rule_for, stack, structure
 from trials.fusion.forward import Forward
+from trials.fusion.graph.trace import FORWARD
 from trials.fusion.layers import activations as _activations  # noqa: F401 - each of these fills the table
 from trials.fusion.layers import attention as _attention  # noqa: F401
 from trials.fusion.layers import conv as _conv  # noqa: F401
@@ -27,8 +29,6 @@ from trials.fusion.layers import shape as _shape  # noqa: F401
 from trials.fusion.layers import transformer as _transformer  # noqa: F401
 from trials.fusion.registry import FuseError, Layer, rule
 from trials.fusion.rows import Rows
-from trials.fusion.structure import Structure, leaves, rule_for, stack, structure
-from trials.fusion.trace import FORWARD
 from trials.fusion.units import Units
 from trials.fusion.ways import Way
 

@@ -7,17 +7,17 @@ import torch
 from torch import Tensor, fx, nn
 
 from trials.fusion import ways
+from trials.fusion.compared.reads import Watch
 from trials.fusion.errors import ApartError, RefusedError, is_out_of_memory
-from trials.fusion.inputs import Inputs, arguments, moved
-from trials.fusion.mapped import Mapped
-from trials.fusion.program import Program
-from trials.fusion.reads import Watch
+from trials.fusion.graph.inputs import Inputs, arguments, moved
+from trials.fusion.graph.program import Program
+from trials.fusion.graph.trace import FORWARD
+from trials.fusion.own_code.mapped import Mapped
+from trials.fusion.own_code.streams import saved
+from trials.fusion.own_code.trees import apart, dims_of, heads
 from trials.fusion.registry import Layer, label
 from trials.fusion.rows import Rows, Vectors
 from trials.fusion.shared_base import WrittenError
-from trials.fusion.streams import saved
-from trials.fusion.trace import FORWARD
-from trials.fusion.trees import apart, dims_of, heads
 from trials.fusion.units import LayerUnits, Units
 
 
@@ -163,7 +163,7 @@ class Forward:
 
         Args:
             inputs: one batch that all trials share, tensors ``x_B...`` in any containers, or ``x_KB...``. See
-                `trials.fusion.inputs.arguments` for how the model is called with them.
+                `trials.fusion.graph.inputs.arguments` for how the model is called with them.
             device: where the trials are.
             per_trial: whether they have the axis K.
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from trials.fusion.errors import FuseError
-from trials.fusion.reached import Reached
+from trials.fusion.own_code.reached import Reached
 from trials.fusion.shared_base import HeldOnce, same_bits, spread
 
 Vectors = dict[str, dict[str, list[float]]]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from trials.fusion.trees import heads
+from trials.fusion.own_code.trees import heads
 from trials.gate.base import HOST_UNIT, Gate
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from trials.fusion.contents import contents
+from trials.fusion.compared.contents import contents
 from trials.fusion.errors import FuseError
 from trials.optim.packed import inside_of, parameters_of
 

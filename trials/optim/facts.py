@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 
-from trials.fusion.contents import contents
-from trials.fusion.describe import Describer
+from trials.fusion.compared.contents import contents
+from trials.fusion.compared.describe import Describer
 from trials.fusion.errors import FuseError
 from trials.fusion.ways import Way
 from trials.optim.duplicate import Duplicate, duplicate, stand_in

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from trials.fusion.errors import FuseError
+from trials.fusion.own_code.streams import drawing_from
 from trials.fusion.rows import Rows
-from trials.fusion.streams import drawing_from
 from trials.optim.duplicate import duplicate, move
 from trials.optim.facts import Names, refuse_views
 from trials.optim.fused import FusedOptimizer, go_on

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trials.fusion.contents import contents
-from trials.fusion.describe import Describer
+from trials.fusion.compared.contents import contents
+from trials.fusion.compared.describe import Describer
 from trials.fusion.errors import FuseError
 
 Optimizer = torch.optim.Optimizer

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from trials.fusion.errors import FuseError
-from trials.fusion.trace import FORWARD
+from trials.fusion.graph.trace import FORWARD
 from trials.optim.fused import FusedOptimizer
 
 Given = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer]

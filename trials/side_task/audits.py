@@ -5,8 +5,8 @@ from functools import partial
 
 from ds_hooks.shared.statuses import Audited, Mismatched, Status
 from trials.study import Study
-from trials.training.audit import Audit, Mismatch
-from trials.training.budget import Budget
+from trials.training.audits.audit import Audit, Mismatch
+from trials.training.audits.budget import Budget
 
 
 class Audits:

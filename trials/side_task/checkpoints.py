@@ -15,9 +15,9 @@ from trials.side_task.checkpoint_format import CheckpointError, load, save, save
 from trials.study import Study
 from trials.training.batches import Reader
 from trials.training.group import TrialGroup
-from trials.training.history import History
 from trials.training.member import Member, build_member
-from trials.training.objectives import Score, every
+from trials.training.scores.history import History
+from trials.training.scores.objectives import Score, every
 from trials.training.trial_state import TrialState
 
 PERIOD_S = 60.0

@@ -8,7 +8,7 @@ from ds_hooks.shared import statuses
 from trials.gate.base import Gate, Starved
 from trials.own_logger import own_logger
 from trials.study import Study
-from trials.training.audit import Audit
+from trials.training.audits.audit import Audit
 from trials.training.batches import Batch, Reader, SharedLoaderError, fuse_batches, rounds, shapes
 from trials.training.group import TrialGroup
 from trials.training.member import Member, structure_name

@@ -7,7 +7,7 @@ from trials.search.client import Search
 from trials.side_task.checkpoints import Checkpoints
 from trials.study import Study
 from trials.training.group import TrialGroup
-from trials.training.objectives import Score
+from trials.training.scores.objectives import Score
 
 
 class Results:

@@ -8,26 +8,26 @@ import torch
 from torch import Tensor, nn
 
 from trials.fusion import FuseError, assemble
+from trials.fusion.compared.structure import Facts, difference, stack
 from trials.fusion.errors import ApartError, RefusedError
 from trials.fusion.rows import Rows, generator
-from trials.fusion.structure import Facts, difference, stack
 from trials.fusion.units import Units
 from trials.fusion.ways import Way
 from trials.gate.base import AUDIT_UNITS, Gate
 from trials.optim.several import Optimizers, by_phase
 from trials.study import Study
-from trials.training.audit import MODES, Audit
+from trials.training.audits.audit import MODES, Audit
+from trials.training.audits.lone import Lone, part_names
+from trials.training.audits.record import Record
 from trials.training.batches import Kept, Reader, fuse_batches, parts, rounds, shapes
-from trials.training.lone import Lone, part_names
 from trials.training.malloc import keep_freed_memory
 from trials.training.member import Member, facts_of, fuse_optimizers_of, restored
-from trials.training.objectives import Score
 from trials.training.phase import Phase
 from trials.training.progress import Control, step_on_scores, step_schedulers, wait_for_score
-from trials.training.record import Record
 from trials.training.roster import Roster
-from trials.training.scalars import scalars_of
-from trials.training.scored import ScoredGroup
+from trials.training.scores.objectives import Score
+from trials.training.scores.scalars import scalars_of
+from trials.training.scores.scored import ScoredGroup
 from trials.training.shared import held_once, let_go, refuse_unequal, revived
 from trials.training.trial_state import TrialState
 

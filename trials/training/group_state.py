@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from trials.fusion import Fused
-from trials.fusion.trace import FORWARD
+from trials.fusion.graph.trace import FORWARD
 from trials.fusion.units import Units
 from trials.optim.several import Optimizers
 from trials.study import Study
+from trials.training.audits.compare import is_continuous
+from trials.training.audits.record import SCALE, STREAM, Record
 from trials.training.batches import Reader
-from trials.training.compare import is_continuous
-from trials.training.objectives import Score
-from trials.training.record import SCALE, STREAM, Record
 from trials.training.roster import Roster
+from trials.training.scores.objectives import Score
 from trials.training.trial_state import TrialState
 
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from trials.fusion import FuseError, Structure, structure
+from trials.fusion.compared.structure import Facts, canonical_names
+from trials.fusion.graph.trace import FORWARD
+from trials.fusion.own_code.streams import seed_all, undisturbed
 from trials.fusion.rows import Rows
-from trials.fusion.streams import seed_all, undisturbed
-from trials.fusion.structure import Facts, canonical_names
-from trials.fusion.trace import FORWARD
 from trials.fusion.ways import FOUND_UNEQUAL, Way
 from trials.optim import fuse_optimizers, holder_of, optimizer_facts
 from trials.optim.duplicate import act_on

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from trials.fusion import Fused
-from trials.fusion.trace import FORWARD
+from trials.fusion.graph.trace import FORWARD
 from trials.fusion.units import Units
 from trials.optim import FusedOptimizer
 from trials.shrinking.rules import Multipliers
+from trials.training.audits.record import LOSS, Record, named_batch
 from trials.training.batches import Batch
 from trials.training.progress import Control
-from trials.training.record import LOSS, Record, named_batch
 
 
 class Phase:

@@ -15,7 +15,7 @@ from trials.fusion.errors import FuseError
 from trials.optim.gradients import Gradients, norms_K, overflowed_K
 from trials.shrinking.rules import Multipliers
 from trials.study import Study
-from trials.training.objectives import Score, first_of
+from trials.training.scores.objectives import Score, first_of
 
 
 @dataclass(slots=True)

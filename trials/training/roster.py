@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from trials.training.batches import Reader
-from trials.training.history import History
 from trials.training.member import Member
 from trials.training.progress import Progress
+from trials.training.scores.history import History
 
 
 @dataclass(slots=True)

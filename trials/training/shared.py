@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from trials.fusion.compared.structure import canonical_names
 from trials.fusion.rows import Rows
 from trials.fusion.shared_base import Bases, find, refuse_other_bits
-from trials.fusion.structure import canonical_names
 from trials.fusion.ways import Way
 from trials.optim.several import by_phase
 from trials.study import Study

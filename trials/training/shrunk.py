@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from trials.fusion.errors import FuseError
-from trials.fusion.streams import undisturbed
+from trials.fusion.own_code.streams import undisturbed
 from trials.shrinking.depth import drop, place, shallower
 from trials.shrinking.drawn import correct
 from trials.shrinking.errors import ShrinkError

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from trials.fusion.describe import Describer
+from trials.fusion.compared.describe import Describer
+from trials.fusion.compared.reads import names_in
 from trials.fusion.errors import FuseError, RefusedError
-from trials.fusion.reads import names_in
 from trials.study import Study
 
 _OF_ALL_TRIALS = (

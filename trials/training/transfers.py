@@ -14,8 +14,8 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.weak import WeakIdKeyDictionary
 
-from trials.fusion.describe import Describer
-from trials.fusion.streams import seed_all, undisturbed
+from trials.fusion.compared.describe import Describer
+from trials.fusion.own_code.streams import seed_all, undisturbed
 from trials.optim.several import by_phase
 from trials.shrinking.errors import ShrinkError
 from trials.shrinking.settings import as_shrink

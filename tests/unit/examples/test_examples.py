@@ -8,8 +8,8 @@ from tests.support.paths import ROOT
 from tests.support.torchvision_import import make_importable
 from trials import TrialGroup, build_member, group_key, load_study
 from trials.gate.base import OpenGate
-from trials.training.audit import Audit
-from trials.training.objectives import first_of
+from trials.training.audits.audit import Audit
+from trials.training.scores.objectives import first_of
 
 DIGITS: dict[str, Any] = {"weight_decay": 0.01, "dropout": 0.1}
 IMAGES: dict[str, Any] = {"momentum": 0.9, "smoothing": 0.1, "channels": 8, "batch_size": 32}

@@ -21,7 +21,7 @@ FORBIDDEN = {
     "installed-alone": ("squeezer/doctor.py", "import benchmarks.common"),
     "benchmarks": ("benchmarks/common.py", "from tests.support import sandbox"),
     "policy": ("squeezer/policy/forecast.py", "import time"),
-    "trials-floors": ("trials/fusion/trees.py", "import trials.training.group"),
+    "trials-floors": ("trials/fusion/own_code/trees.py", "import trials.training.group"),
     "gates-are-abstract": ("trials/training/group.py", "from trials.gate.cpu import CpuGate"),
     "fusion-is-plain-pytorch": ("trials/optim/adam.py", "import optuna"),
 }

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from trials.fusion.mapped import Mapped
+from trials.fusion.own_code.mapped import Mapped
 
 
 @pytest.fixture(autouse=True)

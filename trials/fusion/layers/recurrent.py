@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from trials.fusion.autotune import Turns, choose
 from trials.fusion.layers import cells
 from trials.fusion.layers.dropout import Masks
+from trials.fusion.own_code.streams import drawing_from
 from trials.fusion.registry import FuseError, JointLayer, rule
 from trials.fusion.rows import Rows
-from trials.fusion.streams import drawing_from
 
 _KINDS: dict[str, tuple[Callable[..., Any], cells.Cell]] = {
     "RNN_TANH": (torch.rnn_tanh, cells.Plain(relu=False)),

@@ -7,8 +7,8 @@ except that an encoder sets padded positions to zero there.
 import torch
 from torch import Tensor, nn
 
+from trials.fusion.graph.tracer import recorded
 from trials.fusion.registry import forward_of
-from trials.fusion.tracer import recorded
 
 
 @forward_of(nn.TransformerEncoderLayer)

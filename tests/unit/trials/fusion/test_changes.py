@@ -8,7 +8,7 @@ from tests.support.fused_and_solo import ToyStudy
 from tests.support.two_layers import Forward, TwoLayers, assert_fused_is_alone, batches, plain
 from trials import FuseError
 from trials.fusion.errors import RefusedError
-from trials.fusion.one_by_one import refused_change
+from trials.fusion.own_code.one_by_one import refused_change
 
 LOOP, VMAP = "loop over trials", "vmap"
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tests.support.fused_and_solo import Solo, ToyStudy, assert_fused_is_solo, assert_same_trial, close, members
 from tests.support.states import reloaded
 from trials import FuseError, Member, TrialGroup
-from trials.fusion.structure import canonical_names, stack, structure
+from trials.fusion.compared.structure import canonical_names, stack, structure
 from trials.gate.base import OpenGate
 from trials.optim import fuse_optimizers
 

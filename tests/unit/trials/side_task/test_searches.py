@@ -25,7 +25,7 @@ from trials.search.checkpoint_files import weights_path
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.side_task.scheduler import Scheduler
 from trials.study import StudyError
-from trials.training.objectives import scores_of
+from trials.training.scores.objectives import scores_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 

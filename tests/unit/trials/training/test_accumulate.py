@@ -18,7 +18,7 @@ from tests.support.tree_models import CASES, study_of
 from trials import Study, TrialGroup, build_member
 from trials.gate.base import OpenGate
 from trials.study import StudyError, load_study
-from trials.training.audit import Audit
+from trials.training.audits.audit import Audit
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from tests.support.slow_cases import others_slow
 from tests.support.torchvision_import import make_importable
 from trials import TrialGroup
 from trials.gate.base import OpenGate
-from trials.training.audit import Audit
+from trials.training.audits.audit import Audit
 from trials.training.batches import fuse_batches
 
 make_importable()

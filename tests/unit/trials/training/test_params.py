@@ -15,7 +15,7 @@ from tests.support.rich_study import RichStudy
 from tests.support.slow_cases import others_slow
 from trials import TrialGroup, build_member
 from trials.gate.base import OpenGate
-from trials.training.audit import Audit
+from trials.training.audits.audit import Audit
 from trials.training.batches import fuse_batches
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from tests.support.random_models.models import Spec, specs
 from tests.support.random_models.runs import check
-from trials.fusion import describe
-from trials.fusion.reached import Reached
-from trials.fusion.structure import Unchanged
+from trials.fusion.compared import describe
+from trials.fusion.compared.structure import Unchanged
+from trials.fusion.own_code.reached import Reached
 from trials.optim.originals import Originals
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

@@ -26,7 +26,7 @@ from tests.support.fused_and_solo import OPTIMIZERS, Solo, ToyStudy, assert_same
 from trials import FuseError, TrialGroup, build_member
 from trials.fusion.shared_base import Bases, same_bits
 from trials.gate.base import OpenGate
-from trials.training.audit import Audit
+from trials.training.audits.audit import Audit
 from trials.training.shared import revived
 from trials.training.trial_state import TrialState
 

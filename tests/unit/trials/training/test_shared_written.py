@@ -12,7 +12,7 @@ from tests.support.fused_and_solo import Solo, assert_same_trial, close, members
 from trials import FuseError, TrialGroup
 from trials.fusion.errors import RefusedError
 from trials.gate.base import OpenGate
-from trials.training.audit import Audit
+from trials.training.audits.audit import Audit
 
 
 def add_in_place(m: Adapted, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from tests.support.tree_models import CASES, B, MaybeMasked, Pair, TreeStudy, ma
 from trials import FuseError, TrialGroup
 from trials.fusion.errors import ApartError
 from trials.gate.base import OpenGate
-from trials.training.audit import Audit
+from trials.training.audits.audit import Audit
 from trials.training.batches import Kept, Pinned, as_batch, fuse_batches, shapes
 from trials.training.trees import examples, stacked
 

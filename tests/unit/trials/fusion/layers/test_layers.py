@@ -10,9 +10,9 @@ from torch.nn import functional
 from tests.support.fused_and_solo import OPTIMIZERS, Solo, ToyStudy, assert_fused_is_solo, members
 from tests.support.layer_cases import IMAGES, LAYERS, OF_EACH_KIND, SIGNALS, VECTORS, batches, before, fresh
 from trials import TrialGroup
+from trials.fusion.graph.steps import CallStep
 from trials.fusion.layers import linear
 from trials.fusion.registry import FORWARDS, RULES
-from trials.fusion.steps import CallStep
 from trials.gate.base import OpenGate
 
 pytestmark = [

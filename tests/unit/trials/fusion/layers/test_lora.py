@@ -16,9 +16,9 @@ from tests.support.fused_and_solo import OPTIMIZERS, ToyStudy, assert_fused_is_s
 from tests.support.slow_cases import others_slow
 from tests.support.torchvision_import import make_importable
 from trials import TrialGroup
-from trials.fusion.peft_configs import Differs
+from trials.fusion.compared.peft_configs import Differs
 from trials.gate.base import OpenGate
-from trials.training.audit import Audit
+from trials.training.audits.audit import Audit
 from trials.training.member import group_key
 
 make_importable()

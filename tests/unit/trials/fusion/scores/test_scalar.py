@@ -1,0 +1,210 @@
+"""A loss or score of K models at once is the one of each, whether it is traced or not."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.support.fused_and_solo import close
+from tests.support.random_models.surroundings import Straight
+from trials import FuseError
+from trials.fusion.scores.scalar import Scalar
+
+RATE = [2.0]
+
+
+class Own:
+    """A study's losses as methods."""
+
+    rate = 1.0
+
+    def cross_entropy(self, y: Tensor, t: Tensor) -> Tensor:
+        return F.cross_entropy(y, t)
+
+    def reads_itself(self, y: Tensor, t: Tensor) -> Tensor:
+        return F.cross_entropy(y, t) * self.rate
+
+
+def helper(y: Tensor) -> Tensor:
+    return y.square()
+
+
+def with_global(y: Tensor, t: Tensor) -> Tensor:
+    return y.mean() * RATE[0]
+
+
+def with_helper(y: Tensor, t: Tensor) -> Tensor:
+    return helper(y).mean()
+
+
+def with_length(y: Tensor, t: Tensor) -> Tensor:
+    return y.sum() / len(t)
+
+
+def in_place(y: Tensor, t: Tensor) -> Tensor:
+    return y.clone().mul_(2).mean()
+
+
+CLASSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], bool]] = {
+    "cross entropy": (lambda y, t: F.cross_entropy(y, t), True),
+    "of a study": (Own().cross_entropy, True),
+    "ignored and smoothed": (lambda y, t: F.cross_entropy(y, t, ignore_index=1, label_smoothing=0.1), True),
+    "weighted": (lambda y, t: F.cross_entropy(y, t, weight=torch.tensor([1.0, 2.0, 0.5]).double()), False),
+    "summed": (lambda y, t: F.cross_entropy(y, t, reduction="sum"), True),
+    "nll": (lambda y, t: F.nll_loss(F.log_softmax(y, dim=1), t), True),
+    "accuracy": (lambda y, t: (y.argmax(-1) == t).double().mean(), True),
+    "accuracy along another axis": (lambda y, t: (y.argmax(dim=0) == t[:3]).double().mean(), True),
+    "squares": (lambda y, t: F.mse_loss(y, F.one_hot(t, 3).double()), True),
+    "absolute, by columns": (lambda y, t: F.l1_loss(y[:, 0], t.double()), True),
+    "with logits": (lambda y, t: F.binary_cross_entropy_with_logits(y, F.one_hot(t, 3).double()), True),
+    "broadcast": (lambda y, t: F.mse_loss(y.mean(), t.double().mean()), True),
+    "sums": (lambda y, t: y.sum(1).sum() + y.square().mean() * torch.sum(y), True),
+    "reads the study": (Own().reads_itself, False),
+    "reads a global": (with_global, False),
+    "calls a helper": (with_helper, False),
+    "takes a length": (with_length, False),
+    "in place": (in_place, False),
+    "calls what has a rule": (lambda y, t: F.avg_pool1d(y, 3).square().mean(), False),
+}
+
+
+def streams(count: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(number) for number in range(count)]
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("name", CLASSES)
+def test_scalar(name: str, own: bool) -> None:
+    function, traced = CLASSES[name]
+    scalar = Scalar("Study.loss", function)
+    assert bool(scalar._steps) == traced
+    stream = torch.Generator().manual_seed(2)
+    y_KBC = torch.randn(4, 6, 3, dtype=torch.float64, generator=stream, requires_grad=True)
+    t_KB = torch.randint(3, (4, 6), generator=stream)
+    t_KB = t_KB if own else t_KB[:1].expand(4, 6)
+    values_K = scalar(y_KBC, t_KB if own else t_KB[0], streams(4), own)
+    alone_K = torch.stack([function(y, t) for y, t in zip(y_KBC, t_KB, strict=True)])
+    close(values_K, alone_K, name)
+    assert bool(scalar._steps) == traced
+    if alone_K.requires_grad:
+        fused, alone = (torch.autograd.grad(v.sum(), y_KBC)[0] for v in (values_K, alone_K))
+        close(fused, alone, name)
+
+
+def test_state_is_read_each_time() -> None:
+    own, y, t = Own(), torch.randn(2, 6, 3), torch.randint(3, (6,))
+    scalar = Scalar("Study.loss", own.reads_itself)
+    before = scalar(y, t, streams(2))
+    own.rate = 3.0
+    torch.testing.assert_close(scalar(y, t, streams(2)), 3 * before)
+
+
+def test_error_is_that_of_the_users_code() -> None:
+    scalar = Scalar("Study.loss", lambda y, t: F.cross_entropy(y, t))
+    with pytest.raises(ValueError, match="Expected input batch_size"):
+        scalar(torch.randn(2, 6, 3), torch.zeros(5, dtype=torch.long), streams(2))
+
+
+def held(y: Tensor, t: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = y.square().mean()
+    return (y * scale).mean()
+
+
+def cast(y: Tensor, t: Tensor) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        return (y.float() @ y.float().t()).mean()
+
+
+def hooked(y: Tensor, t: Tensor) -> Tensor:
+    if y.requires_grad:
+        y.register_hook(lambda gradient: gradient * 2)
+    return y.square().mean()
+
+
+def penalty(y: Tensor, t: Tensor) -> Tensor:
+    z = y.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(z.square().sum(), z)
+    return gradient.square().mean() + y.mean()
+
+
+def grad_mode(y: Tensor, t: Tensor) -> Tensor:
+    return y.mean() * (2 if torch.is_grad_enabled() else 3)
+
+
+def in_a_nested_function(y: Tensor, t: Tensor) -> Tensor:
+    return y.mean() * sum(rate for rate in RATE)
+
+
+OWN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "no_grad": held,
+    "isinstance": lambda y, t: y.mean() if isinstance(y, Tensor) else y.sum(),
+    "type": lambda y, t: y.mean() if type(y) is Tensor else y.sum(),
+    "is_tensor": lambda y, t: y.mean() if torch.is_tensor(y) else y.sum(),
+    "straight-through": lambda y, t: Straight.apply(y * 3).square().mean(),
+    "a hook": hooked,
+    "derivatives": penalty,
+    "a number": lambda y, t: y.mean() * y.sum().item(),
+    "a branch": lambda y, t: y.mean() if y.sum() > 0 else y.sum(),
+    "autocast that is off": cast,
+    "a global in a nested function": in_a_nested_function,
+}
+
+
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("name", OWN)
+def test_what_a_graph_would_lose(name: str, size: int) -> None:
+    function = OWN[name]
+    y_KBC = torch.randn(size, 6, 3, dtype=torch.float64, generator=streams(1)[0], requires_grad=True)
+    scalar = Scalar("Study.loss", function)
+    with torch.autocast("cpu", torch.bfloat16):
+        values_K = scalar(y_KBC * 1, torch.zeros(6), streams(size))
+        alone_K = torch.stack([function(y * 1, torch.zeros(6)) for y in y_KBC])
+    assert values_K.dtype == alone_K.dtype
+    close(values_K, alone_K, name)
+    fused, alone = (torch.autograd.grad(v.sum(), y_KBC)[0] for v in (values_K, alone_K))
+    close(fused, alone, name)
+
+
+def test_gradient_mode_is_asked_each_time() -> None:
+    y, scalar = torch.ones(2, 6, 3), Scalar("Study.score", grad_mode)
+    assert scalar(y, torch.zeros(6), streams(2)).tolist() == [2, 2]
+    with torch.no_grad():
+        assert scalar(y, torch.zeros(6), streams(2)).tolist() == [3, 3]
+
+
+def test_each_trial_draws_from_its_own_stream() -> None:
+    def noisy(y: Tensor, t: Tensor) -> Tensor:
+        return (y + torch.rand(3)).mean()
+
+    values_K = Scalar("Study.loss", noisy)(torch.zeros(2, 6, 3), torch.zeros(6), own := streams(2))
+    torch.testing.assert_close(values_K, torch.stack([torch.rand(3, generator=each).mean() for each in streams(2)]))
+    assert not torch.equal(own[0].get_state(), streams(1)[0].get_state())
+
+
+LIKE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "outputs": lambda y, t: (y - torch.randn_like(y)).square().mean(),
+    "targets": lambda y, t: (y - torch.randn_like(t)).square().mean(),
+}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("like", LIKE)
+def test_noise_like_a_tensor_is_each_trials_own(size: int, like: str) -> None:
+    y_KBC, t_BC = torch.randn(size, 6, 3), torch.zeros(6, 3)
+    before = torch.get_rng_state()
+    scalar = Scalar("Study.loss", LIKE[like])
+    assert scalar._steps, "it is traced, for the trace draws nothing"
+    values_K = scalar(y_KBC, t_BC, streams(size))
+    assert torch.equal(before, torch.get_rng_state())
+    for y, value, stream in zip(y_KBC, values_K, streams(size), strict=True):
+        torch.testing.assert_close(value, (y - torch.randn(6, 3, generator=stream)).square().mean())
+
+
+def test_streams_of_no_trial_are_refused() -> None:
+    scalar = Scalar("Study.loss", lambda y, t: y.mean() * random.random())
+    with pytest.raises(FuseError, match=r"Study\.loss draws from Python's random.*allowed: PyTorch's random numbers"):
+        scalar(torch.ones(2, 6, 3), torch.zeros(6), streams(2))

@@ -1,0 +1,276 @@
+"""When steps are audited, what an audit costs, and that it changes nothing."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.support.audited import Audited, data, perceptron
+from tests.support.fused_and_solo import (
+    RecordingGate,
+    Solo,
+    ToyStudy,
+    assert_same_trial,
+    members,
+    same_bits,
+)
+from tests.support.states import states
+from tests.support.toy_models import Branching
+from trials import TrialGroup
+from trials.fusion.autotune import pinned
+from trials.fusion.layers.linear import FusedLinear
+from trials.gate.base import OpenGate
+from trials.training.audits.audit import Audit
+from trials.training.audits.budget import Budget
+
+
+def test_later_trials_of_the_structure_start_in_the_way_that_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = FusedLinear.run
+    monkeypatch.setattr(
+        FusedLinear, "run", lambda layer, *args: (run(layer, *args)[0] * (1 + 1e-6), run(layer, *args)[1])
+    )
+    audited = Audited(perceptron)
+    audited.train(1)
+    assert audited.audit.way == "loop"
+    later = TrialGroup(audited.study, members(audited.study, [2, 3]), OpenGate(), audited.audit)
+    audited.group.merge(later)
+    audited.solos += [Solo(audited.study, number) for number in (2, 3)]
+    audited.train()
+    assert len(audited.found) == 2
+    half = audited.group.split([1, 2])
+    assert {how.partition(":")[0] for group in (half, audited.group) for _, how in group.ways()} == {"loop over trials"}
+    for group, numbers in ((audited.group, (0, 3)), (half, (1, 2))):
+        for row, number in enumerate(numbers):
+            assert_same_trial(group, row, audited.solos[number])
+
+
+def test_a_kink_that_rounding_decides_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = FusedLinear.run
+
+    def rounded(layer: FusedLinear, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
+        y, own = run(layer, x, per_trial, training)
+        return torch.where(y.abs() < 1e-15, y - 1e-15, y), own  # as a sum in another order might
+
+    def on_the_kink(n: int) -> nn.Module:
+        model = nn.Sequential(nn.Linear(3, 1, bias=False), nn.ReLU(), nn.Linear(1, 1))
+        model[0].weight.data = torch.tensor([[0.1, 0.2, -0.3]], dtype=torch.float64)
+        return model.double()
+
+    monkeypatch.setattr(FusedLinear, "run", rounded)
+    study = ToyStudy(on_the_kink, "sgd", [(torch.ones(1, 3, dtype=torch.float64), torch.zeros(1))])
+    looks: list[int] = []
+    audit = Audit(study)
+    group = TrialGroup(study, members(study, range(2)), OpenGate(), audit)
+    plain = TrialGroup(study, members(study, range(2)), OpenGate())
+    # nothing warns of it
+    monkeypatch.setattr("trials.training.audits.lone.Lone._nudged", lambda lone, tensor, share: tensor)
+    shake = TrialGroup.shake
+    monkeypatch.setattr(TrialGroup, "shake", lambda group, *args: looks.append(1) or shake(group, *args))
+    for each in (group, plain):
+        each.train_step(*study.data[0])
+    assert looks and not audit.mismatches
+    assert same_bits(states(group), states(plain))
+
+
+MODEL: dict[str, Callable[[int], nn.Module]] = {
+    "layers": lambda n: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.1 * n), nn.Linear(5, 3)),
+    "code": lambda n: nn.Sequential(nn.Linear(4, 3), Branching(to_number=False)),
+    "loop": lambda n: nn.Sequential(nn.Linear(4, 3), Branching(to_number=True), nn.Dropout(0.2)),
+}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", lambda n, parameters: torch.optim.Rprop(parameters, 0.01)])
+@pytest.mark.parametrize("model", MODEL)
+def test_audits_change_no_bit(model: str, optimizer: Any) -> None:
+    def trained(audit: bool) -> tuple[list[dict[str, Any]], Any, Any]:
+        study = ToyStudy(lambda n: MODEL[model](n).double(), optimizer, data())
+        made = Audit(study) if audit else None
+        group = TrialGroup(study, members(study, range(3)), OpenGate(), made)
+        for inputs, targets in study.data:
+            group.unproven = {"training", "evaluation"}
+            group.train_step(inputs, targets)
+        group.add(members(study, [4]))
+        group.train_step(*study.data[0])
+        scores = group.evaluate()
+        assert made is None or (made.done >= 2 and not made.mismatches)
+        return states(group), scores, torch.get_rng_state()
+
+    with pinned("loop", "batched"):
+        trained(False)  # what is measured is measured here
+        assert same_bits(trained(True), trained(False))
+
+
+def test_the_parts_of_an_audit_are_units_and_no_work() -> None:
+    study = ToyStudy(lambda n: perceptron(n).double(), "adamw", data())
+    gate = RecordingGate()
+    group = TrialGroup(study, members(study, range(2)), gate, Audit(study))
+    group.train_step(*study.data[0])
+    group.train_step(*study.data[1])
+    units = [unit for unit in gate.units if unit.startswith("audit ")]
+    lone = ["0.Linear forward", "1.Tanh forward", "2.Linear forward", "loss"]
+    lone += ["2.Linear backward", "1.Tanh backward", "0.Linear backward", "optimizer step", "comparison"]
+    assert units == [f"audit {part}" for part in ("snapshot", "comparison", "setup", *lone, "setup", *lone)]
+    group.evaluate()
+    assert gate.units.count("audit score") == 2
+
+
+@pytest.mark.parametrize(("when", "audits"), [("epoch", [1, 1, 2, 2, 3]), ("start", [1] * 5), (False, [0] * 5)])
+def test_when_steps_are_audited(when: Any, audits: list[int]) -> None:
+    study = ToyStudy(lambda n: perceptron(n).double(), "adamw", data())
+    study.audit = when
+    audit = Audit(study, Free())
+    group = TrialGroup(study, members(study, range(3)), OpenGate(), audit)
+    done = []
+    for change in (None, None, group.end_epoch, None, lambda: group.keep([0, 2])):
+        if change is not None:
+            change()
+        group.train_step(*study.data[0])
+        done.append(audit.done)
+    assert done == audits
+
+
+class Free(Budget):
+    """Allows everything."""
+
+    def allows(self, cost_ns: int) -> bool:
+        return True
+
+
+def test_first_batches_are_audited_whatever_they_cost() -> None:
+    study = ToyStudy(lambda n: perceptron(n).double(), "adamw", data())
+    budget = Budget()
+    budget.spend(10**18, is_first=False)
+    audit = Audit(study, budget)
+    for _ in range(2):
+        group = TrialGroup(study, members(study, range(2)), OpenGate(), audit)
+        group.train_step(*study.data[0])
+        group.evaluate()
+    assert audit.done == 2, "one in each mode; the second group is of the same structure"
+    assert not budget.allows(0)
+
+
+def test_the_budget_is_kept() -> None:
+    now_ns = [0]
+    budget = Budget(lambda: now_ns[0])
+    now_ns[0] = 1000
+    budget.spend(100, is_first=True)
+    assert not budget.allows(100), "a second one would be 100 of 900"
+    now_ns[0] = 12_600
+    assert budget.allows(100), "100 of 12500"
+    assert not budget.allows(101)
+    budget.spend(100, is_first=False)
+    now_ns[0] = 25_100
+    assert not budget.allows(100), "200 of 24900"
+    now_ns[0] = 25_200
+    assert budget.allows(100)
+
+
+def test_a_lost_trial_is_not_audited() -> None:
+    study = ToyStudy(lambda n: perceptron(n).double(), "adamw", data())
+    bad = torch.full_like(study.data[0][0], torch.inf)
+    audit = Audit(study)
+    group = TrialGroup(study, members(study, range(2)), OpenGate(), audit)
+    group.train_step(bad, study.data[0][1])
+    assert (audit.done, audit.mismatches) == (1, 0)
+    assert not group.sound()
+    group.unproven = {"training"}
+    group.train_step(*study.data[0])
+    assert audit.done == 1
+
+
+@pytest.mark.parametrize("where", ["snapshot", "group's step", "lone step"])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), RuntimeError("can't allocate memory: full")])
+def test_an_audit_that_does_not_fit_is_left_out(
+    where: str, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    study = ToyStudy(lambda n: MODEL["layers"](n).double(), "adamw", data())
+    audit = Audit(study)
+    group = TrialGroup(study, members(study, range(3)), OpenGate(), audit)
+    plain = TrialGroup(study, members(study, range(3)), OpenGate())
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    def fail_late(group: TrialGroup, record: Any, before: Any) -> Any:
+        @contextmanager
+        def watched() -> Iterator[None]:
+            yield
+            raise error
+
+        return watched()
+
+    with monkeypatch.context() as patch:
+        if where == "snapshot":
+            patch.setattr(TrialGroup, "saved", fail)
+        elif where == "group's step":
+            patch.setattr(TrialGroup, "watched", fail_late)
+        else:
+            patch.setattr("trials.training.audits.lone.Lone.__init__", fail)
+        for batch in study.data[:2]:
+            group.train_step(*batch)
+            plain.train_step(*batch)
+    assert same_bits(states(group), states(plain))
+    assert audit.done == 0 and audit.mismatches == 0
+    assert caplog.text.count("needs more memory than there is, and is left out") == 1, "not at each step"
+    audit.budget = Free()
+    later = TrialGroup(study, members(study, range(3)), OpenGate(), audit)
+    later.train_step(*study.data[0])
+    assert audit.done == 1, "nothing has been proven before"
+
+
+@pytest.mark.parametrize("when", ["epoch", "start"])
+def test_an_audit_that_does_not_fit_is_tried_again_within_the_budget(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = ToyStudy(lambda n: perceptron(n).double(), "adamw", data())
+    study.audit = when
+    now_ns, tried = [0], []
+
+    def fail(*_: Any, **__: Any) -> Any:
+        tried.append(now_ns[0])
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(TrialGroup, "saved", fail)
+    budget = Budget(lambda: now_ns[0])
+    audit = Audit(study, budget)
+    group = TrialGroup(study, members(study, range(3)), OpenGate(), audit)
+    budget.spend(100, is_first=False)
+    for now_ns[0] in (1_000, 2_000, 10**9):
+        group.train_step(*study.data[0])
+        group.end_epoch()
+    assert tried == [1_000, 10**9]
+
+
+def test_steps_of_another_kind_are_audited_too() -> None:
+    inputs = torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    targets = torch.zeros(2, 6)
+    study = ToyStudy(
+        lambda n: perceptron(n).double(), "adamw", [(inputs[0], targets[0]), (inputs[0, :1], targets[0, :1])]
+    )
+    audit = Audit(study, Spent())
+    group = TrialGroup(study, members(study, [0]), OpenGate(), audit)
+    done = []
+    for join in (False, True):
+        if join:
+            group.add(members(study, [1]))
+        for batch in (*study.data, *study.data):
+            group.train_step(*batch)
+            done.append(audit.done)
+    group.train_step(inputs, targets, True)
+    assert [*done, audit.done] == [1, 2, 2, 2, 3, 4, 4, 4, 5]
+    group.evaluate()
+    group.evaluate()
+    assert audit.done == 7
+    for size in (2, 3, 4, 5):
+        group.train_step(inputs[0, :size], targets[0, :size])
+    assert audit.done == 8, "not of each length"
+
+
+class Spent(Budget):
+    """Allows nothing."""
+
+    def allows(self, cost_ns: int) -> bool:
+        return False

@@ -1,0 +1,134 @@
+"""Remembers the attributes of modules, with the containers in them, and puts them back."""
+
+import copy
+from collections import deque
+from collections.abc import Mapping
+from operator import is_
+from types import CellType, FunctionType
+from typing import Any
+
+from torch import Tensor, nn
+
+from trials.fusion.compared.contents import contents
+
+Place = tuple[str, str]
+"""The path of a module, and the name of its attribute."""
+
+
+class Kept:
+    """The attributes of a module and of those inside it, as they are when this is made. Tensors count as one thing."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """Remember them."""
+        self._module = module
+        self._tables: dict[int, tuple[str, dict[str, Any], dict[str, Any]]] = {}
+        self._containers: dict[int, tuple[Place, Any, Any]] = {}
+        self._tensors: list[tuple[Place, Tensor, int]] = []
+        inside = {id(each) for each in module.modules()}
+        for path, each in module.named_modules():
+            self._tables.update({id(table): (path, table, dict(table)) for table in _tables(each)})
+            for name, value in vars(each).items():
+                own_table = name in ("_parameters", "_buffers", "_modules")
+                if not own_table and not _is_passed_over(name) and not isinstance(value, (Tensor, nn.Module)):
+                    self._add((path, name), value, inside)
+
+    def _add(self, place: Place, value: Any, inside: set[int]) -> None:
+        for _, part in contents(value, beyond=inside):
+            if id(part) in inside:
+                continue
+            if isinstance(part, Tensor):
+                if not part.is_inference():
+                    self._tensors.append((place, part, part._version))
+            elif isinstance(part, (dict, list, set, deque)):
+                self._containers.setdefault(id(part), (place, part, copy.copy(part)))
+            elif isinstance(part, FunctionType):
+                for cell in part.__closure__ or ():
+                    self._containers.setdefault(id(cell), (place, cell, _content(cell)))
+            elif type(getattr(part, "__dict__", None)) is dict and not isinstance(part, type):
+                table = vars(part)
+                self._containers.setdefault(id(table), (place, table, dict(table)))
+
+    def renew(self, module: nn.Module) -> None:
+        """Remember the attributes of one `module` inside as they are now."""
+        for table in _tables(module):
+            if id(table) in self._tables:
+                self._tables[id(table)] = self._tables[id(table)][0], table, dict(table)
+
+    def changed(self) -> list[Place]:
+        """Return the attributes that are not as they were, each once."""
+        found: dict[Place, None] = {}
+        for path, table, before in self._tables.values():
+            if not _same(table, before):
+                names = [
+                    name for name in {**before, **table} if _differ(table.get(name, _Absent), before.get(name, _Absent))
+                ]
+                found.update(dict.fromkeys((path, name) for name in names if not _is_passed_over(name)))
+        for place, part, before in self._containers.values():
+            if not _same(part, before):
+                found[place] = None
+        return list(found)
+
+    def changed_inside(self) -> list[Place]:
+        """Return the attributes in which a tensor has changed in place, which cannot be put back."""
+        return [place for place, tensor, version in self._tensors if tensor._version != version]
+
+    def put_back(self) -> None:
+        """Restore them."""
+        for _, table, before in self._tables.values():
+            if not _same(table, before):
+                passed_over = {name: value for name, value in table.items() if _is_passed_over(name)}
+                table.clear()
+                table.update({**before, **passed_over})
+        for _, part, before in self._containers.values():
+            if not _same(part, before):
+                _fill(part, before)
+
+
+class _Absent:
+    """Stands for what is not there."""
+
+
+def _tables(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    return vars(module), module._parameters, module._buffers, module._modules
+
+
+def _is_passed_over(name: str) -> bool:
+    """Whether it is set by us or by `torch.fx`, or made of a recurrent layer's parameters."""
+    return name in ("training", "forward", "_flat_weights", "_flat_weight_refs") or name.startswith("_tensor_constant")
+
+
+def _same(part: Any, before: Any) -> bool:
+    """Whether a container holds the very objects that it held."""
+    if isinstance(part, CellType):
+        return _content(part) is before
+    if len(part) != len(before):
+        return False
+    if isinstance(part, Mapping):
+        return all(map(is_, part, before)) and all(map(is_, part.values(), before.values()))
+    return part == before if isinstance(part, set) else all(map(is_, part, before))
+
+
+def _fill(part: Any, before: Any) -> None:
+    if isinstance(part, CellType):
+        if before is _Absent:
+            del part.cell_contents
+        else:
+            part.cell_contents = before
+        return
+    part.clear()
+    if isinstance(part, (list, deque)):
+        part.extend(before)
+    else:
+        part.update(before)
+
+
+def _differ(one: object, other: object) -> bool:
+    """Whether two attributes differ. Parameters and buffers are given by whoever calls the module."""
+    return one is not other and not (isinstance(one, Tensor) and isinstance(other, Tensor))
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not set yet
+        return _Absent

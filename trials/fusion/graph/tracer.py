@@ -1,0 +1,211 @@
+"""Records a forward as a graph with `torch.fx`, and refuses what a graph would not keep."""
+
+import operator
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_flatten
+
+from trials.fusion.errors import FuseError, refused_freezing
+from trials.fusion.graph.observer import is_library, place
+from trials.fusion.graph.surroundings import (
+    as_written,
+    changed,
+    noting_autocasts,
+    refused_checkpoint,
+    replaced,
+    surroundings,
+    without_recomputing,
+)
+from trials.fusion.registry import has_hooks, plain_forward, ruled
+
+_AUGMENTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+OUT_OF_PLACE = {
+    getattr(operator, f"i{name}"): getattr(operator, f"{name}_" if name in ("and", "or") else name)
+    for name in _AUGMENTED
+}
+"""``operator.iadd`` -> ``operator.add``, and so on."""
+
+_FACTORIES = (torch.arange, torch.zeros, torch.ones, torch.full, torch.empty, torch.eye, torch.linspace)
+"""Functions of sizes alone. They do not notice by themselves that a size is still unknown."""
+
+_CALLS = ("call_function", "call_method", "call_module")
+
+
+def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` as one that becomes a node where an argument is unknown."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        unknown = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, fx.Proxy)]
+        if not unknown:
+            return function(*args, **kwargs)
+        return unknown[0].tracer.create_proxy("call_function", function, args, kwargs)
+
+    return call
+
+
+def _refused_apply(cls: type, *_: Any, **__: Any) -> Any:
+    raise FuseError(f"{cls.__name__} is an autograd.Function, whose backward a graph does not keep")
+
+
+@contextmanager
+def recording(changing: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Enter it around a trace: some functions do not notice that their arguments are still unknown.
+
+    Args:
+        changing: see `without_recomputing`.
+    """
+    factories = {function.__name__: recorded(function) for function in _FACTORIES}
+    with (
+        replaced(torch, **factories),
+        replaced(torch.autograd.Function, apply=classmethod(_refused_apply)),
+        without_recomputing(refused_checkpoint, changing),
+        noting_autocasts(),
+        as_written(),
+    ):
+        yield
+
+
+class _Unknown(fx.Proxy):
+    """Refuses questions about a value that is known only when the graph runs."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The class. `isinstance` looks here if it is no class of a `Proxy`, so that its answer would be wrong."""
+        caller = sys._getframe(1)
+        if caller.f_code is type(nn.Parameter).__instancecheck__.__code__ and caller.f_back is not None:
+            caller = caller.f_back  # for the user's code, or for PyTorch's
+        if not is_library(caller) or caller.f_code is torch.is_tensor.__code__:
+            raise FuseError(f"{place(caller)} asks for the class of a value")
+        return type(self)
+
+    def __getattr__(self, name: str) -> Any:
+        """Record the attribute. Whether a value has it is not known, but tensors are."""
+        if not name.startswith("__") and not hasattr(Tensor, name):
+            raise FuseError(f"{place(sys._getframe(1))} reads the attribute '{name}', which a tensor lacks")
+        return Attribute(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to set what a tensor has: a graph would not keep it."""
+        if name == "requires_grad" and self.node.op == "get_attr":
+            raise refused_freezing(str(self.node.target))
+        if hasattr(Tensor, name):
+            raise FuseError(f"{place(sys._getframe(1))} sets the attribute '{name}' of a value")
+        super().__setattr__(name, value)
+
+    def __copy__(self) -> Any:
+        """Refuse it: a copy of a value is not the value."""
+        raise FuseError(f"{place(sys._getframe(1))} copies a value; allowed: x.clone()")
+
+
+class Proxy(_Unknown):
+    """Records ``y += z`` as such. Plain fx would record ``y = y + z``, even if other code reads y."""
+
+
+class Attribute(_Unknown, fx.proxy.Attribute):
+    """An attribute or method of a value."""
+
+
+def _augmented(target: Callable[..., Any]) -> Callable[[fx.Proxy, Any], fx.Proxy]:
+    def record(self: fx.Proxy, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", target, (self, other), {})
+
+    return record
+
+
+for _target in OUT_OF_PLACE:
+    setattr(Proxy, f"__{_target.__name__}__", _augmented(_target))
+
+
+class Tracer(fx.Tracer):
+    """Stops at layers of torch.nn and at layers with a rule. Buffers become nodes, not constants."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        """Remember the modes of `model`, which its forward must not change."""
+        super().__init__()
+        self._around = surroundings()
+        self._flags = {} if model is None else flags(model)
+        self.calls_with_buffers = 0
+
+    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **options: Any) -> fx.Node:
+        """See `fx.Tracer`. A call in other surroundings than the whole forward's is refused."""
+        node = super().create_node(kind, target, args, kwargs, *more, **options)
+        if kind in _CALLS and (name := changed(self._around, surroundings())):
+            raise FuseError(f"node '{node.name}' changes {name}, which a graph does not keep")
+        return node
+
+    def iter(self, obj: fx.Proxy) -> Iterator[fx.Proxy]:
+        """See `fx.Tracer`. A ``chunk`` has as many parts as the call asks for; with fewer, it fails when run."""
+        count = _parts(obj.node)
+        if count is None:
+            return super().iter(obj)
+        obj.node.meta["counted"] = True
+        return iter([operator.getitem(obj, index) for index in range(count)])
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """See `fx.Tracer`."""
+        return Proxy(node, self)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """See `fx.Tracer`."""
+        if plain_forward(m) is not None:
+            return False
+        return ruled(type(m)) is not None or super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        """See `fx.Tracer`."""
+        self.check_flags(m)
+        if type(m)._call_impl is not nn.Module._call_impl or has_hooks(m):
+            raise FuseError(f"{type(m).__name__} has a _call_impl of its own, or hooks that the forward sets")
+        self.calls_with_buffers += m.training and next(m.buffers(), None) is not None
+        plain = plain_forward(m)
+        return super().call_module(m, forward if plain is None else partial(plain, m), args, kwargs)
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
+        """See `fx.Tracer`."""
+        plain = plain_forward(self.root)
+        return super().create_args_for_root(root_fn if plain is None else plain, is_module, concrete_args)
+
+    def check_flags(self, module: nn.Module) -> None:
+        """Refuse a `module` whose modes the forward has changed.
+
+        Raises:
+            RefusedError: a parameter is frozen, or trained again.
+            FuseError: a module is in another mode.
+        """
+        for name, value in flags(module).items():
+            if self._flags.get(name, value) != value:
+                what = type(module).__name__
+                if name[0] == "requires_grad":
+                    raise refused_freezing(what)
+                raise FuseError(f"the forward sets the mode of {what} (train, eval)")
+
+
+def flags(module: nn.Module) -> dict[tuple[str, int], bool]:
+    """Return the modes of all modules in `module`, and which of its parameters are trained."""
+    found = {("training", id(inner)): inner.training for inner in module.modules()}
+    found.update({("requires_grad", id(own)): own.requires_grad for own in module.parameters()})
+    return found
+
+
+def set_flags(module: nn.Module, before: dict[tuple[str, int], bool]) -> None:
+    """Set what `flags` returned."""
+    for inner in module.modules():
+        inner.training = before["training", id(inner)]
+    for own in module.parameters():
+        own.requires_grad_(before["requires_grad", id(own)])
+
+
+def _parts(node: fx.Node) -> int | None:
+    """Return how many parts a ``chunk`` makes if the call has a literal number."""
+    if node.target not in ("chunk", torch.chunk):
+        return None
+    count = node.args[1] if len(node.args) > 1 else node.kwargs.get("chunks")
+    return count if isinstance(count, int) else None

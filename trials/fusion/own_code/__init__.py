@@ -1,0 +1,1 @@
+"""Code that runs as the user wrote it: under one vmap, or once per trial."""

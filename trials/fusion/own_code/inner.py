@@ -1,0 +1,136 @@
+"""Layers inside a forward that runs as a whole. Each leaves the `vmap` around it, and is a unit of its own."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from trials.fusion.own_code.together import places_of
+from trials.fusion.own_code.trees import apart, dims_of
+from trials.fusion.registry import CALLS, FuseError, JointLayer, Layer, arrange
+from trials.fusion.rows import Rows
+from trials.fusion.units import LayerUnits
+
+
+class OwnCode(Protocol):
+    """A layer without a rule, run by its own code: `trials.fusion.own_code.mapped.Mapped`."""
+
+    def bind(self, rows: Rows) -> None:
+        """Take the tensors of `rows`; called after they were built or changed."""
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> Any:
+        """Call the layer for all trials; see `Inner.run`. Every tensor in its output has the leading axis K."""
+
+    def way(self, reason: str) -> str:
+        """Return how the layer is computed. `reason` is why it has no rule."""
+
+
+class Below(torch.autograd.Function):
+    """Computes an inner layer with the trials' tensors as they are, outside the `vmap` that calls it."""
+
+    @staticmethod
+    def forward(*_: Any) -> Any:
+        """Never called, because the row's number always comes from the `vmap`."""
+        raise RuntimeError("a layer was called outside its vmap")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Required by `vmap`. Autograd records what the static method below does."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, inner: "Inner | Call", row: Tensor, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Compute it."""
+        leaves, spec = tree_flatten((args, kwargs))
+        found = tree_flatten((in_dims[2], in_dims[3]))[0]
+        own = [leaf.movedim(dim, 0) if dim else leaf for leaf, dim in zip(leaves, found, strict=True)]
+        dims = tree_unflatten([None if dim is None else 0 for dim in found], spec)
+        own_args, own_kwargs = tree_unflatten(own, spec)
+        return inner.run(own_args, own_kwargs, dims)
+
+
+class Inner:
+    """A layer inside a whole model."""
+
+    def __init__(
+        self,
+        rule: Layer | FuseError,
+        mapped: OwnCode | None,
+        units: LayerUnits,
+        module: nn.Module,
+        whole: nn.Module,
+    ) -> None:
+        """Take a `module` of the `whole`, computed by `rule` or, if that is an error, by `mapped`."""
+        self.rule, self.mapped, self.units = rule, mapped, units
+        self.training, self.forward, self.places = module.training, module.forward, places_of(module, whole)
+
+    def bind(self, rows: Rows) -> None:
+        """See `Layer.bind`."""
+        if isinstance(self.rule, Layer):
+            self.rule.bind(rows)
+        if self.mapped is not None:
+            self.mapped.bind(rows)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> tuple[Any, Any]:
+        """Return the output, and its `vmap` dimensions."""
+        if not isinstance(self.rule, Layer) or self.mapped is not None:
+            assert self.mapped is not None  # there is one wherever there is no rule
+            output = self.mapped.run(args, kwargs, dims)
+            self.units.seen(output)
+            return output, dims_of(output, per_trial=True)
+        if isinstance(self.rule, JointLayer):
+            inputs, found = self.rule.arrange(args, kwargs), self.rule.arrange(*dims)
+            flags = _owned(inputs, found)
+            self.units.enter()
+            output, per_trial = self.rule.run_joint(inputs, flags, self.training)
+        else:
+            inputs, found = (*args, *kwargs.values()), (*dims[0], *dims[1].values())
+            if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
+                raise FuseError(f"module '{self.rule.label}' is called with {len(inputs)} inputs; allowed: one tensor")
+            self.units.enter()
+            output, per_trial = self.rule.run(inputs[0], found[0] == 0, self.training)
+        self.units.seen(output, per_trial)
+        self.units.before_backward(output)
+        return output, dims_of(output, per_trial)
+
+    def way(self) -> str:
+        """Return how it is computed."""
+        return f"rule {type(self.rule).__name__}" if self.mapped is None else self.mapped.way(str(self.rule))
+
+
+class Call:
+    """A function with a rule that the code of a module calls."""
+
+    def __init__(self, function: Callable[..., Any], generators: list[torch.Generator]) -> None:
+        """`generators` has a random stream per trial."""
+        self._function, self._generators = function, generators
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> tuple[Any, Any]:
+        """See `Inner`."""
+        signature, call = CALLS[self._function]
+        inputs, found = (arrange(self._function.__name__, signature, *given) for given in ((args, kwargs), dims))
+        output, per_trial = call(inputs, _owned(inputs, found), self._generators)
+        return output, dims_of(output, per_trial)
+
+
+class Calls(TorchFunctionMode):
+    """Passes every function that a module's code calls to `call`, while it is entered.
+
+    Args:
+        call: takes the function, its arguments and its arguments by name, and returns the function's result.
+    """
+
+    def __init__(self, call: Callable[[Callable[..., Any], Any, dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self._call = call
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See `TorchFunctionMode`."""
+        return self._call(func, args, kwargs or {})
+
+
+def _owned(inputs: Sequence[Any], dims: Sequence[Any]) -> list[bool]:
+    """Return which of `inputs` have the axis K, by their trees of `vmap` dimensions."""
+    return [bool(apart(value)[0]) and 0 in tree_flatten(dim)[0] for value, dim in zip(inputs, dims, strict=True)]

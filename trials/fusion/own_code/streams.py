@@ -1,0 +1,120 @@
+"""Gives each trial a random stream of its own in code that draws from PyTorch's, and undoes failed tries."""
+
+import pickle
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy
+import torch
+from torch import Tensor
+
+from trials.fusion.errors import RefusedError
+from trials.fusion.graph.surroundings import kept
+
+
+def saved(buffers: dict[str, Tensor], generators: Sequence[torch.Generator]) -> Callable[[], None]:
+    """Return a function that puts tensors, streams and surroundings back to their present state."""
+    surroundings = kept()
+    before = {name: tensor.clone() for name, tensor in buffers.items()}
+    states = [generator.get_state() for generator in generators]
+
+    def restore() -> None:
+        surroundings()
+        for name, tensor in before.items():
+            buffers[name].data.copy_(tensor)  # uncounted: earlier calls in this forward saw these very values
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+    return restore
+
+
+def go_on(generator: torch.Generator) -> None:
+    """Let PyTorch's own random numbers continue from the state of `generator`."""
+    state = generator.get_state()
+    if generator.device.type == "cuda":
+        torch.cuda.set_rng_state(state, generator.device)
+    else:
+        torch.set_rng_state(state)
+
+
+def note(generator: torch.Generator) -> None:
+    """Store the state of PyTorch's own random numbers in `generator`."""
+    cuda = generator.device.type == "cuda"
+    generator.set_state(torch.cuda.get_rng_state(generator.device) if cuda else torch.get_rng_state())
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Leave all global random numbers as they are."""
+    with torch.random.fork_rng():
+        python, arrays = random.getstate(), numpy.random.get_state()
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            numpy.random.set_state(arrays)
+
+
+def seed_all(seed: int) -> None:
+    """Seed all global random numbers."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)  # it takes no others
+
+
+@contextmanager
+def drawing_from(generator: torch.Generator) -> Iterator[None]:
+    """While entered, PyTorch's own random numbers come from `generator`."""
+    others = torch.get_rng_state()
+    device = torch.cuda.get_rng_state(generator.device) if generator.device.type == "cuda" else None
+    go_on(generator)
+    try:
+        yield
+    finally:
+        note(generator)
+        torch.set_rng_state(others)
+        if device is not None:
+            torch.cuda.set_rng_state(device, generator.device)
+
+
+@contextmanager
+def drawing_nothing(device: torch.device, what: str) -> Iterator[None]:
+    """Refuse PyTorch's own random numbers meanwhile, as `vmap` does, where all trials would share them.
+
+    Raises:
+        RuntimeError: `what` has drawn some.
+    """
+    before = _global_states(device)
+    yield
+    if not all(map(torch.equal, before, _global_states(device))):
+        torch.set_rng_state(before[0])
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(before[1], device)
+        raise RuntimeError(f"{what} draws random numbers; allowed: dropout")
+
+
+def _global_states(device: torch.device) -> list[torch.Tensor]:
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def foreign_streams() -> dict[str, object]:
+    """Return the states of random numbers of which no trial has its own, each by a name for messages."""
+    return {"Python's random": random.getstate(), "numpy.random": _numpy_state()}
+
+
+def _numpy_state() -> bytes:
+    return pickle.dumps(numpy.random.get_state(legacy=False))  # as text it takes a fifth of a trial's building
+
+
+def refuse_foreign(before: dict[str, object], owner: str) -> None:
+    """Refuse code of `owner` that has drawn from `foreign_streams`, whose states were `before`.
+
+    Raises:
+        RefusedError: it has.
+    """
+    for name, state in foreign_streams().items():
+        if state != before[name]:
+            raise RefusedError(
+                f"{owner} draws from {name}, which no seed of a trial sets; allowed: PyTorch's random numbers"
+            )

@@ -1,0 +1,117 @@
+"""Refuses, in code that one `vmap` runs for all trials, what trials can only do one after another."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trials.fusion.errors import FuseError
+from trials.fusion.graph.surroundings import (
+    changed,
+    over_whole_tensors,
+    own_function_modes,
+    refused_checkpoint,
+    replaced,
+    without_recomputing,
+)
+
+_ALONE: frozenset[Any] = frozenset(
+    (
+        *(getattr(Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn", "grad", "_version")),
+        *(getattr(Tensor, name).__set__ for name in ("requires_grad", "grad", "data")),
+        *(Tensor.requires_grad_, Tensor.register_hook, Tensor.retain_grad, Tensor.backward),
+        *(torch.autograd.grad, torch.autograd.backward),
+    )
+)
+"""What looks at gradients or their graph. Under `vmap` it sees none, or those of all trials at once."""
+
+
+Place = tuple[Mapping[str, Tensor | None], str, str]
+"""A module's table of parameters or buffers, a name there, and the tensor's first name in the whole module."""
+
+
+class Together:
+    """The rules for one run under `vmap`. Enter it inside the function that is mapped."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, Tensor] = {}
+        self._versions: Callable[[], object] = lambda: None
+
+    def given(
+        self, tensors: Mapping[str, Tensor], replaced: Collection[str], versions: Callable[[], object]
+    ) -> "Together":
+        """Return this, to be entered.
+
+        Args:
+            tensors: what the run begins with.
+            replaced: the names of those that are copies, because the code sets others.
+            versions: see `without_recomputing`.
+        """
+        self._given = {name: tensor for name, tensor in tensors.items() if name not in replaced}
+        self._versions = versions
+        return self
+
+    def are_given(self, places: Sequence[Place]) -> bool:
+        """Whether the tensors at `places` are the trials' own. A rule would take those, whatever the code has set."""
+        return all(table.get(name) is self._given.get(first, self) for table, name, first in places)
+
+    def __enter__(self) -> "Together":
+        self._around, self._modes = over_whole_tensors(), own_function_modes()
+        self._real = torch.default_generator
+        with ExitStack() as stack:
+            stack.enter_context(without_recomputing(refused_checkpoint, self._versions))
+            stack.enter_context(replaced(torch.random, default_generator=_NoStream()))
+            self._entered = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._given = {}  # they hold the memory of all trials
+        self._entered.__exit__(*error)
+
+    def check_call(self, function: Callable[..., Any]) -> None:
+        """Check a function that the code calls.
+
+        Raises:
+            FuseError: only one trial after another can call it.
+        """
+        if function in _ALONE:
+            raise FuseError(f"{getattr(function, '__qualname__', function)} is of one trial alone")
+
+    def check_layer(self, function: bool = False) -> None:
+        """Check where the code calls a layer or a `function` with a rule, whose tensors are those of all trials.
+
+        Raises:
+            FuseError: hooks or modes around it would see them.
+        """
+        name = changed(self._around, over_whole_tensors())
+        if not name and not function and own_function_modes() != self._modes:
+            name = "function modes"
+        if name:
+            raise FuseError(f"a layer is called with other {name} than the whole forward")
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """What is called meanwhile is outside the `vmap`."""
+        with replaced(torch.random, default_generator=self._real):
+            yield
+
+
+def places_of(module: nn.Module, whole: nn.Module) -> list[Place]:
+    """Return where the tensors of a `module` inside the `whole` are."""
+    named = (*whole.named_parameters(), *whole.named_buffers())
+    first = {id(tensor): name for name, tensor in named}
+    found: list[Place] = []
+    for inner in module.modules():
+        tables: Any = inner._parameters, inner._buffers
+        for table in tables:
+            found += [(table, name, first[id(tensor)]) for name, tensor in table.items() if tensor is not None]
+    return found
+
+
+class _NoStream:
+    """Stands for PyTorch's random numbers, because each trial has its own."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise FuseError(f"the code calls {name} of PyTorch's random numbers, and each trial has its own")

@@ -1,0 +1,1 @@
+"""The user's loss and score, computed for K trials at once."""

@@ -1,0 +1,380 @@
+"""Computes the user's loss or score, written for one model, for K models at once."""
+
+import dis
+import types
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from operator import is_not
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, fx
+
+from trials.fusion.errors import FuseError, RefusedError, is_out_of_memory
+from trials.fusion.graph.observer import Observer, refuse_questions
+from trials.fusion.graph.steps import CallStep, Ref, State, Step
+from trials.fusion.graph.surroundings import as_written, kept, reentrant_checkpoint, without_recomputing
+from trials.fusion.graph.tracer import Tracer, recording
+from trials.fusion.own_code import autocast
+from trials.fusion.own_code.inner import Calls
+from trials.fusion.own_code.streams import drawing_from, drawing_nothing, foreign_streams, refuse_foreign, saved
+from trials.fusion.own_code.together import Together
+from trials.fusion.own_code.trees import apart, dims_of, of_row
+from trials.fusion.registry import CALLS
+from trials.fusion.rows import generator as stream_of
+from trials.fusion.scores import losses as _losses  # noqa: F401 - fills the table of calls
+from trials.fusion.scores.params import NAME, Params, smoothed, takes_params
+from trials.fusion.ways import Way
+
+Called = Callable[[Callable[..., Any]], Any]
+"""Calls the function that it is given."""
+
+
+class Scalar:
+    """A function from one model's outputs and the targets to a scalar, for K models.
+
+    A pure function is traced once, and its steps run without `vmap`. Any other runs under `vmap` each time, or once for
+    each trial where `vmap` cannot and under autocast.
+
+    One that takes the trials' hyperparameters is not traced. Under `vmap` the numbers in which they differ are tensors
+    without axes, in the loop they are plain. On the first batch both are computed, and the loop stays if they differ.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Tensor],
+        way: Way = "rules",
+        on_loop: Callable[[str], None] = lambda reason: None,
+        prove: Callable[[Sequence[Called]], None] = lambda calls: None,
+    ) -> None:
+        """Take a function.
+
+        Args:
+            name: for error messages.
+            function: of outputs, targets and perhaps `params`.
+            way: by "rules" a pure function is traced; by "loop" none runs under `vmap`.
+            on_loop: called with the reason when one that takes hyperparameters runs once for each trial.
+            prove: called before the user's own code runs for the first time, with calls of it for single trials. It
+                raises `FuseError` if the first one's result depends on the others.
+        """
+        self._name, self._function = name, function
+        self._takes_params, self._on_loop, self._prove_alone = takes_params(function), on_loop, prove
+        self._steps, self._last = _trace(function) if way == "rules" and not self._takes_params else ([], 0)
+        self._looped, self._seen, self._stepped = way == "loop", False, False
+        self._params: tuple[list[Any], Params] | None = None
+        self._proven: set[object] = {()}
+
+    def __call__(
+        self,
+        outputs: Any,
+        targets: Any,
+        generators: Sequence[torch.Generator],
+        per_trial: bool = False,
+        params_K: Sequence[Any] = (),
+    ) -> Tensor:
+        """Return one value per trial.
+
+        Args:
+            outputs: the model's. Every tensor in it has the leading axis K, one entry per trial.
+            targets: tensors in any containers, or none: shared by all trials, or with the axis K too.
+            generators: a random stream per trial.
+            per_trial: whether they have that axis.
+            params_K: the trials' hyperparameters, which not every function takes.
+
+        Returns:
+            ``[K]``.
+
+        Raises:
+            FuseError: it is not a scalar, or draws from streams that no trial has for itself.
+        """
+        values_K, targets_before = None, _versions(targets)
+        if self._steps and isinstance(outputs, Tensor) and isinstance(targets, Tensor):
+            values_K = self._by_steps(outputs, targets, per_trial)
+        if values_K is None:
+            streams = None if self._seen else foreign_streams()
+            if not self._seen:
+                self._prove_alone(self._lone_calls(outputs, targets, generators, per_trial, params_K))
+            values_K = self._by_code(outputs, targets, generators, per_trial, params_K)
+            if streams is not None:
+                refuse_foreign(streams, self._name)
+            self._seen = True
+        if _versions(targets) != targets_before:
+            raise RefusedError(
+                f"{self._name} changes the targets in place, and the next trial and epoch would see that; allowed: to "
+                "change a clone of them"
+            )
+        if not isinstance(values_K, Tensor) or values_K.ndim != 1:
+            raise self._no_scalar(values_K, 1)
+        return values_K
+
+    def _no_scalar(self, value: Any, axes: int) -> FuseError:
+        what = list(value.shape[axes:]) if isinstance(value, Tensor) else type(value).__name__
+        return FuseError(f"{self._name} returned {what}; allowed: a scalar tensor")
+
+    def _by_steps(self, outputs: Tensor, targets: Tensor, per_trial: bool) -> Tensor | None:
+        """Return the values, or None if a step fails: then the user's own code is run, for its error."""
+        state = State(len(self._steps) + 2)
+        state.values[:2], state.flags[:2] = [outputs, targets], [True, per_trial]
+        try:
+            # what is drawn here would come from no trial's stream, and be the same for all
+            with nullcontext() if self._stepped else drawing_nothing(outputs.device, self._name):
+                for step in self._steps:
+                    step.run(state)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            self._steps = []
+            return None
+        self._stepped = True
+        if not state.flags[self._last]:
+            self._steps = []
+            return None
+        found: Tensor = state.values[self._last]
+        return found
+
+    def _by_code(
+        self,
+        outputs: Any,
+        targets: Any,
+        generators: Sequence[torch.Generator],
+        per_trial: bool,
+        params_K: Sequence[Any],
+    ) -> Any:
+        """Run the user's code: under `vmap`, or else for one trial after another."""
+        if any(autocast.is_on(tensor.device) for tensor in apart(outputs)[0]):  # `vmap` gives other types there
+            return self._by_loop(outputs, targets, generators, per_trial, params_K)
+        if len(generators) > 1 and not self._looped:
+            restore = saved({}, generators)
+            try:
+                params = self._split(params_K)
+                self._prove(outputs, targets, generators, per_trial, params_K, params)
+                return self._by_vmap(outputs, targets, per_trial, params)
+            except RefusedError:
+                raise
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                restore()
+                if self._takes_params:
+                    self._on_loop(f"{self._name} runs once for each trial: {str(error).partition(chr(10))[0]}")
+        self._looped = True
+        return self._by_loop(outputs, targets, generators, per_trial, params_K)
+
+    def _split(self, params_K: Sequence[Any]) -> Params | None:
+        if not self._takes_params:
+            return None
+        given = list(params_K)
+        if self._params is None or len(self._params[0]) != len(given) or any(map(is_not, self._params[0], given)):
+            self._params = given, Params(given)
+        return self._params[1]
+
+    def _prove(
+        self,
+        outputs: Any,
+        targets: Any,
+        generators: Sequence[torch.Generator],
+        per_trial: bool,
+        params_K: Sequence[Any],
+        params: Params | None,
+    ) -> None:
+        """Compare the values under `vmap` with those of plain numbers: code may ask for the type of a number.
+
+        Raises:
+            FuseError: they differ.
+        """
+        if params is None or params.unlike in self._proven:
+            return
+        with torch.no_grad():
+            by_vmap = self._by_vmap(_copied(outputs), _copied(targets), per_trial, params)
+            by_loop = self._by_loop(_copied(outputs), _copied(targets), generators, per_trial, params_K)
+        if not _are_close(by_vmap, by_loop):
+            raise FuseError("with the trials' params as tensors it gives other values than with plain numbers")
+        self._proven.add(params.unlike)
+
+    def _by_vmap(self, outputs: Any, targets: Any, per_trial: bool, params: Params | None) -> Any:
+        tensors, together = apart(outputs)
+        rules = Together()
+        numbers_K = [] if params is None else params.numbers(*_kind(tensors))
+        inside: list[Tensor] = []
+
+        def call(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+            rules.check_call(function)
+            found = smoothed(params, inside, function, args, kwargs)
+            return function(*args, **kwargs) if found is NotImplemented else found
+
+        def one(own: list[Tensor], own_targets: Any, numbers: list[Tensor]) -> Tensor:
+            inside[:] = numbers
+            named = {} if params is None else {NAME: params.of_one(numbers)}
+            with Calls(call), rules:
+                return self._function(together(own), own_targets, **named)
+
+        dims = 0, dims_of(targets, per_trial), 0
+        with as_written():
+            return torch.vmap(one, dims, randomness="error")(tensors, targets, numbers_K)
+
+    def _lone_calls(
+        self,
+        outputs: Any,
+        targets: Any,
+        generators: Sequence[torch.Generator],
+        per_trial: bool,
+        params_K: Sequence[Any],
+    ) -> list[Called]:
+        """Return a call of the first trial, and calls of the last one with other outputs."""
+        (tensors, together), dims = apart(outputs), dims_of(targets, per_trial)
+
+        def of(row: int, factor: float, function: Callable[..., Any]) -> Any:
+            own = [tensor[row].detach() for tensor in tensors]
+            own = [
+                (x * factor if x.is_floating_point() else x.clone()).requires_grad_(x.is_floating_point()) for x in own
+            ]
+            named = {NAME: params_K[row]} if self._takes_params else {}
+            stream = stream_of(generators[row].device, state=generators[row].get_state())
+            with drawing_from(stream), without_recomputing(reentrant_checkpoint):
+                return function(together(own), _copied(of_row(targets, dims, row)), **named)
+
+        return [partial(of, row, factor) for row, factor in ((0, 1.0), (-1, 0.5), (-1, 2.0))]
+
+    def _by_loop(
+        self,
+        outputs: Any,
+        targets: Any,
+        generators: Sequence[torch.Generator],
+        per_trial: bool,
+        params_K: Sequence[Any],
+    ) -> Any:
+        tensors, together = apart(outputs)
+        dims = dims_of(targets, per_trial)
+        values: list[Any] = []
+        for row, generator in enumerate(generators):
+            own_targets = of_row(targets, dims, row)
+            named = {NAME: params_K[row]} if self._takes_params else {}
+            with drawing_from(generator), without_recomputing(reentrant_checkpoint):
+                values.append(self._function(together([tensor[row] for tensor in tensors]), own_targets, **named))
+            if not isinstance(values[-1], Tensor) or values[-1].ndim:
+                raise self._no_scalar(values[-1], 0)
+        return torch.stack(values)
+
+
+def _copied(value: Any) -> Any:
+    """Return `value` with copies of its tensors, which code may change."""
+    tensors, together = apart(value)
+    return together([tensor.detach().clone() for tensor in tensors])
+
+
+def _versions(value: Any) -> list[int]:
+    return [tensor._version for tensor in apart(value)[0] if not tensor.is_inference()]
+
+
+def _are_close(one: Tensor, other: Tensor) -> bool:
+    """Whether rounding may explain the difference of two tensors."""
+    share = max((torch.finfo(each.dtype).eps for each in (one, other) if each.is_floating_point()), default=0.0) ** 0.75
+    return torch.allclose(one.double(), other.double(), rtol=share, atol=share, equal_nan=True)
+
+
+def _kind(outputs: Sequence[Tensor]) -> tuple[torch.dtype, torch.device]:
+    """Return the type and the device of numbers that meet a model's outputs."""
+    double = any(tensor.dtype in (torch.float64, torch.complex128) for tensor in outputs)
+    return torch.float64 if double else torch.float32, outputs[0].device
+
+
+_graphs: "WeakKeyDictionary[types.FunctionType, tuple[list[object], fx.Graph | None]]" = WeakKeyDictionary()
+"""A pure function -> the global values that its code reads, and its graph. To trace one takes most of the time that a
+group of trials takes to build."""
+
+
+def _trace(function: Callable[[Any, Any], Tensor]) -> tuple[list[Step], int]:
+    """Return the steps of `function` and the index of its result. No steps: it may depend on more than its inputs."""
+    plain = getattr(function, "__func__", function)
+    if not isinstance(plain, types.FunctionType) or not _is_pure(plain, bound=plain is not function):
+        return [], 0
+    values = [plain.__globals__.get(name) for name in plain.__code__.co_names]
+    known, graph = _graphs.get(plain, ([], None))
+    if len(known) != len(values) or any(map(is_not, known, values)):
+        graph = _graph_of(function)
+        _graphs[plain] = values, graph
+    return ([], 0) if graph is None else _steps_of(graph)
+
+
+def _graph_of(function: Callable[[Any, Any], Tensor]) -> fx.Graph | None:
+    """Return the graph of `function`; None if it cannot be traced, or draws random numbers."""
+    random_state, put_back_around = torch.get_rng_state(), kept()
+    observer = Observer()
+    try:
+        with recording(), observer:
+            graph = Tracer().trace(lambda outputs, targets: function(outputs, targets))
+        refuse_questions(observer)
+    except Exception:
+        return None
+    finally:
+        drew = not torch.equal(random_state, torch.get_rng_state())
+        torch.set_rng_state(random_state)
+        put_back_around()
+    return None if drew else graph
+
+
+def _steps_of(graph: fx.Graph) -> tuple[list[Step], int]:
+    index = {node: number for number, node in enumerate(graph.nodes)}
+
+    def refer(node: fx.Node) -> Any:
+        return Ref(index[node])
+
+    steps: list[Step] = []
+    for node in graph.nodes:
+        if node.op == "output":
+            result = node.args[0]
+            return (steps, index[result]) if isinstance(result, fx.Node) else ([], 0)
+        if node.op in ("call_function", "call_method") and node.target not in CALLS:
+            args, kwargs = (fx.node.map_arg(value, refer) for value in (node.args, node.kwargs))
+            steps.append(CallStep(index[node], node, args, kwargs))
+        elif node.op != "placeholder":
+            return [], 0
+    return [], 0
+
+
+_PURE = (
+    "abs",
+    "bool",
+    "dict",
+    "enumerate",
+    "float",
+    "int",
+    "len",
+    "list",
+    "max",
+    "min",
+    "range",
+    "sum",
+    "tuple",
+    "zip",
+)
+"""Python's own functions that a loss may call without depending on more than its inputs."""
+
+
+def _is_pure(function: types.FunctionType, bound: bool) -> bool:
+    """Whether its code reads nothing but its inputs, constants and functions of torch, and changes nothing."""
+    code = function.__code__
+    inside = any(isinstance(constant, types.CodeType) for constant in code.co_consts)
+    if inside or function.__closure__ or code.co_cellvars or (bound and _reads(code, code.co_varnames[0])):
+        return False
+    for name in {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}:
+        if name not in function.__globals__:
+            if name not in _PURE:
+                return False
+            continue
+        value = function.__globals__[name]
+        home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) or ""
+        if home != "torch" and not home.startswith("torch."):
+            return False
+    return not any(name.endswith("_") and not name.endswith("__") for name in code.co_names)
+
+
+def _reads(code: types.CodeType, name: str) -> bool:
+    return any(
+        instruction.argval == name or (isinstance(instruction.argval, tuple) and name in instruction.argval)
+        for instruction in dis.get_instructions(code)
+        if instruction.opname.startswith(("LOAD_FAST", "STORE_FAST"))
+    )

@@ -1,0 +1,1 @@
+"""How trials are scored: losses, scores, metrics and their history."""
