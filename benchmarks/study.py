@@ -2,8 +2,9 @@
 
     python -m benchmarks.study [--quick] [--json FILE] [--only ARM]
 
-One study of 200 trials (`benchmarks.utilization.searched_digits`), several times per arm with other seeds, in random
-order:
+One study of 200 trials (`benchmarks.utilization.searched_digits`), several times with other seeds. For each seed all
+arms run, in random order. FILE is written after each run; if it was stopped, the same command at the same commit goes
+on.
 
 - *bubbles*: in the bubbles of `examples/pretrain.py` in two stages, started by `ds_squeeze`;
 - *ghosts*: in the bubbles of a ghost stage, the second of four, with four micro-batches;
@@ -17,6 +18,7 @@ the best of so many scores is a lucky one. *Net* of the main job's slowdown, it 
 devices have lost until then, at the mean slowdown of an arm's runs; *at most*, at the upper end of its 95% interval.
 """
 
+import argparse
 import json
 import math
 import os
@@ -34,7 +36,7 @@ import optuna
 import torch
 from optuna.trial import FrozenTrial, TrialState
 
-from benchmarks.common import ROOT, environment, finish, kept_runs, parse, run_directories
+from benchmarks.common import ROOT, commit, environment, finish, kept_runs, parse, run_directories, write
 from benchmarks.processes import last_core, start
 from benchmarks.utilization.searched_digits import SEED_VARIABLE, TRIALS_VARIABLE
 from squeezer.reports.metrics import t_quantile_975
@@ -71,19 +73,32 @@ def main() -> int:
     torch.set_num_threads(1)
     if options.quick:
         os.environ[TRIALS_VARIABLE] = str(QUICK_TRIALS)
-    runs = kept_runs(options)
-    wanted = [(arm, seed) for seed in range(QUICK_REPEATS if options.quick else REPEATS) for arm in ARMS]
-    random.Random(0).shuffle(wanted)
-    for arm, seed in wanted:
-        if options.only in (None, arm):
+    runs = _runs_before(options)
+    done = {(run["scenario"], run["seed"]) for run in runs}
+    for seed in range(QUICK_REPEATS if options.quick else REPEATS):
+        for arm in random.Random(seed).sample(list(ARMS), len(ARMS)):
+            if options.only not in (None, arm) or (arm, seed) in done:
+                continue
             os.environ[SEED_VARIABLE] = str(seed)
             runs.append({"scenario": arm, "seed": seed, **ARMS[arm]()})
             brief = {key: value for key, value in runs[-1].items() if key != "trials"}
             print(brief, flush=True)
+            if options.json:
+                write("study", options, runs, {})
     summary = _summary(runs)
     finish("study", options, runs, summary)
     print(table(summary))
     return 0
+
+
+def _runs_before(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The runs in FILE, if the same commit made them; with `--only`, whatever made them."""
+    if options.json and options.json.exists():
+        kept = json.loads(options.json.read_text(encoding="utf-8"))
+        if kept["commit"] == commit() and kept["quick"] == options.quick:
+            runs: list[dict[str, Any]] = kept["runs"]
+            return runs
+    return kept_runs(options)
 
 
 def _real() -> dict[str, Any]:
