@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # That operation is this environment's own: two environments that share one compile it over and over.
 export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 
-.PHONY: install demo demo-shrink test test-alone test-slow test-matrix test-zoo lint format bench clean
+.PHONY: install demo demo-shrink test lint-beside-compilation test-alone test-slow test-matrix test-zoo lint format bench clean
 .DELETE_ON_ERROR:
 
 install: $(VENV)/.installed
@@ -42,8 +42,13 @@ demo-shrink: install
 # A file's tests share what is made once for all of them; the longest files come first.
 SIDE_BY_SIDE := -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder -p tests.support.own_core
 PYTEST := $(BIN)/python -m pytest --durations=30 --durations-min=5
-test: lint test-alone
+test: lint-beside-compilation test-alone
 	$(PYTEST) -m "not slow and not alone" $(SIDE_BY_SIDE) tests/integration tests/conformance tests/unit
+
+# DeepSpeed compiles an operation in its first run, for up to a minute on one core; the linters need another.
+lint-beside-compilation: install
+	DS_ACCELERATOR=cpu $(BIN)/python -c 'from deepspeed.comm.torch import build_shm_op; build_shm_op()' > /dev/null & \
+	compiling=$$!; $(MAKE) --no-print-directory lint && wait $$compiling
 
 test-alone: install
 	$(PYTEST) -m "alone and not slow" tests/integration

@@ -13,6 +13,7 @@ import torch
 
 from tests.support.paths import ROOT
 from tests.support.sandbox import wait_for
+from tests.support.slow_cases import others_slow
 from trials import load_study
 from trials.search.attributes import SOURCE
 from trials.search.best_weights import params_of
@@ -104,7 +105,7 @@ def test_surrogates_then_the_target(tmp_path: Path) -> None:
     assert "a surrogate's" not in shown
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("own", others_slow([False, True], [False]))
 def test_the_best_of_a_study_that_shrinks_is_a_surrogate(own: bool, tmp_path: Path) -> None:
     studies, file = tmp_path / "studies", own_way(tmp_path) if own else NARROW
     assert trials("run", str(file), directory=studies).returncode == 0

@@ -18,6 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
 from tests.support.accounts import assert_accounts
 from tests.support.sandbox import children, is_alive, wait_for
+from tests.support.slow_cases import others_slow
 from trials import load_study
 from trials.run import INTERRUPTED_STATUS
 from trials.search.storage.claims import Claims
@@ -120,6 +121,7 @@ def test_from_a_study_to_its_best_model(place: Path) -> None:
     assert not list(Path("studies/steady/best").glob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_a_progress_bar(place: Path) -> None:
     write(slow_s=0.1)
     process, terminal = os.forkpty()
@@ -135,7 +137,7 @@ def test_a_terminal_shows_a_progress_bar(place: Path) -> None:
     assert "0/12 [" in shown.decode() and "running, best score " in shown.decode()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", others_slow([signal.SIGINT, signal.SIGTERM], [signal.SIGINT]))
 def test_an_interrupted_study_goes_on(number: signal.Signals, place: Path) -> None:
     write(slow_s=0.03)
     with started("run", "steady.py") as process:
@@ -177,7 +179,7 @@ def test_a_worker_that_is_killed_is_no_success(place: Path) -> None:
     assert_all_ended_once()
 
 
-@pytest.mark.parametrize("status", [0, USER_ERROR_STATUS, 7])
+@pytest.mark.parametrize("status", others_slow([0, USER_ERROR_STATUS, 7], [0]))
 def test_a_study_that_ends_its_process_is_no_success_and_loses_no_trial(status: int, place: Path) -> None:
     quits = f"if epoch == 12: import os; os._exit({status})\n        time.sleep"
     Path("steady.py").write_text(STUDY.format(slow_s=0).replace("time.sleep", quits))

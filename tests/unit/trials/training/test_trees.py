@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tests.support.fused_and_solo import RecordingGate, Solo, assert_same_trial, close, members
 from tests.support.rich_study import RichStudy
+from tests.support.slow_cases import others_slow
 from tests.support.tree_models import CASES, B, MaybeMasked, Pair, TreeStudy, mask, own_batches, study_of, x
 from trials import FuseError, TrialGroup
 from trials.fusion.errors import ApartError
@@ -30,7 +31,7 @@ def assert_as_alone(group: TrialGroup, solos: list[Solo]) -> None:
     close(group.evaluate(), [solo.score() for solo in solos], "score")
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", others_slow([1, 3], [3]))
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_batches_for_all(name: str, size: int) -> None:
     study = study_of(name)
@@ -57,7 +58,7 @@ def test_batches_of_each_trials_own(name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("per_trial", [False, True])
+@pytest.mark.parametrize("per_trial", others_slow([False, True], [True]))
 def test_audits_agree(name: str, per_trial: bool) -> None:
     study = study_of(name, count=3)
     audit = Audit(study)

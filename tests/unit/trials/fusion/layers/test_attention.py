@@ -70,7 +70,7 @@ MASKS: dict[str, dict[str, Tensor]] = {
     "padding": {"key_padding_mask": PADDING},
     "padding in numbers": {"key_padding_mask": added(PADDING)},
     "both": {"attn_mask": CROSS, "key_padding_mask": PADDING},
-    "both, per head, in numbers": {"attn_mask": added(PER_HEAD), "key_padding_mask": added(PADDING)},
+    (ALL_MASKS := "both, per head, in numbers"): {"attn_mask": added(PER_HEAD), "key_padding_mask": added(PADDING)},
 }
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -102,13 +102,13 @@ def check(own: tuple[bool, bool], call: dict[str, Any], masks: dict[str, Tensor]
     assert_fused_is_solo(lambda n: Attention(n, own, call, masks, **options), inputs, steps=STEPS)
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("weights", others_slow(WEIGHTS, ["weights per head", "no weights"]))
 @pytest.mark.parametrize("masks", MASKS)
 def test_masks_and_weights(masks: str, weights: str) -> None:
     check((True, True), WEIGHTS[weights], MASKS[masks], batch_first=True)
 
 
-@pytest.mark.parametrize("masks", ["no mask", "both, per head, in numbers"])
+@pytest.mark.parametrize("masks", others_slow(["no mask", ALL_MASKS], [ALL_MASKS]))
 @pytest.mark.parametrize("weights", ["mean weights", "no weights"])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_options_of_the_layer(options: str, weights: str, masks: str) -> None:
@@ -136,7 +136,7 @@ class SelfAttention(nn.Module):
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("batched", [True, False])
-@pytest.mark.parametrize("options", ["plain", "batch first", "extra key"])
+@pytest.mark.parametrize("options", others_slow(["plain", "batch first", "extra key"], ["plain", "extra key"]))
 def test_self_attention(options: str, batched: bool, first: bool) -> None:
     kept = OPTIONS[options]
     inputs = sequences(kept.get("batch_first", False), L, batched)
