@@ -21,6 +21,7 @@ NAMES = (
     "audit",
     "refill",
     "search_cost",
+    "study",
     "guard_power",
     "transfer",
 )
