@@ -4,14 +4,11 @@ import ctypes
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from ds_hooks.shared.device_uuid import write_device_uuid
 from ds_hooks.shared.forced_gate import force_gate
-from ds_hooks.shared.page.file import Page, page_path
 from ds_hooks.shared.page.layout import PAGE_BYTES, DeviceGate, Field, SideActivity
 from ds_hooks.shared.page.plan import plan_slot
 from tests.support.cuda_world import MS, OFFSET, US, World, learn
@@ -19,13 +16,6 @@ from trials.gate.base import HOST_UNIT, GateError, StopRequested
 from trials.gate.unit_costs import UNKNOWN_COST_NEEDS_NS
 
 GATE_CALLS = ("register", "create_event", "record", "wait_for_words", "is_done", "elapsed_ns", "unregister")
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(Page.open(page_path(tmp_path / "pages", 0)))
-    yield made
-    made.leave()
 
 
 def test_a_unit_that_is_queued_ahead_starts_when_the_device_says_so(world: World) -> None:

@@ -1,26 +1,17 @@
 """What the gate of a device with streams learns of its units, and records. Device, clock and sleep are made up."""
 
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from ds_hooks.shared.page.file import Page, page_path
 from ds_hooks.shared.page.layout import Field
 from ds_hooks.shared.unit_record import UNIT_RECORD
 from tests.support.cuda_world import MS, US, World, learn
 from trials.gate.base import HOST_UNIT, Starved
 from trials.gate.unit_costs import HOST_WORK_NEEDS_NS, NEARLY_LONGEST
 from trials.gate.unit_records import UnitRecords
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(Page.open(page_path(tmp_path / "pages", 0)))
-    yield made
-    made.leave()
 
 
 def test_costs_are_the_devices_rise_fast_fall_slowly_and_belong_to_the_units_that_were_asked_for(world: World) -> None:

@@ -1,23 +1,13 @@
 """What a permit's rest, renewals and limits mean to units of a device with streams; all is made up."""
 
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from ds_hooks.shared.page.file import Page, page_path
 from ds_hooks.shared.page.layout import Field
 from ds_hooks.shared.page.plan import plan_slot
 from tests.support.cuda_world import MS, US, World, learn
 from trials.gate.base import StopRequested
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(Page.open(page_path(tmp_path / "pages", 0)))
-    yield made
-    made.leave()
 
 
 def test_a_unit_longer_than_any_permit_that_a_device_writes_is_not_queued_for_a_longer_plan(world: World) -> None:

@@ -1,22 +1,11 @@
 """What becomes of units for which bubbles have become too short, also where the driver holds the host; all made up."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from ds_hooks.shared.page.file import Page, page_path
 from ds_hooks.shared.page.layout import DeviceGate, Field
 from tests.support.cuda_world import MS, World, learn
 from trials.gate.base import GateError
 from trials.gate.cuda import CudaGate
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(Page.open(page_path(tmp_path / "pages", 0)))
-    yield made
-    made.leave()
 
 
 def too_long_for_every_bubble(world: World) -> CudaGate:
