@@ -1,13 +1,15 @@
 """Looks at the page while the driver holds the thread that trains, behind what waits for a bubble."""
 
 import sys
+import sysconfig
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-_NOT_THE_USERS = (f"{Path(__file__).parents[1]}/", "/site-packages/torch/")
+_NOT_THE_USERS = (f"{Path(__file__).parents[1]}/", "/site-packages/torch/", "<frozen ")
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
 
 class HostWatch:
@@ -32,7 +34,11 @@ def where_is(thread: int) -> str:
     if frame is None:
         return "an unknown place"
     stack = traceback.extract_stack(frame)
-    theirs = [each for each in stack if not any(part in each.filename for part in _NOT_THE_USERS)]
-    # the program's own beginning is never what holds it
-    found = theirs[-1] if len(theirs) > 1 else stack[-1]
+    found = next((each for each in reversed(stack) if _is_the_users(each.filename)), stack[-1])
     return f"{found.filename}:{found.lineno} ({found.line})"
+
+
+def _is_the_users(file: str) -> bool:
+    """Whether code is the user's, or of a package that the user's code calls."""
+    in_library = file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
+    return not in_library and not any(part in file for part in _NOT_THE_USERS)

@@ -1,11 +1,18 @@
 """What becomes of units for which bubbles have become too short, also where the driver holds the host; all made up."""
 
+import threading
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from ds_hooks.shared.page.layout import DeviceGate, Field
 from tests.support.cuda_world import MS, World, learn
+from tests.support.paths import ROOT
+from tests.support.sandbox import wait_for
 from trials.gate.base import GateError
 from trials.gate.cuda import CudaGate
+from trials.gate.host_watch import where_is
 
 
 def too_long_for_every_bubble(world: World) -> CudaGate:
@@ -59,3 +66,24 @@ def test_what_is_left_of_a_permit_is_shown_while_the_driver_holds_the_host(world
         ("longer than forecast", 0),
         ("late", 40),
     ]
+
+
+def run_in(file: Path, code: str, **names: object) -> Any:
+    """The function `f` of `code`, as if that stood in `file`."""
+    scope: dict[str, Any] = dict(names)
+    exec(compile(code, str(file), "exec"), scope)
+    return scope["f"]
+
+
+@pytest.mark.parametrize("is_the_users", [True, False])
+def test_the_users_innermost_line_is_named_or_else_the_innermost(is_the_users: bool, tmp_path: Path) -> None:
+    held, go_on = threading.Event(), threading.Event()
+    ours = run_in(ROOT / "trials" / "ours.py", "def f(held, go_on):\n    held.set()\n    go_on.wait()")
+    file = tmp_path / "study.py" if is_the_users else ROOT / "trials" / "group.py"
+    thread = threading.Thread(target=run_in(file, "def f(*events):\n    ours(*events)", ours=ours), args=(held, go_on))
+    thread.start()
+    held.wait()
+    said = f"{file}:2 " if is_the_users else "threading.py:"
+    wait_for(lambda: said in where_is(thread.ident or 0), f"the thread in {said}")
+    go_on.set()
+    thread.join()
