@@ -211,7 +211,10 @@ class Study(abc.ABC):
         return []
 
     def artifact_store(self) -> "ArtifactStore | None":
-        """Return Optuna's artifact store, which gets the best trials' weights once the study is over; None: none."""
+        """Return Optuna's artifact store, which gets the best trials' weights once the study is over; None: none.
+
+        If the study is in a database of several hosts, its checkpoints are there too.
+        """
         return None
 
     def enqueue(self) -> Sequence[Mapping[str, Any]]:

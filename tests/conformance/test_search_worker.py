@@ -236,7 +236,7 @@ def test_what_an_earlier_process_left_is_taken_over(hire: Hire) -> None:
 def test_a_lost_trial_is_not_claimed_anew_before_the_side_task_has_dropped_it(hire: Hire, is_noticed: bool) -> None:
     one, other = hire(), hire("another")
     assert numbers(one.ask(1)) == [0]
-    other._alone(lambda held: other._released(held, held.release("me", died=True)))
+    other._lock.alone(lambda held: other._released(held, held.release("me", died=True)))
     if is_noticed:
         assert one.report(0, 1, 0.5, False) == {"lost": 0}
     answer = one.ask(4, here=[0])

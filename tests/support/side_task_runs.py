@@ -38,7 +38,7 @@ class Direct:
 
 def expire(worker: SearchWorker, name: str) -> None:
     """The lease of the worker called `name` has run out, and `worker` notices."""
-    worker._alone(lambda held: worker._released(held, held.release(name, died=True)))
+    worker._lock.alone(lambda held: worker._released(held, held.release(name, died=True)))
 
 
 class Starving(OpenGate):

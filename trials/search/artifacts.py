@@ -1,11 +1,21 @@
-"""The best trials' weights in an Optuna artifact store, such as S3, once a study is over."""
+"""Files in an Optuna artifact store, such as S3; and the best trials' weights there, once a study is over."""
+
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import optuna
 from optuna.artifacts import upload_artifact
 
+from ds_hooks.shared.private_file import open_private
 from trials.own_logger import own_logger
 from trials.search.best_weights import Best
-from trials.study import Study
+from trials.search.checkpoint_files import publish
+
+if TYPE_CHECKING:
+    from optuna.artifacts._protocol import ArtifactStore
 
 ARTIFACTS = "squeezer_artifacts"
 """A user attribute of studies: the name of each file -> its artifact's id; and the index that was uploaded."""
@@ -13,21 +23,20 @@ ARTIFACTS = "squeezer_artifacts"
 log = own_logger("trials.search.artifacts")
 
 
-def upload_best(user_study: Study, study: optuna.Study, best: Best) -> None:
+def upload_best(store: "ArtifactStore | None", study: optuna.Study, best: Best) -> None:
     """Upload what `Best` keeps, unless another worker has. A store that fails costs nothing but that.
 
     Args:
-        user_study: names the store.
+        store: the user's; None: there is none.
         study: Optuna's; the artifacts are attached to it, since Optuna attaches none to a trial that has ended.
         best: has the files.
     """
     files = best.files()
-    if not files:
+    if not files or store is None:
         return
     try:
-        store = user_study.artifact_store()
         index = files[0].read_text(encoding="utf-8")
-        if store is None or study.user_attrs.get(ARTIFACTS, {}).get("index") == index:
+        if study.user_attrs.get(ARTIFACTS, {}).get("index") == index:
             return
         ids = {
             file.name: upload_artifact(artifact_store=store, file_path=str(file), study_or_trial=study)
@@ -36,3 +45,33 @@ def upload_best(user_study: Study, study: optuna.Study, best: Best) -> None:
         study.set_user_attr(ARTIFACTS, {"index": index, "files": ids})
     except Exception as error:  # of any of many services, and of the user's code
         log.warning("the best weights are not in the artifact store: %s: %s", type(error).__name__, error)
+
+
+def put(store: "ArtifactStore", artifact: str, file: Path) -> None:
+    """Write a file to the store, under an id of our own. The store's exceptions pass through."""
+    with open(file, "rb") as body:
+        store.write(artifact, body)
+
+
+def fetch(store: "ArtifactStore", artifact: str, target: Path, temporary: Path) -> None:
+    """Make `target` from an artifact, whole or not at all. The store's exceptions pass through.
+
+    Args:
+        store: the user's.
+        artifact: its id.
+        target: the file.
+        temporary: another one in the same directory, which exists.
+    """
+    try:
+        with open(temporary, "wb", opener=open_private) as file, store.open_reader(artifact) as body:
+            shutil.copyfileobj(body, file)
+        publish(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def remove(store: "ArtifactStore", artifacts: Iterable[str]) -> None:
+    """Remove artifacts. Those that cannot be removed cost space, and nothing else."""
+    for artifact in artifacts:
+        with suppress(Exception):
+            store.remove(artifact)

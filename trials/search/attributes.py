@@ -15,5 +15,8 @@ HISTORY = "squeezer_history"
 MILESTONE = "squeezer_milestone"
 """Under promotion, the epoch up to which it may train. It waits there for the next one."""
 
+CHECKPOINTS = "squeezer_checkpoints"
+"""The names of its last checkpoints in the study's artifact store; see `trials.search.shared_store`."""
+
 SOURCE = "squeezer_source"
 """Of a trial that trains a study's target: whose hyperparameters it has."""

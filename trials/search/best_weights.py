@@ -33,9 +33,11 @@ class Best:
         self._study, self._directory, self._most = study, directory, most
         self._has_several = len(study.directions) > 1
         self.bar: float | None = None
+        self._known: set[int] = set()
 
     def adopt(self) -> None:
         """Take what a worker has left that died after a trial's end. Call it under the study's lock."""
+        self._known = {trial.number for trial in self._most_ranked()}
         if self._directory is None:
             return
         ended = {trial.number: trial for trial in self._ranked()}
@@ -49,8 +51,16 @@ class Best:
             file.unlink(missing_ok=True)
         self._drop_others()
 
-    def take(self, number: int, written: Path) -> None:
-        """Take the weights of a trial that has completed. Call it under the study's lock."""
+    def missing(self) -> list[int]:
+        """The best trials whose weights are not in the directory, because other hosts have theirs elsewhere."""
+        return [trial.number for trial in self._most_ranked() if self._directory and not self._path(trial).exists()]
+
+    def take(self, number: int, written: Path) -> set[int]:
+        """Take the weights of a trial that has completed. Call it under the study's lock.
+
+        Returns:
+            The trials that are no longer among the best, as far as this worker knew; this one, if it never was.
+        """
         assert self._directory is not None
         mine = next((trial for trial in self._most_ranked() if trial.number == number), None)
         if mine is not None and written.exists():  # else it was taken, and the storage's answer was cut off
@@ -58,6 +68,10 @@ class Best:
         for file in best_directory(self._directory).glob(f"trial-{number}.*.tmp"):  # those of dead workers too
             file.unlink(missing_ok=True)
         self._drop_others()
+        found = [trial.number for trial in self._ranked()]
+        others = {number, *self._known, *found[self._most :][:1]}  # others may have known the one that is dropped
+        self._known = {trial.number for trial in self._most_ranked()}
+        return others - self._known
 
     def files(self) -> list[Path]:
         """The index and the weights that it names; none if there are none."""

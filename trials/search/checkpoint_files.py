@@ -13,7 +13,7 @@ to a database that it exists.
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -100,11 +100,15 @@ def publish(written: Path, target: Path) -> None:
 def found(folder: Path) -> list[Path]:
     """The checkpoints in a trial's directory, the newest first."""
     try:
-        names = os.listdir(folder)
+        return [folder / name for name in newest_first(os.listdir(folder))]
     except FileNotFoundError:
         return []
+
+
+def newest_first(names: Iterable[str]) -> list[str]:
+    """Those of `names` that checkpoints have, the newest first."""
     keys = {name: match for name in names if (match := _NAME.fullmatch(name))}
-    return [folder / name for name in sorted(keys, key=lambda name: (int(keys[name][1]), int(keys[name][2])))[::-1]]
+    return sorted(keys, key=lambda name: (int(keys[name][1]), int(keys[name][2])), reverse=True)
 
 
 def epoch_of(checkpoint: Path) -> int:

@@ -1,6 +1,6 @@
 """What a worker writes of its trials to Optuna's storage, while it holds them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import isnan
 from typing import Any
 
@@ -8,7 +8,7 @@ import optuna
 from optuna.trial import Trial, TrialState
 
 from trials.own_logger import own_logger
-from trials.search.attributes import HISTORY, REASON
+from trials.search.attributes import CHECKPOINTS, HISTORY, REASON
 from trials.search.storage.database import is_away
 
 log = own_logger(__name__)
@@ -60,6 +60,15 @@ class OptunaTrials:
             self.tell(trial.number, value=value)
         elif state is TrialState.WAITING:
             self.release(trial._trial_id)
+
+    def note_checkpoints(self, trial_id: int, names: Sequence[str] | None) -> None:
+        """Write which checkpoints of a trial are in the study's artifact store; None: it has none."""
+        if names is not None:
+            self._storage.set_trial_user_attr(trial_id, CHECKPOINTS, list(names))
+
+    def checkpoints(self, trial_id: int) -> list[str]:
+        """Return which are there."""
+        return list(self._storage.get_trial(trial_id).user_attrs.get(CHECKPOINTS, []))
 
     def release(self, trial_id: int) -> None:
         """Let a trial wait for another worker."""

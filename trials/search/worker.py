@@ -14,9 +14,7 @@ from optuna.trial import TrialState
 
 from trials.own_logger import own_logger
 from trials.search import checkpoint_files
-from trials.search.artifacts import upload_best
 from trials.search.begin import Beginner, Unbegun
-from trials.search.best_weights import Best
 from trials.search.callbacks import Callbacks
 from trials.search.choice.finite import is_finite
 from trials.search.choice.next_trials import Claimed, NextTrials, requeue
@@ -24,7 +22,6 @@ from trials.search.choice.paused import as_samplers_see
 from trials.search.choice.placement import trial_name
 from trials.search.choice.space import check_space
 from trials.search.config import WorkerConfig as WorkerConfig
-from trials.search.kept import Kept
 from trials.search.measures import Measures
 from trials.search.optuna_study import ended_after, open_study, safe_sampler
 from trials.search.optuna_trials import OptunaTrials
@@ -32,6 +29,8 @@ from trials.search.outlook import DeadlineWatch, outlook
 from trials.search.storage.claims import Claims, Held
 from trials.search.storage.database import START_PATIENCE_S, connect, is_away, patiently
 from trials.search.storage.directory_identity import Unseen, identity
+from trials.search.study_files import StudyFiles
+from trials.search.study_lock import StudyLock
 from trials.study import Study
 
 log = own_logger("trials.search.worker")
@@ -62,11 +61,15 @@ class SearchWorker:
         name, rows = config.study_name, config.exclusive_rows
         begin = partial(Claims, engine, name, config.worker, config.lease_s, directory, rows)
         self._claims = patiently(lambda again: holder.submit(begin).result(), START_PATIENCE_S)
-        self._storage: Any = None
-        self._fence = 0
+        self._held: dict[int, Claimed] = {}
+        self._lock = StudyLock(self._claims, holder, lambda: [each.claim for each in self._held.values()])
         opened = partial(open_study, study, config, sampler, directory)
-        self._study: optuna.Study = patiently(lambda again: self._locked(lambda held: opened()), START_PATIENCE_S)
+        self._study: optuna.Study = patiently(lambda again: self._lock.locked(lambda held: opened()), START_PATIENCE_S)
+        self._lock.study = self._study
         check_space(study, self._study)
+        self._files = StudyFiles(study, self._study, config, lambda do: self._lock.alone(lambda held: do()))
+        directory = self._files.identity(directory)
+        self._claims.keep_in(directory)
         self._unseen = Unseen(directory)
         self._study.stop = partial(setattr, self, "_stopped", True)  # Optuna's own raises outside `optimize`
         self._seen = as_samplers_see(self._study) if study.promotes else self._study
@@ -78,8 +81,6 @@ class SearchWorker:
         self._ended_after = ended_after(self._study)
         self._trials = OptunaTrials(self._study, self._seen, self._ended_after)
         self._beginner = Beginner(study, self._seen, self._trials.known)
-        self._best = Best(self._study, config.directory, study.keep_best)
-        self._held: dict[int, Claimed] = {}
         self._lost_here, self._unnoticed = set[int](), set[int]()  # lost: the side task has them, or this one held them
         self.trained: dict[int, int] = {}
         self.measures = Measures()
@@ -87,10 +88,10 @@ class SearchWorker:
             study.deadline, lambda: outlook(study, self._study, holder.submit(self._claims.account).result())
         )
         self._news: list[dict[str, Any]] = []
-        self._alone(lambda held: self._released(held, held.release(config.worker, died=True, ended=self._ended_after)))
+        self._release(died=True)
         patiently(lambda again: self.renew())
-        self._alone(lambda held: self._best.adopt())
-        self._unseen.warn_of(self._alone(lambda held: held.directories()))
+        self._files.adopt()
+        self._unseen.warn_of(self._lock.alone(lambda held: held.directories()))
 
     def ask(self, most: int, here: Collection[int] = ()) -> dict[str, Any]:
         """Return up to `most` trials to train: first those that others have begun and left, then new ones.
@@ -105,24 +106,25 @@ class SearchWorker:
             here: those that the side task has. What it still says of a lost one must not count for a new claim.
         """
         self._lost_here &= set(here)
+        self._files.retry()
         found: list[dict[str, Any]] = []
         exhausted = self._over = False
         while len(found) < most and not exhausted:
             # one by one under the lock, so that the sampler knows what others have begun, and repeats no point
             wanted = 1 if self._is_finite else most - len(found)
-            claimed, self._over, begun = self._alone(partial(self._claim, most=wanted))
+            claimed, self._over, begun = self._lock.alone(partial(self._claim, most=wanted))
             exhausted = len(claimed) < wanted
             self._news += map(self._lost, self._unnoticed & self._held.keys())
             self._held |= {each.claim.trial: each for each in claimed}  # not earlier: now it is committed
             self.trained |= {each.claim.trial: each.claim.epoch for each in claimed}
             for each in begun or patiently(partial(self._begin_all, claimed)):
                 if isinstance(each, dict):
-                    found.append(each)
+                    found += [each] if self._is_here(**each) else []
                     continue
                 self._end(each.number, each.state, self.trained[each.number], each.reason)
                 if each.is_refused:
                     check_space(self._user_study, self._study)
-        return {"trials": found, "exhausted": exhausted, "over": self._over, "bar": self._best.bar}
+        return {"trials": found, "exhausted": exhausted, "over": self._over, "bar": self._files.bar}
 
     def report(
         self,
@@ -151,6 +153,8 @@ class SearchWorker:
         pauses = not final and self._user_study.promotes and epoch >= self._held[number].milestone
         state = TrialState.COMPLETE if final else TrialState.WAITING if pauses else TrialState.RUNNING
         write = partial(self._trials.report, trial, epoch, value, state, history)
+        if weights is not None:
+            self._files.offer(number, weights)
         if not self._owning(number, write, released_at=epoch if final or pauses else None):
             checkpoint_files.discard(weights)
             return self._lost(number)
@@ -158,7 +162,7 @@ class SearchWorker:
         self._news += [] if said is None else [said]
         if final:
             if weights is not None:
-                self._alone(lambda held: self._best.take(number, Path(weights)))
+                self._files.take(number, weights)
             self._ended(number, trial._trial_id)
         if final or self._user_study.promotes:
             return None
@@ -196,7 +200,7 @@ class SearchWorker:
             held.note_unfit([name])
             return held.may_fit([name], is_saved=is_saved)
 
-        if not self._alone(may_fit):
+        if not self._lock.alone(may_fit):
             return self.fail(number, reason)
         trial_id = patiently(lambda again: self._trials.id(number))
         log.info("trial %d does not fit here, and waits for another worker", number)
@@ -209,15 +213,15 @@ class SearchWorker:
         if number not in self._held:
             written.unlink(missing_ok=True)
             return None
-        kept = checkpoint_files.commit(written, self._held[number].claim.fence)
-        if kept is None:
+        trial_id, claim, *_ = self._held[number]
+        saved = self._files.save(number, written, claim.fence)
+        if saved is None:
             return None
-        epoch = checkpoint_files.epoch_of(kept)
-        self.trained[number] = epoch
-        if not self._owning(number, lambda: None, kept=epoch):
-            kept.unlink(missing_ok=True)
+        self.trained[number] = saved.epoch
+        if not self._owning(number, partial(self._trials.note_checkpoints, trial_id, saved.stored), kept=saved.epoch):
+            self._files.discard(saved)
             return self._lost(number)
-        checkpoint_files.remove_others(kept)
+        self._files.keep(saved)
         return None
 
     def began(
@@ -263,21 +267,17 @@ class SearchWorker:
 
     def take_over(self) -> None:
         """Release the trials of workers that have given no sign of life. The next `ask` of any worker finds them."""
-        self._locked(lambda held: self._released(held, held.release_expired(self._ended_after)))
+        self._lock.locked(lambda held: self._released(held, held.release_expired(self._ended_after)))
 
     def stop(self) -> None:
         """Release all trials of this worker. The next one that asks resumes them."""
         patiently(lambda again: self.renew())  # with what it has trained
         self._held.clear()
         self.trained.clear()
-        name = self._config.worker
-        self._alone(lambda held: self._released(held, held.release(name, died=False, ended=self._ended_after)))
+        self._release(died=False)
+        self._files.finish(lambda each: self._ended_after(each) is not None, is_over=self._over)
         self._claims.close()
-        if self._over:
-            upload_best(self._user_study, self._study, self._best)
         self._callbacks.finish(is_over=self._over)
-        if self._config.directory is not None:
-            checkpoint_files.forget_ended(self._config.directory, lambda each: self._ended_after(each) is not None)
 
     def _owning(
         self,
@@ -331,8 +331,7 @@ class SearchWorker:
         return None
 
     def _ended(self, number: int, trial_id: int) -> None:
-        if self._config.directory is not None:
-            checkpoint_files.forget(self._config.directory, number)
+        self._files.forget(number)
         self._callbacks.call(trial_id)
 
     def _lost(self, number: int) -> dict[str, Any]:
@@ -350,7 +349,7 @@ class SearchWorker:
         Returns:
             Them; whether the study is over; and what has been begun under the lock.
         """
-        held.avoided = self._held.keys() | self._lost_here
+        held.avoided = {*self._held, *self._lost_here, *self._files.waiting()}
         claimed = self._next.claim(held, most, may_begin=not self._stopped)
         self._unnoticed = held.left & self._held.keys()
         self._unseen.warn_of(held.elsewhere.values())
@@ -364,6 +363,20 @@ class SearchWorker:
                     self._ended(trial.number, trial._trial_id)
         return claimed, over, self._begin_all(claimed) if self._is_finite else []
 
+    def _is_here(self, number: int, epoch: int = 0, **rest: Any) -> bool:
+        """Whether a trial can begin here; if not, it waits for another try."""
+        trial_id = self._held[number].trial_id
+        if self._files.bring(number, epoch, lambda: patiently(lambda again: self._trials.checkpoints(trial_id))):
+            return True
+        self._owning(number, partial(self._trials.release, trial_id), lets_go=True)
+        self._over = False
+        return False
+
+    def _release(self, *, died: bool) -> None:
+        """Release all trials of this worker, or of one of its name that died."""
+        name, ended = self._config.worker, self._ended_after
+        self._lock.alone(lambda held: self._released(held, held.release(name, died=died, ended=ended)))
+
     def _released(self, held: Held, numbers: list[int]) -> None:
         requeue(self._study, held.claimed())
         if numbers:
@@ -371,27 +384,3 @@ class SearchWorker:
 
     def _begin_all(self, claimed: Sequence[Claimed], again: bool = False) -> list[dict[str, Any] | Unbegun]:
         return [self._beginner.begin(each) for each in claimed]
-
-    def _alone(self, do: Callable[[Held], _Result]) -> _Result:
-        """Do something under the lock of all search workers, and again after what was left of a try without an answer.
-
-        Only the thread that asks may call it, for it alone knows which claims are meant.
-        """
-
-        def again(held: Held) -> _Result:
-            held.unclaim_all_but([each.claim for each in self._held.values()])
-            self._released(held, [])
-            return do(held)
-
-        return patiently(lambda is_again: self._locked(again if is_again else do))
-
-    def _locked(self, do: Callable[[Held], _Result]) -> _Result:
-        def locked() -> _Result:
-            with self._claims.alone() as held:
-                if isinstance(self._storage, Kept):
-                    fences = held.fences(self._fence)
-                    self._storage.look_at_changes(self._study._study_id, fences, self._fence)
-                    self._fence = max((self._fence, *(fence for fence, _ in fences.values())))
-                return do(held)
-
-        return self._holder.submit(locked).result()

@@ -118,6 +118,10 @@ class Claims:
                 with suppress_duplicate(c):
                     c.execute(STUDY.insert().values(study=study))
 
+    def keep_in(self, directory: str | None) -> None:
+        """Checkpoints are there, from before the first sign of life on."""
+        self._directory = directory
+
     @contextmanager
     def alone(self) -> Iterator[Held]:
         """Hold the study's lock, and commit at the end. No other worker claims or releases meanwhile."""

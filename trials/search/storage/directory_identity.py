@@ -38,9 +38,18 @@ def identity(directory: Path) -> str:
     return f"{file.read_text()} {socket.gethostname()}:{directory.absolute()}"
 
 
+def beside(store: str, directory: str) -> str:
+    """Return the identity of a directory whose checkpoints are also in the artifact store of that name."""
+    return f"{store},{directory}"
+
+
 def is_same(one: str | None, other: str | None) -> bool:
-    """Whether two identities are of one directory, wherever hosts have it."""
-    return (one or "").partition(" ")[0] == (other or "").partition(" ")[0]
+    """Whether two identities are of one directory, wherever hosts have it, or of directories beside one store."""
+    return not _names(one).isdisjoint(_names(other))
+
+
+def _names(identity: str | None) -> set[str]:
+    return set((identity or "").partition(" ")[0].split(","))
 
 
 def place(of: str | None) -> str:
@@ -65,7 +74,7 @@ class Unseen:
             self._known.add(directory)
             log.warning(
                 "checkpoints in %s cannot be seen from %s: trials that were saved there wait for a worker that can; "
-                "allowed: a study_directory that all workers share",
+                "allowed: a study_directory that all workers share, or an artifact_store() of the study",
                 directory,
                 place(self._own),
             )

@@ -44,7 +44,7 @@ def hire(directory: Path, name: str, prunes: BasePruner | None = None) -> Search
 
 def states(worker: SearchWorker) -> list[TrialState]:
     """As the worker sees them at its next claim."""
-    found = worker._alone(lambda held: worker._study.get_trials(deepcopy=False))
+    found = worker._lock.alone(lambda held: worker._study.get_trials(deepcopy=False))
     return [trial.state for trial in found]
 
 
@@ -101,7 +101,7 @@ def test_a_trial_that_ended_in_the_study_before_its_worker_died_is_not_trained_a
     one.note({0: 4})
     one.renew()
     one._study.tell(0, 0.5)  # killed before it wrote so to the claims
-    other._alone(lambda held: other._released(held, held.release("one", died=True, ended=other._ended_after)))
+    other._lock.alone(lambda held: other._released(held, held.release("one", died=True, ended=other._ended_after)))
     assert states(other) == [TrialState.COMPLETE, TrialState.WAITING]
     assert [(span.from_epoch, span.to_epoch) for span in other._claims.spans() if span.kept] == [(0, 1)]
 

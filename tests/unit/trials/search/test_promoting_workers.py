@@ -150,7 +150,7 @@ def test_paused_trials_are_read_again_only_once_someone_has_claimed_them(
 
     def read_by_a_look() -> int:
         rows.clear()
-        other._alone(lambda held: other._next.paused())
+        other._lock.alone(lambda held: other._next.paused())
         return sum(rows)
 
     for _ in range(2):  # the trials of the second round have a promoted one among them
@@ -175,7 +175,7 @@ def test_a_promotion_and_its_pause_between_two_looks_of_another_are_seen(tmp_pat
     assert seen == {**seen, "number": 2, "milestone": 3, "epoch": 1}
     assert other.report(2, 3, 2.0, False) is None  # paused at the second rung
     assert [trial.user_attrs[MILESTONE] for trial in one._next.paused()] == [1, 1, 1], "it has not looked again"
-    found = one._alone(lambda held: {trial.number: trial.user_attrs[MILESTONE] for trial in one._next.paused()})
+    found = one._lock.alone(lambda held: {trial.number: trial.user_attrs[MILESTONE] for trial in one._next.paused()})
     assert found == {0: 1, 1: 1, 2: 3}
 
 

@@ -227,7 +227,7 @@ def test_who_has_lost_a_trial_writes_nothing_of_it_any_more(tmp_path: Path) -> N
     zombie = hire(study, tmp_path, "zombie")
     mine = [trial["number"] for trial in zombie.ask(2)["trials"]]
     other = hire(study, tmp_path, "other")
-    other._alone(lambda held: other._released(held, held.release("zombie", died=True)))  # its lease has run out
+    other._lock.alone(lambda held: other._released(held, held.release("zombie", died=True)))  # its lease has run out
     assert [trial["number"] for trial in other.ask(2)["trials"]] == mine
     other.report(mine[0], 1, 0.25, False)
     assert zombie.report(mine[0], 1, 9.0, False) == {"lost": mine[0]}

@@ -65,7 +65,7 @@ def test_points_depend_on_the_seed_and_the_number_alone(kind: str, tmp_path: Pat
 
     hire(study, tmp_path / "restarted").ask(3)
     again = hire(study, tmp_path / "restarted")
-    again._alone(lambda held: again._next.claim(held, 4, may_begin=True))  # killed before the fourth was suggested
+    again._lock.alone(lambda held: again._next.claim(held, 4, may_begin=True))  # killed before the fourth was suggested
     expire(again, "me")
     last = hire(study, tmp_path / "restarted")
     last.ask(9)

@@ -123,7 +123,7 @@ def test_a_restart_in_the_middle_takes_up_what_was_left(study: Points, hire: Hir
 def test_a_restart_while_a_trial_was_suggested_repeats_no_point(study: Points, hire: Hire) -> None:
     first = hire(study)
     first.ask(2)
-    first._alone(lambda held: first._next.claim(held, 1, may_begin=True))  # killed before it was suggested
+    first._lock.alone(lambda held: first._next.claim(held, 1, may_begin=True))  # killed before it was suggested
     again = hire(study)
     assert len(again.ask(9)["trials"]) == 6
     assert points(again) == ALL

@@ -1,0 +1,318 @@
+"""Hosts that share a database and an artifact store, and no directory."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import optuna
+import pytest
+from optuna.artifacts import FileSystemArtifactStore
+from optuna.trial import TrialState
+
+from tests.support.fused_and_solo import AtOnce
+from tests.support.sandbox import wait_for
+from tests.support.simulated import Pretended
+from trials.search import checkpoint_files, shared_store
+from trials.search.attributes import CHECKPOINTS
+from trials.search.storage.claims import Claims
+from trials.search.storage.database import connect
+from trials.search.storage.optuna_storage import open_storage
+from trials.search.worker import SearchWorker, WorkerConfig
+
+pytestmark = pytest.mark.integration
+
+
+class Store(FileSystemArtifactStore):
+    """One that can be away."""
+
+    def __init__(self, base_path: Path) -> None:
+        super().__init__(base_path)
+        base_path.mkdir(exist_ok=True)
+        self.is_away = False
+
+    def write(self, artifact_id: str, content_body: BinaryIO) -> None:
+        self._fail()
+        super().write(artifact_id, content_body)
+
+    def open_reader(self, artifact_id: str) -> BinaryIO:
+        self._fail()
+        reader: BinaryIO = super().open_reader(artifact_id)
+        return reader
+
+    def remove(self, artifact_id: str) -> None:
+        self._fail()
+        super().remove(artifact_id)
+
+    def _fail(self) -> None:
+        if self.is_away:
+            raise ConnectionError("no route to host")
+
+
+class Stored(Pretended):
+    keep_best = 2
+
+    def __init__(self, store: Any, trials: int = 4) -> None:
+        super().__init__(trials)
+        self._store = store
+
+    def artifact_store(self) -> Any:
+        return self._store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def hire(database: str, host: Path, store: Any, name: str | None = None, trials: int = 4) -> SearchWorker:
+    config = WorkerConfig(storage=database, study_name="s", worker=name or host.name, directory=host)
+    return SearchWorker(Stored(store, trials), config, AtOnce())
+
+
+def save(worker: SearchWorker, host: Path, number: int, epoch: int) -> dict[str, Any] | None:
+    written = checkpoint_files.temporary_path(host, number, epoch)
+    written.write_text(f"trial {number} after {epoch} epochs on {host.name}")
+    return worker.checkpoint(number, written)
+
+
+def saved(host: Path, number: int) -> list[str]:
+    """The contents of a trial's checkpoints in a host's directory, the newest first."""
+    return [file.read_text() for file in checkpoint_files.found(checkpoint_files.trial_directory(host, number))]
+
+
+def stored(store: Store) -> list[str]:
+    """What is in the store, but for its name."""
+    return sorted(name.partition("-")[2] for name in os.listdir(store._base_path) if "-" in name)
+
+
+def asked(worker: SearchWorker, most: int = 9) -> dict[int, int]:
+    """The trials that a worker gets -> from which epoch on."""
+    return {trial["number"]: trial.get("epoch", 0) for trial in worker.ask(most)["trials"]}
+
+
+def test_a_trial_goes_on_where_another_host_has_saved_it(
+    database: str, tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    one = hire(database, here, store)
+    assert asked(one, 2) == {0: 0, 1: 0}
+    for epoch in (1, 2, 3):
+        save(one, here, 0, epoch)
+    assert stored(store) == ["0-2-1.pt", "0-3-1.pt"], "two, as in the directory"
+    one.stop()
+    other = hire(database, there, store)
+    assert asked(other, 2) == {0: 3, 1: 0}
+    assert saved(there, 0) == ["trial 0 after 3 epochs on here"]
+    other.began(0, 3)
+    assert save(other, there, 0, 4) is None
+    assert [name.partition("-")[2][:1] for name in stored(store)] == ["3", "4"]
+    other.report(0, 4, 0.5, True)
+    other.fail(1, "it failed")
+    assert stored(store) == [], "it has ended"
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_what_is_not_in_the_store_is_not_kept(
+    database: str, tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    one = hire(database, here, store)
+    asked(one, 1)
+    save(one, here, 0, 1)
+    store.is_away = True
+    save(one, here, 0, 2)
+    save(one, here, 0, 3)
+    assert caplog.text.count("no checkpoint is kept while the artifact store fails: ConnectionError: no route to") == 1
+    assert saved(here, 0) == ["trial 0 after 1 epochs on here"], "the last good one stays"
+    store.is_away = False
+    one.stop()
+    other = hire(database, there, store)
+    assert asked(other, 1) == {0: 1}
+    assert save(other, there, 0, 2) is None and saved(there, 0)[0] == "trial 0 after 2 epochs on there"
+
+
+def test_a_trial_waits_while_the_store_is_away(
+    database: str, tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    one = hire(database, here, store, trials=1)
+    asked(one)
+    save(one, here, 0, 2)
+    one.stop()
+    other = hire(database, there, store, trials=1)
+    store.is_away = True
+    for _ in range(2):
+        answer = other.ask(9)
+        assert answer["trials"] == [] and answer["exhausted"] and not answer["over"]
+    assert caplog.text.count("trials wait for their checkpoints while the artifact store fails") == 1
+    store.is_away = False
+    assert asked(other) == {}, "not at once"
+    monkeypatch.setattr(shared_store, "PAUSE_S", 0.0)
+    assert asked(other) == {0: 2}
+    assert saved(there, 0) == ["trial 0 after 2 epochs on here"]
+
+
+def test_a_checkpoint_that_is_gone_is_named_and_the_one_before_is_used(
+    database: str, tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    one = hire(database, here, store)
+    asked(one, 1)
+    save(one, here, 0, 1)
+    save(one, here, 0, 2)
+    one.stop()
+    (newest,) = Path(store._base_path).glob("*-0-2-1.pt")
+    newest.unlink()
+    assert asked(hire(database, there, store), 1) == {0: 2}, "the side task finds that it is not there"
+    assert saved(there, 0) == ["trial 0 after 1 epochs on here"]
+    assert "trial 0: its checkpoint 2-1.pt is no longer in the artifact store" in caplog.text
+
+
+def test_a_worker_that_comes_back_leaves_what_its_successor_has_stored(
+    database: str, tmp_path: Path, store: Store
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    late = hire(database, here, store)
+    asked(late, 1)
+    save(late, here, 0, 1)
+    other = hire(database, there, store)
+    other._lock.alone(lambda held: other._released(held, held.release("here", died=True)))
+    assert asked(other, 1) == {0: 1}
+    save(other, there, 0, 2)
+    before = stored(store)
+    assert save(late, here, 0, 2) == {"lost": 0}
+    assert stored(store) == before and len(before) == 2
+
+
+@pytest.mark.parametrize("has_store", [True, False])
+def test_a_worker_that_does_not_see_the_store_says_so(
+    has_store: bool, database: str, tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    one = hire(database, here, store)
+    asked(one, 1)
+    save(one, here, 0, 1)
+    one.stop()
+    other = hire(database, there, Store(tmp_path / "another") if has_store else None)
+    assert has_store == ("other workers of the study have another one" in caplog.text)
+    assert asked(other) == {1: 0, 2: 0, 3: 0}
+    assert f":{here} cannot be seen from" in caplog.text and "or an artifact_store() of the study" in caplog.text
+    assert asked(hire(database, here, None, "again"), 1) == {0: 1}, "it is in the directory, too"
+
+
+@pytest.mark.parametrize("way", ["write", "read", "make"])
+def test_a_store_that_fails_at_the_start_leaves_the_directory(
+    way: str, database: str, tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = tmp_path / "here"
+    if way == "read":
+        hire(database, here, store).stop()
+    store.is_away = True
+
+    class Unmade(Stored):
+        def artifact_store(self) -> Any:
+            raise ModuleNotFoundError("no module boto3")
+
+    study = Unmade(store) if way == "make" else Stored(store)
+    worker = SearchWorker(study, WorkerConfig(storage=database, study_name="s", worker="w", directory=here), AtOnce())
+    said = "there is no artifact store: ModuleNotFoundError" if way == "make" else "not in the artifact store: Connecti"
+    assert said in caplog.text
+    asked(worker, 1)
+    save(worker, here, 0, 1)
+    worker.stop()
+    assert asked(hire(database, here, None), 1) == {0: 1}
+
+
+def test_names_that_others_wrote_lead_to_no_other_file(database: str, tmp_path: Path, store: Store) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    one = hire(database, here, store)
+    asked(one, 1)
+    save(one, here, 0, 1)
+    one._trials.note_checkpoints(one._held[0].trial_id, ["../../1-1.pt", "/1-1.pt", "1-1.pt"])
+    one.stop()
+    asked(hire(database, there, store), 1)
+    assert [file.name for file in there.rglob("*.pt")] == ["1-1.pt"]
+
+
+def test_the_best_weights_of_all_hosts_come_together(database: str, tmp_path: Path, store: Store) -> None:
+    hosts = [tmp_path / "a", tmp_path / "b"]
+    workers = [hire(database, host, store) for host in hosts]
+    for worker in workers:
+        asked(worker, 2)
+    for number, score in enumerate([0.3, 0.1, 0.2, 0.4]):
+        worker, host = workers[number // 2], hosts[number // 2]
+        weights = checkpoint_files.temporary_weights_path(host, number)
+        weights.write_text(f"of trial {number}")
+        worker.report(number, 4, score, True, weights=str(weights))
+    for worker in workers:
+        assert worker.ask(1)["over"]
+    assert stored(store) == ["best-0.pt", "best-3.pt"]
+    workers[1].stop()
+    best = {file.name: file.read_text() for file in (hosts[1] / "best").glob("*.pt")}
+    assert best == {"trial-3.pt": "of trial 3", "trial-0.pt": "of trial 0"}
+
+
+STUDY = """
+import time
+import torch
+from optuna.artifacts import FileSystemArtifactStore
+from torch import nn
+from trials import Study
+
+class Stored(Study):
+    trials, epochs, fused, rungs = 6, 12, 3, tuple(range(1, 12))
+    slow_s = {slow_s}
+
+    def suggest(self, trial): return {{"lr": 0.01 * (1 + trial.number)}}
+    def model(self, params): return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+    def optimizer(self, params, model): return torch.optim.SGD(model.parameters(), params["lr"], momentum=0.9)
+    def loss(self, outputs, targets): return (outputs - targets).square().mean()
+    def score(self, outputs, targets): return -self.loss(outputs, targets)
+    def pruner(self):
+        import optuna
+        return optuna.pruners.NopPruner()
+    def artifact_store(self): return FileSystemArtifactStore("store")
+    def batches(self, epoch):
+        time.sleep(self.slow_s)
+        inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(epoch))
+        return [(inputs, inputs.sum(1, keepdim=True))]
+    def validation(self): return self.batches(99)
+"""
+
+
+def test_a_study_goes_on_on_another_host(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WHERE", database)
+    Path("store").mkdir()
+
+    def trials(name: str) -> list[optuna.trial.FrozenTrial]:
+        try:
+            return list(optuna.load_study(study_name=name, storage=open_storage(database)).trials)
+        except KeyError:
+            return []
+
+    def command(name: str, host: str, slow_s: float) -> list[str]:
+        Path("stored.py").write_text(STUDY.format(slow_s=slow_s))
+        words = ["run", "stored.py", "--study-name", name, "--storage", "env:WHERE", "--directory", host]
+        return [sys.executable, "-m", "trials", *words]
+
+    with subprocess.Popen(command("moved", "a", 0.3), stdout=subprocess.DEVNULL) as first:
+        wait_for(lambda: any(trial.user_attrs.get(CHECKPOINTS) for trial in trials("moved")), "a checkpoint")
+        first.send_signal(signal.SIGINT)
+        first.wait(timeout=60)
+    saved = {trial.number for trial in trials("moved") if trial.user_attrs.get(CHECKPOINTS)}
+    subprocess.run(command("moved", "b", 0.0), check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command("alone", "c", 0.0), check=True, stdout=subprocess.DEVNULL)
+    moved, alone = trials("moved"), trials("alone")
+    assert [trial.state for trial in moved] == [TrialState.COMPLETE] * 6
+    for one, other in zip(moved, alone, strict=True):
+        assert one.intermediate_values == pytest.approx(other.intermediate_values, rel=1e-5)
+    claims = Claims(connect(database, None), "moved", "")
+    spans = claims.spans()
+    claims.close()
+    begun_anew = {span.trial for span in spans if not span.kept and span.from_epoch == 0}
+    assert saved and not saved & begun_anew
+    assert len(list(Path("b/moved/best").glob("trial-*.pt"))) == len(list(Path("c/alone/best").glob("trial-*.pt")))

@@ -1,1 +1,0 @@
-"""Nothing of a study."""

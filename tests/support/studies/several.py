@@ -1,9 +1,0 @@
-"""Two studies."""
-
-from tiny import Tiny
-
-
-class One(Tiny): ...
-
-
-class Other(Tiny): ...

@@ -1,0 +1,158 @@
+"""The files of a study's trials: in its directory and, where the user names one, in an artifact store."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import optuna
+
+from trials.own_logger import own_logger
+from trials.search import checkpoint_files
+from trials.search.artifacts import upload_best
+from trials.search.best_weights import Best
+from trials.search.config import WorkerConfig
+from trials.search.shared_store import SharedStore, agree
+from trials.search.storage.database import is_shared
+from trials.search.storage.directory_identity import beside
+from trials.study import Study
+
+if TYPE_CHECKING:
+    from optuna.artifacts._protocol import ArtifactStore
+
+log = own_logger("trials.search.study_files")
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint that is durable, and of which the database does not know yet.
+
+    Attributes:
+        number: the trial's.
+        file: in the study's directory.
+        stored: the names of the trial's checkpoints in the artifact store; None: there is none.
+    """
+
+    number: int
+    file: Path
+    stored: Sequence[str] | None
+
+    @property
+    def epoch(self) -> int:
+        """How many epochs it holds."""
+        return checkpoint_files.epoch_of(self.file)
+
+
+class StudyFiles:
+    """A worker's view of a study's files.
+
+    Args:
+        user_study: may name an artifact store.
+        study: Optuna's.
+        config: where the trials are.
+        alone: calls a function under the study's lock.
+    """
+
+    def __init__(
+        self, user_study: Study, study: optuna.Study, config: WorkerConfig, alone: Callable[[Callable[[], Any]], Any]
+    ) -> None:
+        self._study, self._directory, self._alone = study, config.directory, alone
+        self._best = Best(study, config.directory, user_study.keep_best)
+        self._store = None if config.directory is None else _store_of(user_study)
+        self._shared: SharedStore | None = None
+        if self._store is not None and config.directory is not None and is_shared(config.storage):
+            name = agree(self._store, study, alone)
+            self._shared = None if name is None else SharedStore(self._store, name, config.directory)
+
+    @property
+    def bar(self) -> float | None:
+        """See `Best`."""
+        return self._best.bar
+
+    def identity(self, directory: str | None) -> str | None:
+        """Return the identity of the study's directory, which others share too if they see its artifact store."""
+        return directory if directory is None or self._shared is None else beside(self._shared.name, directory)
+
+    def adopt(self) -> None:
+        """Take the best weights that a worker has left that died after a trial's end."""
+        self._alone(self._best.adopt)
+
+    def save(self, number: int, written: Path, fence: int) -> Saved | None:
+        """Make a checkpoint durable, wherever others look for it. None, and a warning, if that fails."""
+        file = checkpoint_files.commit(written, fence)
+        stored = None
+        if file is not None and self._shared is not None:
+            stored = self._shared.upload(number, file)
+            if stored is None:
+                file.unlink(missing_ok=True)
+                return None
+        return None if file is None else Saved(number, file, stored)
+
+    def keep(self, saved: Saved) -> None:
+        """Remove a trial's older checkpoints: the database knows of this one."""
+        checkpoint_files.remove_others(saved.file)
+        if self._shared is not None and saved.stored is not None:
+            self._shared.keep(saved.number, saved.stored)
+
+    def discard(self, saved: Saved) -> None:
+        """Remove a checkpoint: its trial is another worker's."""
+        saved.file.unlink(missing_ok=True)
+        if self._shared is not None:
+            self._shared.discard(saved.number, saved.file.name)
+
+    def bring(self, number: int, epoch: int, stored: Callable[[], Sequence[str]]) -> bool:
+        """Bring a trial's checkpoint into the directory. False if it must wait for the artifact store.
+
+        Args:
+            number: the trial's.
+            epoch: how many epochs it has trained.
+            stored: returns the names of its checkpoints in the artifact store.
+        """
+        return self._shared is None or self._shared.bring(number, epoch, stored())
+
+    def waiting(self) -> Collection[int]:
+        """The trials that wait for the artifact store."""
+        return () if self._shared is None else self._shared.failed()
+
+    def retry(self) -> None:
+        """Let trials be tried again that have waited for long enough."""
+        if self._shared is not None:
+            self._shared.retry()
+
+    def forget(self, number: int) -> None:
+        """Remove the checkpoints of a trial that has ended."""
+        if self._directory is not None:
+            checkpoint_files.forget(self._directory, number)
+        if self._shared is not None:
+            self._shared.forget(number)
+
+    def offer(self, number: int, weights: str) -> None:
+        """Let other hosts have the weights of a trial that is about to end."""
+        if self._shared is not None:
+            self._shared.upload_weights(number, Path(weights))
+
+    def take(self, number: int, weights: str) -> None:
+        """Take the weights of a trial that has completed."""
+        dropped = self._alone(lambda: self._best.take(number, Path(weights)))
+        if self._shared is not None:
+            self._shared.forget_weights(dropped)
+
+    def finish(self, has_ended: Callable[[int], bool], *, is_over: bool) -> None:
+        """Remove what ended trials have left. Once the study is over, upload the best weights of all hosts."""
+        if is_over:
+            missing = [] if self._shared is None else self._best.missing()
+            if self._shared is not None and missing:
+                self._shared.bring_weights(missing)
+                self.adopt()
+            upload_best(self._store, self._study, self._best)
+        if self._directory is not None:
+            checkpoint_files.forget_ended(self._directory, has_ended)
+
+
+def _store_of(user_study: Study) -> "ArtifactStore | None":
+    """The user's artifact store. One that cannot be made costs nothing but what it was to keep."""
+    try:
+        return user_study.artifact_store()
+    except Exception as error:
+        log.warning("there is no artifact store: %s: %s", type(error).__name__, error)
+        return None
