@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tests.support.accounts import assert_accounts
 from tests.support.sandbox import children, is_alive, wait_for
 from tests.support.slow_cases import others_slow
 from trials import load_study
+from trials.cli import main
 from trials.run import INTERRUPTED_STATUS
 from trials.search.storage.claims import Claims
 from trials.search.storage.database import connect
@@ -79,6 +81,14 @@ def ran(*words: str, status: int = 0) -> "subprocess.CompletedProcess[str]":
     return done
 
 
+def status_of(*words: str) -> int | str | None:
+    """The exit status of a `trials` command that starts no process."""
+    try:
+        return main(words)
+    except SystemExit as end:
+        return end.code
+
+
 def trials(name: str = "steady", storage: str = "studies/study.journal") -> list[FrozenTrial]:
     try:
         return optuna.load_study(study_name=name, storage=open_storage(storage)).trials
@@ -99,13 +109,27 @@ def assert_all_ended_once(name: str = "steady", storage: str = "studies/study.jo
     assert_accounts(spans, found)
 
 
-def test_from_a_study_to_its_best_model(place: Path) -> None:
-    write()
-    done = ran("run", "steady.py")
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A directory in which the study has been trained, and what the command said."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "steady.py").write_text(STUDY.format(slow_s=0.0))
+    command = [sys.executable, "-m", "trials", "run", "steady.py"]
+    return folder, subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def trained(place: Path, finished: tuple[Path, str]) -> str:
+    """The study has been trained in `place`; what the command said."""
+    shutil.copytree(finished[0], place, dirs_exist_ok=True)
+    return finished[1]
+
+
+def test_from_a_study_to_its_best_model(place: Path, trained: str) -> None:
     assert_all_ended_once()
     counts = [sum(trial.state is state for trial in trials()) for state in (TrialState.COMPLETE, TrialState.PRUNED)]
-    assert f"study steady: {counts[0]} completed, {counts[1]} pruned, 0 failed; best score" in done.stdout
-    assert done.stdout.endswith("Next: trials best steady.py\n")
+    assert f"study steady: {counts[0]} completed, {counts[1]} pruned, 0 failed; best score" in trained
+    assert trained.endswith("Next: trials best steady.py\n")
     best = max((trial for trial in trials() if trial.value is not None), key=lambda trial: trial.value or 0.0)
     shown = ran("best", "steady.py", "--save", "kept").stdout
     assert shown.startswith(f"trial {best.number}: score {best.value:.6g} after 20 epochs; weights: kept/trial-")
@@ -264,10 +288,12 @@ def _reasons(text: str) -> Iterator[str]:
         (("close", "--storage", "x://me:pw@host/db", "--study-name", "x"), "trials close: other users "),
     ],
 )
-def test_what_is_refused(words: tuple[str, ...], message: str, place: Path) -> None:
+@pytest.mark.usefixtures("place")
+def test_what_is_refused(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     write()
-    done = ran(*words, status=USER_ERROR_STATUS)
-    assert done.stderr.startswith(message) and "pw" not in done.stderr and len(done.stderr.splitlines()) == 1
+    assert status_of(*words) == USER_ERROR_STATUS
+    said = capsys.readouterr().err
+    assert said.startswith(message) and "pw" not in said and len(said.splitlines()) == 1
 
 
 def test_a_file_that_is_no_study_is_named(place: Path) -> None:
@@ -276,9 +302,8 @@ def test_a_file_that_is_no_study_is_named(place: Path) -> None:
     assert f"{os.getcwd()}/steady.py: defines no subclass of trials.Study" in done.stderr and not done.stdout.strip()
 
 
-def test_a_study_that_does_not_fit_its_storage_is_refused_in_one_line(place: Path) -> None:
-    write()
-    ran("run", "steady.py")
+@pytest.mark.usefixtures("place", "trained")
+def test_a_study_that_does_not_fit_its_storage_is_refused_in_one_line() -> None:
     Path("steady.py").write_text(STUDY.format(slow_s=0).replace("slow_s = ", "direction, slow_s = 'minimize', "))
     done = ran("run", "steady.py", status=USER_ERROR_STATUS)
     assert done.stderr == (
@@ -290,8 +315,7 @@ def test_a_study_that_does_not_fit_its_storage_is_refused_in_one_line(place: Pat
     assert done.stdout == ""
 
 
-def test_another_study_of_that_storage_is_named(place: Path) -> None:
-    write()
-    ran("run", "steady.py")
-    said = ran("best", "steady.py", "--study-name", "other", status=USER_ERROR_STATUS).stderr
-    assert said == "trials best: there is no study other; found: steady\n"
+@pytest.mark.usefixtures("place", "trained")
+def test_another_study_of_that_storage_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of("best", "steady.py", "--study-name", "other") == USER_ERROR_STATUS
+    assert capsys.readouterr().err == "trials best: there is no study other; found: steady\n"
