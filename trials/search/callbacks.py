@@ -1,5 +1,6 @@
 """Calls the user's callbacks after each result, as Optuna's `Study.optimize` does."""
 
+import atexit
 import os
 import threading
 from collections.abc import Callable
@@ -78,6 +79,20 @@ class Callbacks:
             self._said.add((index, type(error)))
             name = getattr(self._callbacks[index], "__qualname__", type(self._callbacks[index]).__qualname__)
             log.warning("Study.callbacks: %s failed: %s: %s", name, type(error).__name__, error)
+
+
+def run_exit_functions(*, is_over: bool) -> None:
+    """Run what callbacks have registered with `atexit`: without, W&B loses what it has not written. Not for long.
+
+    Args:
+        is_over: whether the study is.
+    """
+    patience_s = LAST_PATIENCE_S if is_over else PATIENCE_S
+    thread = threading.Thread(target=atexit._run_exitfuncs, name="exit functions", daemon=True)
+    thread.start()
+    thread.join(patience_s)
+    if thread.is_alive():
+        log.warning("functions of atexit have not ended after %g s: the worker ends without them", patience_s)
 
 
 def _callbacks_of(user_study: Study) -> list[Callback]:

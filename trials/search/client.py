@@ -1,5 +1,6 @@
 """The training process's end of the line to the search worker."""
 
+import atexit
 import json
 import os
 import select
@@ -57,6 +58,7 @@ class SearchClient:
         if pid == 0:
             status = 1
             try:
+                atexit._clear()  # what is to run at this process's end is not what the parent has registered
                 os.setpgid(0, 0)  # not to be stopped with the side task: it may hold the lock of all search workers
                 os.close(send_fd)
                 os.close(receive_fd)

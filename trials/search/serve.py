@@ -32,6 +32,7 @@ from ds_hooks.shared.processes.parent import die_with_parent
 from ds_hooks.shared.secrets import hide_passwords
 from trials.gate.process import run_when_idle
 from trials.own_logger import own_logger
+from trials.search.callbacks import run_exit_functions
 from trials.search.storage.database import StorageError, in_short, naming
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.study import Study, StudyError
@@ -78,7 +79,7 @@ def serve(
                 if "stop" in request:
                     over.set()
                     pulse.shutdown()
-                    worker.stop()
+                    run_exit_functions(is_over=worker.stop())
                     break
                 for answer in answers_to(worker, request):
                     answers.write(json.dumps(answer) + "\n")

@@ -269,8 +269,8 @@ class SearchWorker:
         """Release the trials of workers that have given no sign of life. The next `ask` of any worker finds them."""
         self._lock.locked(lambda held: self._released(held, held.release_expired(self._ended_after)))
 
-    def stop(self) -> None:
-        """Release all trials of this worker. The next one that asks resumes them."""
+    def stop(self) -> bool:
+        """Release all trials of this worker. The next one that asks resumes them. Returns whether the study is over."""
         patiently(lambda again: self.renew())  # with what it has trained
         self._held.clear()
         self.trained.clear()
@@ -278,6 +278,7 @@ class SearchWorker:
         self._files.finish(lambda each: self._ended_after(each) is not None, is_over=self._over)
         self._claims.close()
         self._callbacks.finish(is_over=self._over)
+        return self._over
 
     def _owning(
         self,

@@ -1,7 +1,10 @@
 """Callbacks run after each result; those that fail, are slow or hang cost no result."""
 
+import atexit
 import threading
+import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from torch import nn
 from tests.support.fused_and_solo import AtOnce, ToyStudy
 from tests.support.logged import logged
 from trials.search import callbacks as callbacks_module
+from trials.search.client import SearchClient
+from trials.search.serve import serve
 from trials.search.worker import SearchWorker, WorkerConfig
 
 
@@ -100,6 +105,29 @@ def test_one_that_hangs_delays_nothing(
     assert trials[3].state is TrialState.WAITING, "released"
     assert "have not ended after 0.01 s" in capsys.readouterr().err
     over.set()
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_what_they_have_registered_for_the_processs_end_runs_then(
+    hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def registers() -> Any:
+        atexit.register(time.sleep, 99 if hangs else 0)  # registered first, it runs last
+        atexit.register((tmp_path / "written").touch)
+        return [listener([])]
+
+    monkeypatch.setattr(callbacks_module, "PATIENCE_S", 0.5)
+    parents = tmp_path / "of the parent"
+    study = Called()
+    study.called = registers
+    config = WorkerConfig(storage=f"{tmp_path}/study.journal", study_name="s", worker="me", directory=tmp_path)
+    atexit.register(parents.touch)
+    try:
+        client = SearchClient(partial(serve, study, config, attached=lambda: False))
+        assert client.close()
+    finally:
+        atexit.unregister(parents.touch)
+    assert (tmp_path / "written").exists() and not parents.exists()
 
 
 class Second(BaseTerminator):
