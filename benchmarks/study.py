@@ -298,10 +298,10 @@ def _summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if arm in DEVICES:
             summary |= {f"{arm}_{name}": value for name, value in _cost(arm, ours, middle).items()}
     for arm in DEVICES:
-        for rival in ARMS.keys() - DEVICES.keys():
-            theirs, net = summary.get(f"{rival}_to_target_s_median"), summary.get(f"{arm}_net_s_median")
+        for other in ARMS.keys() - DEVICES.keys():
+            theirs, net = summary.get(f"{other}_to_target_s_median"), summary.get(f"{arm}_net_s_median")
             if theirs is not None and net is not None:
-                summary[f"{rival}_over_{arm}"] = theirs / net
+                summary[f"{other}_over_{arm}"] = theirs / net
     return summary
 
 

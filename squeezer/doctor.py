@@ -229,7 +229,7 @@ def _metered(device: int, environment: Mapping[str, str], nvml: Nvml) -> Iterato
         yield Finding(Level.OK, "device memory", f"{memory[1] >> 20} of {memory[0] >> 20} MiB are free")
     look = meters.look()
     if look.slowed_by:
-        yield Finding(Level.NOTE, "clocks", f"lower than they could be, because of {' and '.join(look.slowed_by)}")
+        yield Finding(Level.NOTE, "clocks", f"kept low by {' and '.join(look.slowed_by)}")
     elif look.sm_mhz is not None:
         yield Finding(Level.OK, "clocks", f"multiprocessors at {look.sm_mhz} MHz now; nothing slows them")
 
@@ -250,7 +250,7 @@ def _sharing(meters: Meters, uuid: str, *, has_server: bool) -> Iterator[Finding
     neighbours = meters.neighbours()
     if neighbours is not None:
         holds = [f"{each.pid} ({'unknown' if each.bytes is None else each.bytes >> 20} MiB)" for each in neighbours]
-        text = f"{', '.join(holds)}: figures taken beside them are not the job's alone" if holds else "none"
+        text = f"{', '.join(holds)}: they affect whatever is measured now" if holds else "none"
         yield Finding(Level.NOTE if holds else Level.OK, "other processes", text)
 
 
@@ -259,7 +259,7 @@ def _no_meters(nvml: Nvml) -> Finding:
     return Finding(
         Level.NOTE,
         "device meters",
-        f"none: {why}. So free memory is seen every 10 steps only, by the main job, and power and clocks are unknown",
+        f"none: {why}. So free memory is read every 10 steps only, by the main job, and power and clocks are unknown",
     )
 
 
@@ -347,8 +347,8 @@ def _mps(environment: Mapping[str, str]) -> Finding:
         return Finding(
             Level.NOTE,
             "MPS",
-            f"{error}: nothing would run in the bubbles of a job that is started here; they would only be observed. "
-            f"What to do: squeezer doctor --fix-mps",
+            f"{error}: the bubbles of a job started here would only be observed. To start a server: squeezer doctor "
+            "--fix-mps",
         )
     about = "; ".join(map(_about, servers)) or "no server yet, since it starts with the first client"
     return Finding(
@@ -363,13 +363,13 @@ def _about(server: Server) -> str:
     """A server, its clients, and whether a job of this user would be one."""
     if not server.is_visible:
         return (
-            f"server {server.pid} with {len(server.clients)} clients, whose process ids mean others here: whether a "
-            f"main job is one cannot be known, so a side task uses it only with [device] mps = true"
+            f"server {server.pid} with {len(server.clients)} clients, whose process ids belong to another namespace. "
+            f"It cannot be known whether a main job is one, so a side task uses it only with [device] mps = true"
         )
     clients = ", ".join(f"{pid} ({_name(pid)})" for pid in sorted(server.clients)) or "none"
     is_ours = server.owner == os.geteuid()
     would = "would be one" if is_ours else f"would not be one: it belongs to user {server.owner}"
-    return f"server {server.pid} with clients: {clients}; a main job that is started here {would}"
+    return f"server {server.pid} with clients: {clients}; a main job started here {would}"
 
 
 def _name(pid: int) -> str:
@@ -381,7 +381,7 @@ def _name(pid: int) -> str:
 def _variables(environment: Mapping[str, str]) -> Iterator[Finding]:
     if environment.get("CUDA_LAUNCH_BLOCKING") == "1":
         yield Finding(
-            Level.NOTE, "CUDA_LAUNCH_BLOCKING", "1: the host waits for each kernel, so steps are slower than they need"
+            Level.NOTE, "CUDA_LAUNCH_BLOCKING", "1: the host waits for each kernel, so steps are slower than necessary"
         )
     if environment.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
         yield Finding(

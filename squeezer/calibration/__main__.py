@@ -17,9 +17,9 @@ from typing import Any
 
 from ds_hooks.shared.cuda_driver import DriverError
 from squeezer.calibration.figures import FIGURES, Figures
-from squeezer.calibration.kept import driver_version
 from squeezer.calibration.measured_device import LateError, MeasuredDevice
 from squeezer.calibration.mps_server import mps_server
+from squeezer.calibration.verdict_store import driver_version
 
 LIMIT_S = 40.0
 

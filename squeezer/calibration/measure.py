@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from squeezer.calibration.kept import keep, state_file
 from squeezer.calibration.verdict import Verdict, check_quiet, judge
+from squeezer.calibration.verdict_store import keep, state_file
 
 FIGURES = ("slices", "opening", "arrival")
 LIMIT_S = 150.0
@@ -36,7 +36,7 @@ def measure_rows(environment: Mapping[str, str] = os.environ) -> list[dict[str, 
                 [*command, "--side", PRIORITY], env=dict(environment), check=False, timeout=LIMIT_S, capture_output=True
             )
         except subprocess.TimeoutExpired:
-            raise MeasureError(f"it was not done within {LIMIT_S:g} s") from None
+            raise MeasureError(f"it took longer than {LIMIT_S:g} s") from None
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     rows = [json.loads(line) for line in lines]
     error = next((row["error"] for row in rows if "error" in row), None if rows else "nothing was measured")
@@ -65,7 +65,7 @@ def measure(*, mps: bool, environment: Mapping[str, str] = os.environ) -> Iterat
     yield f"{device['name']}, {device['uuid']}, driver {device['driver']}, {'MPS' if mps else 'without MPS'}"
     yield from described(verdict)
     if not device["driver"]:
-        raise MeasureError("the driver does not say its version, for which a verdict would hold")
+        raise MeasureError("the driver does not say its version, and a verdict holds for one version only")
     file = state_file(environment)
     try:
         keep(device["uuid"], device["driver"], verdict, mps=mps, file=file)

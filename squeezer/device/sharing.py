@@ -7,8 +7,8 @@ up to a slice of 2.4 ms (measured on an H200). Under MPS the main job's next ker
 import logging
 from typing import Literal
 
-from squeezer.calibration.kept import driver_version, kept, state_file
 from squeezer.calibration.verdict import Verdict
+from squeezer.calibration.verdict_store import driver_version, kept, state_file
 from squeezer.device.base import CannotShareError
 from squeezer.device.mps import MpsError, NoAnswerError, Server, server_of
 
@@ -39,9 +39,9 @@ def refuse_unsound(uuid: str) -> None:
     """
     verdict = verdict_of(uuid, mps=True)
     if verdict is None:
-        log.warning("this device has not been measured with MPS: `squeezer doctor --measure`, where no job runs")
+        log.warning("this device was not measured with MPS; run `squeezer doctor --measure` while no job runs")
     elif not verdict.sound:
-        raise CannotShareError(f"by a measurement of this device with MPS, bubbles are only observed: {verdict.reason}")
+        raise CannotShareError(f"by measurement with MPS, bubbles on this device are only observed: {verdict.reason}")
 
 
 def way_to_share(mps: Literal["auto"] | bool, main_pid: int, in_turns: bool) -> Server | None:

@@ -13,7 +13,7 @@ from ds_hooks.shared.cuda_driver import Driver, DriverError
 from ds_hooks.shared.page.file import DIRECTORY_VARIABLE
 from squeezer import doctor
 from squeezer.calibration import measure
-from squeezer.calibration.kept import kept, state_file
+from squeezer.calibration.verdict_store import kept, state_file
 from squeezer.cli import main
 from squeezer.device import mps
 from squeezer.doctor import Finding, Level, examine, main_measure
@@ -79,7 +79,7 @@ def test_an_mps_server_is_named_with_its_clients_and_its_risk(driver: FakeDriver
     assert finding.level is Level.NOTE and "fatal fault" in finding.text
     own_name = Path("/proc/self/comm").read_text().strip()
     assert f"server {control.server} with clients: {os.getpid()} ({own_name}), {2**22 + 1} (ended)" in finding.text
-    assert "a main job that is started here would be one" in finding.text
+    assert "a main job started here would be one" in finding.text
 
 
 def test_what_the_doctor_cannot_know_of_an_mps_server_it_says(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ds_hooks.shared.page.file import socket_path
-from ds_hooks.shared.page.layout import STRAY_WORDS, WORKER_WORDS, Field
+from ds_hooks.shared.page.layout import PROCESS_WORDS, STRAY_WORDS, Field
 from squeezer.daemon.side_processes.control_group import remove_dead_groups
 from tests.support.control_groups import a_place
 from tests.support.sandbox import Child, Sandbox, cpu_ticks, is_alive, stat, wait_for
@@ -121,7 +121,7 @@ def test_workers_stand_still_while_the_gate_is_shut(sandbox: Sandbox, context: s
 def test_the_time_of_workers_is_the_side_tasks(sandbox: Sandbox, context: str) -> None:
     loading = Loading(sandbox, context=context)
     workers = loading.workers()
-    words = range(Field.WORKERS, Field.FOUND_WORKERS + WORKER_WORDS)
+    words = range(Field.FORKED_PROCESSES, Field.FOUND_PROCESSES + PROCESS_WORDS)
     wait_for(lambda: {sandbox.word(index) for index in words} >= set(workers), "their names on the page")
     used = lambda: sum(map(cpu_ticks, (loading.side, *workers))) * TICK_S  # noqa: E731
     own = lambda: cpu_ticks(loading.side) * TICK_S  # noqa: E731
@@ -144,7 +144,7 @@ def test_a_process_that_has_left_group_and_parent_has_idle_time_and_is_counted(s
     left = lambda: [pid for pid in loading.living() if os.getpgid(pid) != loading.side]  # noqa: E731
     wait_for(lambda: len(left()) >= 2, "two that have left")
     # in both: one whose own parent ends at once is the side task's child before it can look
-    words = range(Field.WORKERS, Field.FOUND_WORKERS + WORKER_WORDS)
+    words = range(Field.FORKED_PROCESSES, Field.FOUND_PROCESSES + PROCESS_WORDS)
     wait_for(lambda: {sandbox.word(index) for index in words} >= set(left()), "their names on the page")
     assert {each for pid in left() for each in classes(pid)} == {os.SCHED_IDLE}
     assert workers

@@ -16,13 +16,13 @@ from trials.fusion.graph.trace import FORWARD
 from trials.fusion.layers import activations as _activations  # noqa: F401 - each of these fills the table
 from trials.fusion.layers import attention as _attention  # noqa: F401
 from trials.fusion.layers import conv as _conv  # noqa: F401
-from trials.fusion.layers import distance as _pairs  # noqa: F401
+from trials.fusion.layers import distance as _distance  # noqa: F401
 from trials.fusion.layers import dropout as _dropout  # noqa: F401
 from trials.fusion.layers import embedding as _embedding  # noqa: F401
 from trials.fusion.layers import linear as _linear  # noqa: F401
 from trials.fusion.layers import lora as _lora  # noqa: F401
 from trials.fusion.layers import norm as _norm  # noqa: F401
-from trials.fusion.layers import per_example as _examples  # noqa: F401
+from trials.fusion.layers import per_example as _per_example  # noqa: F401
 from trials.fusion.layers import pool as _pool  # noqa: F401
 from trials.fusion.layers import recurrent as _recurrent  # noqa: F401
 from trials.fusion.layers import shape as _shape  # noqa: F401

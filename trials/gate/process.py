@@ -8,7 +8,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from ds_hooks.shared.page.layout import WORKER_WORDS, Field
+from ds_hooks.shared.page.layout import PROCESS_WORDS, Field
 from ds_hooks.shared.processes.parent import die_with_parent
 from trials.gate.base import GATE_SIGNALS
 
@@ -117,7 +117,7 @@ def keep_forks(words: "memoryview[int]") -> None:
         if os.getppid() != own_pid:
             return  # a child's child
         with suppress(ValueError):
-            words[Field.WORKERS + words[Field.SIDE_FORKS] % WORKER_WORDS] = os.getpid()
+            words[Field.FORKED_PROCESSES + words[Field.SIDE_FORKS] % PROCESS_WORDS] = os.getpid()
         if is_main_thread:  # the kernel means the thread, and would kill it with that
             die_with_parent(own_pid)
 

@@ -18,7 +18,7 @@ class Search(Protocol):
     """Where the scheduler gets trials from and reports their scores to."""
 
     def send(self, **request: Any) -> None:
-        """Make one request; `trials.search.serve` lists them."""
+        """Make one request; docs/protocol.md lists them."""
 
     def answers(self, wait_s: float = 0.0) -> list[dict[str, Any]]:
         """Return the answers that have come since the last call; wait up to `wait_s` seconds for a first one."""

@@ -8,8 +8,8 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from trials.search.attributes import HISTORY
+from trials.search.cached_storage import with_cache
 from trials.search.config import WorkerConfig
-from trials.search.kept import keeping
 from trials.search.storage.database import is_shared
 from trials.search.storage.directory_identity import bind
 from trials.search.storage.optuna_storage import has_studies, open_storage
@@ -45,7 +45,7 @@ def safe_sampler(study: Study, storage: str) -> BaseSampler | None:
     sampler = study.sampler()
     if isinstance(getattr(sampler, "_base_sampler", sampler), CmaEsSampler) and is_shared(storage):
         raise StudyError(
-            "CmaEsSampler unpickles what is in a database, so whoever writes there can run code here; allowed: "
+            "CmaEsSampler unpickles what is in a database, so anyone who writes there can run code here; allowed: "
             "another sampler, or a storage in a file of your own"
         )
     return sampler
@@ -60,7 +60,7 @@ def open_study(study: Study, config: WorkerConfig, sampler: BaseSampler | None, 
     wanted = [StudyDirection[each.upper()] for each in study.directions or (study.direction,)]
     pruner = optuna.pruners.NopPruner() if study.promotes else study.pruner()
     opened = optuna.create_study(
-        storage=keeping(open_storage(config.storage), pruner),
+        storage=with_cache(open_storage(config.storage), pruner),
         study_name=config.study_name,
         directions=wanted,
         sampler=sampler,
@@ -69,7 +69,7 @@ def open_study(study: Study, config: WorkerConfig, sampler: BaseSampler | None, 
     )
     if opened.directions != wanted:
         raise StudyError(
-            f"study '{opened.study_name}' is in this storage with another direction: {_words(opened.directions)} there "
+            f"study '{opened.study_name}' has another direction in this storage: {_words(opened.directions)} there "
             f"and {_words(wanted)} here; allowed: another study_name"
         )
     if directory is not None and not is_shared(config.storage):

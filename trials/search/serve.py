@@ -1,17 +1,7 @@
 """The search worker as a process, so that the training process never waits for a database.
 
-The side task's main program forks it once torch and the study are loaded. They exchange one JSON object per line.
-
-- Requests: `{"ask": n, "here": [number, …]}`, `{"built": number, "structure": name}`,
-  `{"began": number, "epoch": e, "score": v or null, "history": {…}}`,
-  `{"trained": {number: e, …}}`, `{"ran": structure, "trials": k, "samples": n, "began_s": t, "ended_s": t}`,
-  `{"checkpoint": number, "file": path}`,
-  `{"report": number, "epoch": e, "value": v, "final": bool, "weights": path or null, "history": {…}}`,
-  `{"fail": number, "reason": text}`, `{"unfit": number, "reason": text}`, `{"stop": true}`.
-- Answers: `{"trials": [{"number": i, "params": {…}, "epoch": e, "milestone": m}, …], "exhausted": bool, "over": bool,
-  "bar": score}`,
-  `{"pruned": number}`, `{"lost": number}`, `{"said": text, "warns": bool}`,
-  `{"error": text, "status": that of the process, or null}`.
+The side task's main program forks it once torch and the study are loaded. They exchange one JSON object per line:
+docs/protocol.md lists the requests and their answers.
 
 Its core belongs to the main job, so it runs only when nothing else wants that core. Three things are exempt: the first
 trials, if no main job has come yet; work under a lock for which other search workers wait; and signs of life, without
@@ -151,7 +141,7 @@ def _live(worker: SearchWorker, lease_s: float, over: threading.Event) -> None:
             if count % (SIGNS_PER_LEASE // LOOKS_PER_LEASE) == 0:
                 worker.take_over()
         except Exception as error:  # such as a database that is away for a while; the next try may succeed
-            log.warning("no sign of life: %s", in_short(error))
+            log.warning("the lease was not renewed: %s", in_short(error))
 
 
 def _outside_idle_class() -> Executor:

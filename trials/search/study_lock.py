@@ -6,9 +6,9 @@ from typing import TypeVar
 
 import optuna
 
+from trials.search.cached_storage import CachedStorage
 from trials.search.choice.next_trials import requeue
-from trials.search.kept import Kept
-from trials.search.storage.claims import Claim, Claims, Held
+from trials.search.storage.claims import Claim, Claims, LockedClaims
 from trials.search.storage.database import patiently
 
 _Result = TypeVar("_Result")
@@ -31,13 +31,13 @@ class StudyLock:
         self._fence = 0
         self.study: optuna.Study | None = None
 
-    def alone(self, do: Callable[[Held], _Result]) -> _Result:
+    def alone(self, do: Callable[[LockedClaims], _Result]) -> _Result:
         """Do something under the lock, and again after what was left of a try without an answer.
 
         Only the thread that asks for trials may call it, for it alone knows which claims are meant.
         """
 
-        def again(held: Held) -> _Result:
+        def again(held: LockedClaims) -> _Result:
             held.unclaim_all_but(list(self._known()))
             if self.study is not None:
                 requeue(self.study, held.claimed())
@@ -45,12 +45,12 @@ class StudyLock:
 
         return patiently(lambda is_again: self.locked(again if is_again else do))
 
-    def locked(self, do: Callable[[Held], _Result]) -> _Result:
+    def locked(self, do: Callable[[LockedClaims], _Result]) -> _Result:
         """Do something under the lock, once."""
 
         def locked() -> _Result:
             with self._claims.alone() as held:
-                if self.study is not None and isinstance(self.study._storage, Kept):
+                if self.study is not None and isinstance(self.study._storage, CachedStorage):
                     fences = held.fences(self._fence)
                     self.study._storage.look_at_changes(self.study._study_id, fences, self._fence)
                     self._fence = max((self._fence, *(fence for fence, _ in fences.values())))

@@ -26,7 +26,7 @@ from trials.search.measures import Measures
 from trials.search.optuna_study import ended_after, open_study, safe_sampler
 from trials.search.optuna_trials import OptunaTrials
 from trials.search.outlook import DeadlineWatch, outlook
-from trials.search.storage.claims import Claims, Held
+from trials.search.storage.claims import Claims, LockedClaims
 from trials.search.storage.database import START_PATIENCE_S, connect, is_away, patiently
 from trials.search.storage.directory_identity import Unseen, identity
 from trials.search.study_files import StudyFiles
@@ -196,14 +196,14 @@ class SearchWorker:
         self.measures.does_not_fit(name)
         is_saved = self._held[number].claim.epoch > 0
 
-        def may_fit(held: Held) -> bool:
+        def may_fit(held: LockedClaims) -> bool:
             held.note_unfit([name])
             return held.may_fit([name], is_saved=is_saved)
 
         if not self._lock.alone(may_fit):
             return self.fail(number, reason)
         trial_id = patiently(lambda again: self._trials.id(number))
-        log.info("trial %d does not fit here, and waits for another worker", number)
+        log.info("trial %d does not fit into memory here, and waits for another worker", number)
         if not self._owning(number, partial(self._trials.release, trial_id), lets_go=True):
             return self._lost(number)
         return None
@@ -241,7 +241,7 @@ class SearchWorker:
         if number not in self._held:
             return None
         if epoch < self._held[number].claim.epoch:
-            log.warning("trial %d goes on from epoch %d: no newer checkpoint could be used", number, epoch)
+            log.warning("trial %d continues from epoch %d: no newer checkpoint can be used", number, epoch)
             self.trained[number] = epoch
             if not self._owning(number, lambda: None, back_to=epoch):
                 return self._lost(number)
@@ -344,7 +344,7 @@ class SearchWorker:
     def _forget(self, number: int) -> None:
         del self._held[number], self.trained[number]
 
-    def _claim(self, held: Held, most: int) -> tuple[list[Claimed], bool, list[dict[str, Any] | Unbegun]]:
+    def _claim(self, held: LockedClaims, most: int) -> tuple[list[Claimed], bool, list[dict[str, Any] | Unbegun]]:
         """Claim up to `most` trials.
 
         Returns:
@@ -378,10 +378,10 @@ class SearchWorker:
         name, ended = self._config.worker, self._ended_after
         self._lock.alone(lambda held: self._released(held, held.release(name, died=died, ended=ended)))
 
-    def _released(self, held: Held, numbers: list[int]) -> None:
+    def _released(self, held: LockedClaims, numbers: list[int]) -> None:
         requeue(self._study, held.claimed())
         if numbers:
-            log.info("%d trials were left by a worker, and wait for another", len(numbers))
+            log.info("a worker has left %d trials, which wait for another", len(numbers))
 
     def _begin_all(self, claimed: Sequence[Claimed], again: bool = False) -> list[dict[str, Any] | Unbegun]:
         return [self._beginner.begin(each) for each in claimed]

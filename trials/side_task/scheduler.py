@@ -19,10 +19,10 @@ from trials.gate.base import AUDIT_UNITS, HOST_UNIT, Gate, StopRequested
 from trials.own_logger import own_logger
 from trials.search.choice.placement import NO_ROOM
 from trials.search.client import Search
+from trials.side_task.accounts import Accounts
 from trials.side_task.audits import Audits
 from trials.side_task.checkpoints import Checkpoints
 from trials.side_task.cohort import Cohort, Fit, starved_status
-from trials.side_task.ledger import Ledger
 from trials.side_task.refilling import APART, Refilling
 from trials.side_task.results import Results
 from trials.side_task.turn import Turn, TurnOver
@@ -95,7 +95,7 @@ class Scheduler:
         self._asked = self._exhausted = self._over = False
         self._ask_again_s = 0.0
         self._here = 0  # how many trials were here at the last request for more
-        self._ledger, self._refilling = Ledger(gate, self._audits), Refilling()
+        self._accounts, self._refilling = Accounts(gate, self._audits), Refilling()
 
     def run(self) -> None:
         """Train until no trial is left, or until it is another study's turn.
@@ -104,9 +104,9 @@ class Scheduler:
             StopRequested: the daemon asked for the end.
             TurnOver: it is another study's turn. All trials are saved.
         """
-        self.report(statuses.Ready(self._study.trials, self._ledger.ready_ns / 1e6))
+        self.report(statuses.Ready(self._study.trials, self._accounts.ready_ns / 1e6))
         while True:
-            if self._turn is not None and self._turn.is_over(has_trained=self._ledger.epochs > 0):
+            if self._turn is not None and self._turn.is_over(has_trained=self._accounts.epochs > 0):
                 self._leave()
             for answer in self._search.answers():
                 self._take(answer)
@@ -130,7 +130,7 @@ class Scheduler:
             self._report_progress()
         self._gate.rest()
         self._report_progress()
-        self.report(statuses.Finished(self._ledger.work))
+        self.report(statuses.Finished(self._accounts.work))
 
     def _leave(self) -> None:
         for group in (group for cohort in self._cohorts for group in cohort.groups):
@@ -140,7 +140,7 @@ class Scheduler:
 
     def _report_progress(self) -> None:
         readers = [reader for cohort in self._cohorts for reader in cohort.readers]
-        self.report(self._ledger.progress(self._rows(), self._checkpoints.unsaved_epochs(readers)))
+        self.report(self._accounts.progress(self._rows(), self._checkpoints.unsaved_epochs(readers)))
 
     def _rows(self) -> int:
         return sum(len(cohort.numbers) for cohort in self._cohorts)
@@ -262,15 +262,15 @@ class Scheduler:
         return member
 
     def _train_epoch(self, cohort: Cohort) -> None:
-        trials, work, began_s = len(cohort.numbers), self._ledger.work, time.monotonic()
+        trials, work, began_s = len(cohort.numbers), self._accounts.work, time.monotonic()
         self._gate.enter(HOST_UNIT)
         began_ns = self._gate.busy_ns()
         try:
-            with self._ledger.training():
+            with self._accounts.training():
                 self._train_batches(cohort)
             self._end_epoch(cohort)
             self._refilling.trained(self._gate.busy_ns() - began_ns)
-            ran = {"ran": cohort.fit.structure, "trials": trials, "samples": self._ledger.work - work}
+            ran = {"ran": cohort.fit.structure, "trials": trials, "samples": self._accounts.work - work}
             self._search.send(**ran, began_s=began_s, ended_s=time.monotonic())
             return
         except ApartError as error:
@@ -298,14 +298,14 @@ class Scheduler:
             self._use(group)
             group.train_step(inputs, targets, per_trial)
             gate.enter(HOST_UNIT)
-            self._ledger.count(work_of(self._study, group.size, inputs, targets, per_trial), group.size)
+            self._accounts.count(work_of(self._study, group.size, inputs, targets, per_trial), group.size)
             self._relieve(cohort, group)
             if self._offload is not None:
                 self._offload.step_ended()
 
     def _end_epoch(self, cohort: Cohort) -> None:
         study, gate = self._study, self._gate
-        self._ledger.epochs += len(cohort.numbers)
+        self._accounts.epochs += len(cohort.numbers)
         for group in cohort.groups:
             self._keep(group, self._results.healthy(group))
         cohort.drop_empty()

@@ -32,7 +32,7 @@ class Pinned:
             yield pinned(inputs), pinned(targets)
 
 
-class Kept:
+class BatchCopy:
     """A batch as it is before a step, whose loss may change it in place.
 
     Attributes:
@@ -78,10 +78,10 @@ class Reader(NamedTuple):
     epoch: int
 
 
-def windows(study: Study, batches: Iterator[Batch]) -> Iterator[Batch]:
+def accumulated(study: Study, batches: Iterator[Batch]) -> Iterator[Batch]:
     """Return the batches of an epoch as they are taken: one for each step or, if steps accumulate, several.
 
-    A window of several is a batch of which both parts are tuples, with one entry for each of its batches.
+    Several are one batch, both parts of which are tuples with one entry for each of them.
     """
     if study.accumulate == 1:
         return batches
@@ -89,7 +89,7 @@ def windows(study: Study, batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def parts(study: Study, inputs: Any, targets: Any) -> list[Batch]:
-    """Return the batches in a step's inputs and targets; see `windows`."""
+    """Return the batches in a step's inputs and targets; see `accumulated`."""
     return [(inputs, targets)] if study.accumulate == 1 else list(zip(inputs, targets, strict=True))
 
 
@@ -136,7 +136,7 @@ def rounds(study: Study, readers: Sequence[Reader]) -> Iterator[dict[int, Batch]
         if any(batches is not None for batches in own):
             owners += here
             readings += [
-                ([r.number], windows(study, _read(() if given is None else given, "Study.trial_batches")))
+                ([r.number], accumulated(study, _read(() if given is None else given, "Study.trial_batches")))
                 for r, given in zip(here, own, strict=True)
             ]
             continue
@@ -145,7 +145,7 @@ def rounds(study: Study, readers: Sequence[Reader]) -> Iterator[dict[int, Batch]
         if any(loader is other for other in loaders) and not isinstance(loader, (list, tuple)):
             raise SharedLoaderError
         loaders.append(loader)
-        reading = windows(study, _read(given, "Study.batches"))
+        reading = accumulated(study, _read(given, "Study.batches"))
         # reading the first batch draws the epoch's order, before another epoch is asked for
         readings.append(([reader.number for reader in here], chain(tuple(islice(reading, 1)), reading)))
     while True:

@@ -19,7 +19,7 @@ from trials.study import Study
 from trials.training.audits.audit import MODES, Audit
 from trials.training.audits.lone import Lone, part_names
 from trials.training.audits.record import Record
-from trials.training.batches import Kept, Reader, fuse_batches, parts, rounds, shapes
+from trials.training.batches import BatchCopy, Reader, fuse_batches, parts, rounds, shapes
 from trials.training.malloc import keep_freed_memory
 from trials.training.member import Member, facts_of, fuse_optimizers_of, restored
 from trials.training.phase import Phase
@@ -114,7 +114,7 @@ class TrialGroup(ScoredGroup):
         if self._audit is None or not self._audit.is_due(self, "training", kind):
             self._train(inputs, targets, per_trial, None)
             return
-        kept = Kept(inputs, targets)
+        kept = BatchCopy(inputs, targets)
 
         def step(record: Record | None) -> None:
             kept.put_back()

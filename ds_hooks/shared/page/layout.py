@@ -142,10 +142,10 @@ until the main job's next instruction has ended, unless the side task has proces
     """side task; at a bubble's start the main job's device, in an emergency the daemon: how many µs of the open \
 bubble's permit are left, on a CUDA device; between bubbles, `DeviceGate.ANY`"""
 
-    WORKERS = 20232
-    """side task's processes, each in a word of its own: `WORKER_WORDS` words, the processes that it has forked last"""
-    FOUND_WORKERS = 20248
-    """daemon: `WORKER_WORDS` words, further processes of the side task"""
+    FORKED_PROCESSES = 20232
+    """side task's processes, each in a word of its own: `PROCESS_WORDS` words, the processes that it has forked last"""
+    FOUND_PROCESSES = 20248
+    """daemon: `PROCESS_WORDS` words, further processes of the side task"""
     STRAYS = 20264
     """daemon: `STRAY_WORDS` words, the side task's processes that have left its process group: \
 `start << 22 | process`, the start in ticks since boot; 0 ends the list"""
@@ -154,7 +154,7 @@ bubble's permit are left, on a CUDA device; between bubbles, `DeviceGate.ANY`"""
 PLANNED_SLOTS = Field.RENEWALS - Field.PERMITS
 """Bubbles of later slots are never opened."""
 RENEWALS_PER_SLOT = 4
-WORKER_WORDS = 16
+PROCESS_WORDS = 16
 STRAY_WORDS = 4
 """Each costs the main job some 20 µs in a bubble, so there are few."""
 

@@ -5,7 +5,7 @@ Hooks and side task both read it, so what one sees and the other reports is the 
 
 import time
 
-from ds_hooks.shared.page.layout import WORKER_WORDS, Field
+from ds_hooks.shared.page.layout import PROCESS_WORDS, Field
 
 _PROCESS_CPU_CLOCK = 2
 """CPUCLOCK_SCHED of Linux: `~pid << 3 | 2` names the clock of all CPU time of process `pid`."""
@@ -20,8 +20,8 @@ class SideClock:
 
     def __init__(self, words: "memoryview[int]") -> None:
         self._words = words
-        self._workers_ns = 0
-        self._counted_ns: dict[int, int] = {}  # of each worker that runs
+        self._others_ns = 0
+        self._counted_ns: dict[int, int] = {}  # of each own process that runs
         self._ended: dict[int, int] = {}  # by its word
 
     def now_ns(self) -> int:
@@ -35,14 +35,14 @@ class SideClock:
             own_ns = _cpu_ns(pid)
         except OSError:
             return 0  # it has ended
-        if words[Field.SIDE_FORKS] or words[Field.FOUND_WORKERS]:
-            self._count_workers()
-        return own_ns + self._workers_ns
+        if words[Field.SIDE_FORKS] or words[Field.FOUND_PROCESSES]:
+            self._count_own_processes()
+        return own_ns + self._others_ns
 
-    def _count_workers(self) -> None:
+    def _count_own_processes(self) -> None:
         """Add what the side task's own processes have used since the last call. One that was found late begins now."""
         words, counted_ns = self._words, self._counted_ns
-        for index in range(Field.WORKERS, Field.FOUND_WORKERS + WORKER_WORDS):
+        for index in range(Field.FORKED_PROCESSES, Field.FOUND_PROCESSES + PROCESS_WORDS):
             pid = words[index]
             if not pid or self._ended.get(index) == pid:
                 continue
@@ -52,8 +52,8 @@ class SideClock:
                 self._ended[index] = pid
                 counted_ns.pop(pid, None)
                 continue
-            before_ns = counted_ns.get(pid, now_ns if index >= Field.FOUND_WORKERS else 0)
-            self._workers_ns += max(0, now_ns - before_ns)
+            before_ns = counted_ns.get(pid, now_ns if index >= Field.FOUND_PROCESSES else 0)
+            self._others_ns += max(0, now_ns - before_ns)
             counted_ns[pid] = now_ns
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import psutil
 
-from ds_hooks.shared.page.layout import WORKER_WORDS, Field
+from ds_hooks.shared.page.layout import PROCESS_WORDS, Field
 from ds_hooks.shared.processes.identity import start_time
 from ds_hooks.shared.processes.strays import name_strays
 from squeezer.daemon.side_processes.control_group import SideGroup
@@ -38,8 +38,8 @@ class SideFamily:
         """There is no side task."""
         words = self._words
         words[Field.SIDE_CHILDREN] = words[Field.SIDE_FORKS] = words[Field.SEARCH_PROCESS] = 0
-        for index in range(WORKER_WORDS):
-            words[Field.WORKERS + index] = words[Field.FOUND_WORKERS + index] = 0
+        for index in range(PROCESS_WORDS):
+            words[Field.FORKED_PROCESSES + index] = words[Field.FOUND_PROCESSES + index] = 0
         name_strays(words, {})
         self._forks = 0
         self._forked: set[int] = set()
@@ -71,7 +71,7 @@ class SideFamily:
         found = {pid: start for pid, start in (self._walked | (listed or {})).items() if pid not in but}
         for pid in found.keys() - self._known:
             run_when_idle(pid)
-        forked = {words[Field.WORKERS + index] for index in range(WORKER_WORDS)}
+        forked = {words[Field.FORKED_PROCESSES + index] for index in range(PROCESS_WORDS)}
         if (found.keys(), forked) != (self._known.keys(), self._forked):
             self._name(found.keys() - forked)
         self._known, self._forked = found, forked
@@ -92,7 +92,7 @@ class SideFamily:
     def _name(self, pids: set[int]) -> None:
         """Name them on the page, each in the word that it had."""
         words = self._words
-        places = range(Field.FOUND_WORKERS, Field.FOUND_WORKERS + WORKER_WORDS)
+        places = range(Field.FOUND_PROCESSES, Field.FOUND_PROCESSES + PROCESS_WORDS)
         for index in places:
             if words[index] not in pids:
                 words[index] = 0

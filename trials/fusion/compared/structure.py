@@ -14,7 +14,7 @@ from trials.fusion.compared.peft_configs import configs
 from trials.fusion.compared.reads import Codes, Watch
 from trials.fusion.compared.sharing import refuse_common, refuse_overlaps, ties
 from trials.fusion.errors import RefusedError
-from trials.fusion.graph.kept import Kept
+from trials.fusion.graph.module_attributes import ModuleAttributes
 from trials.fusion.graph.trace import FORWARD, describe, modes, trace
 from trials.fusion.registry import FuseError, Layer, find, has_hooks, label, refuse
 from trials.fusion.rows import Rows, Vectors, stack_parameters
@@ -71,7 +71,7 @@ def structure(model: nn.Module, phases: Sequence[str] = (FORWARD,), untraced: st
     mode_tables = modes(model, training=True), modes(model, training=False)
     facts: Facts = own_forwards(model)
     graphs: tuple[fx.Graph | None, ...] = (None,) * (len(phases) + 1)
-    unchanged, plain, kept = Unchanged(model), Untouched(model), Kept(model)
+    unchanged, plain, kept = Unchanged(model), Untouched(model), ModuleAttributes(model)
     codes: Codes = {}
     try:
         if not untraced:

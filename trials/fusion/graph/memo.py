@@ -21,7 +21,7 @@ from trials.fusion.compared.contents import contents
 from trials.fusion.compared.describe import Describer
 from trials.fusion.compared.reads import PLAIN
 from trials.fusion.errors import FuseError, RefusedError
-from trials.fusion.graph.kept import Kept, Place
+from trials.fusion.graph.module_attributes import ModuleAttributes, Place
 from trials.fusion.graph.surroundings import reentrant_checkpoint, without_recomputing
 from trials.fusion.own_code.one_by_one import fits, mark
 from trials.fusion.own_code.streams import drawing_from
@@ -94,7 +94,7 @@ class Memo:
     """
 
     def __init__(self, module: nn.Module, path: str) -> None:
-        self.kept = Kept(module)
+        self.kept = ModuleAttributes(module)
         self._module, self.path, self.is_allowed = module, path, True
         self._proven: dict[Hashable, tuple[int, frozenset[Place]]] = {}  # how many signatures were known, and places
         self._veterans: list[_Copy] = []  # one at most: what calls of all signatures have left

@@ -137,7 +137,7 @@ class FusedMultiheadAttention(JointLayer):
             weights_K = weights_K if batched else weights_K.squeeze(1)
         else:
             y_K = attend(q_K, k_K, v_K, mask_K, masks, is_causal=causal)
-        # [K, L, B, E] in memory, as in a solo run: a dropout that follows draws in this order
+        # [K, L, B, E] in memory, as in the trial alone: a dropout that follows draws in this order
         y_K = linear.own(y_K.permute(0, 3, 1, 2, 4).flatten(3), self.out_weight_KOI, self.out_bias_KO, self.again)
         if not batched:
             y_K = y_K.squeeze(2)

@@ -152,7 +152,7 @@ class FusedConv(_Convolution):
         y_KON = (
             torch.bmm(weight_KOI, x_KIN) if bias_KO is None else torch.baddbmm(bias_KO.unsqueeze(2), weight_KOI, x_KIN)
         )
-        # in the memory order of a solo run, in which a dropout that follows draws
+        # in the memory order of the trial alone, in which a dropout that follows draws
         return y_KON.unflatten(2, (x.shape[1], *x.shape[3:])).transpose(1, 2).contiguous()
 
 

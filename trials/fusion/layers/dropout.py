@@ -20,7 +20,7 @@ _SELU_FLOOR = 1.7580993408473766  # minus the value that SELU tends to, as PyTor
 class Masks:
     """The random masks of K trials.
 
-    If a trial's generator has the state that the global one has in a solo run, it drops the same elements as
+    If a trial's generator has the state that the global one has in the trial alone, it drops the same elements as
     `torch.nn.functional.dropout` drops there. A trial with rate 0 or 1 draws nothing, as in PyTorch.
 
     Attributes:

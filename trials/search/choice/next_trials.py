@@ -14,7 +14,7 @@ from trials.search.choice.finite import has_begun_all
 from trials.search.choice.paused import is_paused, standing_of
 from trials.search.choice.placement import groups, place, trial_name
 from trials.search.choice.promotion import Ranking, next_milestone
-from trials.search.storage.claims import Claim, Held
+from trials.search.storage.claims import Claim, LockedClaims
 from trials.study import Study
 
 
@@ -64,7 +64,7 @@ class NextTrials:
         self._ranking = Ranking(self._rungs, user_study.direction == "maximize")
         self._ranked: list[FrozenTrial | None] = []
 
-    def claim(self, held: Held, most: int, *, may_begin: bool) -> list[Claimed]:
+    def claim(self, held: LockedClaims, most: int, *, may_begin: bool) -> list[Claimed]:
         """Claim up to `most` trials: those that were begun and left, those to promote, those enqueued, then new ones.
 
         Of trials that wait, those come first that this device trains best; see `trials.search.choice.placement`.
@@ -102,7 +102,7 @@ class NextTrials:
         return claimed
 
     def _claim_waiting(
-        self, held: Held, most: int, known: Sequence[FrozenTrial], promoted: Sequence[tuple[FrozenTrial, int]]
+        self, held: LockedClaims, most: int, known: Sequence[FrozenTrial], promoted: Sequence[tuple[FrozenTrial, int]]
     ) -> list[Claimed]:
         waiting = [t for t in known if t.state is TrialState.WAITING and not self._ranking.is_paused(t.number)]
         left = [trial for trial in waiting if PARAMS in trial.user_attrs]
@@ -111,7 +111,7 @@ class NextTrials:
         placed = self._placed(held, self._fitting(held, [*begun, *promoted]))
         return self._claim_all(held, most, [*placed, *(_Candidate(*each) for each in enqueued)])
 
-    def _claim_all(self, held: Held, most: int, candidates: Sequence[_Candidate]) -> list[Claimed]:
+    def _claim_all(self, held: LockedClaims, most: int, candidates: Sequence[_Candidate]) -> list[Claimed]:
         """Claim up to `most` of these trials, in order."""
         claimed: list[Claimed] = []
         for each in candidates:
@@ -120,7 +120,7 @@ class NextTrials:
             claimed += self._take(held, each)
         return claimed
 
-    def _fitting(self, held: Held, trials: Sequence[tuple[FrozenTrial, int]]) -> list[_Candidate]:
+    def _fitting(self, held: LockedClaims, trials: Sequence[tuple[FrozenTrial, int]]) -> list[_Candidate]:
         """Return these trials with their milestones, but for those that fit only where other workers are.
 
         Structures are looked up only if they matter.
@@ -143,7 +143,7 @@ class NextTrials:
                 held.left.add(trial.number)
         return found
 
-    def _placed(self, held: Held, candidates: Sequence[_Candidate]) -> list[_Candidate]:
+    def _placed(self, held: LockedClaims, candidates: Sequence[_Candidate]) -> list[_Candidate]:
         """Put those of the structure first that this worker is to train first."""
         counts = Counter(each.structure for each in candidates if each.structure is not None)
         if len(counts) < 2:
@@ -179,7 +179,7 @@ class NextTrials:
     def _next(self, after: int) -> int:
         return next_milestone(self._rungs, self._user_study.epochs, after)
 
-    def _take(self, held: Held, candidate: _Candidate) -> list[Claimed]:
+    def _take(self, held: LockedClaims, candidate: _Candidate) -> list[Claimed]:
         """Claim a trial that waits, unless another worker has it."""
         trial = candidate.trial
         claim = held.claim(trial.number)
@@ -196,7 +196,7 @@ class NextTrials:
             return []
         return [Claimed(trial._trial_id, claim, milestone, candidate.fits)]
 
-    def _begin(self, held: Held) -> Claimed:
+    def _begin(self, held: LockedClaims) -> Claimed:
         attributes = {WORKER: self._worker, **({MILESTONE: self._next(0)} if self._rungs else {})}
         ours = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attributes)
         trial_id = self._storage.create_new_trial(self._study._study_id, template_trial=ours)

@@ -25,9 +25,9 @@ from trials.search.storage.claim_tables import (
     since_1970_s,
     suppress_duplicate,
 )
-from trials.search.storage.held import LEASE_S as LEASE_S
-from trials.search.storage.held import MOST_DEATHS as MOST_DEATHS
-from trials.search.storage.held import Held as Held
+from trials.search.storage.locked_claims import LEASE_S as LEASE_S
+from trials.search.storage.locked_claims import MOST_DEATHS as MOST_DEATHS
+from trials.search.storage.locked_claims import LockedClaims as LockedClaims
 from trials.search.storage.measured import Minute, read_minutes, write_minutes, write_speeds
 from trials.search.storage.owned import Claim as Claim
 from trials.search.storage.owned import Owned
@@ -123,13 +123,13 @@ class Claims:
         self._directory = directory
 
     @contextmanager
-    def alone(self) -> Iterator[Held]:
+    def alone(self) -> Iterator[LockedClaims]:
         """Hold the study's lock, and commit at the end. No other worker claims or releases meanwhile."""
         self._told.clear()
         with self._engine.begin() as c:
             row = self._lock(c, STUDY, STUDY.c.study == self._study)
             placement = None if row is None else row.placement
-            yield Held(c, self._study, self._worker, self._lease_s, self._directory, placement)
+            yield LockedClaims(c, self._study, self._worker, self._lease_s, self._directory, placement)
 
     @contextmanager
     def owned(self, claim: Claim, operation: str | None = None, structure: str | None = None) -> Iterator[Owned | None]:
@@ -163,7 +163,7 @@ class Claims:
                 values["exclusive_rows"] = self._exclusive_rows
                 c.execute(WORKER.insert().values(study=self._study, **values))
                 self._told_speeds = {}
-            # in the order in which `Held.release` locks them
+            # in the order in which `LockedClaims.release` locks them
             for trial in sorted(trial for trial, said in told.items() if self._told.get(trial) != said):
                 row = (CLAIM.c.study == self._study) & (CLAIM.c.trial == trial) & (CLAIM.c.worker == self._worker)
                 epoch, structure = told[trial]

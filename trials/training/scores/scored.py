@@ -16,7 +16,7 @@ from trials.gate.base import HOST_UNIT, Gate
 from trials.training.audits.audit import Audit, Mode
 from trials.training.audits.lone import Lone
 from trials.training.audits.record import SCORE, Record
-from trials.training.batches import Kept, as_batch, shapes
+from trials.training.batches import BatchCopy, as_batch, shapes
 from trials.training.group_state import GroupState
 from trials.training.phase import Phase
 from trials.training.scores.metrics import Validated, metrics_of, on_host, score_of
@@ -109,7 +109,7 @@ class ScoredGroup(GroupState, abc.ABC):
         kind = self.size > 1, shapes((inputs_B, targets_B))
         if self._audit is None or not self._audit.is_due(self, "evaluation", kind):
             return self._scores(inputs_B, targets_B)
-        kept = Kept(inputs_B, targets_B)
+        kept = BatchCopy(inputs_B, targets_B)
 
         def step(record: Record | None) -> tuple[Tensor, list[Validated]]:
             kept.put_back()

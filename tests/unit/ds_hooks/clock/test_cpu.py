@@ -82,8 +82,8 @@ def test_the_side_tasks_own_processes_count_and_what_they_used_stays_counted(tmp
         burn(*each, 50)
     words[Field.SIDE_PID] = side[0]
     assert clock.side_cpu_ns() < 40e6
-    words[Field.WORKERS + 3], words[Field.SIDE_FORKS] = forked[0], 3
-    words[Field.FOUND_WORKERS] = found[0]
+    words[Field.FORKED_PROCESSES + 3], words[Field.SIDE_FORKS] = forked[0], 3
+    words[Field.FOUND_PROCESSES] = found[0]
     first_ns = clock.side_cpu_ns()
     assert 50e6 < first_ns < 90e6, "one that was found late begins now"
     burn(*found, 50)
@@ -93,7 +93,7 @@ def test_the_side_tasks_own_processes_count_and_what_they_used_stays_counted(tmp
         os.write(writer, b"\0")
         os.waitpid(pid, 0)
     assert clock.side_cpu_ns() >= second_ns
-    words[Field.FOUND_WORKERS] = 0
+    words[Field.FOUND_PROCESSES] = 0
     assert clock.side_cpu_ns() >= second_ns
     os.write(side[1], b"\0")
     os.waitpid(side[0], 0)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from squeezer.calibration import measure
-from squeezer.calibration.kept import driver_version, keep, kept, state_file
 from squeezer.calibration.measure import described
 from squeezer.calibration.verdict import judge
+from squeezer.calibration.verdict_store import driver_version, keep, kept, state_file
 from tests.support.paths import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results" / "gpu"

@@ -14,8 +14,8 @@ import pytest
 from ds_hooks.shared.device_uuid import write_device_uuid
 from ds_hooks.shared.page.file import Page, page_path
 from ds_hooks.shared.page.layout import DeviceGate, Field
-from squeezer.calibration.kept import keep, state_file
 from squeezer.calibration.verdict import Verdict
+from squeezer.calibration.verdict_store import keep, state_file
 from squeezer.config import DeviceTable
 from squeezer.device import CannotShareError, CudaDevice, SideProcess, mps, sharing
 from squeezer.device.mps import MpsError, server_of, terminate_client

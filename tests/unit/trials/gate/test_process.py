@@ -36,7 +36,7 @@ def fork(name, then=lambda: None):
             "class": os.sched_getscheduler(0),
             "dies": signal_number.value,
             "blocked": len(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
-            "named": os.getpid() in words[Field.WORKERS : Field.FOUND_WORKERS].tolist(),
+            "named": os.getpid() in words[Field.FORKED_PROCESSES : Field.FOUND_PROCESSES].tolist(),
         }
         os.write(hears, json.dumps(facts).encode())
         then()

@@ -16,7 +16,7 @@ from trials import FuseError, TrialGroup
 from trials.fusion.errors import ApartError
 from trials.gate.base import OpenGate
 from trials.training.audits.audit import Audit
-from trials.training.batches import Kept, Pinned, as_batch, fuse_batches, shapes
+from trials.training.batches import BatchCopy, Pinned, as_batch, fuse_batches, shapes
 from trials.training.trees import examples, stacked
 
 
@@ -220,7 +220,7 @@ def test_nan_is_equal_to_itself() -> None:
 def test_kept_copies_every_leaf_and_puts_it_back() -> None:
     base = torch.arange(6.0)
     batch = {"a": base[:4], "b": [base[2:], 5]}, (base.clone(), None)
-    kept = Kept(*batch)
+    kept = BatchCopy(*batch)
     base.add_(1)
     batch[1][0].mul_(3)
     torch.testing.assert_close(kept.inputs, {"a": torch.arange(4.0), "b": [torch.arange(2.0, 6), 5]})

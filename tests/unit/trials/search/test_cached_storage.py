@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.support.fused_and_solo import AtOnce, ToyStudy
 from tests.support.side_task_runs import expire
-from trials.search.kept import Kept
+from trials.search.cached_storage import CachedStorage
 from trials.search.worker import SearchWorker, WorkerConfig
 
 
@@ -121,6 +121,6 @@ def test_pruners_that_look_at_what_trains_see_it(prunes: BasePruner | None, is_k
     one.ask(1)
     states(other)
     one.report(0, 1, 0.5, False)
-    assert isinstance(other._storage, Kept) is is_kept
+    assert isinstance(other._storage, CachedStorage) is is_kept
     seen = other._study.get_trials(deepcopy=False)[0].intermediate_values
     assert seen == ({} if is_kept else {1: 0.5})

@@ -19,7 +19,7 @@ MOST_DEATHS = 3
 without any other of which this may be true soon: most were only fused with the one that ends processes."""
 
 
-class Held:
+class LockedClaims:
     """The claims of a study under its lock.
 
     Attributes:

@@ -3,7 +3,7 @@
 import pytest
 
 from trials.gate.base import OpenGate
-from trials.side_task.ledger import Ledger
+from trials.side_task.accounts import Accounts
 
 MS = 1_000_000
 
@@ -25,18 +25,18 @@ class Spending:
 
 def test_training_is_the_time_inside_but_for_audits() -> None:
     gate, audits = Clocked(), Spending()
-    ledger = Ledger(gate, audits)  # type: ignore[arg-type]
-    with ledger.training():
+    accounts = Accounts(gate, audits)  # type: ignore[arg-type]
+    with accounts.training():
         gate.now_ns += 9 * MS
         audits.spent_ns += 2 * MS
-        ledger.count(64, 4)
+        accounts.count(64, 4)
     gate.now_ns += 5 * MS
-    with pytest.raises(ValueError, match="such as a study's"), ledger.training():
+    with pytest.raises(ValueError, match="such as a study's"), accounts.training():
         gate.now_ns += 1 * MS
-        ledger.count(6, 3)
+        accounts.count(6, 3)
         raise ValueError("such as a study's")
-    ledger.epochs += 4
-    found = ledger.progress(trials_running=3, unsaved_epochs=2)
+    accounts.epochs += 4
+    found = accounts.progress(trials_running=3, unsaved_epochs=2)
     assert (found.work, found.samples, found.epochs) == (70, 18.0, 4) and gate.work == 70
     assert (found.training_ms, found.busy_ms) == (8.0, 15.0)
     assert (found.trials_running, found.unsaved_epochs) == (3, 2)

@@ -8,7 +8,7 @@ from trials.gate.base import Gate
 from trials.side_task.audits import Audits
 
 
-class Ledger:
+class Accounts:
     """The accounts of one side task, from when it is ready.
 
     Args:

@@ -14,7 +14,7 @@ _LOOK_AT_ENDED = (NopPruner, MedianPruner, PercentilePruner, ThresholdPruner)
 """Pruners that compare a trial with ended ones, if with any."""
 
 
-class Kept(_CachedStorage):  # type: ignore[misc]  # of an untyped package
+class CachedStorage(_CachedStorage):  # type: ignore[misc]  # of an untyped package
     """Keeps trials in memory that change only with their claims.
 
     Optuna reads all unfinished trials at each call. Those are all that train anywhere and, under promotion, all that
@@ -37,7 +37,7 @@ class Kept(_CachedStorage):  # type: ignore[misc]  # of an untyped package
                     self._studies[study_id].unfinished_trial_ids.add(trial_id)
 
     def look_at_changes(self, study_id: int, fences: Mapping[int, tuple[int, bool]], since: int) -> None:
-        """Read anew at the next call what has been claimed or let go; see `Held.fences`."""
+        """Read anew at the next call what has been claimed or let go; see `LockedClaims.fences`."""
         held = {number for number, (_, is_held) in fences.items() if is_held}
         claimed = {number for number, (fence, _) in fences.items() if fence > since}
         self.look_again(study_id, claimed | (self._running - held))
@@ -67,8 +67,8 @@ def _is_begun(trial: FrozenTrial) -> bool:
     return trial.state is TrialState.RUNNING and WORKER in trial.user_attrs and PARAMS in trial.user_attrs
 
 
-def keeping(storage: BaseStorage, pruner: BasePruner | None) -> BaseStorage:
+def with_cache(storage: BaseStorage, pruner: BasePruner | None) -> BaseStorage:
     """Return the storage as a study's workers use it; `pruner` is Optuna's default if it is None."""
     if isinstance(storage, RDBStorage) and (pruner is None or type(pruner) in _LOOK_AT_ENDED):
-        return Kept(storage)
+        return CachedStorage(storage)
     return storage

@@ -15,7 +15,7 @@ Place = tuple[str, str]
 """The path of a module, and the name of its attribute."""
 
 
-class Kept:
+class ModuleAttributes:
     """The attributes of a module and of those inside it, as they are when this is made. Tensors count as one thing."""
 
     def __init__(self, module: nn.Module) -> None:
