@@ -1,5 +1,7 @@
 """Documents stay true: tables come from the code, and what a document points at exists."""
 
+import ast
+import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -12,7 +14,10 @@ import trials.cli
 from squeezer.records.facts import KINDS as FACTS
 from squeezer.records.reader import KINDS
 from tests.support.document_tables import documents, rewritten
-from tests.support.paths import ROOT
+from tests.support.paths import PACKAGES, ROOT
+from trials.search import serve
+from trials.search.measures import Measures
+from trials.search.worker import SearchWorker
 from trials.study import Study
 
 DOCUMENTS = pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
@@ -22,8 +27,11 @@ CURRENT = pytest.mark.parametrize(
 """All but the changelog, which names what once was."""
 CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-RETIRED = re.compile(r"\b(clerk|ledger|lodger|bookkeeper|intake|rivals|runner|row of units)", re.IGNORECASE)
+RETIRED = re.compile(r"\b(clerk|ledger|lodger|bookkeeper|intake|rival|runner|row of units)", re.IGNORECASE)
 """Words that had a synonym in the glossary of docs/architecture.md, which everything uses now."""
+RETIRED_IN_CODE = re.compile(r"(?<![a-z])(clerk|ledger|lodger|bookkeep|rival|sudden)", re.IGNORECASE)
+"""Such words as names in the code; "runner" is a module of DeepSpeed's there."""
+OLD_NAMES = ROOT / "ds_hooks" / "shared" / "renamed_commands.py"
 TOP_LEVEL = ["ds_hooks", "squeezer", "trials", "launch", "benchmarks", "tests", "docs", "examples"]
 
 
@@ -124,6 +132,28 @@ def test_it_uses_the_words_of_the_glossary(path: Path) -> None:
     assert not RETIRED.findall(prose(path))
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_code_uses_them_too(package: str) -> None:
+    paths = [path for path in (ROOT / package).rglob("*.py") if path != OLD_NAMES]
+    assert paths
+    named = {path: f"{path.relative_to(ROOT)} {path.read_text(encoding='utf-8')}" for path in paths}
+    assert {str(path): found for path, text in named.items() if (found := RETIRED_IN_CODE.findall(text))} == {}
+
+
+def test_the_names_in_contributing_stand_in_the_files_beside_them() -> None:
+    rows = [line for line in prose(ROOT / "CONTRIBUTING.md").split("\n") if line.startswith("|")]
+    checked, missing = 0, []
+    for row in rows:
+        paths = [path for name in named_files(row) for path in ROOT.glob(name.rstrip("/"))]
+        files = [file for path in paths for file in ([path] if path.is_file() else path.glob("*.py"))]
+        texts = "\n".join(file.read_text(encoding="utf-8") for file in files)
+        for span in CODE.findall(row):
+            if found := re.fullmatch(r"@?([A-Za-z_]\w+)(\(.*\))?", span):
+                checked += bool(files)
+                missing += [found[1]] if files and not re.search(rf"\b{found[1]}\b", texts) else []
+    assert checked > 10 and missing == []
+
+
 def test_the_map_shows_every_room() -> None:
     packages = {str(init.parent.relative_to(ROOT)) for top in TOP_LEVEL for init in ROOT.glob(f"{top}/**/__init__.py")}
     shown = {name.rstrip("/") for name in named_files(prose(ROOT / "docs" / "architecture.md"))}
@@ -138,6 +168,33 @@ def test_the_protocol_describes_every_kind_of_record() -> None:
         for kind in CODE.findall(row)
     }
     assert named == {*KINDS, "event"}  # which only `squeezer.replay` reads
+
+
+def test_the_protocol_names_every_request_to_the_search_worker() -> None:
+    (body,) = [
+        node for node in ast.walk(ast.parse(inspect.getsource(serve))) if getattr(node, "name", "") == "_answer_to"
+    ]
+    known = {"stop": {"stop"}}
+    for case in (node for node in ast.walk(body) if isinstance(node, ast.match_case)):
+        if isinstance(case.pattern, ast.MatchMapping):
+            keys = [key.value for key in case.pattern.keys if isinstance(key, ast.Constant)]
+            known[str(keys[0])] = {*map(str, keys), *(_further(case) if case.pattern.rest else ())}
+    _, _, section = prose(ROOT / "docs" / "protocol.md").partition("### Side task and search worker")
+    rows = re.findall(r"^\| `\{([^`]*)\}` \|", section.partition("\nTwo answers")[0], re.MULTILINE)
+    named = {keys[0]: set(keys) for row in rows if (keys := re.findall(r'"(\w+)":', row))}
+    assert named == known
+
+
+def _further(case: ast.match_case) -> set[str]:
+    """The arguments that a request may have beyond its pattern: those of the method that it is passed to."""
+    (call,) = [
+        node
+        for node in ast.walk(case)
+        if isinstance(node, ast.Call) and any(keyword.arg is None for keyword in node.keywords)
+    ]
+    assert isinstance(call.func, ast.Attribute)
+    method = getattr(SearchWorker, call.func.attr, None) or getattr(Measures, call.func.attr)
+    return {*list(inspect.signature(method).parameters)[1 + len(call.args) :]}
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.__name__)
