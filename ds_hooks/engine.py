@@ -40,7 +40,7 @@ def check_release(release: str) -> str | None:
         )
     if first <= number <= last:
         return None
-    return f"DeepSpeed {release} is not tested; tested: {_text(first)} to {_text(last)}. The hooks try anyway"
+    return f"DeepSpeed {release} is untested; tested: {_text(first)} to {_text(last)}. The hooks are attached anyway"
 
 
 def _text(release: tuple[int, ...]) -> str:

@@ -8,7 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ds_hooks.shared.command_line import Command, complete_paths, make_parser, refuse_unknown_command, run_command
+from ds_hooks.shared.command_line import (
+    Command,
+    complete_paths,
+    make_parser,
+    positive,
+    refuse_unknown_command,
+    run_command,
+)
 from ds_hooks.shared.renamed_commands import refuse
 
 PROGRAM = "squeezer"
@@ -149,7 +156,7 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
         "--fix-mps", action="store_true", help="print the commands that start an MPS server for you, and nothing else"
     )
     parser.add_argument(
-        "--measure", action="store_true", help="measure in a minute what an unused CUDA device allows, and keep it"
+        "--measure", action="store_true", help="measure what an unused CUDA device allows, and keep it; takes a minute"
     )
     parser.add_argument("--run", dest="run_fix", action="store_true", help="with --fix-mps: execute them, too")
 
@@ -214,25 +221,22 @@ def _submit(parsed: argparse.Namespace) -> int:
 
 def _add_submit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("study", type=Path, metavar="STUDY", help="a Python file that defines one study")
-    parser.add_argument("--queue", type=Path, required=True, metavar="DIR", help="as [side] queue names it")
-    parser.add_argument("--study-name", metavar="NAME", help="Optuna's name of it; default: the file's, without .py")
     parser.add_argument(
-        "--priority", type=int, default=0, metavar="N", help="studies of a lower one wait until it is done; default: 0"
+        "--queue", type=Path, required=True, metavar="DIR", help="the queue's directory, as in [side] queue"
+    )
+    parser.add_argument(
+        "--study-name", metavar="NAME", help="the study's name in Optuna; default: the file's, without .py"
+    )
+    parser.add_argument(
+        "--priority", type=int, default=0, metavar="N", help="studies of lower priority wait for this one; default: 0"
     )
     parser.add_argument(
         "--share",
-        type=_share,
+        type=positive(float),
         default=1.0,
         metavar="X",
-        help="of the devices' time, in proportion to others of its priority; default: 1",
+        help="its share of the devices' time, relative to other studies of its priority; default: 1",
     )
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise ValueError
-    return value
 
 
 def _queue(parsed: argparse.Namespace) -> int:
@@ -246,8 +250,8 @@ def _queue(parsed: argparse.Namespace) -> int:
 
 
 def _add_queue(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", type=Path, metavar="DIR", help="as [side] queue names it")
-    parser.add_argument("--withdraw", metavar="NAME", help="end a study first; its trials so far are kept")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="the queue's directory, as in [side] queue")
+    parser.add_argument("--withdraw", metavar="NAME", help="end this study first; its trials are kept")
 
 
 class _PrintCompletion(argparse.Action):
@@ -306,14 +310,14 @@ COMMANDS = (
     ),
     Command(
         name="queue",
-        summary="print the studies in a queue, and how long devices have computed for each",
+        summary="print the studies in a queue, their states, and how long devices have computed for each",
         example="squeezer queue /shared/studies",
         run=_queue,
         add_arguments=_add_queue,
     ),
     Command(
         name="replay",
-        summary="repeat a recorded run's decisions, and print where they differ now (status 1 if they do)",
+        summary="repeat a recorded run's decisions, and print which differ now (status 1 if any do)",
         example="squeezer replay tests/unit/squeezer/golden/preemptive.jsonl.gz",
         run=_replay,
         add_arguments=_add_replay,

@@ -59,8 +59,8 @@ class SqueezeTable(_Table):
     """When bubbles are opened, and for how long."""
 
     alone_share: Annotated[float, Field(ge=0, le=0.5, description="a number from 0 to 0.5")] = 0.1
-    """share of the steps that are left alone, drawn at random: the baseline of the slowdown. Half are while the guard \
-knows little, and half as many as this when it knows that the slowdown is within the budget. \
+    """share of the steps that are left alone, drawn at random: the baseline of the slowdown. The guard leaves half of \
+the steps alone while it knows little, and half of this share once it knows that the slowdown is within the budget. \
 0: none, so no slowdown in the report, and the guard sees overruns only"""
     alone_block_steps: _Count = 2
     """steps in a row that are left alone at a time"""
@@ -127,9 +127,9 @@ class SideTable(_Table):
     """The side task. Without this table bubbles are only observed."""
 
     queue: Path | None = Field(default=None, description="a path, relative to where the command is started")
-    """in place of `study`: a directory for studies that `squeezer submit` puts there, and that take turns"""
+    """in place of `study`: a directory of studies that `squeezer submit` adds, and that take turns"""
     turn_minutes: _Positive = 10.0
-    """with `queue`: how long a study trains before it is another one's turn, if one waits"""
+    """with `queue`: how long a study trains before another one gets a turn, if one waits"""
     study: Path | None = Field(
         default=None, description="the path of an existing Python file, relative to the configuration"
     )
@@ -144,18 +144,17 @@ class SideTable(_Table):
     """where Optuna keeps the study. A URL with a password is better kept in an environment variable, `env:NAME`, or \
 in a file of your own, `@FILE`"""
     study_directory: Path | None = Field(default=None, description="a path, relative to where the command is started")
-    """where the study, its checkpoints and its best weights are. Later runs go on with what they find there"""
+    """where the study, its checkpoints and its best weights are. Later runs continue what they find there"""
     priority: Literal["idle", "nice"] = Field(default="idle", description='"idle" or "nice"')
     """what the kernel gives the side task, once it is ready. `idle`: a core that nothing else wants. `nice`: niceness \
-19, so some of a core that other programs keep busy; but then it takes the core when a bubble begins, 1 to 2 ms before \
-the main job really waits"""
+19, so a share of a core that other programs keep busy; but then it takes the core when a bubble begins, 1 to 2 ms \
+before the main job really waits"""
     threads: _Count = 1
     """threads with which it computes"""
     memory_mb: _Positive | None = Field(default=None, description="a number above 0")
     """MiB of host memory that each process of the side task may allocate, including about 240 for libraries. If \
-trials do not fit, fewer train at once. Where the side task's control group has a memory controller, so much is also \
-the limit of their sum. With or without a limit, the kernel ends the side task first when the machine \
-runs out of memory"""
+trials do not fit, fewer train at once. Where the side task's control group has a memory controller, this limits their \
+sum, too. With or without a limit, the kernel ends the side task first when the machine runs out of memory"""
     max_restarts: _CountOrNone = 2
     """how often a side task that died is restarted; with `queue`: how often in a row, before its study has failed"""
 
@@ -197,7 +196,7 @@ runs out of memory"""
             return value
         path = Path(value).absolute()
         if path.exists() and not path.is_dir():
-            raise ValueError("it is no directory")
+            raise ValueError("it is not a directory")
         return path
 
     @field_validator("storage")
@@ -228,12 +227,12 @@ uses the other kind, the daemon says so and nothing runs in its bubbles"""
 trials are fused"""
     reserve_mb: _NotNegative = 1024.0
     """MiB of the GPU that stay free for the main job, or 5% of the most that it has reserved, if that is more. If \
-less is free, the side task moves its state to the host's memory, and back when there is room. Below a quarter of it \
-for three seconds the daemon ends the side task, if the driver's library (NVML) is there to say so"""
+less is free, the side task moves its state to the host's memory, and back when there is room. If less than a quarter \
+of it is free for three seconds, the daemon ends the side task (this needs NVML, the driver's library)"""
     mps: Literal["auto", True, False] = Field(default="auto", description='"auto", true or false')
     """whether the side task shares the GPU through the main job's MPS server, with a priority below normal. auto: if \
-the job is surely a client of a server of yours; true: it must be, and where process ids cannot be compared, as in \
-containers, your word counts; false: never. Without MPS bubbles are only observed. **With MPS a fatal fault of the \
+the job is surely a client of a server of yours; true: it must be one, and where process ids cannot be compared, as in \
+containers, it is taken to be; false: never. Without MPS bubbles are only observed. **With MPS a fatal fault of the \
 side task can end the main job**"""
     mps_thread_percent: Annotated[int, Field(ge=1, le=100, description="a whole number from 1 to 100")] | None = Field(
         default=None, description="a whole number from 1 to 100"

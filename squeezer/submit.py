@@ -14,7 +14,7 @@ def main_submit(submission: Submission, studies: Path) -> int:
         OSError: the directory cannot be written.
     """
     Submissions(studies).submit(submission)
-    print(f"Study {submission.name} waits for its first turn. How far it is:  squeezer queue {studies}")
+    print(f"Study {submission.name} waits for its first turn; see: squeezer queue {studies}")
     return 0
 
 

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ds_hooks.shared import logs
-from ds_hooks.shared.command_line import Command, complete_paths, make_parser, refuse_unknown_command, run_command
+from ds_hooks.shared.command_line import (
+    Command,
+    complete_paths,
+    make_parser,
+    positive,
+    refuse_unknown_command,
+    run_command,
+)
 from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
 from ds_hooks.shared.renamed_commands import refuse
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
@@ -92,12 +99,14 @@ def _measure(parsed: argparse.Namespace) -> int:
 
 def _add_measure(parser: argparse.ArgumentParser) -> None:
     _add_study(parser)
-    parser.add_argument("--seconds", type=_positive(float), default=5.0, help="how long to train; default: 5")
+    parser.add_argument("--seconds", type=positive(float), default=5.0, help="how long to train; default: 5")
     parser.add_argument(
-        "--trials", type=_positive(int), metavar="K", help="how many trials to fuse; default: the study's"
+        "--trials", type=positive(int), metavar="K", help="how many trials to fuse; default: the study's"
     )
-    parser.add_argument("--threads", type=_positive(int), default=1, metavar="N", help="torch's threads; default: 1")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the first visible one")
+    parser.add_argument("--threads", type=positive(int), default=1, metavar="N", help="torch's threads; default: 1")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu; cuda: the first visible device"
+    )
     parser.add_argument("--json", action="store_true", help="as JSON, for programs")
 
 
@@ -122,7 +131,7 @@ def _add_close(parser: argparse.ArgumentParser) -> None:
     default = f"env:{STORAGE_VARIABLE}" if STORAGE_VARIABLE in os.environ else None
     described = f"{STORAGES}; default: env:{STORAGE_VARIABLE}"
     parser.add_argument("--storage", default=default, required=default is None, metavar="WHERE", help=described)
-    parser.add_argument("--study-name", required=True, metavar="NAME", help="Optuna's name of the study")
+    parser.add_argument("--study-name", required=True, metavar="NAME", help="the study's name in Optuna")
     parser.add_argument("--reason", default="the run ended", metavar="TEXT", help="recorded with each trial")
 
 
@@ -154,9 +163,11 @@ def _run(parsed: argparse.Namespace) -> int:
 def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_study(parser)
     add_place(parser)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: one for each worker")
-    parser.add_argument("--threads", type=_positive(int), default=1, metavar="N", help="torch's threads; default: 1")
-    parser.add_argument("--workers", type=_positive(int), default=1, metavar="N", help="processes; default: 1")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu; cuda: a device for each worker"
+    )
+    parser.add_argument("--threads", type=positive(int), default=1, metavar="N", help="torch's threads; default: 1")
+    parser.add_argument("--workers", type=positive(int), default=1, metavar="N", help="processes; default: 1")
 
 
 def _best(parsed: argparse.Namespace) -> int:
@@ -245,17 +256,6 @@ def _add_transfer(parser: argparse.ArgumentParser) -> None:
     cli_shrinking.add_transfer(parser)
 
 
-def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        value = kind(text)
-        if not value > 0:
-            raise ValueError
-        return value
-
-    parse.__name__ = f"positive {kind.__name__}"  # argparse names it in its error
-    return parse
-
-
 def _load(parsed: argparse.Namespace) -> "Study":
     from trials.study import StudyError, load_study
 
@@ -331,14 +331,14 @@ COMMANDS = (
     ),
     Command(
         name="deadline",
-        summary="tell by when a study ends, and whether its deadline is admitted",
+        summary="show when a study will end, and whether its deadline is admitted",
         example="trials deadline examples/digits.py --by '2026-12-01 08:00'",
         run=_deadline,
         add_arguments=_add_deadline,
     ),
     Command(
         name="shrink",
-        summary="show what shrinking does to a study's model, and what of it transfers",
+        summary="show how shrinking changes a study's model, and which hyperparameters transfer",
         example="trials shrink examples/shrunk_digits.py",
         run=_shrink,
         add_arguments=_add_shrink,

@@ -69,7 +69,7 @@ def refuse_storage(parsed: argparse.Namespace, storage: str, error: Exception) -
 
 def add_place(parser: argparse.ArgumentParser) -> None:
     """The options that say where a study is."""
-    parser.add_argument("--study-name", metavar="NAME", help="Optuna's name of the study; default: the file's name")
+    parser.add_argument("--study-name", metavar="NAME", help="the study's name in Optuna; default: the file's")
     parser.add_argument("--storage", metavar="WHERE", help=f"{STORAGES}; default: study.journal in the directory")
     described = "where studies, checkpoints and best weights are; default: studies"
     parser.add_argument("--directory", type=Path, default=Path("studies"), metavar="DIR", help=described)

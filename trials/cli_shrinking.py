@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ds_hooks.shared.command_line import positive
 from ds_hooks.shared.renamed_commands import refuse
 from trials.cli_places import PROGRAM
 
@@ -36,8 +37,8 @@ def _draw_coordinates(parsed: argparse.Namespace, study: "Study") -> None:
     steep = moved.steep()
     for layer, slope in steep.items():
         print(
-            f"warning: activations of '{layer}' move by width^{slope:+.2f}, so that rates may not transfer; allowed: "
-            "a narrower range of rates, or another scale",
+            f"warning: activations of '{layer}' move by width^{slope:+.2f}, so rates may not transfer; allowed: a "
+            "narrower range of rates, or another scale",
             file=sys.stderr,
         )
     flat = "" if steep else "; activations move alike at all widths"
@@ -69,7 +70,9 @@ def rank(parsed: argparse.Namespace, study: "Study") -> int:
 def add_rank(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     parser.add_argument("--scales", type=int, nargs="+", default=[2, 4, 8], metavar="S", help="default: 2 4 8")
-    parser.add_argument("--configurations", type=int, default=12, metavar="N", help="how many to train; default: 12")
+    parser.add_argument(
+        "--configurations", type=positive(int), default=12, metavar="N", help="how many to train; default: 12"
+    )
     parser.add_argument("--json", action="store_true", help="as JSON, for programs")
 
 
@@ -90,7 +93,7 @@ def transfer(parsed: argparse.Namespace, study: "Study", place: tuple[str, Path,
     prepared = _tried(parsed, lambda: prepare(study, parsed.study, storage, name, parsed.directory, parsed.top))
     print(f"study {prepared.name}: the target, with the hyperparameters of trials {prepared.sources} of {name}")
     for line in lines_for_a_script(prepared.zeroed):
-        print(f"In a script of your own, before the training: {line}")
+        print(f"In your own script, before training: {line}")
     sys.stdout.flush()
     directory = trials_directory(parsed.directory, prepared.name)
     config = RunConfig(
@@ -110,17 +113,19 @@ def transfer(parsed: argparse.Namespace, study: "Study", place: tuple[str, Path,
         done = spent(known_study(storage, name))
         if done < study.trials:
             ended = f"{done} of the {study.trials} trials of study {name} have ended"
-            print(f"{ended}; once all have, the same command trains with those that are better, if any")
+            print(f"{ended}; once all have, run the same command again to train with any that are better")
     return outcome.status
 
 
 def add_transfer(parser: argparse.ArgumentParser) -> None:
     """Its options, beside those of the place."""
-    parser.add_argument("--top", type=_from_one, default=3, metavar="K", help="train with the best K; default: 3")
+    parser.add_argument("--top", type=positive(int), default=3, metavar="K", help="train with the best K; default: 3")
     described = "begin once half of the surrogates' trials have ended, while the others train in bubbles"
     parser.add_argument("--eager", action="store_true", help=described)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the first visible one")
-    parser.add_argument("--threads", type=_from_one, default=1, metavar="N", help="torch's threads; default: 1")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu; cuda: the first visible device"
+    )
+    parser.add_argument("--threads", type=positive(int), default=1, metavar="N", help="torch's threads; default: 1")
     parser.add_argument("--save", type=Path, metavar="DIR", help="write hyperparameters and weights there")
 
 
@@ -140,10 +145,3 @@ def _tried(parsed: argparse.Namespace, do: Callable[[], Any]) -> Any:
         return do()
     except Exception as error:  # the study is the user's code: anything may come
         refuse(f"{PROGRAM} {parsed.command}", f"{parsed.study}: {type(error).__name__}: {error}")
-
-
-def _from_one(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value

@@ -108,7 +108,7 @@ def run(config: RunConfig) -> Outcome:
             bar.show(workers)
         lines = bar.summary()
         if asked:
-            return Outcome(INTERRUPTED_STATUS, [*lines, "Interrupted. The same command goes on with them."])
+            return Outcome(INTERRUPTED_STATUS, [*lines, "Interrupted. The same command resumes them."])
         ended = [worker.status() for worker in workers]
         for status in ended:
             if status < 0:  # such as by the kernel, where memory ran out
@@ -286,7 +286,7 @@ class _Bar:
         named = {TrialState.COMPLETE: "completed", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
         ended = ", ".join(f"{counts[state]} {name}" for state, name in named.items())
         waiting = counts[TrialState.WAITING] + counts[TrialState.RUNNING]
-        return [f"study {self._config.name}: {ended}{f', {waiting} not ended' if waiting else ''}; {self._best()}"]
+        return [f"study {self._config.name}: {ended}{f', {waiting} unfinished' if waiting else ''}; {self._best()}"]
 
     def _counts(self) -> Counter[TrialState]:
         if self._study is None:

@@ -25,12 +25,12 @@ def read_time(text: str) -> datetime:
         ValueError: it is none.
     """
     if ":" not in text:
-        raise ValueError("no time of day")
+        raise ValueError("not a time")
     read = datetime.fromisoformat(text)
     try:
         read.astimezone()
     except OverflowError as error:
-        raise ValueError(f"no local time: {error}") from None
+        raise ValueError(f"not a local time: {error}") from None
     return read
 
 
@@ -76,7 +76,7 @@ def _choices(study: Any) -> Iterator[str]:
 
 def _extras(study: Any) -> Iterator[str]:
     if not _is_whole(study.keep_best) or study.keep_best < 0:
-        yield f": keep_best = {study.keep_best!r}; allowed: a whole number from 0"
+        yield f": keep_best = {study.keep_best!r}; allowed: a whole number, 0 or more"
     if study.metric is not None and not (_is_metric(study) and study.has_metrics):
         several = f"; with directions, {len(study.directions)} of them" if study.directions else ""
         yield (
@@ -109,10 +109,10 @@ def _search(study: Any) -> Iterator[str]:
     if several and study.search is not None:
         yield f": search = {study.search!r} with several directions; allowed: a single direction"
     if several and study.rungs:
-        yield f": rungs = {study.rungs!r} with several directions; allowed: none, for Optuna stops no such trial"
+        yield f": rungs = {study.rungs!r} with several directions; allowed: none, as Optuna prunes no such trial"
     factor = study.reduction_factor
     if not _is_whole(factor) or factor < 2:
-        yield f": reduction_factor = {factor!r}; allowed: a whole number from 2"
+        yield f": reduction_factor = {factor!r}; allowed: a whole number, 2 or more"
     if study.search is not None and not any(rung < study.epochs for rung in study.rungs):
         yield f": search = {study.search!r} with rungs = {study.rungs!r}; allowed: with a rung before the last epoch"
 
@@ -136,7 +136,7 @@ def _of_optuna(study: Any) -> Iterator[str]:
     if pruner is not None and study.search is not None:
         yield f": pruner() returned {pruner!r} with search = {study.search!r}; allowed: one of the two"
     if pruner is not None and study.directions:
-        yield f": pruner() returned {pruner!r} with several directions; allowed: None, for Optuna prunes no such trial"
+        yield f": pruner() returned {pruner!r} with several directions; allowed: None, as Optuna prunes no such trial"
     if isinstance(sampler, optuna.samplers.CmaEsSampler) and study.directions:
         yield ": CmaEsSampler with several directions; allowed: others, such as NSGAIISampler"
     if isinstance(sampler, optuna.samplers.CmaEsSampler) and importlib.util.find_spec("cmaes") is None:

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import math
 import os
 import select
 import signal
@@ -69,7 +70,7 @@ def make_parser(
     children = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in commands:
         child = children.add_parser(
-            command.name, help=command.summary, description=f"{command.summary}.", epilog=_example(command.example)
+            command.name, help=command.summary, description=_sentence(command.summary), epilog=_example(command.example)
         )
         command.add_arguments(child)
         child.set_defaults(run=command.run)
@@ -96,6 +97,19 @@ def run_command(parsed: argparse.Namespace) -> int:
         return 128 + signal.SIGPIPE
 
 
+def positive(kind: Callable[[str], float]) -> Callable[[str], float]:
+    """The type of an argument that is a finite number of `kind` (`int` or `float`) above 0."""
+
+    def parse(text: str) -> float:
+        value = kind(text)
+        if not 0 < value < math.inf:
+            raise ValueError
+        return value
+
+    parse.__name__ = f"positive {kind.__name__}"  # argparse names it in its error
+    return parse
+
+
 def version() -> str:
     """The installed distribution's version."""
     from importlib import metadata  # slow to import, and seldom needed
@@ -120,6 +134,10 @@ def refuse_unknown_command(program: str, arguments: Sequence[str], known: Collec
     else:
         hint = f"allowed: {', '.join(known)}"
     refuse(program, f"no command {words[0]!r}; {hint}")
+
+
+def _sentence(summary: str) -> str:
+    return f"{summary[0].upper()}{summary[1:]}."
 
 
 def _example(command_line: str) -> str:

@@ -18,7 +18,7 @@ def too_long(status: Starved) -> str:
 
 def differs(status: Mismatched) -> str:
     """A fused trial differs from the trial alone."""
-    remedy = f"they now train by {status.then}, from before that step on" if status.then else "they fail"
+    remedy = f"they repeat that step, and now train by {status.then}" if status.then else "they fail"
     return (
         f"{_count(status.trials)} fused by {status.way}: the audit found that trial {status.trial} differs in "
         f"{status.mode} from the trial alone: {status.what}; {remedy}"

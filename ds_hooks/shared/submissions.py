@@ -98,10 +98,10 @@ class Submissions:
         self._studies, self._directory = studies, studies / "queue"
 
     def submit(self, submission: Submission) -> None:
-        """Add a study, or one that has ended once more.
+        """Add a study. One that has ended may be added again.
 
         Raises:
-            SubmissionError: one of its name waits already, or it cannot be called so.
+            SubmissionError: a study of that name is already waiting, or the name is not allowed.
             OSError: the directory cannot be written.
         """
         name = submission.name
@@ -109,7 +109,7 @@ class Submissions:
         if Path(os.path.normpath(trials_directory(self._studies, name))) in taken:
             raise SubmissionError(f"a study cannot be called '{name}'; allowed: another --study-name")
         if any(each.name == name for each in self.waiting()):
-            raise SubmissionError(f"a study '{name}' waits already; allowed: another --study-name")
+            raise SubmissionError(f"a study '{name}' is already waiting; allowed: another --study-name")
         for directory in (self._studies, self._directory, self._of(name)):
             make_dir(directory)
         others = [each for each in self.waiting() if each.priority == submission.priority]

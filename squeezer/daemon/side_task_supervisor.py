@@ -159,7 +159,7 @@ class SideTaskSupervisor:
         """End the process at once. Another one may take over its trials."""
         if self.process is None:
             return
-        log.warning("side task is ended: %s", reason)
+        log.warning("ending the side task: %s", reason)
         self._spawner.end(0.0, beside_main=True)
         was_ready = self._is_ready
         self._record("exited", status=self._reap(), restarted=False, reason=reason, **self._uncounted.take())
@@ -281,7 +281,7 @@ class SideTaskSupervisor:
             return True
         if study is None:
             return False
-        log.error("study %s is given up: one process after another died in it; others go on", study)
+        log.error("study %s is given up: one process after another died in it; other studies continue", study)
         del self._deaths[study]
         self._spawner.given_up = study
         if self._has_left_trials:

@@ -73,7 +73,7 @@ def _used(report: Mapping[str, Any]) -> str:
     if side["yield"] is None:
         text += f"trials ran in {_percent(side['fill'])} of that"
     else:
-        text += f"of that, {_percent(side['yield'])} were as good as a dedicated device"
+        text += f"that gave trials {_percent(side['yield'])} of what a dedicated device would"
     lost = [f"{NAMES[name]} {_percent(share)}" for name, share in largest(side, MENTIONED)[:3]]
     text += f" (most of the rest: {', '.join(lost)})" if lost else ""
     audit = side["audit"]

@@ -17,15 +17,15 @@ MEANINGS = {
     "starting": "the side task was starting: imports, compilation, a rehearsal",
     "alone": "steps were left alone, to learn their bubbles and to compare",
     "guard": "the guard had the gate shut",
-    "unopened": "slots were not opened: too short, or of a kind that is not to be",
-    "resume_and_tail": "the side task resumed, nothing fitted into a bubble's end, or others had the processor",
-    "search": "no trial was there to train",
+    "unopened": "slots were not opened: too short, or of a kind that stays shut",
+    "resume_and_tail": "the side task resumed, nothing fitted into a bubble's end, or others had the core",
+    "search": "there was no trial to train",
     "other_work": "it evaluated, built, saved and audited trials",
     "empty_rows": "it trained fewer trials than fit",
     "colder": "training took longer than on a dedicated device",
-    "lost": "what a dead process had trained was lost",
+    "lost": "work of a process that died was lost",
     "ended": "there was no side task",
-    "overrun": "work that ran on after bubbles; it counts above, so it is taken off here",
+    "overrun": "work that ran on after bubbles; included above, so it is subtracted here",
 }
 """Share -> what the bubbles went to."""
 

@@ -80,7 +80,7 @@ def test_the_side_task_gives_way_to_the_main_jobs_memory_and_comes_back(
     job.beats(2)
     assert daemon.kill(signal.SIGTERM) == 0
     assert job.finish() == 0 and "[ds_hooks]" not in job.said(), job.said()
-    assert "side task is ended: 100 MiB of the device are free" in daemon.said()
+    assert "ending the side task: 100 MiB of the device are free" in daemon.said()
     assert {look["free_bytes"] for look in sandbox.events("device")} >= {100 * MB, 70_000 * MB}
     assert sandbox.events("fault") == []
     text = " ".join(render(build_report(sandbox.run)).split())

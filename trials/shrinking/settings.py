@@ -41,14 +41,14 @@ def problems_of(given: Any) -> Iterator[str]:
         return
     whole = isinstance(given, int) and not isinstance(given, bool)
     if not (whole or isinstance(given, Shrink)):
-        yield f": shrink = {given!r}; allowed: None, a whole number from 2, or trials.Shrink(...)"
+        yield f": shrink = {given!r}; allowed: None, a whole number, 2 or more, or trials.Shrink(...)"
         return
     settings = as_shrink(given)
     assert settings is not None  # it is given
     for name, least in (("by", 2), ("depth", 1)):
         value = getattr(settings, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            yield f": shrink has {name} = {value!r}; allowed: a whole number from {least}"
+            yield f": shrink has {name} = {value!r}; allowed: a whole number, {least} or more"
     if settings.readout not in ("zero", "keep"):
         yield f": shrink has readout = {settings.readout!r}; allowed: 'zero' or 'keep'"
     for name in ("divide", "keep"):

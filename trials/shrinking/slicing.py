@@ -179,7 +179,7 @@ def _outputs(model: nn.Module, batch: Any, what: str) -> list[Tensor]:
 
 def _check_settings(by: Any, readout: str) -> None:
     if not isinstance(by, int) or isinstance(by, bool) or by < 2:
-        raise ShrinkError(f"by={by!r}; allowed: a whole number from 2")
+        raise ShrinkError(f"by={by!r}; allowed: a whole number, 2 or more")
     if readout not in ("zero", "keep"):
         raise ShrinkError(f"readout={readout!r}; allowed: 'zero' or 'keep'")
 

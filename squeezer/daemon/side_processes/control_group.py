@@ -57,7 +57,7 @@ class SideGroup:
             if self.limits_memory:
                 (self._side / "memory.max").write_text(str(most_bytes), encoding="ascii")
             if not (self.path / "cgroup.kill").exists():
-                raise NoGroupError("this kernel cannot kill one as a whole: needs Linux 5.14")
+                raise NoGroupError("this kernel cannot kill a group as a whole; that needs Linux 5.14")
             self._procs_fd = os.open(self._side / "cgroup.procs", os.O_RDWR | os.O_CLOEXEC)
             self._stat_fd = os.open(self._side / "cpu.stat", os.O_RDONLY | os.O_CLOEXEC)
         except (OSError, NoGroupError) as error:

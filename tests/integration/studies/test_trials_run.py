@@ -171,7 +171,7 @@ def test_an_interrupted_study_goes_on(number: signal.Signals, place: Path) -> No
         assert process.returncode == INTERRUPTED_STATUS
     states = {trial.state for trial in trials()}
     assert TrialState.WAITING in states and not states & {TrialState.FAIL, TrialState.RUNNING}
-    assert " not ended; " in said and "The same command goes on with them." in said
+    assert " unfinished; " in said and "The same command resumes them." in said
     write()
     ran("run", "steady.py")
     assert_all_ended_once()
@@ -209,7 +209,7 @@ def test_a_study_that_ends_its_process_is_no_success_and_loses_no_trial(status: 
     Path("steady.py").write_text(STUDY.format(slow_s=0).replace("time.sleep", quits))
     done = ran("run", "steady.py", status=status if status == 7 else 1)
     assert ("error: the study's code has ended a worker's process" in done.stderr) == (status != 7)
-    assert " not ended; " in done.stdout
+    assert " unfinished; " in done.stdout
     write()
     ran("run", "steady.py")
     assert_all_ended_once()
@@ -307,7 +307,7 @@ def test_a_study_that_does_not_fit_its_storage_is_refused_in_one_line() -> None:
     Path("steady.py").write_text(STUDY.format(slow_s=0).replace("slow_s = ", "direction, slow_s = 'minimize', "))
     done = ran("run", "steady.py", status=USER_ERROR_STATUS)
     assert done.stderr == (
-        "[trials] error: study 'steady' is in this storage with another direction: maximize there and minimize here; "
+        "[trials] error: study 'steady' has another direction in this storage: maximize there and minimize here; "
         "allowed: another study_name\n"
     )
     done = ran("run", "steady.py", "--study-name", "new", "--storage", "no/such/study.journal", status=1)

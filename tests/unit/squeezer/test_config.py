@@ -68,7 +68,7 @@ def test_a_study_may_outlive_its_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     assert config.studies(tmp_path / "run") == here / "kept"
     assert config.as_record()["side"]["study_directory"] == f"{here}/kept"
     assert mistakes(tmp_path, side.format("digits.py"))[0].startswith(
-        'side.study_directory = "digits.py" is not allowed: it is no directory; allowed: a path'
+        'side.study_directory = "digits.py" is not allowed: it is not a directory; allowed: a path'
     )
 
 
@@ -83,7 +83,7 @@ def test_a_queue_takes_the_place_of_a_study(tmp_path: Path, monkeypatch: pytest.
         (mistake,) = mistakes(tmp_path, RUN + f'[side]\nqueue = "all"\n{further}\n')
         assert mistake.startswith(f"side.{further.split()[0]} = ") and "the studies in side.queue have" in mistake
     (mistake,) = mistakes(tmp_path, RUN + '[side]\nqueue = "digits.py"\n')
-    assert mistake.startswith('side.queue = "digits.py" is not allowed: it is no directory')
+    assert mistake.startswith('side.queue = "digits.py" is not allowed: it is not a directory')
     (mistake,) = mistakes(tmp_path, RUN + '[side]\nstudy = "digits.py"\nturn_minutes = 5.0\n')
     assert mistake.startswith("side.turn_minutes = 5.0 is not allowed: there is no side.queue")
     assert mistakes(tmp_path, RUN + "[side]\n") == [

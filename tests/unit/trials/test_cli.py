@@ -277,14 +277,14 @@ def test_a_deadline_of_which_nothing_is_known_yet(
 ) -> None:
     train(monkeypatch, tmp_path, epochs=0)
     status, said = told(capsys, "--by", "2126-01-01 00:00")
-    assert status == 2 and "not known yet, nothing has been trained yet to tell a rate; 0 of 4 trials" in said
+    assert status == 2 and "not known yet, because nothing has been trained; 0 of 4 trials" in said
 
 
 def test_a_deadline_that_is_no_time_or_of_no_study(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(monkeypatch, tmp_path, epochs=0)
-    assert "--by 'soon': no time of day; allowed: a date" in refused(capsys, "deadline", "mine.py", "--by", "soon")
+    assert "--by 'soon': not a time; allowed: a date" in refused(capsys, "deadline", "mine.py", "--by", "soon")
     assert "there is no study x; found: mine" in refused(capsys, "deadline", "mine.py", "--study-name", "x")
     assert "no journal else" in refused(capsys, "deadline", "mine.py", "--directory", "else")
     assert not (tmp_path / "else").exists() and not (tmp_path / "studies" / "x").exists()

@@ -101,7 +101,7 @@ BAD = {
     "search": (with_settings("search = 'hyperband'"), "search = 'hyperband'; allowed: None or 'asha'"),
     "no rungs": (with_settings("search = 'asha'"), r"'asha' with rungs = \(\); allowed: with a rung before"),
     "last rung": (with_settings("search = 'asha'; rungs = (5,)"), r"'asha' with rungs = \(5,\); allowed: with a rung"),
-    "factor": (with_settings("reduction_factor = 1"), "reduction_factor = 1; allowed: a whole number from 2"),
+    "factor": (with_settings("reduction_factor = 1"), "reduction_factor = 1; allowed: a whole number, 2 or more"),
     "two searches": (
         with_settings("search = 'asha'; rungs = (1,)") + pruner("MedianPruner()"),
         r"pruner\(\) returned .*MedianPruner.* with search = 'asha'; allowed: one of the two",

@@ -249,8 +249,8 @@ def judge(outlook: Outlook, deadline: Deadline | None, now: datetime) -> Verdict
     named = "no deadline" if deadline is None else f"deadline {deadline.text}"
     left_s, so_far = outlook.left_s, f"{outlook.ended} of {outlook.trials} trials have ended"
     if left_s is None:
-        seen = "nothing has been trained yet" if outlook.rate is None else "too little has been trained yet"
-        return Verdict(None, f"{named}: not known yet, {seen} to tell a rate; {so_far}")
+        seen = "nothing has been trained" if outlook.rate is None else "too little has been trained"
+        return Verdict(None, f"{named}: not known yet, because {seen}; {so_far}")
     if not left_s:
         return Verdict(True, f"{named}: nothing is left to train; {so_far}")
     end = "in more than 100 years"

@@ -258,7 +258,7 @@ class _Audited:
             taken = self._take_unaudited(put_back)
         own_ns, result, first = taken
         if self.left_out:
-            log.warning("an audit needs more memory than there is, and is left out")
+            log.warning("an audit does not fit into memory, and is left out")
         self.cost_ns = time.process_time_ns() - began_ns - own_ns
         return result, first
 

@@ -113,4 +113,4 @@ def _plain(given: Any) -> dict[str, float]:
     try:
         return {str(name): float(value) for name, value in given.items()}
     except (TypeError, ValueError, RuntimeError) as error:
-        raise FuseError(f"Study.metrics returned what is no number: {error}") from error
+        raise FuseError(f"Study.metrics returned something that is not a number: {error}") from error

@@ -55,7 +55,7 @@ def test_an_empty_or_missing_queue_has_nothing(tmp_path: Path) -> None:
 
 def test_a_name_waits_once_until_it_has_ended(tmp_path: Path) -> None:
     submissions = submitted(tmp_path, study("a"))
-    with pytest.raises(SubmissionError, match="'a' waits already; allowed: another --study-name"):
+    with pytest.raises(SubmissionError, match="'a' is already waiting; allowed: another --study-name"):
         submissions.submit(study("a"))
     submissions.note(named(submissions, "a"), "w", Used(used_s=5.0))
     submissions.end(named(submissions, "a"), "done")

@@ -56,8 +56,8 @@ def test_five_lines_say_what_was_gained_at_what_cost_and_where_to_look(
     }
     assert closing_lines(report, tmp_path / "runs" / "demo") == [
         "Gained  study digits: 108 completed, 52 pruned; best score 0.9877 (trial 147)",
-        "Used    devices were idle 23% of the time; of that, 52% were as good as a dedicated device (most of the rest: "
-        "starting 12%, steps left alone 10%, slower training 3%); audits: 41, 0 differed",
+        "Used    devices were idle 23% of the time; that gave trials 52% of what a dedicated device would (most of the "
+        "rest: starting 12%, steps left alone 10%, slower training 3%); audits: 41, 0 differed",
         "Cost    no slowdown detected, ±0.9% (95% interval -0.8% to +1.0%, n = 25); "
         "steps 100.0 ms without, 101.2 ms with",
         "Next    squeezer report runs/demo  |  squeezer why runs/demo",

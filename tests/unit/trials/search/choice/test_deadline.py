@@ -196,7 +196,7 @@ def test_a_deadline_that_has_passed_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("rate", "why"),
-    [(None, "nothing has been trained yet"), (Rate(0.1, 0.1, ENOUGH_S - 1), "too little has been trained yet")],
+    [(None, "because nothing has been trained"), (Rate(0.1, 0.1, ENOUGH_S - 1), "because too little has been trained")],
 )
 def test_without_a_rate_nothing_is_said_for_sure(rate: Rate | None, why: str) -> None:
     for deadline in (None, Deadline.of("2026-12-01 09:00Z"), Deadline.of("2020-12-01 09:00Z")):

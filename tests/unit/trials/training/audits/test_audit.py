@@ -214,7 +214,7 @@ def test_an_audit_that_does_not_fit_is_left_out(
             plain.train_step(*batch)
     assert same_bits(states(group), states(plain))
     assert audit.done == 0 and audit.mismatches == 0
-    assert caplog.text.count("needs more memory than there is, and is left out") == 1, "not at each step"
+    assert caplog.text.count("does not fit into memory, and is left out") == 1, "not at each step"
     audit.budget = Free()
     later = TrialGroup(study, members(study, range(3)), OpenGate(), audit)
     later.train_step(*study.data[0])

@@ -146,8 +146,14 @@ BAD: dict[str, tuple[Callable[[Scored], None], str]] = {
         r"is 'f2', and Study\.metrics gave \['count",
     ),
     "no dict": (lambda s: setattr(s, "metrics", lambda o, t: 0.5), r"Study\.metrics returned a float; allowed: a dict"),
-    "no number": (lambda s: setattr(s, "metrics", lambda o, t: {"a": "b"}), "returned what is no number: could not"),
-    "a matrix": (lambda s: setattr(s, "metrics", lambda o, t: {"a": torch.ones(2)}), "returned what is no number"),
+    "no number": (
+        lambda s: setattr(s, "metrics", lambda o, t: {"a": "b"}),
+        "that is not a number: could not",
+    ),
+    "a matrix": (
+        lambda s: setattr(s, "metrics", lambda o, t: {"a": torch.ones(2)}),
+        "returned something that is not a number",
+    ),
     "shapes": (lambda s: setattr(s, "make", lambda n: Uneven(n).double()), "differ in type, or in shape beyond the"),
     "plain values": (lambda s: setattr(s, "make", lambda n: Counting(n).double()), "differ in plain values"),
     "targets": (lambda s: s.data.append((s.data[0][0], None)), "the targets of the validation batches differ in their"),  # type: ignore[attr-defined]
