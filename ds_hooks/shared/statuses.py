@@ -174,7 +174,7 @@ class MovedIn:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The process ends with the exit status that it means. Without this, the study's code has ended it."""
+    """The process ends on purpose. Without this status, the study's code has ended it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ Of {count} models, {equal} are equal but for rounding; {refused} refused, {diffe
 |---|---|
 | forward | by rules, or as a whole under `vmap` or in a loop over trials: [the ways](studies.md#what-fuses) |
 | by rule, by `vmap`, in a loop | how many layers, and calls between them, run in each way |
-| difference | the largest one, as a share of what rounding explains; it would be an error above 1 |
+| difference | the largest one, as a share of what rounding explains; above 1 it would be an error |
 | rounding of | the type whose rounding that is: of those that the model computes in, the finest that explains it |
 | why not by rules | what keeps the forward from being traced |
 """
