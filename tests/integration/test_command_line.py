@@ -72,10 +72,12 @@ def test_a_module_that_moved_says_where(old: str, tmp_path: Path) -> None:
     assert done.stderr == f"{old}: this command has moved; use: {MOVED[old]}\n"
 
 
-def test_a_word_of_the_new_launcher_says_where_it_went(tmp_path: Path) -> None:
-    done = python("-m", "launch.ds_squeeze", "report", "runs/demo", cwd=tmp_path)
+@pytest.mark.parametrize("old", [old for old in MOVED if old.startswith("ds_squeeze ")])
+def test_a_word_of_the_new_launcher_says_where_it_went(old: str, tmp_path: Path) -> None:
+    word = old.removeprefix("ds_squeeze ")
+    done = python("-m", "launch.ds_squeeze", word, "runs/demo", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "ds_squeeze: no training script 'report'; use: squeezer report\n"
+    assert done.stderr == f"ds_squeeze: no training script {word!r}; use: {MOVED[old]}\n"
 
 
 def test_the_launcher_has_a_version() -> None:
