@@ -3,14 +3,17 @@
 import json
 import re
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 
 from benchmarks.common import ROOT
 from benchmarks.published_figures import RESULTS
+from benchmarks.soak.results import read
 from squeezer.reports.yield_svg import draw_yield
 
+LATE = "late"
 NUMBER = re.compile(r"[+−]?\d+(?:[.,]\d+)*(?:e-\d+)?")
 
 
@@ -102,3 +105,51 @@ def test_the_waterfall_is_the_demos(tmp_path: Path) -> None:
     report = json.loads((RESULTS / "demo.json").read_text(encoding="utf-8"))
     drawn = draw_yield(report, tmp_path / "yield.svg")
     assert drawn is not None and drawn.read_bytes() == (ROOT / "docs" / "yield.svg").read_bytes()
+
+
+def test_how_well_the_guard_tells_a_slowdown_from_noise() -> None:
+    text = text_of("docs/benchmarks.md").partition("## guard_power")[2].partition("\n## ")[0]
+    cells = json.loads((RESULTS / "guard_power.json").read_text(encoding="utf-8"))["cells"]
+    own = [cell for cell in cells if not cell["held_out"] and cell["kind"] != LATE]
+    assert len({cell["kind"] for cell in own}) == 10
+
+    def of(found: list[dict[str, Any]], deviation: float, slowdown: float) -> list[float]:
+        key = "cost" if slowdown else "squeezed"
+        return [cell[key] for cell in found if (cell["deviation"], cell["slowdown"]) == (deviation, slowdown)]
+
+    for noise in (0.01, 0.03, 0.1):
+        squeezed = of(own, noise, 0.0)
+        row = f"| {noise:.0%} | {median(squeezed):.0%}, {min(squeezed):.0%} |"
+        for slowdown in (0.02, 0.04, 0.4):
+            costs = of(own, noise, slowdown)
+            row += f" {median(costs):.1%}, {max(costs):.1%} |"
+        assert f"{row}\n" in text
+    late = [cell for cell in cells if cell["kind"] == LATE]
+    columns = [
+        [f"{value:.{int(slowdown > 0)}%}" for noise in (0.01, 0.03, 0.1) for value in of(late, noise, slowdown)]
+        for slowdown in (0.0, 0.02, 0.04, 0.4)
+    ]
+    assert f"(`late`): 1%, 3%, 10% | {' | '.join(map(', '.join, columns))} |\n" in text
+    worst = max(cell["lost"] for cell in cells if cell["held_out"] and not cell["slowdown"])
+    assert f"lost at most {worst:.1%} of the squeezing" in text
+
+
+def test_what_adapters_cost() -> None:
+    times = {key: 1 / value for key, value in summary_of("adapters").items() if key.startswith("ratio ")}
+    looped = times.pop("ratio peft_gpt2, own")
+    text = " ".join(text_of("docs/studies.md").split())
+    assert f"took {min(times.values()):.2f} to {max(times.values()):.2f} times" in text
+    assert f"in a loop over trials, {looped:.2f} times" in text
+
+
+def test_what_the_soak_found() -> None:
+    text = text_of("docs/benchmarks.md").partition("## soak")[2]
+    alone, *runs = read(RESULTS / "soak.jsonl")
+    assert "alone" in alone
+    completed = sum(run["ended"] == "completed" for run in runs)
+    injected = ["pid" in fault for run in runs for fault in run["faults"]]
+    assert numbers_beside(text, "runs of the job") == [len(runs), completed, len(runs) - completed]
+    assert numbers_beside(text, "losses compared bit by bit") == [sum(run["steps"] for run in runs)]
+    assert numbers_beside(text, "faults") == [sum(injected), len(injected) - sum(injected)]
+    assert numbers_beside(text, "runs in which side tasks worked") == [sum(bool(run["side_units"]) for run in runs)]
+    assert numbers_beside(text, "runs that failed") == [sum(bool(run["failed"]) for run in runs)]
