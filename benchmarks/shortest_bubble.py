@@ -210,7 +210,7 @@ def _be_the_side_task(path: Path) -> None:
     study = load_study(ROOT / "benchmarks" / "utilization" / "endless_digits.py")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     draws = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    members = [build_member(study, k, study.suggest(draws.ask())) for k in range(study.fused)]
+    members = [build_member(study, k, study.suggest(draws.ask())) for k in range(study.rows)]
     os.nice(19)
     page = Page.open(path, create=False)
     gate = CpuGate(page)

@@ -78,14 +78,15 @@ def _measure(parsed: argparse.Namespace) -> int:
     import torch
 
     from trials.side_task.devices import SideDeviceError, make_side_device
-    from trials.training.rehearsal import measure_dedicated
+    from trials.training.most_fused import MostFused, describe
+    from trials.training.rehearsal import how_many, measure_dedicated
 
     torch.set_num_threads(parsed.threads)
     study = _load(parsed)
-    trials = parsed.trials or min(study.fused, study.trials)
     try:
         make_side_device(parsed.device, 1.0).adopt(study)
-        measured = measure_dedicated(study, trials, parsed.seconds)
+        found = MostFused(parsed.trials) if parsed.trials else how_many(study)
+        measured = measure_dedicated(study, min(found.trials, study.trials), parsed.seconds)
     except SideDeviceError as error:
         refuse(f"{PROGRAM} measure", error)
     except Exception as error:  # the study is the user's code: anything may come
@@ -94,6 +95,8 @@ def _measure(parsed: argparse.Namespace) -> int:
         print(json.dumps(measured))
     else:
         print(f"{measured['trials']} trials fused: {measured['work_per_s']:.0f} trial-samples per second")
+        if found.gain:
+            print(f"chosen by measurement: {describe(found)}")
     return 0
 
 

@@ -77,7 +77,7 @@ def check(study: Study) -> list[str]:
     rungs = f"rungs {', '.join(map(str, study.rungs))}" if study.rungs else "no rungs"
     rungs += f", at which one trial in {study.reduction_factor} is promoted" if study.promotes else ""
     return [
-        f"study   {type(study).__name__}: {study.trials} trials of {study.epochs} epochs, up to {study.fused} fused, "
+        f"study   {type(study).__name__}: {study.trials} trials of {study.epochs} epochs, up to {study.rows} fused, "
         f"{rungs}; {' and '.join(study.directions or [study.direction])} the score",
         f"layers  {ways['rule']} by rule, {ways['vmap']} by vmap, {ways['loop']} in a loop over the trials",
         f"epoch   {steps} steps of {group.size} trial{'s' * (group.size != 1)} in {seconds:.2f} s; scores {scores}",

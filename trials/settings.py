@@ -49,12 +49,14 @@ def problems(study: Any) -> Iterator[str]:
 
 
 def _numbers(study: Any) -> Iterator[str]:
-    for name in ("trials", "epochs", "fused", "accumulate"):
+    for name in ("trials", "epochs", "accumulate"):
         value = getattr(study, name, None)
         if value is None:
             yield f" lacks the attribute '{name}', a positive whole number"
         elif not _is_whole(value) or value < 1:
             yield f": {name} = {value!r}; allowed: a positive whole number"
+    if study.fused != "auto" and (not _is_whole(study.fused) or study.fused < 1):
+        yield f": fused = {study.fused!r}; allowed: a positive whole number, or 'auto'"
     rungs = study.rungs
     whole = isinstance(rungs, (tuple, list)) and all(map(_is_whole, rungs))
     if not whole or list(rungs) != sorted(set(rungs)) or any(not 1 <= rung <= study.epochs for rung in rungs):

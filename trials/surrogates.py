@@ -133,8 +133,8 @@ def trained_scores(study: Study, chosen: Sequence[dict[str, Any]]) -> list[float
         groups.setdefault(group_key(member), []).append(member)
     scores: dict[int, float] = {}
     for alike in groups.values():
-        for begin in range(0, len(alike), study.fused):
-            group = TrialGroup(study, alike[begin : begin + study.fused], OpenGate())
+        for begin in range(0, len(alike), study.rows):
+            group = TrialGroup(study, alike[begin : begin + study.rows], OpenGate())
             for epoch in range(study.epochs):
                 for batch in group.batches(epoch):
                     group.train_step(*batch)

@@ -293,7 +293,7 @@ def main() -> None:
             die_with_parent()
             own = name
             break
-    members = [build_member(study, k, study.suggest(draws.ask())) for k in range(study.fused)]
+    members = [build_member(study, k, study.suggest(draws.ask())) for k in range(study.rows)]
     group = TrialGroup(study, members, OpenGate())
     when_ready: Callable[[], object] = {SCHED_IDLE: run_when_idle, STEP_GRAIN: lambda: os.nice(19)}.get(own, int)
     before_step: Callable[[float], object] = float

@@ -39,10 +39,14 @@ class Ready:
     Attributes:
         trials: how many the study has in all.
         busy_ms: the device's time that it has used so far.
+        rows: how many train at once, at most.
+        gain: how many times faster they train than one after another; 0: it was not measured.
     """
 
     trials: int
     busy_ms: float
+    rows: int
+    gain: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,9 +87,9 @@ class Trainer:
                     self._begin(each["number"], each["params"], each.get("epoch", 0))
         for number in tuple(self._trials):
             self._train(number)
-        if len(self._trials) < self.study.fused and not self._asked and not self._over:
+        if len(self._trials) < self.study.rows and not self._asked and not self._over:
             self._asked = True
-            self.search.send(ask=self.study.fused - len(self._trials), here=list(self._trials))
+            self.search.send(ask=self.study.rows - len(self._trials), here=list(self._trials))
 
     def _begin(self, number: int, params: dict[str, Any], epoch: int) -> None:
         self._trials[number] = params, epoch

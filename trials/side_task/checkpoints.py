@@ -196,7 +196,7 @@ class Checkpoints:
             self._paused[state.number] = state if state.device.type == "cpu" else state.on_host()
         except FuseError as error:
             self._warn(f"paused trials are not kept: {error}")
-        if self._directory is not None and len(self._paused) > self._study.fused:
+        if self._directory is not None and len(self._paused) > self._study.rows:
             del self._paused[next(iter(self._paused))]
 
     def _began(self, state: TrialState) -> None:

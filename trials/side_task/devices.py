@@ -23,6 +23,7 @@ from trials.side_task.fit import most_trials
 from trials.side_task.offload import CudaMeter, Offload, tensors_on
 from trials.study import Study
 from trials.training.batches import Pinned
+from trials.training.most_fused import MostFused
 from trials.training.rehearsal import rehearse, try_out
 
 CONTEXT_BYTES = 600 << 20
@@ -58,7 +59,7 @@ class SideDevice(Protocol):
             on_overrun: called with (slot, ns) of a unit that ran on after its bubble, if the device notices.
         """
 
-    def rehearse(self, study: Study, page: Page | None, gate: Gate) -> int:
+    def rehearse(self, study: Study, page: Page | None, gate: Gate) -> MostFused:
         """Train throw-away trials, so that imports, compilations and errors come first.
 
         Args:
@@ -67,7 +68,7 @@ class SideDevice(Protocol):
             gate: asked before each unit, unless the main job stops this process.
 
         Returns:
-            How many trials fit at most.
+            How many trials to fuse at most. 0: not even one fits.
         """
 
     def offload(self, page: Page, gate: Gate, report: Callable[[Status], None]) -> Offload | None:
@@ -84,10 +85,9 @@ class CpuSideDevice:
         """See `CpuGate`. The main job itself notices overruns."""
         return CpuGate(page, records)
 
-    def rehearse(self, study: Study, page: Page | None, gate: Gate) -> int:
+    def rehearse(self, study: Study, page: Page | None, gate: Gate) -> MostFused:
         """Train without the gate: the main job stops this process at the end of every bubble."""
-        rehearse(study)
-        return study.fused
+        return rehearse(study)
 
     def offload(self, page: Page, gate: Gate, report: Callable[[Status], None]) -> Offload | None:
         """Return None: the machine's memory is large."""
@@ -153,7 +153,7 @@ class CudaSideDevice:
         die_with_parent(wanted=False)  # the stream may be waiting then; the gate ends this process
         return gate
 
-    def rehearse(self, study: Study, page: Page | None, gate: Gate) -> int:
+    def rehearse(self, study: Study, page: Page | None, gate: Gate) -> MostFused:
         """Train one trial, then two, for some steps in bubbles. Their peaks of memory show how many fit."""
         peaks = []
         for trials in (1, 2):
@@ -161,11 +161,11 @@ class CudaSideDevice:
             try:
                 try_out(study, gate, trials)
             except torch.OutOfMemoryError:
-                return trials - 1
+                return MostFused(trials - 1)
             peaks.append(torch.cuda.max_memory_allocated(self._device))
         one, two = peaks
         limit = 0 if page is None else page.words[Field.SIDE_LIMIT_BYTES]  # set by now, because a main job has come
-        return most_trials(one, two, min(self._limit, limit) if limit else self._limit)
+        return MostFused(most_trials(one, two, min(self._limit, limit) if limit else self._limit))
 
     def offload(self, page: Page, gate: Gate, report: Callable[[Status], None]) -> Offload | None:
         """See `Offload`."""

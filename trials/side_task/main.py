@@ -91,7 +91,7 @@ def _work(arguments: argparse.Namespace, report: "Callable[[statuses.Status], No
     torch.set_num_threads(arguments.threads)
     from trials.side_task.devices import NoRoomError, make_side_device
     from trials.study import load_study
-    from trials.training.rehearsal import measure_dedicated
+    from trials.training.rehearsal import how_many, measure_dedicated
 
     try:
         study = load_study(arguments.study)
@@ -101,7 +101,7 @@ def _work(arguments: argparse.Namespace, report: "Callable[[statuses.Status], No
                 turn.end("done")
             return status
         make_side_device(arguments.device, arguments.memory_fraction).adopt(study)
-        trials = arguments.trials or min(study.fused, study.trials)
+        trials = arguments.trials or min(how_many(study).trials, study.trials)
         print(json.dumps(measure_dedicated(study, trials, arguments.measure)))
         return 0
     except Exception as error:
@@ -185,7 +185,7 @@ def _serve(
         study_name=arguments.study_name,
         worker=arguments.worker,
         directory=arguments.directory,
-        exclusive_rows=0 if arguments.page is not None else study.fused,
+        exclusive_rows=0 if arguments.page is not None else study.rows,
     )
     attached = partial(_job_attached, arguments.page) if arguments.page is not None else lambda: False
     # forked before the page is opened, so that only this process holds its locks, and before there is a CUDA context
@@ -252,7 +252,7 @@ def _train(
     from trials.side_task.scheduler import Scheduler
 
     most = device.rehearse(study, page, gate)
-    if not most:
+    if not most.trials:
         raise NoRoomError("not even one trial fits into the side task's share of the device's memory")
     # not earlier: before the job's first step there is nothing to yield to
     if arguments.priority is not None:

@@ -31,6 +31,7 @@ from trials.study import Study, describe_error
 from trials.training.batches import work_of
 from trials.training.group import TrialGroup
 from trials.training.member import Member, group_key, structure_name
+from trials.training.most_fused import MostFused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -61,7 +62,7 @@ class Scheduler:
         gate: asked before every unit.
         search: supplies trials, and takes their scores.
         report: sends a status to the daemon.
-        most: how many trials may train at once; None: as many as the study wants.
+        most: how many trials may train at once, and what that gains; None: as many as the study wants.
         offload: gives memory back to the main job, where that is short.
         directory: the study's, for checkpoints; None: there are none.
         turn: at this study, among others that were submitted; None: there are no others.
@@ -73,14 +74,15 @@ class Scheduler:
         gate: Gate,
         search: Search,
         report: "Callable[[statuses.Status], None]",
-        most: int | None = None,
+        most: MostFused | None = None,
         offload: "Offload | None" = None,
         directory: "Path | None" = None,
         turn: Turn | None = None,
     ) -> None:
         self._study, self._gate, self._search = study, gate, search
         self.report = report
-        self._most = self._roomy = study.fused if most is None else min(most, study.fused)
+        self._found = most or MostFused(study.rows)
+        self._most = self._roomy = min(self._found.trials, study.rows)
         self._offload = offload
         self._turn = turn
         self._cohorts: list[Cohort] = []
@@ -104,7 +106,8 @@ class Scheduler:
             StopRequested: the daemon asked for the end.
             TurnOver: it is another study's turn. All trials are saved.
         """
-        self.report(statuses.Ready(self._study.trials, self._accounts.ready_ns / 1e6))
+        ready_ms = self._accounts.ready_ns / 1e6
+        self.report(statuses.Ready(self._study.trials, ready_ms, self._most, self._found.gain or 0.0))
         while True:
             if self._turn is not None and self._turn.is_over(has_trained=self._accounts.epochs > 0):
                 self._leave()
@@ -219,7 +222,7 @@ class Scheduler:
         self._in_use = None
         key = group_key(members[0])
         if key not in self._fits:
-            self._fits[key] = Fit(self._study.fused, key, self._study.mix_epochs, self._audits.new())
+            self._fits[key] = Fit(self._study.rows, key, self._study.mix_epochs, self._audits.new())
         fit = self._fits[key]
         cohort = next((each for each in self._cohorts if each.fit is fit), None)
         if cohort is None:

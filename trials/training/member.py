@@ -167,7 +167,7 @@ def fuse_optimizers_of(study: Study, members: Sequence[Member], rows: Rows) -> t
     way = members[0].way
     holders_K = [{phase: holder_of(own, way) for phase, own in given.items()} for given in given_K]
     names_K = [canonical_names(member.model) for member in members]
-    widest = max(study.fused, len(members))
+    widest = max(study.rows, len(members))
     progress = []
     for member, holders in zip(members, holders_K, strict=True):
         pairs = [pair for holder in holders.values() for pair in holder.pairs]

@@ -15,6 +15,7 @@ from trials.study import Study
 from trials.training.batches import fuse_batches, work_of
 from trials.training.group import TrialGroup
 from trials.training.member import build_member, group_key
+from trials.training.most_fused import MostFused, describe, most_fused
 
 log = own_logger(__name__)
 
@@ -35,13 +36,29 @@ def train_ungated(study: Study, trials: int) -> Iterator[int]:
         yield work
 
 
-def rehearse(study: Study) -> None:
-    """Train two throw-away trials for an epoch, so that imports, compilations and errors come first."""
+def rehearse(study: Study) -> MostFused:
+    """Train two throw-away trials for an epoch, so that imports, compilations and errors come first.
+
+    Returns:
+        How many trials to fuse.
+    """
     try:
         next(train_ungated(study, trials=2))
         _try_mixed(study, _random_group(study, 2, OpenGate()), OpenGate())
+        return how_many(study)
     except Exception as error:
         _say_rehearsal_failed(study, error)
+        return MostFused(study.rows)
+
+
+def how_many(study: Study) -> MostFused:
+    """Return how many trials to fuse: what the study says, or what trains fastest on this machine."""
+    most = min(study.rows, study.trials)
+    if study.fused != "auto" or most == 1:
+        return MostFused(study.rows)
+    found = most_fused(study, most, lambda trials: _random_group(study, trials, OpenGate()))
+    log.info("%d trials train at once: %s", found.trials, describe(found))
+    return found
 
 
 STEPS_TRIED = 3

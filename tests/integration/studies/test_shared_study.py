@@ -131,12 +131,12 @@ def test_workers_die_in_the_middle_and_each_trial_ends_once(
     assert deaths >= 2 and len(found) == trials
     given_up = [trial for trial in found if trial.state is TrialState.FAIL]  # where luck has hit three times
     assert all("3 workers died in it" in trial.user_attrs[REASON] for trial in given_up)
-    assert MOST_DEATHS * len(given_up) <= deaths * study.fused
+    assert MOST_DEATHS * len(given_up) <= deaths * study.rows
     assert_ended([trial for trial in found if trial not in given_up], spans)
     trained = sum(sum(worker.trained.values()) for worker in everyone)
     accounted = total(spans, kept=True) + total(spans, kept=False)
     # a worker that dies has not yet told what it trained since its last sign of life
-    assert accounted <= trained <= accounted + deaths * study.fused * study.epochs
+    assert accounted <= trained <= accounted + deaths * study.rows * study.epochs
 
 
 @pytest.mark.parametrize("restarts", [3, pytest.param(10, marks=pytest.mark.slow)])

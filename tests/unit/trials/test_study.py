@@ -57,7 +57,14 @@ def write(directory: Path, text: str, name: str = "mine.py") -> Path:
 
 def test_good_study(tmp_path: Path) -> None:
     study = load_study(write(tmp_path, GOOD))
-    assert (study.trials, study.fused, study.epochs, study.rungs, study.direction) == (3, 16, 5, (), "maximize")
+    assert (study.trials, study.fused, study.rows, study.epochs, study.rungs, study.direction) == (
+        3,
+        "auto",
+        16,
+        5,
+        (),
+        "maximize",
+    )
     assert study.seed({}, 7) == 7
 
 

@@ -148,7 +148,7 @@ class NextTrials:
         counts = Counter(each.structure for each in candidates if each.structure is not None)
         if len(counts) < 2:
             return list(candidates)
-        slots = {structure: groups(waiting, self._user_study.fused) for structure, waiting in counts.items()}
+        slots = {structure: groups(waiting, self._user_study.rows) for structure, waiting in counts.items()}
         before, workers = held.placement, held.readers()
         placed = place(slots, workers, held.fleet().speeds, before)
         others = held.fleet().directories.keys() - set(workers)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ds_hooks.shared.status_reader import REFUSALS_RECORDED, StatusReader
 from ds_hooks.shared.statuses import MAXIMUM_LINE_BYTES, Finished, Overran, Progress, Ready, Status, encode
 
-SENT: list[Status] = [Ready(16, 2.5), Overran(3, 40), Progress(5, 2, 1, 2.5, 8.0, 9.0, 0), Finished(5)]
+SENT: list[Status] = [Ready(16, 2.5, 8, 3.0), Overran(3, 40), Progress(5, 2, 1, 2.5, 8.0, 9.0, 0), Finished(5)]
 
 
 class Pipe:
@@ -69,20 +69,20 @@ def test_garbage_between_statuses_is_a_fault_and_the_statuses_are_read(garbage: 
 
 
 def test_only_the_first_refusals_are_recorded(pipe: Pipe) -> None:
-    assert pipe.send(b"?\n" * 1000 + encode(Ready(16, 2.5))) == [Ready(16, 2.5)]
+    assert pipe.send(b"?\n" * 1000 + encode(Ready(16, 2.5, 8, 3.0))) == [Ready(16, 2.5, 8, 3.0)]
     assert (pipe.reader.refused, len(pipe.faults)) == (1000, REFUSALS_RECORDED)
 
 
 def test_a_line_without_an_end_is_not_kept(pipe: Pipe) -> None:
     assert pipe.send(b"x" * (5 * MAXIMUM_LINE_BYTES)) == []
     assert len(pipe.reader._unfinished) == 0
-    assert pipe.send(b"x\n" + encode(Ready(16, 2.5))) == [Ready(16, 2.5)]
+    assert pipe.send(b"x\n" + encode(Ready(16, 2.5, 8, 3.0))) == [Ready(16, 2.5, 8, 3.0)]
     assert pipe.faults == [f"the side task sent no status: a line of more than {MAXIMUM_LINE_BYTES} bytes"]
 
 
 def test_the_end_of_the_pipe_is_noticed(pipe: Pipe) -> None:
-    os.write(pipe.write_fd, encode(Ready(16, 2.5)))
+    os.write(pipe.write_fd, encode(Ready(16, 2.5, 8, 3.0)))
     os.close(pipe.write_fd)
     pipe.write_fd = -1
-    assert (pipe.reader.read(), pipe.reader.is_over) == ([Ready(16, 2.5)], False)
+    assert (pipe.reader.read(), pipe.reader.is_over) == ([Ready(16, 2.5, 8, 3.0)], False)
     assert (pipe.reader.read(), pipe.reader.is_over) == ([], True)

@@ -70,7 +70,10 @@ def test_an_error_of_any_length_fits_into_a_line(start: str, costly: str, times:
         (b"{}", "unknown status None; allowed: serving, ready, progress"),
         (b'{"event":["ready"]}', "unknown status ['ready']"),
         (b'{"event":"sleeping"}', "unknown status 'sleeping'"),
-        (b'{"event":"ready","mood":1}', "status ready has the fields ['mood']; allowed: ['busy_ms', 'trials']"),
+        (
+            b'{"event":"ready","mood":1}',
+            "status ready has the fields ['mood']; allowed: ['busy_ms', 'gain', 'rows', 'trials']",
+        ),
         (b'{"event":"overran","slot":1}', "status overran has the fields ['slot']"),
         (b'{"event":"overran","slot":"1","overrun_ns":2}', "slot is '1'; allowed: int"),
         (b'{"event":"overran","slot":true,"overrun_ns":2}', "slot is True; allowed: int"),

@@ -83,7 +83,7 @@ def test_what_one_and_two_trials_take_tells_how_many_fit_into_the_share_and_besi
     monkeypatch.setattr(devices, "try_out", try_out)
     nothing: Any = None
     page: Any = SimpleNamespace(words=words)
-    assert CudaSideDevice(0.25).rehearse(nothing, page, nothing) == most
+    assert CudaSideDevice(0.25).rehearse(nothing, page, nothing).trials == most
 
 
 def pinned(asked: list[tuple[Any, ...]]) -> int:

@@ -1,0 +1,86 @@
+"""How many trials are fused is measured: as many as train fastest, and one where fusing does not pay."""
+
+import logging
+
+import pytest
+
+from tests.support.paths import STUDIES
+from trials.study import Study, load_study
+from trials.training.most_fused import MostFused, choose, describe
+from trials.training.rehearsal import how_many, rehearse
+
+
+def steps(*took_s: float) -> dict[int, float]:
+    return dict(zip((1, 2, 4, 8, 16), took_s, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("took_s", "best"),
+    [
+        (steps(1e-3, 1e-3, 1e-3, 1e-3, 1e-3), (16, 16.0)),  # all overhead
+        (steps(1e-3, 2e-3, 4e-3, 8e-3, 16e-3), (1, 1.0)),  # all arithmetic
+        (steps(1e-3, 4e-3, 2e-3, 3e-3, 4e-3), (16, 4.0)),  # two are slow, as by a batched kernel, and more are not
+        (steps(1e-3, 1e-3, 2e-3, 4e-3, 7.9e-3), (2, 2.0)),  # a gain of 1% is not worth eight times the memory
+        (steps(0.5, 1.1), (1, 1.0)),  # no more are tried: the next step would take seconds
+        (steps(0.2, 0.22, 0.40, 0.9), (4, 2.0)),
+        (steps(0.2, 0.25, 0.32, 0.50, 0.9), (16, 3.2 / 0.9)),
+    ],
+)
+def test_the_fastest_is_chosen(took_s: dict[int, float], best: tuple[int, float]) -> None:
+    found = choose(took_s.__getitem__, most=16)
+    assert (found.trials, found.gain) == (best[0], pytest.approx(best[1], rel=0.2))
+
+
+def test_no_more_than_wanted_are_tried() -> None:
+    tried: list[int] = []
+    assert choose(lambda trials: tried.append(trials) or 1.0 / trials, most=6).trials == 6
+    assert tried == [1, 2, 4, 6]
+
+
+def test_what_does_not_fit_is_not_chosen() -> None:
+    def step_s(trials: int) -> float:
+        if trials > 4:
+            raise MemoryError
+        return 1e-3
+
+    assert choose(step_s, most=16).trials == 4
+
+
+def test_other_errors_pass() -> None:
+    def step_s(trials: int) -> float:
+        raise ValueError("no such batch")
+
+    with pytest.raises(ValueError, match="no such batch"):
+        choose(step_s, most=16)
+
+
+def study_of(file: str, fused: int | str = "auto", trials: int = 100) -> Study:
+    study = load_study(STUDIES / file)
+    study.fused, study.trials = fused, trials
+    return study
+
+
+def test_small_models_are_fused(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    found = rehearse(study_of("tiny.py"))
+    assert found.trials >= 8 and found.gain is not None and found.gain > 2
+    assert f"{found.trials} trials train at once: {describe(found)}" in caplog.text
+
+
+def test_models_that_fusing_makes_slower_train_one_by_one() -> None:
+    found = rehearse(study_of("wide.py"))
+    assert found == MostFused(1, 1.0) and describe(found) == "fused ones would train no faster than one after another"
+
+
+@pytest.mark.parametrize(("fused", "trials", "rows"), [(3, 100, 3), ("auto", 1, 1)])
+def test_what_the_study_says_counts(fused: int | str, trials: int, rows: int) -> None:
+    study = study_of("wide.py", fused, trials)
+    found = how_many(study)
+    assert min(found.trials, trials) == rows and found.gain is None
+
+
+def test_a_study_that_fails_is_fused_as_usual(caplog: pytest.LogCaptureFixture) -> None:
+    study = study_of("tiny.py")
+    study.loss = lambda outputs, targets: 1 / 0  # type: ignore[method-assign]
+    assert rehearse(study) == MostFused(16)
+    assert "a rehearsal of Tiny failed: ZeroDivisionError" in caplog.text

@@ -1,0 +1,93 @@
+"""How many trials to fuse, by measurement.
+
+Fusing saves the overhead of each call, which K trials share. Where arithmetic takes all the time, or a batched kernel
+is slower than K plain ones, it gains nothing, and one trial after another is as fast in a fraction of the memory.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trials.fusion.errors import is_out_of_memory
+from trials.study import Study
+from trials.training.group import TrialGroup
+
+WORTH = 1.05
+"""Twice as many trials must gain so much: they need twice the memory, and a sampler learns less from each."""
+
+LONG_S = 0.3
+"""If a step takes longer, larger groups are tried only as long as they gain."""
+
+LEAST_STEPS, ENOUGH_S, MOST_EPOCHS = 3, 0.1, 20
+
+
+@dataclass(frozen=True, slots=True)
+class MostFused:
+    """What was found.
+
+    Attributes:
+        trials: K.
+        gain: how many times faster K trials train at once than one after another; None: it was not measured.
+    """
+
+    trials: int
+    gain: float | None = None
+
+
+def most_fused(study: Study, most: int, group_of: Callable[[int], TrialGroup]) -> MostFused:
+    """Find the K up to `most` at which trials of `study` train fastest.
+
+    Args:
+        study: the user's.
+        most: the largest K; 1, 2, 4, … are tried.
+        group_of: makes a group of K trials with an open gate.
+    """
+    return choose(lambda trials: _step_s(study, group_of(trials)), most)
+
+
+def choose(step_s: Callable[[int], float], most: int) -> MostFused:
+    """Choose K by the time of a step of K trials.
+
+    Args:
+        step_s: K -> seconds. It may raise what an allocator raises: then K is too large.
+        most: the largest K.
+    """
+    alone_s = step_s(1)
+    best, gain, trials, took_s = 1, 1.0, 1, alone_s
+    while trials < most:
+        trials = min(2 * trials, most)
+        try:
+            took_s = step_s(trials)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            break
+        found = trials * alone_s / took_s
+        if found >= WORTH * gain:
+            best, gain = trials, found
+        elif took_s > LONG_S:
+            break
+    return MostFused(best, gain)
+
+
+def describe(found: MostFused) -> str:
+    """What fusing gains, in words."""
+    if found.trials == 1:
+        return "fused ones would train no faster than one after another"
+    return f"{found.gain:.1f} times as fast as one after another" if found.gain else "as the study says"
+
+
+def _step_s(study: Study, group: TrialGroup) -> float:
+    """Return the processor time of a step, all threads together: what else runs on the machine does not count.
+
+    The first step allocates. Of the others the fastest counts, because a pause between two leaves caches cold.
+    """
+    took_s: list[float] = []
+    for epoch in range(MOST_EPOCHS):
+        for inputs, targets, per_trial in group.batches(epoch % study.epochs):
+            began_s = time.process_time()
+            group.train_step(inputs, targets, per_trial)
+            took_s.append(time.process_time() - began_s)
+            if len(took_s) > LEAST_STEPS and sum(took_s) >= ENOUGH_S:
+                return min(took_s[1:])
+    return min(took_s[1:] or took_s)
