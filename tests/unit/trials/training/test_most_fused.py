@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+from torch import Tensor
 
 from tests.support.paths import STUDIES
 from trials.study import Study, load_study
@@ -79,8 +80,14 @@ def test_what_the_study_says_counts(fused: int | str, trials: int, rows: int) ->
     assert min(found.trials, trials) == rows and found.gain is None
 
 
-def test_a_study_that_fails_is_fused_as_usual(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_study_that_fails_is_fused_as_usual(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     study = study_of("tiny.py")
-    study.loss = lambda outputs, targets: 1 / 0  # type: ignore[method-assign]
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(study, "loss", loss)
     assert rehearse(study) == MostFused(16)
     assert "a rehearsal of Tiny failed: ZeroDivisionError" in caplog.text
