@@ -16,6 +16,7 @@ NAMES = (
     "shortest_bubble",
     "bubble_utilization",
     "fusion",
+    "most_fused",
     "adapters",
     "compiled",
     "audit",

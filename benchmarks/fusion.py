@@ -114,14 +114,20 @@ class _LSTM(nn.Module):
         return self.head(y[:, -1])
 
 
-def _mlp(width: int) -> nn.Module:
+def lstm(width: int) -> nn.Module:
+    """One LSTM for sequences of 8 features."""
+    return _LSTM(width)
+
+
+def mlp(width: int) -> nn.Module:
+    """Five layers for 64 features."""
     hidden = [layer for _ in range(3) for layer in (nn.Linear(width, width), nn.ReLU())]
     return nn.Sequential(nn.Linear(64, width), nn.ReLU(), *hidden, nn.Linear(width, 10))
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
-    "mlp_32": (lambda: _mlp(32), lambda: torch.randn(BATCH, 64)),
-    "mlp_128": (lambda: _mlp(128), lambda: torch.randn(BATCH, 64)),
+    "mlp_32": (lambda: mlp(32), lambda: torch.randn(BATCH, 64)),
+    "mlp_128": (lambda: mlp(128), lambda: torch.randn(BATCH, 64)),
     "lenet_4": (lambda: _LeNet(4), lambda: torch.randn(BATCH, 1, 28, 28)),
     "lenet_8": (lambda: _LeNet(8), lambda: torch.randn(BATCH, 1, 28, 28)),
     "gpt_16": (lambda: _GPT(16), lambda: torch.randint(64, (BATCH, 16))),
@@ -173,7 +179,7 @@ class Classes(Study):
         return (outputs.argmax(-1) == targets).float().mean()
 
 
-class _Alone:
+class Alone:
     """One trial in plain PyTorch."""
 
     def __init__(self, study: Classes) -> None:
@@ -218,7 +224,7 @@ def main() -> None:
 
 def _measure(name: str, sizes: Iterable[int], seconds: float) -> dict[str, Any]:
     study = Classes(name)
-    alone = _Alone(study)
+    alone = Alone(study)
     by_k = []
     for size in sizes:
         pairs = alternate(alone.step, Together(study, size).step, size, seconds)
@@ -321,7 +327,7 @@ def _work() -> None:
     options = parser.parse_args(sys.argv[2:])
     torch.set_num_threads(1)
     study = Classes(options.name)
-    trainer = Together(study, options.size) if options.size else _Alone(study)
+    trainer = Together(study, options.size) if options.size else Alone(study)
     trainer.step()
     print("ready", flush=True)
     sys.stdin.readline()
