@@ -15,10 +15,10 @@ from trials.training.group import TrialGroup
 WORTH = 1.05
 """Twice as many trials must gain so much: they need twice the memory, and a sampler learns less from each."""
 
-LONG_S = 0.3
+LONG_S = 0.2
 """If a step takes longer, larger groups are tried only as long as they gain."""
 
-LEAST_STEPS, ENOUGH_S, MOST_EPOCHS = 3, 0.1, 20
+LEAST_STEPS, ENOUGH_S, MOST_EPOCHS = 2, 0.1, 20
 
 
 @dataclass(frozen=True, slots=True)
