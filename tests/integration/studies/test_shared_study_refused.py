@@ -71,7 +71,10 @@ def test_the_same_name_with_another_direction_is_refused(
     else:
         other.directions = directions
     here = ", ".join(directions)
-    with pytest.raises(StudyError, match=f"study 's' .* direction: maximize there and {here} here; .*study_name"):
+    with pytest.raises(
+        StudyError,
+        match=f"study 's' has another direction in this storage: maximize there and {here} here; .*study_name",
+    ):
         hire(storage, tmp_path, other, "other")
 
 

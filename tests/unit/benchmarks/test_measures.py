@@ -65,7 +65,7 @@ def test_fusion() -> None:
     made = fusion.Classes("mlp_32")
     by_k = []
     for size in (1, 2):
-        pairs = fusion.alternate(fusion._Alone(made).step, fusion.Together(made, size).step, size, 0.01)
+        pairs = fusion.alternate(fusion.Alone(made).step, fusion.Together(made, size).step, size, 0.01)
         by_k.append({"k": size, "pairs_s": pairs})
     assert fusion.planned_point(by_k)["speedup"] > 0
 
