@@ -1,68 +1,103 @@
 """The hooks without a code change: ``python -m ds_hooks [--module] train.py …`` runs a script with hooks attached.
 
 Also ``deepspeed --module ds_hooks train.py …``. `deepspeed.initialize` is wrapped when the script imports deepspeed,
-not earlier, so environment variables that the script sets before still count.
+not earlier, so environment variables that the script sets before still count. Else the script finds all as without us.
 """
+# What is imported must not come from the working directory.
+
+import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    del sys.path[0]  # `-m` has put the working directory there, whose files may be called as what is imported here
 
 import atexit
+import builtins
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import io
 import os
 import runpy
-import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
-from ds_hooks.handle import Handle, attach
 from ds_hooks.notice import notice
 
 USAGE = "usage: python -m ds_hooks [--module] SCRIPT [ARGUMENT …]"
 
 
-class _AttachWhenImported(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds `deepspeed` as usual, and wraps its `initialize` once it is loaded."""
+class _AttachWhenImported(importlib.abc.MetaPathFinder):
+    """Finds `deepspeed` as usual, and has its `initialize` wrapped once it is loaded.
+
+    Libraries ask whether it can be found long before it is imported, so it stays in `sys.meta_path`.
+    """
 
     def __init__(self) -> None:
-        self.handles: weakref.WeakSet[Handle] = weakref.WeakSet()  # each goes with its engine
+        self.handles: weakref.WeakSet[Any] = weakref.WeakSet()  # each goes with its engine
         self.found_engine = False
-        self._loader: Any = None
+        self._is_looking = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != "deepspeed":
+        if fullname != "deepspeed" or self._is_looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("deepspeed")
+        self._is_looking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._is_looking = False
         if spec is not None and spec.loader is not None:
-            self._loader, spec.loader = spec.loader, self
+            spec.loader = _WrappingLoader(spec.loader, self._wrapped)
         return spec
+
+    def _wrapped(self, initialize: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(initialize)
+        def initialize_and_attach(*args: Any, **kwargs: Any) -> Any:
+            result = initialize(*args, **kwargs)
+            engine = result[0]
+            if hasattr(engine, "_INSTRUCTION_MAP"):
+                self.found_engine = True
+                self._attach(engine)
+            return result
+
+        return initialize_and_attach
+
+    def _attach(self, engine: Any) -> None:
+        try:
+            from ds_hooks.handle import attach
+        except Exception as error:  # such as a pyzmq that does not load; the script does not need it
+            notice(f"the hooks do not load; training continues without squeezing: {type(error).__name__}: {error}")
+        else:
+            self.handles.add(attach(engine))
+
+
+class _WrappingLoader(importlib.abc.Loader):
+    """Loads a module as another loader does, and wraps its `initialize`."""
+
+    def __init__(self, loader: Any, wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self._loader = loader
+        self._wrapped = wrapped
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         module: ModuleType | None = self._loader.create_module(spec)
         return module
 
     def exec_module(self, module: Any) -> None:
+        module.__spec__.loader = module.__loader__ = self._loader  # for whoever asks it for the package's files
         self._loader.exec_module(module)
-        initialize = module.initialize
-
-        def initialize_and_attach(*args: Any, **kwargs: Any) -> Any:
-            result = initialize(*args, **kwargs)
-            engine = result[0]
-            if hasattr(engine, "_INSTRUCTION_MAP"):
-                self.found_engine = True
-                self.handles.add(attach(engine))
-            return result
-
-        module.initialize = initialize_and_attach
+        module.initialize = self._wrapped(module.initialize)
 
 
 def _split(arguments: list[str]) -> tuple[bool, str, list[str]]:
-    """(is a module, script, its arguments). Launchers put `--local_rank=N` before the script; it moves behind."""
+    """(is a module, script, its arguments). Launchers put `--local_rank=N` before the script; it moves just behind."""
     own: list[str] = []
     moved: list[str] = []
     rest = list(arguments)
@@ -73,7 +108,7 @@ def _split(arguments: list[str]) -> tuple[bool, str, list[str]]:
         raise SystemExit(f"ds_hooks: unknown option {unknown[0]!r}; allowed before the script is --module\n{USAGE}")
     if not rest:
         raise SystemExit(f"ds_hooks: no training script named\n{USAGE}")
-    return "--module" in own, rest[0], [*rest[1:], *moved]
+    return "--module" in own, rest[0], [*moved, *rest[1:]]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -106,11 +141,30 @@ def main(arguments: list[str] | None = None) -> None:
     atexit.register(finish)
     sys.argv = [script, *script_arguments]
     if is_module:
-        sys.path[0] = os.getcwd()
-        runpy.run_module(script, run_name="__main__", alter_sys=True)
+        _search_first(os.getcwd())
+        _, spec, code = runpy._get_module_details(script)  # type: ignore[attr-defined]
+        sys.argv[0] = spec.origin
+        _run(code, __file__=spec.origin, __loader__=spec.loader, __spec__=spec, __package__=spec.parent)
     else:
-        sys.path[0] = str(Path(script).resolve().parent)
-        runpy.run_path(script, run_name="__main__")
+        path = str(Path(script).absolute())  # as Python does: a script may change its directory
+        _search_first(os.path.dirname(os.path.realpath(path)))
+        with io.open_code(path) as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+        _run(code, __file__=path, __loader__=importlib.machinery.SourceFileLoader("__main__", path))
+
+
+def _search_first(folder: str) -> None:
+    """Look for modules there first, as Python does for a script or module that it runs."""
+    if not sys.flags.safe_path:
+        sys.path.insert(0, folder)
+
+
+def _run(code: CodeType, **names: Any) -> None:
+    """Make it `__main__` for good, not just meanwhile: threads and `atexit` may save objects of its classes later."""
+    module = ModuleType("__main__")
+    vars(module).update(names, __builtins__=builtins, __cached__=None)
+    sys.modules["__main__"] = module
+    exec(code, vars(module))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 CONFIG = "SQUEEZER_CONFIG"
@@ -49,14 +50,17 @@ def core_share(cores: Sequence[int], local_rank: int, local_size: int) -> list[i
 
 
 def daemon_command(python: str, config: str, run: str, local_rank: int, job_pid: int, pid_file: Path) -> list[str]:
-    """The command that starts this device's daemon, which ends with process `job_pid`."""
-    daemon = [python, "-m", "squeezer", "daemon", "--config", config, "--run", run]
+    """The command that starts this device's daemon, which ends with process `job_pid`.
+
+    Nothing is imported from the training's working directory (`-P`): a file there may be called as a module of ours.
+    """
+    daemon = [python, "-P", "-m", "squeezer", "daemon", "--config", config, "--run", run]
     return [*daemon, "--local-rank", str(local_rank), "--job-pid", str(job_pid), "--pid-file", str(pid_file)]
 
 
 def training_command(python: str, script: Sequence[str], local_rank_option: str | None) -> list[str]:
-    """The command that starts the user's script, followed by DeepSpeed's option, where the script looks for it."""
-    return [python, "-u", "-m", "ds_hooks", *script, *([local_rank_option] if local_rank_option else [])]
+    """The command that starts the user's script, of whose arguments DeepSpeed's option becomes the first."""
+    return [python, "-u", "-m", "ds_hooks", *([local_rank_option] if local_rank_option else []), *script]
 
 
 def daemon_environment(environment: Mapping[str, str], local_rank: int) -> dict[str, str]:
@@ -99,9 +103,29 @@ def _start_daemon(local_rank: int) -> None:
     if not pid_file.exists():  # else DeepSpeed begins again, and its records go on
         move_records_aside(Path(os.environ[RUN]), int(environment["RANK"]))  # on a node whose disk no launcher saw
     command = daemon_command(sys.executable, os.environ[CONFIG], os.environ[RUN], local_rank, os.getpid(), pid_file)
-    # in a group of its own: what a terminal sends to the job's processes is for the training
-    daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, process_group=0)
-    pid_file.write_text(str(daemon.pid), encoding="ascii")
+    _start_apart(command, environment, pid_file)
+
+
+def _start_apart(command: Sequence[str], environment: Mapping[str, str], pid_file: Path) -> None:
+    """Start a process that is no child of this one, and note its number.
+
+    This one becomes the training, which may wait until it has no children, or take the end of one for a fault.
+    """
+    starter = os.fork()
+    if starter == 0:
+        status = 1
+        try:
+            # in a group of its own: what a terminal sends to the job's processes is for the training
+            daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, process_group=0)
+            pid_file.write_text(str(daemon.pid), encoding="ascii")
+            status = 0
+        except OSError as error:
+            print(error, file=sys.stderr, flush=True)
+        finally:
+            os._exit(status)
+    with suppress(ChildProcessError):  # whoever started this one has SIGCHLD ignored
+        if os.waitpid(starter, 0)[1]:
+            raise OSError("it could not be started")
 
 
 def main() -> None:

@@ -70,5 +70,6 @@ def train_batch_patiently(self: PipelineEngine, *args: object, **kwargs: object)
 
 if __name__ == "__main__":
     PipelineEngine.train_batch = train_batch_patiently
-    del sys.argv[0]
+    # a launcher puts its own first
+    sys.argv = [argument for argument in sys.argv[1:] if not argument.startswith("--local_rank=")]
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -73,6 +74,7 @@ def main() -> int:
     """Train until the study is done or the daemon asks to stop."""
     arguments = _parse()
     logs.set_up(rank=arguments.rank)
+    _search_here()
     _stand_back(arguments.memory_mb)
     report = partial(_send, arguments.status_fd)
     status = _work(arguments, report)
@@ -152,6 +154,13 @@ def _is_refused(error: BaseException) -> bool:
     return isinstance(error, SearchError) and error.status == USER_ERROR_STATUS
 
 
+def _search_here() -> None:
+    """Let the study import what is in the working directory. It was not searched before: names there may be ours."""
+    if sys.flags.safe_path and not os.environ.get("PYTHONSAFEPATH"):
+        with contextlib.suppress(FileNotFoundError):
+            sys.path.insert(0, os.getcwd())
+
+
 def _stand_back(memory_mb: float | None) -> None:
     """End before the main job where something must, and heed no signal but the daemon's."""
     die_with_parent()
@@ -224,6 +233,7 @@ def _serve(
         # the scores of a finished study must reach Optuna, however long the search worker takes
         closed = search.close(is_urgent=lambda: not has_finished or END_SIGNAL in signal.sigpending())
         if page is not None and may_unmap:  # else the device may still use the page, which then ends with this process
+            page.words[Field.SIDE_ACTIVITY] = SideActivity.HOST  # what the study has left to its end asks no gate
             page.close()
     if not closed:
         report(statuses.Error("its search worker could not record all results in time"))

@@ -28,7 +28,7 @@ from squeezer.records.layout import caches_path, side_log_path, temporary_folder
 
 SIDE_TASK = "trials.side_task.main"
 RELEASE = "trials.search.close"
-"""Programs that are started and never imported."""
+"""Programs that are started and never imported; not from the working directory (`-P`), whose files are not ours."""
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def releasing_command(study_name: str, studies: Path, worker: str) -> list[str]:
     `STORAGE_VARIABLE` names the storage.
     """
     where = ["--study-name", study_name, "--directory", str(trials_directory(studies, study_name))]
-    return [sys.executable, "-m", RELEASE, *where, "--worker", worker]
+    return [sys.executable, "-P", "-m", RELEASE, *where, "--worker", worker]
 
 
 class Spawner:
@@ -117,7 +117,7 @@ class Spawner:
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(write_fd, True)
         command = [
-            *(sys.executable, "-m", SIDE_TASK, "--worker", self._worker),
+            *(sys.executable, "-P", "-m", SIDE_TASK, "--worker", self._worker),
             *self._what(),
             *("--page", str(files.page), "--units", str(units_path(files.run, files.rank))),
             *("--units-bytes", str(files.units_bytes)),
@@ -182,7 +182,7 @@ class Spawner:
         if self.serves is None:
             return None
         config = self._config
-        command = [sys.executable, "-m", SIDE_TASK, "--study", self.serves.study, "--measure", str(seconds)]
+        command = [sys.executable, "-P", "-m", SIDE_TASK, "--study", self.serves.study, "--measure", str(seconds)]
         command += ["--threads", str(config.threads), "--priority", config.priority, "--trials", str(trials)]
         command += self._limits()
         try:

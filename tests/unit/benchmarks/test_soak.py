@@ -60,14 +60,14 @@ def test_each_process_of_a_run_has_its_role() -> None:
         process(1, 0, "bash"),
         process(2, 1, "python -m launch.ds_squeeze --squeezer s.toml train.py"),
         process(3, 2, "python -m deepspeed.launcher.launch /x/launch/rank.py train.py"),
-        process(4, 3, "python -u -m ds_hooks train.py --local_rank=0"),
+        process(4, 3, "python -u -m ds_hooks --local_rank=0 train.py"),
         process(5, 3, "python -u /x/launch/rank.py --local_rank=1 train.py", rank=1),
         process(6, 5, daemon, rank=1),
         process(7, 6, daemon, rank=1),
         process(8, 7, side),
         process(9, 8, side),
         process(10, 8, side, group=8),
-        process(11, 4, "python -u -m ds_hooks train.py --local_rank=0"),
+        process(11, 4, "python -u -m ds_hooks --local_rank=0 train.py"),
     ]
     assert {role: each.pid for role, each in by_role(found).items()} == {
         ("launcher", 0): 2,

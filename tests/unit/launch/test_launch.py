@@ -145,11 +145,11 @@ def test_shares_of_cores_are_even_contiguous_and_disjoint(cores: int, ranks: int
         assert {core for share in shares for core in share} == set(all_cores)
 
 
-def test_the_local_rank_moves_behind_the_script() -> None:
+def test_the_local_rank_stays_before_the_script_for_the_hooks() -> None:
     option, script = rank.split_arguments(["--local_rank=1", "train.py", "--lr", "1"])
     assert (option, script) == ("--local_rank=1", ["train.py", "--lr", "1"])
     command = rank.training_command("python", script, option)
-    assert command == ["python", "-u", "-m", "ds_hooks", "train.py", "--lr", "1", "--local_rank=1"]
+    assert command == ["python", "-u", "-m", "ds_hooks", "--local_rank=1", "train.py", "--lr", "1"]
 
 
 def test_without_a_local_rank_none_is_invented() -> None:
@@ -162,7 +162,7 @@ def test_without_a_local_rank_none_is_invented() -> None:
 def test_the_daemon_belongs_to_one_device_and_to_the_job() -> None:
     command = rank.daemon_command("python", "/s.toml", "/runs/a", 3, 4711, Path("/pages/a/daemon3.pid"))
     tail = ["daemon", "--config", "/s.toml", "--run", "/runs/a", "--local-rank", "3", "--job-pid", "4711"]
-    assert command == ["python", "-m", "squeezer", *tail, "--pid-file", "/pages/a/daemon3.pid"]
+    assert command == ["python", "-P", "-m", "squeezer", *tail, "--pid-file", "/pages/a/daemon3.pid"]
 
 
 @pytest.mark.parametrize(

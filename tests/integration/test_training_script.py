@@ -1,0 +1,221 @@
+"""A training script finds under our launcher what it finds under DeepSpeed's: arguments, files, modules, children."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch import rank
+from launch.rank import split_arguments, training_command
+from tests.support.paths import ROOT, STUDIES
+from tests.support.sandbox import Job, Sandbox, is_alive, wait_for
+
+pytestmark = pytest.mark.integration
+
+PROBE = """
+import atexit, json, multiprocessing, os, pickle, sys, threading, time
+from pathlib import Path
+
+class Own:
+    pass
+
+def child(says):
+    says.put([__name__, sys.argv[1:], Path(__file__).is_file()])
+
+if __name__ == "__main__":
+    try:
+        import beside
+        has_beside = True
+    except ImportError:
+        has_beside = False
+    import given, random
+    found = {"arguments": sys.argv, "path": sys.path, "file": __file__, "beside": has_beside, "given": given.__file__}
+    found |= {"random": random.random() < 1, "package": __package__ or "", "flags": list(sys.flags)}
+    spawned = multiprocessing.get_context("spawn")
+    says = spawned.Queue()
+    process = spawned.Process(target=child, args=(says,))
+    process.start()
+    found["child"] = says.get(timeout=60)
+    process.join()
+    os.chdir("/")
+    found["itself"] = Path(__file__).read_text()[:20]
+    print(json.dumps(found))
+    atexit.register(lambda: print(pickle.loads(pickle.dumps(Own())).__class__, threading.active_count()))
+    threading.Thread(target=lambda: (time.sleep(0.5), print(len(pickle.dumps(Own()))))).start()
+    sys.exit(7)
+"""
+ARGUMENTS = ["finetune", "--lr", "1", "--", "--local_rank=9"]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A script with a module beside it, a folder that PYTHONPATH names, and one to start from."""
+    for name in ("src", "libs", "here"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "src" / "train.py").write_text(PROBE)
+    (tmp_path / "src" / "beside.py").touch()
+    (tmp_path / "libs" / "given.py").touch()
+    (tmp_path / "libs" / "as_module.py").write_text(PROBE)
+    return tmp_path
+
+
+def run(project: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    named = {"PYTHONPATH": f"{project / 'libs'}{os.pathsep}{ROOT}", "SQUEEZER_DIR": str(project / "pages")}
+    return subprocess.run(
+        [sys.executable, "-u", *command],
+        cwd=project / "here",
+        env={**os.environ, **named, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def ours(*script: str) -> list[str]:
+    """What `launch/rank.py`, given what DeepSpeed's launcher gives it, becomes; without the interpreter."""
+    option, rest = split_arguments(["--local_rank=1", *script])
+    return training_command("python", rest, option)[2:]
+
+
+@pytest.mark.parametrize("safe_path", ["", "1"])
+@pytest.mark.parametrize("script", ["../src/train.py", "as_module"])
+def test_it_finds_all_as_without_us(project: Path, script: str, safe_path: str) -> None:
+    module = ["-m"] if script == "as_module" else []
+    alone = run(project, *module, script, "--local_rank=1", *ARGUMENTS, PYTHONSAFEPATH=safe_path)
+    assert alone.returncode == 7, alone.stderr
+    hooked = run(project, *ours(*(["--module"] if module else []), script, *ARGUMENTS), PYTHONSAFEPATH=safe_path)
+    assert (hooked.returncode, hooked.stdout) == (7, alone.stdout), hooked.stderr
+
+
+def test_nothing_is_imported_from_where_it_starts(project: Path) -> None:
+    for name in ("random", "uuid", "token", "select", "zmq", "notice"):
+        (project / "here" / f"{name}.py").write_text("raise SystemExit('this is no part of the training')")
+    (project / "src" / "train.py").write_text("import random, zmq; print(random.random() < 1)")
+    done = run(project, *ours("../src/train.py"))
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "raise KeyboardInterrupt",
+        "import os; os._exit(5)",
+        "import os; os.kill(os.getpid(), 15)",
+        "raise SystemExit('no')",
+        "import atexit, os; atexit.register(os._exit, 4)",
+        "import threading, time; threading.Thread(target=lambda: (time.sleep(0.5), print('late'))).start()",
+        "import faulthandler; faulthandler._sigabrt()",
+    ],
+)
+def test_it_ends_as_without_us(project: Path, end: str) -> None:
+    (project / "src" / "train.py").write_text(end)
+    alone = run(project, "../src/train.py", "--local_rank=1")
+    hooked = run(project, *ours("../src/train.py"))
+    assert (hooked.returncode, hooked.stdout) == (alone.returncode, alone.stdout), hooked.stderr
+
+
+DEEPSPEED = """
+from pathlib import Path
+from tests.support.hooked_engine import Engine
+
+__version__ = "0.19.8"
+
+def initialize(model=None, *, config=None):
+    "DeepSpeed's."
+    return Engine(Path("none")), None, None, None
+"""
+"""A stand-in: what matters is how it is found and wrapped."""
+
+BARE = """
+class Engine:
+    _INSTRUCTION_MAP = {}
+
+    def __init__(self, _):
+        pass
+
+    def train_batch(self):
+        return 0.5
+"""
+
+ASKS_FIRST = """
+import importlib.util, inspect, pkgutil
+assert importlib.util.find_spec("deepspeed").loader.get_source("deepspeed")
+import deepspeed
+engine = deepspeed.initialize()[0]
+print("train_batch" in vars(engine), pkgutil.get_data("deepspeed", "data.txt"), inspect.signature(deepspeed.initialize))
+print(engine.train_batch())
+"""
+
+
+@pytest.fixture
+def uses_deepspeed(project: Path) -> Path:
+    (project / "src" / "deepspeed").mkdir()
+    (project / "src" / "deepspeed" / "__init__.py").write_text(DEEPSPEED)
+    (project / "src" / "deepspeed" / "data.txt").write_text("data")
+    (project / "src" / "train.py").write_text(ASKS_FIRST)
+    return project
+
+
+def test_a_library_that_asks_for_deepspeed_before_it_is_imported_does_not_lose_the_hooks(uses_deepspeed: Path) -> None:
+    done = run(uses_deepspeed, *ours("../src/train.py"))
+    assert done.stdout.splitlines() == ["True b'data' (model=None, *, config=None)", "0.5"], done.stderr
+    assert "[ds_hooks]" not in done.stderr
+
+
+def test_hooks_that_do_not_load_leave_the_training_alone(uses_deepspeed: Path) -> None:
+    (uses_deepspeed / "libs" / "zmq.py").write_text("raise ImportError('libzmq.so.5: no such file')")
+    package = uses_deepspeed / "src" / "deepspeed" / "__init__.py"
+    package.write_text(DEEPSPEED.replace("from tests.support.hooked_engine import Engine", BARE))
+    done = run(uses_deepspeed, *ours("../src/train.py"))
+    assert done.stdout.splitlines() == ["False b'data' (model=None, *, config=None)", "0.5"], done.stderr
+    assert done.stderr.count("the hooks do not load; training continues without squeezing: ImportError: libzmq") == 1
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+
+
+WAITS = """
+import os
+try:
+    while True:
+        os.wait()
+except ChildProcessError:
+    print("none is left")
+"""
+
+
+STARTED_WITH = """
+import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_DFL if sys.argv[1] == "default" else signal.SIG_IGN)
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
+
+
+@pytest.mark.parametrize("sigchld", ["default", "ignored"])
+def test_it_has_no_children_that_it_did_not_start(sandbox: Sandbox, tmp_path: Path, sigchld: str) -> None:
+    (tmp_path / "train.py").write_text(WAITS)
+    names = {"SQUEEZER_CONFIG": str(sandbox.config()), "SQUEEZER_RUN": str(sandbox.run)}
+    command = ("-c", STARTED_WITH, sigchld, rank.__file__, "--local_rank=0", str(tmp_path / "train.py"))
+    status, output = sandbox.run_to_end(*command, **names)
+    assert status == 0 and "none is left" in output and "no daemon" not in output, output
+    wait_for(lambda: not sandbox.living(), "the daemon's end")
+    assert sandbox.events("end")
+
+
+def test_a_file_called_as_a_module_of_ours_where_the_job_starts_hides_none(sandbox: Sandbox) -> None:
+    for name in ("trials", "squeezer", "launch"):
+        (sandbox.files / f"{name}.py").write_text("open('imported', 'w')")
+    (sandbox.files / "of_the_project.py").touch()
+    study = sandbox.files / "studies" / "uses_project.py"
+    study.parent.mkdir()
+    beside = f"sys.path.append({str(STUDIES)!r})"
+    study.write_text(f"import of_the_project, sys\n{beside}\nfrom tiny import Tiny\nclass Own(Tiny): ...")
+    config = sandbox.config("tiny.py")
+    config.write_text(config.read_text().replace(str(STUDIES / "tiny.py"), str(study)))
+    names = {"SQUEEZER_CONFIG": str(config), "SQUEEZER_RUN": str(sandbox.run)}
+    job: Job = sandbox.start(Job, rank.__file__, str(ROOT / "tests/support/metronome.py"), **names)
+    wait_for(lambda: sandbox.side("exited") or not is_alive(job.pid), "the end of the study")
+    assert job.finish() == 0, job.said()
+    assert sandbox.side("finished") and not (sandbox.files / "imported").exists(), job.said()
+    wait_for(lambda: not sandbox.living(), "the daemon's end")
