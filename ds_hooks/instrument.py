@@ -2,9 +2,12 @@
 
 Only attributes of these two objects are set. What others set over them later stays theirs: a wrapper of ours below it
 only passes through from then on. Around every hook stands a barrier: an exception of the hook goes to
-`on_fault` and never reaches the training; an exception of the training passes through.
+`on_fault` and never reaches the training; an exception of the training passes through, and so does one that a signal
+handler of the script raises while a hook happens to run.
 """
 
+import functools
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -93,21 +96,26 @@ class Instrument:
                 ours[kind] = run
         return True
 
+    def _fault(self, error: Exception) -> None:
+        if _is_of_a_signal_handler(error):
+            raise error
+        self._on_fault(error)
+
     def _around(self, run: Callable[..., Any], before: Callable[..., None], after: Callable[[], None]) -> Any:
         def method(*args: Any, **kwargs: Any) -> Any:
-            if self.active:
-                try:
-                    before(*args)
-                except Exception as error:
-                    self._on_fault(error)
             try:
+                if self.active:
+                    try:
+                        before(*args)
+                    except Exception as error:
+                        self._fault(error)
                 return run(*args, **kwargs)
             finally:
                 if self.active:
                     try:
                         after()
                     except Exception as error:
-                        self._on_fault(error)
+                        self._fault(error)
 
         return method
 
@@ -122,7 +130,7 @@ class Instrument:
             try:
                 begin_ns = hooks.before_instruction(name)
             except Exception as error:
-                self._on_fault(error)
+                self._fault(error)
             try:
                 return run(engine, **kwargs)
             finally:
@@ -130,7 +138,7 @@ class Instrument:
                     try:
                         hooks.after_instruction(begin_ns)
                     except Exception as error:
-                        self._on_fault(error)
+                        self._fault(error)
 
         return instruction
 
@@ -145,7 +153,7 @@ class Instrument:
             try:
                 opened = hooks.begin_collective(*args, **kwargs)
             except Exception as error:
-                self._on_fault(error)
+                self._fault(error)
             try:
                 return run(*args, **kwargs)
             finally:
@@ -153,6 +161,23 @@ class Instrument:
                     try:
                         hooks.close_bubble()
                     except Exception as error:
-                        self._on_fault(error)
+                        self._fault(error)
 
         return collective
+
+
+def _is_of_a_signal_handler(error: Exception) -> bool:
+    """Whether a signal handler of the script has raised it: a time limit, say, or the end of an allocation."""
+    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code not in handlers:
+        trace = trace.tb_next
+    return trace is not None
+
+
+def _code_of(handler: Any) -> Any:
+    if not callable(handler):
+        return None
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)

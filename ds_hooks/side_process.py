@@ -30,7 +30,7 @@ class SideProcess:
         self._can_halt = can_halt
         self._pid = 0
         self._pidfd = -1
-        self._stopped = False
+        self._stopped = self._surely = False
 
     def wake(self) -> None:
         """Let it run, or continue it."""
@@ -56,17 +56,21 @@ class SideProcess:
         if not self._can_halt:
             return False
         words = self._words
-        if not self._is_there() or self._stopped:
+        if not self._is_there() or (self._stopped and self._surely):
             return False
         is_asleep = words[Field.SIDE_ACTIVITY] == SideActivity.ASLEEP
         if not words[Field.SIDE_CHILDREN] and not words[Field.STRAYS]:
             is_unit = words[Field.SIDE_ACTIVITY] == SideActivity.UNIT and words[Field.SIDE_PID] == self._pid
             if is_asleep or (let_end and is_unit):
                 return False
-        self._stopped = True
+        self._stopped = self._surely = True
         self._send_to_group(signal.SIGSTOP)
         self._strays.stop()
         return self._stopped and not is_asleep
+
+    def has_run_on(self) -> None:
+        """It has computed since it was halted: others may have continued it, so that it has to be stopped again."""
+        self._surely = False
 
     def leave(self) -> None:
         """Leave it alone from now on. The daemon continues it when the main job goes."""

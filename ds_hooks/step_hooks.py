@@ -28,6 +28,9 @@ from ds_hooks.shared.wire import (
 )
 from ds_hooks.side_process import SideProcess
 
+RUNS_ON_NS = 1_000_000
+"""A stop takes effect within 0.1 ms. A side task that has used more than this since then was continued by others."""
+
 
 class StepHooks:
     """Finds the bubbles of each step, opens and closes them, and reports them.
@@ -79,6 +82,7 @@ class StepHooks:
         self._flushed_step = 0
         self._side_may_run_on = False
         self._stopped_late = False
+        self._side_cpu_ns = 0  # at the end of the last bubble
         self._items: list[tuple[int, int, int, int]] = []
 
     def begin_step(self, *_: Any) -> None:
@@ -180,12 +184,13 @@ class StepHooks:
         """The wait is over. Returns its end's stamp."""
         clock = self._clock
         end_ns = clock.close()
-        self._is_open = False
         preemptive = bool(self._words[Field.PREEMPTIVE])
         stopped = self._side.halt(let_end=not preemptive) or self._stopped_late
         self._stopped_late = False
         self._side_may_run_on = not preemptive
-        end = BubbleEnd(self._step, clock.epoch, self._open_slot, self._open_wait, clock.side_cpu_ns(), stopped)
+        self._side_cpu_ns = clock.side_cpu_ns()
+        end = BubbleEnd(self._step, clock.epoch, self._open_slot, self._open_wait, self._side_cpu_ns, stopped)
+        self._is_open = False  # not earlier: what interrupts this, such as Ctrl-C, leaves it to the end of the schedule
         self._send(end_ns, end)
         return end_ns
 
@@ -195,12 +200,15 @@ class StepHooks:
 
     def _open_bubble(self, slot: int, wait: int) -> int:
         clock = self._clock
+        self._is_open = True
         begin_ns = clock.open(self._step, slot, *planned_permit(self._words, self._step, slot))
         permit_ns = clock.permit_ns
-        self._is_open = True
         self._side_may_run_on = False
         self._open_slot, self._open_wait = slot, wait
-        start = BubbleStart(self._step, clock.epoch, slot, wait, clock.side_cpu_ns(), permit_ns)
+        side_cpu_ns = clock.side_cpu_ns()
+        if side_cpu_ns - self._side_cpu_ns > RUNS_ON_NS:
+            self._side.has_run_on()
+        start = BubbleStart(self._step, clock.epoch, slot, wait, side_cpu_ns, permit_ns)
         if permit_ns:
             self._side.wake()
         self._send(begin_ns, start)

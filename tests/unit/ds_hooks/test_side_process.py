@@ -211,3 +211,21 @@ def test_one_that_has_left_its_group_is_stopped_and_continued_even_if_it_sleeps(
         becomes(stray, "S")
         side.leave()
         stray.kill()
+
+
+def test_one_that_others_have_continued_is_halted_again_once_it_is_known(
+    page: Page, process: subprocess.Popen[str]
+) -> None:
+    side = SideProcess(page.words)
+    assert side.halt()
+    becomes(process, "T")
+    os.kill(process.pid, signal.SIGCONT)
+    becomes(process, "S")
+    assert not side.halt(), "nothing says that it goes on"
+    side.has_run_on()
+    assert side.halt()
+    becomes(process, "T")
+    side.has_run_on()
+    side.wake()
+    becomes(process, "S")
+    side.leave()

@@ -1,6 +1,7 @@
 """The hooks of a step: when a bubble is open, what the daemon hears, and which permit it gets."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from ds_hooks.shared.page.layout import Field, SideActivity
 from ds_hooks.shared.page.plan import plan_slot, plan_steps
 from ds_hooks.shared.wire import BubbleEnd, BubbleStart, Bye, Hello, Instructions, StepEnd, StepStart, WaitKind
 from tests.support.hooked_engine import Daemon, Engine, ForwardPass, OptimizerStep, RecvGrad, Schedule, connect
+from tests.support.sandbox import stat, wait_for
 
 
 def test_the_page_is_open_in_waits_alone(handle: Handle, engine: Engine, daemon: Daemon) -> None:
@@ -226,3 +228,22 @@ def test_a_plan_may_count_from_the_end_of_the_bubble_before(handle: Handle, engi
     assert first[:2] == (True, long_ns), "after the end of the slot before"
     assert (second[0], second[2]) == (True, 1), "the permit is over, but there may be renewals"
     assert third == (True, 0, 0), "it began too late"
+
+
+def test_a_side_task_that_others_continue_stands_still_again_after_the_next_bubble(
+    handle: Handle, engine: Engine, daemon: Daemon
+) -> None:
+    """As by a scheduler that suspends and resumes all processes of a job; no bubble has a permit."""
+    words = daemon.page.words
+    words[Field.PREEMPTIVE] = True
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as side:
+        words[Field.SIDE_PROCESS] = words[Field.SIDE_PID] = side.pid
+        words[Field.SIDE_ACTIVITY] = SideActivity.HOST
+        engine.train_batch()
+        wait_for(lambda: stat(side.pid)[0] == "T", "its stop")
+        side.send_signal(signal.SIGCONT)
+        wait_for(lambda: stat(side.pid)[0] == "R", "its going on")
+        time.sleep(0.1)
+        engine.train_batch()
+        wait_for(lambda: stat(side.pid)[0] == "T", "another stop", patience_s=20)
+        side.kill()
