@@ -12,7 +12,7 @@ from ds_hooks.clock.base import BubbleClock
 from ds_hooks.clock.registry import clock_for
 from ds_hooks.engine import AttachError, check_engine, check_release, device_type, waits_of
 from ds_hooks.instrument import Instrument
-from ds_hooks.message_sender import MessageSender
+from ds_hooks.message_sender import MessageSender, NoRoomError
 from ds_hooks.notice import notice
 from ds_hooks.shared.cuda_driver import DriverError
 from ds_hooks.shared.page.file import Page, PageError, page_path, runtime_dir, socket_of
@@ -69,6 +69,7 @@ class Handle:
             AttachError: the hooks cannot serve this engine.
             PageError: the page must not be used, or another main job does.
             DriverError: the device cannot tell when it comes to a wait.
+            NoRoomError: there is no room for a socket.
         """
         engine = self._engine
         check_engine(engine)
@@ -123,7 +124,7 @@ class Handle:
             return
         self.fault = f"{type(error).__name__}: {error}"
         notice(f"rank {self._rank}: switched off; training continues without squeezing: {error}")
-        if not isinstance(error, (AttachError, DriverError, PageError)):
+        if not isinstance(error, (AttachError, DriverError, NoRoomError, PageError)):
             notice("".join(traceback.format_exception(error)))
         try:
             self._leave(fault=1)

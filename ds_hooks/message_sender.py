@@ -1,11 +1,20 @@
 """The sending end of the protocol: one ZeroMQ socket that never blocks the main job."""
 
+import os
+import threading
+
 import zmq
 
 from ds_hooks.shared.wire import Hello, Message, encode
 
 SEND_HIGH_WATER_MARK = 256
 WAITING_AT_MOST = 256
+FILES_AT_MOST, THREADS = 16, 2
+"""What a context and a socket need of the kernel; of files it is half as many."""
+
+
+class NoRoomError(Exception):
+    """This process may open no more files, or start no more threads."""
 
 
 class MessageSender:
@@ -22,9 +31,13 @@ class MessageSender:
 
     Attributes:
         dropped: how many messages found no daemon.
+
+    Raises:
+        NoRoomError: this process may open no more files, or start no more threads.
     """
 
     def __init__(self, endpoint: str) -> None:
+        _make_sure_of_room()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
@@ -82,3 +95,25 @@ class MessageSender:
         """Close the socket; what is queued has `linger_ms` to leave."""
         self._socket.close(linger=linger_ms)
         self._context.term()
+
+
+def _make_sure_of_room() -> None:
+    """ZeroMQ ends the whole process where it gets no file or thread, so ask for as many first."""
+    files: list[int] = []
+    threads: list[threading.Thread] = []
+    enough = threading.Event()
+    try:
+        for _ in range(FILES_AT_MOST):
+            files.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        for _ in range(THREADS):
+            thread = threading.Thread(target=enough.wait)
+            thread.start()
+            threads.append(thread)
+    except (OSError, RuntimeError) as error:
+        raise NoRoomError(f"no room for {FILES_AT_MOST} files and {THREADS} threads more: {error}") from error
+    finally:
+        enough.set()
+        for thread in threads:
+            thread.join()
+        for file in files:
+            os.close(file)
