@@ -31,7 +31,7 @@ SOCKET_PATH_MAX_BYTES = 107
 
 
 CLAIM_TIMEOUT_S = 1.0
-"""How long another process may take to claim a role; it takes microseconds."""
+"""How long other processes may keep this one from opening a page, or from claiming a role; it takes microseconds."""
 
 _OPEN_PAGES: "weakref.WeakSet[Page]" = weakref.WeakSet()
 
@@ -124,7 +124,13 @@ class Page:
         """
         if create:
             make_private_dir(path.parent)
+        deadline = time.monotonic() + CLAIM_TIMEOUT_S
         while True:
+            if time.monotonic() > deadline:
+                raise PageError(
+                    f"another process locks {path}, or makes and removes it all the time; end that process, or name "
+                    f"another directory with ${DIRECTORY_VARIABLE}"
+                )
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             except FileNotFoundError:
@@ -141,6 +147,7 @@ class Page:
                 stale = create and _is_stale(path, fd)
                 if stale or not _lock_shared(path, fd):
                     os.close(fd)
+                    time.sleep(0.001)
                     continue
                 _check_version(path, fd)
                 _check_place(path, fd)

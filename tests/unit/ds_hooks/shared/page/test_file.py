@@ -1,5 +1,6 @@
 """The shared page: one writer per role, private, versioned, and gone with its last holder."""
 
+import fcntl
 import os
 import signal
 import struct
@@ -197,3 +198,14 @@ def test_a_page_from_elsewhere_is_refused_in_words(directory: Path, word: int, s
     with pytest.raises(PageError, match=says):
         Page.open(page_path(directory, 0))
     page.close()
+
+
+def test_a_page_that_another_process_keeps_locked_is_refused(directory: Path) -> None:
+    """A process that is stopped just while it closes the page, say."""
+    path = page_path(directory, 0)
+    write_page(path, PAGE_VERSION)
+    with path.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(PageError, match="another process locks"):
+            Page.open(path)
+    path.unlink()
