@@ -13,7 +13,7 @@ from ds_hooks.shared.page.plan import find_renewal
 from ds_hooks.shared.processes.side_clock import SideClock
 from ds_hooks.shared.processes.signals import END_SIGNAL
 from trials.gate.base import GATE_SIGNALS, HOST_UNIT, StopRequested, block_signals
-from trials.gate.process import has_children
+from trials.gate.process import runs_on_asleep
 from trials.gate.unit_costs import DECLINED_BEFORE_DOUBT, LEAST_COST_NS, LOOK_AGAIN_S, UNKNOWN_COST_NEEDS_NS, UnitCosts
 from trials.gate.unit_records import UnitRecords
 
@@ -131,6 +131,7 @@ class CpuGate(UnitCosts):
             self._end_running(monotonic_ns(), thread_time_ns())
             self._running = None
         self._room_ns = 0.0
+        self._words[Field.SIDE_CHILDREN] = runs_on_asleep()
         self._words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
 
     def busy_ns(self) -> int:
@@ -243,7 +244,7 @@ class CpuGate(UnitCosts):
         block_signals()  # multiprocessing's resource tracker unblocks SIGTERM when it starts
         left_ns: deque[int] = deque(maxlen=DECLINED_BEFORE_DOUBT)
         while True:
-            words[Field.SIDE_CHILDREN] = has_children()
+            words[Field.SIDE_CHILDREN] = runs_on_asleep()
             words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
             full_fence()
             received = None

@@ -92,6 +92,11 @@ def has_children() -> bool:
     return True
 
 
+def runs_on_asleep() -> bool:
+    """Whether something of this process's may run while the thread that asks the gate sleeps: a thread or a child."""
+    return threading.active_count() > 1 or has_children()
+
+
 def keep_forks(words: "memoryview[int]") -> None:
     """Have each process that this one forks from now on, such as a data-loading worker, run only in idle time.
 

@@ -133,7 +133,7 @@ until the main job's next instruction has ended, unless the side task has proces
     """daemon: `RENEWALS_PER_SLOT` words per slot: see `plan`"""
 
     SIDE_CHILDREN = 20224
-    """side task: 1: there may be processes of its own in its process group, which run on while it sleeps"""
+    """side task: 1: there may be threads, or processes of its own in its process group, that run on while it sleeps"""
     SIDE_FORKS = 20225
     """side task: how many processes it has forked"""
     SEARCH_PROCESS = 20226
