@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -39,6 +40,7 @@ from launch.leftovers import (
     RunInUseError,
     RunLock,
     await_records,
+    children,
     close_directory,
     end_daemons,
     fresh_directory,
@@ -141,13 +143,11 @@ def free_port() -> int:
 
 
 def _prepare_environment() -> None:
-    """Set what DeepSpeed reads while it is imported, and what its compiler calls need."""
+    """Let DeepSpeed find what its compiler calls need. All else stays as with its own command."""
     tools = str(Path(sys.executable).parent)  # ninja is beside Python
     path = os.environ.get("PATH", os.defpath)
     if tools not in path.split(os.pathsep):
-        os.environ["PATH"] = tools + os.pathsep + path
-    if rank.runs_on_cores(os.environ):
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        os.environ["PATH"] = path + os.pathsep + tools  # last, so that it hides nothing
 
 
 @contextmanager
@@ -172,12 +172,12 @@ def _ended_once() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _launch(runner: Any, parsed: argparse.Namespace) -> int:
-    """Run the job with DeepSpeed's launcher; returns the job's exit code."""
+def _launch(runner: Any, parsed: argparse.Namespace, daemons: Callable[[], list[int]] = list) -> int:
+    """Run the job with DeepSpeed's launcher, and end what is left of it but `daemons`; returns the job's exit code."""
     runner.parse_args = lambda args=None: parsed
     if "SQUEEZER_" not in runner.EXPORT_ENVS:
         runner.EXPORT_ENVS.append("SQUEEZER_")
-    patience_s = 0.0
+    patience_s, earlier = 0.0, children()
     with BuildLockWatch(os.environ):
         try:
             runner.main()
@@ -188,7 +188,7 @@ def _launch(runner: Any, parsed: argparse.Namespace) -> int:
             patience_s = 5.0
             return 128 + signal.SIGINT
         finally:
-            stop_children(patience_s)
+            stop_children(patience_s, earlier.union(daemons()))
 
 
 def _reason(code: int) -> str:
@@ -321,9 +321,10 @@ def squeeze(arguments: Sequence[str]) -> int:
             log.warning("no process here holds %s; if the job hangs, remove it", lock)
         if changed.bind_cores_to_rank:
             os.environ[rank.PIN_CORES] = "0"
-        code = _launch(runner, changed)
+        daemons = partial(running_daemons, directory)
+        code = _launch(runner, changed, daemons)
         patience_s = WAIT_FOR_DAEMONS_S + config.run.calibrate_s
-        end_daemons(lambda: running_daemons(directory), patience_s)
+        end_daemons(daemons, patience_s)
         if is_first_node:
             await_records(run, patience_s)  # of other nodes, if they write here, and of daemons that die just now
         remove_temporary_folders(run)

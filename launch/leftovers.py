@@ -7,7 +7,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -69,9 +69,11 @@ class RunLock:
             raise RunInUseError(f"cannot write to run.directory {self._run}: {error.strerror}") from error
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             self._close()
             raise RunInUseError(f"another ds_squeeze uses run.directory {self._run}; name another one") from None
+        except OSError:
+            pass  # a file system without locks, as Lustre without its option `flock`
         earlier = os.pread(self._fd, 4096, 0).decode(errors="replace")
         running = running_daemons(Path(earlier)) if earlier else []
         if running:
@@ -201,14 +203,20 @@ def _wait(running: Callable[[], list[int]], timeout_s: float) -> None:
         time.sleep(0.1)
 
 
-def stop_children(patience_s: float) -> None:
+def children() -> set[int]:
+    """This process's children: a program keeps those of the one that it replaces."""
+    return {child.pid for child in psutil.Process().children()}
+
+
+def stop_children(patience_s: float, spare: Collection[int] = ()) -> None:
     """End DeepSpeed's launcher if it still runs; it ends the ranks.
 
     Args:
         patience_s: how long it may take to end by itself: Ctrl-C reached it too.
+        spare: children that are not its processes. The first process of a container has the daemons as children, too.
     """
-    children = psutil.Process().children()
-    _, alive = psutil.wait_procs(children, timeout=patience_s)
+    started = [child for child in psutil.Process().children() if child.pid not in spare]
+    _, alive = psutil.wait_procs(started, timeout=patience_s)
     for child in alive:
         child.terminate()
     _, alive = psutil.wait_procs(alive, timeout=_DEEPSPEED_TEARDOWN_S)

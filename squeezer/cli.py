@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _daemon(parsed: argparse.Namespace) -> int:
     from ds_hooks.shared import logs
     from ds_hooks.shared.processes.signals import ignore_signals_to_others
-    from squeezer.daemon.daemon_keeper import keep
+    from squeezer.daemon.daemon_keeper import keep, shield
 
     logs.set_up()
     ignore_signals_to_others()
@@ -55,7 +55,7 @@ def _daemon(parsed: argparse.Namespace) -> int:
         if parsed.pid_file is not None:
             ends.callback(_remove, parsed.pid_file)
         if parsed.job_pid is None:
-            return _serve(parsed)
+            return shield(partial(_serve, parsed))
         return keep(partial(_serve, parsed), parsed.job_pid)
 
 

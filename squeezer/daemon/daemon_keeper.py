@@ -1,4 +1,4 @@
-"""Starts the daemon of one rank again after a crash, a bounded number of times.
+"""Keeps a daemon in a process of its own, and starts that of one rank again after a crash, a bounded number of times.
 
 The rank cannot do that: `launch/rank.py` becomes the training. So the process that it starts only waits, and forks the
 daemon proper. Whatever ends the waiting process ends the daemon too.
@@ -12,6 +12,8 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+
+import psutil
 
 from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
 from ds_hooks.shared.processes.parent import adopt_orphans, die_with_parent
@@ -35,8 +37,7 @@ def keep(serve: Callable[[str | None], int], job_pid: int) -> int:
     Returns:
         The exit status of the last daemon, as a shell would give it.
     """
-    signals = {*asked_to_end(), signal.SIGCHLD}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    signals, before = _block_signals()
     adopt_orphans()
     job_fd = _open_job(job_pid)
     ended: str | None = None
@@ -55,6 +56,32 @@ def keep(serve: Callable[[str | None], int], job_pid: int) -> int:
         log.warning("the daemon ended with %s; restarting", ended)
         time.sleep(RESTART_AFTER_S)
     return status if status >= 0 else 128 - status
+
+
+def shield(serve: Callable[[str | None], int]) -> int:
+    """Run a standing daemon where all of its children are its own, since it kills them with each side task.
+
+    The first process of a container becomes the parent of whatever loses its own there, be it of the main job; and a
+    program keeps the children of the one that it replaces.
+
+    Args:
+        serve: as for `keep`.
+
+    Returns:
+        Its exit status.
+    """
+    if os.getpid() != 1 and not psutil.Process().children():
+        return serve(None)
+    signals, before = _block_signals()
+    status, _ = _await(_fork(serve, None, before), signals)
+    return status if status >= 0 else 128 - status
+
+
+def _block_signals() -> tuple[set[signal.Signals], set[int | signal.Signals]]:
+    """Block what `_await` waits for. Returns that, and the mask before."""
+    signals = {*asked_to_end(), signal.SIGCHLD}
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else the kernel forgets children at once
+    return signals, signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 
 
 def _open_job(job_pid: int) -> int:
@@ -92,6 +119,6 @@ def _await(pid: int, signals: set[signal.Signals]) -> tuple[int, bool]:
         if number != signal.SIGCHLD:
             was_asked = True
             os.kill(pid, number)  # it is not reaped yet, so the number is its own
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status), was_asked
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:  # of others nobody else takes notice
+            if ended[0] == pid:
+                return os.waitstatus_to_exitcode(ended[1]), was_asked
