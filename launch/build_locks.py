@@ -7,6 +7,7 @@ ours to remove only if a process of this job was seen to hold it, and has ended 
 import os
 import threading
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -75,7 +76,8 @@ class BuildLockWatch:
             and all(start_time(pid) != start for pid, start in self._builders[lock])
         ]
         for path in orphans:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # removed by another job, say
+                path.unlink()
         return orphans
 
     def _watch(self) -> None:
@@ -84,16 +86,24 @@ class BuildLockWatch:
 
 
 def _build_locks(environment: Mapping[str, str]) -> list[_Lock]:
-    named = environment.get("TORCH_EXTENSIONS_DIR")
-    root = Path(named) if named else Path.home() / ".cache" / "torch_extensions"
     found = []
-    for path in root.glob("*/lock" if named else "*/*/lock"):
+    for path in _lock_files(environment):
         try:
             status = path.stat()
         except OSError:
             continue  # released meanwhile
         found.append((path.resolve(), status.st_dev, status.st_ino, status.st_mtime_ns))
     return found
+
+
+def _lock_files(environment: Mapping[str, str]) -> list[Path]:
+    """All in the folder in which torch builds; none where that cannot be read."""
+    named = environment.get("TORCH_EXTENSIONS_DIR")
+    cache = environment.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
+    root = Path(named) if named else Path(cache) / "torch_extensions"
+    with suppress(OSError):  # the home of another user, say
+        return list(root.glob("*/lock" if named else "*/*/lock"))
+    return []
 
 
 def _open_locks(locks: Iterable[_Lock], processes: Iterable[psutil.Process]) -> list[tuple[int, Path]]:

@@ -51,3 +51,18 @@ def test_a_lock_that_another_machine_made_anew_is_not_ours(tmp_path: Path) -> No
     lock.unlink()
     lock.touch()
     assert watch.remove_orphans() == [] and lock.exists()
+
+
+def test_it_looks_where_torch_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for cache, environment in ((".cache", {}), ("elsewhere", {"XDG_CACHE_HOME": str(tmp_path / "elsewhere")})):
+        lock = tmp_path / cache / "torch_extensions" / "py311_cpu" / "op" / "lock"
+        lock.parent.mkdir(parents=True)
+        lock.touch()
+        assert unheld_build_locks(environment) == [lock]
+
+
+def test_a_home_that_cannot_be_searched_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/" + 300 * "x")  # for root all others can be
+    with BuildLockWatch({}) as watch:
+        assert watch.remove_orphans() == unheld_build_locks({}) == []
