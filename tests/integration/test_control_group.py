@@ -343,3 +343,19 @@ def test_the_sum_of_their_memory_is_limited(place: Path) -> None:
         assert first_line(other) == "" or one.wait(10) == -signal.SIGKILL
     finally:
         group.close()
+
+
+def test_a_mount_whose_name_is_no_text_is_no_trouble(tmp_path: Path) -> None:
+    place = f"{tmp_path}/$'\\xff'"
+    done = shell(f'mkdir {place} && mount -t tmpfs none {place} && "$PYTHON" -c "$MAKE"', "unshare", "--mount")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+def test_where_groups_compete_for_the_core_it_yields_as_a_whole(place: Path) -> None:
+    group = make_side_group()
+    try:
+        if not (group.path / "cpu.weight").exists():
+            pytest.skip(f"no CPU controller for groups in {place}, so that they yield as a whole is NOT shown")
+        assert (group.path / "cpu.idle").read_text() == "1\n"
+    finally:
+        group.close()

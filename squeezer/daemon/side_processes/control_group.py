@@ -54,6 +54,8 @@ class SideGroup:
             self.limits_memory = most_bytes is not None and _has_memory(place) and enable(self.path, "memory")
             for leaf in (self._side, self._search):
                 leaf.mkdir()
+            if (self.path / "cpu.weight").exists():  # else only the classes of its processes count
+                (self.path / "cpu.idle").write_text("1", encoding="ascii")
             if self.limits_memory:
                 (self._side / "memory.max").write_text(str(most_bytes), encoding="ascii")
             if not (self.path / "cgroup.kill").exists():

@@ -27,12 +27,13 @@ def place_of_groups() -> Path:
     Raises:
         NoGroupError: it cannot be found, or is not for this user.
     """
-    own = _own_group(
-        Path("/proc/self/cgroup").read_text(encoding="utf-8"),
-        Path("/proc/self/mountinfo").read_text(encoding="utf-8"),
-    )
-    place = own.parent if _is_delegated(own.parent) and not _read(own.parent / "cgroup.procs") else own
-    if os.statvfs(place).f_flag & os.ST_RDONLY:
+    try:
+        own = _own_group(_kernel_says("cgroup"), _kernel_says("mountinfo"))
+        place = own.parent if _is_delegated(own.parent) and not _read(own.parent / "cgroup.procs") else own
+        is_read_only = os.statvfs(place).f_flag & os.ST_RDONLY
+    except OSError as error:  # a kernel without control groups, say
+        raise NoGroupError(reason(error)) from error
+    if is_read_only:
         raise NoGroupError(f"{place} is mounted read-only")
     if not os.access(place, os.W_OK):
         raise NoGroupError(f"{place} is not delegated to this user")
@@ -44,6 +45,11 @@ def reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)
+
+
+def _kernel_says(name: str) -> str:
+    """About this process; the names in it may be of any bytes."""
+    return os.fsdecode(Path("/proc/self", name).read_bytes())
 
 
 def _own_group(own: str, mounts: str) -> Path:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from ds_hooks.shared.processes.ranks import LOCAL_RANK, LOCAL_SIZE, MASTER_PORT, RANK
 from squeezer.daemon.side_processes.environment import side_environment
 
 KEPT = {
@@ -19,8 +20,17 @@ KEPT = {
 @pytest.mark.parametrize(
     "name",
     [
-        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CROSS_RANK", "LOCAL_SIZE"),
-        *("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
+        *(
+            *RANK,
+            *LOCAL_RANK,
+            *LOCAL_SIZE,
+            *MASTER_PORT,
+            "WORLD_SIZE",
+            "MASTER_ADDR",
+            "CROSS_RANK",
+            "JSM_NAMESPACE_RANK",
+        ),
+        "PMIX_RANK",
         *("TORCHELASTIC_RUN_ID", "NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT", "WANDB_RUN_ID"),
         *("NCCL_DEBUG", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_CUDA_ALLOC_CONF"),
         *("PYTORCH_ALLOC_CONF", "CUDA_MPS_CLIENT_PRIORITY", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"),
