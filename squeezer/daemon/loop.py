@@ -254,8 +254,11 @@ class Daemon:
             return
         if self._machine.is_barred:
             self._feed(SideChanged(Side.DUE))
-        else:
-            self._side_task.start()
+            return
+        self._side_task.start()
+        side = self._side_task.process
+        if side is not None and self._machine.state is State.ABSENT and self._page.holder(Role.MAIN):
+            self._device.stop(side)  # hooks that have not said hello yet let it run in their bubbles
 
     # Decisions
 

@@ -9,7 +9,7 @@ import pytest
 
 from ds_hooks.shared.page.file import socket_path
 from ds_hooks.shared.page.layout import Field
-from tests.support.sandbox import Sandbox, is_alive, stat, wait_for
+from tests.support.sandbox import Sandbox, cpu_ticks, is_alive, stat, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -146,3 +146,21 @@ def test_a_crashed_daemon_is_replaced_and_the_job_squeezed_on(sandbox: Sandbox, 
     assert {fault["what"] for fault in sandbox.events("fault")} == {"the daemon before this one ended with SIGKILL"}
     job.beats(5)
     assert job.finish() == 0
+
+
+def test_a_side_task_that_starts_before_the_hooks_are_heard_waits_for_a_bubble(sandbox: Sandbox) -> None:
+    """That of a crashed daemon's successor, in a long step, say."""
+    job = sandbox.job()
+    keeper = sandbox.daemon_of(job, sandbox.config("starts_slowly.py"))
+    first = wait_for(lambda: sandbox.word(Field.SIDE_PROCESS), "the side task")
+    job.change(stall_ms=15_000)
+    wait_for(lambda: silent_s(sandbox) > 0.5, "a long time without bubbles")
+    os.kill(sandbox.word(Field.DAEMON_PID), signal.SIGKILL)
+    second = wait_for(lambda: (now := sandbox.word(Field.SIDE_PROCESS)) != first and now, "the next side task")
+    wait_for(lambda: stat(second)[:1] == ["T"], "its stop", patience_s=5)
+    assert silent_s(sandbox) > 0.5, "no bubble has come"
+    job.change(stall_ms=0)
+    used = cpu_ticks(second)
+    wait_for(lambda: cpu_ticks(second) > used + 5, "it starts in bubbles")
+    assert job.finish() == 0
+    assert keeper.ended() == 0
