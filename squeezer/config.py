@@ -247,7 +247,8 @@ class RunTable(_Table):
     """where records go"""
     pin_cores: bool = Field(default=True, description="true or false")
     """on a CPU, `ds_squeeze` gives each rank an even share of the machine's cores, unless `--bind_cores_to_rank` \
-does"""
+does, and as many threads, unless `OMP_NUM_THREADS` is set. The number of threads decides how sums are rounded, so \
+compare losses with those of a job that has as many"""
     trace_steps: _CountOrNone = 40
     """steps in `trace.json`, at most"""
     keep_mb: Annotated[float, Field(ge=1, allow_inf_nan=False, description="a number, 1 or more")] = 64.0
