@@ -5,6 +5,7 @@ import select
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import psutil
@@ -45,6 +46,9 @@ class Device(Protocol):
     name: str
     stops: bool
     needs_job: bool
+
+    own_session: bool
+    """Whether a side task that starts now needs a session of its own: see `weighed_by_session`."""
 
     def join(self, main_pid: int, side: SideProcess | None) -> bool:
         """Let this daemon, the side task, and what they start from now on, run where the rank `main_pid` runs.
@@ -96,6 +100,21 @@ class Device(Protocol):
 
     def main_ended(self) -> None:
         """The main job's process is gone, maybe in the middle of a bubble: shut the gate in its place."""
+
+
+def weighed_by_session(pid: int) -> bool:
+    """Whether the kernel shares a core between this process and `pid` by their sessions (autogroup).
+
+    Then classes and niceness count within each session only: one of the idle class has half of a core that the main job
+    needs. A session has a niceness of its own, which must not be that of the user's terminal.
+    """
+    return _autogroup(pid) != _autogroup(os.getpid())
+
+
+def _autogroup(pid: int) -> str:
+    with suppress(OSError):  # the kernel knows none, or the process has ended
+        return Path(f"/proc/{pid}/autogroup").read_text(encoding="ascii").partition(" ")[0]
+    return ""
 
 
 def run_where(pid: int, side: SideProcess | None) -> None:

@@ -8,7 +8,15 @@ from ds_hooks.shared.page.layout import Field
 from ds_hooks.shared.processes.signals import END_SIGNAL
 from ds_hooks.shared.processes.strays import Strays
 from squeezer.config import DeviceTable
-from squeezer.device.base import SideProcess, has_ended, run_when_idle, run_where, send, send_to_group
+from squeezer.device.base import (
+    SideProcess,
+    has_ended,
+    run_when_idle,
+    run_where,
+    send,
+    send_to_group,
+    weighed_by_session,
+)
 
 CONTINUE_EVERY_S = 0.05
 
@@ -24,12 +32,13 @@ class CpuDevice:
     def __init__(self, words: "memoryview[int]", config: DeviceTable, local_rank: int) -> None:
         """Only the page's words matter here."""
         self._words = words
+        self.own_session = False
         self._strays = Strays(words)
 
     def join(self, main_pid: int, side: SideProcess | None) -> bool:
-        """See `Device`. A process can always follow."""
+        """See `Device`. A process can always follow, but not to another session."""
         run_where(main_pid, side)
-        return True
+        return side is None or self.own_session or not weighed_by_session(main_pid)
 
     def meters(self) -> None:
         """See `Device`. There are none."""
@@ -44,6 +53,7 @@ class CpuDevice:
 
     def prepare(self, main_pid: int) -> None:
         """See `Device`. Cores can always be shared."""
+        self.own_session = bool(main_pid) and weighed_by_session(main_pid)
 
     def arguments(self) -> list[str]:
         """It runs where it is started."""

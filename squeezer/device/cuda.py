@@ -47,6 +47,7 @@ class CudaDevice:
     name = "cuda"
     stops = False
     needs_job = True
+    own_session = False
     """The way to share the device is the main job's. In EXCLUSIVE_PROCESS mode the first context shuts out all others,
     the main job's included."""
 

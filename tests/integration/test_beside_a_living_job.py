@@ -9,7 +9,7 @@ import pytest
 
 from ds_hooks.shared.page.file import socket_path
 from ds_hooks.shared.page.layout import Field
-from tests.support.sandbox import Sandbox, cpu_ticks, is_alive, stat, wait_for
+from tests.support.sandbox import Job, Sandbox, cpu_ticks, is_alive, stat, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -164,3 +164,38 @@ def test_a_side_task_that_starts_before_the_hooks_are_heard_waits_for_a_bubble(s
     wait_for(lambda: cpu_ticks(second) > used + 5, "it starts in bubbles")
     assert job.finish() == 0
     assert keeper.ended() == 0
+
+
+OWN_SESSION = """
+import os, sys
+os.setpgid(0, os.getpgid(os.getppid()))  # who leads a group cannot leave its session
+os.setsid()
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def session_of(pid: int) -> list[str]:
+    """The session by which the kernel weighs the process, and its niceness."""
+    name, _, nice = Path(f"/proc/{pid}/autogroup").read_text().split()
+    return [name, nice]
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel weighs no sessions")
+def test_beside_a_job_of_another_session_a_side_task_has_one_that_gives_way(sandbox: Sandbox, hold: Path) -> None:
+    """As beside that of a standing daemon; within a session its own class and niceness count."""
+    daemon = sandbox.daemon(sandbox.config("tiny.py"), TINY_HOLD=str(hold))
+    first = sandbox.job()
+    side = trains(sandbox)
+    assert session_of(side) == session_of(daemon.pid) == session_of(first.pid)
+    assert first.finish() == 0
+    other: Job = sandbox.start(Job, "-c", OWN_SESSION, "-m", "tests.support.metronome")
+    wait_for(lambda: len(sandbox.side("started")) == 2, "another side task")
+    sandbox.works()
+    side = sandbox.word(Field.SIDE_PROCESS)
+    assert session_of(side)[0] not in (session_of(daemon.pid)[0], session_of(other.pid)[0])
+    assert session_of(side)[1] == "19" == session_of(sandbox.word(Field.SEARCH_PROCESS))[1]
+    assert session_of(daemon.pid)[1] == session_of(other.pid)[1] == "0"
+    hold.unlink()
+    wait_for(lambda: sandbox.side("finished"), "the end of the study")
+    assert other.finish() == 0
+    assert daemon.kill(signal.SIGTERM) == 0

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +30,9 @@ from squeezer.records.layout import caches_path, side_log_path, temporary_folder
 SIDE_TASK = "trials.side_task.main"
 RELEASE = "trials.search.close"
 """Programs that are started and never imported; not from the working directory (`-P`), whose files are not ours."""
+MOST_NICE = 19
+_TRIES, _BETWEEN_TRIES_S = 20, 0.05
+"""The kernel lets all users together set the niceness of a session ten times a second."""
 
 log = logging.getLogger(__name__)
 
@@ -132,9 +136,10 @@ class Spawner:
             pass_fds=(write_fd,),
             env=self._environment() | ({} if folder is None else {"TMPDIR": folder}),
             # In a group of its own: where a stopped process is in a group that loses its terminal, the kernel sends
-            # SIGHUP to all of that group, which may be the main job's. Not in a session of its own: there niceness
-            # counts only within it.
-            process_group=0,
+            # SIGHUP to all of that group, which may be the main job's. In the main job's session, if that is ours:
+            # else niceness counts only within its own.
+            start_new_session=self._device.own_session,
+            process_group=None if self._device.own_session else 0,
             preexec_fn=partial(_tie, os.getpid(), self.group),
         )
         os.close(write_fd)
@@ -173,7 +178,14 @@ class Spawner:
         assert self.serves is not None
         command = releasing_command(self.serves.name, self._files.studies, self._worker)
         command += [*(["--died"] if died else []), *(["--idle"] if idle else [])]
-        closer = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=self._environment())
+        apart = self._device.own_session
+        closer = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            env=self._environment(),
+            start_new_session=apart,
+            preexec_fn=_yield_as_a_session if apart else None,
+        )
         self._closers.append(closer)
         return closer
 
@@ -243,8 +255,22 @@ def _tie(parent_pid: int, group: SideGroup | None) -> None:
     """In a side task before its program starts: it ends with the daemon, and stays the root of all its processes."""
     die_with_parent(parent_pid)
     adopt_orphans()
+    if os.getsid(0) == os.getpid():
+        _yield_as_a_session()
     if group is not None:
         group.enter()
+
+
+def _yield_as_a_session() -> None:
+    """Give all of this process's session the least share of a core that another one wants."""
+    for _ in range(_TRIES):
+        try:
+            Path("/proc/self/autogroup").write_text(str(MOST_NICE), encoding="ascii")
+            return
+        except BlockingIOError:
+            time.sleep(_BETWEEN_TRIES_S)
+        except OSError:
+            return  # the kernel knows no such thing
 
 
 def wait_or_kill(process: "subprocess.Popen[bytes]", timeout_s: float) -> None:
