@@ -240,7 +240,7 @@ class Daemon:
         """Run where this job does, the side task too, which may have served another job before."""
         side = None if self._side_task is None else self._side_task.process
         if not self._device.join(main_pid, side) and self._side_task is not None:
-            self._side_task.kill("it cannot follow the job to its device; a new side task starts there")
+            self._side_task.kill("it cannot follow the job to its device or session; a new side task starts there")
         self._watch.job_attached()
         if self._side_task is not None and self._side_task.waits_for_job:
             self._feed(SideChanged(Side.DUE))
