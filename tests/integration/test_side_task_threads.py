@@ -30,7 +30,7 @@ def stands_still(sandbox: Sandbox, side: int) -> None:
 
 def test_a_thread_stands_still_while_the_gate_is_shut(sandbox: Sandbox, hold: Path) -> None:
     job = sandbox.job()
-    daemon = sandbox.daemon_of(job, sandbox.config("prefetches.py"), TINY_HOLD=str(hold))
+    daemon = sandbox.daemon_of(job, sandbox.config("prefetches.py", preemptive=False), TINY_HOLD=str(hold))
     sandbox.works()
     side = sandbox.word(Field.SIDE_PROCESS)
     job.change(stall_ms=1000)
