@@ -146,6 +146,9 @@ def main(arguments: list[str] | None = None) -> None:
         sys.argv[0] = spec.origin
         _run(code, __file__=spec.origin, __loader__=spec.loader, __spec__=spec, __package__=spec.parent)
     else:
+        if script.endswith((".pyc", ".pyz", ".zip")):
+            runpy.run_path(script, run_name="__main__")
+            return
         path = str(Path(script).absolute())  # as Python does: a script may change its directory
         _search_first(os.path.dirname(os.path.realpath(path)))
         with io.open_code(path) as file:

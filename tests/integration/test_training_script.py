@@ -90,6 +90,14 @@ def test_it_finds_all_as_without_us(project: Path, script: str, safe_path: str) 
     assert (hooked.returncode, hooked.stdout) == (7, alone.stdout), hooked.stderr
 
 
+def test_what_is_no_source_runs_too(project: Path) -> None:
+    (project / "app").mkdir()
+    (project / "app" / "__main__.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    zipapp.create_archive(project / "app", project / "app.pyz")
+    alone, hooked = (run(project, *command, "../app.pyz", "1") for command in ([], ["-m", "ds_hooks"]))
+    assert (hooked.returncode, hooked.stdout) == (0, alone.stdout) == (0, "__main__ ['1']\n"), hooked.stderr
+
+
 def test_nothing_is_imported_from_where_it_starts(project: Path) -> None:
     for name in ("random", "uuid", "token", "select", "zmq", "notice"):
         (project / "here" / f"{name}.py").write_text("raise SystemExit('this is no part of the training')")
@@ -187,6 +195,7 @@ except ChildProcessError:
 
 STARTED_WITH = """
 import os, signal, sys
+import zipapp
 signal.signal(signal.SIGCHLD, signal.SIG_DFL if sys.argv[1] == "default" else signal.SIG_IGN)
 os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 """
