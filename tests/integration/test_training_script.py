@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import zipapp
 from pathlib import Path
 
 import pytest
