@@ -11,6 +11,7 @@ import pytest
 from benchmarks.common import ROOT
 from benchmarks.published_figures import RESULTS
 from benchmarks.soak.results import read
+from benchmarks.study import table
 from squeezer.reports.yield_svg import draw_yield
 
 LATE = "late"
@@ -90,6 +91,17 @@ def test_what_fusing_gains() -> None:
         *ratios, fused_mib, processes_mib = numbers_beside(text, model)
         assert ratios == pytest.approx(expected, abs=0.0051), model
         assert (fused_mib, processes_mib) == pytest.approx((of["fused_mib"], of["processes_mib"]), abs=0.51), model
+
+
+def test_how_long_a_study_takes() -> None:
+    of, text = summary_of("study"), text_of("docs/benchmarks.md").partition("## study")[2].partition("\n## ")[0]
+    assert table(of) in text
+    pruned, plain = (
+        of["bubbles_trials_per_hour"] / of[f"{arm}_trials_per_hour"] for arm in ("optuna_pruned", "optuna")
+    )
+    assert f"trials end {pruned:.1f} times as fast" in text and f"and {plain:.0f} times as fast" in " ".join(
+        text.split()
+    )
 
 
 def test_what_the_demo_showed() -> None:
