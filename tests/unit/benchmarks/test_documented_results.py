@@ -93,6 +93,14 @@ def test_what_fusing_gains() -> None:
         assert (fused_mib, processes_mib) == pytest.approx((of["fused_mib"], of["processes_mib"]), abs=0.51), model
 
 
+def test_what_the_chosen_number_of_fused_trials_gains() -> None:
+    content = json.loads((RESULTS / "most_fused.json").read_text(encoding="utf-8"))
+    found = [run["chosen_speedup"] for run in content["runs"]]
+    text = text_of("docs/studies.md").partition("## How much to fuse")[2]
+    assert f"On {len(found)} models" in text and f"{min(found):.2f} to {max(found):.2f} times the speed" in text
+    assert f"up to {content['summary']['longest_choice_s']:.0f} s of CPU time" in text
+
+
 def test_how_long_a_study_takes() -> None:
     of, text = summary_of("study"), text_of("docs/benchmarks.md").partition("## study")[2].partition("\n## ")[0]
     assert table(of) in text
