@@ -52,9 +52,12 @@ def rehearse(study: Study) -> MostFused:
 
 
 def how_many(study: Study) -> MostFused:
-    """Return how many trials to fuse: what the study says, or what trains fastest on this machine."""
+    """Return how many trials to fuse: what the study says, or what trains fastest on this machine.
+
+    Not on a GPU: the host's time, which counts here, is not the device's.
+    """
     most = min(study.rows, study.trials)
-    if study.fused != "auto" or most == 1:
+    if study.fused != "auto" or most == 1 or torch.cuda.is_initialized():
         return MostFused(study.rows)
     found = most_fused(study, most, lambda trials: _random_group(study, trials, OpenGate()))
     log.info("%d trials train at once: %s", found.trials, describe(found))

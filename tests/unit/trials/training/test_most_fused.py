@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+import torch
 from torch import Tensor
 
 from tests.support.paths import STUDIES
@@ -78,6 +79,11 @@ def test_what_the_study_says_counts(fused: int | str, trials: int, rows: int) ->
     study = study_of("wide.py", fused, trials)
     found = how_many(study)
     assert min(found.trials, trials) == rows and found.gain is None
+
+
+def test_nothing_is_measured_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert how_many(study_of("wide.py")) == MostFused(16)
 
 
 def test_a_study_that_fails_is_fused_as_usual(
