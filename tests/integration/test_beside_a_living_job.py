@@ -176,9 +176,9 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 
 def session_of(pid: int) -> list[str]:
-    """The session by which the kernel weighs the process, and its niceness."""
-    name, _, nice = Path(f"/proc/{pid}/autogroup").read_text().split()
-    return [name, nice]
+    """The session by which the kernel weighs the process, and its niceness; what is older than sessions has no name."""
+    name, _, nice = Path(f"/proc/{pid}/autogroup").read_text().strip().rpartition(" nice ")
+    return [name, nice or "0"]
 
 
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel weighs no sessions")
