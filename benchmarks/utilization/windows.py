@@ -5,7 +5,9 @@ All processes of a run derive them from the step's number alone.
 
 import json
 import os
+import random
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import NamedTuple, Self
 
 ENVIRONMENT = "BENCHMARK_WINDOWS"
@@ -13,6 +15,8 @@ ALONE = "alone"
 PREEMPTIVE, COOPERATIVE, ORACLE = "preemptive", "cooperative", "oracle"
 GATED = (PREEMPTIVE, COOPERATIVE, ORACLE)
 """Modes in which the daemon's side task runs; in the others it sleeps."""
+AWAKE = "awake"
+"""Each core is kept awake by a process of the idle class that touches no memory: see `spinners`."""
 NAIVE, SCHED_IDLE, STEP_GRAIN = "naive", "sched_idle", "step_grain"
 BASELINES = (NAIVE, SCHED_IDLE, STEP_GRAIN)
 """Modes in which another process trains the same study."""
@@ -33,22 +37,26 @@ class Windows:
     """The order of a run's windows: `observe` steps without a side task, `warm_up` squeezed ones, then cycles.
 
     In the warm-up the side task builds its trials, and the daemon learns how it overruns; where the cooperative mode is
-    measured, the first half is cooperative. `cycle` holds pairs of a mode and its number of steps, and repeats.
+    measured, the first half is cooperative. `cycle` holds pairs of a mode and its number of steps, and repeats; if
+    `shuffled`, each time in another order, which only the number of the cycle decides.
 
-    The daemon changes its plan in steps that are not gated, so between two gated windows lies another one.
+    The daemon changes its plan in steps that are not gated, so between windows of two gated modes lies another one.
     """
 
     observe: int
     warm_up: int
     cycle: tuple[tuple[str, int], ...]
+    shuffled: bool = False
 
     def __post_init__(self) -> None:
         modes = [mode for mode, _ in self.cycle]
-        unknown = set(modes) - {ALONE, *MODES}
+        unknown = set(modes) - {ALONE, AWAKE, *MODES}
         if unknown:
-            raise ValueError(f"Windows.cycle has the modes {sorted(unknown)}: allowed: {(ALONE, *MODES)}")
+            raise ValueError(f"Windows.cycle has the modes {sorted(unknown)}: allowed: {(ALONE, AWAKE, *MODES)}")
+        if self.shuffled and len({*modes} & {*GATED}) > 1:
+            raise ValueError(f"Windows.cycle: {modes} cannot be shuffled; allowed: one mode of {GATED}")
         for mode, after in zip(modes, [*modes[1:], modes[0]], strict=True):
-            if mode in GATED and after in GATED:
+            if not self.shuffled and mode in GATED and after in GATED:
                 raise ValueError(f"Windows.cycle: {after} follows {mode}: another window must lie between them")
 
     @property
@@ -75,7 +83,7 @@ class Windows:
             half = self.warm_up // 2 if COOPERATIVE in self.modes else -1
             return WindowStep(-1, 0, COOPERATIVE if at < half else ALONE if at == half else PREEMPTIVE, at)
         cycle, at = divmod(since, self.length)
-        for window, (mode, steps) in enumerate(self.cycle):
+        for window, (mode, steps) in enumerate(_shuffled(self.cycle, cycle) if self.shuffled else self.cycle):
             if at < steps:
                 return WindowStep(cycle, window, mode, at)
             at -= steps
@@ -83,7 +91,7 @@ class Windows:
 
     def next_gated(self, step: int) -> str:
         """The mode of the first gated step from `step` on."""
-        return next(mode for later in range(step, step + self.length + 1) if (mode := self.locate(later).mode) in GATED)
+        return next(mode for later in range(step, step + 2 * self.length) if (mode := self.locate(later).mode) in GATED)
 
     def environment(self) -> dict[str, str]:
         """The environment variable that passes the windows to other processes."""
@@ -94,3 +102,8 @@ class Windows:
         """The windows that another process has passed."""
         fields = json.loads(os.environ[ENVIRONMENT])
         return cls(**{**fields, "cycle": tuple((mode, steps) for mode, steps in fields["cycle"])})
+
+
+@lru_cache
+def _shuffled(cycle: tuple[tuple[str, int], ...], seed: int) -> list[tuple[str, int]]:
+    return random.Random(seed).sample(cycle, len(cycle))

@@ -14,6 +14,7 @@ from tests.support.jobs import (
     KillInBubble,
     SqueezedRun,
     deepspeed,
+    denoise,
     ds_squeeze,
     pretrain,
     run,
@@ -66,6 +67,19 @@ def squeezed(tmp_path: Path, directory: Path, *killers: KillInBubble) -> Ended:
         killer.join(30)
         assert killer.pid, f"killed in the middle of a bubble\n{ended.output}"
     return ended
+
+
+@pytest.mark.slow
+def test_another_kind_of_job_with_evaluations(tmp_path: Path, directory: Path) -> None:
+    losses, config = tmp_path / "losses", tmp_path / "squeezer.toml"
+    with short_directory() as made:
+        without = run(deepspeed(*denoise(losses, 120)), made, losses)
+    assert without.status == 0 and len(set(without.losses)) == 120, without.output
+    config.write_text(CONFIG)
+    ended = run(ds_squeeze(config, PATIENT, *denoise(losses, 120)), directory, losses)
+    assert (ended.status, ended.losses) == (0, without.losses), ended.output
+    for rank in (0, 1):
+        assert units_path(tmp_path / "run", rank).stat().st_size, "its side task ran"
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from ds_hooks.shared.page.layout import Field, Role
 from tests.support.paths import ROOT
 from tests.support.sandbox import stat, wait_for
 
-PRETRAIN = ROOT / "examples" / "pretrain.py"
+PRETRAIN, DENOISE = (ROOT / "examples" / f"{job}.py" for job in ("pretrain", "denoise"))
 PATIENT = str(ROOT / "tests" / "support" / "patient.py")
 """To be put before a training script, whose steps then wait until every rank has been squeezed."""
 STARTING_S = 300.0
@@ -87,6 +87,11 @@ def ds_squeeze(config: Path, *arguments: str) -> list[str]:
 def pretrain(losses: Path, steps: int) -> list[str]:
     """The example's training script, small."""
     return [str(PRETRAIN), "--steps", str(steps), "--width", "128", "--losses", str(losses)]
+
+
+def denoise(losses: Path, steps: int) -> list[str]:
+    """The other example's training script, small."""
+    return [str(DENOISE), "--steps", str(steps), "--width", "16", "--losses", str(losses)]
 
 
 def run(command: list[str], directory: Path, losses: Path) -> Ended:

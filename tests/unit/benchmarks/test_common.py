@@ -4,6 +4,7 @@ import math
 import random
 import time
 from collections.abc import Iterator
+from itertools import permutations
 from pathlib import Path
 from statistics import fmean
 from xml.etree import ElementTree
@@ -75,10 +76,30 @@ def test_the_warm_up_shows_the_daemon_both_modes() -> None:
     assert windows.next_gated(1) == "cooperative" and windows.next_gated(5) == "preemptive"
 
 
-def test_windows_travel_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in WINDOWS.environment().items():
+SHUFFLED = Windows(observe=2, warm_up=4, cycle=(("alone", 2), ("awake", 3), ("preemptive", 2)), shuffled=True)
+
+
+def test_shuffled_windows_come_once_per_cycle_in_an_order_that_all_processes_know() -> None:
+    orders = set()
+    for cycle in range(60):
+        first = SHUFFLED.first_step(cycle)
+        found = [SHUFFLED.locate(step) for step in range(first, first + SHUFFLED.length)]
+        assert {each.cycle for each in found} == {cycle}
+        starts = [each.mode for each in found if each.at == 0]
+        assert [each.mode for each in found] == [mode for mode in starts for _ in range(dict(SHUFFLED.cycle)[mode])]
+        orders.add(tuple(starts))
+        for step in range(first, first + SHUFFLED.length):
+            assert SHUFFLED.next_gated(step) == "preemptive"
+    assert orders == set(permutations(mode for mode, _ in SHUFFLED.cycle))
+    again = Windows(**{field: getattr(SHUFFLED, field) for field in ("observe", "warm_up", "cycle", "shuffled")})
+    assert all(again.locate(step) == SHUFFLED.locate(step) for step in range(1, 400))
+
+
+@pytest.mark.parametrize("windows", [WINDOWS, SHUFFLED])
+def test_windows_travel_by_the_environment(windows: Windows, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in windows.environment().items():
         monkeypatch.setenv(name, value)
-    assert Windows.of_environment() == WINDOWS
+    assert Windows.of_environment() == windows
 
 
 @pytest.mark.parametrize(
@@ -92,6 +113,11 @@ def test_windows_travel_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
 def test_windows_that_cannot_alternate_are_refused(cycle: tuple[tuple[str, int], ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Windows(observe=1, warm_up=1, cycle=cycle)
+
+
+def test_two_gated_modes_cannot_be_shuffled() -> None:
+    with pytest.raises(ValueError, match="cannot be shuffled; allowed: one mode of"):
+        Windows(observe=1, warm_up=1, cycle=(("preemptive", 2), ("alone", 1), ("cooperative", 2)), shuffled=True)
 
 
 @pytest.fixture

@@ -1,0 +1,201 @@
+"""What ordinary jobs pay, and what they yield: two unlike examples, trained in two stages by `ds_squeeze`.
+
+    python -m benchmarks.real_jobs [--quick] [--json FILE] [--only SCENARIO]
+
+Each job is run in two ways, beside a study that is searched and pruned, and never ends (`utilization/many_digits.py`):
+
+- *cost*: one run in rounds of three blocks of steps, in random order: *ours*; *awake*, where on each core a process of
+  the idle class spins and touches no memory; *alone*, where cores sleep through bubbles. The claim is ours ÷ awake, for
+  a core that slept is slower afterwards. Ours ÷ alone is what a report shows.
+- *yield*: several runs as a user would start them, with all defaults; their reports' yield, and what the rest of the
+  bubble time went to.
+
+Each round gives one log ratio of mean step times over both ranks; their mean is the slowdown, with Student's t interval
+over the rounds. The first step of a block does not count, for it still feels the block before. Steps far from others of
+their round count as less far, as in a report (`squeezer.policy.paired`). FILE is written after each run; if it was
+stopped, the same command at the same commit goes on.
+"""
+
+import json
+import math
+import random
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+from benchmarks.common import ROOT, commit, environment, finish, kept_runs, parse, run_directories, write
+from benchmarks.processes import start
+from benchmarks.utilization.spinners import spinners
+from benchmarks.utilization.windows import ALONE, AWAKE, PREEMPTIVE, Windows
+from squeezer.policy.paired import FAR, NEVER_FAR
+from squeezer.records.reader import load_run
+from squeezer.reports.metrics import mean_over_ranks, t_quantile_975
+
+NAME = "real_jobs"
+JOBS = ("pretrain", "denoise")
+STUDY = ROOT / "benchmarks" / "utilization" / "many_digits.py"
+BLOCK_STEPS = 5
+WINDOWS = Windows(
+    observe=6,
+    warm_up=120,  # until the side task trains
+    cycle=((ALONE, BLOCK_STEPS), (AWAKE, BLOCK_STEPS), (PREEMPTIVE, BLOCK_STEPS)),
+    shuffled=True,
+)
+ROUNDS, QUICK_ROUNDS = 150, 6
+YIELD_RUNS, QUICK_YIELD_RUNS = 4, 1
+YIELD_STEPS, QUICK_YIELD_STEPS = 700, 200
+_DEVIATION_OF_MAD = 1.4826
+
+DEFAULTS = """
+[side]
+study = "{study}"
+[run]
+directory = "{run}"
+"""
+WINDOWED = (
+    DEFAULTS
+    + """
+calibrate_s = 0.0
+[squeeze]
+alone_share = 0.0  # the windows decide (windowed_daemon.py)
+[guard]
+enabled = false
+"""
+)
+
+
+def main() -> int:
+    """Measure, print, write."""
+    options = parse(NAME, __doc__ or "")
+    runs = kept_runs(options)
+    if options.json and options.json.exists() and not options.only:
+        kept = json.loads(options.json.read_text(encoding="utf-8"))
+        runs = kept["runs"] if kept["commit"] == commit() and kept["quick"] == options.quick else []
+    rounds = QUICK_ROUNDS if options.quick else ROUNDS
+    plan = [(f"{job}_cost", 0) for job in JOBS]
+    plan += [(f"{job}_yield", i) for job in JOBS for i in range(QUICK_YIELD_RUNS if options.quick else YIELD_RUNS)]
+    for scenario, number in random.Random(0).sample(plan, len(plan)):
+        job, _, kind = scenario.rpartition("_")
+        if options.only not in (None, scenario) or any(
+            (run["scenario"], run["run"]) == (scenario, number) for run in runs
+        ):
+            continue
+        steps = QUICK_YIELD_STEPS if options.quick else YIELD_STEPS
+        measured = _cost(job, rounds) if kind == "cost" else _yield(job, steps)
+        runs.append({"scenario": scenario, "run": number, **measured})
+        print({key: value for key, value in runs[-1].items() if key != "steps_ms"}, file=sys.stderr, flush=True)
+        if options.json:
+            write(NAME, options, runs, summary(runs))
+    finish(NAME, options, runs, summary(runs))
+    return 0
+
+
+def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Per job: slowdowns with intervals and the number of rounds; mean yield over its runs, and where the rest went."""
+    figures: dict[str, Any] = {}
+    for run in runs:
+        if "steps_ms" in run:
+            for name, (of, over) in COMPARED.items():
+                ratios = _log_ratios(run["steps_ms"], of, over)
+                mean, half = _mean_and_half(ratios)
+                label = f"{run['scenario'].removesuffix('_cost')}_{name}"
+                figures[label] = math.expm1(mean)
+                figures[f"{label}_ci95"] = [math.expm1(mean - half), math.expm1(mean + half)]
+                figures[f"{label}_rounds"] = len(ratios)
+    for job in JOBS:
+        own = [run for run in runs if run["scenario"] == f"{job}_yield" and run["yield"] is not None]
+        if own:
+            mean, half = _mean_and_half([run["yield"] for run in own])
+            figures |= {f"{job}_yield": mean, f"{job}_yield_ci95": [mean - half, mean + half]}
+            figures[f"{job}_yield_runs"] = len(own)
+            figures[f"{job}_waterfall"] = {
+                share: round(fmean(run["waterfall"][share] for run in own), 4) for share in own[0]["waterfall"]
+            }
+    return figures
+
+
+COMPARED = {
+    "slowdown": (PREEMPTIVE, AWAKE),
+    "slowdown_from_asleep": (PREEMPTIVE, ALONE),
+    "awake_from_asleep": (AWAKE, ALONE),
+}
+"""Name -> the mode that is judged, and the one that it is compared with."""
+
+
+def _log_ratios(steps_ms: Sequence[Sequence[Any]], of: str, over: str) -> list[float]:
+    """One log ratio per round. `steps_ms`: round, mode, place in its block, ms."""
+    rounds: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for round_, mode, at, ms in steps_ms:
+        if at:
+            rounds[round_][mode].append(math.log(ms))
+    levels = {number: median([log for logs in own.values() for log in logs]) for number, own in rounds.items()}
+    away = [abs(log - levels[number]) for number, own in rounds.items() for logs in own.values() for log in logs]
+    far = max(NEVER_FAR, FAR * _DEVIATION_OF_MAD * median(away))
+
+    def mean(number: int, logs: Sequence[float]) -> float:
+        return fmean(min(max(log, levels[number] - far), levels[number] + far) for log in logs)
+
+    whole = [number for number, own in rounds.items() if len(own[of]) == len(own[over]) == BLOCK_STEPS - 1]
+    return [mean(number, rounds[number][of]) - mean(number, rounds[number][over]) for number in whole]
+
+
+def _mean_and_half(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and half of its 95% interval; infinite for a single value."""
+    if len(values) < 2:
+        return fmean(values), math.inf
+    return fmean(values), t_quantile_975(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+
+
+def _cost(job: str, rounds: int) -> dict[str, Any]:
+    """One run in random blocks."""
+    with run_directories() as (run, pages):
+        steps = WINDOWS.first_step(rounds) - 1
+        env = {**environment(pages), **WINDOWS.environment()}
+        _train("benchmarks.utilization.windowed_launch", job, steps, _config(run, WINDOWED), env, pages)
+        merged = mean_over_ranks([rank.step_times() for rank in load_run(run)])
+        places = [(WINDOWS.locate(step.step), step.duration_ns / 1e6) for step in merged if len(step.ranks) == 2]
+        counted = [[at.cycle, at.mode, at.at, round(ms, 3)] for at, ms in places if at.cycle >= 0]
+        return {"commit": commit(), "steps_ms": counted}
+
+
+def _yield(job: str, steps: int) -> dict[str, Any]:
+    """One run as a user starts it."""
+    with run_directories() as (run, pages):
+        _train("launch.ds_squeeze", job, steps, _config(run, DEFAULTS), environment(pages), None)
+        command = [sys.executable, "-m", "squeezer", "report", str(run), "--json"]
+        report = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
+        keys = ("steps", "slowdown", "slowdown_ci95", "slowdown_pairs", "step_ms_alone", "alone_share")
+        side = report["side"]
+        return {
+            "commit": commit(),
+            "main": {key: report["main"][key] for key in keys},
+            "idle": report["bubbles"]["ratio"],
+            **{key: side[key] for key in ("yield", "fill", "harvest", "waterfall")},
+        }
+
+
+def _config(run: Path, text: str) -> str:
+    path = run.parent / "squeezer.toml"
+    path.write_text(text.format(study=STUDY, run=run), encoding="utf-8")
+    return str(path)
+
+
+def _train(launcher: str, job: str, steps: int, config: str, env: Mapping[str, str], pages: Path | None) -> None:
+    """Run a job to its end; with `pages`, beside the spinners."""
+    command = [sys.executable, "-m", launcher, "--squeezer", config, "--num_accelerators", "2"]
+    command += [str(ROOT / "examples" / f"{job}.py"), "--steps", str(steps)]
+    with ExitStack() as ends:
+        if pages is not None:
+            ends.enter_context(spinners(pages, 2, WINDOWS))
+        ended = start(command, env, ends).wait()
+    if ended:
+        raise RuntimeError(f"the job ended with status {ended}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""The slowdown of `benchmarks.real_jobs`, from steps whose truth is known."""
+
+import math
+import random
+from typing import Any
+
+import pytest
+
+from benchmarks.real_jobs import BLOCK_STEPS, WINDOWS, summary
+from benchmarks.utilization.windows import ALONE, AWAKE, PREEMPTIVE
+
+OURS, SLEPT = 0.02, 0.03
+
+
+def steps(rounds: int, noise: float, drift: float = 0.0, bursts: float = 0.0) -> list[list[Any]]:
+    """Rows of a run in which ours costs `OURS` against an awake core, and sleeping `SLEPT`."""
+    rng = random.Random(3)
+    longer = {ALONE: SLEPT, AWAKE: 0.0, PREEMPTIVE: OURS}
+    rows = []
+    for step in range(WINDOWS.first_step(0), WINDOWS.first_step(rounds)):
+        at = WINDOWS.locate(step)
+        log = longer[at.mode] + rng.gauss(0, noise) + drift * step + (rng.random() < bursts) * 0.7
+        first = 1.5 if at.at == 0 else 1.0  # still feels the block before
+        rows.append([at.cycle, at.mode, at.at, 200 * first * math.exp(log)])
+    return rows
+
+
+@pytest.mark.parametrize("disturbed", [{}, {"drift": 1e-4}, {"bursts": 0.05}])
+def test_slowdowns_are_found_in_noise_drift_and_bursts(disturbed: dict[str, float]) -> None:
+    found = summary([{"scenario": "pretrain_cost", "steps_ms": steps(300, noise=0.02, **disturbed)}])
+    for name, truth in (("slowdown", OURS), ("slowdown_from_asleep", OURS - SLEPT), ("awake_from_asleep", -SLEPT)):
+        low, high = found[f"pretrain_{name}_ci95"]
+        assert low < math.expm1(truth) < high and high - low < 0.01
+        assert low < found[f"pretrain_{name}"] < high and found[f"pretrain_{name}_rounds"] == 300
+
+
+def test_a_round_that_was_cut_short_does_not_count() -> None:
+    found = summary([{"scenario": "denoise_cost", "steps_ms": steps(4, noise=0.01)[: -BLOCK_STEPS - 1]}])
+    assert found["denoise_slowdown_rounds"] == 3
+
+
+def test_yields_are_means_over_runs_and_unknown_ones_are_left_out() -> None:
+    def run(share: float | None) -> dict[str, Any]:
+        return {
+            "scenario": "denoise_yield",
+            "yield": share,
+            "waterfall": {"alone": 0.1, "colder": share and 0.9 - share},
+        }
+
+    found = summary([run(0.5), run(None), run(0.6)])
+    assert found["denoise_yield"] == pytest.approx(0.55) and found["denoise_yield_runs"] == 2
+    assert found["denoise_yield_ci95"] == pytest.approx([0.55 - 12.706 * 0.05, 0.55 + 12.706 * 0.05], abs=1e-3)
+    assert found["denoise_waterfall"] == {"alone": 0.1, "colder": 0.35}
+    assert "pretrain_yield" not in found
