@@ -98,8 +98,8 @@ class SearchWorker:
 
         They are exhausted if the study has as many trials as it wants, if a sampler of finitely many points has begun
         them all, or if someone has called Optuna's `Study.stop`: the sampler, the pruner, a callback or the user's
-        `suggest`. They are over if nobody trains any either. Until then, a worker may die and leave some, and a trial
-        may pause, so that another is promoted.
+        `suggest`. They are over if no other worker trains any either. Until then, one may die and leave some, and a
+        trial may pause, so that another is promoted.
 
         Args:
             most: how many trials.
