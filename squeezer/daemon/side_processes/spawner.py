@@ -208,7 +208,7 @@ class Spawner:
             )
             return dict(json.loads(done.stdout.splitlines()[-1]))
         except (subprocess.SubprocessError, json.JSONDecodeError, IndexError) as error:
-            log.warning("no dedicated rate, so no harvest: %s", error)
+            log.warning("no dedicated rate, so no yield: %s", unmeasured_because(error))
             return None
         finally:
             self._end_orphans()
@@ -259,6 +259,16 @@ def _tie(parent_pid: int, group: SideGroup | None) -> None:
         _yield_as_a_session()
     if group is not None:
         group.enter()
+
+
+def unmeasured_because(error: Exception) -> str:
+    """Why a process that was to print what it measured has not; in a user's words, without its command."""
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"measuring it took longer than {error.timeout:.0f} s"
+    if isinstance(error, subprocess.CalledProcessError):
+        status = error.returncode
+        return f"measuring it ended with {f'status {status}' if status > 0 else signal.Signals(-status).name}"
+    return "what measured it printed nothing that can be read"
 
 
 def _yield_as_a_session() -> None:
