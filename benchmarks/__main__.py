@@ -14,6 +14,7 @@ NAMES = (
     "wake_up",
     "neighbour",
     "shortest_bubble",
+    "real_jobs",
     "bubble_utilization",
     "fusion",
     "most_fused",

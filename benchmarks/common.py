@@ -16,13 +16,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from statistics import fmean, variance
+from statistics import fmean, median, variance
 from typing import Any
 
 from ds_hooks.shared.page.file import DIRECTORY_VARIABLE
+from squeezer.policy.paired import FAR, NEVER_FAR
 from squeezer.reports.metrics import t_quantile_975
 
 ROOT = Path(__file__).parents[1]
+_DEVIATION_OF_MAD = 1.4826
 
 
 def parse(name: str, about: str) -> argparse.Namespace:
@@ -104,6 +106,19 @@ def finish(name: str, options: argparse.Namespace, runs: Sequence[Any], summary:
     print(json.dumps(summary, indent=2))
     if options.json:
         write(name, options, runs, summary)
+
+
+def winsorized(groups: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Logarithms of step times, in which those far from the median of their group count as less far.
+
+    What is far is judged by the deviations in all groups, and by the constants of a report's estimator.
+    """
+    levels = [median(group) for group in groups]
+    away = [abs(log - level) for group, level in zip(groups, levels, strict=True) for log in group]
+    far = max(NEVER_FAR, FAR * _DEVIATION_OF_MAD * median(away))
+    return [
+        [min(max(log, level - far), level + far) for log in group] for group, level in zip(groups, levels, strict=True)
+    ]
 
 
 Pairs = Sequence[tuple[float, float]]

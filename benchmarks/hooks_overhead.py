@@ -1,10 +1,11 @@
 """Slowdown of the main job by the hooks alone, with no side task.
 
-Hooks are attached and detached in alternating windows of one run, on ghost stages and on a real two-rank job. A daemon
-receives and records, as in use.
+Hooks are attached in one window of each pair in a run, the first or the second at random, on ghost stages and on a real
+two-rank job. A daemon receives and records, as in use.
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -14,15 +15,23 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.common import ROOT, environment, finish, kept_runs, parse, ratio_with_ci95, run_directories
+from benchmarks.common import (
+    ROOT,
+    environment,
+    finish,
+    kept_runs,
+    parse,
+    ratio_with_ci95,
+    run_directories,
+    winsorized,
+)
 from launch.ds_squeeze import free_port
 
 NAME = "hooks_overhead"
 GHOSTS = ((4, 0, 4), (4, 1, 4))
 """(stages, stage, micro-batches)."""
 WINDOW_STEPS = 8
-GHOST_STEPS, REAL_STEPS = 1600, 400
-"""Pairs of windows vary by 1.3% in ghosts and 5% in the real job: equal precision would need 15 times the pairs."""
+GHOST_STEPS, REAL_STEPS = 1600, 2400
 
 
 def main() -> None:
@@ -73,15 +82,20 @@ def _real(steps: int) -> dict[str, Any]:
 def _result(scenario: str, ranks: list[list[tuple[bool, float]]]) -> dict[str, Any]:
     """Pairs of neighbouring windows (with hooks, without), by each step's mean over the ranks.
 
-    Warm-up takes the first pair; attaching takes the first step of each window.
+    Warm-up takes the first pair; attaching takes the first step of each window. Each mean is geometric, and steps far
+    from their pair's others count as less far.
     """
     steps = [(on, fmean(rank[i][1] for rank in ranks)) for i, (on, _) in enumerate(ranks[0])]
     size = 2 * WINDOW_STEPS
+    begins = range(size, len(steps) - size + 1, size)
+    counted = [[step for at, step in enumerate(steps[begin : begin + size]) if at % WINDOW_STEPS] for begin in begins]
+    near = winsorized([[math.log(ms) for _, ms in pair] for pair in counted])
     pairs = []
-    for begin in range(size, len(steps) - size + 1, size):
-        with_hooks = fmean(ms for _, ms in steps[begin + 1 : begin + WINDOW_STEPS])
-        without = fmean(ms for _, ms in steps[begin + WINDOW_STEPS + 1 : begin + size])
-        pairs.append((with_hooks, without))
+    for pair, logs in zip(counted, near, strict=True):
+        own: dict[bool, list[float]] = {True: [], False: []}
+        for (on, _), log in zip(pair, logs, strict=True):
+            own[on].append(log)
+        pairs.append((math.exp(fmean(own[True])), math.exp(fmean(own[False]))))
     slowdown, ci95 = ratio_with_ci95(pairs)
     print(f"{scenario}: {slowdown:+.3%}, 95% CI {ci95[0]:+.3%} to {ci95[1]:+.3%}", file=sys.stderr, flush=True)
     return {

@@ -25,14 +25,23 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 from typing import Any
 
-from benchmarks.common import ROOT, commit, environment, finish, kept_runs, parse, run_directories, write
+from benchmarks.common import (
+    ROOT,
+    commit,
+    environment,
+    finish,
+    kept_runs,
+    parse,
+    run_directories,
+    winsorized,
+    write,
+)
 from benchmarks.processes import start
 from benchmarks.utilization.spinners import spinners
 from benchmarks.utilization.windows import ALONE, AWAKE, PREEMPTIVE, Windows
-from squeezer.policy.paired import FAR, NEVER_FAR
 from squeezer.records.reader import load_run
 from squeezer.reports.metrics import mean_over_ranks, t_quantile_975
 
@@ -48,8 +57,7 @@ WINDOWS = Windows(
 )
 ROUNDS, QUICK_ROUNDS = 150, 6
 YIELD_RUNS, QUICK_YIELD_RUNS = 4, 1
-YIELD_STEPS, QUICK_YIELD_STEPS = 700, 200
-_DEVIATION_OF_MAD = 1.4826
+YIELD_STEPS, QUICK_YIELD_STEPS = 500, 200
 
 DEFAULTS = """
 [side]
@@ -80,11 +88,10 @@ def main() -> int:
     plan = [(f"{job}_cost", 0) for job in JOBS]
     plan += [(f"{job}_yield", i) for job in JOBS for i in range(QUICK_YIELD_RUNS if options.quick else YIELD_RUNS)]
     for scenario, number in random.Random(0).sample(plan, len(plan)):
-        job, _, kind = scenario.rpartition("_")
-        if options.only not in (None, scenario) or any(
-            (run["scenario"], run["run"]) == (scenario, number) for run in runs
-        ):
+        is_done = any((run["scenario"], run["run"]) == (scenario, number) for run in runs)
+        if options.only not in (None, scenario) or is_done:
             continue
+        job, _, kind = scenario.rpartition("_")
         steps = QUICK_YIELD_STEPS if options.quick else YIELD_STEPS
         measured = _cost(job, rounds) if kind == "cost" else _yield(job, steps)
         runs.append({"scenario": scenario, "run": number, **measured})
@@ -102,16 +109,16 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if "steps_ms" in run:
             for name, (of, over) in COMPARED.items():
                 ratios = _log_ratios(run["steps_ms"], of, over)
-                mean, half = _mean_and_half(ratios)
+                mean, interval = _mean_and_ci95(ratios)
                 label = f"{run['scenario'].removesuffix('_cost')}_{name}"
                 figures[label] = math.expm1(mean)
-                figures[f"{label}_ci95"] = [math.expm1(mean - half), math.expm1(mean + half)]
+                figures[f"{label}_ci95"] = interval and [math.expm1(bound) for bound in interval]
                 figures[f"{label}_rounds"] = len(ratios)
     for job in JOBS:
         own = [run for run in runs if run["scenario"] == f"{job}_yield" and run["yield"] is not None]
         if own:
-            mean, half = _mean_and_half([run["yield"] for run in own])
-            figures |= {f"{job}_yield": mean, f"{job}_yield_ci95": [mean - half, mean + half]}
+            mean, interval = _mean_and_ci95([run["yield"] for run in own])
+            figures |= {f"{job}_yield": mean, f"{job}_yield_ci95": interval}
             figures[f"{job}_yield_runs"] = len(own)
             figures[f"{job}_waterfall"] = {
                 share: round(fmean(run["waterfall"][share] for run in own), 4) for share in own[0]["waterfall"]
@@ -129,26 +136,28 @@ COMPARED = {
 
 def _log_ratios(steps_ms: Sequence[Sequence[Any]], of: str, over: str) -> list[float]:
     """One log ratio per round. `steps_ms`: round, mode, place in its block, ms."""
-    rounds: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    rounds: dict[int, list[tuple[str, float]]] = defaultdict(list)
     for round_, mode, at, ms in steps_ms:
         if at:
-            rounds[round_][mode].append(math.log(ms))
-    levels = {number: median([log for logs in own.values() for log in logs]) for number, own in rounds.items()}
-    away = [abs(log - levels[number]) for number, own in rounds.items() for logs in own.values() for log in logs]
-    far = max(NEVER_FAR, FAR * _DEVIATION_OF_MAD * median(away))
+            rounds[round_].append((mode, math.log(ms)))
+    near = winsorized([[log for _, log in own] for own in rounds.values()])
+    ratios = []
+    for own, logs in zip(rounds.values(), near, strict=True):
+        by_mode: dict[str, list[float]] = defaultdict(list)
+        for (mode, _), log in zip(own, logs, strict=True):
+            by_mode[mode].append(log)
+        if len(by_mode[of]) == len(by_mode[over]) == BLOCK_STEPS - 1:
+            ratios.append(fmean(by_mode[of]) - fmean(by_mode[over]))
+    return ratios
 
-    def mean(number: int, logs: Sequence[float]) -> float:
-        return fmean(min(max(log, levels[number] - far), levels[number] + far) for log in logs)
 
-    whole = [number for number, own in rounds.items() if len(own[of]) == len(own[over]) == BLOCK_STEPS - 1]
-    return [mean(number, rounds[number][of]) - mean(number, rounds[number][over]) for number in whole]
-
-
-def _mean_and_half(values: Sequence[float]) -> tuple[float, float]:
-    """The mean, and half of its 95% interval; infinite for a single value."""
+def _mean_and_ci95(values: Sequence[float]) -> tuple[float, list[float] | None]:
+    """The mean and its 95% interval; None for a single value."""
+    mean = fmean(values)
     if len(values) < 2:
-        return fmean(values), math.inf
-    return fmean(values), t_quantile_975(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+        return mean, None
+    half = t_quantile_975(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return mean, [mean - half, mean + half]
 
 
 def _cost(job: str, rounds: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Attaches and detaches the hooks in alternating windows of one run, and records every step's time.
+"""Attaches and detaches the hooks in pairs of windows of one run, in random order, and records every step's time.
 
 `python -m benchmarks.toggle WINDOW TIMES train.py …` does so to an ordinary training script; each rank writes
 `TIMES.RANK`.
@@ -6,6 +6,7 @@
 
 import atexit
 import json
+import random
 import runpy
 import sys
 import time
@@ -16,7 +17,7 @@ from ds_hooks import Handle, attach
 
 
 class Toggled:
-    """Attaches hooks to `engine` for `window` steps, then detaches them for as many, in turn."""
+    """Attaches hooks to `engine` for `window` steps of each pair of windows, either the first or the others."""
 
     def __init__(self, engine: Any, window: int) -> None:
         self._engine = engine
@@ -28,7 +29,8 @@ class Toggled:
 
     def before_step(self) -> None:
         """Switch if a window begins."""
-        wanted = len(self.steps) // self._window % 2 == 0
+        pair, is_second = divmod(len(self.steps) // self._window, 2)
+        wanted = bool(is_second) == random.Random(pair).choice([True, False])  # all ranks draw alike
         if wanted and self._handle is None:
             self._handle = attach(self._engine)
         elif not wanted and self._handle is not None:
