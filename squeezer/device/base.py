@@ -117,23 +117,27 @@ def _autogroup(pid: int) -> str:
     return ""
 
 
-def run_where(pid: int, side: SideProcess | None) -> None:
-    """Give this process, and the side task with its children, the affinity of `pid`, if that still runs."""
+def run_where(pid: int, side: SideProcess | None) -> bool:
+    """Give this process, and the side task with its children, the affinity of `pid`, if that still runs.
+
+    Returns:
+        False if that cannot be: the cpusets of this process and `pid` have no core in common.
+    """
+    threads = [0]
+    if side is not None:
+        with suppress(psutil.Error):  # it has ended: the loop sees that by its pidfd
+            process = psutil.Process(side.pid)
+            threads += [each.id for one in (process, *process.children(recursive=True)) for each in one.threads()]
     try:
         cores = os.sched_getaffinity(pid)
-        os.sched_setaffinity(0, cores)
+        for thread in threads:
+            with suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(thread, cores)
     except ProcessLookupError:
-        return
-    if side is None:
-        return
-    try:
-        process = psutil.Process(side.pid)
-        threads = [thread.id for each in (process, *process.children(recursive=True)) for thread in each.threads()]
-    except psutil.Error:
-        return  # it has ended: the loop sees that by its pidfd
-    for thread in threads:
-        with suppress(ProcessLookupError):  # it has ended
-            os.sched_setaffinity(thread, cores)
+        pass
+    except OSError:
+        return False
+    return True
 
 
 def run_when_idle(pid: int) -> None:

@@ -19,6 +19,7 @@ from squeezer.device.base import (
 )
 
 CONTINUE_EVERY_S = 0.05
+APART = "this daemon may not use the main job's cores; start both in one cpuset (a control group, container or slice)"
 
 
 class CpuDevice:
@@ -33,19 +34,20 @@ class CpuDevice:
         """Only the page's words matter here."""
         self._words = words
         self.own_session = False
+        self._bars = ""
         self._strays = Strays(words)
 
     def join(self, main_pid: int, side: SideProcess | None) -> bool:
         """See `Device`. A process can always follow, but not to another session."""
-        run_where(main_pid, side)
+        self._bars = "" if run_where(main_pid, side) else APART
         return side is None or self.own_session or not weighed_by_session(main_pid)
 
     def meters(self) -> None:
         """See `Device`. There are none."""
 
     def bars_side_task(self) -> str:
-        """See `Device`. Cores are for all."""
-        return ""
+        """See `Device`. Cores are for all who may use them."""
+        return self._bars
 
     def least_margin_ns(self) -> int:
         """See `Device`. A signal halts it at once."""
