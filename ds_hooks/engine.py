@@ -20,6 +20,10 @@ class AttachError(Exception):
     """The hooks cannot serve this engine; the message says why, and which engines they can serve."""
 
 
+class HasHooksError(AttachError):
+    """The engine has hooks, which go on."""
+
+
 def check_release(release: str) -> str | None:
     """Judge a release of DeepSpeed by its version, such as "0.19.8+cu128".
 
@@ -51,7 +55,8 @@ def check_engine(engine: Any) -> None:
     """Accept an engine that the hooks can serve.
 
     Raises:
-        AttachError: it is no pipeline engine, on an unknown device, or has hooks already.
+        HasHooksError: it has hooks already.
+        AttachError: it is no pipeline engine, or on an unknown device.
     """
     if not hasattr(engine, "_INSTRUCTION_MAP") or not all(hasattr(engine, name) for name in WRAPPED_METHODS):
         raise AttachError(
@@ -60,7 +65,9 @@ def check_engine(engine: Any) -> None:
         )
     device_type(engine)
     if engine in HOOKED:
-        raise AttachError("this engine already has hooks; detach them first")
+        raise HasHooksError(
+            "this engine already has hooks, which go on; a script that ds_squeeze or ds_hooks starts need not attach"
+        )
 
 
 def device_type(engine: Any) -> str:

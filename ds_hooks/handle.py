@@ -1,5 +1,6 @@
 """The hooks' life: attach to an engine, and leave it by choice or after a fault."""
 
+import gc
 import os
 import sys
 import time
@@ -10,7 +11,7 @@ from typing import Any
 
 from ds_hooks.clock.base import BubbleClock
 from ds_hooks.clock.registry import clock_for
-from ds_hooks.engine import AttachError, check_engine, check_release, device_type, waits_of
+from ds_hooks.engine import HOOKED, AttachError, HasHooksError, check_engine, check_release, device_type, waits_of
 from ds_hooks.instrument import Instrument
 from ds_hooks.message_sender import MessageSender, NoRoomError
 from ds_hooks.notice import notice
@@ -39,6 +40,9 @@ def attach(engine: Any, *, directory: Path | str | None = None, local_rank: int 
     handle = Handle(engine)
     try:
         handle.start(Path(directory) if directory is not None else runtime_dir(), local_rank)
+    except HasHooksError as error:
+        handle.fault = str(error)
+        notice(handle.fault)
     except Exception as error:
         handle.switch_off(error)
     return handle
@@ -49,7 +53,7 @@ class Handle:
 
     Attributes:
         enabled: whether they work.
-        fault: why they do not, if a fault switched them off.
+        fault: why they do not, if a fault switched them off or the engine had others already.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -83,6 +87,8 @@ class Handle:
         if local_rank is None:
             local_rank = max(int(getattr(engine, "local_rank", 0) or 0), 0)
         waits = waits_of(engine)
+        if HOOKED:
+            gc.collect()  # an engine that the script has dropped gives its page back only now
         page = take_page(directory, local_rank)
         try:
             sender = MessageSender(f"ipc://{socket_of(page.path)}")

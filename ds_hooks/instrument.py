@@ -9,6 +9,7 @@ handler of the script raises while a hook happens to run.
 import functools
 import signal
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,6 +27,9 @@ class _Replaced(NamedTuple):
     """What the object itself held; None: nothing, so that its class's was used."""
 
     def restore(self) -> None:
+        """Unless others have set something over it since."""
+        if vars(self.owner).get(self.name) is not self.ours:
+            return
         if self.before is not None:
             setattr(self.owner, self.name, self.before)
         else:
@@ -45,7 +49,7 @@ class Instrument:
         self.active = False
         """Whether hooks are called. Checked in each call, since a step may be under way when the wrappers go."""
         self._engine = engine
-        self._hooks = hooks
+        self.hooks = hooks
         self._on_fault = on_fault
         self._replaced: list[_Replaced] = []
         self._instructions: dict[type, tuple[Any, Any]] = {}
@@ -53,7 +57,7 @@ class Instrument:
 
     def wrap(self) -> None:
         """Set the wrappers."""
-        engine, hooks = self._engine, self._hooks
+        engine, hooks = self._engine, self.hooks
         self._instructions = {
             kind: (self._around_instruction(kind, run), run) for kind, run in engine._INSTRUCTION_MAP.items()
         }
@@ -67,7 +71,9 @@ class Instrument:
             self._replace(engine, name, self._around(getattr(engine, name), before, after))
         backend = getattr(sys.modules.get("deepspeed.comm.comm"), "cdb", None)
         if backend is not None:
-            self._replace(backend, "all_reduce", self._around_collective(backend.all_reduce))
+            # it outlives an engine that the script drops, and must not hold it
+            self._replace(backend, "all_reduce", _around_collective(weakref.ref(self), backend.all_reduce))
+            weakref.finalize(engine, self._replaced[-1].restore).atexit = False
         HOOKED.add(engine)
         self.active = True
 
@@ -75,7 +81,7 @@ class Instrument:
         """Leave both objects as they were, but for what others have set since. A second call does nothing."""
         self.active = False
         for each in self._replaced:
-            if vars(each.owner).get(each.name) is each.ours and not self._was_changed(each.ours):
+            if not self._was_changed(each.ours):
                 each.restore()
         self._replaced = []
         HOOKED.discard(self._engine)
@@ -96,7 +102,8 @@ class Instrument:
                 ours[kind] = run
         return True
 
-    def _fault(self, error: Exception) -> None:
+    def fault(self, error: Exception) -> None:
+        """What a hook raised is no error of the training, but what a signal handler of the script raises in it is."""
         if _is_of_a_signal_handler(error):
             raise error
         self._on_fault(error)
@@ -108,20 +115,20 @@ class Instrument:
                     try:
                         before(*args)
                     except Exception as error:
-                        self._fault(error)
+                        self.fault(error)
                 return run(*args, **kwargs)
             finally:
                 if self.active:
                     try:
                         after()
                     except Exception as error:
-                        self._fault(error)
+                        self.fault(error)
 
         return method
 
     def _around_instruction(self, kind: type, run: Callable[..., Any]) -> Callable[..., Any]:
         name = kind.__name__
-        hooks = self._hooks
+        hooks = self.hooks
 
         def instruction(engine: Any, **kwargs: Any) -> Any:
             if not (self.active and hooks.in_schedule):
@@ -130,7 +137,7 @@ class Instrument:
             try:
                 begin_ns = hooks.before_instruction(name)
             except Exception as error:
-                self._fault(error)
+                self.fault(error)
             try:
                 return run(engine, **kwargs)
             finally:
@@ -138,32 +145,33 @@ class Instrument:
                     try:
                         hooks.after_instruction(begin_ns)
                     except Exception as error:
-                        self._fault(error)
+                        self.fault(error)
 
         return instruction
 
-    def _around_collective(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """A blocking collective inside the optimizer's instruction is a wait, too. No other wrapper sees it."""
-        hooks = self._hooks
 
-        def collective(*args: Any, **kwargs: Any) -> Any:
-            if not (self.active and hooks.in_optimizer):
-                return run(*args, **kwargs)
-            opened = False
-            try:
-                opened = hooks.begin_collective(*args, **kwargs)
-            except Exception as error:
-                self._fault(error)
-            try:
-                return run(*args, **kwargs)
-            finally:
-                if opened and self.active:
-                    try:
-                        hooks.close_bubble()
-                    except Exception as error:
-                        self._fault(error)
+def _around_collective(of_engine: "weakref.ref[Instrument]", run: Callable[..., Any]) -> Callable[..., Any]:
+    """A blocking collective inside the optimizer's instruction is a wait, too. No other wrapper sees it."""
 
-        return collective
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        instrument = of_engine()
+        if instrument is None or not (instrument.active and instrument.hooks.in_optimizer):
+            return run(*args, **kwargs)
+        opened = False
+        try:
+            opened = instrument.hooks.begin_collective(*args, **kwargs)
+        except Exception as error:
+            instrument.fault(error)
+        try:
+            return run(*args, **kwargs)
+        finally:
+            if opened and instrument.active:
+                try:
+                    instrument.hooks.close_bubble()
+                except Exception as error:
+                    instrument.fault(error)
+
+    return collective
 
 
 def _is_of_a_signal_handler(error: Exception) -> bool:

@@ -16,6 +16,7 @@ def take_page(directory: Path, local_rank: int) -> Page:
     that a standing daemon serves and no job uses: a daemon follows its job to that job's device and cores.
 
     Raises:
+        AttachError: another engine of this process uses it.
         PageError: the page must not be used; or another main job does, and no daemon is spare.
     """
     path = page_path(directory, local_rank)
@@ -24,9 +25,11 @@ def take_page(directory: Path, local_rank: int) -> Page:
         page.claim(Role.MAIN)
         return page
     except PageError:
-        is_other_job = page.holder(Role.MAIN) not in (0, os.getpid())
+        holder = page.holder(Role.MAIN)
         page.close()  # its words are another job's: leave them alone
-        if is_other_job:
+        if holder == os.getpid():
+            raise AttachError("another engine of this process is squeezed, and only one can be at a time") from None
+        if holder:
             for other in sorted(directory.glob(page_path(Path(), "*").name), key=_number):
                 spare = _take_spare(other) if other != path else None
                 if spare is not None:

@@ -1,7 +1,7 @@
 """Attaching: which engines are served, and what happens without a daemon."""
 
-import gc
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,10 +45,12 @@ def test_a_device_may_be_given_by_its_name(engine: Engine, tmp_path: Path) -> No
 
 
 def test_a_second_attach_is_refused_and_the_first_goes_on(
-    handle: Handle, engine: Engine, daemon: Daemon, tmp_path: Path
+    handle: Handle, engine: Engine, daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     second = attach(engine, directory=tmp_path / "run", local_rank=0)
     assert not second.enabled and "this engine already has hooks" in str(second.fault)
+    assert capsys.readouterr().err == f"[ds_hooks] {second.fault}\n", "no word of a training without squeezing"
+    second.detach()
     engine.train_batch()
     assert handle.enabled and engine.seen[1] == ("RecvGrad", True)
 
@@ -61,17 +63,24 @@ def test_without_a_daemon_messages_are_dropped_and_counted(engine: Engine, tmp_p
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_an_engine_that_the_script_drops_takes_its_hooks_along(engine: Engine, daemon: Daemon, tmp_path: Path) -> None:
+def test_an_engine_that_the_script_drops_takes_its_hooks_along(
+    engine: Engine, daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = SimpleNamespace(all_reduce=lambda _tensor: "reduced")  # DeepSpeed's lives as long as the process
+    before = backend.all_reduce
+    monkeypatch.setitem(sys.modules, "deepspeed.comm.comm", SimpleNamespace(cdb=backend))
     engines = [Engine(engine.page_path)]
     assert attach(engines[0], directory=tmp_path / "run", local_rank=0).enabled
     connect(engines[0], daemon)
+    wrapper = backend.all_reduce
     engines.clear()
-    gc.collect()
-    assert daemon.hear_all()[-1] == Bye(0, 0)
-    assert daemon.page.words[Field.MAIN_PID] == 0
     second = attach(engine, directory=tmp_path / "run", local_rank=0)
     assert second.enabled, second.fault
+    assert Bye(0, 0) in daemon.hear_all(), "the first one's"
+    assert wrapper is not before and wrapper(None) == "reduced", "what others have kept passes through"
     second.detach()
+    assert backend.all_reduce is before
+    assert daemon.page.words[Field.MAIN_PID] == 0
 
 
 def test_a_forked_child_leaves_its_parents_hooks_alone(handle: Handle, engine: Engine, daemon: Daemon) -> None:

@@ -75,7 +75,7 @@ def test_none_whose_daemon_does_not_serve(directory: Path, pages: list[Page], wh
 
 def test_none_for_a_second_engine_of_the_same_process(directory: Path, pages: list[Page]) -> None:
     first = take_page(directory, 2)
-    with pytest.raises(PageError, match=f"process {os.getpid()} is already the main"):
+    with pytest.raises(AttachError, match="another engine of this process is squeezed"):
         take_page(directory, 2)
     first.close()
 
