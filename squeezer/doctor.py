@@ -17,7 +17,7 @@ from ds_hooks.shared.page.file import DIRECTORY_VARIABLE, Page, PageError, make_
 from ds_hooks.shared.page.layout import Field
 from squeezer.calibration.measure import MeasureError, measure
 from squeezer.daemon.side_processes.control_group import make_side_group
-from squeezer.daemon.side_processes.control_group_place import NoGroupError
+from squeezer.daemon.side_processes.control_group_place import NoGroupError, cpu_group
 from squeezer.device.cuda import shut_to_others, visible_device
 from squeezer.device.mps import (
     CONTROL,
@@ -183,6 +183,9 @@ def examine(
         yield _package(package)
     yield _signals()
     yield _group()
+    if cpu_group() != "/":
+        text = f"shared by control groups; here: {cpu_group()}. A standing daemon must be started in its job's group"
+        yield Finding(Level.NOTE, "CPU time", text)
     directory = runtime_dir()
     was_there = directory.exists()
     yield _directory(directory)

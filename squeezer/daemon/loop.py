@@ -24,6 +24,7 @@ from squeezer.daemon.main_job import MainJob
 from squeezer.daemon.memory_limit import MemoryLimit
 from squeezer.daemon.progress_line import ProgressLine
 from squeezer.daemon.receiver import Receiver, wakeup_on_signals
+from squeezer.daemon.side_processes.control_group_place import cpu_group
 from squeezer.daemon.side_processes.spawner import SideFiles, Spawner
 from squeezer.daemon.side_task_supervisor import SideTaskSupervisor
 from squeezer.daemon.silence import Silence
@@ -241,6 +242,13 @@ class Daemon:
         side = None if self._side_task is None else self._side_task.process
         if not self._device.join(main_pid, side) and self._side_task is not None:
             self._side_task.kill("it cannot follow the job to its device or session; a new side task starts there")
+        groups = cpu_group(), cpu_group(main_pid)
+        if groups[0] != groups[1] and self._side_task is not None:
+            log.warning(
+                "the side task gives way within control group %s only, and the main job is in %s: start the daemon in "
+                "the job's group, or give its own the least weight (cpu.idle = 1; cgroup v1: cpu.shares = 2)",
+                *groups,
+            )
         self._watch.job_attached()
         if self._side_task is not None and self._side_task.waits_for_job:
             self._feed(SideChanged(Side.DUE))

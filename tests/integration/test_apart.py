@@ -55,3 +55,20 @@ def test_a_daemon_that_may_not_use_the_jobs_cores_says_so_and_serves_the_next_jo
     wait_for(lambda: sandbox.side("ready"), "a side task beside a job on the daemon's own core")
     assert job.finish() == 0
     assert daemon.kill(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize("apart", ["cpu"], indirect=True)
+def test_where_control_groups_share_the_cores_daemon_and_doctor_say_what_to_do(
+    sandbox: Sandbox, apart: list[str]
+) -> None:
+    in_one, in_other = (("-c", IN, procs) for procs in apart)
+    config = str(sandbox.config("tiny.py"))
+    daemon = sandbox.start(Child, *in_one, "-m", "squeezer", "daemon", "--config", config)
+    wait_for(lambda: "serves device" in daemon.said() or daemon.process.poll() is not None, "the daemon")
+    for where, warnings in ((in_one, 0), (in_other, 1)):
+        job: Job = sandbox.start(Job, *where, "-m", "tests.support.metronome")
+        job.beats(20)
+        assert job.finish() == 0
+        assert daemon.said().count("start the daemon in the job's group") == warnings, daemon.said()
+    assert daemon.kill(signal.SIGTERM) == 0
+    assert "must be started in its job's group" in sandbox.run_to_end(*in_one, "-m", "squeezer", "doctor")[1]

@@ -40,6 +40,17 @@ def place_of_groups() -> Path:
     return place
 
 
+def cpu_group(pid: int | str = "self") -> str:
+    """The control group by which the kernel shares CPU time with process `pid`; "/": none but the root.
+
+    Classes and niceness count only within one such group. With cgroup v2 it is the nearest one with the cpu controller.
+    """
+    try:
+        return _cpu_group(_kernel_says("cgroup", pid), _kernel_says("mountinfo"))
+    except OSError:  # it has ended, or the kernel knows no groups
+        return "/"
+
+
 def reason(error: Exception) -> str:
     """An error without its number."""
     if isinstance(error, OSError) and error.strerror:
@@ -47,9 +58,9 @@ def reason(error: Exception) -> str:
     return str(error)
 
 
-def _kernel_says(name: str) -> str:
-    """About this process; the names in it may be of any bytes."""
-    return os.fsdecode(Path("/proc/self", name).read_bytes())
+def _kernel_says(name: str, pid: int | str = "self") -> str:
+    """About a process; the names in it may be of any bytes."""
+    return os.fsdecode(Path(f"/proc/{pid}/{name}").read_bytes())
 
 
 def _own_group(own: str, mounts: str) -> Path:
@@ -71,6 +82,21 @@ def _own_group(own: str, mounts: str) -> Path:
                 return found
     where = ", ".join(str(mount) for _, mount in mounted)
     raise NoGroupError(f"{where} does not show this process's group {path}: it belongs to another cgroup namespace")
+
+
+def _cpu_group(of: str, mounts: str) -> str:
+    named = dict(line.split(":", 2)[1:] for line in of.splitlines())
+    for controllers, of_v1 in named.items():
+        if "cpu" in controllers.split(","):
+            return of_v1
+    path = PurePosixPath(named.get("", "/"))
+    mounted = list(_mounted(mounts))
+    for group in (path, *path.parents):
+        for root, mount in mounted:
+            with suppress(ValueError):  # that mount shows another part of the tree
+                if (mount / group.relative_to(root) / "cpu.weight").exists():
+                    return str(group)
+    return "/"
 
 
 def _mounted(mounts: str) -> Iterator[tuple[PurePosixPath, Path]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from squeezer.daemon.side_processes.control_group_place import NoGroupError, _own_group
+from squeezer.daemon.side_processes.control_group_place import NoGroupError, _cpu_group, _own_group
 
 MOUNT = "41 31 0:38 {root} {point} rw,relatime - cgroup2 cgroup2 rw\n"
 OLD = "32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime shared:9 - cgroup cgroup rw,cpu\n"
@@ -55,3 +55,19 @@ def test_of_several_mounts_it_is_the_one_that_shows_this_process(tmp_path: Path)
 def test_else_there_is_none_and_why(own: str, mounts: str, says: str) -> None:
     with pytest.raises(NoGroupError, match=says):
         _own_group(own, mounts)
+
+
+@pytest.mark.parametrize(
+    ("of", "found"),
+    [
+        ("4:memory:/m\n2:cpu,cpuacct:/jobs/one\n0::/\n", "/jobs/one"),
+        ("3:cpuset:/s\n0::/slice/job.scope/part\n", "/slice/job.scope"),
+        ("0::/slice\n", "/"),
+        ("0::/../elsewhere\n", "/"),
+        ("", "/"),
+    ],
+)
+def test_cpu_time_is_shared_by_the_nearest_group_with_that_controller(tmp_path: Path, of: str, found: str) -> None:
+    group(tmp_path / "slice" / "job.scope" / "part")
+    (tmp_path / "slice" / "job.scope" / "cpu.weight").touch()
+    assert _cpu_group(of, MOUNT.format(root="/", point=tmp_path)) == found
