@@ -92,6 +92,9 @@ def _pin_cores(local_rank: int, local_size: int) -> None:
 
 def _start_daemon(local_rank: int) -> None:
     from ds_hooks.shared.page.file import DIRECTORY_VARIABLE, make_private_dir
+    from squeezer.own_packages import check_own_packages
+
+    check_own_packages()  # before any code of a user's module that is called as one of them runs here
     from launch.leftovers import move_records_aside
 
     directory = Path(os.environ[DIRECTORY_VARIABLE])

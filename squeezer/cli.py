@@ -1,6 +1,7 @@
 """The `squeezer` command. Each sub-command imports what it needs only when it runs."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -37,11 +38,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from ds_hooks.shared.page.file import PageError
     from squeezer.config import ConfigError
+    from squeezer.own_packages import HiddenPackageError
 
     try:
         return run_command(parsed)
-    except (ConfigError, PageError) as error:
+    except (ConfigError, HiddenPackageError, PageError) as error:
         refuse(PROGRAM, error)
+
+
+def ds_squeeze() -> None:
+    """Run the command `ds_squeeze`. It is found from here, because a user's module may hide its package."""
+    from squeezer.own_packages import HiddenPackageError, check_own_packages
+
+    try:
+        check_own_packages()
+    except HiddenPackageError as error:
+        refuse("ds_squeeze", error)
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "launch.ds_squeeze", *sys.argv[1:]])
 
 
 def _daemon(parsed: argparse.Namespace) -> int:
@@ -66,14 +79,16 @@ def _serve(parsed: argparse.Namespace, earlier_ended: str | None = None) -> int:
     from squeezer.config import ConfigError, load_config
     from squeezer.daemon.loop import Daemon
     from squeezer.daemon.receiver import DaemonError
+    from squeezer.own_packages import HiddenPackageError, check_own_packages
     from squeezer.records.layout import log_path
     from squeezer.records.writer import RecordError
 
     try:
+        check_own_packages()
         config = load_config(parsed.config)
         run = (parsed.run_directory or config.run.directory).absolute()
         daemon = Daemon(config, run, parsed.local_rank, job_pid=parsed.job_pid, earlier_ended=earlier_ended)
-    except (ConfigError, DaemonError, PageError, RecordError) as error:
+    except (ConfigError, DaemonError, HiddenPackageError, PageError, RecordError) as error:
         refuse(PROGRAM, error)
     logs.set_up(rank=daemon.rank)
     logs.add_file(log_path(run, daemon.rank), rank=daemon.rank, run=run.name)
@@ -186,7 +201,9 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
 
 def _observe(parsed: argparse.Namespace) -> int:
     from squeezer.observe import ObserveError, main_observe
+    from squeezer.own_packages import check_own_packages
 
+    check_own_packages()
     try:
         main_observe(parsed.run_directory, parsed.launched)
     except ObserveError as error:

@@ -213,6 +213,34 @@ def test_it_has_no_children_that_it_did_not_start(sandbox: Sandbox, tmp_path: Pa
     assert sandbox.events("end")
 
 
+@pytest.mark.parametrize("name", ["launch.py", "trials/__init__.py"])
+@pytest.mark.parametrize("command", ["ds_squeeze", "squeezer daemon", "squeezer observe", "rank"])
+def test_a_module_in_pythonpath_that_hides_one_of_ours_is_named_and_never_run(
+    sandbox: Sandbox, name: str, command: str
+) -> None:
+    hides = sandbox.files / "users" / name
+    hides.parent.mkdir(parents=True)
+    hides.write_text("raise SystemExit('this is no part of the training')")
+    script = sandbox.files / "train.py"
+    script.write_text("print('trained')")
+    config = str(sandbox.config())
+    entry = "from squeezer.cli import ds_squeeze; ds_squeeze()"
+    words = {
+        "ds_squeeze": ("-c", entry, "--squeezer", config, str(script)),
+        "squeezer daemon": ("-m", "squeezer", "daemon", "--config", config),
+        "squeezer observe": ("-m", "squeezer", "observe", str(script)),
+        "rank": (rank.__file__, "--local_rank=0", str(script)),
+    }[command]
+    paths = os.pathsep.join([str(sandbox.files / "users"), str(ROOT)])
+    names = {"PYTHONPATH": paths, "SQUEEZER_CONFIG": config, "SQUEEZER_RUN": str(sandbox.run)}
+    status, output = sandbox.run_to_end(*words, **names)
+    hidden = f"in place of our package {name.partition('/')[0].removesuffix('.py')} in {ROOT}"
+    assert output.count(hidden) == 1 and "no part of the training" not in output, output
+    assert "Traceback" not in output and (status, "trained" in output) == (
+        (0, True) if command == "rank" else (2, False)
+    )
+
+
 def test_a_file_called_as_a_module_of_ours_where_the_job_starts_hides_none(sandbox: Sandbox) -> None:
     for name in ("trials", "squeezer", "launch"):
         (sandbox.files / f"{name}.py").write_text("open('imported', 'w')")
