@@ -119,8 +119,8 @@ class Page:
             create: make the page if there is none or a stale one.
 
         Raises:
-            PageError: there is none (without `create`), or it belongs to another user, is open to others, or is in use
-                with another version, or from a place where process ids or times mean others.
+            PageError: there is none (without `create`) or no room for one, or it belongs to another user, is open to
+                others, or is in use with another version, or from a place where process ids or times mean others.
         """
         if create:
             make_private_dir(path.parent)
@@ -227,20 +227,31 @@ def _publish_new(path: Path) -> int | None:
 
     Returns:
         Its file descriptor, or None if another process was faster.
+
+    Raises:
+        PageError: there is no room for it.
     """
-    fd, name = tempfile.mkstemp(dir=path.parent, prefix=".page")
+    no_room = f"cannot make the page {path}: {{}}; name another directory with ${DIRECTORY_VARIABLE}"
+    try:
+        fd, name = tempfile.mkstemp(dir=path.parent, prefix=".page")
+    except OSError as error:
+        raise PageError(no_room.format(error.strerror)) from None
     content = bytearray(PAGE_BYTES)
     words = memoryview(content).cast("q")
     words[Field.MAGIC] = PAGE_MAGIC
     words[Field.VERSION] = PAGE_VERSION
     words[Field.BOOT_ID : Field.BOOT_ID + len(Place._fields)] = array("q", this_place())  # one word each, side by side
+    rest = memoryview(content)
     try:
-        os.write(fd, content)
+        while rest:  # what is nearly full takes a part
+            rest = rest[os.write(fd, rest) :]
         fcntl.flock(fd, fcntl.LOCK_SH)
         os.link(name, path)
-    except FileExistsError:
+    except OSError as error:
         os.close(fd)
-        return None
+        if isinstance(error, FileExistsError):
+            return None
+        raise PageError(no_room.format(error.strerror)) from None
     finally:
         os.unlink(name)
     return fd

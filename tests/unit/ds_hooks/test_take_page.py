@@ -1,6 +1,7 @@
 """Which page a main job takes where another has its local rank."""
 
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,8 +10,8 @@ import pytest
 
 from ds_hooks.engine import AttachError
 from ds_hooks.shared.device_uuid import write_device_uuid
-from ds_hooks.shared.page.file import Page, PageError, page_path
-from ds_hooks.shared.page.layout import Field, Role
+from ds_hooks.shared.page.file import Page, PageError, make_private_dir, page_path
+from ds_hooks.shared.page.layout import PAGE_BYTES, Field, Role
 from ds_hooks.shared.processes.identity import start_time
 from ds_hooks.take_page import check_spare, take_page
 
@@ -78,6 +79,18 @@ def test_none_for_a_second_engine_of_the_same_process(directory: Path, pages: li
     with pytest.raises(AttachError, match="another engine of this process is squeezed"):
         take_page(directory, 2)
     first.close()
+
+
+def test_without_room_for_a_page_none_is_left_and_it_is_said_why(directory: Path) -> None:
+    make_private_dir(directory)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (PAGE_BYTES // 2, hard))  # a write takes a part first, as a full disk's
+    try:
+        with pytest.raises(PageError, match=r"cannot make the page .*device0\.page: .*; name another directory"):
+            take_page(directory, 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(directory.iterdir()) == []
 
 
 def test_a_page_that_is_no_page_is_passed_over(directory: Path, pages: list[Page]) -> None:
