@@ -12,7 +12,7 @@ from optuna.artifacts import upload_artifact
 from ds_hooks.shared.private_file import open_private
 from trials.own_logger import own_logger
 from trials.search.best_weights import Best
-from trials.search.checkpoint_files import publish
+from trials.search.checkpoint_files import publish, weights_name
 
 if TYPE_CHECKING:
     from optuna.artifacts._protocol import ArtifactStore
@@ -24,7 +24,9 @@ log = own_logger("trials.search.artifacts")
 
 
 def upload_best(store: "ArtifactStore | None", study: optuna.Study, best: Best) -> None:
-    """Upload what `Best` keeps, unless another worker has. A store that fails costs nothing but that.
+    """Upload what `Best` keeps, unless another worker has uploaded that, or what is missing here.
+
+    A store that fails costs nothing but that.
 
     Args:
         store: the user's; None: there is none.
@@ -36,7 +38,9 @@ def upload_best(store: "ArtifactStore | None", study: optuna.Study, best: Best) 
         return
     try:
         index = files[0].read_text(encoding="utf-8")
-        if study.user_attrs.get(ARTIFACTS, {}).get("index") == index:
+        uploaded = study.user_attrs.get(ARTIFACTS, {"index": "[]", "files": {}})
+        missing = {weights_name(number) for number in best.missing()}
+        if uploaded["index"] == index or missing & uploaded["files"].keys():
             return
         ids = {
             file.name: upload_artifact(artifact_store=store, file_path=str(file), study_or_trial=study)
