@@ -79,7 +79,7 @@ class SharedStore:
         self._kept.pop(number, None)
 
     def bring(self, number: int, epoch: int, names: Sequence[str]) -> bool:
-        """Fetch the newest checkpoint of a trial that this worker has claimed.
+        """Fetch the checkpoints of a trial that this worker has claimed: the last, and one to fall back to.
 
         Args:
             number: the trial's.
@@ -87,9 +87,10 @@ class SharedStore:
             names: the trial's checkpoints in the store.
 
         Returns:
-            False if the store fails: then another try may succeed. True also if the checkpoint is gone for good.
+            False if the store fails: then another try may succeed. True also if a checkpoint is gone for good.
         """
         self._kept[number] = names = checkpoint_files.newest_first(names)[::-1]
+        is_here = False
         for name in reversed(names):
             path = checkpoint_files.trial_directory(self._directory, number) / name
             if checkpoint_files.epoch_of(path) > epoch:
@@ -98,13 +99,14 @@ class SharedStore:
                 if not path.exists():
                     temporary = checkpoint_files.temporary_path(self._directory, number, epoch)
                     fetch(self._store, self._of_trial(number, name), path, temporary)
-                return True
+                is_here = True
             except ArtifactNotFound:
                 log.warning("trial %d: its checkpoint %s is no longer in the artifact store", number, name)
             except Exception as error:
-                self._warn("trials wait for their checkpoints while the artifact store fails", error)
-                self._failed_s[number] = self._clock_s()
-                return False
+                if not is_here:
+                    self._warn("trials wait for their checkpoints while the artifact store fails", error)
+                    self._failed_s[number] = self._clock_s()
+                    return False
         return True
 
     def failed(self) -> Collection[int]:
@@ -116,10 +118,9 @@ class SharedStore:
         now_s = self._clock_s()
         self._failed_s = {number: at_s for number, at_s in self._failed_s.items() if now_s < at_s + PAUSE_S}
 
-    def forget(self, number: int) -> None:
-        """Remove the checkpoints of a trial that has ended."""
-        self.keep(number, ())
-        del self._kept[number]
+    def forget(self, number: int, names: Sequence[str]) -> None:
+        """Remove the checkpoints of a trial that has ended, and may never have been this worker's."""
+        remove(self._store, (self._of_trial(number, name) for name in {*names, *self._kept.pop(number, ())}))
 
     def upload_weights(self, number: int, weights: Path) -> None:
         """Put the weights of a trial into the store: it has ended, and may be among the best."""
