@@ -44,6 +44,7 @@ def most_fused(study: Study, most: int, group_of: Callable[[int], TrialGroup]) -
         most: the largest K; 1, 2, 4, … are tried.
         group_of: makes a group of K trials with an open gate.
     """
+    give_back_freed_memory()
     found = choose(lambda trials: _step_s(study, group_of(trials)), most)
     give_back_freed_memory()
     return found
