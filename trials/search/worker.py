@@ -272,14 +272,19 @@ class SearchWorker:
         """Release the trials of workers that have given no sign of life. The next `ask` of any worker finds them."""
         self._lock.locked(lambda held: self._released(held, held.release_expired(self._ended_after)))
 
-    def stop(self) -> bool:
-        """Release all trials of this worker. The next one that asks resumes them. Returns whether the study is over."""
+    def stop(self, recorded: Callable[[], None] = lambda: None) -> bool:
+        """Release all trials of this worker. The next one that asks resumes them. Returns whether the study is over.
+
+        Args:
+            recorded: called before it waits for the user's callbacks.
+        """
         patiently(lambda again: self.renew())  # with what it has trained
         self._held.clear()
         self.trained.clear()
         self._release(died=False)
         self._files.finish(lambda each: self._ended_after(each) is not None, is_over=self._over)
         self._claims.close()
+        recorded()
         self._callbacks.finish(is_over=self._over)
         return self._over
 
