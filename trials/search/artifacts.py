@@ -1,10 +1,11 @@
 """Files in an Optuna artifact store, such as S3; and the best trials' weights there, once a study is over."""
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zipfile import BadZipFile, ZipFile
 
 import optuna
 from optuna.artifacts import upload_artifact
@@ -57,7 +58,13 @@ def put(store: "ArtifactStore", artifact: str, file: Path) -> None:
         store.write(artifact, body)
 
 
-def fetch(store: "ArtifactStore", artifact: str, target: Path, temporary: Path) -> None:
+def fetch(
+    store: "ArtifactStore",
+    artifact: str,
+    target: Path,
+    temporary: Path,
+    check: Callable[[Path], None] = lambda file: None,
+) -> None:
     """Make `target` from an artifact, whole or not at all. The store's exceptions pass through.
 
     Args:
@@ -65,13 +72,27 @@ def fetch(store: "ArtifactStore", artifact: str, target: Path, temporary: Path) 
         artifact: its id.
         target: the file.
         temporary: another one in the same directory, which exists.
+        check: raises if what came cannot be used.
     """
     try:
         with open(temporary, "wb", opener=open_private) as file, store.open_reader(artifact) as body:
             shutil.copyfileobj(body, file)
+        check(temporary)
         publish(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def refuse_torn(weights: Path) -> None:
+    """Refuse a file that `torch.save` has written, if it is not whole.
+
+    Raises:
+        BadZipFile: it is not.
+    """
+    with ZipFile(weights) as archive:
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise BadZipFile(f"{damaged} is damaged")
 
 
 def remove(store: "ArtifactStore", artifacts: Iterable[str]) -> None:

@@ -20,7 +20,7 @@ from optuna.artifacts.exceptions import ArtifactNotFound
 
 from trials.own_logger import own_logger
 from trials.search import checkpoint_files
-from trials.search.artifacts import fetch, put, remove
+from trials.search.artifacts import fetch, put, refuse_torn, remove
 from trials.search.storage.database import is_away
 
 if TYPE_CHECKING:
@@ -132,12 +132,12 @@ class SharedStore:
     def bring_weights(self, numbers: Iterable[int]) -> None:
         """Fetch the weights of trials that have ended on other hosts."""
         for number in numbers:
-            temporary = checkpoint_files.temporary_weights_path(self._directory, number)
             target = checkpoint_files.weights_path(self._directory, number)
             try:
-                fetch(self._store, self._of_best(number), target, temporary)
+                temporary = checkpoint_files.temporary_weights_path(self._directory, number)
+                fetch(self._store, self._of_best(number), target, temporary, refuse_torn)
             except Exception as error:
-                self._warn(f"the weights of trial {number} are not in the artifact store", error)
+                self._warn(f"the weights of trial {number} did not come from the artifact store", error)
 
     def forget_weights(self, numbers: Iterable[int]) -> None:
         """Remove the weights of trials that are no longer among the best."""
@@ -170,19 +170,17 @@ def agree(store: "ArtifactStore", study: optuna.Study, alone: Callable[[Callable
         return str(study.user_attrs[STORE])
 
     new = uuid.uuid4().hex
-    is_first = STORE not in study.user_attrs
     try:
-        if is_first:
-            store.write(new, BytesIO(new.encode()))
+        store.write(new, BytesIO(new.encode()))  # also where another name is known: not all may write
         name = alone(known_or_new)
-        if is_first and name != new:
+        if name != new:
             remove(store, [new])
         with store.open_reader(name) as reader:
             if reader.read() == name.encode():
                 return name
         reason = "it holds other files of that name"
     except ArtifactNotFound:
-        reason = "other workers of the study have another one"
+        reason = "other workers of the study have another one, or the file that they look for was removed there"
     except Exception as error:
         if is_away(error):
             raise

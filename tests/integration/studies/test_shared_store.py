@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 import optuna
 import pytest
+import torch
 from optuna.artifacts import FileSystemArtifactStore
 from optuna.trial import TrialState
 
@@ -227,6 +228,18 @@ def test_a_worker_that_does_not_see_the_store_says_so(
     assert asked(hire(database, here, None, "again"), 1) == {0: 1}, "it is in the directory, too"
 
 
+def test_a_worker_that_may_only_read_keeps_its_checkpoints_in_its_directory(
+    database: str, tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hire(database, tmp_path / "a", store).stop()
+    monkeypatch.setattr(store, "write", None)
+    worker = hire(database, tmp_path / "b", store)
+    assert "not in the artifact store: TypeError" in caplog.text
+    asked(worker, 1)
+    save(worker, tmp_path / "b", 0, 1)
+    assert saved(tmp_path / "b", 0) == ["trial 0 after 1 epochs on b"]
+
+
 @pytest.mark.parametrize("way", others_slow(["write", "read", "make"], ["make", "write"]))
 def test_a_store_that_fails_at_the_start_leaves_the_directory(
     way: str, database: str, tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture
@@ -263,8 +276,13 @@ def test_names_that_others_wrote_lead_to_no_other_file(database: str, tmp_path: 
 
 def write_weights(host: Path, number: int) -> str:
     weights = checkpoint_files.temporary_weights_path(host, number)
-    weights.write_text(f"of trial {number}")
+    torch.save({"of": torch.full((9,), float(number))}, weights)
     return str(weights)
+
+
+def best_of(host: Path) -> dict[str, float]:
+    """The weights there, by their files' names."""
+    return {file.name: torch.load(file, weights_only=True)["of"][0].item() for file in (host / "best").glob("*.pt")}
 
 
 def end_all(workers: Sequence[SearchWorker], hosts: Sequence[Path], scores: Sequence[float]) -> None:
@@ -284,8 +302,26 @@ def test_the_best_weights_of_all_hosts_come_together(database: str, tmp_path: Pa
     end_all(workers, hosts, [0.3, 0.1, 0.2, 0.4])
     assert stored(store) == ["best-0.pt", "best-3.pt"]
     workers[1].stop()
-    best = {file.name: file.read_text() for file in (hosts[1] / "best").glob("*.pt")}
-    assert best == {"trial-3.pt": "of trial 3", "trial-0.pt": "of trial 0"}
+    assert best_of(hosts[1]) == {"trial-3.pt": 3.0, "trial-0.pt": 0.0}
+
+
+@pytest.mark.parametrize("way", ["torn", "flipped"])
+def test_damaged_weights_are_named_and_not_taken(
+    way: str, database: str, tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    hosts = [tmp_path / "a", tmp_path / "b"]
+    workers = [hire(database, host, store) for host in hosts]
+    end_all(workers, hosts, [0.3, 0.1, 0.2, 0.4])
+    (file,) = Path(store._base_path).glob("*-best-0.pt")
+    whole = file.read_bytes()
+    at = whole.index(torch.zeros(9).numpy().tobytes())
+    file.write_bytes(whole[: len(whole) // 2] if way == "torn" else whole[:at] + b"x" + whole[at + 1 :])
+    workers[1].stop()
+    assert best_of(hosts[1]) == {"trial-3.pt": 3.0}
+    assert "the weights of trial 0 did not come from the artifact store: BadZipFile" in caplog.text
+    workers[0].stop()
+    study = optuna.load_study(study_name="s", storage=open_storage(database))
+    assert study.user_attrs[ARTIFACTS]["files"].keys() == {"best.json", "trial-0.pt", "trial-3.pt"}, "it is whole there"
 
 
 @pytest.mark.parametrize("is_away", ["at the start", "when trials end"])
