@@ -32,6 +32,9 @@ STORE = "squeezer_store"
 PAUSE_S = 60.0
 """For how long a trial waits whose checkpoint could not be fetched."""
 
+AGAIN_S = (1.0, 4.0)
+"""After how long a worker tries again at its start: if it does not see the store then, it does without to its end."""
+
 log = own_logger("trials.search.shared_store")
 
 
@@ -163,27 +166,35 @@ def agree(store: "ArtifactStore", study: optuna.Study, alone: Callable[[Callable
         study: Optuna's.
         alone: calls a function under the study's lock.
     """
+    new = uuid.uuid4().hex
+    for pause_s in (*AGAIN_S, None):
+        try:
+            return _seen(store, study, alone, new)
+        except ArtifactNotFound:
+            reason = "other workers of the study have another one, or the file that they look for was removed there"
+        except Exception as error:
+            if is_away(error):
+                raise
+            reason = f"{type(error).__name__}: {error}"
+        if pause_s is not None:
+            time.sleep(pause_s)
+    log.warning("checkpoints are in the study's directory alone, and not in the artifact store: %s", reason)
+    return None
+
+
+def _seen(store: "ArtifactStore", study: optuna.Study, alone: Callable[[Callable[[], str]], str], new: str) -> str:
+    """Return the name of the study's store, which is `new` if it has none. The store's exceptions pass through."""
 
     def known_or_new() -> str:
         if STORE not in study.user_attrs:
             study.set_user_attr(STORE, new)
         return str(study.user_attrs[STORE])
 
-    new = uuid.uuid4().hex
-    try:
-        store.write(new, BytesIO(new.encode()))  # also where another name is known: not all may write
-        name = alone(known_or_new)
-        if name != new:
-            remove(store, [new])
-        with store.open_reader(name) as reader:
-            if reader.read() == name.encode():
-                return name
-        reason = "it holds other files of that name"
-    except ArtifactNotFound:
-        reason = "other workers of the study have another one, or the file that they look for was removed there"
-    except Exception as error:
-        if is_away(error):
-            raise
-        reason = f"{type(error).__name__}: {error}"
-    log.warning("checkpoints are in the study's directory alone, and not in the artifact store: %s", reason)
-    return None
+    store.write(new, BytesIO(new.encode()))  # also where another name is known: not all may write
+    name = alone(known_or_new)
+    if name != new:
+        remove(store, [new])
+    with store.open_reader(name) as reader:
+        if reader.read() != name.encode():
+            raise ValueError("it holds other files of that name")
+    return name

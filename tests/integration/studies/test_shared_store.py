@@ -70,7 +70,8 @@ class Stored(Pretended):
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setattr(shared_store, "AGAIN_S", (0.0, 0.0))
     return Store(tmp_path / "store")
 
 
@@ -226,18 +227,6 @@ def test_a_worker_that_does_not_see_the_store_says_so(
     assert asked(other) == {1: 0, 2: 0, 3: 0}
     assert f":{here} cannot be seen from" in caplog.text and "or an artifact_store() of the study" in caplog.text
     assert asked(hire(database, here, None, "again"), 1) == {0: 1}, "it is in the directory, too"
-
-
-def test_a_worker_that_may_only_read_keeps_its_checkpoints_in_its_directory(
-    database: str, tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hire(database, tmp_path / "a", store).stop()
-    monkeypatch.setattr(store, "write", None)
-    worker = hire(database, tmp_path / "b", store)
-    assert "not in the artifact store: TypeError" in caplog.text
-    asked(worker, 1)
-    save(worker, tmp_path / "b", 0, 1)
-    assert saved(tmp_path / "b", 0) == ["trial 0 after 1 epochs on b"]
 
 
 @pytest.mark.parametrize("way", others_slow(["write", "read", "make"], ["make", "write"]))
