@@ -1,10 +1,11 @@
 """Files in an Optuna artifact store, such as S3; and the best trials' weights there, once a study is over."""
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zipfile import BadZipFile, ZipFile
 
 import optuna
 from optuna.artifacts import upload_artifact
@@ -12,7 +13,7 @@ from optuna.artifacts import upload_artifact
 from ds_hooks.shared.private_file import open_private
 from trials.own_logger import own_logger
 from trials.search.best_weights import Best
-from trials.search.checkpoint_files import publish
+from trials.search.checkpoint_files import publish, weights_name
 
 if TYPE_CHECKING:
     from optuna.artifacts._protocol import ArtifactStore
@@ -24,7 +25,9 @@ log = own_logger("trials.search.artifacts")
 
 
 def upload_best(store: "ArtifactStore | None", study: optuna.Study, best: Best) -> None:
-    """Upload what `Best` keeps, unless another worker has. A store that fails costs nothing but that.
+    """Upload what `Best` keeps, unless another worker has uploaded that, or what is missing here.
+
+    A store that fails costs nothing but that.
 
     Args:
         store: the user's; None: there is none.
@@ -36,7 +39,9 @@ def upload_best(store: "ArtifactStore | None", study: optuna.Study, best: Best) 
         return
     try:
         index = files[0].read_text(encoding="utf-8")
-        if study.user_attrs.get(ARTIFACTS, {}).get("index") == index:
+        uploaded = study.user_attrs.get(ARTIFACTS, {"index": "[]", "files": {}})
+        missing = {weights_name(number) for number in best.missing()}
+        if uploaded["index"] == index or missing & uploaded["files"].keys():
             return
         ids = {
             file.name: upload_artifact(artifact_store=store, file_path=str(file), study_or_trial=study)
@@ -53,7 +58,13 @@ def put(store: "ArtifactStore", artifact: str, file: Path) -> None:
         store.write(artifact, body)
 
 
-def fetch(store: "ArtifactStore", artifact: str, target: Path, temporary: Path) -> None:
+def fetch(
+    store: "ArtifactStore",
+    artifact: str,
+    target: Path,
+    temporary: Path,
+    check: Callable[[Path], None] = lambda file: None,
+) -> None:
     """Make `target` from an artifact, whole or not at all. The store's exceptions pass through.
 
     Args:
@@ -61,13 +72,27 @@ def fetch(store: "ArtifactStore", artifact: str, target: Path, temporary: Path) 
         artifact: its id.
         target: the file.
         temporary: another one in the same directory, which exists.
+        check: raises if what came cannot be used.
     """
     try:
         with open(temporary, "wb", opener=open_private) as file, store.open_reader(artifact) as body:
             shutil.copyfileobj(body, file)
+        check(temporary)
         publish(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def refuse_torn(weights: Path) -> None:
+    """Refuse a file that `torch.save` has written, if it is not whole.
+
+    Raises:
+        BadZipFile: it is not.
+    """
+    with ZipFile(weights) as archive:
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise BadZipFile(f"{damaged} is damaged")
 
 
 def remove(store: "ArtifactStore", artifacts: Iterable[str]) -> None:

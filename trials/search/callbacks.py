@@ -71,7 +71,9 @@ class Callbacks:
             for index, callback in enumerate(self._callbacks):
                 try:
                     callback(self._study, self._study._storage.get_trial(trial_id))
-                except (Exception, SystemExit) as error:
+                except (
+                    BaseException
+                ) as error:  # such as asyncio's CancelledError: the next ones are called all the same
                     self._say_once(index, error)
 
     def _say_once(self, index: int, error: BaseException) -> None:
@@ -98,7 +100,7 @@ def run_exit_functions(*, is_over: bool) -> None:
 def _callbacks_of(user_study: Study) -> list[Callback]:
     try:
         found = user_study.callbacks()
-    except Exception as error:  # such as a server that is away; the trials go on
+    except (Exception, SystemExit) as error:  # such as a server that is away; the trials go on
         log.warning("Study.callbacks failed, so there are none: %s: %s", type(error).__name__, error)
         return []
     if not isinstance(found, (list, tuple)) or not all(map(callable, found)):

@@ -47,7 +47,12 @@ def best_directory(directory: Path) -> Path:
 
 def weights_path(directory: Path, number: int) -> Path:
     """Where the weights of a trial are, if it is among the best."""
-    return best_directory(directory) / f"trial-{number}.pt"
+    return best_directory(directory) / weights_name(number)
+
+
+def weights_name(number: int) -> str:
+    """The name of their file."""
+    return f"trial-{number}.pt"
 
 
 def temporary_weights_path(directory: Path, number: int) -> Path:

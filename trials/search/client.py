@@ -7,6 +7,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol, TextIO
 
 from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
@@ -54,6 +55,8 @@ class SearchClient:
     def __init__(self, serve: Callable[[TextIO, TextIO], int]) -> None:
         requests_fd, send_fd = os.pipe()
         receive_fd, answers_fd = os.pipe()
+        with suppress(AttributeError, OSError):  # there may be none
+            sys.stdout.flush()  # else both write what is in its buffer
         pid = os.fork()  # nothing has been computed yet, so there are no threads to lose
         if pid == 0:
             status = 1
@@ -62,6 +65,8 @@ class SearchClient:
                 os.setpgid(0, 0)  # not to be stopped with the side task: it may hold the lock of all search workers
                 os.close(send_fd)
                 os.close(receive_fd)
+                with suppress(AttributeError):
+                    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # `_exit` flushes nothing
                 status = serve(os.fdopen(requests_fd), os.fdopen(answers_fd, "w"))
             except BaseException:
                 sys.excepthook(*sys.exc_info())
@@ -72,7 +77,7 @@ class SearchClient:
         self.pid = pid
         self._pidfd = os.pidfd_open(pid)
         self._send_fd, self._receive_fd = send_fd, receive_fd
-        self._buffer = b""
+        self._buffer, self._is_gone = b"", False
 
     def send(self, **request: Any) -> None:
         """Write one request.
@@ -97,18 +102,21 @@ class SearchClient:
         Raises:
             SearchError: the search worker reported an error or is gone.
         """
-        found: list[dict[str, Any]] = []
-        is_gone = False
-        while not is_gone and select.select([self._receive_fd], [], [], 0.0 if found else wait_s)[0]:
-            data = os.read(self._receive_fd, 65536)
-            is_gone = not data
-            *lines, self._buffer = (self._buffer + data).split(b"\n")
-            found += [json.loads(line) for line in lines]
+        found = self._received(wait_s)
         for answer in found:
             if "error" in answer:
                 raise SearchError(answer["error"], answer["status"])
-        if is_gone:
+        if self._is_gone:
             raise SearchError("the search worker has ended")
+        return found
+
+    def _received(self, wait_s: float = 0.0) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        while not self._is_gone and select.select([self._receive_fd], [], [], 0.0 if found else wait_s)[0]:
+            data = os.read(self._receive_fd, 65536)
+            self._is_gone = not data
+            *lines, self._buffer = (self._buffer + data).split(b"\n")
+            found += [json.loads(line) for line in lines]
         return found
 
     def close(self, timeout_s: float = 10.0, *, is_urgent: Callable[[], bool] = lambda: True) -> bool:
@@ -119,7 +127,7 @@ class SearchClient:
             is_urgent: until this returns True, the worker may take any time. Beside a busy main job it needs long.
 
         Returns:
-            Whether it finished.
+            Whether it has recorded everything, whatever the user's code did in it after that.
         """
         try:
             self._write({"stop": True})
@@ -131,6 +139,7 @@ class SearchClient:
         if not select.select([self._pidfd], [], [], timeout_s)[0]:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         _, status = os.waitpid(self.pid, 0)
+        has_recorded = any("recorded" in answer for answer in self._received())
         os.close(self._pidfd)
         os.close(self._receive_fd)
-        return status == 0
+        return status == 0 or has_recorded

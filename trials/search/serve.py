@@ -51,6 +51,11 @@ def serve(
     Returns:
         Its exit status.
     """
+
+    def say(answer: dict[str, Any]) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
     die_with_parent()  # no other signal ends it: it ends when its requests do, with all of them done
     holder, pulse, over = _outside_idle_class(), _outside_idle_class(), threading.Event()
     is_idle = attached()
@@ -69,17 +74,15 @@ def serve(
                 if "stop" in request:
                     over.set()
                     pulse.shutdown()
-                    run_exit_functions(is_over=worker.stop())
+                    run_exit_functions(is_over=worker.stop(lambda: say({"recorded": True})))
                     break
                 for answer in answers_to(worker, request):
-                    answers.write(json.dumps(answer) + "\n")
-                    answers.flush()
+                    say(answer)
         return 0
     except Exception as error:
         status = _status_of(error)
         text = f"the search worker: {type(error).__name__}: {error}" if status is None else _in_words(error, config)
-        answers.write(json.dumps({"error": hide_passwords(text), "status": status}) + "\n")
-        answers.flush()
+        say({"error": hide_passwords(text), "status": status})
         if status is None:
             raise
         return status

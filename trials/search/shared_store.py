@@ -20,7 +20,7 @@ from optuna.artifacts.exceptions import ArtifactNotFound
 
 from trials.own_logger import own_logger
 from trials.search import checkpoint_files
-from trials.search.artifacts import fetch, put, remove
+from trials.search.artifacts import fetch, put, refuse_torn, remove
 from trials.search.storage.database import is_away
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ STORE = "squeezer_store"
 
 PAUSE_S = 60.0
 """For how long a trial waits whose checkpoint could not be fetched."""
+
+AGAIN_S = (1.0, 4.0)
+"""After how long a worker tries again at its start: if it does not see the store then, it does without to its end."""
 
 log = own_logger("trials.search.shared_store")
 
@@ -79,7 +82,7 @@ class SharedStore:
         self._kept.pop(number, None)
 
     def bring(self, number: int, epoch: int, names: Sequence[str]) -> bool:
-        """Fetch the newest checkpoint of a trial that this worker has claimed.
+        """Fetch the checkpoints of a trial that this worker has claimed: the last, and one to fall back to.
 
         Args:
             number: the trial's.
@@ -87,9 +90,10 @@ class SharedStore:
             names: the trial's checkpoints in the store.
 
         Returns:
-            False if the store fails: then another try may succeed. True also if the checkpoint is gone for good.
+            False if the store fails: then another try may succeed. True also if a checkpoint is gone for good.
         """
         self._kept[number] = names = checkpoint_files.newest_first(names)[::-1]
+        is_here = False
         for name in reversed(names):
             path = checkpoint_files.trial_directory(self._directory, number) / name
             if checkpoint_files.epoch_of(path) > epoch:
@@ -98,13 +102,14 @@ class SharedStore:
                 if not path.exists():
                     temporary = checkpoint_files.temporary_path(self._directory, number, epoch)
                     fetch(self._store, self._of_trial(number, name), path, temporary)
-                return True
+                is_here = True
             except ArtifactNotFound:
                 log.warning("trial %d: its checkpoint %s is no longer in the artifact store", number, name)
             except Exception as error:
-                self._warn("trials wait for their checkpoints while the artifact store fails", error)
-                self._failed_s[number] = self._clock_s()
-                return False
+                if not is_here:
+                    self._warn("trials wait for their checkpoints while the artifact store fails", error)
+                    self._failed_s[number] = self._clock_s()
+                    return False
         return True
 
     def failed(self) -> Collection[int]:
@@ -116,10 +121,9 @@ class SharedStore:
         now_s = self._clock_s()
         self._failed_s = {number: at_s for number, at_s in self._failed_s.items() if now_s < at_s + PAUSE_S}
 
-    def forget(self, number: int) -> None:
-        """Remove the checkpoints of a trial that has ended."""
-        self.keep(number, ())
-        del self._kept[number]
+    def forget(self, number: int, names: Sequence[str]) -> None:
+        """Remove the checkpoints of a trial that has ended, and may never have been this worker's."""
+        remove(self._store, (self._of_trial(number, name) for name in {*names, *self._kept.pop(number, ())}))
 
     def upload_weights(self, number: int, weights: Path) -> None:
         """Put the weights of a trial into the store: it has ended, and may be among the best."""
@@ -131,12 +135,12 @@ class SharedStore:
     def bring_weights(self, numbers: Iterable[int]) -> None:
         """Fetch the weights of trials that have ended on other hosts."""
         for number in numbers:
-            temporary = checkpoint_files.temporary_weights_path(self._directory, number)
             target = checkpoint_files.weights_path(self._directory, number)
             try:
-                fetch(self._store, self._of_best(number), target, temporary)
+                temporary = checkpoint_files.temporary_weights_path(self._directory, number)
+                fetch(self._store, self._of_best(number), target, temporary, refuse_torn)
             except Exception as error:
-                self._warn(f"the weights of trial {number} are not in the artifact store", error)
+                self._warn(f"the weights of trial {number} did not come from the artifact store", error)
 
     def forget_weights(self, numbers: Iterable[int]) -> None:
         """Remove the weights of trials that are no longer among the best."""
@@ -162,29 +166,35 @@ def agree(store: "ArtifactStore", study: optuna.Study, alone: Callable[[Callable
         study: Optuna's.
         alone: calls a function under the study's lock.
     """
+    new = uuid.uuid4().hex
+    for pause_s in (*AGAIN_S, None):
+        try:
+            return _seen(store, study, alone, new)
+        except ArtifactNotFound:
+            reason = "other workers of the study have another one, or the file that they look for was removed there"
+        except Exception as error:
+            if is_away(error):
+                raise
+            reason = f"{type(error).__name__}: {error}"
+        if pause_s is not None:
+            time.sleep(pause_s)
+    log.warning("checkpoints are in the study's directory alone, and not in the artifact store: %s", reason)
+    return None
+
+
+def _seen(store: "ArtifactStore", study: optuna.Study, alone: Callable[[Callable[[], str]], str], new: str) -> str:
+    """Return the name of the study's store, which is `new` if it has none. The store's exceptions pass through."""
 
     def known_or_new() -> str:
         if STORE not in study.user_attrs:
             study.set_user_attr(STORE, new)
         return str(study.user_attrs[STORE])
 
-    new = uuid.uuid4().hex
-    is_first = STORE not in study.user_attrs
-    try:
-        if is_first:
-            store.write(new, BytesIO(new.encode()))
-        name = alone(known_or_new)
-        if is_first and name != new:
-            remove(store, [new])
-        with store.open_reader(name) as reader:
-            if reader.read() == name.encode():
-                return name
-        reason = "it holds other files of that name"
-    except ArtifactNotFound:
-        reason = "other workers of the study have another one"
-    except Exception as error:
-        if is_away(error):
-            raise
-        reason = f"{type(error).__name__}: {error}"
-    log.warning("checkpoints are in the study's directory alone, and not in the artifact store: %s", reason)
-    return None
+    store.write(new, BytesIO(new.encode()))  # also where another name is known: not all may write
+    name = alone(known_or_new)
+    if name != new:
+        remove(store, [new])
+    with store.open_reader(name) as reader:
+        if reader.read() != name.encode():
+            raise ValueError("it holds other files of that name")
+    return name

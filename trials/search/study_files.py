@@ -119,12 +119,12 @@ class StudyFiles:
         if self._shared is not None:
             self._shared.retry()
 
-    def forget(self, number: int) -> None:
-        """Remove the checkpoints of a trial that has ended."""
+    def forget(self, number: int, stored: Callable[[], Sequence[str]]) -> None:
+        """Remove the checkpoints of a trial that has ended; for `stored` see `bring`."""
         if self._directory is not None:
             checkpoint_files.forget(self._directory, number)
         if self._shared is not None:
-            self._shared.forget(number)
+            self._shared.forget(number, stored())
 
     def offer(self, number: int, weights: str) -> None:
         """Let other hosts have the weights of a trial that is about to end."""

@@ -82,6 +82,7 @@ class SearchWorker:
         self._trials = OptunaTrials(self._study, self._seen, self._ended_after)
         self._beginner = Beginner(study, self._seen, self._trials.known)
         self._lost_here, self._unnoticed = set[int](), set[int]()  # lost: the side task has them, or this one held them
+        self._closed: list[tuple[int, int]] = []
         self.trained: dict[int, int] = {}
         self.measures = Measures()
         self._watch = DeadlineWatch(
@@ -117,6 +118,8 @@ class SearchWorker:
             self._news += map(self._lost, self._unnoticed & self._held.keys())
             self._held |= {each.claim.trial: each for each in claimed}  # not earlier: now it is committed
             self.trained |= {each.claim.trial: each.claim.epoch for each in claimed}
+            while self._closed:  # not under the lock: the artifact store may be slow
+                self._ended(*self._closed.pop(0))
             for each in begun or patiently(partial(self._begin_all, claimed)):
                 if isinstance(each, dict):
                     found += [each] if self._is_here(**each) else []
@@ -269,14 +272,19 @@ class SearchWorker:
         """Release the trials of workers that have given no sign of life. The next `ask` of any worker finds them."""
         self._lock.locked(lambda held: self._released(held, held.release_expired(self._ended_after)))
 
-    def stop(self) -> bool:
-        """Release all trials of this worker. The next one that asks resumes them. Returns whether the study is over."""
+    def stop(self, recorded: Callable[[], None] = lambda: None) -> bool:
+        """Release all trials of this worker. The next one that asks resumes them. Returns whether the study is over.
+
+        Args:
+            recorded: called before it waits for the user's callbacks.
+        """
         patiently(lambda again: self.renew())  # with what it has trained
         self._held.clear()
         self.trained.clear()
         self._release(died=False)
         self._files.finish(lambda each: self._ended_after(each) is not None, is_over=self._over)
         self._claims.close()
+        recorded()
         self._callbacks.finish(is_over=self._over)
         return self._over
 
@@ -332,7 +340,7 @@ class SearchWorker:
         return None
 
     def _ended(self, number: int, trial_id: int) -> None:
-        self._files.forget(number)
+        self._files.forget(number, partial(self._stored, trial_id))
         self._callbacks.call(trial_id)
 
     def _lost(self, number: int) -> dict[str, Any]:
@@ -361,17 +369,20 @@ class SearchWorker:
                 with suppress(UpdateFinishedTrialError):  # closed by someone meanwhile
                     self._storage.set_trial_state_values(trial._trial_id, state=TrialState.RUNNING)
                     self._trials.tell(trial.number, state=TrialState.PRUNED)
-                    self._ended(trial.number, trial._trial_id)
+                    self._closed.append((trial.number, trial._trial_id))
         return claimed, over, self._begin_all(claimed) if self._is_finite else []
 
     def _is_here(self, number: int, epoch: int = 0, **rest: Any) -> bool:
         """Whether a trial can begin here; if not, it waits for another try."""
         trial_id = self._held[number].trial_id
-        if self._files.bring(number, epoch, lambda: patiently(lambda again: self._trials.checkpoints(trial_id))):
+        if self._files.bring(number, epoch, partial(self._stored, trial_id)):
             return True
         self._owning(number, partial(self._trials.release, trial_id), lets_go=True)
         self._over = False
         return False
+
+    def _stored(self, trial_id: int) -> list[str]:
+        return patiently(lambda again: self._trials.checkpoints(trial_id))
 
     def _release(self, *, died: bool) -> None:
         """Release all trials of this worker, or of one of its name that died."""

@@ -7,10 +7,12 @@ is slower than K plain ones, it gains nothing, and one trial after another is as
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import cycle, islice
 
 from trials.fusion.errors import is_out_of_memory
 from trials.study import Study
 from trials.training.group import TrialGroup
+from trials.training.malloc import give_back_freed_memory
 
 WORTH = 1.05
 """Twice as many trials must gain so much: they need twice the memory, and a sampler learns less from each."""
@@ -18,7 +20,7 @@ WORTH = 1.05
 LONG_S = 0.2
 """If a step takes longer, larger groups are tried only as long as they gain."""
 
-LEAST_STEPS, ENOUGH_S, MOST_EPOCHS = 2, 0.1, 20
+LEAST_STEPS, ENOUGH_S = 2, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,10 @@ def most_fused(study: Study, most: int, group_of: Callable[[int], TrialGroup]) -
         most: the largest K; 1, 2, 4, … are tried.
         group_of: makes a group of K trials with an open gate.
     """
-    return choose(lambda trials: _step_s(study, group_of(trials)), most)
+    give_back_freed_memory()
+    found = choose(lambda trials: _step_s(study, group_of(trials)), most)
+    give_back_freed_memory()
+    return found
 
 
 def choose(step_s: Callable[[int], float], most: int) -> MostFused:
@@ -61,6 +66,8 @@ def choose(step_s: Callable[[int], float], most: int) -> MostFused:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
+            if trials == 2:
+                return MostFused(1)
             break
         found = trials * alone_s / took_s
         if found >= WORTH * gain:
@@ -72,22 +79,30 @@ def choose(step_s: Callable[[int], float], most: int) -> MostFused:
 
 def describe(found: MostFused) -> str:
     """What fusing gains, in words."""
+    if found.gain is None:
+        return "two do not fit into memory"
     if found.trials == 1:
         return "fused ones would train no faster than one after another"
-    return f"{found.gain:.1f} times as fast as one after another" if found.gain else "as the study says"
+    return f"{found.gain:.1f} times as fast as one after another"
 
 
 def _step_s(study: Study, group: TrialGroup) -> float:
     """Return the processor time of a step, all threads together: what else runs on the machine does not count.
 
-    The first step allocates. Of the others the fastest counts, because a pause between two leaves caches cold.
+    The first step allocates. Of the others the fastest counts, because a pause between two leaves caches cold. All take
+    the same few batches, as a loader may be slow.
     """
+    batches = list(islice(group.batches(0), LEAST_STEPS + 1))
+    if not batches:
+        raise ValueError("Study.batches gives no batch for epoch 0")
+    # schedulers that step with each batch may allow no more steps than a trial has
+    most = len(batches) * study.epochs if study.scheduler_every == "step" else None
     took_s: list[float] = []
-    for epoch in range(MOST_EPOCHS):
-        for inputs, targets, per_trial in group.batches(epoch % study.epochs):
-            began_s = time.process_time()
-            group.train_step(inputs, targets, per_trial)
-            took_s.append(time.process_time() - began_s)
-            if len(took_s) > LEAST_STEPS and sum(took_s) >= ENOUGH_S:
-                return min(took_s[1:])
+    for batch in islice(cycle(batches), most):
+        began_s = time.process_time()
+        group.train_step(*batch)
+        took_s.append(time.process_time() - began_s)
+        if len(took_s) > LEAST_STEPS and sum(took_s) >= ENOUGH_S:
+            break
+    group.keep([])  # it refers to itself, and the next one needs its memory
     return min(took_s[1:] or took_s)

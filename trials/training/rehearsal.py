@@ -2,12 +2,15 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count, islice
 from pathlib import Path
+from typing import Any
 
 import optuna
 import torch
 
+from trials.fusion.own_code.streams import undisturbed
 from trials.fusion.shared_base import Bases
 from trials.gate.base import HOST_UNIT, Gate, OpenGate
 from trials.own_logger import own_logger
@@ -46,7 +49,7 @@ def rehearse(study: Study) -> MostFused:
         next(train_ungated(study, trials=2))
         _try_mixed(study, _random_group(study, 2, OpenGate()), OpenGate())
         return how_many(study)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         _say_rehearsal_failed(study, error)
         return MostFused(study.rows)
 
@@ -59,8 +62,9 @@ def how_many(study: Study) -> MostFused:
     most = min(study.rows, study.trials)
     if study.fused != "auto" or most == 1 or torch.cuda.is_initialized():
         return MostFused(study.rows)
-    found = most_fused(study, most, lambda trials: _random_group(study, trials, OpenGate()))
-    log.info("%d trials train at once: %s", found.trials, describe(found))
+    with undisturbed():
+        found = most_fused(study, most, lambda trials: _random_group(study, trials, OpenGate()))
+    log.info("trials that train at once: %d (%s)", found.trials, describe(found))
     return found
 
 
@@ -86,7 +90,7 @@ def try_out(study: Study, gate: Gate, trials: int) -> None:
         group.evaluate()
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         _say_rehearsal_failed(study, error)
     gate.enter(HOST_UNIT)  # its tensors are freed in a bubble
 
@@ -149,14 +153,25 @@ def _random_group(study: Study, trials: int, gate: Gate) -> TrialGroup:
     """Return a group of trials with random hyperparameters: the first one's, where others would not join it."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     draws = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    bases, members = Bases(), [build_member(study, 0, study.suggest(draws.ask()))]
+    bases, members = Bases(), [build_member(study, 0, _suggested(study, draws))]
     for number in range(1, trials):
-        member = build_member(study, number, study.suggest(draws.ask()))
+        member = build_member(study, number, _suggested(study, draws))
         is_like = group_key(member) == group_key(members[0])
         members.append(member if is_like else build_member(study, number, members[0].params))
     for member in members:
         bases.adopt(member.model)
     return TrialGroup(study, members, gate)
+
+
+MOST_PRUNED = 100
+
+
+def _suggested(study: Study, draws: optuna.Study) -> dict[str, Any]:
+    """Return the hyperparameters of a random trial that is not pruned before it begins."""
+    for _ in range(MOST_PRUNED):
+        with suppress(optuna.TrialPruned):
+            return study.suggest(draws.ask())
+    return study.suggest(draws.ask())
 
 
 def _try_mixed(study: Study, group: TrialGroup, gate: Gate) -> None:
@@ -182,5 +197,5 @@ def _try_mixed(study: Study, group: TrialGroup, gate: Gate) -> None:
         log.warning("trials at different epochs are not fused, but take turns: %s", cause)
 
 
-def _say_rehearsal_failed(study: Study, error: Exception) -> None:
+def _say_rehearsal_failed(study: Study, error: BaseException) -> None:
     log.warning("a rehearsal of %s failed: %s: %s", type(study).__name__, type(error).__name__, error)

@@ -4,19 +4,22 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import optuna
 import pytest
+import torch
 from optuna.artifacts import FileSystemArtifactStore
 from optuna.trial import TrialState
 
 from tests.support.fused_and_solo import AtOnce
 from tests.support.sandbox import wait_for
-from tests.support.simulated import Pretended
+from tests.support.simulated import EPOCHS, Pretended
 from tests.support.slow_cases import others_slow
 from trials.search import checkpoint_files, shared_store
+from trials.search.artifacts import ARTIFACTS
 from trials.search.attributes import CHECKPOINTS
 from trials.search.storage.claims import Claims
 from trials.search.storage.database import connect
@@ -55,22 +58,28 @@ class Store(FileSystemArtifactStore):
 class Stored(Pretended):
     keep_best = 2
 
-    def __init__(self, store: Any, trials: int = 4) -> None:
+    def __init__(self, store: Any, trials: int = 4, search: str | None = None) -> None:
         super().__init__(trials)
-        self._store = store
+        self._store, self.search = store, search
+
+    def pruner(self) -> optuna.pruners.BasePruner | None:
+        return None if self.promotes else super().pruner()
 
     def artifact_store(self) -> Any:
         return self._store
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setattr(shared_store, "AGAIN_S", (0.0, 0.0))
     return Store(tmp_path / "store")
 
 
-def hire(database: str, host: Path, store: Any, name: str | None = None, trials: int = 4) -> SearchWorker:
+def hire(
+    database: str, host: Path, store: Any, name: str | None = None, trials: int = 4, search: str | None = None
+) -> SearchWorker:
     config = WorkerConfig(storage=database, study_name="s", worker=name or host.name, directory=host)
-    return SearchWorker(Stored(store, trials), config, AtOnce())
+    return SearchWorker(Stored(store, trials, search), config, AtOnce())
 
 
 def save(worker: SearchWorker, host: Path, number: int, epoch: int) -> dict[str, Any] | None:
@@ -106,7 +115,7 @@ def test_a_trial_goes_on_where_another_host_has_saved_it(
     one.stop()
     other = hire(database, there, store)
     assert asked(other, 2) == {0: 3, 1: 0}
-    assert saved(there, 0) == ["trial 0 after 3 epochs on here"]
+    assert saved(there, 0) == [f"trial 0 after {epoch} epochs on here" for epoch in (3, 2)], "it may be damaged"
     other.began(0, 3)
     assert save(other, there, 0, 4) is None
     assert [name.partition("-")[2][:1] for name in stored(store)] == ["3", "4"]
@@ -170,6 +179,22 @@ def test_a_checkpoint_that_is_gone_is_named_and_the_one_before_is_used(
     assert asked(hire(database, there, store), 1) == {0: 2}, "the side task finds that it is not there"
     assert saved(there, 0) == ["trial 0 after 1 epochs on here"]
     assert "trial 0: its checkpoint 2-1.pt is no longer in the artifact store" in caplog.text
+
+
+def test_trials_that_end_paused_leave_nothing_in_the_store(database: str, tmp_path: Path, store: Store) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    one = hire(database, here, store, trials=3, search="asha")
+    for number in asked(one):
+        save(one, here, number, 1)
+        one.report(number, 1, 0.1 * number, False)
+    one.stop()
+    other = hire(database, there, store, trials=3, search="asha")
+    assert len(stored(store)) == 3
+    while not (answer := other.ask(1))["over"]:
+        for trial in answer["trials"]:
+            other.report(trial["number"], trial["milestone"], 0.5, trial["milestone"] == EPOCHS)
+    states = [trial.state for trial in other._study.trials]
+    assert states == [TrialState.PRUNED, TrialState.PRUNED, TrialState.COMPLETE] and stored(store) == []
 
 
 def test_a_worker_that_comes_back_leaves_what_its_successor_has_stored(
@@ -238,22 +263,71 @@ def test_names_that_others_wrote_lead_to_no_other_file(database: str, tmp_path: 
     assert [file.name for file in there.rglob("*.pt")] == ["1-1.pt"]
 
 
+def write_weights(host: Path, number: int) -> str:
+    weights = checkpoint_files.temporary_weights_path(host, number)
+    torch.save({"of": torch.full((9,), float(number))}, weights)
+    return str(weights)
+
+
+def best_of(host: Path) -> dict[str, float]:
+    """The weights there, by their files' names."""
+    return {file.name: torch.load(file, weights_only=True)["of"][0].item() for file in (host / "best").glob("*.pt")}
+
+
+def end_all(workers: Sequence[SearchWorker], hosts: Sequence[Path], scores: Sequence[float]) -> None:
+    """Let each worker end half of the trials."""
+    for worker in workers:
+        asked(worker, 2)
+    for number, score in enumerate(scores):
+        worker, host = workers[number // 2], hosts[number // 2]
+        worker.report(number, 4, score, True, weights=write_weights(host, number))
+    for worker in workers:
+        assert worker.ask(1)["over"]
+
+
 def test_the_best_weights_of_all_hosts_come_together(database: str, tmp_path: Path, store: Store) -> None:
     hosts = [tmp_path / "a", tmp_path / "b"]
     workers = [hire(database, host, store) for host in hosts]
-    for worker in workers:
-        asked(worker, 2)
-    for number, score in enumerate([0.3, 0.1, 0.2, 0.4]):
-        worker, host = workers[number // 2], hosts[number // 2]
-        weights = checkpoint_files.temporary_weights_path(host, number)
-        weights.write_text(f"of trial {number}")
-        worker.report(number, 4, score, True, weights=str(weights))
-    for worker in workers:
-        assert worker.ask(1)["over"]
+    end_all(workers, hosts, [0.3, 0.1, 0.2, 0.4])
     assert stored(store) == ["best-0.pt", "best-3.pt"]
     workers[1].stop()
-    best = {file.name: file.read_text() for file in (hosts[1] / "best").glob("*.pt")}
-    assert best == {"trial-3.pt": "of trial 3", "trial-0.pt": "of trial 0"}
+    assert best_of(hosts[1]) == {"trial-3.pt": 3.0, "trial-0.pt": 0.0}
+
+
+@pytest.mark.parametrize("way", ["torn", "flipped"])
+def test_damaged_weights_are_named_and_not_taken(
+    way: str, database: str, tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    hosts = [tmp_path / "a", tmp_path / "b"]
+    workers = [hire(database, host, store) for host in hosts]
+    end_all(workers, hosts, [0.3, 0.1, 0.2, 0.4])
+    (file,) = Path(store._base_path).glob("*-best-0.pt")
+    whole = file.read_bytes()
+    at = whole.index(torch.zeros(9).numpy().tobytes())
+    file.write_bytes(whole[: len(whole) // 2] if way == "torn" else whole[:at] + b"x" + whole[at + 1 :])
+    workers[1].stop()
+    assert best_of(hosts[1]) == {"trial-3.pt": 3.0}
+    assert "the weights of trial 0 did not come from the artifact store: BadZipFile" in caplog.text
+    workers[0].stop()
+    study = optuna.load_study(study_name="s", storage=open_storage(database))
+    assert study.user_attrs[ARTIFACTS]["files"].keys() == {"best.json", "trial-0.pt", "trial-3.pt"}, "it is whole there"
+
+
+@pytest.mark.parametrize("is_away", ["at the start", "when trials end"])
+def test_what_is_uploaded_of_the_best_is_never_replaced_by_less(
+    is_away: str, database: str, tmp_path: Path, store: Store
+) -> None:
+    hosts = [tmp_path / "a", tmp_path / "b"]
+    one = hire(database, hosts[0], store)
+    store.is_away = is_away == "at the start"
+    workers = [one, hire(database, hosts[1], store)]
+    store.is_away = is_away == "when trials end"
+    end_all(workers, hosts, [0.4, 0.3, 0.2, 0.1])
+    store.is_away = False
+    for worker in workers:
+        worker.stop()
+    study = optuna.load_study(study_name="s", storage=open_storage(database))
+    assert study.user_attrs[ARTIFACTS]["files"].keys() == {"best.json", "trial-0.pt", "trial-1.pt"}
 
 
 STUDY = """

@@ -1,8 +1,12 @@
 """Callbacks run after each result; those that fail, are slow or hang cost no result."""
 
 import atexit
+import os
+import select
+import sys
 import threading
 import time
+from asyncio import CancelledError
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -78,7 +82,7 @@ def test_one_that_fails_is_logged_once_per_kind_and_the_others_hear(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(study: optuna.Study, trial: FrozenTrial) -> None:
-        raise (SystemExit("exit") if trial.number == 1 else ValueError("value"))
+        raise (ValueError("value"), SystemExit("exit"), CancelledError("stop"))[trial.number]
 
     heard: Heard = []
     worker = hire(Called(broken, listener(heard)), tmp_path)
@@ -87,7 +91,8 @@ def test_one_that_fails_is_logged_once_per_kind_and_the_others_hear(
         worker.stop()
     assert sorted(heard) == RESULTS
     said = capsys.readouterr().err
-    assert said.count("broken failed: ValueError: value") == 1 and said.count("broken failed: SystemExit") == 1
+    for reason in ("ValueError: value", "SystemExit: exit", "CancelledError: stop"):
+        assert said.count(f"broken failed: {reason}") == 1
 
 
 def test_one_that_hangs_delays_nothing(
@@ -107,12 +112,12 @@ def test_one_that_hangs_delays_nothing(
     over.set()
 
 
-@pytest.mark.parametrize("hangs", [False, True])
+@pytest.mark.parametrize("last", [partial(time.sleep, 0), partial(time.sleep, 99), partial(os._exit, 3)])
 def test_what_they_have_registered_for_the_processs_end_runs_then(
-    hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    last: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def registers() -> Any:
-        atexit.register(time.sleep, 99 if hangs else 0)  # registered first, it runs last
+        atexit.register(last)  # registered first, it runs last
         atexit.register((tmp_path / "written").touch)
         return [listener([])]
 
@@ -128,6 +133,27 @@ def test_what_they_have_registered_for_the_processs_end_runs_then(
     finally:
         atexit.unregister(parents.touch)
     assert (tmp_path / "written").exists() and not parents.exists()
+
+
+def test_a_worker_that_is_killed_in_them_has_recorded_everything(tmp_path: Path) -> None:
+    study = Called(lambda study, trial: time.sleep(99))
+    config = WorkerConfig(storage=f"{tmp_path}/study.journal", study_name="s", worker="me", directory=tmp_path)
+    client = SearchClient(partial(serve, study, config, attached=lambda: False))
+    client.send(ask=3, here=[])
+    assert client.answers(wait_s=60)
+    assert client.close(timeout_s=0.0, is_urgent=lambda: bool(select.select([client._receive_fd], [], [], 0.0)[0]))
+
+
+def test_what_they_print_is_written_once_and_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = Called(lambda study, trial: print(f"trial {trial.number} has ended"))
+    config = WorkerConfig(storage=f"{tmp_path}/study.journal", study_name="s", worker="me", directory=tmp_path)
+    with open(tmp_path / "printed", "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        print("the study begins")
+        client = SearchClient(partial(serve, study, config, attached=lambda: False))
+        client.send(ask=3, here=[])
+        assert client.close()
+    assert (tmp_path / "printed").read_text() == "the study begins\ntrial 2 has ended\n"
 
 
 class Second(BaseTerminator):

@@ -1,13 +1,21 @@
 """How many trials are fused is measured: as many as train fastest, and one where fusing does not pay."""
 
 import logging
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import optuna
 import pytest
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import OneCycleLR
 
 from tests.support.paths import STUDIES
 from trials.study import Study, load_study
+from trials.training.malloc import give_back_freed_memory, keep_freed_memory
 from trials.training.most_fused import MostFused, choose, describe
 from trials.training.rehearsal import how_many, rehearse
 
@@ -48,6 +56,16 @@ def test_what_does_not_fit_is_not_chosen() -> None:
     assert choose(step_s, most=16).trials == 4
 
 
+def test_it_is_said_where_not_even_two_fit() -> None:
+    def step_s(trials: int) -> float:
+        if trials > 1:
+            raise MemoryError
+        return 1e-3
+
+    found = choose(step_s, most=16)
+    assert found == MostFused(1) and describe(found) == "two do not fit into memory"
+
+
 def test_other_errors_pass() -> None:
     def step_s(trials: int) -> float:
         raise ValueError("no such batch")
@@ -66,12 +84,75 @@ def test_small_models_are_fused(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     found = rehearse(study_of("tiny.py"))
     assert found.trials >= 8 and found.gain is not None and found.gain > 2
-    assert f"{found.trials} trials train at once: {describe(found)}" in caplog.text
+    assert f"trials that train at once: {found.trials} ({describe(found)})" in caplog.text
 
 
 def test_models_that_fusing_makes_slower_train_one_by_one() -> None:
     found = rehearse(study_of("wide.py"))
     assert found == MostFused(1, 1.0) and describe(found) == "fused ones would train no faster than one after another"
+
+
+def test_a_loader_is_asked_for_few_batches_and_draws_as_if_nothing_had_been_measured() -> None:
+    study, read = study_of("tiny.py"), list[int]()
+
+    def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            read.append(epoch)
+            yield torch.rand(16, 4), torch.rand(16, 1)
+
+    vars(study)["batches"] = batches
+    before = torch.get_rng_state()
+    assert how_many(study).trials > 1
+    assert read == [0] * len(read) and len(read) <= 3 * 5, "three for each size"
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_schedulers_step_no_oftener_than_in_a_trial() -> None:
+    study = study_of("tiny.py")
+    study.epochs, study.scheduler_every = 1, "step"
+    vars(study)["scheduler"] = lambda params, optimizer: OneCycleLR(optimizer, max_lr=0.1, total_steps=20)
+    assert how_many(study).gain is not None
+
+
+@pytest.mark.filterwarnings("error")
+def test_trials_that_are_pruned_before_they_begin_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    study = study_of("tiny.py")
+
+    def suggest(trial: optuna.Trial) -> dict[str, Any]:
+        if trial.suggest_float("x", 0, 1) > 0.5:
+            raise optuna.TrialPruned
+        return {"lr": 0.1}
+
+    vars(study)["suggest"] = suggest
+    assert rehearse(study).gain is not None and "failed" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("method", "does", "says"),
+    [
+        ("batches", lambda epoch: [], "Study.batches gives no batch"),
+        ("suggest", lambda trial: sys.exit(1), "SystemExit"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_in_words(
+    method: str, does: Any, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    study = study_of("tiny.py")
+    vars(study)[method] = does
+    assert rehearse(study) == MostFused(16) and says in caplog.text
+
+
+def test_freed_memory_is_given_back() -> None:
+    keep_freed_memory()
+    blocks = [torch.ones(1 << 18) for _ in range(256)]  # of 1 MiB
+    del blocks[1::2], blocks[1]
+    before = resident_bytes()
+    give_back_freed_memory()
+    assert resident_bytes() < before - (100 << 20)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.parametrize(("fused", "trials", "rows"), [(3, 100, 3), ("auto", 1, 1)])
