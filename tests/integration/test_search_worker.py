@@ -15,7 +15,7 @@ import pytest
 from optuna.trial import TrialState
 
 from tests.support.paths import STUDIES
-from tests.support.sandbox import children, wait_for
+from tests.support.sandbox import children, stat, wait_for
 from trials.search import callbacks
 from trials.search.client import SearchClient
 from trials.search.serve import HOLDER_NICE, serve
@@ -163,3 +163,12 @@ def test_a_search_worker_has_all_the_time_that_it_needs_until_it_is_urgent(
 
     assert line.close(timeout_s=0.1, is_urgent=is_urgent) is closed
     assert children(os.getpid()) == []
+
+
+def test_its_end_is_collected_only_after_its_threads_have_had_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the kernel spins in `wait`, beside a main job for as long as that runs."""
+    states: list[str] = []
+    line = SearchClient(lambda requests, answers: 0)
+    monkeypatch.setattr("trials.search.client.time.sleep", lambda seconds: states.extend(stat(line.pid)[:1]))
+    line.close(is_urgent=lambda: False)
+    assert states == ["Z"] and children(os.getpid()) == []

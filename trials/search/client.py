@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol, TextIO
@@ -13,6 +14,13 @@ from typing import Any, Protocol, TextIO
 from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
 
 LOOK_AGAIN_S = 0.2
+THREADS_END_S = 1.0
+"""How long the search worker's threads have a core to themselves, before its end is collected beside a main job.
+
+The kernel spins in `wait` until all entries of /proc for those threads are gone. Threads that end leave the group by
+which the kernel weighs sessions (autogroup), so beside a spinning parent they got no time: the side task spun until the
+main job ended.
+"""
 
 
 class Search(Protocol):
@@ -138,6 +146,8 @@ class SearchClient:
             pass
         if not select.select([self._pidfd], [], [], timeout_s)[0]:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        if not is_urgent():
+            time.sleep(THREADS_END_S)
         _, status = os.waitpid(self.pid, 0)
         has_recorded = any("recorded" in answer for answer in self._received())
         os.close(self._pidfd)
