@@ -89,6 +89,8 @@ def run_exit_functions(*, is_over: bool) -> None:
     Args:
         is_over: whether the study is.
     """
+    if not atexit._ncallbacks():
+        return  # a thread that ends now may hold up whoever collects this process's end: see `trials.search.client`
     patience_s = LAST_PATIENCE_S if is_over else PATIENCE_S
     thread = threading.Thread(target=atexit._run_exitfuncs, name="exit functions", daemon=True)
     thread.start()

@@ -1,11 +1,16 @@
 """The side task's program: what it sends to its daemon."""
 
+import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ds_hooks.shared import statuses
+from tests.support.paths import ROOT
 from trials.side_task import main
 
 
@@ -22,3 +27,41 @@ def test_a_status_whose_write_is_cut_short_arrives_whole(monkeypatch: pytest.Mon
     main._send(7, status)
     assert len(written) > 1
     assert b"".join(written) == statuses.encode(status)
+
+
+AT_ITS_END = """
+import atexit, threading, time
+from concurrent.futures import ThreadPoolExecutor
+from tests.support.studies.tiny import Tiny as Small
+
+POOL = ThreadPoolExecutor(1)
+POOL.submit(int).result()
+
+def late():
+    time.sleep(0.3)
+    print("the thread has ended")
+
+class Held:
+    def __del__(self):
+        print("freed")
+
+HELD = Held()
+atexit.register(print, "the exit function has run")
+
+class Tiny(Small):
+    def batches(self, epoch):
+        if threading.active_count() < 3:
+            threading.Thread(target=late).start()
+        return super().batches(epoch)
+"""
+
+
+def test_at_its_end_it_does_all_but_free_its_objects(tmp_path: Path) -> None:
+    study = tmp_path / "study.py"
+    study.write_text(AT_ITS_END)
+    command = [sys.executable, "-m", "trials.side_task.main", "--study", str(study), "--measure", "0.01"]
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    measured, *said = done.stdout.splitlines()
+    assert json.loads(measured)["trials"]
+    assert said == ["the thread has ended", "the exit function has run"]
