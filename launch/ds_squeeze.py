@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -214,7 +214,7 @@ def finish(run: Path, config: Config, reason: str) -> None:
     from squeezer.reports.closing import closing_lines
     from squeezer.reports.idle import idle_of_run, render_idle
     from squeezer.reports.perfetto import write_trace
-    from squeezer.reports.report import write_report
+    from squeezer.reports.report import ReportError, write_report
     from squeezer.reports.step_svg import draw_step
     from squeezer.reports.yield_svg import draw_yield
 
@@ -227,8 +227,9 @@ def finish(run: Path, config: Config, reason: str) -> None:
         write_trace(run, config.run.trace_steps)
 
     def picture() -> None:
-        if config.side is not None:  # it shows a step with squeezing
-            draw_step(run, picture_path(run))
+        if config.side is not None:
+            with suppress(ReportError):  # no step was squeezed
+                draw_step(run, picture_path(run))
 
     def report() -> None:
         content = json.loads(write_report(run).read_text(encoding="utf-8"))

@@ -27,14 +27,15 @@ def closing_lines(report: Mapping[str, Any], run: Path) -> list[str]:
         f"Used    {_used(report)}",
         f"Cost    {_cost(report)}",
         f"Next    squeezer report {shown}  |  squeezer why {shown}",
-        f"Files   in {shown}: step.svg (a step), {_pictured(report)}trace.json (for ui.perfetto.dev)",
+        f"Files   in {shown}: {_pictured(report)}trace.json (for ui.perfetto.dev)",
         *(f"Audit   {mismatch_text(found)}" for found in report["side"]["audit"]["mismatches"]),
         *([f"Faults  {'; '.join(faults)}"] if faults else []),
     ]
 
 
 def _pictured(report: Mapping[str, Any]) -> str:
-    return "" if report["side"]["yield"] is None else "yield.svg (what the bubbles gave), "
+    step = "step.svg (a step), " if report["main"]["squeezed_share"] else ""
+    return step + ("" if report["side"]["yield"] is None else "yield.svg (what the bubbles gave), ")
 
 
 def slowdown_text(main: Mapping[str, Any]) -> str:

@@ -43,8 +43,8 @@ def trial_figures(run: Path, ranks: Sequence[RankRun]) -> dict[str, Any]:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         storage = named if "://" in named else JournalStorage(JournalFileBackend(named))
-        if side.get("queue"):  # one that fails at once has none there
-            names = [name for name in names if name in optuna.get_all_study_names(storage)]
+        begun = optuna.get_all_study_names(storage)
+        names = [name for name in names if name in begun]  # a job may end before its side task has begun any
         found = {name: _of_study(optuna.load_study(study_name=name, storage=storage)) for name in names}
     except Exception as error:  # any of many database drivers
         problem = hide_passwords(f"{hide_password(named)}: {type(error).__name__}: {error}")

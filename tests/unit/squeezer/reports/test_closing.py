@@ -13,7 +13,7 @@ MISMATCH = {"trial": 3, "trials": 4, "mode": "training", "what": "it is odd", "w
 
 def main_of(slowdown: float | None, interval: tuple[float, float] | None) -> dict[str, Any]:
     figures = {"slowdown": slowdown, "slowdown_ci95": interval, "slowdown_pairs": 25}
-    return {**figures, "step_ms_alone": 100.0, "step_ms_squeezed": 101.25}
+    return {**figures, "step_ms_alone": 100.0, "step_ms_squeezed": 101.25, "squeezed_share": 0.8}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from ds_hooks.shared.rotating_file import older
 from ds_hooks.shared.study_files import journal_path
 from ds_hooks.shared.unit_record import UNIT_RECORD
 from squeezer.records.layout import RECORD_VERSION, study_directory, units_path
+from squeezer.reports.closing import closing_lines
 from squeezer.reports.perfetto import write_trace
 from squeezer.reports.report import ReportError, build_report, main_report, render, write_report
 from squeezer.reports.step_svg import draw_step
@@ -230,6 +231,16 @@ def test_trials_are_read_from_the_study(tmp_path: Path) -> None:
     assert report["trials"] == {**study, "studies": {"digits": study}, "problem": None}
     assert optuna.logging.get_verbosity() == before
     assert "best: trial 1 with 0.25\n            lr=0.1\n" in render(report)
+
+
+def test_a_study_that_was_not_begun_has_no_trials(tmp_path: Path) -> None:
+    """The job has ended while its side task was starting, and another's file is there."""
+    MadeUpRank(tmp_path).write()
+    study_directory(tmp_path).mkdir()
+    optuna.create_study(storage=open_storage(str(journal_path(study_directory(tmp_path)))), study_name="another")
+    report = build_report(tmp_path)
+    assert report["trials"] == {**NO_TRIALS, "studies": {}}
+    assert closing_lines(report, tmp_path)[0] == "Gained  no trial"
 
 
 def test_an_unreadable_study_is_named_and_the_rest_reported(tmp_path: Path) -> None:
