@@ -33,7 +33,7 @@ from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from ds_hooks.shared.status_reader import StatusReader
 from ds_hooks.shared.status_text import differs, too_large
 from trials.own_logger import own_logger
-from trials.search.best_weights import ranked
+from trials.search.files.best_weights import ranked
 from trials.search.storage.optuna_storage import open_storage
 
 INTERRUPTED_STATUS = 130

@@ -12,8 +12,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from ds_hooks.shared.private_file import make_dir, write_text
 from trials.search.attributes import SOURCE
-from trials.search.best_weights import ranked
 from trials.search.choice.paused import is_paused
+from trials.search.files.best_weights import ranked
 from trials.search.optuna_study import known_study
 from trials.search.storage.optuna_storage import open_storage
 from trials.shrinking.errors import ShrinkError

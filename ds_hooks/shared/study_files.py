@@ -1,7 +1,7 @@
 """Where studies are kept: several in one directory, each with a directory of its own for claims and checkpoints.
 
 STUDIES/study.journal     Optuna's, of all of them, unless they are in a database
-STUDIES/NAME/…            see `trials.search.checkpoint_files`
+STUDIES/NAME/…            see `trials.search.files.checkpoint_files`
 """
 
 from pathlib import Path

@@ -16,8 +16,8 @@ from optuna.trial import FrozenTrial, TrialState
 from torch import nn
 
 from tests.support.fused_and_solo import ToyStudy
-from trials.search import checkpoint_files
 from trials.search.client import Search, SearchClient
+from trials.search.files import checkpoint_files
 from trials.search.serve import serve
 from trials.search.storage.claims import Span
 from trials.search.worker import WorkerConfig

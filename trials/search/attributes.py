@@ -16,7 +16,7 @@ MILESTONE = "squeezer_milestone"
 """Under promotion, the epoch up to which it may train. It waits there for the next one."""
 
 CHECKPOINTS = "squeezer_checkpoints"
-"""The names of its last checkpoints in the study's artifact store; see `trials.search.shared_store`."""
+"""The names of its last checkpoints in the study's artifact store; see `trials.search.files.shared_store`."""
 
 SOURCE = "squeezer_source"
 """Of a trial that trains a study's target: whose hyperparameters it has."""

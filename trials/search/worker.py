@@ -13,7 +13,6 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 
 from trials.own_logger import own_logger
-from trials.search import checkpoint_files
 from trials.search.begin import Beginner, Unbegun
 from trials.search.callbacks import Callbacks
 from trials.search.choice.finite import is_finite
@@ -22,6 +21,8 @@ from trials.search.choice.paused import as_samplers_see
 from trials.search.choice.placement import trial_name
 from trials.search.choice.space import check_space
 from trials.search.config import WorkerConfig as WorkerConfig
+from trials.search.files import checkpoint_files
+from trials.search.files.study_files import StudyFiles
 from trials.search.measures import Measures
 from trials.search.optuna_study import ended_after, open_study, safe_sampler
 from trials.search.optuna_trials import OptunaTrials
@@ -29,7 +30,6 @@ from trials.search.outlook import DeadlineWatch, outlook
 from trials.search.storage.claims import Claims, LockedClaims
 from trials.search.storage.database import START_PATIENCE_S, connect, is_away, patiently
 from trials.search.storage.directory_identity import Unseen, identity
-from trials.search.study_files import StudyFiles
 from trials.search.study_lock import StudyLock
 from trials.study import Study
 

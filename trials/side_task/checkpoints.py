@@ -9,8 +9,8 @@ from typing import Any
 from trials.fusion.errors import FuseError
 from trials.gate.base import HOST_UNIT, Gate
 from trials.own_logger import own_logger
-from trials.search import checkpoint_files
 from trials.search.client import Search
+from trials.search.files import checkpoint_files
 from trials.side_task.checkpoint_format import CheckpointError, load, save, save_weights
 from trials.study import Study
 from trials.training.batches import Reader

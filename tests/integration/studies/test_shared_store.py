@@ -18,9 +18,9 @@ from tests.support.fused_and_solo import AtOnce
 from tests.support.sandbox import wait_for
 from tests.support.simulated import EPOCHS, Pretended
 from tests.support.slow_cases import others_slow
-from trials.search import checkpoint_files, shared_store
-from trials.search.artifacts import ARTIFACTS
 from trials.search.attributes import CHECKPOINTS
+from trials.search.files import checkpoint_files, shared_store
+from trials.search.files.artifacts import ARTIFACTS
 from trials.search.storage.claims import Claims
 from trials.search.storage.database import connect
 from trials.search.storage.optuna_storage import open_storage

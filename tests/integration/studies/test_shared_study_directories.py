@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.fused_and_solo import AtOnce
 from tests.support.simulated import Pretended
-from trials.search import checkpoint_files
+from trials.search.files import checkpoint_files
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.study import StudyError
 

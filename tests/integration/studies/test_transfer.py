@@ -17,7 +17,7 @@ from tests.support.sandbox import wait_for
 from tests.support.slow_cases import others_slow
 from trials import load_study
 from trials.search.attributes import SOURCE
-from trials.search.best_weights import params_of
+from trials.search.files.best_weights import params_of
 from trials.search.storage.optuna_storage import open_storage
 from trials.shrinking.errors import ShrinkError
 from trials.transfer import prepare

@@ -16,7 +16,7 @@ from tests.support.rich_study import RichSolo
 from tests.support.side_task_runs import Direct, Seven, assert_as_alone, make_study
 from tests.support.slow_cases import others_slow
 from trials.gate.base import OpenGate, StopRequested
-from trials.search import checkpoint_files
+from trials.search.files import checkpoint_files
 from trials.search.storage.claims import Span
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.side_task import checkpoint_format, checkpoints

@@ -21,7 +21,7 @@ from tests.support.slow_cases import others_slow
 from trials.best_trials import best_trials, describe
 from trials.gate.base import OpenGate
 from trials.search.attributes import HISTORY, REASON
-from trials.search.checkpoint_files import weights_path
+from trials.search.files.checkpoint_files import weights_path
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.side_task.scheduler import Scheduler
 from trials.study import StudyError

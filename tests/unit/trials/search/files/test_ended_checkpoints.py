@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.support.fused_and_solo import AtOnce, ToyStudy
-from trials.search.checkpoint_files import trial_directory
+from trials.search.files.checkpoint_files import trial_directory
 from trials.search.worker import SearchWorker, WorkerConfig
 
 

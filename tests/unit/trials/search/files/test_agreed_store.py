@@ -7,8 +7,8 @@ import optuna
 import pytest
 from optuna.artifacts import FileSystemArtifactStore
 
-from trials.search import shared_store
-from trials.search.shared_store import agree
+from trials.search.files import shared_store
+from trials.search.files.shared_store import agree
 
 
 class Failing(FileSystemArtifactStore):

@@ -10,8 +10,8 @@ from optuna.artifacts import FileSystemArtifactStore, download_artifact, get_all
 from torch import nn
 
 from tests.support.fused_and_solo import AtOnce, ToyStudy
-from trials.search import checkpoint_files
-from trials.search.artifacts import ARTIFACTS
+from trials.search.files import checkpoint_files
+from trials.search.files.artifacts import ARTIFACTS
 from trials.search.worker import SearchWorker, WorkerConfig
 
 

@@ -19,8 +19,8 @@ import optuna
 from optuna.artifacts.exceptions import ArtifactNotFound
 
 from trials.own_logger import own_logger
-from trials.search import checkpoint_files
-from trials.search.artifacts import fetch, put, refuse_torn, remove
+from trials.search.files import checkpoint_files
+from trials.search.files.artifacts import fetch, put, refuse_torn, remove
 from trials.search.storage.database import is_away
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ PAUSE_S = 60.0
 AGAIN_S = (1.0, 4.0)
 """After how long a worker tries again at its start: if it does not see the store then, it does without to its end."""
 
-log = own_logger("trials.search.shared_store")
+log = own_logger("trials.search.files.shared_store")
 
 
 class SharedStore:

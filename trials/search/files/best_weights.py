@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from ds_hooks.shared.private_file import open_private
 from trials.search.attributes import PARAMS
-from trials.search.checkpoint_files import best_directory, publish, weights_path
+from trials.search.files.checkpoint_files import best_directory, publish, weights_path
 
 
 class Best:

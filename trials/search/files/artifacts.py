@@ -12,8 +12,8 @@ from optuna.artifacts import upload_artifact
 
 from ds_hooks.shared.private_file import open_private
 from trials.own_logger import own_logger
-from trials.search.best_weights import Best
-from trials.search.checkpoint_files import publish, weights_name
+from trials.search.files.best_weights import Best
+from trials.search.files.checkpoint_files import publish, weights_name
 
 if TYPE_CHECKING:
     from optuna.artifacts._protocol import ArtifactStore
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ARTIFACTS = "squeezer_artifacts"
 """A user attribute of studies: the name of each file -> its artifact's id; and the index that was uploaded."""
 
-log = own_logger("trials.search.artifacts")
+log = own_logger("trials.search.files.artifacts")
 
 
 def upload_best(store: "ArtifactStore | None", study: optuna.Study, best: Best) -> None:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import optuna
 
 from trials.own_logger import own_logger
-from trials.search import checkpoint_files
-from trials.search.artifacts import upload_best
-from trials.search.best_weights import Best
 from trials.search.config import WorkerConfig
-from trials.search.shared_store import SharedStore, agree
+from trials.search.files import checkpoint_files
+from trials.search.files.artifacts import upload_best
+from trials.search.files.best_weights import Best
+from trials.search.files.shared_store import SharedStore, agree
 from trials.search.storage.database import is_shared
 from trials.search.storage.directory_identity import beside
 from trials.study import Study
@@ -20,7 +20,7 @@ from trials.study import Study
 if TYPE_CHECKING:
     from optuna.artifacts._protocol import ArtifactStore
 
-log = own_logger("trials.search.study_files")
+log = own_logger("trials.search.files.study_files")
 
 
 @dataclass(frozen=True, slots=True)
