@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, variance
 from typing import Any
 
+from benchmarks import real_jobs
 from benchmarks.common import ROOT, ratio_with_ci95
 from benchmarks.fusion import planned_point
 from benchmarks.utilization.class_figures import (
@@ -32,6 +33,18 @@ README_MODES = (COOPERATIVE, PREEMPTIVE)
 MODES = (COOPERATIVE, PREEMPTIVE, STEP_GRAIN, SCHED_IDLE, NAIVE, ALONE)
 HOOKED = {"real_two_ranks": "real job", "ghost_4_0_4": "first of 4 stages", "ghost_4_1_4": "second of 4 stages"}
 SMALL_MLP = "mlp_32"
+GHOST_ROWS = {
+    1: "slowdown, ghost stages",
+    3: "harvest, long bubbles",
+    4: "harvest, short bubbles: lowest to highest",
+}
+"""Place in `speed_cells` -> the row of the README."""
+REAL_JOBS = {"pretrain": "a Transformer, `examples/pretrain.py`", "denoise": "convolutions, `examples/denoise.py`"}
+REAL_JOB_ROWS = {
+    "slowdown, against cores that are kept awake": "slowdown",
+    "the same, against cores that sleep, as in a report": "slowdown_from_asleep",
+}
+"""Row of the table -> the figure in the summary of `benchmarks.real_jobs`."""
 
 
 def main() -> None:
@@ -40,7 +53,7 @@ def main() -> None:
     parser.add_argument("--details", action="store_true", help="every class of scenario and every mode")
     options = parser.parse_args()
     runs = raw_runs("bubble_utilization")
-    print(readme_table(runs), speed_table(runs), other_table(), sep="\n\n")
+    print(real_jobs_table(raw_runs("real_jobs")), readme_table(runs), speed_table(runs), other_table(), sep="\n\n")
     if options.details:
         print("", *details(runs), sep="\n")
 
@@ -51,17 +64,29 @@ def raw_runs(benchmark: str) -> list[dict[str, Any]]:
     return runs
 
 
+def real_jobs_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """What two real jobs pay and yield, in Markdown."""
+    figures = real_jobs.summary(runs)
+    lines = [f"| figure (95% interval) | {' | '.join(REAL_JOBS.values())} |", "|---" * (1 + len(REAL_JOBS)) + "|"]
+    for name, key in REAL_JOB_ROWS.items():
+        cells = []
+        for job in REAL_JOBS:
+            low, high = (_percent(bound, 1) for bound in figures[f"{job}_{key}_ci95"])
+            cells.append(f"{_percent(figures[f'{job}_{key}'], 1)} ({low} to {high})")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    yields = []
+    for job in REAL_JOBS:
+        low, high = (f"{100 * bound:.0f}" for bound in figures[f"{job}_yield_ci95"])
+        yields.append(f"{100 * figures[f'{job}_yield']:.0f}% ({low} to {high})")
+    return "\n".join([*lines, f"| yield, of all bubble time in a run with the defaults | {' | '.join(yields)} |"])
+
+
 def readme_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """The figures of our two modes alone, in Markdown."""
+    """The figures of our two modes on ghost stages, and those of both, in Markdown."""
     lines = ["| figure (95% interval) | cooperative: the only mode on a GPU | preemptive: the default on a CPU |"]
     lines.append("|---|---|---|")
-    names = ("slowdown, real job", "slowdown, ghost stages", "harvest, real job", "harvest, long bubbles")
-    cells = zip(
-        (*names, "harvest, short bubbles: lowest to highest"),
-        *(speed_cells(runs, m) for m in README_MODES),
-        strict=True,
-    )
-    lines += [f"| {' | '.join(row)} |" for row in cells]
+    cells = [speed_cells(runs, mode) for mode in README_MODES]
+    lines += [f"| {name} | {' | '.join(of_mode[at] for of_mode in cells)} |" for at, name in GHOST_ROWS.items()]
     hooks, *_, fused, _ = _other_figures()
     named = (
         ("slowdown by the hooks alone, real job", hooks),

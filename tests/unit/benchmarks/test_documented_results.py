@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.common import ROOT
-from benchmarks.published_figures import RESULTS
+from benchmarks.published_figures import RESULTS, raw_runs
 from benchmarks.soak.results import read
 from benchmarks.study import table
 from squeezer.reports.yield_svg import draw_yield
@@ -110,6 +110,18 @@ def test_how_long_a_study_takes() -> None:
     assert f"trials end {pruned:.1f} times as fast" in text and f"and {plain:.0f} times as fast" in " ".join(
         text.split()
     )
+
+
+def test_what_the_reports_of_ordinary_runs_said() -> None:
+    runs = sorted(raw_runs("real_jobs"), key=lambda run: run["run"])
+    mains = {job: [run["main"] for run in runs if run["scenario"] == f"{job}_yield"] for job in ("pretrain", "denoise")}
+    said = [", ".join(f"{main['slowdown']:+.1%}" for main in mains[job]) for job in ("pretrain", "denoise")]
+    text = text_of("docs/benchmarks.md").partition("## real_jobs")[2]
+    assert f"say {said[0]} (Transformer) and {said[1]} (convolutions)" in text
+    above = [f"{main['slowdown']:+.1%}" for job in mains for main in mains[job] if main["slowdown_ci95"][0] > 0]
+    assert f"intervals of {' and '.join(above)} lie above zero" in text
+    slowdowns = [main["slowdown"] for job in mains for main in mains[job]]
+    assert f"say {min(slowdowns):+.1%} to {max(slowdowns):+.1%}, and two of them" in text_of("README.md")
 
 
 def test_what_the_demo_showed() -> None:

@@ -9,7 +9,16 @@ import pytest
 
 from benchmarks.bubble_utilization import REAL, _ghosts
 from benchmarks.common import ROOT
-from benchmarks.published_figures import RESULTS, details, main, other_table, over_own_single, raw_runs, readme_table
+from benchmarks.published_figures import (
+    RESULTS,
+    details,
+    main,
+    other_table,
+    over_own_single,
+    raw_runs,
+    readme_table,
+    real_jobs_table,
+)
 from benchmarks.utilization.class_figures import (
     class_harvest,
     class_slowdown,
@@ -41,7 +50,8 @@ def runs() -> list[dict[str, Any]]:
 
 
 def test_the_documents_have_the_tables_of_these_runs(runs: list[dict[str, Any]]) -> None:
-    tables = {"README.md": [readme_table(runs)], "docs/benchmarks.md": [speed_table(runs), other_table()]}
+    real = real_jobs_table(raw_runs("real_jobs"))
+    tables = {"README.md": [real, readme_table(runs)], "docs/benchmarks.md": [speed_table(runs), other_table()]}
     for document, of_it in tables.items():
         text = (ROOT / document).read_text(encoding="utf-8")
         for table in of_it:
@@ -53,7 +63,13 @@ def test_the_command_prints_the_tables(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["claims", "--details"])
     main()
-    parts = [readme_table(runs), speed_table(runs), other_table(), "\n".join(details(runs))]
+    parts = [
+        real_jobs_table(raw_runs("real_jobs")),
+        readme_table(runs),
+        speed_table(runs),
+        other_table(),
+        "\n".join(details(runs)),
+    ]
     assert capsys.readouterr().out == "\n\n".join(parts) + "\n"
 
 
