@@ -37,14 +37,19 @@ def apart(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[str]]
             group.rmdir()
 
 
+def daemon_in(group: tuple[str, ...], sandbox: Sandbox) -> Child:
+    config = str(sandbox.config("tiny.py"))
+    daemon: Child = sandbox.start(Child, *group, "-m", "squeezer", "daemon", "--config", config)
+    wait_for(lambda: "serves device" in daemon.said() or daemon.process.poll() is not None, "the daemon")
+    return daemon
+
+
 @pytest.mark.parametrize("apart", ["cpuset"], indirect=True)
 def test_a_daemon_that_may_not_use_the_jobs_cores_says_so_and_serves_the_next_job(
     sandbox: Sandbox, apart: list[str]
 ) -> None:
     in_one, in_other = (("-c", IN, procs) for procs in apart)
-    config = str(sandbox.config("tiny.py"))
-    daemon = sandbox.start(Child, *in_one, "-m", "squeezer", "daemon", "--config", config)
-    wait_for(lambda: "serves device" in daemon.said() or daemon.process.poll() is not None, "the daemon")
+    daemon = daemon_in(in_one, sandbox)
     job: Job = sandbox.start(Job, *in_other, "-m", "tests.support.metronome")
     job.beats(20)
     assert job.finish() == 0
@@ -62,9 +67,7 @@ def test_where_control_groups_share_the_cores_daemon_and_doctor_say_what_to_do(
     sandbox: Sandbox, apart: list[str]
 ) -> None:
     in_one, in_other = (("-c", IN, procs) for procs in apart)
-    config = str(sandbox.config("tiny.py"))
-    daemon = sandbox.start(Child, *in_one, "-m", "squeezer", "daemon", "--config", config)
-    wait_for(lambda: "serves device" in daemon.said() or daemon.process.poll() is not None, "the daemon")
+    daemon = daemon_in(in_one, sandbox)
     for where, warnings in ((in_one, 0), (in_other, 1)):
         job: Job = sandbox.start(Job, *where, "-m", "tests.support.metronome")
         job.beats(20)

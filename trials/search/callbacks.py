@@ -71,9 +71,7 @@ class Callbacks:
             for index, callback in enumerate(self._callbacks):
                 try:
                     callback(self._study, self._study._storage.get_trial(trial_id))
-                except (
-                    BaseException
-                ) as error:  # such as asyncio's CancelledError: the next ones are called all the same
+                except BaseException as error:  # asyncio's CancelledError, say; the next ones are called all the same
                     self._say_once(index, error)
 
     def _say_once(self, index: int, error: BaseException) -> None:
