@@ -51,10 +51,10 @@ class JobSilent:
 
 @dataclass(frozen=True, slots=True)
 class StepStarted:
-    """The main job has begun `step` (counted from 1), `between_ns` after the end of the one before; None: unknown."""
+    """The main job has begun `step` (counted from 1), `gap_ns` after the end of the one before; None: unknown."""
 
     step: int
-    between_ns: int | None = None
+    gap_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ Blocks of steps are left alone at random (`draw`), and each is compared with the
 sequential test (`evidence`) decides by these comparisons: the gate is shut when the slowdown is surely above the
 budget. No rhythm, drift or slow phase of job and machine can pass for a slowdown, because they do not know the draw.
 
-Three times are tested so: the steps; the times between them, such as loading, in proportion to a step; and *pauses*
-between steps, such as evaluations and checkpoints, which are compared with each other. A side task's overruns are exact
+Three times are tested so: the steps; the *gaps* between them, such as loading, in proportion to a step; and *long
+gaps*, such as evaluations and checkpoints, which are compared with each other. A side task's overruns are exact
 evidence, and need no test (`margins`).
 
 The gate stays shut for a number of steps, twice as many each time. Then squeezing is tried again, and judged anew.
@@ -22,10 +22,10 @@ from squeezer.policy.evidence import Evidence, Finding
 from squeezer.policy.margins import RECENT_STEPS, Margins
 
 LONGEST_DOUBLINGS = 5
-PAUSE_TIMES = 5.0
-"""A time between steps of this many usual ones, and of half a step at least, is a pause."""
+LONG_GAP_TIMES = 5.0
+"""A gap of this many usual ones, and of half a step at least, is long."""
 LEAST_USUAL = 4
-"""Fewer times between steps than this do not show what is usual."""
+"""Fewer gaps than this do not show what is usual."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +35,7 @@ class Decision:
     Attributes:
         step: the main job's step that had just ended.
         what: `shut`, `retry` (the gate may open again), `widen` or `narrow` (a slot's margin).
-        cause: `steps`, `between`, `pauses` or `overrun`; of a retry, that for which the gate was shut; else `""`.
+        cause: `steps`, `gaps`, `long_gaps` or `overrun`; of a retry, that for which the gate was shut; else `""`.
         figures: the numbers behind it, named with units.
     """
 
@@ -63,10 +63,10 @@ class Guard:
     def forget(self) -> None:
         """Another job begins: learn everything anew."""
         self._margins.forget()
-        self._steps, self._between, self._pauses = (Evidence(self._budget) for _ in range(3))
+        self._steps, self._gaps, self._long_gaps = (Evidence(self._budget) for _ in range(3))
         self._durations_ns: deque[int] = deque(maxlen=RECENT_STEPS)
-        self._usual_ns: deque[int] = deque(maxlen=RECENT_STEPS)
-        self._pause = 0
+        self._usual_gaps_ns: deque[int] = deque(maxlen=RECENT_STEPS)
+        self._long_gap = 0
         self._shut_steps = 0  # how many are left
         self._doublings = 0
         self._good_steps = 0
@@ -91,7 +91,7 @@ class Guard:
 
     @property
     def _evidence(self) -> tuple[Evidence, ...]:
-        return self._steps, self._between, self._pauses
+        return self._steps, self._gaps, self._long_gaps
 
     def margin_ns(self, slot: int) -> int:
         """How long before the forecast end of a bubble of `slot` its permit must end."""
@@ -134,20 +134,20 @@ class Guard:
                 self._doublings = max(0, self._doublings - 1)
         return self._judge(step, "steps", self._steps.add(step, duration_ns, squeezed))
 
-    def next_began(self, step: int, between_ns: int, squeezed: bool | None) -> list[Decision]:
-        """The step after `step` has begun, `between_ns` after that one's end; `squeezed`: as for `step_ended`."""
+    def next_began(self, step: int, gap_ns: int, squeezed: bool | None) -> list[Decision]:
+        """The step after `step` has begun, `gap_ns` after that one's end; `squeezed`: as for `step_ended`."""
         if math.isinf(self._budget) or not self.allows or not self._durations_ns:
             return []
-        step_ns, usual_ns = median(self._durations_ns), median(self._usual_ns) if self._usual_ns else 0
-        if len(self._usual_ns) >= LEAST_USUAL and between_ns > max(PAUSE_TIMES * usual_ns, step_ns / 2):
-            self._pause += 1
-            found = self._judge(step, "pauses", self._pauses.add(self._pause, between_ns, squeezed))
-            between_ns = round(usual_ns)  # for the other test, as if there had been none
+        step_ns, usual_gap_ns = median(self._durations_ns), median(self._usual_gaps_ns) if self._usual_gaps_ns else 0
+        if len(self._usual_gaps_ns) >= LEAST_USUAL and gap_ns > max(LONG_GAP_TIMES * usual_gap_ns, step_ns / 2):
+            self._long_gap += 1
+            found = self._judge(step, "long_gaps", self._long_gaps.add(self._long_gap, gap_ns, squeezed))
+            gap_ns = round(usual_gap_ns)  # for the other test, as if there had been none
             if found:
                 return found
         else:
-            self._usual_ns.append(between_ns)
-        return self._judge(step, "between", self._between.add(step, step_ns + between_ns, squeezed))
+            self._usual_gaps_ns.append(gap_ns)
+        return self._judge(step, "gaps", self._gaps.add(step, step_ns + gap_ns, squeezed))
 
     def _judge(self, step: int, cause: str, found: Finding | None) -> list[Decision]:
         if found is None:

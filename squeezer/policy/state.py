@@ -217,8 +217,8 @@ class GateMachine:
     def _step(self, event: Event) -> list[Action]:
         assert isinstance(event, StepStarted)
         decisions: list[Decision] = []
-        if event.between_ns is not None and self._duration_ns and event.step == self._step_number + 1:
-            decisions = self.guard.next_began(self._step_number, event.between_ns, self.squeezed)
+        if event.gap_ns is not None and self._duration_ns and event.step == self._step_number + 1:
+            decisions = self.guard.next_began(self._step_number, event.gap_ns, self.squeezed)
         self._step_number, self._duration_ns = event.step, 0
         self._releasing = self._waits_for_main = False
         self.squeezed = False

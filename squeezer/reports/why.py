@@ -11,8 +11,8 @@ from squeezer.reports.waterfall import spent, waterfall_figures, waterfall_lines
 
 CAUSES = {
     "steps": "squeezed steps are longer than the steps beside them that were left alone",
-    "between": "the time between steps is longer after squeezed ones than after those left alone beside them",
-    "pauses": "evaluations and checkpoints take longer after squeezed steps than after those left alone",
+    "gaps": "the time between steps is longer after squeezed ones than after those left alone beside them",
+    "long_gaps": "evaluations and checkpoints take longer after squeezed steps than after those left alone",
     "overrun": "the side task used CPU time outside bubbles",
 }
 

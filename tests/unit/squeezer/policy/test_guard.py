@@ -246,14 +246,14 @@ def test_a_job_that_loads_evaluates_and_saves_unharmed_is_squeezed_on() -> None:
 def test_harm_to_loading_shuts_the_gate_though_no_step_is_longer() -> None:
     job = Job()
     job.run(1500, noisy(0.0, 0.01), between_ms=loading(harm_ms=20.0))
-    assert {decision.cause for decision in job.shut()} == {"between"}
+    assert {decision.cause for decision in job.shut()} == {"gaps"}
     assert job.share() < 0.1
 
 
 def test_harm_to_checkpoints_shuts_the_gate() -> None:
     job = Job()
     job.run(3000, noisy(0.0, 0.01), between_ms=with_checkpoints(loading(), 7, slower=1.3))
-    assert {decision.cause for decision in job.shut()} == {"pauses"}
+    assert {decision.cause for decision in job.shut()} == {"long_gaps"}
     unharmed = Job()
     unharmed.run(3000, noisy(0.0, 0.01), between_ms=with_checkpoints(loading(), 7))
     assert unharmed.shut() == []

@@ -66,8 +66,8 @@ def test_every_decision_is_told_with_its_cause(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("cause", "words"),
     [
-        ("between", "the time between steps is longer after squeezed ones than after those left alone"),
-        ("pauses", "evaluations and checkpoints take longer after squeezed steps than after those left alone"),
+        ("gaps", "the time between steps is longer after squeezed ones than after those left alone"),
+        ("long_gaps", "evaluations and checkpoints take longer after squeezed steps than after those left alone"),
         ("overrun", "the side task used CPU time outside bubbles (4.00% of the last squeezed steps)"),
     ],
 )
