@@ -50,11 +50,6 @@ def _default_name(known: Mapping[str, Any]) -> str:
     return str((known.get("study") or known.get("queue") or Path("study")).stem)
 
 
-def pays_from_ms(preemptive: bool) -> float:
-    """The shortest bubbles that are worth opening, by `benchmarks.shortest_bubble`."""
-    return 1.0 if preemptive else 2.0
-
-
 class SqueezeTable(_Table):
     """When bubbles are opened, and for how long."""
 
@@ -73,8 +68,9 @@ more after overruns"""
     """true: a permit lasts to the bubble's true end, where the side task is stopped (SIGSTOP); false: it ends before \
 the forecast end, and a unit that has started runs to its end. On a GPU always false, because a GPU cannot stop a \
 unit"""
-    min_bubble_ms: _Positive = Field(default_factory=lambda before: pays_from_ms(before.get("preemptive", True)))
-    """slots with a shorter mean bubble stay shut, and so do bubbles that are known to be shorter"""
+    min_bubble_ms: _Positive = 2.0
+    """slots with a shorter mean bubble stay shut, and so do bubbles that are known to be shorter. Such a bubble is \
+mostly the transfer itself, which a side task slows down"""
     forecast_quantile: Annotated[float, Field(ge=0, le=0.5, description="a number from 0 to 0.5")] = 0.4
     """the forecast is this quantile of a slot's last 32 lengths, of which the latest count most. Lower is more \
 careful and fills less. On a GPU at most 0.05"""
@@ -284,8 +280,6 @@ class Config(_Table):
         """The same for a device that cannot halt a side task in the middle of its work."""
         squeeze = self.squeeze
         changed = {"preemptive": False, "forecast_quantile": min(squeeze.forecast_quantile, MOST_WITHOUT_STOPS)}
-        if "min_bubble_ms" not in squeeze.model_fields_set:
-            changed["min_bubble_ms"] = pays_from_ms(preemptive=False)
         return self.model_copy(update={"squeeze": squeeze.model_copy(update=changed)})
 
     def as_record(self) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import squeezer.daemon.loop
 from benchmarks.utilization.windows import GATED, ORACLE, PREEMPTIVE, Windows
 from ds_hooks.shared.page.layout import Field
 from squeezer.cli import main
-from squeezer.config import pays_from_ms
 from squeezer.daemon.loop import Daemon
 from squeezer.policy.actions import Action, PlanSlot
 from squeezer.policy.events import BubbleEnded, Event, StepStarted
@@ -46,9 +45,7 @@ class WindowedMachine(GateMachine):
             if gated != self._gated:
                 self._gated = gated
                 self._plans = dict.fromkeys(self._plans)  # plan all of them again
-            preemptive = gated == PREEMPTIVE
-            shortest_ns = int(pays_from_ms(preemptive) * 1e6)
-            self.policy = replace(self.policy, preemptive=preemptive, min_bubble_ns=shortest_ns)
+            self.policy = replace(self.policy, preemptive=gated == PREEMPTIVE)
         actions = super().handle(event)
         if self._gated == ORACLE:  # a task that knows the end never runs past it
             actions = [replace(each, renewals=()) if isinstance(each, PlanSlot) else each for each in actions]

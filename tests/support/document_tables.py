@@ -40,8 +40,6 @@ _BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _TYPES = {"B": "u8", "H": "u16", "I": "u32", "i": "i32", "q": "i64", "Q": "u64", "4s": "4 bytes"}
 _FORMAT = re.compile(r"\d*s|[a-zA-Z]")
 _DEFAULTS_IN_WORDS = {
-    "min_bubble_ms": f"{config.pays_from_ms(preemptive=True)}; {config.pays_from_ms(preemptive=False)} without "
-    "`preemptive`",
     "kinds": f"all but {wire.NOT_IDLE.name}",
     "study": "required without `queue`",
     "queue": "none",

@@ -183,14 +183,6 @@ def test_a_device_that_cannot_halt_work_is_never_preemptive(tmp_path: Path) -> N
     assert config.squeeze.margin_ms == 1.0
 
 
-def test_the_shortest_bubbles_depend_on_whether_work_can_be_stopped(tmp_path: Path) -> None:
-    stopping, running_on = load(tmp_path, RUN), load(tmp_path, RUN + "[squeeze]\npreemptive = false\n")
-    assert (stopping.squeeze.min_bubble_ms, running_on.squeeze.min_bubble_ms) == (1.0, 2.0)
-    assert stopping.without_stops().squeeze.min_bubble_ms == 2.0
-    chosen = load(tmp_path, RUN + "[squeeze]\nmin_bubble_ms = 4\n")
-    assert (chosen.squeeze.min_bubble_ms, chosen.without_stops().squeeze.min_bubble_ms) == (4.0, 4.0)
-
-
 def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
     assert len(mistakes(tmp_path, '[squeeze]\nmargin_ms = -1\nfoo = 1\n[side]\npriority = "low"\n[run]\n')) == 5
 
