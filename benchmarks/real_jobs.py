@@ -2,16 +2,20 @@
 
     python -m benchmarks.real_jobs [--quick] [--json FILE] [--only SCENARIO]
 
-Each job is run in two ways, beside a study that is searched and pruned, and never ends (`utilization/many_digits.py`):
+Each job runs in three ways, beside a study that is searched and pruned, and never ends (`utilization/many_digits.py`):
 
 - *cost*: one run in rounds of three blocks of steps, in random order: *ours*; *awake*, where on each core a process of
   the idle class spins and touches no memory; *alone*, where cores sleep through bubbles. The claim is ours ÷ awake, for
   a core that slept is slower afterwards. Ours ÷ alone is what a report shows.
+- *long*: one run in rounds of two long blocks, *ours* and *alone*. A step left alone among squeezed ones finds cores
+  still awake, and the next squeezed ones find cores that slept. Long blocks show what a job that is never squeezed
+  would gain.
 - *yield*: several runs as a user would start them, with all defaults; their reports' yield, and what the rest of the
   bubble time went to.
 
 Each round gives one log ratio of mean step times over both ranks; their mean is the slowdown, with Student's t interval
-over the rounds. The first step of a block does not count, for it still feels the block before. Steps far from others of
+over the rounds. The first step of a block does not count, for it still feels the block before; of a long one, the first
+ten. Steps far from others of
 their round count as less far, as in a report (`squeezer.policy.paired`). FILE is written after each run; if it was
 stopped, the same command at the same commit goes on.
 """
@@ -24,6 +28,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -48,7 +53,7 @@ from squeezer.reports.metrics import mean_over_ranks, t_quantile_975
 NAME = "real_jobs"
 JOBS = ("pretrain", "denoise")
 STUDY = ROOT / "benchmarks" / "utilization" / "many_digits.py"
-BLOCK_STEPS = 5
+BLOCK_STEPS, WASH_OUT_STEPS = 5, 1
 WINDOWS = Windows(
     observe=6,
     warm_up=120,  # until the side task trains
@@ -56,6 +61,9 @@ WINDOWS = Windows(
     shuffled=True,
 )
 ROUNDS, QUICK_ROUNDS = 110, 6
+LONG_BLOCK_STEPS, LONG_WASH_OUT_STEPS = 40, 10
+LONG_WINDOWS = replace(WINDOWS, cycle=((ALONE, LONG_BLOCK_STEPS), (PREEMPTIVE, LONG_BLOCK_STEPS)))
+LONG_ROUNDS, QUICK_LONG_ROUNDS = 40, 2
 YIELD_RUNS, QUICK_YIELD_RUNS = 3, 1
 YIELD_STEPS, QUICK_YIELD_STEPS = 500, 200
 
@@ -84,16 +92,14 @@ def main() -> int:
     if options.json and options.json.exists() and not options.only:
         kept = json.loads(options.json.read_text(encoding="utf-8"))
         runs = kept["runs"] if kept["commit"] == commit() and kept["quick"] == options.quick else []
-    rounds = QUICK_ROUNDS if options.quick else ROUNDS
-    plan = [(f"{job}_cost", 0) for job in JOBS]
+    plan = [(f"{job}_{kind}", 0) for job in JOBS for kind in ("cost", "long")]
     plan += [(f"{job}_yield", i) for job in JOBS for i in range(QUICK_YIELD_RUNS if options.quick else YIELD_RUNS)]
     for scenario, number in random.Random(0).sample(plan, len(plan)):
         is_done = any((run["scenario"], run["run"]) == (scenario, number) for run in runs)
         if options.only not in (None, scenario) or is_done:
             continue
-        job, _, kind = scenario.rpartition("_")
-        steps = QUICK_YIELD_STEPS if options.quick else YIELD_STEPS
-        measured = _cost(job, rounds) if kind == "cost" else _yield(job, steps)
+        job, kind = scenario.split("_")
+        measured = _measure(job, kind, options.quick)
         runs.append({"scenario": scenario, "run": number, **measured})
         print({key: value for key, value in runs[-1].items() if key != "steps_ms"}, file=sys.stderr, flush=True)
         if options.json:
@@ -107,10 +113,11 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for run in runs:
         if "steps_ms" in run:
-            for name, (of, over) in COMPARED.items():
-                ratios = _log_ratios(run["steps_ms"], of, over)
+            job, kind = run["scenario"].split("_")
+            for name, (of, over) in COMPARED[kind].items():
+                ratios = _log_ratios(run["steps_ms"], of, over, *BLOCKS[kind])
                 mean, interval = _mean_and_ci95(ratios)
-                label = f"{run['scenario'].removesuffix('_cost')}_{name}"
+                label = f"{job}_{name}"
                 figures[label] = math.expm1(mean)
                 figures[f"{label}_ci95"] = interval and [math.expm1(bound) for bound in interval]
                 figures[f"{label}_rounds"] = len(ratios)
@@ -127,18 +134,25 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 COMPARED = {
-    "slowdown": (PREEMPTIVE, AWAKE),
-    "slowdown_from_asleep": (PREEMPTIVE, ALONE),
-    "awake_from_asleep": (AWAKE, ALONE),
+    "cost": {
+        "slowdown": (PREEMPTIVE, AWAKE),
+        "slowdown_from_asleep": (PREEMPTIVE, ALONE),
+        "awake_from_asleep": (AWAKE, ALONE),
+    },
+    "long": {"slowdown_in_long_blocks": (PREEMPTIVE, ALONE)},
 }
-"""Name -> the mode that is judged, and the one that it is compared with."""
+"""Kind of run -> name -> the mode that is judged, and the one that it is compared with."""
+BLOCKS = {"cost": (BLOCK_STEPS, WASH_OUT_STEPS), "long": (LONG_BLOCK_STEPS, LONG_WASH_OUT_STEPS)}
+"""Kind of run -> the steps in a block, and how many of them do not count."""
 
 
-def _log_ratios(steps_ms: Sequence[Sequence[Any]], of: str, over: str) -> list[float]:
-    """One log ratio per round. `steps_ms`: round, mode, place in its block, ms."""
+def _log_ratios(
+    steps_ms: Sequence[Sequence[Any]], of: str, over: str, block_steps: int, wash_out_steps: int
+) -> list[float]:
+    """One log ratio per round. `steps_ms`: round, mode, number in its block, ms."""
     rounds: dict[int, list[tuple[str, float]]] = defaultdict(list)
     for round_, mode, at, ms in steps_ms:
-        if at:
+        if at >= wash_out_steps:
             rounds[round_].append((mode, math.log(ms)))
     near = winsorized([[log for _, log in own] for own in rounds.values()])
     ratios = []
@@ -146,7 +160,7 @@ def _log_ratios(steps_ms: Sequence[Sequence[Any]], of: str, over: str) -> list[f
         by_mode: dict[str, list[float]] = defaultdict(list)
         for (mode, _), log in zip(own, logs, strict=True):
             by_mode[mode].append(log)
-        if len(by_mode[of]) == len(by_mode[over]) == BLOCK_STEPS - 1:
+        if len(by_mode[of]) == len(by_mode[over]) == block_steps - wash_out_steps:
             ratios.append(fmean(by_mode[of]) - fmean(by_mode[over]))
     return ratios
 
@@ -160,14 +174,22 @@ def _mean_and_ci95(values: Sequence[float]) -> tuple[float, list[float] | None]:
     return mean, [mean - half, mean + half]
 
 
-def _cost(job: str, rounds: int) -> dict[str, Any]:
+def _measure(job: str, kind: str, quick: bool) -> dict[str, Any]:
+    if kind == "yield":
+        return _yield(job, QUICK_YIELD_STEPS if quick else YIELD_STEPS)
+    if kind == "long":
+        return _in_blocks(job, LONG_WINDOWS, QUICK_LONG_ROUNDS if quick else LONG_ROUNDS)
+    return _in_blocks(job, WINDOWS, QUICK_ROUNDS if quick else ROUNDS)
+
+
+def _in_blocks(job: str, windows: Windows, rounds: int) -> dict[str, Any]:
     """One run in random blocks."""
     with run_directories() as (run, pages):
-        steps = WINDOWS.first_step(rounds) - 1
-        env = {**environment(pages), **WINDOWS.environment()}
-        _train("benchmarks.utilization.windowed_launch", job, steps, _config(run, WINDOWED), env, pages)
+        steps = windows.first_step(rounds) - 1
+        env = {**environment(pages), **windows.environment()}
+        _train("benchmarks.utilization.windowed_launch", job, steps, _config(run, WINDOWED), env, pages, windows)
         merged = mean_over_ranks([rank.step_times() for rank in load_run(run)])
-        places = [(WINDOWS.locate(step.step), step.duration_ns / 1e6) for step in merged if len(step.ranks) == 2]
+        places = [(windows.locate(step.step), step.duration_ns / 1e6) for step in merged if len(step.ranks) == 2]
         counted = [[at.cycle, at.mode, at.at, round(ms, 3)] for at, ms in places if at.cycle >= 0]
         return {"commit": commit(), "steps_ms": counted}
 
@@ -175,7 +197,7 @@ def _cost(job: str, rounds: int) -> dict[str, Any]:
 def _yield(job: str, steps: int) -> dict[str, Any]:
     """One run as a user starts it."""
     with run_directories() as (run, pages):
-        _train("launch.ds_squeeze", job, steps, _config(run, DEFAULTS), environment(pages), None)
+        _train("launch.ds_squeeze", job, steps, _config(run, DEFAULTS), environment(pages))
         command = [sys.executable, "-m", "squeezer", "report", str(run), "--json"]
         report = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
         keys = ("steps", "slowdown", "slowdown_ci95", "slowdown_pairs", "step_ms_alone", "alone_share")
@@ -194,13 +216,21 @@ def _config(run: Path, text: str) -> str:
     return str(path)
 
 
-def _train(launcher: str, job: str, steps: int, config: str, env: Mapping[str, str], pages: Path | None) -> None:
-    """Run a job to its end; with `pages`, beside the spinners."""
+def _train(
+    launcher: str,
+    job: str,
+    steps: int,
+    config: str,
+    env: Mapping[str, str],
+    pages: Path | None = None,
+    windows: Windows = WINDOWS,
+) -> None:
+    """Run a job to its end; with `pages`, beside spinners."""
     command = [sys.executable, "-m", launcher, "--squeezer", config, "--num_accelerators", "2"]
     command += [str(ROOT / "examples" / f"{job}.py"), "--steps", str(steps)]
     with ExitStack() as ends:
-        if pages is not None:
-            ends.enter_context(spinners(pages, 2, WINDOWS))
+        if pages is not None and AWAKE in windows.modes:
+            ends.enter_context(spinners(pages, 2, windows))
         ended = start(command, env, ends).wait()
     if ended:
         raise RuntimeError(f"the job ended with status {ended}")

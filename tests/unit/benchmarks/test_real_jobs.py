@@ -6,32 +6,45 @@ from typing import Any
 
 import pytest
 
-from benchmarks.real_jobs import BLOCK_STEPS, WINDOWS, summary
-from benchmarks.utilization.windows import ALONE, AWAKE, PREEMPTIVE
+from benchmarks.real_jobs import BLOCK_STEPS, LONG_WASH_OUT_STEPS, LONG_WINDOWS, WINDOWS, summary
+from benchmarks.utilization.windows import ALONE, AWAKE, PREEMPTIVE, Windows
 
 OURS, SLEPT = 0.02, 0.03
 
 
-def steps(rounds: int, noise: float, drift: float = 0.0, bursts: float = 0.0) -> list[list[Any]]:
-    """Rows of a run in which ours costs `OURS` against an awake core, and sleeping `SLEPT`."""
+def steps(
+    rounds: int, windows: Windows = WINDOWS, affected: int = 1, *, noise: float, drift: float = 0.0, bursts: float = 0.0
+) -> list[list[Any]]:
+    """Rows of a run in which ours costs `OURS` against an awake core, and sleeping `SLEPT`.
+
+    The first steps of a block, as many as `affected`, still feel the block before.
+    """
     rng = random.Random(3)
     longer = {ALONE: SLEPT, AWAKE: 0.0, PREEMPTIVE: OURS}
     rows = []
-    for step in range(WINDOWS.first_step(0), WINDOWS.first_step(rounds)):
-        at = WINDOWS.locate(step)
+    for step in range(windows.first_step(0), windows.first_step(rounds)):
+        at = windows.locate(step)
         log = longer[at.mode] + rng.gauss(0, noise) + drift * step + (rng.random() < bursts) * 0.7
-        first = 1.5 if at.at == 0 else 1.0  # still feels the block before
+        first = 1.5 if at.at < affected else 1.0
         rows.append([at.cycle, at.mode, at.at, 200 * first * math.exp(log)])
     return rows
 
 
 @pytest.mark.parametrize("disturbed", [{}, {"drift": 1e-4}, {"bursts": 0.05}])
-def test_slowdowns_are_found_in_noise_drift_and_bursts(disturbed: dict[str, float]) -> None:
+def test_slowdowns_are_found_in_noise_drift_and_bursts(disturbed: dict[str, Any]) -> None:
     found = summary([{"scenario": "pretrain_cost", "steps_ms": steps(300, noise=0.02, **disturbed)}])
     for name, truth in (("slowdown", OURS), ("slowdown_from_asleep", OURS - SLEPT), ("awake_from_asleep", -SLEPT)):
         low, high = found[f"pretrain_{name}_ci95"]
         assert low < math.expm1(truth) < high and high - low < 0.01
         assert low < found[f"pretrain_{name}"] < high and found[f"pretrain_{name}_rounds"] == 300
+
+
+def test_of_long_blocks_only_steps_count_that_do_not_feel_the_block_before() -> None:
+    rows = steps(60, LONG_WINDOWS, LONG_WASH_OUT_STEPS, noise=0.02)
+    found = summary([{"scenario": "pretrain_long", "steps_ms": rows}])
+    low, high = found["pretrain_slowdown_in_long_blocks_ci95"]
+    assert low < math.expm1(OURS - SLEPT) < high and high - low < 0.01
+    assert found["pretrain_slowdown_in_long_blocks_rounds"] == 60
 
 
 def test_a_round_that_was_cut_short_does_not_count() -> None:
