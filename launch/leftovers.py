@@ -103,7 +103,7 @@ _LONGEST_PARENT = SOCKET_PATH_MAX_BYTES - len(str(socket_path(Path(f"/{_RUN_PREF
 
 
 def fresh_directory(parent: Path) -> Path:
-    """Make a private place in `parent` for one run's pages and sockets. Dead ones there are removed first.
+    """Make a private directory in `parent` for one run's pages and sockets. Dead ones there are removed first.
 
     Raises:
         PageError: `parent` is not private, or its path is too long for sockets.

@@ -110,7 +110,7 @@ def _add_daemon(parser: argparse.ArgumentParser) -> None:
 
 
 def _remove(pid_file: Path) -> None:
-    """With its directory and the place of all runs, if nobody else uses those."""
+    """With its directory and the directory of all runs, if nobody else uses those."""
     from squeezer.daemon.run_directory import leave_directory
 
     pid_file.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from ds_hooks.shared.page.file import DIRECTORY_VARIABLE, Page, PageError, make_
 from ds_hooks.shared.page.layout import Field
 from squeezer.calibration.measure import MeasureError, measure
 from squeezer.daemon.side_processes.control_group import make_side_group
-from squeezer.daemon.side_processes.control_group_place import NoGroupError, cpu_group
+from squeezer.daemon.side_processes.parent_group import NoGroupError, cpu_group
 from squeezer.device.cuda import shut_to_others, visible_device
 from squeezer.device.mps import (
     CONTROL,
@@ -292,10 +292,10 @@ def _group() -> Finding:
             f"none for side tasks, so what they start may be found 64 s late, and memory_mb limits each process, not "
             f"their sum: {error}",
         )
-    place, limits = group.path.parent, group.limits_memory
+    parent, limits = group.path.parent, group.limits_memory
     group.close()
     of_memory = "limits the sum of their memory" if limits else "cannot limit the sum of their memory"
-    return Finding(Level.OK, what, f"side tasks have one in {place}, which {of_memory}")
+    return Finding(Level.OK, what, f"side tasks have one in {parent}, which {of_memory}")
 
 
 def _directory(directory: Path) -> Finding:
@@ -328,8 +328,8 @@ def _file_system(path: Path) -> str:
 def _words(driver: Driver) -> Finding:
     """Whether the device can write the words of a page and wait for them."""
     what = "bubble word"
-    with tempfile.TemporaryDirectory(prefix="doctor-", dir=runtime_dir()) as place:
-        page = Page.open(page_path(make_private_dir(Path(place) / "pages"), 0))
+    with tempfile.TemporaryDirectory(prefix="doctor-", dir=runtime_dir()) as directory:
+        page = Page.open(page_path(make_private_dir(Path(directory) / "pages"), 0))
         try:
             words = DeviceWords(driver, page.words, probe=Field.PROBE)
         except DriverError as error:

@@ -21,14 +21,14 @@ from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
 from ds_hooks.shared.renamed_commands import refuse
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from trials import cli_shrinking
-from trials.cli_places import (
+from trials.cli_location import (
     PROGRAM,
     STORAGES,
-    add_place,
+    add_location,
     again,
-    known_place,
+    known_location,
     known_storage,
-    place_of,
+    location_of,
     refuse_storage,
     storage_of,
 )
@@ -142,7 +142,7 @@ def _run(parsed: argparse.Namespace) -> int:
     from trials.run import RunConfig, run
 
     logs.adopt("optuna")
-    name, directory, storage = place_of(parsed)
+    name, directory, storage = location_of(parsed)
     if not parsed.study.is_file():
         refuse(f"{PROGRAM} run", f"{parsed.study}: no such file; expected a Python file that defines a Study")
     config = RunConfig(
@@ -165,7 +165,7 @@ def _run(parsed: argparse.Namespace) -> int:
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_study(parser)
-    add_place(parser)
+    add_location(parser)
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu; cuda: a device for each worker"
     )
@@ -177,7 +177,7 @@ def _best(parsed: argparse.Namespace) -> int:
     from trials.best_trials import NoTrialError, about_surrogates, best_trials, describe, loading, save
     from trials.search.optuna_study import NoStudyError
 
-    name, directory, storage = known_place(parsed)
+    name, directory, storage = known_location(parsed)
     try:
         found = best_trials(storage, name, directory)
         study = _loaded(parsed)
@@ -199,7 +199,7 @@ def _best(parsed: argparse.Namespace) -> int:
 
 def _add_best(parser: argparse.ArgumentParser) -> None:
     _add_study(parser)
-    add_place(parser)
+    add_location(parser)
     parser.add_argument("--save", type=Path, metavar="DIR", help="write hyperparameters and weights there")
 
 
@@ -209,7 +209,7 @@ def _deadline(parsed: argparse.Namespace) -> int:
     from trials.search.outlook import verdict_on
 
     study = _load(parsed)
-    name, directory, storage = known_place(parsed)
+    name, directory, storage = known_location(parsed)
     try:
         verdict = verdict_on(study, storage, name, directory, parsed.by or study.deadline)
     except DeadlineError as error:
@@ -226,7 +226,7 @@ def _deadline(parsed: argparse.Namespace) -> int:
 
 def _add_deadline(parser: argparse.ArgumentParser) -> None:
     _add_study(parser)
-    add_place(parser)
+    add_location(parser)
     described = "such as '2026-12-01 08:00', local or with a zone; default: the study's own deadline, if it has one"
     parser.add_argument("--by", metavar="TIME", help=described)
 
@@ -250,12 +250,12 @@ def _add_rank(parser: argparse.ArgumentParser) -> None:
 
 
 def _transfer(parsed: argparse.Namespace) -> int:
-    return cli_shrinking.transfer(parsed, _load(parsed), known_place(parsed))
+    return cli_shrinking.transfer(parsed, _load(parsed), known_location(parsed))
 
 
 def _add_transfer(parser: argparse.ArgumentParser) -> None:
     _add_study(parser)
-    add_place(parser)
+    add_location(parser)
     cli_shrinking.add_transfer(parser)
 
 

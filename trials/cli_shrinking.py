@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ds_hooks.shared.command_line import positive
 from ds_hooks.shared.renamed_commands import refuse
-from trials.cli_places import PROGRAM
+from trials.cli_location import PROGRAM
 
 if TYPE_CHECKING:
     from trials.study import Study
@@ -76,7 +76,7 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="as JSON, for programs")
 
 
-def transfer(parsed: argparse.Namespace, study: "Study", place: tuple[str, Path, str]) -> int:
+def transfer(parsed: argparse.Namespace, study: "Study", location: tuple[str, Path, str]) -> int:
     """Train a study's target with the hyperparameters of its best surrogates."""
     from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
     from ds_hooks.shared.study_files import trials_directory
@@ -84,7 +84,7 @@ def transfer(parsed: argparse.Namespace, study: "Study", place: tuple[str, Path,
     from trials.search.optuna_study import known_study
     from trials.transfer import lines_for_a_script, prepare, spent, wait_for_half
 
-    name, _, storage = place
+    name, _, storage = location
     if parsed.eager:
         try:
             _tried(parsed, lambda: wait_for_half(study, storage, name, lambda text: print(text, flush=True)))
@@ -118,7 +118,7 @@ def transfer(parsed: argparse.Namespace, study: "Study", place: tuple[str, Path,
 
 
 def add_transfer(parser: argparse.ArgumentParser) -> None:
-    """Its options, beside those of the place."""
+    """Its options, beside those of the location."""
     parser.add_argument("--top", type=positive(int), default=3, metavar="K", help="train with the best K; default: 3")
     described = "begin once half of the surrogates' trials have ended, while the others train in bubbles"
     parser.add_argument("--eager", action="store_true", help=described)

@@ -98,9 +98,9 @@ def run(config: RunConfig) -> Outcome:
     for directory in (config.directory.parent, config.directory):
         make_dir(directory)
     with ExitStack() as stack:
-        places = islice(_free_places(config.directory, stack), config.workers)
+        numbers = islice(_free_numbers(config.directory, stack), config.workers)
         # in this order: a worker that is started later must not inherit an earlier one's pipe
-        workers = [stack.enter_context(_Worker(config, place, row)) for row, place in enumerate(places)]
+        workers = [stack.enter_context(_Worker(config, number, row)) for row, number in enumerate(numbers)]
         asked = _pass_on_requests_to_end(workers, stack)
         bar = stack.enter_context(_Bar(config))
         while any(not worker.has_ended for worker in workers):
@@ -116,13 +116,13 @@ def run(config: RunConfig) -> Outcome:
         return Outcome(max(status if status >= 0 else 128 - status for status in ended), lines)
 
 
-def _free_places(directory: Path, stack: ExitStack) -> Iterator[int]:
+def _free_numbers(directory: Path, stack: ExitStack) -> Iterator[int]:
     """Numbers that no living run of this machine uses, so that a worker has the name of a dead one, and its trials."""
-    for place in count():
-        file = stack.enter_context(_lock_file(directory / f"{os.uname().nodename}.run{place}.lock"))
+    for number in count():
+        file = stack.enter_context(_lock_file(directory / f"{os.uname().nodename}.run{number}.lock"))
         with suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield place
+            yield number
 
 
 def _lock_file(path: Path) -> BinaryIO:
@@ -134,12 +134,12 @@ class _Worker:
 
     Args:
         config: the run's.
-        place: its number on this machine.
+        number: its number on this machine.
         row: its number in this run.
     """
 
-    def __init__(self, config: RunConfig, place: int, row: int) -> None:
-        self.log = config.directory / f"{os.uname().nodename}.run{place}.log"
+    def __init__(self, config: RunConfig, number: int, row: int) -> None:
+        self.log = config.directory / f"{os.uname().nodename}.run{number}.log"
         self.trials: int | None = None
         self.running = 0
         self._has_left = False
@@ -148,7 +148,7 @@ class _Worker:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", SIDE_TASK, "--study", str(config.study), "--study-name", config.name),
-                *("--worker", f"{os.uname().nodename}:{config.directory.absolute()}:run{place}"),
+                *("--worker", f"{os.uname().nodename}:{config.directory.absolute()}:run{number}"),
                 *("--directory", str(config.directory), "--device", config.device, "--threads", str(config.threads)),
                 *("--log", str(self.log), "--status-fd", str(write_fd)),
             ],

@@ -21,18 +21,18 @@ def check_ours(path: Path) -> None:
         OthersError: it is another user's.
     """
     anyone_names = False
-    for place in reversed((path.absolute(), *path.absolute().parents)):
+    for part in reversed((path.absolute(), *path.absolute().parents)):
         try:
-            found = place.lstat()
+            found = part.lstat()
             if anyone_names and found.st_uid not in (0, os.getuid()):
                 raise OthersError(
-                    errno.EACCES, f"{place} belongs to user {found.st_uid}, in a directory where all users may write"
+                    errno.EACCES, f"{part} belongs to user {found.st_uid}, in a directory where all users may write"
                 )
             if stat.S_ISLNK(found.st_mode):
                 with suppress(FileNotFoundError):
-                    place.stat()  # a loop of links is an error
-                check_ours(place.parent / place.readlink())
-                found = place.stat()
+                    part.stat()  # a loop of links is an error
+                check_ours(part.parent / part.readlink())
+                found = part.stat()
         except FileNotFoundError:
             return
         anyone_names = stat.S_ISDIR(found.st_mode) and bool(found.st_mode & stat.S_IWOTH)

@@ -24,7 +24,7 @@ from squeezer.daemon.main_job import MainJob
 from squeezer.daemon.memory_limit import MemoryLimit
 from squeezer.daemon.progress_line import ProgressLine
 from squeezer.daemon.receiver import Receiver, wakeup_on_signals
-from squeezer.daemon.side_processes.control_group_place import cpu_group
+from squeezer.daemon.side_processes.parent_group import cpu_group
 from squeezer.daemon.side_processes.spawner import SideFiles, Spawner
 from squeezer.daemon.side_task_supervisor import SideTaskSupervisor
 from squeezer.daemon.silence import Silence

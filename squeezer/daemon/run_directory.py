@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from ds_hooks.shared.processes.identity import this_place
+from ds_hooks.shared.processes.identity import own_namespaces
 from squeezer.daemon.deepspeed_buffers import remove_buffers
 
 LAUNCHER_LOCK = "launcher.lock"
@@ -28,7 +28,7 @@ def claim_directory(directory: Path, port: int | None = None) -> int:
     """
     made = directory / f"{LAUNCHER_LOCK}.new"
     descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    os.write(descriptor, f"{this_place().pid_namespace} {port or ''}".encode("ascii"))
+    os.write(descriptor, f"{own_namespaces().pid_namespace} {port or ''}".encode("ascii"))
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     made.rename(directory / LAUNCHER_LOCK)
     return descriptor
@@ -52,7 +52,7 @@ def remove_dead_directory(directory: Path) -> bool:
         return False  # its launcher lives
     finally:
         os.close(descriptor)
-    if namespace and int(namespace) != this_place().pid_namespace:
+    if namespace and int(namespace) != own_namespaces().pid_namespace:
         return False  # who of that run lives cannot be seen from here
     if running_daemons(directory) or (port and not remove_buffers(int(port))):
         return False
@@ -61,7 +61,7 @@ def remove_dead_directory(directory: Path) -> bool:
 
 
 def leave_directory(directory: Path) -> None:
-    """Remove a run's directory if it is dead or empty, and the place of all runs if this was the last one there."""
+    """Remove a run's directory if it is dead or empty, and the directory of all runs if this was the last one there."""
     remove_dead_directory(directory)
     with suppress(OSError):  # it is gone, or others use it
         directory.rmdir()

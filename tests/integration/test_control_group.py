@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from squeezer.daemon.side_processes.control_group import SideGroup, enable, make_side_group, remove_dead_groups
-from tests.support.control_groups import a_place, a_subtree, shell
+from tests.support.control_groups import a_parent_group, a_subtree, shell
 from tests.support.paths import ROOT
 from tests.support.sandbox import is_alive, wait_for
 
@@ -79,7 +79,7 @@ time.sleep(600)
 
 @pytest.fixture
 def place() -> Path:
-    return a_place()
+    return a_parent_group()
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ TRAIN = """
 import os, resource, shutil, sys, tempfile
 from pathlib import Path
 from ds_hooks import attach
-from ds_hooks.shared.processes.identity import start_time, this_place
+from ds_hooks.shared.processes.identity import start_time, own_namespaces
 from tests.support.hooked_engine import Engine
 
-this_place(), start_time(1)  # what Python loads when it is first needed is out of another user's reach
+own_namespaces(), start_time(1)  # what Python loads when it is first needed is out of another user's reach
 what, left = sys.argv[1], int(sys.argv[2])
 directory = Path(tempfile.mkdtemp(prefix="bsq-", dir="/tmp"))
 files = []

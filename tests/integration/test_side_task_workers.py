@@ -11,7 +11,7 @@ import pytest
 from ds_hooks.shared.page.file import socket_path
 from ds_hooks.shared.page.layout import PROCESS_WORDS, STRAY_WORDS, Field
 from squeezer.daemon.side_processes.control_group import remove_dead_groups
-from tests.support.control_groups import a_place
+from tests.support.control_groups import a_parent_group
 from tests.support.sandbox import Child, Sandbox, cpu_ticks, is_alive, stat, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]  # in idle time each takes up to a minute
@@ -170,7 +170,7 @@ def test_a_process_that_has_left_group_and_parent_has_idle_time_and_is_counted(s
 
 
 def test_who_moves_to_another_control_group_is_found_stopped_and_ended_all_the_same(sandbox: Sandbox) -> None:
-    loading = Loading(sandbox, leaves=True, moves_to=a_place())
+    loading = Loading(sandbox, leaves=True, moves_to=a_parent_group())
     loading.workers()
     left = lambda: [pid for pid in loading.living() if os.getpgid(pid) != loading.side]  # noqa: E731
     wait_for(lambda: len(left()) >= 2, "two that have left")
@@ -198,7 +198,7 @@ ENDS: dict[str, Callable[[Loading], int]] = {
 def test_workers_and_what_they_leave_end_with(sandbox: Sandbox, end: str, stopped: bool) -> None:
     is_alone = end == "the keeper is killed"  # then no process of ours is left that could end orphans
     if is_alone:
-        a_place()
+        a_parent_group()
     loading = Loading(sandbox, leaves=True)
     wait_for(lambda: len(loading.workers()) >= 4, "workers, and what they have left")
     if stopped:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from squeezer.daemon.side_processes.control_group import make_side_group
-from squeezer.daemon.side_processes.control_group_place import NoGroupError, place_of_groups
+from squeezer.daemon.side_processes.parent_group import NoGroupError, parent_of_groups
 from tests.support.paths import ROOT
 
 MAKE = """
 import sys
 from squeezer.daemon.side_processes.control_group import make_side_group
-from squeezer.daemon.side_processes.control_group_place import NoGroupError
+from squeezer.daemon.side_processes.parent_group import NoGroupError
 try:
     group = make_side_group()
 except NoGroupError as error:
@@ -28,11 +28,11 @@ else:
 """Prints where a side task's group is made, or why none is."""
 
 
-def a_place() -> Path:
+def a_parent_group() -> Path:
     """Where groups can be made; else the test is skipped."""
     try:
         make_side_group().close()
-        return place_of_groups()
+        return parent_of_groups()
     except NoGroupError as error:
         pytest.skip(f"no control groups here, so what they give is NOT shown: {error}")
 

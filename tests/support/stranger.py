@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ds_hooks.shared.processes.identity import this_place
+from ds_hooks.shared.processes.identity import own_namespaces
 
 STRANGER = 65534
 """The uid and gid; no account is needed."""
@@ -67,7 +67,7 @@ def outcome(do: Callable[[], Any]) -> str:
 
 
 def _fork(uid: int, reader: int, do: Callable[[], object]) -> int:
-    this_place()  # what Python loads when it is first needed is out of another user's reach
+    own_namespaces()  # what Python loads when it is first needed is out of another user's reach
     pid = os.fork()
     if pid:
         return pid

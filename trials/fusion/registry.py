@@ -90,7 +90,7 @@ class JointLayer(Layer):
 
 
 def arrange(
-    place: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+    where: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, ...]:
     """Return the inputs of a call in the order of `signature`, with its defaults filled in.
 
@@ -100,7 +100,7 @@ def arrange(
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise FuseError(f"{place} is called with other inputs than it takes: {error}") from error
+        raise FuseError(f"{where} is called with other inputs than it takes: {error}") from error
     bound.apply_defaults()
     return tuple(bound.arguments.values())
 

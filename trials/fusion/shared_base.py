@@ -112,7 +112,7 @@ class Snapshot(TorchDispatchMode):
         """`before` are copies of the tensors in `held`."""
         super().__init__()
         self._held, self._before = held, before
-        self._places = {name: _place(held[name]) for name in before}
+        self._memory = {name: _storage(held[name]) for name in before}
         self._written: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -122,8 +122,8 @@ class Snapshot(TorchDispatchMode):
         given += [(each, kwargs[each.name]) for each in func._schema.arguments if each.name in kwargs]
         for argument, value in given:
             if argument.is_write:
-                places = {_place(each) for each in tree_leaves(value) if isinstance(each, Tensor)}
-                self._written.update(name for name, place in self._places.items() if place in places)
+                storages = {_storage(each) for each in tree_leaves(value) if isinstance(each, Tensor)}
+                self._written.update(name for name, memory in self._memory.items() if memory in storages)
         return func(*args, **kwargs)
 
     def put_back(self) -> list[str]:
@@ -159,14 +159,14 @@ class Bases:
     def _adopt(self, name: str, parameter: nn.Parameter) -> None:
         kind = name, parameter.dtype, parameter.shape, parameter.stride(), parameter.device
         living = []
-        for ref, place in self._known.get(kind, ()):
+        for ref, memory in self._known.get(kind, ()):
             other = ref()
-            if other is None or other.data_ptr() != place:
+            if other is None or other.data_ptr() != memory:
                 continue
             if same_bits(parameter, other):
                 parameter.data = other.data
                 return
-            living.append((ref, place))
+            living.append((ref, memory))
         self._known[kind] = [*living, (weakref.ref(parameter), parameter.data_ptr())]
 
 
@@ -286,10 +286,10 @@ def _said(names: Iterable[str], patterns: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _place(tensor: Tensor) -> int:
+def _storage(tensor: Tensor) -> int:
     """Return what all views and aliases of a tensor have in common."""
-    place: int = tensor.untyped_storage()._cdata
-    return place
+    storage: int = tensor.untyped_storage()._cdata
+    return storage
 
 
 def _bits(tensor: Tensor) -> Tensor:

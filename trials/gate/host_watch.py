@@ -32,7 +32,7 @@ def where_is(thread: int) -> str:
     """Where a thread is: the file, line and code of the user's that it runs, or else those in which it is."""
     frame = sys._current_frames().get(thread)
     if frame is None:
-        return "an unknown place"
+        return "an unknown line"
     stack = traceback.extract_stack(frame)
     found = next((each for each in reversed(stack) if _is_the_users(each.filename)), stack[-1])
     return f"{found.filename}:{found.lineno} ({found.line})"

@@ -82,11 +82,11 @@ def holder_of(optimizer: torch.optim.Optimizer, way: Way = "rules") -> Duplicate
 def refuse_views(optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer that keeps views of its parameters, because its trial's row moves."""
     own = {id(p) for p in parameters_of(optimizer)}
-    places = {p.untyped_storage().data_ptr() for p in parameters_of(optimizer) if p.numel()}
+    storages = {p.untyped_storage().data_ptr() for p in parameters_of(optimizer) if p.numel()}
     for path, value in contents(optimizer):
         if not isinstance(value, Tensor) or id(value) in own or value.layout is not torch.strided:
             continue
-        if value.numel() and value.untyped_storage().data_ptr() in places:
+        if value.numel() and value.untyped_storage().data_ptr() in storages:
             raise FuseError(
                 f"optimizer {type(optimizer).__name__} keeps a view of a parameter as '{path}'; allowed: the "
                 "parameter itself, or a copy"

@@ -196,8 +196,8 @@ class Originals(FusedOptimizer):
 
     def _write_back(self, row: int) -> None:
         """Copy into the rows what an optimizer has assigned as new data."""
-        for name, p, place in zip(self._order, self._parameters_K[row], self._places_K[row], strict=True):
-            if _place(p) == place:
+        for name, p, memory in zip(self._order, self._parameters_K[row], self._memory_K[row], strict=True):
+            if _memory(p) == memory:
                 continue
             own = self._rows.parameters[name].detach()[row]
             if (p.shape, p.dtype) != (own.shape, own.dtype):
@@ -211,12 +211,12 @@ class Originals(FusedOptimizer):
     def _bind(self) -> None:
         """Let each original's parameters be views of its trial's rows."""
         self._parameters_K = [parameters_of(original) for original in self._originals]
-        self._places_K = []
+        self._memory_K = []
         for row, (original, mine) in enumerate(zip(self._originals, self._parameters_K, strict=True)):
             refuse_views(original)
             for name, p in zip(self._order, mine, strict=True):
                 p.data = self._rows.parameters[name].detach()[row]
-            self._places_K.append([_place(p) for p in mine])
+            self._memory_K.append([_memory(p) for p in mine])
 
 
 def _sharing(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -238,5 +238,5 @@ def _copy_groups(source: torch.optim.Optimizer, into: torch.optim.Optimizer) -> 
         group.update(theirs, params=parameters)
 
 
-def _place(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
+def _memory(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
     return tensor.data_ptr(), tensor.stride()

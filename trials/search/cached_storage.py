@@ -52,11 +52,11 @@ class CachedStorage(_CachedStorage):  # type: ignore[misc]  # of an untyped pack
     def _read_trials_from_remote_storage(self, study_id: int) -> None:
         super()._read_trials_from_remote_storage(study_id)
         with self._lock:
-            study, places = self._studies[study_id], self._trial_id_to_study_id_and_number
+            study, numbers = self._studies[study_id], self._trial_id_to_study_id_and_number
             # all up to here have been read: Optuna creates a study's trials one after another, under a lock
             study.last_finished_trial_id = max((study.last_finished_trial_id, *study.unfinished_trial_ids))
             for trial_id in tuple(study.unfinished_trial_ids):
-                trial = study.trials[places[trial_id][1]]
+                trial = study.trials[numbers[trial_id][1]]
                 if _is_begun(trial):
                     self._running.add(trial.number)
                 if _is_begun(trial) or is_paused(trial):

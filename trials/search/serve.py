@@ -91,7 +91,7 @@ def serve(
 
 
 def _status_of(error: Exception) -> int | None:
-    """The exit status for an error of the user's, or of the place where the study is kept; None: any other error."""
+    """The exit status for an error of the user's, or of the storage; None: any other error."""
     if isinstance(error, StudyError):
         return USER_ERROR_STATUS
     return 1 if isinstance(error, (StorageError, OSError)) else None  # a restart may mend it

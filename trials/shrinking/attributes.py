@@ -61,7 +61,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTra
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SizeAttribute:
     """An attribute of a module that holds a size, or a tuple of sizes.
 
     Attributes:
@@ -82,7 +82,7 @@ class Place:
         return made if self.is_tuple else made[0]
 
 
-def substitute(model: nn.Module, trace: Trace, divide: Sequence[str], by: int) -> list[Place]:
+def substitute(model: nn.Module, trace: Trace, divide: Sequence[str], by: int) -> list[SizeAttribute]:
     """Replace the sizes in modules of `model` by `Dim`, and return where they are.
 
     Args:
@@ -94,13 +94,13 @@ def substitute(model: nn.Module, trace: Trace, divide: Sequence[str], by: int) -
     Raises:
         ShrinkError: a name in `divide` is no integer attribute of any module.
     """
-    places = [
+    attributes = [
         _replaced(trace, module, path, name)
         for path, module in model.named_modules()
         for name in _used(module)
         if getattr(module, name, None)
     ]
-    places += list(_groups(model, trace, by))
+    attributes += list(_groups(model, trace, by))
     for name in divide:
         found = [(path, m) for path, m in model.named_modules() if _is_whole(_reached(m, name))]
         if not found:
@@ -108,13 +108,13 @@ def substitute(model: nn.Module, trace: Trace, divide: Sequence[str], by: int) -
                 f"divide={name!r}: no module has such a whole number; allowed: names of attributes of the model's "
                 "modules, such as ('n_head',), or of objects that they hold, such as ('config.n_head',)"
             )
-        seen: dict[int, Place] = {}
+        seen: dict[int, SizeAttribute] = {}
         for path, module in found:
             holder = _holder(module, name)
             if id(holder) not in seen:  # several modules may hold one configuration
                 seen[id(holder)] = _replaced(trace, module, path, name)
-        places += seen.values()
-    return places
+        attributes += seen.values()
+    return attributes
 
 
 def tell_sizes(model: nn.Module, trace: Trace) -> None:
@@ -133,11 +133,11 @@ def tell_sizes(model: nn.Module, trace: Trace) -> None:
                 )
 
 
-def set_sizes(surrogate: nn.Module, places: Sequence[Place], by: int) -> None:
+def set_sizes(surrogate: nn.Module, attributes: Sequence[SizeAttribute], by: int) -> None:
     """Set the sizes in the modules of a surrogate whose tensors are sliced already."""
-    for place in places:
-        module = surrogate.get_submodule(place.path)
-        setattr(_holder(module, place.name), place.name.rpartition(".")[2], place.new(by))
+    for attribute in attributes:
+        module = surrogate.get_submodule(attribute.path)
+        setattr(_holder(module, attribute.name), attribute.name.rpartition(".")[2], attribute.new(by))
     for module in surrogate.modules():
         for classes, told in _TOLD:
             if isinstance(module, classes):
@@ -194,7 +194,7 @@ def _kind(module: nn.Module) -> tuple[str, str]:
     return type(module).__module__, type(module).__name__
 
 
-def _groups(model: nn.Module, trace: Trace, by: int) -> Iterator[Place]:
+def _groups(model: nn.Module, trace: Trace, by: int) -> Iterator[SizeAttribute]:
     """Groups of convolutions: those of one channel shrink, others get narrower if they can, or else fewer."""
     for path, module in model.named_modules():
         if isinstance(module, _CONVOLUTIONS) and module.groups > 1:
@@ -203,13 +203,13 @@ def _groups(model: nn.Module, trace: Trace, by: int) -> Iterator[Place]:
                 yield _replaced(trace, module, path, "groups")
 
 
-def _replaced(trace: Trace, module: nn.Module, path: str, name: str) -> Place:
+def _replaced(trace: Trace, module: nn.Module, path: str, name: str) -> SizeAttribute:
     value, holder = _reached(module, name), _holder(module, name)
     several = isinstance(value, (tuple, list))
     axes = tuple(Axis(v) if _is_whole(v) and v > 0 else v for v in (value if several else (value,)))
     made = tuple(trace.dim(axis) if isinstance(axis, Axis) else axis for axis in axes)
     setattr(holder, name.rpartition(".")[2], made if several else made[0])
-    return Place(path, name, axes, several)
+    return SizeAttribute(path, name, axes, several)
 
 
 def _holder(module: nn.Module, name: str) -> Any:

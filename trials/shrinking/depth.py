@@ -13,8 +13,7 @@ from torch import nn
 
 from trials.shrinking.errors import ShrinkError
 from trials.shrinking.fans import is_conv1d
-from trials.shrinking.roles import Branch as Place
-from trials.shrinking.roles import Roles
+from trials.shrinking.roles import BranchPart, Roles
 from trials.shrinking.trace import Branch
 
 MOST = 4
@@ -29,12 +28,12 @@ class Shallower:
 
     Attributes:
         dropped: the paths of the blocks that the surrogate lacks.
-        places: parameter of a block that stays -> its place in its branch.
+        parts: parameter of a block that stays -> its part of its branch.
         ratio: the surrogate's depth ÷ the target's.
     """
 
     dropped: tuple[str, ...] = ()
-    places: Mapping[str, Place] = field(default_factory=dict)
+    parts: Mapping[str, BranchPart] = field(default_factory=dict)
     ratio: float = 1.0
 
 
@@ -54,7 +53,7 @@ def shallower(model: nn.Module, by: int, branches: Sequence[Branch]) -> Shallowe
     if not isinstance(by, int) or isinstance(by, bool) or not 1 <= by <= MOST:
         raise ShrinkError(f"depth={by!r}; allowed: a whole number from 1 to {MOST}")
     dropped: list[str] = []
-    places: dict[str, Place] = {}
+    parts: dict[str, BranchPart] = {}
     seen = []
     for paths in _stacks(model):
         seen.append(f"{len(paths)} in '{paths[0].rpartition('.')[0]}'")
@@ -62,20 +61,20 @@ def shallower(model: nn.Module, by: int, branches: Sequence[Branch]) -> Shallowe
             continue
         kept = paths[: len(paths) // by]
         for path in paths:
-            found = dict(_places(model, path, branches))
-            places.update(found if path in kept else {})
+            found = dict(_parts(model, path, branches))
+            parts.update(found if path in kept else {})
         dropped += paths[len(kept) :]
     if not dropped:
         raise ShrinkError(
             f"depth={by}: no stack of alike blocks can be divided by {by} with two left; found: "
             f"{', '.join(seen) or 'none'}; allowed: depth=1, or such a number of blocks in a ModuleList or Sequential"
         )
-    return Shallower(tuple(dropped), places, 1 / by)
+    return Shallower(tuple(dropped), parts, 1 / by)
 
 
-def place(found: Roles, depth: Shallower) -> None:
-    """Note the places of parameters in their branches among the roles of a model without the dropped blocks."""
-    for name, own in depth.places.items():
+def set_branches(found: Roles, depth: Shallower) -> None:
+    """Note where in their branches parameters are among the roles of a model without the dropped blocks."""
+    for name, own in depth.parts.items():
         found[name] = replace(found[name], branch=own, r_depth=depth.ratio)
 
 
@@ -103,8 +102,8 @@ def _form(block: nn.Module) -> tuple[Any, ...]:
     return type(block), tuple((name, tuple(p.shape)) for name, p in block.named_parameters())
 
 
-def _places(model: nn.Module, path: str, branches: Sequence[Branch]) -> Iterator[tuple[str, Place]]:
-    """The place of each parameter of a block."""
+def _parts(model: nn.Module, path: str, branches: Sequence[Branch]) -> Iterator[tuple[str, BranchPart]]:
+    """Where in its branch each parameter of a block is."""
     own = [f"{path}.{name}" for name, _ in model.get_submodule(path).named_parameters()]
     inside = [branch for branch in branches if branch.inside & set(own)]
     for branch in inside:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from trials.shrinking import elementwise as _elementwise  # noqa: F401 - each of these fills the table
 from trials.shrinking import products as _products  # noqa: F401
 from trials.shrinking import shapes as _shapes  # noqa: F401
-from trials.shrinking.attributes import Place, kept_modules, substitute, tell_sizes
+from trials.shrinking.attributes import SizeAttribute, kept_modules, substitute, tell_sizes
 from trials.shrinking.axes import Axis, is_free, keep, leaves, new_size
 from trials.shrinking.depth import Shallower, shallower
 from trials.shrinking.errors import ShrinkError
@@ -51,17 +51,17 @@ class Plan:
     Attributes:
         by: the factor.
         axes: tensor's name -> its axes.
-        places: sizes in modules.
+        attributes: sizes in modules.
         left: what does not shrink, and why.
         readouts: the weights of the last layers.
         uses: axes of the outputs and inputs of bare parameters, as their uses show.
         work: see `Shrunk`; of all blocks, also those that are dropped.
-        depth: which blocks are dropped, and the places of the parameters of the others.
+        depth: which blocks are dropped, and where the parameters of the others are.
     """
 
     by: int
     axes: Mapping[str, tuple[Axis, ...]]
-    places: Sequence[Place]
+    attributes: Sequence[SizeAttribute]
     left: tuple[Left, ...]
     readouts: tuple[str, ...]
     uses: Mapping[str, Axes] = field(default_factory=dict)
@@ -79,16 +79,16 @@ def plan_of(
     """
     copy_ = copy.deepcopy(model)
     trace = Trace()
-    places = substitute(copy_, trace, divide, by)
+    attributes = substitute(copy_, trace, divide, by)
     kept = dict(kept_modules(copy_, keep_))
     calls, tensors, ends = _traced(copy_, trace, batch, kept)
     axes = {name: trace.axes(tensor) for name, tensor in tensors.items()}
-    _keep_indivisible(axes, places, by)
+    _keep_indivisible(axes, attributes, by)
     _refuse_heads(trace, by)
     _keep_quotients(trace, by)
     parameters = {name for name, t in tensors.items() if isinstance(t, nn.Parameter)}
     left = tuple(each for name, own_axes in axes.items() if name in parameters for each in _left(name, own_axes))
-    plan = Plan(by, axes, places, left, _readouts(trace, ends), _fans(trace, copy_, calls), _work(trace, by))
+    plan = Plan(by, axes, attributes, left, _readouts(trace, ends), _fans(trace, copy_, calls), _work(trace, by))
     plan = replace(plan, depth=shallower(model, depth, trace.branches))
     if not any(is_free(axis) for name in parameters for axis in axes[name]):
         raise ShrinkError(_nothing(model, by, left))
@@ -188,8 +188,8 @@ def _is_ours(error: Exception) -> bool:
     return last.parent == Path(__file__).parent and last.name != "trace.py"
 
 
-def _keep_indivisible(axes: Mapping[str, Sequence[Axis]], places: Sequence[Place], by: int) -> None:
-    named = [(a, f" ('{p.path}.{p.name}')") for p in places for a in p.axes if isinstance(a, Axis)]
+def _keep_indivisible(axes: Mapping[str, Sequence[Axis]], attributes: Sequence[SizeAttribute], by: int) -> None:
+    named = [(a, f" ('{p.path}.{p.name}')") for p in attributes for a in p.axes if isinstance(a, Axis)]
     for axis, what in [*named, *((axis, "") for own in axes.values() for axis in own)]:
         for leaf in leaves(axis):
             if not leaf.kept and leaf.size % by and (not what or leaf.size == axis.size):
@@ -225,7 +225,7 @@ def _left(name: str, axes: Sequence[Axis]) -> list[Left]:
     for number, axis in enumerate(axes):
         if not is_free(axis) and axis.size > 1:
             reason = next((leaf.kept for leaf in leaves(axis) if leaf.size > 1), "")
-            if reason != "an axis of places":
+            if reason != "a spatial axis":
                 found.append(Left(name, number, axis.size, reason))
     return found
 

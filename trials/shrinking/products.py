@@ -163,8 +163,8 @@ def _convolved(
     if bias is not None:
         join(out, trace.axes(bias)[0], call.where)
     for axis in (*own[2:], *axes[-nd:]):
-        keep(axis, "an axis of places")
-    spatial = [Axis(size, "an axis of places") for size in call.made.shape[-nd:]]
+        keep(axis, "a spatial axis")
+    spatial = [Axis(size, "a spatial axis") for size in call.made.shape[-nd:]]
     trace.work.append(Work((*axes[: -nd - 1], *spatial, *own)))
     return (*axes[: -nd - 1], out, *spatial)
 
@@ -223,12 +223,12 @@ def _resized(trace: Trace, call: Call) -> Any:
 
 
 def _by_places(trace: Trace, call: Call, nd: int) -> Any:
-    """Only the last `nd` axes, those of places, may change."""
+    """Only the last `nd` axes, the spatial ones, may change."""
     axes = trace.axes(call.args[0])
     for axis in axes[-nd:]:
-        keep(axis, "an axis of places")
+        keep(axis, "a spatial axis")
     outputs = [each for each in tree_leaves(call.made) if isinstance(each, Tensor)]
-    return [(*axes[:-nd], *(Axis(size, "an axis of places") for size in each.shape[-nd:])) for each in outputs]
+    return [(*axes[:-nd], *(Axis(size, "a spatial axis") for size in each.shape[-nd:])) for each in outputs]
 
 
 @operation("pad")

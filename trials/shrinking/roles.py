@@ -15,7 +15,7 @@ from trials.shrinking.fans import Axes, Fans, fans_of, refuse_owner
 
 Kind = Literal["hidden", "input", "vector", "output", "scalar"]
 
-Branch = Literal["none", "last", "inner"]
+BranchPart = Literal["none", "last", "inner"]
 """Whether a parameter is in a residual branch of a stack that has become shallower: in its last layer, or before."""
 
 
@@ -28,7 +28,7 @@ class Role:
         r_out: of its fan-out.
         shape: the surrogate's.
         target_shape: the target's.
-        branch: its place in a stack that has become shallower.
+        branch: where it is in a stack that has become shallower.
         r_depth: of the depth of that stack.
         tied: whether it is an embedding and the weight of the head too.
     """
@@ -37,7 +37,7 @@ class Role:
     r_out: float
     shape: tuple[int, ...]
     target_shape: tuple[int, ...]
-    branch: Branch = "none"
+    branch: BranchPart = "none"
     r_depth: float = 1.0
     tied: bool = False
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from trials.shrinking.attributes import set_sizes
 from trials.shrinking.axes import Axis, index_of, new_size
-from trials.shrinking.depth import drop, place
+from trials.shrinking.depth import drop, set_branches
 from trials.shrinking.errors import ShrinkError, ShrinkWarning
 from trials.shrinking.fans import Axes
 from trials.shrinking.plan import Left, Plan, plan_of, said, work_of
@@ -97,9 +97,9 @@ def apply(plan: Plan, model: nn.Module, readout: str, fans: Mapping[str, Axes]) 
                         made[id(tensor)] = _sliced(tensor, plan.axes[name], by)
                     setattr(module, own, made[id(tensor)])
     paths = {path for path, _ in surrogate.named_modules()}
-    set_sizes(surrogate, [place for place in plan.places if place.path in paths], by)
+    set_sizes(surrogate, [each for each in plan.attributes if each.path in paths], by)
     found = roles(base if plan.depth.dropped else model, surrogate, fans, plan.uses)
-    place(found, plan.depth)
+    set_branches(found, plan.depth)
     scale_tied_heads(surrogate, found)
     _begin(surrogate, found)
     zeroed = zero_readouts(surrogate, found, plan.readouts, readout)

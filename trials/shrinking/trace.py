@@ -207,13 +207,13 @@ class Trace(TorchFunctionMode):
         if name in ("shape", "size"):
             return self._sizes(args, kwargs, made)
         if name == "setitem":
-            self._apply(Call(name, tuple(args), kwargs, args[0][args[1]], f"node '{name}'{_place()}"))
+            self._apply(Call(name, tuple(args), kwargs, args[0][args[1]], f"node '{name}'{_source_line()}"))
             return made
         if not any(isinstance(each, Tensor) for each in tree_leaves(made)):
             return made
         node = name if name not in self._counts else f"{name}_{self._counts[name]}"
         self._counts[name] = self._counts.get(name, 0) + 1
-        call = Call(name, tuple(args), kwargs, made, f"node '{node}'{_place()}")
+        call = Call(name, tuple(args), kwargs, made, f"node '{node}'{_source_line()}")
         self._apply(call)
         return made
 
@@ -362,7 +362,7 @@ def _name(func: Any) -> str:
     return name.rstrip("_")
 
 
-def _place() -> str:
+def _source_line() -> str:
     """The user's line that makes a call."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):

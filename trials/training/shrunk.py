@@ -12,7 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from trials.fusion.errors import FuseError
 from trials.fusion.own_code.streams import undisturbed
-from trials.shrinking.depth import drop, place, shallower
+from trials.shrinking.depth import drop, set_branches, shallower
 from trials.shrinking.drawn import correct
 from trials.shrinking.errors import ShrinkError
 from trials.shrinking.plan import Plan, Seen, plan_of, shown_by
@@ -112,7 +112,7 @@ def _of_own_code(
             f"model(params, {settings.by}) is as wide as model(params, 1); allowed: widths divided by shrink"
         )
     correct(surrogate, target, found)
-    place(found, depth)
+    set_branches(found, depth)
     for name, p in surrogate.named_parameters():
         if found[name].branch == "last":
             with torch.no_grad():

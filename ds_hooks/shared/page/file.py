@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ds_hooks.shared.page.layout import PAGE_BYTES, PAGE_MAGIC, PAGE_VERSION, Field, Role
 from ds_hooks.shared.private_file import OthersError, check_ours, make_parents
-from ds_hooks.shared.processes.identity import Place, other_place, start_time, this_place
+from ds_hooks.shared.processes.identity import Namespaces, own_namespaces, start_time, why_apart
 
 DIRECTORY_VARIABLE = "SQUEEZER_DIR"
 """The environment variable that names the directory of pages and sockets."""
@@ -150,7 +150,7 @@ class Page:
                     time.sleep(0.001)
                     continue
                 _check_version(path, fd)
-                _check_place(path, fd)
+                _check_namespaces(path, fd)
                 return cls(path, fd)
             except PageError:
                 os.close(fd)
@@ -240,7 +240,8 @@ def _publish_new(path: Path) -> int | None:
     words = memoryview(content).cast("q")
     words[Field.MAGIC] = PAGE_MAGIC
     words[Field.VERSION] = PAGE_VERSION
-    words[Field.BOOT_ID : Field.BOOT_ID + len(Place._fields)] = array("q", this_place())  # one word each, side by side
+    # one word each, side by side
+    words[Field.BOOT_ID : Field.BOOT_ID + len(Namespaces._fields)] = array("q", own_namespaces())
     rest = memoryview(content)
     try:
         while rest:  # what is nearly full takes a part
@@ -277,9 +278,9 @@ def _check_version(path: Path, fd: int) -> None:
         )
 
 
-def _check_place(path: Path, fd: int) -> None:
-    words = memoryview(os.pread(fd, 8 * len(Place._fields), 8 * Field.BOOT_ID)).cast("q")
-    why = other_place(Place(*words))
+def _check_namespaces(path: Path, fd: int) -> None:
+    words = memoryview(os.pread(fd, 8 * len(Namespaces._fields), 8 * Field.BOOT_ID)).cast("q")
+    why = why_apart(Namespaces(*words))
     if why is not None:
         raise PageError(f"the page {path} {why}")
 

@@ -12,7 +12,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _ENDED = ("Z", "X")
 
 
-class Place(NamedTuple):
+class Namespaces(NamedTuple):
     """Where process ids and times mean the same; every part fits into a word. 0: the kernel does not say."""
 
     boot_id_high: int
@@ -21,19 +21,19 @@ class Place(NamedTuple):
     time_namespace: int
 
 
-def this_place() -> Place:
-    """The place of this process."""
+def own_namespaces() -> Namespaces:
+    """Those of this process."""
     try:
         boot_id = UUID(_BOOT_ID.read_text(encoding="ascii").strip()).int
     except (OSError, ValueError):
         boot_id = 0
     low = 2**63 - 1  # words are signed; a bit less of an id does no harm
-    return Place(boot_id >> 64 & low, boot_id & low, _namespace("pid"), _namespace("time"))
+    return Namespaces(boot_id >> 64 & low, boot_id & low, _namespace("pid"), _namespace("time"))
 
 
-def other_place(found: Place) -> str | None:
-    """Say why processes of the place `found` and this one cannot work together; None: they can."""
-    here = this_place()
+def why_apart(found: Namespaces) -> str | None:
+    """Say why processes in the namespaces `found` and this one cannot work together; None: they can."""
+    here = own_namespaces()
     if found[:2] != here[:2]:
         return "was made on another machine, or before this one restarted; remove it or name another directory"
     if found.pid_namespace != here.pid_namespace:

@@ -1,6 +1,6 @@
 """A side task's control group (cgroup v2): from it no process escapes, whatever its parent, group or session.
 
-    OURS                     this process's own group, or one delegated with it: see `place_of_groups`
+    OURS                     this process's own group, or one delegated with it: see `parent_of_groups`
     └─ squeezer-side-XXXX    of one side task, removed with it; its owner holds a lock on the directory
        ├─ side               the side task and all that it starts
        └─ search             its search worker, which is not for the gate and counts apart
@@ -18,8 +18,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from squeezer.daemon.side_processes.control_group_place import NoGroupError, place_of_groups, reason
 from squeezer.daemon.side_processes.orphans import ends_by_itself
+from squeezer.daemon.side_processes.parent_group import NoGroupError, parent_of_groups, reason
 
 _PREFIX = "squeezer-side-"
 _MAKE_TRIES = 3
@@ -35,7 +35,7 @@ class SideGroup:
     """The control group of one side task.
 
     Args:
-        place: the group in which it is made.
+        parent: the group in which it is made.
         most_bytes: what all its processes together may hold, if the memory controller is there.
 
     Attributes:
@@ -46,12 +46,12 @@ class SideGroup:
         NoGroupError: there can be none; the text says why.
     """
 
-    def __init__(self, place: Path, most_bytes: int | None = None) -> None:
-        self.path, self._lock_fd = _make(place)
+    def __init__(self, parent: Path, most_bytes: int | None = None) -> None:
+        self.path, self._lock_fd = _make(parent)
         self._side, self._search = self.path / "side", self.path / "search"
         self._procs_fd = self._stat_fd = -1
         try:
-            self.limits_memory = most_bytes is not None and _has_memory(place) and enable(self.path, "memory")
+            self.limits_memory = most_bytes is not None and _has_memory(parent) and enable(self.path, "memory")
             for leaf in (self._side, self._search):
                 leaf.mkdir()
             if (self.path / "cpu.weight").exists():  # else only the classes of its processes count
@@ -119,15 +119,15 @@ def make_side_group(most_bytes: int | None = None) -> SideGroup:
     Raises:
         NoGroupError: there can be none; the text says why.
     """
-    place = place_of_groups()
-    _remove_dead(place)
-    return SideGroup(place, most_bytes)
+    parent = parent_of_groups()
+    _remove_dead(parent)
+    return SideGroup(parent, most_bytes)
 
 
 def remove_dead_groups() -> None:
     """Kill and remove the side tasks' groups of owners that were killed, where this process would make its own."""
     with suppress(NoGroupError):
-        _remove_dead(place_of_groups())
+        _remove_dead(parent_of_groups())
 
 
 def enable(group: Path, controller: str) -> bool:
@@ -142,22 +142,22 @@ def enable(group: Path, controller: str) -> bool:
     return False
 
 
-def _has_memory(place: Path) -> bool:
-    """Whether groups in `place` may have a limit. Only a group that holds no process is changed for that."""
+def _has_memory(parent: Path) -> bool:
+    """Whether groups in `parent` may have a limit. Only a group that holds no process is changed for that."""
     with suppress(OSError):
-        if not (place / "cgroup.procs").read_bytes() or "memory" in (place / "cgroup.subtree_control").read_text():
-            return enable(place, "memory")
+        if not (parent / "cgroup.procs").read_bytes() or "memory" in (parent / "cgroup.subtree_control").read_text():
+            return enable(parent, "memory")
     return False
 
 
-def _make(place: Path) -> tuple[Path, int]:
+def _make(parent: Path) -> tuple[Path, int]:
     """Make the directory and lock it. Until then another process may take it for one of a dead owner."""
     problem = "others remove it"
     for _ in range(_MAKE_TRIES):
         try:
-            path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+            path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         except OSError as error:
-            raise NoGroupError(f"none can be made in {place}: {error.strerror}") from error
+            raise NoGroupError(f"none can be made in {parent}: {error.strerror}") from error
         lock_fd = -1
         try:
             lock_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -170,11 +170,11 @@ def _make(place: Path) -> tuple[Path, int]:
             os.close(lock_fd)
         with suppress(OSError):
             path.rmdir()
-    raise NoGroupError(f"none can be kept in {place}: {problem}")
+    raise NoGroupError(f"none can be kept in {parent}: {problem}")
 
 
-def _remove_dead(place: Path) -> None:
-    for path in place.glob(f"{_PREFIX}*"):
+def _remove_dead(parent: Path) -> None:
+    for path in parent.glob(f"{_PREFIX}*"):
         lock_fd = -1
         with suppress(OSError):  # another process was faster, or its owner lives
             if path.lstat().st_uid == os.geteuid():

@@ -92,12 +92,12 @@ class SideFamily:
     def _name(self, pids: set[int]) -> None:
         """Name them on the page, each in the word that it had."""
         words = self._words
-        places = range(Field.FOUND_PROCESSES, Field.FOUND_PROCESSES + PROCESS_WORDS)
-        for index in places:
+        indices = range(Field.FOUND_PROCESSES, Field.FOUND_PROCESSES + PROCESS_WORDS)
+        for index in indices:
             if words[index] not in pids:
                 words[index] = 0
-        free = [index for index in places if not words[index]]
-        named = {words[index] for index in places}
+        free = [index for index in indices if not words[index]]
+        named = {words[index] for index in indices}
         for index, pid in zip(free, sorted(pids - named), strict=False):
             words[index] = pid
 

@@ -20,9 +20,9 @@ from ds_hooks.shared.statuses import Serving
 from ds_hooks.shared.study_files import trials_directory
 from squeezer.config import SideTable
 from squeezer.daemon.side_processes.control_group import SideGroup, make_side_group
-from squeezer.daemon.side_processes.control_group_place import NoGroupError
 from squeezer.daemon.side_processes.environment import side_environment
 from squeezer.daemon.side_processes.orphans import end_orphans
+from squeezer.daemon.side_processes.parent_group import NoGroupError
 from squeezer.daemon.side_processes.temporary_folder import make_folder, remove_folder
 from squeezer.device import Device, SideProcess, has_ended
 from squeezer.records.layout import caches_path, side_log_path, temporary_folder_path, units_path

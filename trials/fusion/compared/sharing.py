@@ -18,7 +18,7 @@ from trials.fusion.registry import label
 def ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Map further names of a tensor to its first name. Buffers over the same memory count as one."""
     first: dict[object, str] = {}
-    keys = {name: id(t) if isinstance(t, nn.Parameter) else _place(t) for name, t in tensors.items()}
+    keys = {name: id(t) if isinstance(t, nn.Parameter) else _view(t) for name, t in tensors.items()}
     for name, key in keys.items():
         first.setdefault(key, name)
     return {name: first[key] for name, key in keys.items() if first[key] != name}
@@ -84,8 +84,8 @@ def refuse_shared(new: Sequence[str], tensors: Mapping[str, Tensor]) -> None:
     """
     memory = {name: _memory(tensor) for name, tensor in tensors.items()} if new else {}
     for name in new:
-        for other, place in memory.items():
-            if other != name and place == memory[name] != 0:
+        for other, own in memory.items():
+            if other != name and own == memory[name] != 0:
                 raise RefusedError(
                     f"the forward gives '{name}' the memory of '{other}', so that each changes with the other; "
                     "allowed: a clone"
@@ -132,7 +132,7 @@ def _held(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                     yield where, part
 
 
-def _place(tensor: Tensor) -> object:
+def _view(tensor: Tensor) -> object:
     """Equal for tensors that are the same view of the same memory."""
     if not _has_memory(tensor):
         return id(tensor)
@@ -173,8 +173,8 @@ def _span(tensor: Tensor) -> int:
 
 
 def _elements(tensor: Tensor) -> Tensor:
-    """The places of a tensor's elements in its storage."""
-    places = torch.tensor(tensor.storage_offset())
+    """The offsets of a tensor's elements in its storage."""
+    offsets = torch.tensor(tensor.storage_offset())
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        places = places.unsqueeze(-1) + torch.arange(size) * stride
-    return places.flatten()
+        offsets = offsets.unsqueeze(-1) + torch.arange(size) * stride
+    return offsets.flatten()

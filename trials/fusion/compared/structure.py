@@ -85,9 +85,9 @@ def structure(model: nn.Module, phases: Sequence[str] = (FORWARD,), untraced: st
     if changed := plain.put_back():
         untraced = f"model {type(model).__name__} cannot be traced: it changes '{changed}' in place"
         graphs = (None,) * (len(phases) + 1)
-    if places := kept.changed():
+    if held := kept.changed():
         kept.put_back()
-        untraced = untraced or f"model {type(model).__name__} cannot be traced: it changes '{places[0][1]}'"
+        untraced = untraced or f"model {type(model).__name__} cannot be traced: it changes '{held[0][1]}'"
         graphs = (None,) * (len(phases) + 1)
     unchanged.check()
     facts["model", "traced"] = not untraced

@@ -21,7 +21,7 @@ from trials.fusion.compared.contents import contents
 from trials.fusion.compared.describe import Describer
 from trials.fusion.compared.reads import PLAIN
 from trials.fusion.errors import FuseError, RefusedError
-from trials.fusion.graph.module_attributes import ModuleAttributes, Place
+from trials.fusion.graph.module_attributes import Attribute, ModuleAttributes
 from trials.fusion.graph.surroundings import reentrant_checkpoint, without_recomputing
 from trials.fusion.own_code.one_by_one import fits, mark
 from trials.fusion.own_code.streams import drawing_from
@@ -96,10 +96,11 @@ class Memo:
     def __init__(self, module: nn.Module, path: str) -> None:
         self.kept = ModuleAttributes(module)
         self._module, self.path, self.is_allowed = module, path, True
-        self._proven: dict[Hashable, tuple[int, frozenset[Place]]] = {}  # how many signatures were known, and places
+        # per signature: how many others were known, and which attributes had changed
+        self._proven: dict[Hashable, tuple[int, frozenset[Attribute]]] = {}
         self._veterans: list[_Copy] = []  # one at most: what calls of all signatures have left
 
-    def changed(self, reshaped: Collection[str]) -> list[Place]:
+    def changed(self, reshaped: Collection[str]) -> list[Attribute]:
         """Put back what a forward has changed. Returns where, buffers among them that are `reshaped`.
 
         Raises:
@@ -108,61 +109,66 @@ class Memo:
         inside = self.kept.changed_inside()
         if inside:
             raise self.error(inside[0])
-        places = self.kept.changed()
-        if places:
+        attributes = self.kept.changed()
+        if attributes:
             self.kept.put_back()
         for name in reshaped:
             path, _, own = name.rpartition(".")
-            places.append((path, own))
-        if places and not self.is_allowed:
-            raise self.error(places[0])
-        return places
+            attributes.append((path, own))
+        if attributes and not self.is_allowed:
+            raise self.error(attributes[0])
+        return attributes
 
     def prove(
-        self, plain: nn.Module, settings: Mapping[str, Mapping[str, Any]], call: LoneCall, places: Collection[Place]
+        self,
+        plain: nn.Module,
+        settings: Mapping[str, Mapping[str, Any]],
+        call: LoneCall,
+        attributes: Collection[Attribute],
     ) -> None:
-        """Try whether results depend on what is kept at `places`, unless a call like this one has been tried.
+        """Try whether results depend on what is kept at `attributes`, unless a call like this one has been tried.
 
         Args:
             plain: the module, with all layers in it run by their own code.
             settings: path -> attributes that the trial has for itself there.
             call: a trial's.
-            places: where its forward has changed something.
+            attributes: where its forward has changed something.
 
         Raises:
             RefusedError: they do.
         """
         number, known = self._proven.get(call.signature, (0, frozenset()))
-        if known.issuperset(places) and number == len(self._proven):
+        if known.issuperset(attributes) and number == len(self._proven):
             return
         made, call = template(plain, self.path), call.copy()
         for path, module in made.named_modules():
             vars(module).update(settings.get(path, {}))
-        fresh = _Copy(made, known.union(places))
+        fresh = _Copy(made, known.union(attributes))
         first, own = fresh.run(call)
-        for place in places:
-            if is_saved(first.module, place):
-                raise self.error(place, "register_buffer(..., persistent=False), which is not saved with the weights")
+        for attribute in attributes:
+            if is_saved(first.module, attribute):
+                allowed = "register_buffer(..., persistent=False), which is not saved with the weights"
+                raise self.error(attribute, allowed)
         begun = self._veterans or [first]
-        if not known.issuperset(places):
+        if not known.issuperset(attributes):
             changing = own.changed(call) | fresh.changed_in_the_other_mode(call)
             states, is_like_first = first.states(call), fresh.is_like_after(first, call)
             for other in (first, *fresh.after_other_calls(call, changing)):
                 after, result = other.run(call)
                 if not is_like_first or not result.is_like(own) or after.state() not in states:
-                    raise self.error(min(places))
+                    raise self.error(min(attributes))
             begun = [*fresh.after_other_calls(call, changing, mode=True), *begun]
         for other in begun:  # these may keep more
             after, result = other.run(call)
             if not result.is_like(own):
-                raise self.error(min(places))
+                raise self.error(min(attributes))
         self._veterans = [after]
-        self._proven[call.signature] = 0, fresh.places
-        self._proven[call.signature] = len(self._proven), fresh.places
+        self._proven[call.signature] = 0, fresh.attributes
+        self._proven[call.signature] = len(self._proven), fresh.attributes
 
-    def error(self, place: Place, allowed: str = "") -> RefusedError:
-        """Return the error for a forward that has changed something at `place`."""
-        path, name = place
+    def error(self, attribute: Attribute, allowed: str = "") -> RefusedError:
+        """Return the error for a forward that has changed something at `attribute`."""
+        path, name = attribute
         whole = ".".join(filter(None, (self.path, path)))
         return RefusedError(
             f"module '{label(self._module.get_submodule(path), whole)}': its forward changes the attribute '{name}', "
@@ -197,12 +203,12 @@ class _Copy:
 
     Attributes:
         module: the copy.
-        places: what is looked at.
+        attributes: what is looked at.
         kept: buffers that were replaced by others of another shape.
     """
 
     module: nn.Module
-    places: frozenset[Place]
+    attributes: frozenset[Attribute]
     kept: Mapping[str, Tensor] = field(default_factory=dict)
 
     def run(self, call: LoneCall, other_mode: bool = False) -> "tuple[_Copy, _Result]":
@@ -224,7 +230,7 @@ class _Copy:
         for each, mode in modes:
             each.training = mode
         left = {name: tensor.detach() for name, tensor in own.items() if name not in kept}
-        return _Copy(module, self.places, kept), _Result(output, left, stream.get_state())
+        return _Copy(module, self.attributes, kept), _Result(output, left, stream.get_state())
 
     def is_like_after(self, later: "_Copy", call: LoneCall) -> bool:
         """Whether this gives what `later` gives with other parameters, and other tensors where the call sets them.
@@ -298,7 +304,7 @@ class _Copy:
     def state(self) -> Hashable:
         """Describe what is kept."""
         found: list[Hashable] = []
-        for path, name in sorted(self.places):
+        for path, name in sorted(self.attributes):
             owner = self.module.get_submodule(path)
             tables = (vars(owner), owner._buffers, owner._parameters, owner._modules)
             values: list[Any] = [table[name] for table in tables if name in table]
@@ -319,9 +325,9 @@ def _copied(module: nn.Module, call: LoneCall) -> nn.Module:
     return copy.deepcopy(module, memo)
 
 
-def is_saved(module: nn.Module, place: Place) -> bool:
-    """Whether a `state_dict` holds what is at `place`."""
-    path, name = place
+def is_saved(module: nn.Module, attribute: Attribute) -> bool:
+    """Whether a `state_dict` holds what is at `attribute`."""
+    path, name = attribute
     owner = module.get_submodule(path)
     return name in owner._buffers and name not in owner._non_persistent_buffers_set
 
@@ -350,7 +356,7 @@ def _other(value: Any, draws: torch.Generator) -> Any:
 
 
 def _least(value: Any, draws: torch.Generator) -> Any:
-    """Return the least of an integer tensor's values, in all places."""
+    """Return the least of an integer tensor's values, in all positions."""
     is_integer = isinstance(value, Tensor) and not value.is_floating_point() and value.numel()
     return value.min().expand(value.shape).contiguous() if is_integer and value.dtype is not torch.bool else value
 

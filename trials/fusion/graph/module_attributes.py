@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trials.fusion.compared.contents import contents
 
-Place = tuple[str, str]
+Attribute = tuple[str, str]
 """The path of a module, and the name of its attribute."""
 
 
@@ -22,8 +22,8 @@ class ModuleAttributes:
         """Remember them."""
         self._module = module
         self._tables: dict[int, tuple[str, dict[str, Any], dict[str, Any]]] = {}
-        self._containers: dict[int, tuple[Place, Any, Any]] = {}
-        self._tensors: list[tuple[Place, Tensor, int]] = []
+        self._containers: dict[int, tuple[Attribute, Any, Any]] = {}
+        self._tensors: list[tuple[Attribute, Tensor, int]] = []
         inside = {id(each) for each in module.modules()}
         for path, each in module.named_modules():
             self._tables.update({id(table): (path, table, dict(table)) for table in _tables(each)})
@@ -32,21 +32,21 @@ class ModuleAttributes:
                 if not own_table and not _is_passed_over(name) and not isinstance(value, (Tensor, nn.Module)):
                     self._add((path, name), value, inside)
 
-    def _add(self, place: Place, value: Any, inside: set[int]) -> None:
+    def _add(self, attribute: Attribute, value: Any, inside: set[int]) -> None:
         for _, part in contents(value, beyond=inside):
             if id(part) in inside:
                 continue
             if isinstance(part, Tensor):
                 if not part.is_inference():
-                    self._tensors.append((place, part, part._version))
+                    self._tensors.append((attribute, part, part._version))
             elif isinstance(part, (dict, list, set, deque)):
-                self._containers.setdefault(id(part), (place, part, copy.copy(part)))
+                self._containers.setdefault(id(part), (attribute, part, copy.copy(part)))
             elif isinstance(part, FunctionType):
                 for cell in part.__closure__ or ():
-                    self._containers.setdefault(id(cell), (place, cell, _content(cell)))
+                    self._containers.setdefault(id(cell), (attribute, cell, _content(cell)))
             elif type(getattr(part, "__dict__", None)) is dict and not isinstance(part, type):
                 table = vars(part)
-                self._containers.setdefault(id(table), (place, table, dict(table)))
+                self._containers.setdefault(id(table), (attribute, table, dict(table)))
 
     def renew(self, module: nn.Module) -> None:
         """Remember the attributes of one `module` inside as they are now."""
@@ -54,23 +54,23 @@ class ModuleAttributes:
             if id(table) in self._tables:
                 self._tables[id(table)] = self._tables[id(table)][0], table, dict(table)
 
-    def changed(self) -> list[Place]:
+    def changed(self) -> list[Attribute]:
         """Return the attributes that are not as they were, each once."""
-        found: dict[Place, None] = {}
+        found: dict[Attribute, None] = {}
         for path, table, before in self._tables.values():
             if not _same(table, before):
                 names = [
                     name for name in {**before, **table} if _differ(table.get(name, _Absent), before.get(name, _Absent))
                 ]
                 found.update(dict.fromkeys((path, name) for name in names if not _is_passed_over(name)))
-        for place, part, before in self._containers.values():
+        for attribute, part, before in self._containers.values():
             if not _same(part, before):
-                found[place] = None
+                found[attribute] = None
         return list(found)
 
-    def changed_inside(self) -> list[Place]:
+    def changed_inside(self) -> list[Attribute]:
         """Return the attributes in which a tensor has changed in place, which cannot be put back."""
-        return [place for place, tensor, version in self._tensors if tensor._version != version]
+        return [attribute for attribute, tensor, version in self._tensors if tensor._version != version]
 
     def put_back(self) -> None:
         """Restore them."""

@@ -80,7 +80,7 @@ class Observer:
 
     def _note(self, name: str, frame: FrameType | None) -> None:
         if frame is not None and not self.asked:
-            self.asked = f"{place(frame)} asks {name}, whose answer may differ when the graph runs"
+            self.asked = f"{source_line(frame)} asks {name}, whose answer may differ when the graph runs"
 
 
 def _hashable_in(called: Any) -> bool:
@@ -154,7 +154,7 @@ def _asker(frame: FrameType) -> FrameType | None:
     return None if caller is None or is_library(caller) else caller
 
 
-def place(frame: FrameType) -> str:
+def source_line(frame: FrameType) -> str:
     """Return where a frame is, for messages."""
     return f"{frame.f_code.co_name} in {os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno},"
 

@@ -45,7 +45,7 @@ class OwnTensors(TorchDispatchMode):
 
     def put_back(self) -> list[str]:
         """Undo assignments to `tensor.data`, and return the names."""
-        changed = [(name, tensor, data) for name, tensor, data in self._data if _place(tensor) != _place(data)]
+        changed = [(name, tensor, data) for name, tensor, data in self._data if _memory(tensor) != _memory(data)]
         for _, tensor, data in changed:
             tensor.data = data
         return [name for name, *_ in changed]
@@ -55,7 +55,7 @@ def _has_storage(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and type(tensor) in (Tensor, nn.Parameter)
 
 
-def _place(tensor: Tensor) -> object:
+def _memory(tensor: Tensor) -> object:
     if not _has_storage(tensor):
         return None
     return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype

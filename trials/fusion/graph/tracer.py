@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten
 
 from trials.fusion.errors import FuseError, refused_freezing
-from trials.fusion.graph.observer import is_library, place
+from trials.fusion.graph.observer import is_library, source_line
 from trials.fusion.graph.surroundings import (
     as_written,
     changed,
@@ -81,13 +81,13 @@ class _Unknown(fx.Proxy):
         if caller.f_code is type(nn.Parameter).__instancecheck__.__code__ and caller.f_back is not None:
             caller = caller.f_back  # for the user's code, or for PyTorch's
         if not is_library(caller) or caller.f_code is torch.is_tensor.__code__:
-            raise FuseError(f"{place(caller)} asks for the class of a value")
+            raise FuseError(f"{source_line(caller)} asks for the class of a value")
         return type(self)
 
     def __getattr__(self, name: str) -> Any:
         """Record the attribute. Whether a value has it is not known, but tensors are."""
         if not name.startswith("__") and not hasattr(Tensor, name):
-            raise FuseError(f"{place(sys._getframe(1))} reads the attribute '{name}', which a tensor lacks")
+            raise FuseError(f"{source_line(sys._getframe(1))} reads the attribute '{name}', which a tensor lacks")
         return Attribute(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -95,12 +95,12 @@ class _Unknown(fx.Proxy):
         if name == "requires_grad" and self.node.op == "get_attr":
             raise refused_freezing(str(self.node.target))
         if hasattr(Tensor, name):
-            raise FuseError(f"{place(sys._getframe(1))} sets the attribute '{name}' of a value")
+            raise FuseError(f"{source_line(sys._getframe(1))} sets the attribute '{name}' of a value")
         super().__setattr__(name, value)
 
     def __copy__(self) -> Any:
         """Refuse it: a copy of a value is not the value."""
-        raise FuseError(f"{place(sys._getframe(1))} copies a value; allowed: x.clone()")
+        raise FuseError(f"{source_line(sys._getframe(1))} copies a value; allowed: x.clone()")
 
 
 class Proxy(_Unknown):

@@ -328,18 +328,18 @@ class Mapped:
             KeepsInsideError: a layer that must not run on its own keeps it.
         """
         one_by_one.refuse_ties(self.label, self._rows.aliases, self._prefix, reshaped)
-        if not (places := self.memo.changed(reshaped)):
+        if not (attributes := self.memo.changed(reshaped)):
             return
         if self._is_inside:
             raise KeepsInsideError(self.memo.path)
         for path in self._inner if by_vmap else ():
-            if any(place == path or place.startswith(f"{path}.") for place, _ in places):
+            if any(each == path or each.startswith(f"{path}.") for each, _ in attributes):
                 raise KeepsInsideError(path)
         tensors = {name: tensor[row] for table in (self._parameters, self._buffers) for name, tensor in table.items()}
         own_args, own_kwargs = of_row((args, kwargs), dims, row)
         call = LoneCall(tensors, own_args, own_kwargs, self._rows.generators[row], self.units.enter)
         settings = {path: {name: own[row] for name, own in table.items()} for path, table in self._rows.vectors.items()}
-        self.memo.prove(self._plain, settings, call, places)
+        self.memo.prove(self._plain, settings, call, attributes)
 
     def _set_modes(self) -> None:
         """Set all modules to their modes, which a forward may have changed."""
@@ -382,7 +382,7 @@ class Mapped:
         """Return a replacement for the `forward` of an inner layer."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._row is not None and self._together.are_given(inner.places):
+            if self._row is not None and self._together.are_given(inner.entries):
                 if module.training != inner.training:
                     raise FuseError(f"the forward sets the mode of {type(module).__name__} (train, eval)")
                 self._together.check_layer()

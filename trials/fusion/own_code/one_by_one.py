@@ -72,7 +72,7 @@ class OneByOne:
         """
         tensors: dict[str, Tensor] = {name: rows[row] for name, rows in self._rows.items()}
         mark(tensors[name] for name in self._parameters)
-        places = {name: _place(tensor) for name, tensor in tensors.items()}
+        memory = {name: _memory(tensor) for name, tensor in tensors.items()}
         others: list[str] = []
         try:
             yield tensors, others
@@ -83,7 +83,7 @@ class OneByOne:
                 raise
             raise ChangedError(self._parameters.keys() - self._once.keys()) from error
         new = {
-            name: tensors[name] for name, rows in self._rows.items() if _is_new(tensors[name], rows[row], places[name])
+            name: tensors[name] for name, rows in self._rows.items() if _is_new(tensors[name], rows[row], memory[name])
         }
         others += _others(new, self._stacked)
         if unforeseen := [name for name in new if name not in self._changing and name not in others]:
@@ -115,7 +115,7 @@ def in_slots(own: Sequence[Slot]) -> Iterator[list[str]]:
     """
     views = [tensor.squeeze(0) for *_, tensor in own]
     mark(view for view, (*_, tensor) in zip(views, own, strict=True) if isinstance(tensor, nn.Parameter))
-    places = [_place(view) for view in views]
+    memory = [_memory(view) for view in views]
     before = [table[name] for table, name, _, _ in own]
     others: list[str] = []
     for (table, name, _, _), view in zip(own, views, strict=True):
@@ -124,8 +124,8 @@ def in_slots(own: Sequence[Slot]) -> Iterator[list[str]]:
         yield others
         new = {
             whole: table[name]
-            for (table, name, whole, _), view, place in zip(own, views, places, strict=True)
-            if _is_new(table[name], view, place)
+            for (table, name, whole, _), view, was in zip(own, views, memory, strict=True)
+            if _is_new(table[name], view, was)
         }
         others += _others(new, {whole: tensor for _, _, whole, tensor in own}) if new else []
         if len(new) > len(others):
@@ -171,14 +171,14 @@ def refused_change(label: str) -> RefusedError:
     )
 
 
-def _place(tensor: Tensor) -> object:
+def _memory(tensor: Tensor) -> object:
     """Return where the data of a tensor are."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
-def _is_new(tensor: Tensor, before: Tensor, place: object) -> bool:
-    """Whether a tensor has been replaced, or its data, which were at `place`."""
-    return tensor is not before or _place(tensor) != place
+def _is_new(tensor: Tensor, before: Tensor, memory: object) -> bool:
+    """Whether a tensor has been replaced, or its data, which were at `memory`."""
+    return tensor is not before or _memory(tensor) != memory
 
 
 def _others(new: Mapping[str, Tensor], stacked: Mapping[str, Tensor]) -> list[str]:

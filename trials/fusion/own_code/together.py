@@ -28,7 +28,7 @@ _ALONE: frozenset[Any] = frozenset(
 """What looks at gradients or their graph. Under `vmap` it sees none, or those of all trials at once."""
 
 
-Place = tuple[Mapping[str, Tensor | None], str, str]
+TensorEntry = tuple[Mapping[str, Tensor | None], str, str]
 """A module's table of parameters or buffers, a name there, and the tensor's first name in the whole module."""
 
 
@@ -53,9 +53,9 @@ class Together:
         self._versions = versions
         return self
 
-    def are_given(self, places: Sequence[Place]) -> bool:
-        """Whether the tensors at `places` are the trials' own. A rule would take those, whatever the code has set."""
-        return all(table.get(name) is self._given.get(first, self) for table, name, first in places)
+    def are_given(self, entries: Sequence[TensorEntry]) -> bool:
+        """Whether the tensors at `entries` are the trials' own. A rule would take those, whatever the code has set."""
+        return all(table.get(name) is self._given.get(first, self) for table, name, first in entries)
 
     def __enter__(self) -> "Together":
         self._around, self._modes = over_whole_tensors(), own_function_modes()
@@ -98,11 +98,11 @@ class Together:
             yield
 
 
-def places_of(module: nn.Module, whole: nn.Module) -> list[Place]:
+def tensor_entries(module: nn.Module, whole: nn.Module) -> list[TensorEntry]:
     """Return where the tensors of a `module` inside the `whole` are."""
     named = (*whole.named_parameters(), *whole.named_buffers())
     first = {id(tensor): name for name, tensor in named}
-    found: list[Place] = []
+    found: list[TensorEntry] = []
     for inner in module.modules():
         tables: Any = inner._parameters, inner._buffers
         for table in tables:

@@ -32,7 +32,7 @@ class Params:
     """The hyperparameters of K trials: what is equal in all, the numbers that are not, and the rest.
 
     Attributes:
-        unlike: the numbers in which the trials differ: the key of each, and its place there.
+        unlike: the numbers in which the trials differ: the key of each, and its position there.
     """
 
     def __init__(self, params_K: Sequence[dict[str, Any]]) -> None:

@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 from trials.search.attributes import MILESTONE, PARAMS, WORKER
 from trials.search.choice.finite import has_begun_all
 from trials.search.choice.paused import is_paused, standing_of
-from trials.search.choice.placement import groups, place, trial_name
+from trials.search.choice.placement import assign, groups, trial_name
 from trials.search.choice.promotion import Ranking, next_milestone
 from trials.search.storage.claims import Claim, LockedClaims
 from trials.study import Study
@@ -150,7 +150,7 @@ class NextTrials:
             return list(candidates)
         slots = {structure: groups(waiting, self._user_study.rows) for structure, waiting in counts.items()}
         before, workers = held.placement, held.readers()
-        placed = place(slots, workers, held.fleet().speeds, before)
+        placed = assign(slots, workers, held.fleet().speeds, before)
         others = held.fleet().directories.keys() - set(workers)
         held.placement = {worker: before[worker] for worker in others & before.keys()} | placed
         first = placed.get(self._worker)

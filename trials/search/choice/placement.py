@@ -75,7 +75,7 @@ def groups(waiting: int, fused: int) -> int:
     return ceil(waiting / fused)
 
 
-def place(
+def assign(
     slots: Mapping[str, int],
     workers: Sequence[str],
     speeds: Mapping[tuple[str, str], float],

@@ -63,7 +63,7 @@ class Ranking:
     def __init__(self, rungs: Sequence[int], is_high_best: bool) -> None:
         self._is_high_best = is_high_best
         self._standings: dict[int, Standing] = {}
-        self._ranked: dict[int, list[_Place]] = {rung: [] for rung in rungs}
+        self._ranked: dict[int, list[_Rank]] = {rung: [] for rung in rungs}
 
     def put(self, standing: Standing) -> None:
         """Note how a trial stands now."""
@@ -96,10 +96,10 @@ class Ranking:
         A rung that no further trial can reach promotes its best, though fewer than `factor` have reached it, unless one
         of them is above it and has not failed there. Otherwise a study of few trials would complete none.
         """
-        for rung, places in self._ranked.items():
+        for rung, ranks in self._ranked.items():
             if any(each.state == "open" and each.milestone <= rung for each in self._standings.values()):
                 return None
-            ranked = [self._standings[number] for *_, number in places]
+            ranked = [self._standings[number] for *_, number in ranks]
             paused = next((each.number for each in ranked if each.is_paused_at(rung)), None)
             if paused is not None and all(each.milestone <= rung or each.is_stuck for each in ranked):
                 return paused
@@ -108,7 +108,7 @@ class Ranking:
     def _replace(self, number: int, standing: Standing | None) -> None:
         before = self._standings.pop(number, None)
         for rung, ranked in self._ranked.items():
-            old, new = self._place(before, rung), self._place(standing, rung)
+            old, new = self._rank(before, rung), self._rank(standing, rung)
             if old == new:
                 continue
             if old is not None:
@@ -118,7 +118,7 @@ class Ranking:
         if standing is not None:
             self._standings[number] = standing
 
-    def _place(self, standing: Standing | None, rung: int) -> "_Place | None":
+    def _rank(self, standing: Standing | None, rung: int) -> "_Rank | None":
         """Orders the trials that have a score at `rung`, the best first; what is no number is worst."""
         if standing is None or rung not in standing.scores:
             return None
@@ -126,4 +126,4 @@ class Ranking:
         return (True, 0.0, number) if isnan(score) else (False, -score if self._is_high_best else score, number)
 
 
-_Place = tuple[bool, float, int]
+_Rank = tuple[bool, float, int]

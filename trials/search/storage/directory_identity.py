@@ -52,7 +52,7 @@ def _names(identity: str | None) -> set[str]:
     return set((identity or "").partition(" ")[0].split(","))
 
 
-def place(of: str | None) -> str:
+def location(of: str | None) -> str:
     """Where a directory is, in words."""
     return "nowhere" if of is None else of.partition(" ")[2]
 
@@ -70,13 +70,13 @@ class Unseen:
 
     def warn_of(self, directories: Iterable[str | None]) -> None:
         """Say in words, once of each directory, that nothing can be taken over from there."""
-        for directory in {place(each) for each in directories if not is_same(each, self._own)} - self._known:
+        for directory in {location(each) for each in directories if not is_same(each, self._own)} - self._known:
             self._known.add(directory)
             log.warning(
                 "checkpoints in %s cannot be seen from %s: trials that were saved there wait for a worker that can; "
                 "allowed: a study_directory that all workers share, or an artifact_store() of the study",
                 directory,
-                place(self._own),
+                location(self._own),
             )
 
 
@@ -90,11 +90,11 @@ def bind(study: optuna.Study, directory: str) -> None:
     """
     bound = study.user_attrs.get(CLAIMS)
     if bound is not None and not is_same(bound, directory):
-        theirs = Path(place(bound).partition(":")[2])
+        theirs = Path(location(bound).partition(":")[2])
         if (theirs / NAME).is_file() and is_same(identity(theirs), bound):
             raise StudyError(
                 f"study '{study.study_name}' is bound to the directory {theirs}, which says who trains which trial; "
-                f"this one is {place(directory).partition(':')[2]}. Allowed: the same study_directory, another "
+                f"this one is {location(directory).partition(':')[2]}. Allowed: the same study_directory, another "
                 "study_name, or a storage in PostgreSQL"
             )
         bound = None  # it is gone, and so are its claims

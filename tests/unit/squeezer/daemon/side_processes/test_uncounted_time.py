@@ -5,7 +5,7 @@ import pytest
 from ds_hooks.shared import wire
 from squeezer.daemon.correlator import Correlator
 from squeezer.daemon.side_processes.control_group import make_side_group
-from squeezer.daemon.side_processes.control_group_place import NoGroupError
+from squeezer.daemon.side_processes.parent_group import NoGroupError
 from squeezer.daemon.side_processes.uncounted_time import UncountedTime
 
 

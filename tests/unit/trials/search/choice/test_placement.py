@@ -6,46 +6,46 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trials.search.choice.placement import GAIN, HALF_LIFE_S, Speeds, place
+from trials.search.choice.placement import GAIN, HALF_LIFE_S, Speeds, assign
 
 CROSSED = {("s", "a"): 100.0, ("s", "b"): 10.0, ("t", "a"): 10.0, ("t", "b"): 100.0}
 
 
 def test_each_worker_gets_what_it_trains_best() -> None:
-    assert place({"s": 1, "t": 1}, ["a", "b"], CROSSED, {}) == {"a": "s", "b": "t"}
+    assert assign({"s": 1, "t": 1}, ["a", "b"], CROSSED, {}) == {"a": "s", "b": "t"}
 
 
 def test_samples_of_a_slow_structure_are_worth_more() -> None:
     """In samples alone, a trains the light structure best; but b is far worse at the heavy one."""
     speeds = {("light", "a"): 100.0, ("light", "b"): 50.0, ("heavy", "a"): 10.0, ("heavy", "b"): 1.0}
-    assert place({"light": 1, "heavy": 1}, ["a", "b"], speeds, {}) == {"a": "heavy", "b": "light"}
+    assert assign({"light": 1, "heavy": 1}, ["a", "b"], speeds, {}) == {"a": "heavy", "b": "light"}
 
 
 def test_what_was_not_measured_is_estimated_from_the_workers_speed_and_the_structures_cost() -> None:
     """a is ten times as fast as b wherever both are known; only for t it is known to be no faster."""
     speeds = {("r", "a"): 100.0, ("r", "b"): 10.0, ("s", "a"): 50.0, ("t", "a"): 10.0, ("t", "b"): 10.0}
-    assert place({"s": 1, "t": 1}, ["a", "b"], speeds, {}) == {"a": "s", "b": "t"}
+    assert assign({"s": 1, "t": 1}, ["a", "b"], speeds, {}) == {"a": "s", "b": "t"}
 
 
 @pytest.mark.parametrize("speeds", [{}, {("s", "a"): 3.0}, {("s", "a"): 1.0, ("t", "b"): 1e9}])
 def test_with_hardly_anything_known_each_worker_still_gets_something(speeds: dict[tuple[str, str], float]) -> None:
-    assert sorted(place({"s": 1, "t": 1}, ["a", "b"], speeds, {}).values()) == ["s", "t"]
+    assert sorted(assign({"s": 1, "t": 1}, ["a", "b"], speeds, {}).values()) == ["s", "t"]
 
 
 def test_a_structure_goes_where_it_fits_even_if_that_is_slower_for_all_else() -> None:
     speeds = {("s", "a"): 0.0, ("s", "b"): 1.0, ("t", "a"): 1.0, ("t", "b"): 1000.0}
-    assert place({"s": 1, "t": 1}, ["a", "b"], speeds, {}) == {"a": "t", "b": "s"}
+    assert assign({"s": 1, "t": 1}, ["a", "b"], speeds, {}) == {"a": "t", "b": "s"}
 
 
 def test_where_nothing_fits_nothing_goes() -> None:
     nowhere = {("s", "a"): 0.0, ("t", "a"): 0.0}
-    assert place({"s": 2, "t": 2}, ["a", "b"], nowhere, {}) in ({"b": "s"}, {"b": "t"})
+    assert assign({"s": 2, "t": 2}, ["a", "b"], nowhere, {}) in ({"b": "s"}, {"b": "t"})
 
 
 def test_as_many_workers_get_a_structure_as_it_has_groups() -> None:
     speeds = {(structure, worker): 1.0 + (structure == "s") for structure in "st" for worker in "abcd"}
-    assert sorted(place({"s": 3, "t": 9}, list("abcd"), speeds, {}).values()).count("s") <= 3
-    assert len(place({"s": 1, "t": 1}, list("abcd"), speeds, {})) == 2
+    assert sorted(assign({"s": 3, "t": 9}, list("abcd"), speeds, {}).values()).count("s") <= 3
+    assert len(assign({"s": 1, "t": 1}, list("abcd"), speeds, {})) == 2
 
 
 @pytest.mark.parametrize(("slots", "workers"), [({"s": 5}, ["a", "b"]), ({"s": 1, "t": 1}, ["a"]), ({}, [])])
@@ -53,14 +53,14 @@ def test_one_structure_or_one_worker_needs_no_assignment(
     slots: dict[str, int], workers: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trials.search.choice.placement._assign", None)
-    assert place(slots, workers, CROSSED, {}) == {}
+    assert assign(slots, workers, CROSSED, {}) == {}
 
 
 @pytest.mark.parametrize(("better", "changes"), [(1.1, False), (1.5, True)])
 def test_an_order_that_stands_changes_for_a_large_gain_only(better: float, changes: bool) -> None:
     speeds = {("s", "a"): better, ("s", "b"): 1.0, ("t", "a"): 1.0, ("t", "b"): better}
     stands = {"a": "t", "b": "s"}
-    assert place({"s": 1, "t": 1}, ["a", "b"], speeds, stands) == ({"a": "s", "b": "t"} if changes else stands)
+    assert assign({"s": 1, "t": 1}, ["a", "b"], speeds, stands) == ({"a": "s", "b": "t"} if changes else stands)
 
 
 def test_measurements_that_vary_do_not_flap() -> None:
@@ -69,7 +69,7 @@ def test_measurements_that_vary_do_not_flap() -> None:
     for draw in range(20):
         a = 1.0 + 0.1 * (draw % 2)
         speeds = {("s", "a"): a, ("s", "b"): 1.0, ("t", "a"): 1.0, ("t", "b"): a}
-        stands = place({"s": 1, "t": 1}, ["a", "b"], speeds, stands)
+        stands = assign({"s": 1, "t": 1}, ["a", "b"], speeds, stands)
         orders.append(tuple(sorted(stands.items())))
     assert len(set(orders)) == 1
 
@@ -77,8 +77,8 @@ def test_measurements_that_vary_do_not_flap() -> None:
 def test_who_vanishes_or_has_nothing_left_makes_room_and_the_others_stay() -> None:
     speeds = {(structure, worker): 1.0 for structure in "stu" for worker in "abc"}
     stands = {"a": "s", "b": "t", "c": "u"}
-    assert place({"s": 1, "u": 1}, ["a", "b"], speeds, stands) == {"a": "s", "b": "u"}
-    assert place({"t": 2, "u": 1}, ["a", "b", "c"], speeds, stands) == {"a": "t", "b": "t", "c": "u"}
+    assert assign({"s": 1, "u": 1}, ["a", "b"], speeds, stands) == {"a": "s", "b": "u"}
+    assert assign({"t": 2, "u": 1}, ["a", "b", "c"], speeds, stands) == {"a": "t", "b": "t", "c": "u"}
 
 
 SPEEDS = st.dictionaries(
@@ -95,13 +95,13 @@ SPEEDS = st.dictionaries(
 def test_no_worker_gets_what_does_not_fit_or_does_not_wait_and_the_order_is_stable(
     slots: dict[str, int], workers: list[str], speeds: dict[tuple[str, str], float], stands: dict[str, str]
 ) -> None:
-    placed = place(slots, workers, speeds, stands)
+    placed = assign(slots, workers, speeds, stands)
     assert placed.keys() <= set(workers)
     for worker, structure in placed.items():
         assert speeds.get((structure, worker)) != 0
     for structure in set(placed.values()):
         assert list(placed.values()).count(structure) <= slots[structure]
-    assert place(slots, workers, speeds, placed) == placed, "asked again, the same"
+    assert assign(slots, workers, speeds, placed) == placed, "asked again, the same"
 
 
 def test_a_speed_is_samples_per_second_of_all_groups_as_large_as_usual() -> None:
@@ -144,7 +144,7 @@ def finished_s(is_placed: bool, gap: float) -> float:
         worker = min(free_s, key=free_s.__getitem__)
         if is_placed:
             slots = {each: waiting.count(each) for each in set(waiting)}
-            stands = place(slots, ["a", "b"], speeds, stands) or stands
+            stands = assign(slots, ["a", "b"], speeds, stands) or stands
         chosen = stands.get(worker) if stands.get(worker) in waiting else waiting[0]
         assert chosen is not None
         waiting.remove(chosen)

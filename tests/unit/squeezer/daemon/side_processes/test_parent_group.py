@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from squeezer.daemon.side_processes.control_group_place import NoGroupError, _cpu_group, _own_group
+from squeezer.daemon.side_processes.parent_group import NoGroupError, _cpu_group, _own_group
 
 MOUNT = "41 31 0:38 {root} {point} rw,relatime - cgroup2 cgroup2 rw\n"
 OLD = "32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime shared:9 - cgroup cgroup rw,cpu\n"

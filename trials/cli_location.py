@@ -15,9 +15,9 @@ PROGRAM = "trials"
 STORAGES = "Optuna's journal or a database's URL, or env:NAME or @FILE, which hold one"
 
 
-def known_place(parsed: argparse.Namespace) -> tuple[str, Path, str]:
-    """The same as `place_of`, where there is a storage already."""
-    name, directory, storage = place_of(parsed)
+def known_location(parsed: argparse.Namespace) -> tuple[str, Path, str]:
+    """The same as `location_of`, where there is a storage already."""
+    name, directory, storage = location_of(parsed)
     return name, directory, known_storage(parsed, storage)
 
 
@@ -38,7 +38,7 @@ def known_storage(parsed: argparse.Namespace, storage: str) -> str:
     return storage
 
 
-def place_of(parsed: argparse.Namespace) -> tuple[str, Path, str]:
+def location_of(parsed: argparse.Namespace) -> tuple[str, Path, str]:
     """A study's name, directory and storage."""
     name = parsed.study.stem if parsed.study_name is None else parsed.study_name
     storage = str(journal_path(parsed.directory)) if parsed.storage is None else storage_of(parsed)
@@ -67,7 +67,7 @@ def refuse_storage(parsed: argparse.Namespace, storage: str, error: Exception) -
     refuse(f"{PROGRAM} {parsed.command}", hide_passwords(text))
 
 
-def add_place(parser: argparse.ArgumentParser) -> None:
+def add_location(parser: argparse.ArgumentParser) -> None:
     """The options that say where a study is."""
     parser.add_argument("--study-name", metavar="NAME", help="the study's name in Optuna; default: the file's")
     parser.add_argument("--storage", metavar="WHERE", help=f"{STORAGES}; default: study.journal in the directory")

@@ -18,7 +18,7 @@ class NoGroupError(Exception):
     """There can be no control group; the text says why."""
 
 
-def place_of_groups() -> Path:
+def parent_of_groups() -> Path:
     """The group in which this process may make others.
 
     It is this process's own. If that is a part of a delegated one that holds no process itself (systemd's
@@ -29,15 +29,15 @@ def place_of_groups() -> Path:
     """
     try:
         own = _own_group(_kernel_says("cgroup"), _kernel_says("mountinfo"))
-        place = own.parent if _is_delegated(own.parent) and not _read(own.parent / "cgroup.procs") else own
-        is_read_only = os.statvfs(place).f_flag & os.ST_RDONLY
+        parent = own.parent if _is_delegated(own.parent) and not _read(own.parent / "cgroup.procs") else own
+        is_read_only = os.statvfs(parent).f_flag & os.ST_RDONLY
     except OSError as error:  # a kernel without control groups, say
         raise NoGroupError(reason(error)) from error
     if is_read_only:
-        raise NoGroupError(f"{place} is mounted read-only")
-    if not os.access(place, os.W_OK):
-        raise NoGroupError(f"{place} is not delegated to this user")
-    return place
+        raise NoGroupError(f"{parent} is mounted read-only")
+    if not os.access(parent, os.W_OK):
+        raise NoGroupError(f"{parent} is not delegated to this user")
+    return parent
 
 
 def cpu_group(pid: int | str = "self") -> str:
