@@ -29,7 +29,7 @@ Of {count} models, {equal} are equal but for rounding; {refused} refused, {diffe
 
 | column | means |
 |---|---|
-| forward | by rules, or as a whole under `vmap` or in a loop over trials: [the ways](studies.md#what-fuses) |
+| forward | by rules, or as a whole under `vmap` or in a loop over trials: [the ways](fusing.md#what-fuses) |
 | by rule, by `vmap`, in a loop | how many layers, and calls between them, run in each way |
 | difference | the largest one, as a share of what rounding explains; above 1 it would be an error |
 | rounding of | the type whose rounding that is: of those that the model computes in, the finest that explains it |

@@ -84,7 +84,7 @@ def test_how_well_rates_transfer() -> None:
 
 
 def test_what_fusing_gains() -> None:
-    text = text_of("docs/studies.md").partition("## Figures")[2]
+    text = text_of("docs/fusing.md").partition("## Figures")[2]
     for model, of in summary_of("fusion")["by_model"].items():
         expected = [*(of["speedup_by_k"][k] for k in ("1", "16", "64")), of["planned_k"], of["speedup"]]
         expected += [*of["speedup_ci95"], of["speedup_over_processes"]]
@@ -96,7 +96,7 @@ def test_what_fusing_gains() -> None:
 def test_what_the_chosen_number_of_fused_trials_gains() -> None:
     content = json.loads((RESULTS / "most_fused.json").read_text(encoding="utf-8"))
     found = [run["chosen_speedup"] for run in content["runs"]]
-    text = text_of("docs/studies.md").partition("## How much to fuse")[2]
+    text = text_of("docs/fusing.md").partition("## How much to fuse")[2]
     assert f"On {len(found)} models" in text and f"{min(found):.2f} to {max(found):.2f} times the speed" in text
     assert f"up to {content['summary']['longest_choice_s']:.0f} s of CPU time" in text
 
@@ -169,7 +169,7 @@ def test_how_well_the_guard_tells_a_slowdown_from_noise() -> None:
 def test_what_adapters_cost() -> None:
     times = {key: 1 / value for key, value in summary_of("adapters").items() if key.startswith("ratio ")}
     looped = times.pop("ratio peft_gpt2, own")
-    text = " ".join(text_of("docs/studies.md").split())
+    text = " ".join(text_of("docs/fusing.md").split())
     assert f"took {min(times.values()):.2f} to {max(times.values()):.2f} times" in text
     assert f"in a loop over trials, {looped:.2f} times" in text
 

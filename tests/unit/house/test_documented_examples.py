@@ -75,7 +75,7 @@ def test_the_loop_without_a_study_gives_a_trained_model_back() -> None:
         **{f"model_{number}": model for number, model in enumerate(models)},
         **{f"optimizer_{number}": torch.optim.Adam(model.parameters()) for number, model in enumerate(models)},
     }
-    exec(example(STUDIES_DOCUMENT, "trials.fuse_optimizers"), names)
+    exec(example(ROOT / "docs" / "fusing.md", "trials.fuse_optimizers"), names)
     trained = names["model"]
     assert isinstance(trained, nn.Linear)
     assert not torch.equal(trained.weight, first)
