@@ -32,6 +32,7 @@ from trials.cli_location import (
     refuse_storage,
     storage_of,
 )
+from trials.late_compiler import load_compiler_late
 
 if TYPE_CHECKING:
     from trials.study import Study
@@ -45,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     refuse_unknown_command(PROGRAM, words, [command.name for command in COMMANDS])
     logs.set_up()
+    load_compiler_late()
     return run_command(make_parser(PROGRAM, DESCRIPTION, COMMANDS, _PrintCompletion).parse_args(words))
 
 

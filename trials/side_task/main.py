@@ -33,6 +33,7 @@ from trials.gate.process import (
     limit_memory,
 )
 from trials.gate.unit_records import UnitRecords
+from trials.late_compiler import load_compiler_late
 from trials.own_logger import own_logger
 from trials.search.client import SearchClient, SearchError
 from trials.side_task.turn import Turn, TurnOver, give_up, wait_for_turn
@@ -76,6 +77,7 @@ def main() -> int:
     """Train until the study is done or the daemon asks to stop."""
     arguments = _parse()
     logs.set_up(rank=arguments.rank)
+    load_compiler_late()
     _search_here()
     _stand_back(arguments.memory_mb)
     report = partial(_send, arguments.status_fd)

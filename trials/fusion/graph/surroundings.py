@@ -16,6 +16,7 @@ from torch.utils import checkpoint
 from torch.utils._device import DeviceContext
 
 from trials.fusion.errors import FuseError, RefusedError
+from trials.late_compiler import is_compiler_loaded
 
 _DEVICE_TYPES = ("cpu", "cuda")
 _entered_autocasts: list[int] = []
@@ -157,10 +158,10 @@ def refused_checkpoint(*_: Any) -> Any:
 @contextmanager
 def as_written() -> Iterator[None]:
     """Run functions of `torch.compile` as they are written: compiled, they do not know proxies, nor trials as one."""
-    compiler: Any = sys.modules.get("torch._dynamo")
-    if compiler is None:  # then nothing is compiled, and loading it takes seconds
+    if not is_compiler_loaded():  # then nothing is compiled, and loading it takes seconds
         yield
         return
+    compiler: Any = sys.modules["torch._dynamo"]
     with torch.compiler.set_stance("force_eager"), compiler.config.patch(error_on_nested_fx_trace=False):
         yield
 
