@@ -83,6 +83,7 @@ class StepHooks:
         self._side_may_run_on = False
         self._stopped_late = False
         self._side_cpu_ns = 0  # at the end of the last bubble
+        self._main_cpu_ns = 0  # at the begin of the last bubble
         self._items: list[tuple[int, int, int, int]] = []
 
     def begin_step(self, *_: Any) -> None:
@@ -184,12 +185,14 @@ class StepHooks:
         """The wait is over. Returns its end's stamp."""
         clock = self._clock
         end_ns = clock.close()
+        main_cpu_ns = clock.main_cpu_ns()
         preemptive = bool(self._words[Field.PREEMPTIVE])
         stopped = self._side.halt(let_end=not preemptive) or self._stopped_late
         self._stopped_late = False
         self._side_may_run_on = not preemptive
         self._side_cpu_ns = clock.side_cpu_ns()
-        end = BubbleEnd(self._step, clock.epoch, self._open_slot, self._open_wait, self._side_cpu_ns, stopped)
+        used_ns = main_cpu_ns - self._main_cpu_ns if main_cpu_ns >= 0 else -1
+        end = BubbleEnd(self._step, clock.epoch, self._open_slot, self._open_wait, self._side_cpu_ns, used_ns, stopped)
         self._is_open = False  # not earlier: what interrupts this, such as Ctrl-C, leaves it to the end of the schedule
         self._send(end_ns, end)
         return end_ns
@@ -202,6 +205,7 @@ class StepHooks:
         clock = self._clock
         self._is_open = True
         begin_ns = clock.open(self._step, slot, *planned_permit(self._words, self._step, slot))
+        self._main_cpu_ns = clock.main_cpu_ns()
         permit_ns = clock.permit_ns
         self._side_may_run_on = False
         self._open_slot, self._open_wait = slot, wait

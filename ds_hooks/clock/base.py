@@ -78,6 +78,9 @@ class BubbleClock(Protocol):
         Its search worker, which needs no gate, does not count.
         """
 
+    def main_cpu_ns(self) -> int:
+        """The CPU time that this process has used so far; -1 where it means nothing."""
+
     def leave(self, *, wait: bool) -> bool:
         """Shut the bubble word and stop writing to the page, also in the middle of a bubble.
 

@@ -4,6 +4,7 @@ A blocking gloo receive returns when the data is there, so the moments before an
 On a CUDA device the same moments would be those of the issue: see `cuda`.
 """
 
+import time
 from collections.abc import Callable
 
 from ds_hooks.shared.page.file import Page
@@ -80,6 +81,10 @@ class CpuClock:
     def side_cpu_ns(self) -> int:
         """See `BubbleClock`."""
         return self._side_clock.now_ns()
+
+    def main_cpu_ns(self) -> int:
+        """See `BubbleClock`."""
+        return time.process_time_ns()
 
     def leave(self, *, wait: bool) -> bool:
         """See `BubbleClock`. Nobody else writes, so it never waits."""

@@ -150,6 +150,10 @@ class CudaClock:
         """See `BubbleClock`. CPU time means nothing here."""
         return -1
 
+    def main_cpu_ns(self) -> int:
+        """See `BubbleClock`. CPU time means nothing here."""
+        return -1
+
     def leave(self, *, wait: bool) -> bool:
         """See `BubbleClock`."""
         if self.permit_ns:

@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 MAGIC = b"BSQZ"
-VERSION = 4
+VERSION = 5
 INSTRUCTIONS_PER_MESSAGE = 32
 
 HEADER_LAYOUT = "<4sBBHQq"
@@ -145,6 +145,9 @@ class BubbleEnd(NamedTuple):
     """as in `BubbleStart`"""
     side_cpu_ns: int
     """as in `BubbleStart`"""
+    main_cpu_ns: int
+    """CPU time of the main job's process in the bubble, such as for copying what it has received; -1 where CPU time \
+means nothing"""
     stopped: int
     """1: the side task was awake and had to be stopped"""
 
@@ -177,7 +180,7 @@ KINDS: dict[int, tuple[type[Message], struct.Struct]] = {
         (2, StepStart, "q"),
         (3, StepEnd, "qQq"),
         (4, BubbleStart, "qqiiqq"),
-        (5, BubbleEnd, "qqiiqi"),
+        (5, BubbleEnd, "qqiiqqi"),
         (6, Instructions, "qqi" + "BxHqq" * INSTRUCTIONS_PER_MESSAGE),
         (7, Bye, "ii"),
     )

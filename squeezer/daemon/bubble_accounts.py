@@ -2,7 +2,7 @@
 
 Each bubble is counted once, by the first of these that holds: there is no side task, it is starting, the step is left
 alone or the guard has the gate shut, the slot was not opened. The rest was opened; there the main job has measured what
-the side task used. What that was for, the side task reports.
+the side task used, and what it used itself. What the side task's part was for, the side task reports.
 """
 
 from dataclasses import asdict, dataclass
@@ -39,7 +39,8 @@ class BubbleAccounts:
         unmeasured_ns: opened, on a device of which the main job's host does not see what the side task uses.
         search_ns: opened and not used, while no trial was there to train.
         unused_ns: opened and not used otherwise: resuming, and tails into which no unit fits.
-        side_ns: opened and used.
+        main_ns: opened, and used by the main job itself, such as for copying what it has received.
+        side_ns: opened, and used by the side task.
         overrun_ns: used after opened bubbles.
         work: trial-samples trained.
         lost_work: of that, lost with a process that died or was ended.
@@ -58,6 +59,7 @@ class BubbleAccounts:
     unmeasured_ns: int = 0
     search_ns: int = 0
     unused_ns: int = 0
+    main_ns: int = 0
     side_ns: int = 0
     overrun_ns: int = 0
     work: float = 0.0
@@ -112,10 +114,13 @@ class BubbleCounter:
             used_ns = min(side_ns, length_ns)
             sums.side_ns += used_ns
             self._unreported_ns += used_ns + overrun_ns
+            main_ns = min(bubble.main_ns or 0, length_ns - used_ns)
+            sums.main_ns += main_ns
+            left_ns = length_ns - used_ns - main_ns
             if self._last.trials_running:
-                sums.unused_ns += length_ns - used_ns
+                sums.unused_ns += left_ns
             else:
-                sums.search_ns += length_ns - used_ns
+                sums.search_ns += left_ns
 
     def overran(self, overrun_ns: int) -> None:
         """Count an overrun that only the side task can measure."""

@@ -158,6 +158,7 @@ class Correlator:
             end_ns=t_ns,
             squeezed=step.squeezed if step is not None else False,
             side_ns=max(0, message.side_cpu_ns - self._side_cpu_ns) if is_measured else None,
+            main_ns=message.main_cpu_ns if message.main_cpu_ns >= 0 else None,
             stopped=bool(message.stopped),
             overrun_ns=None,
         )

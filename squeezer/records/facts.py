@@ -47,6 +47,7 @@ class Bubble:
     end_ns: int
     squeezed: bool | None
     side_ns: int | None
+    main_ns: int | None
     stopped: bool
     overrun_ns: int | None
 

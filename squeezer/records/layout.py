@@ -23,8 +23,9 @@
 
     bubble        step, epoch, slot, wait, start_ns, end_ns, squeezed, forecast_ns (null: none;
                   the forecast, its low and its high), permit_until_ns (null: shut),
-                  side_ns (the side task's CPU time in it), overrun_ns (and from its end to the next one's start),
-                  stopped (whether the side task had to be stopped at its end)
+                  side_ns (the side task's CPU time in it), main_ns (the main job's own; null on a GPU),
+                  overrun_ns (the side task's from its end to the next one's start), stopped (whether the side task
+                  had to be stopped at its end)
     instructions  step, items: [kind, slot, start_ns, end_ns] each
     progress      t_ns, event, work, trials_running, epochs; a status
     device        t_ns, and what the device's meters said: `squeezer.device.nvml.Look`

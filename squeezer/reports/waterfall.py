@@ -18,6 +18,7 @@ MEANINGS = {
     "alone": "steps were left alone, to learn their bubbles and to compare",
     "guard": "the guard had the gate shut",
     "unopened": "slots were not opened: too short, or of a kind that stays shut",
+    "main_job": "the main job itself computed: it copied what it had waited for",
     "resume_and_tail": "the side task resumed, nothing fitted into a bubble's end, or others had the core",
     "search": "there was no trial to train",
     "other_work": "it evaluated, built, saved and audited trials",
@@ -34,6 +35,7 @@ NAMES = {
     "alone": "steps left alone",
     "guard": "guard",
     "unopened": "short bubbles",
+    "main_job": "main job's own work",
     "resume_and_tail": "resuming and tails",
     "search": "no trial",
     "other_work": "evaluation and the like",
@@ -50,6 +52,7 @@ _COUNTED = {
     "alone": "alone_ns",
     "guard": "guard_ns",
     "unopened": "unopened_ns",
+    "main_job": "main_ns",
     "search": "search_ns",
     "ended": "ended_ns",
 }

@@ -311,7 +311,7 @@ def test_garbage_on_the_socket_is_counted_and_the_job_is_served_on(sandbox: Sand
         bytes(other_version),
         wire.encode(1, 0, hello),
         wire.encode(1, 0, wire.BubbleStart(1, 1, 0, 99, 0, 0)),
-        wire.encode(1, 0, wire.BubbleEnd(1, 1, 0, -1, 0, 0)),
+        wire.encode(1, 0, wire.BubbleEnd(1, 1, 0, -1, 0, 0, 0)),
         wire.encode(1, 0, wire.Instructions(1, 0, ((200, 0, 0, 0),))),
     ]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

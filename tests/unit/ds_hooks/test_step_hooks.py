@@ -115,6 +115,26 @@ def test_a_unit_that_does_not_end_is_stopped_at_the_bubbles_end_or_after_the_nex
     assert [end.stopped for end in ends[-2:]] == ([1, 0] if preemptive else [0, 1])
 
 
+def test_the_daemon_hears_what_the_main_job_itself_used_in_a_bubble(
+    handle: Handle, engine: Engine, daemon: Daemon
+) -> None:
+    connect(engine, daemon)
+    run = engine._run
+
+    def copy(name: str) -> None:
+        run(name)
+        end_ns = time.process_time_ns() + (20_000_000 if name == "RecvGrad" else 0)
+        while time.process_time_ns() < end_ns:
+            pass
+
+    engine._run = copy  # type: ignore[method-assign]
+    engine.train_batch()
+    del engine._run
+    handle.detach()
+    receive, loss = [message for message in daemon.hear_all() if isinstance(message, BubbleEnd)][-2:]
+    assert receive.main_cpu_ns >= 20_000_000 > loss.main_cpu_ns > 0
+
+
 def test_what_the_daemon_hears_of_a_step(handle: Handle, engine: Engine, daemon: Daemon) -> None:
     connect(engine, daemon)
     engine.train_batch()

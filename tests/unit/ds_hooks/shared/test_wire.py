@@ -13,7 +13,9 @@ MESSAGES: list[wire.Message] = [
     wire.StepStart(7),
     wire.StepEnd(7, dropped=2, work=5),
     wire.BubbleStart(step=7, epoch=99, slot=12, wait=wire.WaitKind.RECV_GRAD, side_cpu_ns=10**12, permit_ns=5),
-    wire.BubbleEnd(step=7, epoch=99, slot=12, wait=wire.WaitKind.RECV_GRAD, side_cpu_ns=10**12, stopped=1),
+    wire.BubbleEnd(
+        step=7, epoch=99, slot=12, wait=wire.WaitKind.RECV_GRAD, side_cpu_ns=10**12, main_cpu_ns=10**6, stopped=1
+    ),
     wire.Instructions(7, 1000, ((wire.InstructionKind.FORWARD_PASS, 0, 5, 10**10), (8, 40, 10**10, 2 * 10**10))),
     wire.Bye(rank=3, fault=1),
 ]
@@ -36,7 +38,7 @@ def test_every_kind_has_one_size(message: wire.Message) -> None:
     [
         (lambda data: data[:10], "10 bytes"),
         (lambda data: b"HTTP" + data[4:], "begins with b'HTTP'"),
-        (lambda data: data[:4] + b"\x09" + data[5:], "version 9; this side speaks version 4"),
+        (lambda data: data[:4] + b"\x09" + data[5:], "version 9; this side speaks version 5"),
         (lambda data: data[:5] + b"\xee" + data[6:], "unknown kind 238"),
         (lambda data: data + b"\0", "BubbleStart of"),
         (lambda data: data[:-1], "BubbleStart of"),

@@ -11,7 +11,13 @@ from squeezer.daemon.bubble_accounts import NOTHING, BubbleCounter, Shut
 from squeezer.records.facts import Bubble
 
 
-def bubble(length_ns: int, side_ns: int | None = 0, permit: bool = True, overrun_ns: int | None = 0) -> Bubble:
+def bubble(
+    length_ns: int,
+    side_ns: int | None = 0,
+    permit: bool = True,
+    overrun_ns: int | None = 0,
+    main_ns: int | None = None,
+) -> Bubble:
     return Bubble(
         step=1,
         epoch=1,
@@ -23,6 +29,7 @@ def bubble(length_ns: int, side_ns: int | None = 0, permit: bool = True, overrun
         end_ns=100 + length_ns,
         squeezed=True,
         side_ns=side_ns,
+        main_ns=main_ns,
         stopped=False,
         overrun_ns=overrun_ns,
     )
@@ -34,17 +41,18 @@ TRAINS = Progress(100, 4, 8, 25.0, 1.0, 2.0, 6)
 @given(
     st.lists(
         st.tuples(
-            st.integers(1, 10**9), st.integers(0, 10**9), st.booleans(), st.sampled_from([None, *Shut]), st.booleans()
+            *(st.integers(1, 10**9), st.integers(0, 10**9), st.none() | st.integers(0, 10**9)),
+            *(st.booleans(), st.sampled_from([None, *Shut]), st.booleans()),
         )
     )
 )
-def test_each_bubble_is_counted_once(bubbles: list[tuple[int, int, bool, Shut | None, bool]]) -> None:
+def test_each_bubble_is_counted_once(bubbles: list[tuple[int, int, int | None, bool, Shut | None, bool]]) -> None:
     counter = BubbleCounter()
-    for length_ns, side_ns, permit, shut, trains in bubbles:
+    for length_ns, side_ns, main_ns, permit, shut, trains in bubbles:
         counter.progress(replace(NOTHING, trials_running=int(trains)))
-        counter.bubble(bubble(length_ns, side_ns, permit), shut, 0)
+        counter.bubble(bubble(length_ns, side_ns, permit, main_ns=main_ns), shut, 0)
     found = counter.take()
-    parts = ("ended", "starting", "alone", "guard", "unopened", "unmeasured", "search", "unused", "side")
+    parts = ("ended", "starting", "alone", "guard", "unopened", "unmeasured", "search", "unused", "main", "side")
     assert sum(found[f"{part}_ns"] for part in parts) == found["bubble_ns"] == sum(each[0] for each in bubbles)
     assert not any(counter.take().values()), "what was taken is not counted again"
 
@@ -68,6 +76,16 @@ def test_idle_time_is_the_search_s_while_no_trial_trains() -> None:
     counter.bubble(bubble(9), None, 0)
     found = counter.take()
     assert (found["search_ns"], found["unused_ns"], found["side_ns"]) == (30 + 9, 10, 80)
+
+
+def test_what_the_main_job_itself_uses_is_nobodys_loss() -> None:
+    counter = BubbleCounter()
+    counter.bubble(bubble(50, side_ns=20, main_ns=5), None, 0)
+    counter.progress(TRAINS)
+    counter.bubble(bubble(70, side_ns=60, main_ns=7), None, 0)
+    counter.bubble(bubble(9, permit=False, main_ns=3), None, 0)
+    found = counter.take()
+    assert (found["main_ns"], found["search_ns"], found["unused_ns"], found["unopened_ns"]) == (12, 25, 3, 9)
 
 
 def test_a_bubble_in_which_the_side_task_became_ready_is_for_starting_until_then() -> None:

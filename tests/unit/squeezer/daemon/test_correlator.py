@@ -34,7 +34,7 @@ class Device:
         return self.correlator.bubble_started(t_ns, wire.BubbleStart(1, epoch, slot, GRAD, cpu_ns, permit_ns))
 
     def end(self, t_ns: int, epoch: int, slot: int = 3, cpu_ns: int = -1, stopped: int = 0) -> list[Found]:
-        return self.correlator.bubble_ended(t_ns, wire.BubbleEnd(1, epoch, slot, GRAD, cpu_ns, stopped))
+        return self.correlator.bubble_ended(t_ns, wire.BubbleEnd(1, epoch, slot, GRAD, cpu_ns, min(cpu_ns, 4), stopped))
 
 
 def test_jobs_are_counted() -> None:
@@ -71,6 +71,7 @@ def test_a_bubble_is_an_event_at_its_end_and_a_fact_once_its_overrun_is_known() 
         end_ns=160,
         squeezed=True,
         side_ns=25,
+        main_ns=4,
         stopped=True,
         overrun_ns=7,
     )

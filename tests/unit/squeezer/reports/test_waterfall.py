@@ -33,7 +33,8 @@ TEN_SECONDS: dict[str, float] = {
     "alone_ns": 1 * S,
     "unopened_ns": 0.5 * S,
     "search_ns": 0.5 * S,
-    "unused_ns": 1 * S,
+    "unused_ns": 0.7 * S,
+    "main_ns": 0.3 * S,
     "side_ns": 6 * S,
     "overrun_ns": 0.1 * S,
     "busy_ms": 6000,
@@ -59,7 +60,8 @@ def test_shares_follow_from_what_was_counted(tmp_path: Path) -> None:
             "guard": 0.0,
             "unopened": 0.05,
             "search": 0.05,
-            "resume_and_tail": 0.1,
+            "resume_and_tail": 0.07,
+            "main_job": 0.03,
             "other_work": 0.1,
             "empty_rows": (dedicated_s - 3.0) / 10,
             "colder": (5.0 - dedicated_s) / 10,
@@ -93,7 +95,7 @@ def test_without_a_dedicated_rate_only_times_are_known(tmp_path: Path) -> None:
 
 
 def test_a_device_that_measures_itself_has_its_unused_time_from_what_it_reports(tmp_path: Path) -> None:
-    counted = {**TEN_SECONDS, "unmeasured_ns": 7 * S, "unused_ns": 0.0, "side_ns": 0.0}
+    counted = {**TEN_SECONDS, "unmeasured_ns": 7 * S, "unused_ns": 0.0, "main_ns": 0.0, "side_ns": 0.0}
     rank_with(tmp_path, 0, 1000.0, **counted)
     side = build_report(tmp_path)["side"]
     assert side["waterfall"]["resume_and_tail"] == pytest.approx((7 - (6 + 0.1 - 0.1)) / 10)
