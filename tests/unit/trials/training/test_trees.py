@@ -44,7 +44,7 @@ def test_the_same_batches_for_all(name: str, size: int) -> None:
     assert_as_alone(group, solos)
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", others_slow([1, 3], [3]))
 @pytest.mark.parametrize("name", CASES)
 def test_batches_of_each_trials_own(name: str, size: int) -> None:
     study = study_of(name)

@@ -273,8 +273,13 @@ PADDINGS = {"at the end": PADDING, "as numbers": PADDING.double() * -1e9, "at th
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize(
+    ("padding", "frozen"),
+    others_slow(
+        itertools.product(PADDINGS, [False, True]),
+        [("at the end", True), ("as numbers", False), ("at the start", True)],
+    ),
+)
 def test_what_an_encoder_gives_at_padded_positions(padding: str, frozen: bool) -> None:
     assert_fused_is_solo(lambda n: fresh(Padded(n, PADDINGS[padding], frozen)), sequences(True), steps=STEPS)
 
@@ -293,7 +298,7 @@ class Decoding(nn.Module):
         )
 
 
-@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("stacked", others_slow([True, False], [True]))
 @pytest.mark.parametrize("options", [{}, {"norm_first": True, "activation": "gelu"}, {"bias": False}])
 def test_decoder(options: dict[str, Any], stacked: bool) -> None:
     assert_fused_is_solo(lambda n: fresh(Decoding(n, stacked, **options)), sequences(True), steps=STEPS)

@@ -18,6 +18,7 @@ pytestmark = [
 ]
 
 WITH_WEIGHTS = [name for name, (_, make) in LAYERS.items() if list(make(0).parameters())]
+PRODUCTS_AND_NORMS = [name for name in WITH_WEIGHTS if "{}" in name or "norm" in name or "linear" in name]
 PARTS = {"all": lambda name: True, "weights": lambda name: "weight" in name, "biases": lambda name: "bias" in name}
 
 
@@ -150,7 +151,10 @@ def test_statistics_of_a_frozen_batch_norm_stay_each_trials_own() -> None:
 
 
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("name", [name for name in WITH_WEIGHTS if "{}" in name or "norm" in name or "linear" in name])
+@pytest.mark.parametrize(
+    "name",
+    others_slow(PRODUCTS_AND_NORMS, [name for name in PRODUCTS_AND_NORMS if name in KINDS.values()]),
+)
 def test_types_under_autocast(name: str, part: str) -> None:
     shape = LAYERS[name][0]
     x = batches(*shape)[0]

@@ -1,6 +1,7 @@
 """Every fusion rule gives what the layer gives alone: as the first layer, on a shared input, and behind another."""
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -161,7 +162,10 @@ PAIRS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
 }
 
 
-@pytest.mark.parametrize("own", [(True, True), (True, False), (False, True), (False, False)])
+@pytest.mark.parametrize(
+    "own",
+    [pytest.param(each, marks=() if each[1] else pytest.mark.slow) for each in product([True, False], repeat=2)],
+)
 @pytest.mark.parametrize("name", PAIRS)
 def test_layer_of_two_inputs(name: str, own: tuple[bool, bool]) -> None:
     shape, make = PAIRS[name]

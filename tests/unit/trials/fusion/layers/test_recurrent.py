@@ -1,6 +1,7 @@
 """RNN, LSTM and GRU of K trials give what they give alone: every option, both ways, and packed sequences."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -69,7 +70,8 @@ class Uses(nn.Module):
 @pytest.mark.parametrize(
     ("kind", "name", "before", "way"),
     others_slow(
-        [(*case, way) for case in CASES for way in WAYS], [(*case, WAYS[i % 2]) for i, case in enumerate(CASES)]
+        [(*case, way) for case in CASES for way in WAYS],
+        [(*case, WAYS[i // 2 % 2]) for i, case in enumerate(CASES) if (i + i // len(OPTIONS)) % 2],
     ),
 )
 def test_recurrent_layer(kind: str, name: str, before: bool, way: str) -> None:
@@ -78,7 +80,7 @@ def test_recurrent_layer(kind: str, name: str, before: bool, way: str) -> None:
 
 
 @pytest.mark.usefixtures("only_rules")
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", others_slow(WAYS, ["at once"]))
 @pytest.mark.parametrize("name", ["", "no bias", "three layers, dropout", "both directions", "all"])
 def test_projection(name: str, way: str) -> None:
     with pinned(way):
@@ -88,9 +90,13 @@ def test_projection(name: str, way: str) -> None:
 
 
 @pytest.mark.usefixtures("only_rules")
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("states", ["own", "mixed"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "states", "way"),
+    others_slow(
+        product(KINDS, ["own", "mixed"], WAYS),
+        [(kind, ["own", "mixed"][i % 2], WAYS[i // 2]) for i, kind in enumerate(KINDS)],
+    ),
+)
 def test_first_states(kind: str, states: str, way: str) -> None:
     options = {"num_layers": 2, "bidirectional": True, "batch_first": True}
     with pinned(way):
@@ -134,7 +140,7 @@ def test_own_rates_of_dropout_and_each_optimizer(optimizer: str, way: str) -> No
         assert_fused_is_solo(make, batches(5, 6, 4), optimizer, STEPS)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", others_slow(WAYS, ["looped"]))
 @pytest.mark.parametrize("kind", KINDS)
 def test_single_precision(kind: str, way: str) -> None:
     data = [(x, torch.zeros(5)) for x in batches(5, 6, 4)]
