@@ -55,8 +55,8 @@ class SqueezeTable(_Table):
 
     alone_share: Annotated[float, Field(ge=0, le=0.5, description="a number from 0 to 0.5")] = 0.1
     """share of the steps that are left alone, drawn at random: the baseline of the slowdown. The guard leaves half of \
-the steps alone while it knows little, and half of this share once it knows that the slowdown is within the budget. \
-0: none, so no slowdown in the report, and the guard sees overruns only"""
+the steps alone while it knows little, and half of this share once it knows that the slowdown is below twice the \
+budget. 0: none, so no slowdown in the report, and the guard sees overruns only"""
     alone_block_steps: _Count = 2
     """steps in a row that are left alone at a time"""
     observe_steps: _Count = 6

@@ -4,7 +4,7 @@ A job's steps come in blocks, and the blocks in rounds. Each round leaves one bl
 job's seed and the round's number, so no rhythm of the job can keep step with it. A pipeline is as slow as its slowest
 rank. All ranks know seed and step, so all leave the same blocks alone without a message. A rank that knows little, or
 is suspicious, draws *densely*: it leaves further blocks alone, besides those of all ranks. One that knows the slowdown
-to be within its budget draws *sparsely*: it leaves the block of only some rounds alone, the same on all such ranks.
+closely draws *sparsely*: it leaves the block of only some rounds alone, the same on all such ranks.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 DENSE = 0.5
 """The share of blocks left alone while the guard knows little, or is suspicious."""
 SPARSE_ROUNDS = 2
-"""While the slowdown is surely within the budget, one round of so many in a row has a block left alone, at random."""
+"""While the slowdown is known closely, one round of so many in a row has a block left alone, at random."""
 _64_BITS = 2**64 - 1
 
 

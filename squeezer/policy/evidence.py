@@ -35,6 +35,9 @@ STARTLING = 3.0
 """In standard deviations above the budget, of the last comparison. Likewise."""
 SURE_PAIRS = 16
 """Fewer comparisons do not make the draw sparse."""
+SURE_BUDGETS = 2.0
+"""The draw is sparse where the slowdown is surely below so many budgets. A block of two steps, still fast from the
+squeezing before it, makes squeezing look worse than it is, so many jobs that lose nothing stay just above 0."""
 
 
 class Finding(NamedTuple):
@@ -59,8 +62,8 @@ class Evidence:
 
     Attributes:
         is_suspicious: more comparisons are wanted soon.
-        is_sure: the slowdown is within the budget, so fewer comparisons will do. As the test looks after every
-            comparison, so does this, with the same rate of errors.
+        is_sure: the slowdown is known closely, and at most `SURE_BUDGETS` budgets, so fewer comparisons will do. As
+            the test looks after every comparison, so does this, with the same rate of errors.
     """
 
     def __init__(self, budget: float) -> None:
@@ -110,7 +113,7 @@ class Evidence:
             if count >= LEARNING_PAIRS and mean - SUSPICIOUS * error > self._budget:
                 self.is_suspicious = True
             if count >= SURE_PAIRS:  # the longest window comes last, and has the last word
-                self.is_sure = mean + error * errors_allowed(count, degrees) < self._budget
+                self.is_sure = mean + error * errors_allowed(count, degrees) < SURE_BUDGETS * self._budget
         surest = max(findings)
         return surest if surest.low > self._budget else None
 

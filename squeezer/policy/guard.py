@@ -86,7 +86,7 @@ class Guard:
 
     @property
     def wants_fewer(self) -> bool:
-        """Whether the draw may be sparse: the slowdown of steps is surely within the budget."""
+        """Whether the draw may be sparse: the slowdown of steps is known closely."""
         return self._steps.is_sure and not self.wants_more
 
     @property
