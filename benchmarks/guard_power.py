@@ -8,9 +8,9 @@ defaults. Per kind of disturbance, noise of a step and true slowdown, over seeds
 - *shut_after*: the steps until the gate was first shut, as quartiles; null: not within the run;
 - *cost*: the slowdown of the whole run, its first steps included.
 
-Held-out disturbances were written down when the guard was finished. After them two constants were changed, for
-known ones: when the draw becomes dense, to keep the loss of `lengths` below 5%, and how few comparisons may decide, for
-the cost of 40% on `two_ranks`.
+Held-out disturbances were written down when the guard was finished. After them three constants were changed, for
+known ones: when the draw becomes dense, to keep the loss of `lengths` below 5%; how few comparisons may decide, for the
+cost of 40% on `two_ranks`; and when it becomes sparse, for real jobs.
 """
 
 import json

@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.common import (
     ROOT,
+    commit,
     environment,
     finish,
     kept_runs,
@@ -100,6 +101,7 @@ def _result(scenario: str, ranks: list[list[tuple[bool, float]]]) -> dict[str, A
     print(f"{scenario}: {slowdown:+.3%}, 95% CI {ci95[0]:+.3%} to {ci95[1]:+.3%}", file=sys.stderr, flush=True)
     return {
         "scenario": scenario,
+        "commit": commit(),
         "hooks_slowdown": slowdown,
         "hooks_slowdown_ci95": ci95,
         "pairs_ms": pairs,
