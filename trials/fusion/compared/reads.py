@@ -84,8 +84,9 @@ def _global_reads(codes: Codes, owners: dict[int, tuple[str, Mapping[str, Any]]]
             elif _has_values(value):
                 owners[id(value)] = f"'{name}'", _attributes(value)
     for owner, table in owners.values():
-        for name in names:
-            if name in table and isinstance(table[name], _VALUES) and not name.startswith("__"):
+        tables = table.maps if isinstance(table, ChainMap) else [table]
+        for name in set[str]().union(*(names.intersection(each) for each in tables)):
+            if isinstance(table[name], _VALUES) and not name.startswith("__"):
                 yield f"attribute '{name}' of {owner}", _getter(table, name)
 
 
