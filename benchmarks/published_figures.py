@@ -43,6 +43,7 @@ REAL_JOBS = {"pretrain": "a Transformer, `examples/pretrain.py`", "denoise": "co
 REAL_JOB_ROWS = {
     "slowdown, against cores that are kept awake": "slowdown",
     "the same, against cores that sleep, as in a report": "slowdown_from_asleep",
+    "the same, in blocks of 40 steps": "slowdown_in_long_blocks",
 }
 """Row of the table -> the figure in the summary of `benchmarks.real_jobs`."""
 
@@ -71,6 +72,9 @@ def real_jobs_table(runs: Sequence[Mapping[str, Any]]) -> str:
     for name, key in REAL_JOB_ROWS.items():
         cells = []
         for job in REAL_JOBS:
+            if f"{job}_{key}" not in figures:
+                cells.append("not measured")
+                continue
             low, high = (_percent(bound, 1) for bound in figures[f"{job}_{key}_ci95"])
             cells.append(f"{_percent(figures[f'{job}_{key}'], 1)} ({low} to {high})")
         lines.append(f"| {name} | {' | '.join(cells)} |")

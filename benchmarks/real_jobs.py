@@ -121,6 +121,11 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 figures[label] = math.expm1(mean)
                 figures[f"{label}_ci95"] = interval and [math.expm1(bound) for bound in interval]
                 figures[f"{label}_rounds"] = len(ratios)
+            if kind == "cost":
+                for name, mode in FIRST_STEPS.items():
+                    mean, interval = _mean_and_ci95(_first_steps(run["steps_ms"], mode))
+                    figures[f"{job}_{name}"] = math.expm1(mean)
+                    figures[f"{job}_{name}_ci95"] = interval and [math.expm1(bound) for bound in interval]
     for job in JOBS:
         own = [run for run in runs if run["scenario"] == f"{job}_yield" and run["yield"] is not None]
         if own:
@@ -142,6 +147,8 @@ COMPARED = {
     "long": {"slowdown_in_long_blocks": (PREEMPTIVE, ALONE)},
 }
 """Kind of run -> name -> the mode that is judged, and the one that it is compared with."""
+FIRST_STEPS = {"first_step": PREEMPTIVE, "first_step_alone": ALONE}
+"""Name -> the mode of whose blocks the first step is compared with the others."""
 BLOCKS = {"cost": (BLOCK_STEPS, WASH_OUT_STEPS), "long": (LONG_BLOCK_STEPS, LONG_WASH_OUT_STEPS)}
 """Kind of run -> the steps in a block, and how many of them do not count."""
 
@@ -162,6 +169,20 @@ def _log_ratios(
             by_mode[mode].append(log)
         if len(by_mode[of]) == len(by_mode[over]) == block_steps - wash_out_steps:
             ratios.append(fmean(by_mode[of]) - fmean(by_mode[over]))
+    return ratios
+
+
+def _first_steps(steps_ms: Sequence[Sequence[Any]], mode: str) -> list[float]:
+    """One log ratio per block of that mode: its first step ÷ the others."""
+    rounds: dict[int, list[tuple[str, int, float]]] = defaultdict(list)
+    for round_, of, at, ms in steps_ms:
+        rounds[round_].append((of, at, math.log(ms)))
+    near = winsorized([[log for *_, log in own] for own in rounds.values()])
+    ratios = []
+    for own, logs in zip(rounds.values(), near, strict=True):
+        block = {at: log for (of, at, _), log in zip(own, logs, strict=True) if of == mode}
+        if len(block) == BLOCK_STEPS:
+            ratios.append(block[0] - fmean(block[at] for at in range(1, BLOCK_STEPS)))
     return ratios
 
 

@@ -115,13 +115,28 @@ def test_how_long_a_study_takes() -> None:
 def test_what_the_reports_of_ordinary_runs_said() -> None:
     runs = sorted(raw_runs("real_jobs"), key=lambda run: run["run"])
     mains = {job: [run["main"] for run in runs if run["scenario"] == f"{job}_yield"] for job in ("pretrain", "denoise")}
-    said = [", ".join(f"{main['slowdown']:+.1%}" for main in mains[job]) for job in ("pretrain", "denoise")]
-    text = text_of("docs/benchmarks.md").partition("## real_jobs")[2]
+    said = [_signs(", ".join(f"{main['slowdown']:+.1%}" for main in mains[job])) for job in ("pretrain", "denoise")]
+    text, readme = (" ".join(text_of(name).split()) for name in ("docs/benchmarks.md", "README.md"))
+    text = text.partition("## real_jobs")[2]
     assert f"say {said[0]} (Transformer) and {said[1]} (convolutions)" in text
     above = [f"{main['slowdown']:+.1%}" for job in mains for main in mains[job] if main["slowdown_ci95"][0] > 0]
     assert f"intervals of {' and '.join(above)} lie above zero" in text
     slowdowns = [main["slowdown"] for job in mains for main in mains[job]]
-    assert f"say {min(slowdowns):+.1%} to {max(slowdowns):+.1%}, and two of them" in text_of("README.md")
+    assert _signs(f"say {min(slowdowns):+.1%} to {max(slowdowns):+.1%}, and two of them") in readme
+    assert (len(slowdowns), len(above)) == (7, 2) and "of seven ordinary runs" in readme
+    figures = summary_of("real_jobs")
+    for name, before in (("first_step", "rest of its block by"), ("first_step_alone", "block alone by")):
+        shown = _percent_of(figures, f"denoise_{name}")
+        assert f"{before} {shown}" in text
+
+
+def _percent_of(figures: dict[str, Any], name: str) -> str:
+    low, high = (f"{bound:+.1%}" for bound in figures[f"{name}_ci95"])
+    return _signs(f"{figures[name]:+.1%} ({low} to {high})")
+
+
+def _signs(text: str) -> str:
+    return text.replace("-", "−")
 
 
 def test_what_the_demo_showed() -> None:

@@ -37,6 +37,8 @@ def test_slowdowns_are_found_in_noise_drift_and_bursts(disturbed: dict[str, Any]
         low, high = found[f"pretrain_{name}_ci95"]
         assert low < math.expm1(truth) < high and high - low < 0.01
         assert low < found[f"pretrain_{name}"] < high and found[f"pretrain_{name}_rounds"] == 300
+    for name in ("first_step", "first_step_alone"):
+        assert 0.1 < found[f"pretrain_{name}"] < 0.5, "half as long again, and so far that it counts as less far"
 
 
 def test_of_long_blocks_only_steps_count_that_do_not_feel_the_block_before() -> None:
