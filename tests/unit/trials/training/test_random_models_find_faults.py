@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -15,7 +14,11 @@ from tests.support.random_models.models import Spec, specs
 from tests.support.random_models.runs import check
 from trials.fusion.compared import describe
 from trials.fusion.compared.structure import Unchanged
+from trials.fusion.graph import trace, tracer
+from trials.fusion.layers import norm
+from trials.fusion.own_code import mapped
 from trials.fusion.own_code.reached import Reached
+from trials.fusion.scores import scalar
 from trials.optim.originals import Originals
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -31,28 +34,22 @@ def nothing(*_: Any, **__: Any) -> Any:
     """Instead of a check."""
 
 
-def replace(patch: pytest.MonkeyPatch, place: str, value: Any) -> None:
-    """Set a variable of a module of `trials`."""
-    module, _, name = place.rpartition(".")
-    patch.setattr(import_module(f"trials.{module}"), name, value)
-
-
 def without_surroundings(patch: pytest.MonkeyPatch) -> None:
-    replace(patch, "fusion.tracer.changed", lambda before, after: "")
+    patch.setattr(tracer, "changed", lambda before, after: "")
 
 
 def streams_in_common(patch: pytest.MonkeyPatch) -> None:
-    for module in ("trace", "mapped", "scalar"):
-        replace(patch, f"fusion.{module}.refuse_foreign", nothing)
+    for module in (trace, mapped, scalar):
+        patch.setattr(module, "refuse_foreign", nothing)
 
 
 def state_in_common(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Unchanged, "check", nothing)
-    replace(patch, "fusion.trace._put_back", lambda tables: [])
+    patch.setattr(trace, "_put_back", lambda tables: [])
 
 
 def questions_frozen(patch: pytest.MonkeyPatch) -> None:
-    replace(patch, "fusion.trace.refuse_questions", nothing)
+    patch.setattr(trace, "refuse_questions", nothing)
 
 
 class Context:
@@ -72,7 +69,7 @@ def backward_lost(patch: pytest.MonkeyPatch) -> None:
             else cls.forward(Context(), *args)
         )
 
-    replace(patch, "fusion.tracer._refused_apply", inside)
+    patch.setattr(tracer, "_refused_apply", inside)
 
 
 def settings_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -99,7 +96,7 @@ def other_types(patch: pytest.MonkeyPatch) -> None:
     def widest(function: Any, x: Tensor) -> torch.dtype:
         return torch.promote_types(x.dtype, torch.float32)
 
-    replace(patch, "fusion.layers.norm.type_of", widest)
+    patch.setattr(norm, "type_of", widest)
 
 
 def with_blocks(*names: str) -> Concerns:
@@ -162,13 +159,13 @@ def test_fault_is_found(name: str) -> None:
     def one(spec: Spec) -> None:
         if differing or not concerns(spec):
             return
-        try:
-            with with_fault(put_back):
+        with with_fault(put_back):
+            try:
                 check(spec)
-        except AssertionError as error:
-            differing.append((spec, str(error)))
-        except Exception:  # loud
-            return
+            except AssertionError as error:
+                differing.append((spec, str(error)))
+            except Exception:  # loud
+                return
 
     one()
     assert differing, f"no model of {MOST_MODELS} differs"
