@@ -139,6 +139,18 @@ class Free(Budget):
         return True
 
 
+def test_each_trial_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = ToyStudy(lambda n: perceptron(n).double(), "adamw", data())
+    group = TrialGroup(study, members(study, range(3)), OpenGate(), Audit(study, Free()))
+    rows: list[int] = []
+    export = TrialGroup.export
+    monkeypatch.setattr(TrialGroup, "export", lambda group, row: rows.append(row) or export(group, row))
+    for _ in range(20):
+        group.unproven = {"training"}
+        group.train_step(*study.data[0])
+    assert len(rows) == 20 and set(rows) == {0, 1, 2}
+
+
 def test_first_batches_are_audited_whatever_they_cost() -> None:
     study = ToyStudy(lambda n: perceptron(n).double(), "adamw", data())
     budget = Budget()

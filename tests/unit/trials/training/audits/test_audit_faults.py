@@ -25,7 +25,7 @@ from trials.fusion.graph.own_tensors import OwnTensors
 from trials.fusion.graph.steps import CallStep, State
 from trials.fusion.layers.activations import FusedElementwise
 from trials.fusion.layers.dropout import FusedDropout
-from trials.fusion.layers.norm import FusedLayerNorm
+from trials.fusion.layers.norm import FusedBatchNorm, FusedLayerNorm
 from trials.fusion.own_code.together import Together
 from trials.fusion.rows import Rows
 from trials.fusion.scores.scalar import Scalar
@@ -274,6 +274,20 @@ def test_a_random_number_that_the_graph_has_kept(monkeypatch: pytest.MonkeyPatch
     assert [(found.way, found.first.key.kind) for found in audited.found] == [("rules", "the model's output")]
 
 
+def test_a_buffer_that_moves_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = FusedBatchNorm.run
+
+    def farther(layer: FusedBatchNorm, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
+        made = run(layer, x, per_trial, training)
+        if training and layer.var_KC is not None:
+            layer.var_KC.data.mul_(1.001)
+        return made
+
+    monkeypatch.setattr(FusedBatchNorm, "run", farther)
+    audited = Audited(lambda n: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)))
+    audited.assert_moved("loop", "buffer 1.running_var")
+
+
 def test_a_random_stream_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     run = FusedDropout.run
 
@@ -288,6 +302,18 @@ def test_a_random_stream_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(FusedDropout, "run", with_the_same_masks)
     audited = Audited(lambda n: nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.4), nn.Linear(5, 3)))
     audited.assert_moved("loop", "random stream")
+
+
+def test_a_loss_that_belongs_to_another_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = Scalar.__call__
+
+    def mixed_up(scalar: Scalar, *args: Any, **named: Any) -> Tensor:
+        values_K = call(scalar, *args, **named)
+        return values_K.flip(0) if scalar._name == "Study.loss" else values_K
+
+    monkeypatch.setattr(Scalar, "__call__", mixed_up)
+    with pytest.raises(RefusedError, match=r"fused by loop .* alone: loss differs by"):
+        Audited(perceptron).train()
 
 
 def test_a_score_that_belongs_to_another_trial(monkeypatch: pytest.MonkeyPatch) -> None:
