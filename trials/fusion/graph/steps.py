@@ -257,7 +257,7 @@ class CallStep(Step):
                 return together[0](found)
             return autocast.trial_by_trial(
                 lambda row: call([[tensor[row] for tensor in tensors] for tensors in tensors_K]),
-                *(len(first), first.device, f"node '{self.node}'"),
+                *(len(first), f"node '{self.node}'"),
             )
         except RuntimeError as error:
             if is_out_of_memory(error):

@@ -5,7 +5,6 @@ import operator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
@@ -17,7 +16,7 @@ from trials.fusion.graph.own_tensors import OwnTensors
 from trials.fusion.graph.surroundings import kept
 from trials.fusion.graph.tracer import OUT_OF_PLACE, Tracer, flags, recording, set_flags
 from trials.fusion.own_code.functional import RANDOM, VIEWS
-from trials.fusion.own_code.streams import foreign_streams, refuse_foreign
+from trials.fusion.own_code.streams import foreign_streams, kept_streams, refuse_foreign
 from trials.fusion.registry import CALLS, FuseError, label, plain_forward, ruled
 
 FORWARD = "forward"
@@ -55,7 +54,7 @@ def trace(model: nn.Module, training: bool, method: str = FORWARD) -> Traced:
         return Traced(_checked(chain, model), {})
     _refuse_own_calls(model, method)
     given = flags(model)
-    streams, random_state, put_back_around = foreign_streams(), torch.get_rng_state(), kept()
+    streams, put_back_streams, put_back_around = foreign_streams(), kept_streams(), kept()
     drew = False
     tables = _tables(model)
     observer, own_tensors = Observer(), OwnTensors(model)
@@ -78,8 +77,7 @@ def trace(model: nn.Module, training: bool, method: str = FORWARD) -> Traced:
         why = str(error) if isinstance(error, FuseError) else f"{type(error).__name__}: {error}"
         raise FuseError(f"model {name} cannot be traced: {why}") from error
     finally:
-        drew = not torch.equal(random_state, torch.get_rng_state())
-        torch.set_rng_state(random_state)
+        drew = put_back_streams()
         put_back_around()
         changed = _put_back(tables) + own_tensors.put_back()
         set_flags(model, given)

@@ -39,13 +39,13 @@ def has_parts(function: Any, args: Any, kwargs: Any) -> bool:
     return any(is_on(tensor.device) and tensor.is_floating_point() for tensor in tensors)
 
 
-def trial_by_trial(call: Callable[[int], Any], size: int, device: torch.device, name: str) -> Any:
+def trial_by_trial(call: Callable[[int], Any], size: int, name: str) -> Any:
     """Stack what `call` returns for each of `size` trials.
 
     Raises:
         RuntimeError: the call, `name` in messages, draws random numbers.
     """
-    with drawing_nothing(device, name):
+    with drawing_nothing(name):
         return stack([call(row) for row in range(size)], name)
 
 
@@ -67,5 +67,5 @@ class TrialByTrial:
             own_args, own_kwargs = tree_unflatten(own, spec)
             return self._function(*own_args, **own_kwargs)
 
-        output = trial_by_trial(call, len(first), first.device, f"the call of {self._function.__name__}")
+        output = trial_by_trial(call, len(first), f"the call of {self._function.__name__}")
         return output, dims_of(output, per_trial=True)

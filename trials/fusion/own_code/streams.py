@@ -82,23 +82,37 @@ def drawing_from(generator: torch.Generator) -> Iterator[None]:
 
 
 @contextmanager
-def drawing_nothing(device: torch.device, what: str) -> Iterator[None]:
+def drawing_nothing(what: str) -> Iterator[None]:
     """Refuse PyTorch's own random numbers meanwhile, as `vmap` does, where all trials would share them.
 
     Raises:
         RuntimeError: `what` has drawn some.
     """
-    before = _global_states(device)
+    put_back = kept_streams()
     yield
-    if not all(map(torch.equal, before, _global_states(device))):
-        torch.set_rng_state(before[0])
-        if device.type == "cuda":
-            torch.cuda.set_rng_state(before[1], device)
+    if put_back():
         raise RuntimeError(f"{what} draws random numbers; allowed: dropout")
 
 
-def _global_states(device: torch.device) -> list[torch.Tensor]:
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+def kept_streams() -> Callable[[], bool]:
+    """Return a function that puts PyTorch's own random numbers back, and returns whether any have been drawn."""
+    before = _own_states()
+
+    def put_back() -> bool:
+        now = _own_states()
+        if len(before) == len(now) and all(map(torch.equal, before, now)):
+            return False
+        torch.set_rng_state(before[0])
+        if len(before) > 1:
+            torch.cuda.set_rng_state_all(before[1:])
+        return True
+
+    return put_back
+
+
+def _own_states() -> list[Tensor]:
+    """The host's, and those of the CUDA devices if they are in use: code may draw there without naming its input's."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]
 
 
 def foreign_streams() -> dict[str, object]:

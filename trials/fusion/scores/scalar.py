@@ -19,7 +19,14 @@ from trials.fusion.graph.surroundings import as_written, kept, reentrant_checkpo
 from trials.fusion.graph.tracer import Tracer, recording
 from trials.fusion.own_code import autocast
 from trials.fusion.own_code.inner import Calls
-from trials.fusion.own_code.streams import drawing_from, drawing_nothing, foreign_streams, refuse_foreign, saved
+from trials.fusion.own_code.streams import (
+    drawing_from,
+    drawing_nothing,
+    foreign_streams,
+    kept_streams,
+    refuse_foreign,
+    saved,
+)
 from trials.fusion.own_code.together import Together
 from trials.fusion.own_code.trees import apart, dims_of, of_row
 from trials.fusion.registry import CALLS
@@ -120,7 +127,7 @@ class Scalar:
         state.values[:2], state.flags[:2] = [outputs, targets], [True, per_trial]
         try:
             # what is drawn here would come from no trial's stream, and be the same for all
-            with nullcontext() if self._stepped else drawing_nothing(outputs.device, self._name):
+            with nullcontext() if self._stepped else drawing_nothing(self._name):
                 for step in self._steps:
                     step.run(state)
         except Exception as error:
@@ -301,7 +308,7 @@ def _trace(function: Callable[[Any, Any], Tensor]) -> tuple[list[Step], int]:
 
 def _graph_of(function: Callable[[Any, Any], Tensor]) -> fx.Graph | None:
     """Return the graph of `function`; None if it cannot be traced, or draws random numbers."""
-    random_state, put_back_around = torch.get_rng_state(), kept()
+    put_back_streams, put_back_around = kept_streams(), kept()
     observer = Observer()
     try:
         with recording(), observer:
@@ -310,8 +317,7 @@ def _graph_of(function: Callable[[Any, Any], Tensor]) -> fx.Graph | None:
     except Exception:
         return None
     finally:
-        drew = not torch.equal(random_state, torch.get_rng_state())
-        torch.set_rng_state(random_state)
+        drew = put_back_streams()
         put_back_around()
     return None if drew else graph
 

@@ -16,6 +16,8 @@ from torch import Tensor
 from tests.support.fused_and_solo import ToyStudy
 from tests.support.two_layers import Forward, TwoLayers, assert_fused_is_alone, batches, plain
 from trials import FuseError
+from trials.fusion.graph.trace import trace
+from trials.fusion.scores.scalar import Scalar
 
 RULE, VMAP = "rule", "vmap"
 
@@ -241,6 +243,23 @@ def test_streams_and_state_of_one_trial_are_refused(name: str, looks: bool) -> N
     looking: Forward = lambda m, x: forward(m, x) if len(x) > 1 else x  # noqa: E731 - short, and typed
     with pytest.raises(FuseError, match=message):
         assert_fused_is_alone(study_of(looking if looks else forward, hold(make)), 2)
+
+
+def test_what_draws_from_a_gpu_without_naming_its_input_has_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine without one: the state of its random numbers is a number here, which each draw moves."""
+    state = torch.zeros(1)
+
+    def drawn() -> float:  # as torch.rand((), device="cuda")
+        state.add_(1)
+        return 0.5
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [state.clone()])
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", lambda states: state.copy_(states[0]))
+    with pytest.raises(FuseError, match="draws random numbers that do not depend on its input"):
+        trace(TwoLayers(lambda m, x: plain(m, x) * drawn()), training=True)
+    assert not Scalar("Study.loss", lambda y, t: y.mean() * drawn())._steps
+    assert state.item() == 0, "put back"
 
 
 def test_function_that_refers_to_its_module() -> None:
