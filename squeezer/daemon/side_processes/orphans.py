@@ -5,9 +5,10 @@ that has gone to. Until it is reaped here, its number is its own, so signals hit
 """
 
 import os
+import select
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +16,9 @@ import psutil
 
 PATIENCE_S = 15.0
 """A killed process ends at once, unless it waits for a device, or for a core on which it has idle time only."""
+
+_AWAITED = 32
+"""No more, for there may be more than this process may have files."""
 
 GATED_PATIENCE_S = 25.0
 """A CUDA side task gives itself 20 s: see `trials.gate.parent_watch`."""
@@ -37,8 +41,10 @@ def ends_by_itself(pid: int) -> bool:
 def await_gated(timeout_s: float = GATED_PATIENCE_S) -> None:
     """Wait until no child of this process is one that `ends_by_itself`."""
     deadline_s = time.monotonic() + timeout_s
-    while any(ends_by_itself(child.pid) for child in psutil.Process().children()) and time.monotonic() < deadline_s:
-        time.sleep(0.01)
+    while gated := [child.pid for child in psutil.Process().children() if ends_by_itself(child.pid)]:
+        _await_one(gated, deadline_s - time.monotonic())
+        if time.monotonic() >= deadline_s:
+            break
 
 
 def end_orphans(spare: Collection[int] = ()) -> int:
@@ -48,9 +54,18 @@ def end_orphans(spare: Collection[int] = ()) -> int:
     while left := [child.pid for child in psutil.Process().children() if child.pid not in spare]:
         for pid in left:
             os.kill(pid, signal.SIGKILL)
-            if os.waitpid(pid, os.WNOHANG)[0]:
-                ended.add(pid)
-        if time.monotonic() > deadline_s:
+        _await_one(left, deadline_s - time.monotonic())
+        ended |= {pid for pid in left if os.waitpid(pid, os.WNOHANG)[0]}
+        if time.monotonic() >= deadline_s:
             break
-        time.sleep(0.001)
     return len(ended)
+
+
+def _await_one(children: Sequence[int], timeout_s: float) -> None:
+    """Wait asleep until one of them ends: to look again and again would take the core on which they end."""
+    pidfds = [os.pidfd_open(pid) for pid in children[:_AWAITED]]
+    try:
+        select.select(pidfds, [], [], max(0.0, timeout_s))
+    finally:
+        for pidfd in pidfds:
+            os.close(pidfd)

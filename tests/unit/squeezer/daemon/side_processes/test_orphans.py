@@ -42,6 +42,26 @@ def test_all_that_is_left_in_whatever_group_or_session_is_ended_but_what_is_spar
     assert (ended, spared) == ("3", "None")
 
 
+WAITS = """
+import os, subprocess, sys
+import psutil
+from squeezer.daemon.side_processes import orphans
+
+lasting = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+looks, look, kill = [], psutil.Process.children, os.kill
+psutil.Process.children = lambda self: looks.append(1) or look(self)
+os.kill = lambda pid, number: None  # a process that has no time to end
+orphans.PATIENCE_S = 0.5
+print(orphans.end_orphans(), len(looks), flush=True)
+kill(lasting.pid, 9)
+"""
+
+
+def test_who_waits_for_one_that_does_not_end_leaves_it_the_core() -> None:
+    done = subprocess.run([sys.executable, "-c", WAITS], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["0", "1"]
+
+
 KEEPS = """
 import os, subprocess, sys, time
 from squeezer.daemon import daemon_keeper
