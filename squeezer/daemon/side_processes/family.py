@@ -58,6 +58,8 @@ class SideFamily:
             now_ns: the time.
         """
         words = self._words
+        if not words[Field.SEARCH_PROCESS]:
+            return  # it may be among them, and must never be stopped, nor be idle as a whole
         but = {side.pid, words[Field.SEARCH_PROCESS]}
         listed = None if group is None else self._listed(group)
         forks = words[Field.SIDE_FORKS]
@@ -75,8 +77,7 @@ class SideFamily:
         if (found.keys(), forked) != (self._known.keys(), self._forked):
             self._name(found.keys() - forked)
         self._known, self._forked = found, forked
-        if words[Field.SEARCH_PROCESS]:  # else it may be among them, and it must never be stopped
-            self._name_strays(side.pid)
+        self._name_strays(side.pid)
 
     def _listed(self, group: SideGroup) -> dict[int, int] | None:
         """Those that are in the group, and when they started; None: the group is gone."""
