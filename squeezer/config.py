@@ -142,9 +142,9 @@ in a file of your own, `@FILE`"""
     study_directory: Path | None = Field(default=None, description="a path, relative to where the command is started")
     """where the study, its checkpoints and its best weights are. Later runs continue what they find there"""
     priority: Literal["idle", "nice"] = Field(default="idle", description='"idle" or "nice"')
-    """what the kernel gives the side task, once it is ready. `idle`: a core that nothing else wants. `nice`: niceness \
-19, so a share of a core that other programs keep busy; but then it takes the core when a bubble begins, 1 to 2 ms \
-before the main job really waits"""
+    """what the kernel gives the side task, once it has loaded its study and a main job is there. `idle`: a core that \
+nothing else wants. `nice`: niceness 19, so a share of a core that other programs keep busy; but then it takes the \
+core when a bubble begins, 1 to 2 ms before the main job really waits"""
     threads: _Count = 1
     """threads with which it computes"""
     memory_mb: _Positive | None = Field(default=None, description="a number above 0")

@@ -250,7 +250,10 @@ class Daemon:
                 *groups,
             )
         self._watch.job_attached()
-        if self._side_task is not None and self._side_task.waits_for_job:
+        if self._side_task is None:
+            return
+        self._side_task.give_way()
+        if self._side_task.waits_for_job:
             self._feed(SideChanged(Side.DUE))
 
     def _start_first_side_task(self) -> None:

@@ -150,6 +150,14 @@ class SideTaskSupervisor:
         if group is not None:
             self._uncounted.look(group.cpu_ns())
 
+    def give_way(self) -> None:
+        """A main job has come: a process that starts gives way to it from now on, though it does not ask the gate yet.
+
+        Not before it has forked its search worker, part of which is exempt; after that it looks itself.
+        """
+        if not self._is_ready and self._words[Field.SEARCH_PROCESS]:
+            self._spawner.give_way()
+
     @property
     def is_asleep(self) -> bool:
         """Whether the process sleeps at its gate, by its own word."""

@@ -4,7 +4,15 @@ import os
 from collections.abc import Callable, Mapping
 
 from squeezer.config import DeviceTable
-from squeezer.device.base import CannotShareError, Device, SideProcess, has_ended, is_stopped, run_when_idle
+from squeezer.device.base import (
+    PRIORITIES,
+    CannotShareError,
+    Device,
+    SideProcess,
+    has_ended,
+    is_stopped,
+    run_when_idle,
+)
 from squeezer.device.cpu import CpuDevice
 from squeezer.device.cuda import CudaDevice
 
@@ -32,6 +40,7 @@ def kind_of(
 __all__ = [
     "CUDA_SIGNS",
     "DEVICES",
+    "PRIORITIES",
     "CannotShareError",
     "CpuDevice",
     "CudaDevice",

@@ -12,6 +12,8 @@ import psutil
 
 from squeezer.device.nvml import Meters
 
+MOST_NICE = 19
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SideProcess:
@@ -145,6 +147,17 @@ def run_when_idle(pid: int) -> None:
     with suppress(OSError):  # it has ended
         for thread in os.listdir(f"/proc/{pid}/task"):
             os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
+
+
+def run_nicely(pid: int) -> None:
+    """Give all threads of a process, and those that they start, the least share of a core that others want."""
+    with suppress(OSError):  # it has ended
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.setpriority(os.PRIO_PROCESS, int(thread), MOST_NICE)
+
+
+PRIORITIES = {"idle": run_when_idle, "nice": run_nicely}
+"""What `[side] priority` means."""
 
 
 def is_stopped(side: SideProcess) -> bool:

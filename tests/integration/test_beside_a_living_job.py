@@ -51,7 +51,8 @@ def test_a_daemon_that_is_told_to_end_beside_its_job_measures_nothing_and_lets_t
     daemon.process.send_signal(number)
     seen = set()
     while is_alive(side):
-        assert sandbox.word(Field.SIDE_PROCESS) == side, "the hooks halt it until it is gone"
+        named = sandbox.word(Field.SIDE_PROCESS) == side
+        assert named or not is_alive(side), "the hooks halt it until it is gone"
         if stat(side)[:1] == ["R"] and not sandbox.word(Field.BUBBLE) & 1:  # a bubble may come before the daemon looks
             seen |= classes(side)
     job.change(stall_ms=0)
@@ -107,6 +108,30 @@ def test_what_shares_the_main_jobs_core_gives_way_to_it(
     assert {(os.sched_getscheduler(t), os.getpriority(os.PRIO_PROCESS, t)) for t in threads(side)} == {scheduling}
     own = sandbox.word(Field.DAEMON_PID)
     assert (os.sched_getscheduler(own), os.getpriority(os.PRIO_PROCESS, own)) == (os.SCHED_BATCH, 19)
+    assert job.finish() == 0
+    assert daemon.ended() == 0
+
+
+ATTACHES_LATE = "import os; os.read(0, 100); from tests.support.metronome import main; main()"
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["job first", "job later"])
+def test_a_side_task_that_rehearses_gives_way_as_soon_as_there_is_a_job(
+    sandbox: Sandbox, hold: Path, is_late: bool
+) -> None:
+    job: Job = sandbox.start(Job, "-c", ATTACHES_LATE) if is_late else sandbox.job()
+    daemon = sandbox.daemon_of(job, sandbox.config("practises.py"), TINY_HOLD=str(hold))
+    search = wait_for(lambda: sandbox.word(Field.SEARCH_PROCESS), "the search worker")
+    side = sandbox.word(Field.SIDE_PROCESS)
+    if is_late:
+        time.sleep(0.5)
+        assert classes(side) == {os.SCHED_OTHER}, "nobody is there to give way to"
+        job.change()
+    wait_for(lambda: classes(side) == {os.SCHED_IDLE}, "the idle class")
+    job.beats(5)
+    assert not sandbox.side("ready") and os.SCHED_BATCH in classes(search)
+    hold.unlink()
+    sandbox.works()
     assert job.finish() == 0
     assert daemon.ended() == 0
 

@@ -213,8 +213,9 @@ class Sandbox:
         return optuna.load_study(study_name=study, storage=open_storage(journal)).get_trials()
 
     def word(self, field: int, local_rank: int = 0) -> int:
-        """One word of the page, read without becoming one of its users."""
-        return int(struct.unpack_from("<q", page_path(self.directory, local_rank).read_bytes(), 8 * field)[0])
+        """One word of the page, read without becoming one of its users; 0: there is no page yet."""
+        path = page_path(self.directory, local_rank)
+        return int(struct.unpack_from("<q", path.read_bytes(), 8 * field)[0]) if path.exists() else 0
 
     def works(self) -> None:
         """Wait until the side task does more work."""

@@ -265,12 +265,16 @@ def _train(
     from trials.side_task.devices import NoRoomError
     from trials.side_task.scheduler import Scheduler
 
+    def give_way() -> None:
+        if arguments.priority is not None:
+            PRIORITIES[arguments.priority]()
+
+    if page is not None and page.words[Field.MAIN_PID]:  # if a main job comes later, the daemon sees to it
+        give_way()
     most = device.rehearse(study, page, gate)
     if not most.trials:
         raise NoRoomError("not even one trial fits into the side task's share of the device's memory")
-    # not earlier: before the job's first step there is nothing to yield to
-    if arguments.priority is not None:
-        PRIORITIES[arguments.priority]()
+    give_way()
     offload = None if page is None else device.offload(page, gate, report)
     scheduler = Scheduler(study, gate, search, report, most, offload, arguments.directory, turn)
     try:

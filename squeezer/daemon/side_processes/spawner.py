@@ -24,7 +24,7 @@ from squeezer.daemon.side_processes.environment import side_environment
 from squeezer.daemon.side_processes.orphans import end_orphans
 from squeezer.daemon.side_processes.parent_group import NoGroupError
 from squeezer.daemon.side_processes.temporary_folder import make_folder, remove_folder
-from squeezer.device import Device, SideProcess, has_ended
+from squeezer.device import PRIORITIES, Device, SideProcess, has_ended
 from squeezer.records.layout import caches_path, side_log_path, temporary_folder_path, units_path
 
 SIDE_TASK = "trials.side_task.main"
@@ -167,6 +167,11 @@ class Spawner:
         """End the process, which `reap` awaits then. See `Device.end`."""
         assert self.side is not None
         self._device.end(self.side, timeout_s, beside_main=beside_main)
+
+    def give_way(self) -> None:
+        """Let the process have what `[side] priority` gives it, as it does itself beside a main job."""
+        if self.side is not None:
+            PRIORITIES[self._config.priority](self.side.pid)
 
     def release_trials(self, *, died: bool, idle: bool) -> "subprocess.Popen[bytes]":
         """Start to release the trials that this device's side tasks have left, for another worker.
