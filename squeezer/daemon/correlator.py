@@ -99,7 +99,7 @@ class Correlator:
         Args:
             t_ns: when.
             message: the hooks'.
-            squeezed: None if the side task only starts in its bubbles, or the guard has the gate shut.
+            squeezed: None if the side task only starts in its bubbles or is due, or the guard has the gate shut.
             shut: why its bubbles are not for trials; None: they are.
         """
         self._step = _OpenStep(step=message.step, start_ns=t_ns, squeezed=squeezed, shut=shut)

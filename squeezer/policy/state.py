@@ -94,8 +94,8 @@ class GateMachine:
         self._drawn: dict[int, bool] = {}
         """Of each block near the latest step: whether it is left alone."""
         self.squeezed: bool | None = False
-        """Of the step that began last: squeezed, left alone, or neither (the side task starts, or the guard has the
-        gate shut)."""
+        """Of the step that began last: squeezed, left alone, or neither (the side task starts or is due, or the guard
+        has the gate shut)."""
         self._step_number = 0
         self._duration_ns = 0  # of the step that began last; 0: it has not ended, or that was not heard
         self._recent_steps_ns: deque[int] = deque(maxlen=RECENT_STEPS)
@@ -222,7 +222,7 @@ class GateMachine:
         self._step_number, self._duration_ns = event.step, 0
         self._releasing = self._waits_for_main = False
         self.squeezed = False
-        if self.is_squeezed(event.step) and self._has_side:
+        if self.is_squeezed(event.step) and self.side is not Side.NONE:
             self.squeezed = True if self.side is Side.READY and self.guard.allows else None
         return [*map(Note, decisions), *self._plan(self._steps_from(event.step)), *self._start_if_due()]
 

@@ -6,8 +6,8 @@
     job           job (its index in this file), pid, rank, world_size, stage, stages, micro_batches,
                   master_port, t_ns
     step          job, step, start_ns, end_ns, squeezed (false: left alone by the draw, or still
-                  observing; null: neither, since the side task was starting or the guard had the gate shut), work
-                  (trial-samples that the side task has trained so far, by the page)
+                  observing; null: neither, since the side task was starting or due, or the guard had the gate
+                  shut), work (trial-samples that the side task has trained so far, by the page)
     action        t_ns, action, cause; what the daemon did beyond planning
     guard         t_ns, step, what, cause, figures; see `squeezer.policy.guard.Decision`
     event         event, actions: what the policy learned, and what it decided; only if asked for

@@ -50,7 +50,8 @@ def _steps(rank: RankRun) -> Iterator[str]:
     for label, same in groupby(steps, key=lambda step: step["squeezed"]):
         if label is None:
             numbers = [step["step"] for step in same]
-            cause = "the guard had the gate shut" if _is_guarded(rank, numbers[0]) else "the side task was starting"
+            guarded = _is_guarded(rank, numbers[0])
+            cause = "the guard had the gate shut" if guarded else "the side task was starting, or waited to"
             yield f"              {_span(numbers)}: {cause}"
 
 

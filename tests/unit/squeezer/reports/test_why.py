@@ -50,7 +50,7 @@ def test_every_decision_is_told_with_its_cause(tmp_path: Path, capsys: pytest.Ca
     text = why(tmp_path, capsys)
     for words in (
         "7: 2 squeezed, 1 left alone for comparison, 4 neither",
-        "step 1: the side task was starting",
+        "step 1: the side task was starting, or waited to",
         "steps 3 to 5: the guard had the gate shut",
         "budget 1.00% of slowdown; shut 1 time\n",
         "step 2: the gate is shut for 3 steps: squeezed steps are longer than the steps beside them that were",
