@@ -30,6 +30,13 @@ from squeezer.records.layout import caches_path, side_log_path, temporary_folder
 SIDE_TASK = "trials.side_task.main"
 RELEASE = "trials.search.close"
 """Programs that are started and never imported; not from the working directory (`-P`), whose files are not ours."""
+THREADS_END_S = 1.0
+"""How long a side task's threads have to end before it is collected, beside a job of another session.
+
+The kernel spins in `wait` until all entries of /proc for those threads are gone. Threads that end have the idle class
+beside that, and between sessions this process's niceness does not count: it took up to half a second of the main job's
+core.
+"""
 MOST_NICE = 19
 _TRIES, _BETWEEN_TRIES_S = 20, 0.05
 """The kernel lets all users together set the niceness of a session ten times a second."""
@@ -154,6 +161,8 @@ class Spawner:
         assert self._process is not None and self.side is not None
         with suppress(ProcessLookupError):  # not reaped yet, its number is its own
             os.killpg(self.side.pid, signal.SIGKILL)
+        if self._device.own_session:
+            time.sleep(THREADS_END_S)
         status = self._process.wait()
         self._close_group()
         self._end_orphans()
