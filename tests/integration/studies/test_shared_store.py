@@ -125,7 +125,7 @@ def test_a_trial_goes_on_where_another_host_has_saved_it(
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_what_is_not_in_the_store_is_not_kept(
+def test_what_does_not_come_to_the_store_is_kept_where_it_was_saved(
     database: str, tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
@@ -135,13 +135,20 @@ def test_what_is_not_in_the_store_is_not_kept(
     store.is_away = True
     save(one, here, 0, 2)
     save(one, here, 0, 3)
-    assert caplog.text.count("no checkpoint is kept while the artifact store fails: ConnectionError: no route to") == 1
-    assert saved(here, 0) == ["trial 0 after 1 epochs on here"], "the last good one stays"
+    assert caplog.text.count("are on this host alone while the artifact store fails: ConnectionError: no route to") == 1
     store.is_away = False
     one.stop()
+    again = hire(database, here, store)
+    store.is_away = True
+    assert asked(again, 1) == {0: 3} and saved(here, 0)[0] == "trial 0 after 3 epochs on here", "it needs no store"
+    store.is_away = False
+    again.stop()
     other = hire(database, there, store)
-    assert asked(other, 1) == {0: 1}
-    assert save(other, there, 0, 2) is None and saved(there, 0)[0] == "trial 0 after 2 epochs on there"
+    assert asked(other, 1) == {0: 3} and saved(there, 0) == ["trial 0 after 1 epochs on here"]
+    other.began(0, 1)  # as the side task finds
+    assert save(other, there, 0, 2) is None and [name[:3] for name in stored(store)] == ["0-1", "0-2"]
+    spans = [(span.from_epoch, span.to_epoch, span.kept) for span in other._claims.spans()]
+    assert sorted(spans) == [(0, 1, True), (1, 2, False), (1, 2, True), (2, 3, False)]
 
 
 def test_a_trial_waits_while_the_store_is_away(

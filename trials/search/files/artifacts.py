@@ -1,10 +1,8 @@
 """Files in an Optuna artifact store, such as S3; and the best trials' weights there, once a study is over."""
 
-import shutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 from zipfile import BadZipFile, ZipFile
 
 import optuna
@@ -13,10 +11,8 @@ from optuna.artifacts import upload_artifact
 from ds_hooks.shared.private_file import open_private
 from trials.own_logger import own_logger
 from trials.search.files.best_weights import Best
+from trials.search.files.bounded_store import BoundedStore
 from trials.search.files.checkpoint_files import publish, weights_name
-
-if TYPE_CHECKING:
-    from optuna.artifacts._protocol import ArtifactStore
 
 ARTIFACTS = "squeezer_artifacts"
 """A user attribute of studies: the name of each file -> its artifact's id; and the index that was uploaded."""
@@ -24,7 +20,7 @@ ARTIFACTS = "squeezer_artifacts"
 log = own_logger("trials.search.files.artifacts")
 
 
-def upload_best(store: "ArtifactStore | None", study: optuna.Study, best: Best) -> None:
+def upload_best(store: BoundedStore | None, study: optuna.Study, best: Best) -> None:
     """Upload what `Best` keeps, unless another worker has uploaded that, or what is missing here.
 
     A store that fails costs nothing but that.
@@ -52,14 +48,14 @@ def upload_best(store: "ArtifactStore | None", study: optuna.Study, best: Best) 
         log.warning("the best weights are not in the artifact store: %s: %s", type(error).__name__, error)
 
 
-def put(store: "ArtifactStore", artifact: str, file: Path) -> None:
+def put(store: BoundedStore, artifact: str, file: Path) -> None:
     """Write a file to the store, under an id of our own. The store's exceptions pass through."""
     with open(file, "rb") as body:
         store.write(artifact, body)
 
 
 def fetch(
-    store: "ArtifactStore",
+    store: BoundedStore,
     artifact: str,
     target: Path,
     temporary: Path,
@@ -75,8 +71,8 @@ def fetch(
         check: raises if what came cannot be used.
     """
     try:
-        with open(temporary, "wb", opener=open_private) as file, store.open_reader(artifact) as body:
-            shutil.copyfileobj(body, file)
+        with open(temporary, "wb", opener=open_private) as file:
+            store.read(artifact, file)
         check(temporary)
         publish(temporary, target)
     finally:
@@ -95,7 +91,7 @@ def refuse_torn(weights: Path) -> None:
         raise BadZipFile(f"{damaged} is damaged")
 
 
-def remove(store: "ArtifactStore", artifacts: Iterable[str]) -> None:
+def remove(store: BoundedStore, artifacts: Iterable[str]) -> None:
     """Remove artifacts. Those that cannot be removed cost space, and nothing else."""
     for artifact in artifacts:
         with suppress(Exception):

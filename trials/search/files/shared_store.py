@@ -1,7 +1,8 @@
 """A study's files in an Optuna artifact store, such as S3, for hosts that share a database and no directory.
 
 Each host has its files in its own directory too. A checkpoint is in the store before the database says that it exists,
-and an attribute of its trial names it there, so that whoever claims the trial can fetch it.
+and an attribute of its trial names it there, so that whoever claims the trial can fetch it. While the store fails,
+checkpoints are on their hosts alone: another one goes back to what the store has.
 
     NAME                 the store's name itself, by which workers know that they see one store
     NAME-7-12-2.pt       trial 7 after epoch 12, written under fence 2
@@ -13,7 +14,6 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import optuna
 from optuna.artifacts.exceptions import ArtifactNotFound
@@ -21,10 +21,8 @@ from optuna.artifacts.exceptions import ArtifactNotFound
 from trials.own_logger import own_logger
 from trials.search.files import checkpoint_files
 from trials.search.files.artifacts import fetch, put, refuse_torn, remove
+from trials.search.files.bounded_store import BoundedStore
 from trials.search.storage.database import is_away
-
-if TYPE_CHECKING:
-    from optuna.artifacts._protocol import ArtifactStore
 
 STORE = "squeezer_store"
 """A user attribute of studies: the name of their store."""
@@ -49,7 +47,7 @@ class SharedStore:
     """
 
     def __init__(
-        self, store: "ArtifactStore", name: str, directory: Path, clock_s: Callable[[], float] = time.monotonic
+        self, store: BoundedStore, name: str, directory: Path, clock_s: Callable[[], float] = time.monotonic
     ) -> None:
         self.name = name
         self._store, self._directory, self._clock_s = store, directory, clock_s
@@ -66,7 +64,7 @@ class SharedStore:
         try:
             put(self._store, self._of_trial(number, checkpoint.name), checkpoint)
         except Exception as error:
-            self._warn("no checkpoint is kept while the artifact store fails", error)
+            self._warn("checkpoints are on this host alone while the artifact store fails", error)
             return None
         return [*self._kept.get(number, []), checkpoint.name][-checkpoint_files.KEPT :]
 
@@ -93,7 +91,8 @@ class SharedStore:
             False if the store fails: then another try may succeed. True also if a checkpoint is gone for good.
         """
         self._kept[number] = names = checkpoint_files.newest_first(names)[::-1]
-        is_here = False
+        here = checkpoint_files.found(checkpoint_files.trial_directory(self._directory, number))
+        is_here = epoch in map(checkpoint_files.epoch_of, here)  # it may never have come to the store
         for name in reversed(names):
             path = checkpoint_files.trial_directory(self._directory, number) / name
             if checkpoint_files.epoch_of(path) > epoch:
@@ -158,7 +157,7 @@ class SharedStore:
             log.warning("%s: %s: %s", text, type(error).__name__, error)
 
 
-def agree(store: "ArtifactStore", study: optuna.Study, alone: Callable[[Callable[[], str]], str]) -> str | None:
+def agree(store: BoundedStore, study: optuna.Study, alone: Callable[[Callable[[], str]], str]) -> str | None:
     """Return the name of a study's store; None, and a warning, if this worker does not see what others have there.
 
     Args:
@@ -182,7 +181,7 @@ def agree(store: "ArtifactStore", study: optuna.Study, alone: Callable[[Callable
     return None
 
 
-def _seen(store: "ArtifactStore", study: optuna.Study, alone: Callable[[Callable[[], str]], str], new: str) -> str:
+def _seen(store: BoundedStore, study: optuna.Study, alone: Callable[[Callable[[], str]], str], new: str) -> str:
     """Return the name of the study's store, which is `new` if it has none. The store's exceptions pass through."""
 
     def known_or_new() -> str:
@@ -194,7 +193,7 @@ def _seen(store: "ArtifactStore", study: optuna.Study, alone: Callable[[Callable
     name = alone(known_or_new)
     if name != new:
         remove(store, [new])
-    with store.open_reader(name) as reader:
-        if reader.read() != name.encode():
-            raise ValueError("it holds other files of that name")
+    store.read(name, found := BytesIO())
+    if found.getvalue() != name.encode():
+        raise ValueError("it holds other files of that name")
     return name

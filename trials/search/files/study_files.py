@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import optuna
 
@@ -12,15 +12,15 @@ from trials.search.config import WorkerConfig
 from trials.search.files import checkpoint_files
 from trials.search.files.artifacts import upload_best
 from trials.search.files.best_weights import Best
+from trials.search.files.bounded_store import BoundedStore
 from trials.search.files.shared_store import SharedStore, agree
 from trials.search.storage.database import is_shared
 from trials.search.storage.directory_identity import beside
 from trials.study import Study
 
-if TYPE_CHECKING:
-    from optuna.artifacts._protocol import ArtifactStore
-
 log = own_logger("trials.search.files.study_files")
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Saved:
     Attributes:
         number: the trial's.
         file: in the study's directory.
-        stored: the names of the trial's checkpoints in the artifact store; None: there is none.
+        stored: the names of the trial's checkpoints in the artifact store; None: there is none, or it has failed.
     """
 
     number: int
@@ -58,6 +58,7 @@ class StudyFiles:
     ) -> None:
         self._study, self._directory, self._alone = study, config.directory, alone
         self._best = Best(study, config.directory, user_study.keep_best)
+        self._is_behind = False
         self._store = None if config.directory is None else _store_of(user_study)
         self._shared: SharedStore | None = None
         if self._store is not None and config.directory is not None and is_shared(config.storage):
@@ -75,18 +76,14 @@ class StudyFiles:
 
     def adopt(self) -> None:
         """Take the best weights that a worker has left that died after a trial's end."""
-        self._alone(self._best.adopt)
+        self._written(self._best.adopt)
 
     def save(self, number: int, written: Path, fence: int) -> Saved | None:
-        """Make a checkpoint durable, wherever others look for it. None, and a warning, if that fails."""
+        """Make a checkpoint durable here, and there unless the artifact store fails. None, and a warning: it is not."""
         file = checkpoint_files.commit(written, fence)
-        stored = None
-        if file is not None and self._shared is not None:
-            stored = self._shared.upload(number, file)
-            if stored is None:
-                file.unlink(missing_ok=True)
-                return None
-        return None if file is None else Saved(number, file, stored)
+        if file is None:
+            return None
+        return Saved(number, file, None if self._shared is None else self._shared.upload(number, file))
 
     def keep(self, saved: Saved) -> None:
         """Remove a trial's older checkpoints: the database knows of this one."""
@@ -115,7 +112,9 @@ class StudyFiles:
         return () if self._shared is None else self._shared.failed()
 
     def retry(self) -> None:
-        """Let trials be tried again that have waited for long enough."""
+        """Try again what could not be written, and let trials be that have waited for long enough."""
+        if self._is_behind:
+            self.adopt()
         if self._shared is not None:
             self._shared.retry()
 
@@ -133,12 +132,13 @@ class StudyFiles:
 
     def take(self, number: int, weights: str) -> None:
         """Take the weights of a trial that has completed."""
-        dropped = self._alone(lambda: self._best.take(number, Path(weights)))
-        if self._shared is not None:
+        dropped = self._written(lambda: self._best.take(number, Path(weights)))
+        if self._shared is not None and dropped:
             self._shared.forget_weights(dropped)
 
     def finish(self, has_ended: Callable[[int], bool], *, is_over: bool) -> None:
         """Remove what ended trials have left. Once the study is over, upload the best weights of all hosts."""
+        self.retry()
         if is_over:
             missing = [] if self._shared is None else self._best.missing()
             if self._shared is not None and missing:
@@ -148,11 +148,29 @@ class StudyFiles:
         if self._directory is not None:
             checkpoint_files.forget_ended(self._directory, has_ended)
 
+    def _written(self, write: Callable[[], _Result]) -> _Result | None:
+        """Write the best weights under the study's lock. None, and a warning, if the disk is full."""
 
-def _store_of(user_study: Study) -> "ArtifactStore | None":
+        def written() -> _Result | None:
+            try:
+                found = write()
+            except OSError as error:
+                if not self._is_behind:
+                    log.warning("the best weights are not kept: %s", error)
+                self._is_behind = True
+                return None
+            self._is_behind = False
+            return found
+
+        result: _Result | None = self._alone(written)
+        return result
+
+
+def _store_of(user_study: Study) -> BoundedStore | None:
     """The user's artifact store. One that cannot be made costs nothing but what it was to keep."""
     try:
-        return user_study.artifact_store()
+        store = user_study.artifact_store()
+        return None if store is None else BoundedStore(store)
     except Exception as error:
         log.warning("there is no artifact store: %s: %s", type(error).__name__, error)
         return None

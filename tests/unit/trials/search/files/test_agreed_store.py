@@ -8,6 +8,7 @@ import pytest
 from optuna.artifacts import FileSystemArtifactStore
 
 from trials.search.files import shared_store
+from trials.search.files.bounded_store import BoundedStore
 from trials.search.files.shared_store import agree
 
 
@@ -37,7 +38,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Failing:
 
 
 def agreed(store: Any, study: optuna.Study) -> str | None:
-    return agree(store, study, lambda do: do())
+    return agree(BoundedStore(store), study, lambda do: do())
 
 
 @pytest.mark.parametrize("failures", [0, 1, 2])
