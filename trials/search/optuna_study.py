@@ -10,8 +10,10 @@ from optuna.trial import TrialState
 from trials.search.attributes import HISTORY
 from trials.search.cached_storage import with_cache
 from trials.search.config import WorkerConfig
+from trials.search.leftovers import refuse_leftovers
 from trials.search.storage.database import is_shared
 from trials.search.storage.directory_identity import bind
+from trials.search.storage.locked_claims import LockedClaims
 from trials.search.storage.optuna_storage import has_studies, open_storage
 from trials.study import Study, StudyError
 
@@ -51,11 +53,20 @@ def safe_sampler(study: Study, storage: str) -> BaseSampler | None:
     return sampler
 
 
-def open_study(study: Study, config: WorkerConfig, sampler: BaseSampler | None, directory: str | None) -> optuna.Study:
-    """Call it under the lock: if two create the tables of a new storage at once, or its study, one of them fails.
+def open_study(
+    study: Study, config: WorkerConfig, sampler: BaseSampler | None, directory: str | None, held: LockedClaims
+) -> optuna.Study:
+    """Open or create a study under its lock: if two created one at once, or its tables, one of them would fail.
+
+    Args:
+        study: the user's.
+        config: where its trials are.
+        sampler: chooses hyperparameters.
+        directory: the identity of the study's, see `trials.search.storage.directory_identity`.
+        held: its claims, locked.
 
     Raises:
-        StudyError: its claims are in another directory, or it has other directions.
+        StudyError: its claims are in another directory, those there are another study's, or it has other directions.
     """
     wanted = [StudyDirection[each.upper()] for each in study.directions or (study.direction,)]
     pruner = optuna.pruners.NopPruner() if study.promotes else study.pruner()
@@ -72,6 +83,7 @@ def open_study(study: Study, config: WorkerConfig, sampler: BaseSampler | None, 
             f"study '{opened.study_name}' has another direction in this storage: {_words(opened.directions)} there "
             f"and {_words(wanted)} here; allowed: another study_name"
         )
+    refuse_leftovers(opened, held, config)
     if directory is not None and not is_shared(config.storage):
         bind(opened, directory)
     for params in study.enqueue():

@@ -30,6 +30,7 @@ from trials.search.outlook import DeadlineWatch, outlook
 from trials.search.storage.claims import Claims, LockedClaims
 from trials.search.storage.database import START_PATIENCE_S, connect, is_away, patiently
 from trials.search.storage.directory_identity import Unseen, identity
+from trials.search.storage.host_lock import hold
 from trials.search.study_lock import StudyLock
 from trials.study import Study
 
@@ -56,6 +57,7 @@ class SearchWorker:
         self._config = config
         self._holder = holder
         sampler = safe_sampler(study, config.storage)
+        self._host = hold(config.storage, config.directory)  # for as long as this file is open
         directory = None if config.directory is None else identity(config.directory)
         engine = connect(config.storage, config.directory)
         name, rows = config.study_name, config.exclusive_rows
@@ -64,7 +66,7 @@ class SearchWorker:
         self._held: dict[int, Claimed] = {}
         self._lock = StudyLock(self._claims, holder, lambda: [each.claim for each in self._held.values()])
         opened = partial(open_study, study, config, sampler, directory)
-        self._study: optuna.Study = patiently(lambda again: self._lock.locked(lambda held: opened()), START_PATIENCE_S)
+        self._study: optuna.Study = patiently(lambda again: self._lock.locked(opened), START_PATIENCE_S)
         self._lock.study = self._study
         check_space(study, self._study)
         self._files = StudyFiles(study, self._study, config, lambda do: self._lock.alone(lambda held: do()))

@@ -1,13 +1,17 @@
 """Workers whose directories differ: no trial goes on without its checkpoints, and none is trained twice."""
 
+import gc
 import logging
+import uuid
 from pathlib import Path
 
 import pytest
 
+from ds_hooks.shared.processes import identity
 from tests.support.fused_and_solo import AtOnce
 from tests.support.simulated import Pretended
 from trials.search.files import checkpoint_files
+from trials.search.storage.database import StorageError
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.study import StudyError
 
@@ -79,6 +83,33 @@ def test_workers_of_one_file_with_claims_in_two_directories_are_refused(storage:
     assert numbers(one) == [2, 3]
     here.rename(tmp_path / "moved")
     assert numbers(hire(storage, tmp_path / "moved", "one")) == [0, 1, 2, 3]
+
+
+def test_two_hosts_at_once_are_refused_where_claims_are_in_a_file(
+    storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_another_host() -> None:  # as far as can be seen: it has booted by itself
+        monkeypatch.setattr(identity, "_BOOT_ID", tmp_path / "boot_id")
+        (tmp_path / "boot_id").write_text(str(uuid.uuid4()))
+
+    directory = tmp_path / "study"
+    ones = [hire(storage, directory, name) for name in ("one", "same host")]
+    assert numbers(ones[0], 1) == [0]
+    on_another_host()
+    if storage.startswith("postgresql"):
+        assert numbers(hire(storage, directory, "other"), 1) == [1]
+        return
+    with pytest.raises(
+        StorageError, match=rf"workers of another host, \S+, have the study in {directory}, .*PostgreSQL"
+    ):
+        hire(storage, directory, "other")
+    ones.clear()
+    gc.collect()  # as their ends do
+    other = hire(storage, directory, "other")
+    assert numbers(other, 1) == [1], "it succeeds the first"
+    monkeypatch.undo()
+    with pytest.raises(StorageError, match="have the study in"):
+        hire(storage, directory, "one")
 
 
 def test_a_study_whose_directory_is_gone_goes_on_in_another(tmp_path: Path) -> None:

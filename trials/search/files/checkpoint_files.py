@@ -1,6 +1,7 @@
 """The files of a study's directory: one checkpoint per trial and epoch, and the best trials' weights.
 
     DIRECTORY/claims.db                     see `trials.search.storage.claims`
+    DIRECTORY/host.lock                     see `trials.search.storage.host_lock`
     DIRECTORY/directory.id                  see `trials.search.storage.directory_identity`
     DIRECTORY/checkpoints/7/12-2.pt         trial 7 after epoch 12, written under fence 2
     DIRECTORY/best/trial-7.pt               a `state_dict` that the user's own module loads

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import sqlalchemy as sa
 
 from trials.search.storage import claim_tables
-from trials.search.storage.claim_tables import CLAIM, STUDY, WORKER, since_1970_s
+from trials.search.storage.claim_tables import CLAIM, PACE, SPAN, STUDY, WORKER, since_1970_s
 from trials.search.storage.directory_identity import is_same
 from trials.search.storage.measured import Fleet, forget_old_minutes, forget_speeds, read_fleet, write_speeds
 from trials.search.storage.owned import Claim, add_span
@@ -75,6 +75,11 @@ class LockedClaims:
         columns = sa.select(CLAIM.c.trial, CLAIM.c.fence, CLAIM.c.worker.is_not(None))
         chosen = (CLAIM.c.study == self._study) & (CLAIM.c.worker.is_not(None) | (CLAIM.c.fence > since))
         return {trial: (fence, is_held) for trial, fence, is_held in self._c.execute(columns.where(chosen))}
+
+    def forget_all(self) -> None:
+        """Forget what is known of all trials, as they are of a study of this name that was deleted."""
+        for table in (CLAIM, SPAN, PACE):
+            self._c.execute(table.delete().where(table.c.study == self._study))
 
     def unclaim(self, trial: int) -> None:
         """Give back what `claim` has just claimed."""

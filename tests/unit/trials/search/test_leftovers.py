@@ -1,0 +1,71 @@
+"""A study that was deleted, or that is in another storage, leaves nothing that passes for another one's of its name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from tests.support.fused_and_solo import AtOnce
+from tests.support.side_task_runs import Direct
+from tests.support.simulated import Pretended, Trainer, assert_ended
+from trials.search.storage.optuna_storage import open_storage
+from trials.search.worker import SearchWorker, WorkerConfig
+from trials.study import StudyError
+
+
+def hire(storage: str, directory: Path, name: str = "w") -> SearchWorker:
+    study = Pretended(4)
+    study.keep_best = 1
+    config = WorkerConfig(storage=storage, study_name="s", worker=name, directory=directory)
+    return SearchWorker(study, config, AtOnce())
+
+
+def train(worker: SearchWorker, directory: Path) -> None:
+    study: Any = worker._user_study
+    trainer = Trainer(study, Direct(worker), directory)
+    while not trainer.is_over:
+        trainer.turn()
+    worker.stop()
+
+
+def delete(storage: str) -> None:
+    optuna.delete_study(study_name="s", storage=open_storage(storage))
+
+
+def best(directory: Path) -> list[int]:
+    return [entry["number"] for entry in json.loads((directory / "best" / "best.json").read_text())]
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_study_that_was_deleted_begins_anew(is_done: bool, storage: str, tmp_path: Path) -> None:
+    directory = tmp_path / "study"
+    for _ in range(3):  # workers that died in the deleted study's trials do not count
+        worker = hire(storage, directory)
+        train(worker, directory) if is_done else worker.ask(2)
+        delete(storage)
+        if not storage.startswith("postgresql"):
+            with pytest.raises(StudyError, match=f"{directory} has the trials of another study 's', .*or remove it"):
+                hire(storage, directory)
+            delete(storage)
+        directory = tmp_path / f"{directory.name} again"
+    worker = hire(storage, directory)
+    train(worker, directory)
+    trials = worker._study.get_trials()
+    assert_ended(trials, worker._claims.spans())
+    assert len(trials) == 4
+    completed = [trial for trial in trials if trial.state is TrialState.COMPLETE]
+    assert best(directory) == [t.number for t in sorted(completed, key=lambda t: -(t.value or 0.0))[:1]]
+
+
+@pytest.mark.parametrize("other", ["sqlite:///{}/other.db", "{}/other.journal"])
+def test_another_storage_does_not_take_a_directory_that_is_in_use(other: str, storage: str, tmp_path: Path) -> None:
+    directory = tmp_path / "study"
+    train(hire(storage, directory), directory)
+    kept = best(directory)
+    with pytest.raises(StudyError, match="which is not in this storage"):
+        hire(other.format(tmp_path), directory)
+    assert best(directory) == kept and (directory / "best" / f"trial-{kept[0]}.pt").exists()
+    assert hire(storage, directory).ask(1)["over"], "the first is as it was"
