@@ -220,6 +220,23 @@ def test_a_sign_of_life_in_the_middle_of_being_declared_dead_blocks_neither(hire
             sign.result()
 
 
+def test_of_workers_that_are_idle_one_at_a_time_loses_its_trials_and_none_of_them_has_died(hire: Hire) -> None:
+    idle, also, busy = (hire(name) for name in ("idle", "also idle", "busy"))
+    for number, each in enumerate((idle, also, busy)):
+        each.renew(Sign({}, is_idle=each is not busy))
+        sure(each, number)
+    taken = []
+    for _ in range(3):
+        with busy.alone() as held:
+            taken += held.release_idle(lambda trial: None)
+    assert taken == [1, 0], "in the order of their names"
+    assert sure(busy, 0).deaths == 0
+    also.renew(Sign({}))
+    sure(also, 1)
+    with busy.alone() as held:
+        assert held.release_idle(lambda trial: None) == [], "it trains again"
+
+
 def test_trials_of_a_worker_that_has_never_given_a_sign_of_life_are_not_lost_for_ever(hire: Hire) -> None:
     back, other = hire("back from the dead"), hire("other")
     other.renew(Sign({}))

@@ -232,6 +232,27 @@ def test_what_an_earlier_process_left_is_taken_over(hire: Hire) -> None:
     assert sorted(numbers(again.ask(3))) == [0, 1, 2]
 
 
+def test_what_an_idle_worker_has_is_taken_rather_than_nothing(hire: Hire) -> None:
+    idle, other = hire("idle"), hire("other")
+    busy_ns = 0
+    assert numbers(idle.ask(2)) == [0, 1]
+    idle.measures.watch(lambda: busy_ns, patience_s=0.0)
+    idle.renew()
+    assert numbers(other.ask(2)) == [2, 3] and numbers(other.ask(2)) == [4], "new ones first"
+    busy_ns = 1
+    idle.measures.watch(lambda: busy_ns, patience_s=1e9)
+    idle.renew()
+    assert other.ask(2) == {"trials": [], "exhausted": True, "over": False, "bar": None}, "it trains again"
+    idle.measures.watch(lambda: busy_ns, patience_s=0.0)
+    idle.renew()
+    assert numbers(other.ask(1)) == [0] and numbers(other.ask(1)) == [1]
+    assert idle.report(0, 1, 0.5, False) == {"lost": 0}
+    for number in range(5):
+        other.report(number, 1, 0.5, True)
+    assert other.ask(1)["over"]
+    assert {trial.state for trial in other._study.get_trials()} == {TrialState.COMPLETE}
+
+
 @pytest.mark.parametrize("is_noticed", [True, False])
 def test_a_lost_trial_is_not_claimed_anew_before_the_side_task_has_dropped_it(hire: Hire, is_noticed: bool) -> None:
     one, other = hire(), hire("another")

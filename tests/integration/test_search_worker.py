@@ -17,8 +17,10 @@ from optuna.trial import TrialState
 from tests.support.paths import STUDIES
 from tests.support.sandbox import children, stat, wait_for
 from trials.search import callbacks
+from trials.search.attributes import WORKER
 from trials.search.client import SearchClient
-from trials.search.serve import HOLDER_NICE, serve
+from trials.search.serve import HOLDER_NICE, LOOKS_PER_LEASE, serve
+from trials.search.storage.claims import LEASE_S
 from trials.search.storage.optuna_storage import open_storage
 from trials.search.worker import WorkerConfig
 from trials.study import load_study
@@ -101,6 +103,43 @@ def test_a_callback_that_hangs_costs_neither_trials_nor_answers(
     assert called.read_text() == str(os.SCHED_IDLE)
     trials = optuna.load_study(study_name="s", storage=open_storage(storage)).trials
     assert [trials[each["number"]].state for each in (first, second)] == [TrialState.COMPLETE] * 2
+
+
+def test_trials_of_a_lost_worker_are_taken_over_within_90_s() -> None:
+    assert LEASE_S + LEASE_S / LOOKS_PER_LEASE <= 90
+
+
+def test_trials_of_a_worker_whose_gate_stays_shut_go_to_one_that_has_none(tmp_path: Path) -> None:
+    study = load_study(STUDIES / "tiny.py")
+    storage = str(tmp_path / "study.journal")
+    shut, opened = (
+        SearchClient(
+            partial(
+                serve,
+                study,
+                WorkerConfig(storage=storage, study_name="s", worker=name, directory=tmp_path, lease_s=0.3),
+                attached=lambda: False,
+                busy_ns=busy_ns,
+            )
+        )
+        for name, busy_ns in (("shut", lambda: 7), ("open", time.monotonic_ns))
+    )
+    shut.send(ask=4)
+    assert len(answer(shut)[0]["trials"]) == 4
+
+    def trained() -> bool:
+        opened.send(ask=4)
+        (found,) = answer(opened)
+        for trial in found["trials"]:
+            opened.send(report=trial["number"], epoch=study.epochs, value=0.5, final=True)
+        return bool(found["over"])
+
+    wait_for(trained, "the end of the study")
+    assert opened.close()
+    trials = optuna.load_study(study_name="s", storage=open_storage(storage)).trials
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 6
+    assert {trial.user_attrs[WORKER] for trial in trials} == {"open"}
+    assert shut.close()
 
 
 def threads(pid: int) -> dict[int, int]:

@@ -1,7 +1,7 @@
 """What a worker measures of itself while it trains, for its signs of life."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from threading import Lock
 
 from trials.search.choice.deadline import Pace
@@ -16,6 +16,11 @@ class Measures:
         self._lock = Lock()
         self._speeds, self._pace = Speeds(), Pace(time.time() - time.monotonic())
         self._structures: dict[int, str] = {}
+        self._is_idle: Callable[[], bool] = lambda: False
+
+    def watch(self, busy_ns: Callable[[], int], patience_s: float) -> None:
+        """Tell from now on when the worker's device has been idle for so long; `busy_ns` is how long it was busy."""
+        self._is_idle = _Idle(busy_ns, patience_s)
 
     def built(self, number: int, structure: str) -> None:
         """A trial has been built, and its structure has this name."""
@@ -52,9 +57,24 @@ class Measures:
         """What to tell now."""
         with self._lock:
             self._structures = {number: name for number, name in self._structures.items() if number in trained}
-            return Sign(trained, dict(self._structures), self._speeds.samples_per_s(), self._pace.changed())
+            speeds, minutes = self._speeds.samples_per_s(), self._pace.changed()
+            return Sign(trained, dict(self._structures), speeds, minutes, self._is_idle())
 
     def told(self, sign: Sign, date_s: float) -> None:
         """A sign has been given, at that time in seconds since 1970."""
         with self._lock:
             self._pace.told(sign.minutes, date_s - time.monotonic())
+
+
+class _Idle:
+    """Whether a number has not changed for so long."""
+
+    def __init__(self, busy_ns: Callable[[], int], patience_s: float) -> None:
+        self._busy_ns, self._patience_s = busy_ns, patience_s
+        self._before_ns, self._since_s = busy_ns(), time.monotonic()
+
+    def __call__(self) -> bool:
+        busy_ns, now_s = self._busy_ns(), time.monotonic()
+        if busy_ns != self._before_ns:
+            self._before_ns, self._since_s = busy_ns, now_s
+        return now_s >= self._since_s + self._patience_s

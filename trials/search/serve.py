@@ -33,11 +33,20 @@ HOLDER_NICE = 10
 SIGNS_PER_LEASE, LOOKS_PER_LEASE = 6, 2
 """How often, per lease, a worker gives a sign of life, and looks for workers that give none."""
 
+IDLE_LEASES = 10.0
+"""After how many leases without any training others may take a worker's trials, rather than have none."""
+
 log = own_logger("trials.search.serve")
 
 
 def serve(
-    study: Study, config: WorkerConfig, requests: TextIO, answers: TextIO, *, attached: Callable[[], bool]
+    study: Study,
+    config: WorkerConfig,
+    requests: TextIO,
+    answers: TextIO,
+    *,
+    attached: Callable[[], bool],
+    busy_ns: Callable[[], int] | None = None,
 ) -> int:
     """Be the search worker: answer requests until they end or one asks to stop.
 
@@ -47,6 +56,7 @@ def serve(
         requests: one JSON object per line.
         answers: the same. An error is written here, and raised if it may be a fault of our code.
         attached: whether a main job has come. If so, even the first trials are found in its idle time.
+        busy_ns: for how long the device has trained in bubbles; None: it has a device of its own.
 
     Returns:
         Its exit status.
@@ -65,6 +75,8 @@ def serve(
         logs.adopt("optuna")
         with naming(config.storage):
             worker = SearchWorker(study, config, holder)
+            if busy_ns is not None:
+                worker.measures.watch(busy_ns, IDLE_LEASES * config.lease_s)
             pulse.submit(_live, worker, config.lease_s, over)
             for line in requests:
                 if not is_idle and attached():

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from ds_hooks.shared import logs, statuses
-from ds_hooks.shared.page.file import Page
+from ds_hooks.shared.page.file import Page, PageError
 from ds_hooks.shared.page.layout import Field, Role, SideActivity
 from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
 from ds_hooks.shared.processes.parent import die_with_parent
@@ -41,6 +41,7 @@ from trials.side_task.turn import Turn, TurnOver, give_up, wait_for_turn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from trials.search.config import WorkerConfig
     from trials.side_task.devices import SideDevice
     from trials.study import Study
 
@@ -189,7 +190,6 @@ def _send(status_fd: int, status: statuses.Status) -> None:
 def _serve(
     study: "Study", arguments: argparse.Namespace, report: "Callable[[statuses.Status], None]", turn: Turn | None
 ) -> int:
-    from trials.search.serve import serve
     from trials.search.worker import WorkerConfig
     from trials.side_task.devices import SideDeviceError, make_side_device
 
@@ -200,9 +200,9 @@ def _serve(
         directory=arguments.directory,
         exclusive_rows=0 if arguments.page is not None else study.rows,
     )
-    attached = partial(_job_attached, arguments.page) if arguments.page is not None else lambda: False
+    served = _search_worker(study, worker_config, arguments.page)
     # forked before the page is opened, so that only this process holds its locks, and before there is a CUDA context
-    search = SearchClient(_in_group(arguments.search_group, partial(serve, study, worker_config, attached=attached)))
+    search = SearchClient(_in_group(arguments.search_group, served))
     if arguments.log is not None:  # this process's own, as one may turn it over
         logs.add_file(arguments.log, rank=arguments.rank or 0, run=arguments.log.parent.name)
     page = None if arguments.page is None else _claimed(arguments.page, search)
@@ -301,11 +301,25 @@ def _report_overrun(report: "Callable[[statuses.Status], None]", slot: int, over
     report(statuses.Overran(slot, overrun_ns))
 
 
-def _job_attached(path: Path) -> bool:
-    page = Page.open(path, create=False)
-    attached = page.words[Field.MAIN_PID] != 0
+def _search_worker(study: "Study", config: "WorkerConfig", page: Path | None) -> "Callable[[TextIO, TextIO], int]":
+    """It looks at the page by itself: whether a main job has come, and for how long its bubbles were used."""
+    from trials.search.serve import serve
+
+    if page is None:
+        return partial(serve, study, config, attached=lambda: False)
+    busy_ns = partial(_word, page, Field.BUSY_NS)
+    return partial(serve, study, config, attached=lambda: _word(page, Field.MAIN_PID) != 0, busy_ns=busy_ns)
+
+
+def _word(path: Path, field: int) -> int:
+    """A word of the page, which is not kept open; 0: it is gone."""
+    try:
+        page = Page.open(path, create=False)
+    except PageError:
+        return 0
+    word = int(page.words[field])
     page.close()
-    return attached
+    return word
 
 
 def _leave(status: int) -> NoReturn:

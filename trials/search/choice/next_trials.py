@@ -9,13 +9,17 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
+from trials.own_logger import own_logger
 from trials.search.attributes import MILESTONE, PARAMS, WORKER
 from trials.search.choice.finite import has_begun_all
 from trials.search.choice.paused import is_paused, standing_of
 from trials.search.choice.placement import assign, groups, trial_name
 from trials.search.choice.promotion import Ranking, next_milestone
+from trials.search.optuna_study import ended_after
 from trials.search.storage.claims import Claim, LockedClaims
 from trials.study import Study
+
+log = own_logger("trials.search.choice.next_trials")
 
 
 class Claimed(NamedTuple):
@@ -68,13 +72,22 @@ class NextTrials:
         """Claim up to `most` trials: those that were begun and left, those to promote, those enqueued, then new ones.
 
         Of trials that wait, those come first that this device trains best; see `trials.search.choice.placement`.
-        Last come trials to promote for which an exclusive worker has room. They are the longest to train.
+        Last come trials to promote for which an exclusive worker has room. They are the longest to train. If there is
+        nothing at all, those of a worker that has trained nothing for long come here.
 
         Args:
             held: the claims, locked.
             most: how many.
             may_begin: whether trials may begin or be promoted.
         """
+        claimed = self._claim(held, most, may_begin=may_begin)
+        if most and not claimed and (taken := held.release_idle(ended_after(self._study))):
+            log.info("%d trials come from a worker that has trained nothing for long", len(taken))
+            requeue(self._study, held.claimed())
+            claimed = self._claim(held, most, may_begin=may_begin)
+        return claimed
+
+    def _claim(self, held: LockedClaims, most: int, *, may_begin: bool) -> list[Claimed]:
         known = self._study.get_trials(deepcopy=False)
         self._rank(known)
         promoted = self._promoted(known) if may_begin and self._rungs else []

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
@@ -22,6 +23,7 @@ WORKER = sa.Table(
     sa.Column("expires_s", sa.Float(53), nullable=False),
     sa.Column("directory", sa.Text),
     sa.Column("exclusive_rows", sa.Integer, nullable=False),
+    sa.Column("is_idle", sa.Boolean),
 )
 CLAIM = sa.Table(
     "squeezer_claim",
@@ -77,7 +79,7 @@ def create_tables(engine: sa.Engine) -> None:
     for attempt in range(10):
         try:
             _TABLES.create_all(engine)
-            for column in (STUDY.c.placement, CLAIM.c.structure):
+            for column in (STUDY.c.placement, CLAIM.c.structure, WORKER.c.is_idle):
                 _add_if_missing(engine, column)
             return
         except (IntegrityError, OperationalError, ProgrammingError):
@@ -86,7 +88,7 @@ def create_tables(engine: sa.Engine) -> None:
             time.sleep(0.2)
 
 
-def _add_if_missing(engine: sa.Engine, column: "sa.Column[str]") -> None:
+def _add_if_missing(engine: sa.Engine, column: "sa.Column[Any]") -> None:
     """Add a column to a table of ours that lacks no other."""
     table = column.table
     missing = set(table.columns.keys()) - {each["name"] for each in sa.inspect(engine).get_columns(table.name)}

@@ -62,12 +62,14 @@ class Sign:
         structures: number of a trial -> the name of its structure, if it has been built here.
         speeds: see `Fleet`.
         minutes: those that have changed.
+        is_idle: whether its device has trained nothing for long.
     """
 
     trained: Mapping[int, int]
     structures: Mapping[int, str] = field(default_factory=dict)
     speeds: Mapping[str, float] = field(default_factory=dict)
     minutes: Sequence[Minute] = ()
+    is_idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +160,10 @@ class Claims:
         with self._engine.begin() as c:
             time_s = claim_tables.now_s(c)
             mine = (WORKER.c.study == self._study) & (WORKER.c.worker == self._worker)
-            if not c.execute(WORKER.update().where(mine).values(expires_s=time_s + self._lease_s)).rowcount:
-                values = {"worker": self._worker, "expires_s": time_s + self._lease_s, "directory": self._directory}
-                values["exclusive_rows"] = self._exclusive_rows
-                c.execute(WORKER.insert().values(study=self._study, **values))
+            lives = {"expires_s": time_s + self._lease_s, "is_idle": sign.is_idle}
+            if not c.execute(WORKER.update().where(mine).values(**lives)).rowcount:
+                values = {"worker": self._worker, "directory": self._directory, "exclusive_rows": self._exclusive_rows}
+                c.execute(WORKER.insert().values(study=self._study, **values, **lives))
                 self._told_speeds = {}
             # in the order in which `LockedClaims.release` locks them
             for trial in sorted(trial for trial, said in told.items() if self._told.get(trial) != said):

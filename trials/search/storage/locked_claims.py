@@ -138,6 +138,14 @@ class LockedClaims:
         dead = {*self._c.execute(late).scalars(), *self._c.execute(mute).scalars()} - {self._worker}
         return [trial for worker in sorted(dead) for trial in self.release(worker, died=True, ended=ended)]
 
+    def release_idle(self, ended: Callable[[int], int | None]) -> list[int]:
+        """Take all trials from a worker whose device has trained nothing for long; see `release`."""
+        others = [name for name in self.readers() if name != self._worker]
+        holds = sa.select(CLAIM.c.worker).where(CLAIM.c.study == self._study)
+        idle = sa.select(sa.func.min(WORKER.c.worker)).where(WORKER.c.study == self._study, WORKER.c.is_idle)
+        worker = self._c.execute(idle.where(WORKER.c.worker.in_(others), WORKER.c.worker.in_(holds))).scalar()
+        return [] if worker is None else self.release(worker, died=False, ended=ended)
+
     def workers(self, prefix: str) -> list[str]:
         """The workers that hold trials and whose names begin with `prefix`."""
         named = (CLAIM.c.study == self._study) & CLAIM.c.worker.startswith(prefix, autoescape=True)
