@@ -161,7 +161,7 @@ def _run(parsed: argparse.Namespace) -> int:
     except OSError as error:
         refuse(f"{PROGRAM} run", f"{error.filename or directory}: {error.strerror or error}")
     if outcome.lines and outcome.status != USER_ERROR_STATUS:
-        print(*outcome.lines, f"Next: {PROGRAM} best {again(parsed)}", sep="\n")
+        print(*outcome.lines, *([f"Next: {PROGRAM} best {again(parsed)}"] if outcome.has_best else []), sep="\n")
     return outcome.status
 
 

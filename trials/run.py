@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import optuna
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 from tqdm import tqdm
 
 from ds_hooks.shared import statuses
@@ -33,11 +33,16 @@ from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from ds_hooks.shared.status_reader import StatusReader
 from ds_hooks.shared.status_text import differs, too_large
 from trials.own_logger import own_logger
+from trials.search.attributes import REASON, WORKER
 from trials.search.files.best_weights import ranked
-from trials.search.storage.optuna_storage import open_storage
+from trials.search.optuna_study import known_study
+from trials.search.storage.optuna_storage import open_storage, storage_file
 
 INTERRUPTED_STATUS = 130
 """As a shell reports a command that Ctrl-C has ended."""
+
+FAILED_STATUS = 1
+"""Not one of the trials has ended as anything but failed."""
 
 LOOK_EVERY_S = 1.0
 """How often the study is read for the progress bar."""
@@ -80,10 +85,12 @@ class Outcome:
     Attributes:
         status: its exit status.
         lines: what became of the study so far.
+        has_best: whether a trial has completed.
     """
 
     status: int
     lines: list[str]
+    has_best: bool
 
 
 def run(config: RunConfig) -> Outcome:
@@ -98,22 +105,26 @@ def run(config: RunConfig) -> Outcome:
     for directory in (config.directory.parent, config.directory):
         make_dir(directory)
     with ExitStack() as stack:
+        bar = stack.enter_context(_Bar(config))
         numbers = islice(_free_numbers(config.directory, stack), config.workers)
         # in this order: a worker that is started later must not inherit an earlier one's pipe
         workers = [stack.enter_context(_Worker(config, number, row)) for row, number in enumerate(numbers)]
         asked = _pass_on_requests_to_end(workers, stack)
-        bar = stack.enter_context(_Bar(config))
         while any(not worker.has_ended for worker in workers):
             _wait(workers)
             bar.show(workers)
-        lines = bar.summary()
+        lines, has_best = bar.summary()
         if asked:
-            return Outcome(INTERRUPTED_STATUS, [*lines, "Interrupted. The same command resumes them."])
+            return Outcome(INTERRUPTED_STATUS, [*lines, "Interrupted. The same command resumes them."], has_best)
         ended = [worker.status() for worker in workers]
         for status in ended:
             if status < 0:  # such as by the kernel, where memory ran out
                 log.error("a worker was ended by %s", signal.Signals(-status).name)
-        return Outcome(max(status if status >= 0 else 128 - status for status in ended), lines)
+        failure = bar.failure([worker.name for worker in workers]) if lines and not any(ended) else None
+        if failure is not None:
+            log.error("every trial failed, such as %s", failure)
+            ended.append(FAILED_STATUS)
+        return Outcome(max(status if status >= 0 else 128 - status for status in ended), lines, has_best)
 
 
 def _free_numbers(directory: Path, stack: ExitStack) -> Iterator[int]:
@@ -136,9 +147,13 @@ class _Worker:
         config: the run's.
         number: its number on this machine.
         row: its number in this run.
+
+    Attributes:
+        name: by which its trials are known.
     """
 
     def __init__(self, config: RunConfig, number: int, row: int) -> None:
+        self.name = f"{os.uname().nodename}:{config.directory.absolute()}:run{number}"
         self.log = config.directory / f"{os.uname().nodename}.run{number}.log"
         self.trials: int | None = None
         self.running = 0
@@ -148,8 +163,8 @@ class _Worker:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", SIDE_TASK, "--study", str(config.study), "--study-name", config.name),
-                *("--worker", f"{os.uname().nodename}:{config.directory.absolute()}:run{number}"),
-                *("--directory", str(config.directory), "--device", config.device, "--threads", str(config.threads)),
+                *("--worker", self.name, "--directory", str(config.directory)),
+                *("--device", config.device, "--threads", str(config.threads)),
                 *("--log", str(self.log), "--status-fd", str(write_fd)),
             ],
             pass_fds=(write_fd,),
@@ -246,6 +261,8 @@ class _Bar:
         self._config = config
         self._study: optuna.Study | None = None
         self._bar: tqdm[Any] | None = None
+        self._trials: list[FrozenTrial] = []
+        self._ended_before = _ended_trials(config)
         self._looked_s = self._said_s = time.monotonic()
 
     def __enter__(self) -> "_Bar":
@@ -276,22 +293,33 @@ class _Bar:
             self._said_s = now_s
             log.info("%d of %d trials have ended, %d are running, %s", _ended(counts), wanted, running, self._best())
 
-    def summary(self) -> list[str]:
-        """How the study stands."""
+    def summary(self) -> tuple[list[str], bool]:
+        """How the study stands, and whether a trial has completed."""
         try:
             counts = self._counts()
         except Exception as error:
             log.debug("the study cannot be read: %s: %s", type(error).__name__, error)
-            return []
+            return [], False
         named = {TrialState.COMPLETE: "completed", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
         ended = ", ".join(f"{counts[state]} {name}" for state, name in named.items())
         waiting = counts[TrialState.WAITING] + counts[TrialState.RUNNING]
-        return [f"study {self._config.name}: {ended}{f', {waiting} unfinished' if waiting else ''}; {self._best()}"]
+        unfinished = f", {waiting} unfinished" if waiting else ""
+        return [f"study {self._config.name}: {ended}{unfinished}; {self._best()}"], counts[TrialState.COMPLETE] > 0
+
+    def failure(self, workers: Collection[str]) -> str | None:
+        """A trial and why it failed, if all that ended did: of these workers' in this run or, if none has, of all."""
+        ended = [trial for trial in self._trials if trial.state.is_finished()]
+        new = [t for t in ended if t.number not in self._ended_before and t.user_attrs.get(WORKER) in workers]
+        if not ended or any(trial.state is not TrialState.FAIL for trial in new or ended):
+            return None
+        first = (new or ended)[0]
+        return f"trial {first.number}: {first.user_attrs.get(REASON, 'it has no reason')}"
 
     def _counts(self) -> Counter[TrialState]:
         if self._study is None:
             self._study = optuna.load_study(study_name=self._config.name, storage=open_storage(self._config.storage))
-        return Counter(trial.state for trial in self._study.get_trials(deepcopy=False))
+        self._trials = self._study.get_trials(deepcopy=False)
+        return Counter(trial.state for trial in self._trials)
 
     def _best(self) -> str:
         assert self._study is not None
@@ -301,6 +329,19 @@ class _Bar:
         if len(self._study.directions) > 1:
             return f"{len(best)} on the front"
         return f"best score {best[0].value:.4g} (trial {best[0].number})"
+
+
+def _ended_trials(config: RunConfig) -> set[int]:
+    """The trials that have ended; none if there is no study yet, or its storage is away: its workers say so."""
+    file = storage_file(config.storage)
+    if file is not None and not Path(file).exists():
+        return set()
+    try:
+        trials = known_study(config.storage, config.name).get_trials(deepcopy=False)
+    except Exception as error:
+        log.debug("the study cannot be read yet: %s: %s", type(error).__name__, error)
+        return set()
+    return {trial.number for trial in trials if trial.state.is_finished()}
 
 
 def _ended(counts: Counter[TrialState]) -> int:

@@ -22,7 +22,7 @@ from tests.support.sandbox import children, is_alive, wait_for
 from tests.support.slow_cases import others_slow
 from trials import load_study
 from trials.cli import main
-from trials.run import INTERRUPTED_STATUS
+from trials.run import FAILED_STATUS, INTERRUPTED_STATUS
 from trials.search.storage.claims import Claims
 from trials.search.storage.database import connect
 from trials.search.storage.optuna_storage import open_storage
@@ -249,14 +249,26 @@ def test_a_storage_and_a_name_of_the_users(place: Path, monkeypatch: pytest.Monk
 
 def test_a_study_that_fails_says_where(place: Path) -> None:
     Path("steady.py").write_text(STUDY.format(slow_s=0).replace("nn.Tanh()", "nn.Linear(7, 7)"))
-    done = ran("run", "steady.py")
-    assert "12 failed; no score yet" in done.stdout
+    done = ran("run", "steady.py", status=FAILED_STATUS)
+    assert done.stdout == "study steady: 0 completed, 0 pruned, 12 failed; no score yet\n"
+    assert f"[trials] error: every trial failed, such as trial 0: {next(_reasons(done.stderr))}\n" in done.stderr
     assert {trial.user_attrs["squeezer_reason"] for trial in trials()} == {reason for reason in _reasons(done.stderr)}
     (logged,) = Path("studies/steady").glob("*.run0.log")
     assert "Traceback (most recent call last)" in logged.read_text()
     assert ran("best", "steady.py", status=USER_ERROR_STATUS).stderr == (
         "trials best: no trial of study steady has completed yet\n"
     )
+
+
+@pytest.mark.usefixtures("place")
+def test_the_trials_of_a_run_decide_whether_it_has_failed() -> None:
+    text = STUDY.format(slow_s=0).replace("12, 20, 4, (5, 10)", "{}, 2, 4, ()")
+    Path("steady.py").write_text(text.replace("{}", "2"))
+    ran("run", "steady.py")
+    Path("steady.py").write_text(text.replace("{}", "4").replace("nn.Tanh()", "nn.Linear(7, 7)"))
+    done = ran("run", "steady.py", status=FAILED_STATUS)
+    assert "error: every trial failed, such as trial 2: " in done.stderr
+    assert done.stdout.endswith("Next: trials best steady.py\n"), "of those before"
 
 
 def _reasons(text: str) -> Iterator[str]:
