@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 import zmq
 from optuna.study import StudyDirection
@@ -24,6 +25,7 @@ from ds_hooks.shared.private_file import OthersError
 from tests.support.hooked_engine import Engine
 from tests.support.sandbox import Child, new_sandbox, wait_for
 from tests.support.stranger import STRANGER, as_user, meanwhile, needs_second_user, outcome
+from trials.best_trials import best_trials
 from trials.search.storage.optuna_storage import open_storage
 
 pytestmark = [pytest.mark.integration, needs_second_user]
@@ -333,6 +335,20 @@ def test_a_study_is_kept_in_a_file_for_its_user_alone(storage: str, public: Path
         kept.create_new_study([StudyDirection.MAXIMIZE], "s")
     assert [path.name for path in public.iterdir()] == ["study"]
     assert tried_by_a_stranger([public / "study"]) == {}
+
+
+@pytest.mark.parametrize("storage", ["{}/study", "sqlite:///{}/study"])
+def test_the_best_trials_of_a_study_that_may_only_be_read_are_shown(storage: str, public: Path) -> None:
+    named = storage.format(public)
+    study = optuna.create_study(storage=open_storage(named), study_name="s", direction="maximize")
+    study.add_trial(optuna.trial.create_trial(value=0.5))
+    for path, mode in ((public / "study", 0o444), (public, 0o555)):
+        path.chmod(mode)
+
+    def shown() -> list[Any]:
+        return [each.score for each in best_trials(named, "s", public / "s")]
+
+    assert shown() == as_user(STRANGER, shown) == [0.5]
 
 
 def test_records_are_not_written_where_all_users_may_write(tmp_path: Path) -> None:

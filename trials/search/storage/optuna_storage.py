@@ -90,6 +90,7 @@ def has_studies(named: str) -> bool:
 
 
 def _make_private(file: str) -> None:
-    """Optuna and SQLite would make it for all to read."""
+    """Make a file that is missing: Optuna and SQLite would let all read it. One that is there may be read-only."""
     check_ours(Path(file))
-    os.close(open_private(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC))
+    if not os.path.exists(file):
+        os.close(open_private(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC))
