@@ -1,8 +1,9 @@
 """What is wrong with the settings of a study."""
 
 import importlib.util
+import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -145,6 +146,16 @@ def _of_optuna(study: Any) -> Iterator[str]:
         yield ": CmaEsSampler needs the package cmaes; install it: pip install cmaes"
     if not isinstance(points, (tuple, list)) or not all(isinstance(point, Mapping) for point in points):
         yield f": enqueue() returned {points!r}; allowed: a list of dicts, parameters by name"
+    else:
+        yield from _of_points(points)
+
+
+def _of_points(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for point in points:
+        try:
+            json.dumps(dict(point))
+        except (TypeError, ValueError) as error:
+            yield f": enqueue() has {point!r}: {error}; allowed: values that JSON can hold"
 
 
 def _is_metric(study: Any) -> bool:

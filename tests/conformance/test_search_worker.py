@@ -163,6 +163,14 @@ def test_a_trial_that_cannot_be_suggested_fails_and_another_takes_its_place(hire
     assert worker._study.get_trials()[1].state is TrialState.FAIL
 
 
+def test_a_suggestion_that_is_no_dict_is_named(hire: Hire) -> None:
+    worker = hire()
+    worker._user_study.suggest = lambda trial: None  # type: ignore[method-assign, assignment, return-value]
+    assert worker.ask(1)["trials"] == []
+    reason = "suggest: TypeError: it returned None; allowed: a dict of hyperparameters"
+    assert {trial.user_attrs[REASON] for trial in worker._study.get_trials()} == {reason}
+
+
 def test_a_trial_whose_suggestion_ends_one_process_after_another_fails(
     hire: Hire, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -124,6 +124,10 @@ BAD = {
         GOOD + "    def enqueue(self): return {'x': 1}\n",
         r"enqueue\(\) returned .*; allowed: a list of dicts",
     ),
+    "enqueued values": (
+        GOOD + "    def enqueue(self): return [{'x': 1}, {'x': {2}}]\n",
+        r"enqueue\(\) has .*: Object of type set is not JSON serializable; allowed: values that JSON can hold",
+    ),
     "one direction": (with_settings("directions = ('maximize',)"), "allowed: none, or two or more of 'maximize'"),
     "directions": (with_settings("directions = ('up', 'down')"), "directions = .*; allowed: none, or two or more"),
     "several and rungs": (with_settings(SEVERAL + "; rungs = (1,)"), r"rungs = \(1,\) with several directions"),

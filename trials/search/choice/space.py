@@ -45,8 +45,10 @@ def as_json(params: dict[str, Any]) -> str:
     """Write what a study has suggested.
 
     Raises:
-        TypeError: JSON cannot hold it; the message names the parameter.
+        TypeError: it is no dict, or JSON cannot hold it; the message names the parameter.
     """
+    if not isinstance(params, dict):
+        raise TypeError(f"it returned {params!r}; allowed: a dict of hyperparameters")
     for name, value in params.items():
         try:
             json.dumps({name: value})
