@@ -58,7 +58,8 @@ def _runs(scenario: str, server: postgres.Server | None, is_quick: bool) -> Iter
         for workers in WORKERS:
             for are_whole in (True, False):
                 with _study("postgresql", server) as (storage, directory):
-                    found = sustained(storage, directory, workers, SECONDS, are_whole=are_whole)
+                    seconds = QUICK_SECONDS if is_quick else SECONDS
+                    found = sustained(storage, directory, workers, seconds, are_whole=are_whole)
                 yield {"scenario": scenario, "are_whole": are_whole, **found}
         return
     search, _, kind = scenario.partition("_")

@@ -114,6 +114,19 @@ def test_samplers(sampler: str, search: str | None, tmp_path: Path) -> None:
     assert len(drawn) >= study.trials - 2, "a child of NSGA's may be as its parent"
 
 
+@pytest.mark.parametrize("search", [None, "asha"])
+def test_a_seeded_random_search_gives_the_same_bits_again(search: str | None, tmp_path: Path) -> None:
+    found = []
+    for place in (tmp_path / "first", tmp_path / "again"):
+        place.mkdir()
+        study = small()
+        study.search = search
+        choose(study, SAMPLERS["random"])
+        _, trials = searched(study, place)
+        found.append([(trial.params, trial.state, trial.values, trial.intermediate_values) for trial in trials])
+    assert found[0] == found[1]
+
+
 class Two(Seven):
     """Two objectives: the score, and a number of the trial's own."""
 
