@@ -15,4 +15,5 @@ def journal_path(studies: Path) -> Path:
 
 def trials_directory(studies: Path, name: str) -> Path:
     """Where the study called `name` keeps its claims and checkpoints."""
-    return studies / quote(name, safe="")
+    quoted = quote(name, safe="")
+    return studies / (quoted if quoted.strip(".") else f"%{quoted}")  # else "" and ".." would be other directories

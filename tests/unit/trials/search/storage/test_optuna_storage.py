@@ -9,6 +9,7 @@ import pytest
 from optuna.storages import JournalStorage, RDBStorage
 from optuna.study import StudyDirection
 
+from ds_hooks.shared.study_files import trials_directory
 from trials.search.storage.database import SQLITE_PATIENCE_S, connect
 from trials.search.storage.optuna_storage import open_storage
 
@@ -29,6 +30,12 @@ def test_files_lie_where_the_study_is_called_so(name: str, tmp_path: Path) -> No
         assert (directory / "claims.db").exists()
     engine.dispose()
     assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_no_name_leads_out_of_the_directory_of_studies(tmp_path: Path) -> None:
+    names = ["", ".", "..", "...", "/", "../x", "%", "%.", "small"]
+    found = [trials_directory(tmp_path, name).resolve() for name in names]
+    assert len(set(found)) == len(names) and {path.parent for path in found} == {tmp_path.resolve()}
 
 
 def test_who_is_killed_in_the_middle_of_a_write_holds_nobody_up(tmp_path: Path) -> None:
