@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 CONFIG = "SQUEEZER_CONFIG"
@@ -61,6 +62,22 @@ def daemon_command(python: str, config: str, run: str, local_rank: int, job_pid:
 def training_command(python: str, script: Sequence[str], local_rank_option: str | None) -> list[str]:
     """The command that starts the user's script, of whose arguments DeepSpeed's option becomes the first."""
     return [python, "-u", "-m", "ds_hooks", *([local_rank_option] if local_rank_option else []), *script]
+
+
+def hidden_by() -> str | None:
+    """The user's module that Python would run in place of our hooks; None: there is none. Imports nothing of either."""
+    spec = PathFinder.find_spec("ds_hooks", [*([] if sys.flags.safe_path else [os.getcwd()]), *sys.path])
+    if spec is None:  # ours is not found by a path
+        return None
+    found = next(iter(spec.submodule_search_locations or [str(spec.origin)]))
+    return None if Path(found).resolve() == Path(__file__).resolve().parent.parent / "ds_hooks" else found
+
+
+def plain_command(python: str, script: Sequence[str], local_rank_option: str | None) -> list[str]:
+    """The command that starts the user's script without hooks, as DeepSpeed does."""
+    named = 1 + (script[0] == "--module")
+    words = ["-m", script[1]] if named > 1 else [script[0]]
+    return [python, "-u", *words, *([local_rank_option] if local_rank_option else []), *script[named:]]
 
 
 def daemon_environment(environment: Mapping[str, str], local_rank: int) -> dict[str, str]:
@@ -137,6 +154,12 @@ def main() -> None:
     named = local_rank_option.partition("=")[2] if local_rank_option else ""
     own_folder = str(Path(__file__).resolve().parent)
     sys.path[:] = [entry for entry in sys.path if entry != own_folder]  # it holds no modules to import
+    hides = hidden_by()
+    if hides is not None:
+        text = f"{hides} hides our package ds_hooks, so nothing is squeezed; training continues. Rename it"
+        print(f"[squeezer] {text}", file=sys.stderr, flush=True)
+        command = plain_command(sys.executable, script, local_rank_option)
+        os.execv(command[0], command)
     from ds_hooks.shared.processes.ranks import LOCAL_RANK, LOCAL_SIZE, first_number
 
     local_rank = int(named) if named.isdecimal() else first_number(os.environ, LOCAL_RANK) or 0

@@ -241,6 +241,23 @@ def test_a_module_in_pythonpath_that_hides_one_of_ours_is_named_and_never_run(
     )
 
 
+@pytest.mark.parametrize("named", ["where the job starts", "in PYTHONPATH"])
+@pytest.mark.parametrize("hides", ["ds_hooks.py", "ds_hooks/__init__.py"])
+@pytest.mark.parametrize("words", [["train.py", "7"], ["--module", "train", "7"]])
+def test_a_training_whose_own_module_hides_the_hooks_trains_without_them(
+    sandbox: Sandbox, named: str, hides: str, words: list[str]
+) -> None:
+    folder = sandbox.files if named == "where the job starts" else sandbox.files / "users"
+    (folder / hides).parent.mkdir(parents=True, exist_ok=True)
+    (folder / hides).write_text("own = 5")
+    (sandbox.files / "train.py").write_text("import ds_hooks, sys\nprint('trained', sys.argv[1:], ds_hooks.own)")
+    paths = os.pathsep.join([str(folder), str(ROOT)] if named == "in PYTHONPATH" else [str(ROOT)])
+    names = {"PYTHONPATH": paths, "SQUEEZER_CONFIG": str(sandbox.config()), "SQUEEZER_RUN": str(sandbox.run)}
+    status, output = sandbox.run_to_end(rank.__file__, "--local_rank=0", *words, **names)
+    assert status == 0 and "trained ['--local_rank=0', '7'] 5" in output, output
+    assert output.count("hides our package ds_hooks, so nothing is squeezed") == 1
+
+
 def test_a_file_called_as_a_module_of_ours_where_the_job_starts_hides_none(sandbox: Sandbox) -> None:
     for name in ("trials", "squeezer", "launch"):
         (sandbox.files / f"{name}.py").write_text("open('imported', 'w')")
