@@ -32,7 +32,8 @@ def refuse_leftovers(study: optuna.Study, held: LockedClaims, config: WorkerConf
         StudyError: such files are there.
     """
     trials = study.get_trials(deepcopy=False)
-    begun = {trial.number for trial in trials if WORKER in trial.user_attrs}
+    # one that someone has closed while a worker claimed it has no worker
+    begun = {trial.number for trial in trials if WORKER in trial.user_attrs or trial.state.is_finished()}
     completed = {trial.number for trial in trials if trial.state is TrialState.COMPLETE}
     are_claims_ours = held.fences(since=-1).keys() <= begun
     if not are_claims_ours and is_shared(config.storage):

@@ -69,3 +69,16 @@ def test_another_storage_does_not_take_a_directory_that_is_in_use(other: str, st
         hire(other.format(tmp_path), directory)
     assert best(directory) == kept and (directory / "best" / f"trial-{kept[0]}.pt").exists()
     assert hire(storage, directory).ask(1)["over"], "the first is as it was"
+
+
+def test_a_trial_that_someone_has_closed_while_it_was_claimed_is_no_other_studys(storage: str, tmp_path: Path) -> None:
+    directory = tmp_path / "study"
+    worker = hire(storage, directory)
+    worker._study.enqueue_trial({})
+    (waiting,) = worker._study.get_trials(states=(TrialState.WAITING,))
+    worker._study._storage.set_trial_state_values(waiting._trial_id, state=TrialState.FAIL)
+    with worker._claims.alone() as held:
+        assert held.claim(waiting.number) is not None
+        held.unclaim(waiting.number)
+    worker.stop()
+    assert hire(storage, directory).ask(1)["trials"]
