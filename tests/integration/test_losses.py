@@ -108,7 +108,7 @@ def test_with_the_side_task_and_then_the_daemon_killed_in_a_bubble(
     alone: list[str], tmp_path: Path, directory: Path
 ) -> None:
     # the second rank's daemon, so that the restart of the first one's side task is there to be read
-    killers = KillInBubble(directory, Role.SIDE, step=10), KillInBubble(directory, Role.DAEMON, step=30, device=1)
+    killers = KillInBubble(directory, Role.SIDE, step=10), KillInBubble(directory, Role.DAEMON, step=20, device=1)
     ended = squeezed(tmp_path, directory, *killers)
     assert ended.losses == alone
     first, second = (list(read_events(events_path(tmp_path / "run", rank))) for rank in (0, 1))
