@@ -106,7 +106,7 @@ class Submissions:
         """
         name = submission.name
         taken = {self._studies, self._studies.parent, self._directory, journal_path(self._studies)}
-        if Path(os.path.normpath(trials_directory(self._studies, name))) in taken:
+        if not name.strip(".") or Path(os.path.normpath(trials_directory(self._studies, name))) in taken:
             raise SubmissionError(f"a study cannot be called '{name}'; allowed: another --study-name")
         if any(each.name == name for each in self.waiting()):
             raise SubmissionError(f"a study '{name}' is already waiting; allowed: another --study-name")
