@@ -5,25 +5,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
-import torch
 from optuna.trial import TrialState
-from torch import nn
 
-from tests.support.fused_and_solo import AtOnce, ToyStudy
+from tests.support.fused_and_solo import AtOnce
+from tests.support.plain_study import Plain
 from trials.search.files import best_weights, checkpoint_files
 from trials.search.worker import SearchWorker, WorkerConfig
-
-
-class Plain(ToyStudy):
-    trials = 3
-
-    def __init__(self) -> None:
-        super().__init__(lambda n: nn.Linear(1, 1), torch.optim.SGD)
-
-    def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
-        return {}
 
 
 def complete(worker: SearchWorker, directory: Path) -> None:

@@ -2,25 +2,11 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
-import optuna
-import torch
-from torch import nn
-
-from tests.support.fused_and_solo import AtOnce, ToyStudy
+from tests.support.fused_and_solo import AtOnce
+from tests.support.plain_study import Plain
 from trials.search.files.checkpoint_files import trial_directory
 from trials.search.worker import SearchWorker, WorkerConfig
-
-
-class Plain(ToyStudy):
-    trials = 3
-
-    def __init__(self) -> None:
-        super().__init__(lambda n: nn.Linear(1, 1), torch.optim.SGD)
-
-    def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
-        return {}
 
 
 def hire(name: str, directory: Path) -> SearchWorker:
