@@ -1,11 +1,14 @@
 """Another user of the machine: functions that run in a process of a second real uid."""
 
+import ctypes
 import json
 import os
+import struct
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +17,9 @@ from ds_hooks.shared.processes.identity import own_namespaces
 
 STRANGER = 65534
 """The uid and gid; no account is needed."""
+
+CAPABILITY_VERSION = 0x20080522
+"""The third, of linux/capability.h: two words for each set."""
 
 needs_second_user = pytest.mark.skipif(
     os.getuid() != 0, reason="the tests do not run as root, so it is NOT shown that other users are locked out"
@@ -28,10 +34,26 @@ def become(uid: int) -> None:
     os.chdir("/")
 
 
+def renounce() -> None:
+    """Be root for good without root's rights: modes of files count, and its own can be read still."""
+    header, none = struct.pack("Ii", CAPABILITY_VERSION, 0), bytes(24)
+    if ctypes.CDLL(None, use_errno=True).capset(header, none):
+        raise OSError(ctypes.get_errno(), "capset")
+
+
 def as_user(uid: int, do: Callable[[], Any]) -> Any:
     """What `do` returns, as JSON knows it, in a process of user `uid`."""
+    return _answer(partial(become, uid), do)
+
+
+def without_rights(do: Callable[[], Any]) -> Any:
+    """The same in a process of root without root's rights."""
+    return _answer(renounce, do)
+
+
+def _answer(be: Callable[[], None], do: Callable[[], Any]) -> Any:
     reader, writer = os.pipe()
-    pid = _fork(uid, reader, lambda: os.write(writer, json.dumps(do()).encode()))
+    pid = _fork(be, reader, lambda: os.write(writer, json.dumps(do()).encode()))
     os.close(writer)
     with os.fdopen(reader, "rb") as answers:
         answer = answers.read()
@@ -48,7 +70,7 @@ def meanwhile(uid: int, do: Callable[[], None]) -> Iterator[None]:
         while True:
             do()
 
-    pid = _fork(uid, -1, for_ever)
+    pid = _fork(partial(become, uid), -1, for_ever)
     try:
         yield
     finally:
@@ -66,7 +88,7 @@ def outcome(do: Callable[[], Any]) -> str:
     return "done"
 
 
-def _fork(uid: int, reader: int, do: Callable[[], object]) -> int:
+def _fork(be: Callable[[], None], reader: int, do: Callable[[], object]) -> int:
     own_namespaces()  # what Python loads when it is first needed is out of another user's reach
     pid = os.fork()
     if pid:
@@ -75,7 +97,7 @@ def _fork(uid: int, reader: int, do: Callable[[], object]) -> int:
     try:
         if reader >= 0:
             os.close(reader)
-        become(uid)
+        be()
         do()
         status = 0
     except BaseException:
