@@ -1,57 +1,65 @@
-"""What audits cost a study: trials that are audited against the same trials that are not.
+"""What audits cost a study: epochs that are audited against epochs of the same trials that are not.
 
     python -m benchmarks.audit [--quick] [--json FILE]
 
-Two groups of a model train in turns in one process with one thread, an epoch each, in random order; one is audited as
-in a run. The figure is the CPU time of an audited epoch ÷ that of the other, with a 95% interval. Audits of first
-batches come before. Beside it stands what one audit costs, in steps of the group.
+A group of each model trains in one process with one thread, in pairs of epochs: one is audited as in a run, the other
+is not, in random order. The figure is the CPU time of all audited epochs ÷ that of the others, less 1, with a 95%
+interval. Audits of first batches come before. Beside it stands what one audit costs, in steps of the group.
 """
 
+import math
 import random
 import sys
-from collections.abc import Callable, Sequence
-from time import process_time_ns
+from collections.abc import Sequence
+from statistics import fmean, variance
+from time import monotonic, process_time_ns
 from typing import Any
 
 import torch
 
-from benchmarks.common import finish, kept_runs, parse, ratio_with_ci95
+from benchmarks.common import Pairs, finish, kept_runs, parse
 from benchmarks.fusion import MODELS, QUICK_MODELS, Classes
+from squeezer.reports.metrics import t_quantile_975
 from trials.gate.base import OpenGate
-from trials.study import Study
 from trials.training.audits.audit import Audit
 from trials.training.audits.budget import Budget
 from trials.training.group import TrialGroup
 from trials.training.member import build_member
 
 NAME = "audit"
-ROWS, STEPS, EPOCHS, QUICK_EPOCHS = 16, 50, 24, 6
+ROWS, STEPS, LEAST_PAIRS = 16, 50, 24
+MODEL_S, QUICK_MODEL_S = 150, 15
+"""How long each model is measured: a cheap one is audited as seldom, so it takes more epochs."""
 
 
-class Twin:
-    """A group of trials that trains in epochs, and the CPU time that it took."""
+class Trained:
+    """A group of trials that trains in epochs, some of them audited, and the CPU time that those took."""
 
-    def __init__(self, study: Study, batch: tuple[torch.Tensor, torch.Tensor], *, audited: bool) -> None:
-        self.spent_ns = 0
-        self._batch = batch
+    def __init__(self, name: str) -> None:
+        self.study = Classes(name)
+        self._batch = self.study.batch
+        self._audited_ns = 0
         self._began_ns: int | None = None
-        self.audit = Audit(study, Budget(self._now_ns)) if audited else None
-        members = [build_member(study, row, {"lr": 1e-3 / (1 + row)}) for row in range(ROWS)]
-        self._group = TrialGroup(study, members, OpenGate(), self.audit)
+        self.audit = Audit(self.study, Budget(self._now_ns))
+        members = [build_member(self.study, row, {"lr": 1e-3 / (1 + row)}) for row in range(ROWS)]
+        self._group = TrialGroup(self.study, members, OpenGate(), self.audit)
 
-    def epoch(self) -> float:
+    def epoch(self, *, audited: bool) -> float:
         """Train an epoch. Returns its CPU time in ms."""
-        self._began_ns = process_time_ns()
+        self.study.audit = "epoch" if audited else False
+        began_ns = process_time_ns()
+        self._began_ns = began_ns if audited else None
         for _ in range(STEPS):
             self._group.train_step(*self._batch)
         self._group.end_epoch()
-        took_ns, self._began_ns = process_time_ns() - self._began_ns, None
-        self.spent_ns += took_ns
+        took_ns, self._began_ns = process_time_ns() - began_ns, None
+        if audited:
+            self._audited_ns += took_ns
         return round(took_ns / 1e6, 3)
 
     def _now_ns(self) -> int:
-        """The CPU time of this group alone."""
-        return self.spent_ns + (0 if self._began_ns is None else process_time_ns() - self._began_ns)
+        """The CPU time of audited epochs alone: the budget is a share of it."""
+        return self._audited_ns + (0 if self._began_ns is None else process_time_ns() - self._began_ns)
 
 
 def main() -> int:
@@ -61,50 +69,60 @@ def main() -> int:
     runs = kept_runs(options)
     for name in QUICK_MODELS if options.quick else MODELS:
         if options.only in (None, name):
-            runs.append(_measure(name, QUICK_EPOCHS if options.quick else EPOCHS))
+            runs.append(_measure(name, LEAST_PAIRS, QUICK_MODEL_S if options.quick else MODEL_S))
             print(name, runs[-1]["audits"], runs[-1]["steps_per_audit"], file=sys.stderr, flush=True)
     finish(NAME, options, runs, _summary(runs))
     return 0
 
 
-def _measure(name: str, epochs: int) -> dict[str, Any]:
-    study = Classes(name)
-    audited, plain = Twin(study, study.batch, audited=True), Twin(study, study.batch, audited=False)
-    assert audited.audit is not None
-    order = random.Random(0)
-    for twin in (audited, plain):
-        twin.epoch()  # the first audits, and what is measured once
-    first, pairs = audited.audit.done, []
-    for _ in range(epochs):
-        took_ms: dict[bool, float] = {}
-        turns: list[tuple[bool, Callable[[], float]]] = [(True, audited.epoch), (False, plain.epoch)]
-        for is_audited, epoch in order.sample(turns, 2):
-            took_ms[is_audited] = epoch()
+def _measure(name: str, least_pairs: int, model_s: float) -> dict[str, Any]:
+    trained, order = Trained(name), random.Random(0)
+    audit = trained.audit
+    trained.epoch(audited=True)  # the first audits, and what is measured once
+    trained.epoch(audited=False)
+    first, end_s = audit.done, monotonic() + model_s
+    pairs: list[tuple[float, float]] = []
+    while len(pairs) < least_pairs or monotonic() < end_s:
+        took_ms = {audited: trained.epoch(audited=audited) for audited in order.sample((True, False), 2)}
         pairs.append((took_ms[True], took_ms[False]))
-    budget, step_ns = audited.audit.budget, plain.spent_ns / (STEPS * (1 + epochs))
+    step_ns = 1e6 * sum(plain_ms for _, plain_ms in pairs) / (STEPS * len(pairs))
     return {
         "scenario": name,
-        "audits": audited.audit.done - first,
-        "mismatches": audited.audit.mismatches,
-        "steps_per_audit": round(budget.spent_ns / audited.audit.done / step_ns, 2),
+        "audits": audit.done - first,
+        "mismatches": audit.mismatches,
+        "steps_per_audit": round(audit.budget.spent_ns / audit.done / step_ns, 2),
         "pairs_ms": pairs,
     }
 
 
+def _cost(pairs: Pairs) -> tuple[float, float]:
+    """(all of a ÷ all of b, less 1, and its standard error): audits are rare and dear, so a mean of logarithms errs."""
+    ratio = sum(a for a, _ in pairs) / sum(b for _, b in pairs)
+    errors = [a - ratio * b for a, b in pairs]
+    return ratio - 1, math.sqrt(variance(errors) / len(pairs)) / fmean(b for _, b in pairs)
+
+
 def _summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The cost of each model, and of all together."""
+    """The cost of each model, and their mean."""
     summary: dict[str, Any] = {}
-    every: list[tuple[float, float]] = []
+    costs: list[tuple[float, float]] = []
     for run in runs:
-        every += run["pairs_ms"]
-        cost, ci95 = ratio_with_ci95(run["pairs_ms"])
-        summary[f"{run['scenario']}_cost"] = round(cost, 4)
-        summary[f"{run['scenario']}_cost_ci95"] = [round(bound, 4) for bound in ci95]
+        costs.append(_cost(run["pairs_ms"]))
+        summary |= _with_ci95(f"{run['scenario']}_cost", *costs[-1], len(run["pairs_ms"]))
         summary[f"{run['scenario']}_steps_per_audit"] = run["steps_per_audit"]
-    if every:
-        cost, ci95 = ratio_with_ci95(every)
-        summary |= {"cost": round(cost, 4), "cost_ci95": [round(bound, 4) for bound in ci95]}
+        summary[f"{run['scenario']}_pairs"] = len(run["pairs_ms"])
+    if costs:
+        error = math.sqrt(sum(error**2 for _, error in costs)) / len(costs)
+        summary |= _with_ci95(
+            "cost", fmean(cost for cost, _ in costs), error, sum(len(run["pairs_ms"]) for run in runs)
+        )
+        summary["pairs"] = sum(len(run["pairs_ms"]) for run in runs)
     return summary
+
+
+def _with_ci95(key: str, cost: float, error: float, pairs: int) -> dict[str, Any]:
+    half = t_quantile_975(pairs - 1) * error
+    return {key: round(cost, 4), f"{key}_ci95": [round(cost - half, 4), round(cost + half, 4)]}
 
 
 if __name__ == "__main__":

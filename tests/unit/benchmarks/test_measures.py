@@ -79,7 +79,7 @@ def test_adapters(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "STEPS", 5)
-    run = audit._measure("mlp_32", 2)
+    run = audit._measure("mlp_32", 2, 0.0)
     assert run["mismatches"] == 0 and len(run["pairs_ms"]) == 2 and finite(audit._summary([run]))
 
 
