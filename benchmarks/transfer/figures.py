@@ -1,7 +1,7 @@
 """From runs to the summary."""
 
 from collections.abc import Collection, Iterable, Sequence
-from math import inf, log, log2
+from math import inf, log2
 from statistics import fmean, stdev
 from typing import Any
 
@@ -25,6 +25,7 @@ def summary(runs: Runs) -> dict[str, Any]:
         "drift_octaves_16": drift(mlps, "shrunk", 16),
         "drift_octaves_64": drift(mlps, "shrunk", 64),
         "drift_octaves_plain_64": drift(mlps, "plain", 64),
+        "drift_octaves_most": max((each for r in (4, 16, 64) if (each := drift(mlps, "shrunk", r))), default=None),
         "drift_octaves_8_others": drift([run for run in drifts if run["model"] != "mlp"], "shrunk", 8),
     }
     found.update(ranks(by.get("ranking", [])))
@@ -44,13 +45,18 @@ def worst_slope(runs: Runs, way: str) -> float | None:
     return max((abs(slope) for slope in slopes), default=None)
 
 
+def mean_losses(run: dict[str, Any]) -> dict[float, float]:
+    """Rate -> the logarithm to base 2 of the training loss, mean over seeds; infinite if one diverged."""
+    by_rate: dict[float, list[float]] = {rate: [] for rate in sorted(set(run["rates"]))}
+    for rate, loss in zip(run["rates"], run["training_losses"], strict=True):
+        by_rate[rate].append(log2(loss) if loss < inf else inf)
+    return {rate: fmean(losses) for rate, losses in by_rate.items()}
+
+
 def best_rate(run: dict[str, Any]) -> float:
     """The logarithm to base 2 of the rate with the least training loss, by a parabola through it and its neighbours."""
-    rates = sorted(set(run["rates"]))
-    means = []
-    for rate in rates:
-        losses = [loss for own, loss in zip(run["rates"], run["training_losses"], strict=True) if own == rate]
-        means.append(fmean(log(loss) if loss < inf else inf for loss in losses))
+    by_rate = mean_losses(run)
+    rates, means = list(by_rate), list(by_rate.values())
     best = min(range(len(rates)), key=lambda i: means[i])
     middle, step = log2(rates[best]), log2(rates[1] / rates[0])
     if not 0 < best < len(rates) - 1:

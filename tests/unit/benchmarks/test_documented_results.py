@@ -70,6 +70,7 @@ def test_how_well_rates_transfer() -> None:
         [of["coordinate_slope_worst"], of["coordinate_slope_plain"]],
         [of["drift_octaves_16"]],
         [of["drift_octaves_64"], of["drift_octaves_plain_64"]],
+        [of["drift_octaves_most"]],
         [of["drift_octaves_8_others"]],
         [of["spearman_2"], of["spearman_4"], of["spearman_8"]],
         [of["regret_sd"]],

@@ -1,11 +1,18 @@
-"""From runs of the transfer benchmark to its summary."""
+"""From runs of the transfer benchmark to its summary and its picture."""
 
 from math import inf, log2
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks.transfer.figures import best_rate, drift, ranks, speedup, summary, worst_slope
+from benchmarks.transfer.picture import main, picture
+from tests.support.paths import ROOT
+
+RESULTS = ROOT / "benchmarks" / "results"
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def sweep(width: int, best: float, way: str = "shrunk") -> dict[str, Any]:
@@ -68,3 +75,20 @@ def test_what_has_not_run_has_no_figure() -> None:
     found = summary([{"scenario": "oracles", "error": 1e-13}])
     assert found.pop("oracle_error") == 1e-13
     assert set(found.values()) == {None}
+
+
+def test_the_committed_picture_is_that_of_the_results(tmp_path: Path) -> None:
+    copy = tmp_path / "transfer.json"
+    copy.write_bytes((RESULTS / "transfer.json").read_bytes())
+    main([str(copy)])
+    assert copy.with_suffix(".svg").read_text() == (RESULTS / "transfer.svg").read_text()
+
+
+def test_each_width_has_a_line_and_a_dot_at_its_best_rate_in_both_panels() -> None:
+    runs = [sweep(width, best, way) for way in ("shrunk", "plain") for width, best in ((16, -3.0), (64, -6.0))]
+    runs[0]["training_losses"][-1] = inf  # one that diverged ends the line
+    drawn = ElementTree.fromstring(picture(runs))
+    lines, dots = drawn.findall(f"{SVG}polyline"), drawn.findall(f"{SVG}circle")
+    assert [len(str(line.get("points")).split()) for line in lines] == [8, 9, 9, 9]
+    first, second, third, fourth = (float(str(dot.get("cx"))) for dot in dots)
+    assert first - second == pytest.approx(third - fourth) and first > second, "a larger rate lies further to the right"
