@@ -193,7 +193,13 @@ def _keep_indivisible(axes: Mapping[str, Sequence[Axis]], attributes: Sequence[S
     for axis, what in [*named, *((axis, "") for own in axes.values() for axis in own)]:
         for leaf in leaves(axis):
             if not leaf.kept and leaf.size % by and (not what or leaf.size == axis.size):
-                leaf.kept = f"{leaf.size}{what} is not divisible by {by}"
+                leaf.kept = f"{leaf.size}{what} is not divisible by {by}{_factors(leaf.size, by)}"
+
+
+def _factors(size: int, by: int) -> str:
+    """The factors that would do instead, in words."""
+    found = [str(factor) for factor in range(2, min(size // 2, 4 * by) + 1) if size % factor == 0]
+    return f", but by {', '.join(found)}" if found else ""
 
 
 def _keep_quotients(trace: Trace, by: int) -> None:

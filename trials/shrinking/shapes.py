@@ -53,7 +53,11 @@ def arranged(trace: Trace, axes: Sequence[Axis], sizes: Sequence[Any], shape: Se
 
 def _outer(need: int, given: Any, taken: list[Axis], call: Call) -> Axis:
     """The outer part of a factor that is divided: open, or a plain number."""
-    return Axis(need) if isinstance(given, Dim) or given == -1 or taken else Axis(need, f"{call.where} needs {need}")
+    return (
+        Axis(need)
+        if isinstance(given, Dim) or given == -1 or taken
+        else Axis(need, f"{call.where} takes {need}, a plain number")
+    )
 
 
 def _irregular(axes: Sequence[Axis], shape: Sequence[int], call: Call) -> list[Axis]:
@@ -158,7 +162,9 @@ def _expand(trace: Trace, call: Call) -> tuple[Axis, ...]:
                 trace.meet(own, given, call)
             made.append(own)
         else:
-            made.append(given.axis if isinstance(given, Dim) else Axis(int(size), f"{call.where} needs {size}"))
+            made.append(
+                given.axis if isinstance(given, Dim) else Axis(int(size), f"{call.where} takes {size}, a plain number")
+            )
     return tuple(reversed(made))
 
 

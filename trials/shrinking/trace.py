@@ -180,7 +180,7 @@ class Trace(TorchFunctionMode):
         if isinstance(size, Dim):
             join(axis, size.axis, f"{call.where} needs {int(size)}")
         elif is_free(axis):
-            keep(axis, f"{call.where} needs {int(size)}")
+            keep(axis, f"{call.where} takes {int(size)}, a plain number")
 
     def dim(self, axis: Axis) -> Dim:
         """An axis's size, for the forward's own arithmetic."""
@@ -349,7 +349,8 @@ def sizes_as_axes(trace: Trace, sizes: Sequence[Any], call: Call) -> tuple[Axis,
     """The axes of a new tensor of these sizes."""
     reason = call.where
     return tuple(
-        axis_of(size) if isinstance(size, Dim) else Axis(int(size), f"{reason} needs {size}") for size in sizes
+        axis_of(size) if isinstance(size, Dim) else Axis(int(size), f"{reason} takes {size}, a plain number")
+        for size in sizes
     )
 
 
