@@ -12,14 +12,15 @@ Each job runs in three ways, beside a study that is searched and pruned, and nev
   would gain.
 - *yield*: several runs as a user would start them, with all defaults; their reports' yield, and what the rest of the
   bubble time went to.
+- *steady*: the same in one run several times as long, of which starting and ending take a smaller part.
 
 Each round gives one log ratio of mean step times over both ranks; their mean is the slowdown, with Student's t interval
 over the rounds. The first step of a block does not count, for it still feels the block before; of a long one, the first
-ten. Steps far from others of
-their round count as less far, as in a report (`squeezer.policy.paired`). FILE is written after each run; if it was
-stopped, the same command at the same commit goes on.
+ten. Steps far from others of their round count as less far, as in a report (`squeezer.policy.paired`). FILE is written
+after each run; if it was stopped, the same command at the same commit goes on.
 """
 
+import itertools
 import json
 import math
 import random
@@ -66,6 +67,7 @@ LONG_WINDOWS = replace(WINDOWS, cycle=((ALONE, LONG_BLOCK_STEPS), (PREEMPTIVE, L
 LONG_ROUNDS, QUICK_LONG_ROUNDS = 40, 2
 YIELD_RUNS, QUICK_YIELD_RUNS = 3, 1
 YIELD_STEPS, QUICK_YIELD_STEPS = 500, 200
+STEADY_STEPS, QUICK_STEADY_STEPS = 3000, 300
 
 DEFAULTS = """
 [side]
@@ -92,7 +94,7 @@ def main() -> int:
     if options.json and options.json.exists() and not options.only:
         kept = json.loads(options.json.read_text(encoding="utf-8"))
         runs = kept["runs"] if kept["commit"] == commit() and kept["quick"] == options.quick else []
-    plan = [(f"{job}_{kind}", 0) for job in JOBS for kind in ("cost", "long")]
+    plan = [(f"{job}_{kind}", 0) for job in JOBS for kind in ("cost", "long", "steady")]
     plan += [(f"{job}_yield", i) for job in JOBS for i in range(QUICK_YIELD_RUNS if options.quick else YIELD_RUNS)]
     for scenario, number in random.Random(0).sample(plan, len(plan)):
         is_done = any((run["scenario"], run["run"]) == (scenario, number) for run in runs)
@@ -126,18 +128,19 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                     mean, interval = _mean_and_ci95(_first_steps(run["steps_ms"], mode))
                     figures[f"{job}_{name}"] = math.expm1(mean)
                     figures[f"{job}_{name}_ci95"] = interval and [math.expm1(bound) for bound in interval]
-    for job in JOBS:
-        own = [run for run in runs if run["scenario"] == f"{job}_yield" and run["yield"] is not None]
+    for job, kind in itertools.product(JOBS, ("yield", "steady")):
+        own = [run for run in runs if run["scenario"] == f"{job}_{kind}" and run["yield"] is not None]
         if own:
             mean, interval = _mean_and_ci95([run["yield"] for run in own])
-            figures |= {f"{job}_yield": mean, f"{job}_yield_ci95": interval}
-            figures[f"{job}_yield_runs"] = len(own)
-            figures[f"{job}_waterfall"] = {
+            figures |= {f"{job}_{kind}": mean, f"{job}_{kind}_ci95": interval}
+            figures[f"{job}_{kind}_runs"] = len(own)
+            figures[f"{job}_{WATERFALLS[kind]}"] = {
                 share: round(fmean(run["waterfall"][share] for run in own), 4) for share in own[0]["waterfall"]
             }
     return figures
 
 
+WATERFALLS = {"yield": "waterfall", "steady": "steady_waterfall"}
 COMPARED = {
     "cost": {
         "slowdown": (PREEMPTIVE, AWAKE),
@@ -198,6 +201,8 @@ def _mean_and_ci95(values: Sequence[float]) -> tuple[float, list[float] | None]:
 def _measure(job: str, kind: str, quick: bool) -> dict[str, Any]:
     if kind == "yield":
         return _yield(job, QUICK_YIELD_STEPS if quick else YIELD_STEPS)
+    if kind == "steady":
+        return _yield(job, QUICK_STEADY_STEPS if quick else STEADY_STEPS)
     if kind == "long":
         return _in_blocks(job, LONG_WINDOWS, QUICK_LONG_ROUNDS if quick else LONG_ROUNDS)
     return _in_blocks(job, WINDOWS, QUICK_ROUNDS if quick else ROUNDS)
