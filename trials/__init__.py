@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from trials.shrinking.rules import Multipliers, multipliers
     from trials.shrinking.settings import Shrink
     from trials.shrinking.slicing import Shrunk, shrink
-    from trials.study import Study, StudyError, load_study
+    from trials.study import Study, load_study
+    from trials.study_error import StudyError
     from trials.training.group import TrialGroup
     from trials.training.member import Member, build_member, group_key
 
@@ -60,7 +61,8 @@ _HOMES = {
     "shrinking.slicing": ("Shrunk", "shrink"),
     "training.group": ("TrialGroup",),
     "training.member": ("Member", "build_member", "group_key"),
-    "study": ("Study", "StudyError", "load_study"),
+    "study": ("Study", "load_study"),
+    "study_error": ("StudyError",),
 }
 
 

@@ -262,7 +262,8 @@ def _add_transfer(parser: argparse.ArgumentParser) -> None:
 
 
 def _load(parsed: argparse.Namespace) -> "Study":
-    from trials.study import StudyError, load_study
+    from trials.study import load_study
+    from trials.study_error import StudyError
 
     try:
         study = load_study(parsed.study)
@@ -273,7 +274,8 @@ def _load(parsed: argparse.Namespace) -> "Study":
 
 def _loaded(parsed: argparse.Namespace) -> "Study | None":
     """The study; None if its file is elsewhere, or cannot be loaded: its trials can be shown nevertheless."""
-    from trials.study import StudyError, load_study
+    from trials.study import load_study
+    from trials.study_error import StudyError
 
     try:
         return load_study(parsed.study)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from trials.settings import problems
 from trials.shrinking.settings import Shrink
+from trials.study_error import StudyError
 
 if TYPE_CHECKING:
     import optuna
@@ -24,13 +25,8 @@ if TYPE_CHECKING:
 
 _OURS = ("trials", "squeezer", "ds_hooks", "launch")
 
-
 MOST_MEASURED = 16
 """The most that ``fused = "auto"`` chooses: samplers learn nothing from trials that begin together."""
-
-
-class StudyError(Exception):
-    """A study's file or class cannot be used. The message names the file and what is missing."""
 
 
 class Study(abc.ABC):

@@ -13,7 +13,7 @@ from trials.search.config import WorkerConfig
 from trials.search.files.checkpoint_files import best_directory
 from trials.search.storage.database import is_shared
 from trials.search.storage.locked_claims import LockedClaims
-from trials.study import StudyError
+from trials.study_error import StudyError
 
 log = own_logger("trials.search.leftovers")
 

@@ -1,6 +1,7 @@
 """Optuna's study, which one worker at a time opens, and what the claims must know of it."""
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import optuna
 from optuna.samplers import BaseSampler, CmaEsSampler
@@ -15,7 +16,10 @@ from trials.search.storage.database import is_shared
 from trials.search.storage.directory_identity import bind
 from trials.search.storage.locked_claims import LockedClaims
 from trials.search.storage.optuna_storage import has_studies, open_storage
-from trials.study import Study, StudyError
+from trials.study_error import StudyError
+
+if TYPE_CHECKING:
+    from trials.study import Study
 
 
 class NoStudyError(Exception):
@@ -38,7 +42,7 @@ def known_study(storage: str, name: str) -> optuna.Study:
         raise NoStudyError(f"there is no study {name}; found: {known}") from None
 
 
-def safe_sampler(study: Study, storage: str) -> BaseSampler | None:
+def safe_sampler(study: "Study", storage: str) -> BaseSampler | None:
     """Return the study's sampler.
 
     Raises:
@@ -54,7 +58,7 @@ def safe_sampler(study: Study, storage: str) -> BaseSampler | None:
 
 
 def open_study(
-    study: Study, config: WorkerConfig, sampler: BaseSampler | None, directory: str | None, held: LockedClaims
+    study: "Study", config: WorkerConfig, sampler: BaseSampler | None, directory: str | None, held: LockedClaims
 ) -> optuna.Study:
     """Open or create a study under its lock: if two created one at once, or its tables, one of them would fail.
 

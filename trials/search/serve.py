@@ -25,7 +25,8 @@ from trials.own_logger import own_logger
 from trials.search.callbacks import run_exit_functions
 from trials.search.storage.database import StorageError, in_short, naming
 from trials.search.worker import SearchWorker, WorkerConfig
-from trials.study import Study, StudyError
+from trials.study import Study
+from trials.study_error import StudyError
 
 HOLDER_NICE = 10
 """The niceness of work under a lock, a few ms per trial. A busy main job still keeps nine tenths of its core."""

@@ -13,7 +13,7 @@ from tests.support.simulated import Pretended
 from trials.search.files import checkpoint_files
 from trials.search.storage.database import StorageError
 from trials.search.worker import SearchWorker, WorkerConfig
-from trials.study import StudyError
+from trials.study_error import StudyError
 
 pytestmark = pytest.mark.integration
 

@@ -23,7 +23,7 @@ from trials.search.serve import serve
 from trials.search.storage.database import StorageError, naming
 from trials.search.storage.optuna_storage import open_storage
 from trials.search.worker import SearchWorker, WorkerConfig
-from trials.study import StudyError
+from trials.study_error import StudyError
 
 pytestmark = pytest.mark.integration
 

@@ -36,6 +36,12 @@ def test_a_side_task_starts_no_thread_before_it_has_blocked_its_signals() -> Non
     assert (done.stdout, done.stderr) == ("1 False\n", "")
 
 
+@pytest.mark.parametrize("module", ["trials.run", "trials.search.close"])
+def test_what_starts_workers_or_closes_a_study_needs_no_torch(module: str) -> None:
+    done = run_python("-c", f"import sys, {module}; print('torch' in sys.modules)")
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
 IMPORT_ALL_OF_SHARED = """
 import importlib.util, pkgutil, sys
 sys.path.insert(0, sys.argv[1])

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
@@ -17,7 +17,9 @@ from trials.search.choice.placement import assign, groups, trial_name
 from trials.search.choice.promotion import Ranking, next_milestone
 from trials.search.optuna_study import ended_after
 from trials.search.storage.claims import Claim, LockedClaims
-from trials.study import Study
+
+if TYPE_CHECKING:
+    from trials.study import Study
 
 log = own_logger("trials.search.choice.next_trials")
 
@@ -59,7 +61,7 @@ class NextTrials:
     """
 
     def __init__(
-        self, user_study: Study, study: optuna.Study, seen: optuna.Study, worker: str, *, is_exclusive: bool = False
+        self, user_study: "Study", study: optuna.Study, seen: optuna.Study, worker: str, *, is_exclusive: bool = False
     ) -> None:
         self._is_exclusive = is_exclusive
         self._user_study, self._study, self._seen, self._worker = user_study, study, seen, worker

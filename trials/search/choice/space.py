@@ -7,7 +7,8 @@ import optuna
 from optuna.distributions import BaseDistribution, check_distribution_compatibility
 
 from trials.search.storage.database import patiently
-from trials.study import Study, StudyError
+from trials.study import Study
+from trials.study_error import StudyError
 
 
 def check_space(study: Study, known: optuna.Study) -> None:

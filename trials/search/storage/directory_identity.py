@@ -11,7 +11,7 @@ import optuna
 
 from ds_hooks.shared.private_file import make_dir, write_text
 from trials.own_logger import own_logger
-from trials.study import StudyError
+from trials.study_error import StudyError
 
 NAME = "directory.id"
 CLAIMS = "squeezer_claims"

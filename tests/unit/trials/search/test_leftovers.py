@@ -13,7 +13,7 @@ from tests.support.side_task_runs import Direct
 from tests.support.simulated import Pretended, Trainer, assert_ended
 from trials.search.storage.optuna_storage import open_storage
 from trials.search.worker import SearchWorker, WorkerConfig
-from trials.study import StudyError
+from trials.study_error import StudyError
 
 
 def hire(storage: str, directory: Path, name: str = "w") -> SearchWorker:

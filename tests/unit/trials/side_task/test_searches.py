@@ -24,7 +24,7 @@ from trials.search.attributes import HISTORY, REASON
 from trials.search.files.checkpoint_files import weights_path
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.side_task.scheduler import Scheduler
-from trials.study import StudyError
+from trials.study_error import StudyError
 from trials.training.scores.objectives import scores_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")

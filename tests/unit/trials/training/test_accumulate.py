@@ -17,7 +17,8 @@ from tests.support.side_task_runs import Starving, assert_as_alone, make_study, 
 from tests.support.tree_models import CASES, study_of
 from trials import Study, TrialGroup, build_member
 from trials.gate.base import OpenGate
-from trials.study import StudyError, load_study
+from trials.study import load_study
+from trials.study_error import StudyError
 from trials.training.audits.audit import Audit
 
 

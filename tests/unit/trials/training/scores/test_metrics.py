@@ -14,7 +14,8 @@ from tests.support.rich_study import RichSolo, RichStudy
 from tests.support.side_task_runs import Seven, Starving, data, make_study, run
 from trials import FuseError, TrialGroup
 from trials.gate.base import OpenGate
-from trials.study import StudyError, load_study
+from trials.study import load_study
+from trials.study_error import StudyError
 from trials.training.audits.audit import Audit
 
 
