@@ -209,5 +209,5 @@ def test_its_end_is_collected_only_after_its_threads_have_had_the_core(monkeypat
     states: list[str] = []
     line = SearchClient(lambda requests, answers: 0)
     monkeypatch.setattr("trials.search.client.time.sleep", lambda seconds: states.extend(stat(line.pid)[:1]))
-    line.close(is_urgent=lambda: False)
+    line.close(is_urgent=lambda: False, beside_main=True)
     assert states == ["Z"] and children(os.getpid()) == []

@@ -127,12 +127,15 @@ class SearchClient:
             found += [json.loads(line) for line in lines]
         return found
 
-    def close(self, timeout_s: float = 10.0, *, is_urgent: Callable[[], bool] = lambda: True) -> bool:
+    def close(
+        self, timeout_s: float = 10.0, *, is_urgent: Callable[[], bool] = lambda: True, beside_main: bool = False
+    ) -> bool:
         """Let the search worker finish its requests, release the trials that still run, and exit.
 
         Args:
             timeout_s: how long it may take once it is urgent.
             is_urgent: until this returns True, the worker may take any time. Beside a busy main job it needs long.
+            beside_main: whether there may be a main job: see `THREADS_END_S`.
 
         Returns:
             Whether it has recorded everything, whatever the user's code did in it after that.
@@ -146,7 +149,7 @@ class SearchClient:
             pass
         if not select.select([self._pidfd], [], [], timeout_s)[0]:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        if not is_urgent():
+        if beside_main and not is_urgent():
             time.sleep(THREADS_END_S)
         _, status = os.waitpid(self.pid, 0)
         has_recorded = any("recorded" in answer for answer in self._received())

@@ -145,7 +145,7 @@ def _mistake(error: Exception, memory_mb: float | None) -> str | None:
     """What the user can mend, in words; None: it is no mistake of theirs."""
     from trials.fusion.errors import is_out_of_memory
     from trials.side_task.devices import SideDeviceError
-    from trials.study import StudyError
+    from trials.study_error import StudyError
 
     if isinstance(error, (StudyError, SideDeviceError)) or _is_refused(error):
         return str(error)
@@ -235,7 +235,9 @@ def _serve(
     finally:
         may_unmap = gate is not None and gate.close()
         # the scores of a finished study must reach Optuna, however long the search worker takes
-        closed = search.close(is_urgent=lambda: not has_finished or END_SIGNAL in signal.sigpending())
+        closed = search.close(
+            is_urgent=lambda: not has_finished or END_SIGNAL in signal.sigpending(), beside_main=page is not None
+        )
         if page is not None and may_unmap:  # else the device may still use the page, which then ends with this process
             page.words[Field.SIDE_ACTIVITY] = SideActivity.HOST  # what the study has left to its end asks no gate
             page.close()
