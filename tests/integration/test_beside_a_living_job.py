@@ -55,6 +55,7 @@ def test_a_daemon_that_is_told_to_end_beside_its_job_measures_nothing_and_lets_t
         assert named or not is_alive(side), "the hooks halt it until it is gone"
         if stat(side)[:1] == ["R"] and not sandbox.word(Field.BUBBLE) & 1:  # a bubble may come before the daemon looks
             seen |= classes(side)
+        time.sleep(0.0005)  # on the side task's core
     job.change(stall_ms=0)
     assert daemon.ended() == 0
     assert seen <= {os.SCHED_IDLE}

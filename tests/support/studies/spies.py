@@ -3,6 +3,8 @@
 import json
 import os
 import resource
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -23,6 +25,9 @@ class Spies(Tiny):
     trials = 3
     epochs = 1
     rungs = ()
+
+    def batches(self, epoch: int) -> Iterable[tuple[Tensor, Tensor]]:
+        return islice(super().batches(epoch), 2)  # each fills all that memory
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         padding = outputs.detach().mean() * torch.ones(MEGABYTES << 18)  # for each trial
