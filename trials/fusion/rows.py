@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from trials.fusion.errors import FuseError
 from trials.fusion.own_code.reached import Reached
+from trials.fusion.row_moves import joined, parted, taken
 from trials.fusion.shared_base import HeldOnce, same_bits, spread
 
 Vectors = dict[str, dict[str, list[float]]]
@@ -110,40 +111,81 @@ class Rows:
         for name, tensor in self.buffers.items():
             tensor[rows] = self._noted[name][rows]
 
+    @property
+    def row_bytes(self) -> int:
+        """The memory of one trial's tensors, without what is held once."""
+        own = [t for n, t in self.parameters.items() if n not in self.once]
+        return sum(t.nbytes for t in (*own, *self.buffers.values())) // max(self.size, 1)
+
     def take(self, rows: Sequence[int]) -> None:
         """Keep only `rows`, in that order."""
         index = list(rows)
-        self.parameters = {
-            n: spread(self.once[n], len(index)) if n in self.once else _parameter(t.detach()[index], t.requires_grad)
-            for n, t in self.parameters.items()
-        }
-        self.buffers = {n: t[index] for n, t in self.buffers.items()}
-        self.vectors = {
-            path: {n: [values[i] for i in index] for n, values in table.items()} for path, table in self.vectors.items()
-        }
+        self._begin_move()
+        for name, tensor in self.parameters.items():
+            self.parameters[name] = (
+                spread(self.once[name], len(index))
+                if name in self.once
+                else _parameter(taken(tensor.detach(), index), tensor.requires_grad)
+            )
+        for name, buffer in self.buffers.items():
+            self.buffers[name] = taken(buffer, index)
+        self.vectors = self._vectors_of(index)
         self.generators = [self.generators[i] for i in index]
         self.unread = [self.unread[i] for i in index]
 
+    def move(self, rows: Sequence[int], to: "Rows") -> None:
+        """Move `rows`, in that order, to where no trial is, but trials of the same structure were."""
+        index = list(rows)
+        stay = [row for row in range(self.size) if row not in index]
+        most = self.row_bytes
+        self._begin_move()
+        to.once, to._written = self.once, set(self._written)  # the same copies: nothing writes to them
+        for name, tensor in self.parameters.items():
+            if name in self.once:
+                self.parameters[name], to.parameters[name] = (spread(self.once[name], len(n)) for n in (stay, index))
+            else:
+                parts = parted(tensor.detach(), stay, index, most)
+                self.parameters[name], to.parameters[name] = (_parameter(p, tensor.requires_grad) for p in parts)
+        for name, buffer in self.buffers.items():
+            self.buffers[name], to.buffers[name] = parted(buffer, stay, index, most)
+        to.vectors, self.vectors = self._vectors_of(index), self._vectors_of(stay)
+        to.generators, self.generators = ([self.generators[i] for i in own] for own in (index, stay))
+        to.unread, self.unread = ([self.unread[i] for i in own] for own in (index, stay))
+
     def append(self, other: "Rows") -> None:
-        """Add the trials of `other`, which have the same structure, after these.
+        """Take over the trials of `other`, which have the same structure, after these; `other` is of no use then.
 
         What both hold once stays so if its bits are equal. Else each trial gets its own.
         """
         both = {n: t for n, t in self.once.items() if n in other.once and same_bits(t, other.once[n])}
         size = self.size + other.size
-        self.parameters = {
-            n: spread(both[n], size)
-            if n in both
-            else _parameter(torch.cat([t.detach(), other.parameters[n].detach()]), t.requires_grad)
-            for n, t in self.parameters.items()
-        }
+        for each in (self, other):
+            each._begin_move()
+        for name, tensor in self.parameters.items():
+            if name in both:
+                self.parameters[name] = spread(both[name], size)
+                continue
+            own, more = tensor.detach(), other.parameters[name].detach()
+            apart = name not in self.once and name not in other.once  # others may refer to what is held once
+            self.parameters[name] = _parameter((joined if apart else _joined)(own, more), tensor.requires_grad)
         self.once = HeldOnce(both)
-        self.buffers = {n: torch.cat([t, other.buffers[n]]) for n, t in self.buffers.items()}
+        for name, buffer in self.buffers.items():
+            self.buffers[name] = joined(buffer, other.buffers[name])
         for path, table in self.vectors.items():
             for name in table:
                 table[name] = table[name] + other.vectors[path][name]
         self.generators = self.generators + other.generators
         self.unread = self.unread + other.unread
+
+    def _begin_move(self) -> None:
+        """Forget what belongs to the last step."""
+        self.forget_gradients()
+        self._noted = {}
+
+    def _vectors_of(self, rows: Sequence[int]) -> Vectors:
+        return {
+            path: {n: [values[i] for i in rows] for n, values in table.items()} for path, table in self.vectors.items()
+        }
 
     def to(self, device: torch.device) -> None:
         """Move all rows. On another kind of device, a random stream continues from a seed that it draws."""
@@ -238,6 +280,10 @@ def moved(stream: torch.Generator, device: torch.device) -> torch.Generator:
 def stack_parameters(tensors_K: Sequence[Tensor]) -> nn.Parameter:
     """Copy K trials' parameters into one parameter ``[K, *shape]``, in this order in memory whatever theirs is."""
     return _parameter(torch.stack([t.detach() for t in tensors_K]).contiguous(), tensors_K[0].requires_grad)
+
+
+def _joined(one: Tensor, other: Tensor) -> Tensor:
+    return torch.cat([one, other])
 
 
 def _parameter(data: Tensor, requires_grad: bool) -> nn.Parameter:

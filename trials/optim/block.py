@@ -17,6 +17,9 @@ Piece = tuple[int, int]
 
 Counts = dict[str, NDArray[Any]]
 
+Tables = dict[str, dict[str, Tensor]]
+"""Parameter -> kind of state -> ``[K, *shape]``."""
+
 Absent = Mapping[str, frozenset[int]]
 """A parameter -> the rows that have no gradient, though others have."""
 
@@ -60,7 +63,7 @@ class Block:
         counts: Counts,
         alike: bool,
     ) -> None:
-        """Take `counts` as they are, and copies of the state in `tables`; `parameters` by name.
+        """Take `counts` and, where it has the right form, the state in `tables` as they are; `parameters` by name.
 
         With `alike`, the trials agree in everything that a single-pass kernel takes only once.
         """
@@ -83,7 +86,7 @@ class Block:
         self._apart = self._single_pass is not None and len(names) > 1 and (self.by_row or self._large)
         state = {kind: [tables[name][kind] for name in names] for kind in rule.kinds}
         if self._apart:
-            self._pieces = {kind: [_flat(t).clone() for t in own] for kind, own in state.items()}
+            self._pieces = {kind: [_flat(t) for t in own] for kind, own in state.items()}
         else:
             self._state = {kind: _join(own, rule.elementwise) for kind, own in state.items()}
         # one trial's are taken as they are
@@ -235,9 +238,9 @@ class Block:
             parts.setdefault(missing, []).append(name)
         return list(parts.values())
 
-    def tables(self) -> dict[str, dict[str, Tensor]]:
+    def tables(self) -> Tables:
         """Views of the state by parameter and kind, each ``[K, *shape]``."""
-        made: dict[str, dict[str, Tensor]] = {name: {} for name in self.names}
+        made: Tables = {name: {} for name in self.names}
         for kind in self.rule.kinds:
             if self._apart:
                 pieces: Sequence[Tensor] = self._pieces[kind]
@@ -266,10 +269,20 @@ class Block:
         return p, g, s, spare[0], spare[1]
 
 
+def change_each(tables: Tables, change: Callable[[str, str, Tensor], Tensor]) -> Tables:
+    """Change the tensors of `tables` one after another, so that each can be given back; `tables` is empty then."""
+    made: Tables = {}
+    while tables:
+        name = next(iter(tables))
+        kinds = tables.pop(name)
+        made[name] = {kind: change(name, kind, kinds.pop(kind)) for kind in tuple(kinds)}
+    return made
+
+
 def _join(tensors: Sequence[Tensor], elementwise: bool) -> Tensor:
     """``[K, *shape]`` tensors side by side; a single one that is not elementwise keeps its shape."""
     flat = [_flat(t) if elementwise else t for t in tensors]
-    return torch.cat(flat, 1) if len(flat) > 1 else flat[0].clone(memory_format=torch.contiguous_format)
+    return torch.cat(flat, 1) if len(flat) > 1 else flat[0].contiguous()
 
 
 def _matrix(tensor: Tensor) -> tuple[int, int]:

@@ -120,8 +120,13 @@ class FusedOptimizer(abc.ABC):
         """Keep only the trials in `rows`, in that order; the parameters were taken before."""
         self.holders = [self.holders[row] for row in rows]
 
+    def move(self, rows: Sequence[int], to: "FusedOptimizer") -> None:
+        """Move the trials in `rows`, as `Rows.move`; the parameters were moved before."""
+        to.holders = [self.holders[row] for row in rows]
+        self.holders = [holder for row, holder in enumerate(self.holders) if row not in rows]
+
     def append(self, other: "FusedOptimizer") -> None:
-        """Add the trials of `other` after these; the parameters were added before."""
+        """Take over the trials of `other`, after these, as `Rows.append`; the parameters were added before."""
         self.holders = self.holders + other.holders
 
     @abc.abstractmethod

@@ -96,6 +96,17 @@ class Originals(FusedOptimizer):
         self._training_K = [self._training_K[row] for row in rows]
         self._bind()
 
+    def move(self, rows: Sequence[int], to: FusedOptimizer) -> None:
+        """See `FusedOptimizer`."""
+        assert isinstance(to, Originals)  # of the same structure
+        super().move(rows, to)
+        stay = [row for row in range(len(self._originals)) if row not in rows]
+        to._originals, self._originals = ([self._originals[row] for row in own] for own in (rows, stay))
+        to._training_K, self._training_K = ([self._training_K[row] for row in own] for own in (rows, stay))
+        to._fixed = self._fixed
+        for each in (self, to):
+            each._bind()
+
     def append(self, other: FusedOptimizer) -> None:
         """See `FusedOptimizer`."""
         if not isinstance(other, Originals):

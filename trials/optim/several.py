@@ -87,8 +87,13 @@ class Optimizers:
         for optimizer in self:
             optimizer.take(rows)
 
+    def move(self, rows: Sequence[int], to: "Optimizers") -> None:
+        """Move the trials in `rows` to where others were, which had the same phases."""
+        for phase, optimizer in self._fused.items():
+            optimizer.move(rows, to[phase])
+
     def append(self, other: "Optimizers") -> None:
-        """Add the trials of `other`, which have the same phases."""
+        """Take over the trials of `other`, which have the same phases."""
         for phase, optimizer in self._fused.items():
             optimizer.append(other[phase])
 

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trials.fusion.errors import FuseError
+from trials.fusion.row_moves import joined, parted, taken
 from trials.fusion.rows import Rows
-from trials.optim.block import Block, Counts, Piece
+from trials.optim.block import Block, Counts, Piece, Tables, change_each
 from trials.optim.duplicate import plain_groups, stand_in
 from trials.optim.facts import Names, rule_of
 from trials.optim.fused import FusedOptimizer, go_on
@@ -59,8 +60,10 @@ class VectorOptimizer(FusedOptimizer):
         # what is held once never has a gradient, and needs no state
         self._idle = {name for name, states in given.items() if name in rows.once and not any(states)}
         self._most = max(UNIT_ELEMENTS // max(widest, self.size), 1)
+        self._entries: list[list[Block]] = []
+        self._scratch: dict[torch.dtype, Tensor] = {}
         self._plan()
-        tables: dict[str, dict[str, Tensor]] = {}
+        tables: Tables = {}
         counts: dict[str, Counts] = {}
         for name, states in given.items():
             if name not in self._idle:
@@ -98,10 +101,26 @@ class VectorOptimizer(FusedOptimizer):
     def take(self, rows: Sequence[int]) -> None:
         """See `FusedOptimizer`."""
         super().take(rows)
-        index = list(rows)
-        tables = {name: {kind: t[index] for kind, t in kinds.items()} for name, kinds in self._tables().items()}
-        counts = {name: {kind: c[index] for kind, c in own.items()} for name, own in self._counts().items()}
-        self._pack(tables, counts)
+        index, counts = list(rows), self._counts()
+        self._pack(change_each(self._released(), lambda name, kind, t: taken(t, index)), _counts_of(counts, index))
+
+    def move(self, rows: Sequence[int], to: FusedOptimizer) -> None:
+        """See `FusedOptimizer`."""
+        assert isinstance(to, VectorOptimizer)  # of the same structure
+        index, counts, most = list(rows), self._counts(), self._rows.row_bytes
+        stay = [row for row in range(self.size) if row not in index]
+        super().move(rows, to)
+        to._idle = set(self._idle)
+        to._plan()
+        tables = self._released()
+        theirs: Tables = {name: {} for name in tables}
+
+        def part(name: str, kind: str, tensor: Tensor) -> Tensor:
+            left, theirs[name][kind] = parted(tensor, stay, index, most)
+            return left
+
+        self._pack(change_each(tables, part), _counts_of(counts, stay))
+        to._pack(theirs, _counts_of(counts, index))
 
     def append(self, other: FusedOptimizer) -> None:
         """See `FusedOptimizer`."""
@@ -113,10 +132,7 @@ class VectorOptimizer(FusedOptimizer):
         if idle != self._idle:
             self._idle = idle
             self._plan()
-        tables = {
-            name: {kind: torch.cat([t, more[name][kind].to(t.device)]) for kind, t in kinds.items()}
-            for name, kinds in before.items()
-        }
+        tables = change_each(before, lambda name, kind, t: joined(t, more[name].pop(kind).to(t.device)))
         counts = {
             name: {kind: np.concatenate([c, counted[name][kind]]) for kind, c in own.items()}
             for name, own in counts_before.items()
@@ -182,9 +198,16 @@ class VectorOptimizer(FusedOptimizer):
     def _rule(self, name: str) -> Rule:
         return self._rules[self._group_of[name]]
 
-    def _of_all_but(self, idle: set[str]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Counts]]:
-        """The state of all parameters but those in `idle`. What has had none begins."""
-        tables, counts = self._tables(), self._counts()
+    def _released(self) -> Tables:
+        """The state of all parameters, which nothing else holds then; `_pack` comes next."""
+        tables = self._tables()
+        self._entries, self._scratch = [], {}
+        return tables
+
+    def _of_all_but(self, idle: set[str]) -> tuple[Tables, dict[str, Counts]]:
+        """The state of all parameters but those in `idle`, as `_released` gives it. What has had none begins."""
+        counts = self._counts()
+        tables = self._released()
         for name in self._idle - idle:
             like = self._rows.parameters[name]
             tables[name], counts[name] = self._initial(self._rule(name), like, [{} for _ in range(self.size)])
@@ -224,18 +247,19 @@ class VectorOptimizer(FusedOptimizer):
         """One parameter's state for all trials, from their ordinary ones."""
         tensors = {}
         for kind in rule.kinds:
-            zeros = torch.zeros_like(parameter[0], requires_grad=False)
-            given = [state.get(kind) for state in states]
-            tensors[kind] = torch.stack([zeros if t is None else t.detach().to(zeros) for t in given])
+            tensors[kind] = parameter.detach().new_zeros((len(states), *parameter.shape[1:]))
+            for row, state in zip(tensors[kind], states, strict=True):
+                if (given := state.get(kind)) is not None:
+                    row.copy_(given.detach())
         numbers = [rule.start(state, parameter) for state in states]
         return tensors, {name: np.array([own[name] for own in numbers]) for name in rule.counts}
 
-    def _pack(self, tables: Mapping[str, Mapping[str, Tensor]], counts: Mapping[str, Counts]) -> None:
-        """Make the blocks: in an entry, parameters whose counts are equal go together."""
+    def _pack(self, tables: Tables, counts: Mapping[str, Counts]) -> None:
+        """Make the blocks: in an entry, parameters whose counts are equal go together. `tables` are used up."""
         parameters = self._rows.parameters
         self._read()
         self._alike = self._agree()
-        self._entries: list[list[Block]] = []
+        self._entries = []
         widths: dict[torch.dtype, int] = {}
         for names in self._plans:
             alike: dict[bytes, list[str]] = {}
@@ -245,7 +269,8 @@ class VectorOptimizer(FusedOptimizer):
             rule = self._rule(names[0])
             for own in alike.values():
                 part = self._part_of[own[0]]
-                blocks.append(Block(rule, part, own, parameters, tables, counts[own[0]], self._alike[part]))
+                state = {name: tables.pop(name) for name in own}
+                blocks.append(Block(rule, part, own, parameters, state, counts[own[0]], self._alike[part]))
             self._entries.append(blocks)
         for entry, (_, pieces) in self._work:
             for block in self._entries[entry]:
@@ -341,12 +366,16 @@ class VectorOptimizer(FusedOptimizer):
             self._foreseen[block.key_at(before)] = tuple(made), vectors, then
         self._ahead = min(2 * self._ahead, MOST_AHEAD)
 
-    def _tables(self) -> dict[str, dict[str, Tensor]]:
+    def _tables(self) -> Tables:
         """The state by parameter and kind, each ``[K, *shape]``."""
         return {name: kinds for blocks in self._entries for b in blocks for name, kinds in b.tables().items()}
 
     def _counts(self) -> dict[str, Counts]:
         return {name: block.counts for blocks in self._entries for block in blocks for name in block.names}
+
+
+def _counts_of(counts: Mapping[str, Counts], rows: Sequence[int]) -> dict[str, Counts]:
+    return {name: {kind: values[rows] for kind, values in own.items()} for name, own in counts.items()}
 
 
 def _by_trial(numbers: Mapping[str, NDArray[Any]]) -> list[dict[str, float]]:

@@ -1,6 +1,7 @@
 """A trial group: K trials of one structure that train as one model. Its rows can be removed, added and saved."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from trials.training.audits.lone import Lone, part_names
 from trials.training.audits.record import Record
 from trials.training.batches import BatchCopy, Reader, fuse_batches, parts, rounds, shapes
 from trials.training.malloc import keep_freed_memory
-from trials.training.member import Member, facts_of, fuse_optimizers_of, restored
+from trials.training.member import Member, build_member, facts_of, fuse_optimizers_of, restored
 from trials.training.phase import Phase
 from trials.training.progress import Control, step_on_scores, step_schedulers, wait_for_score
 from trials.training.roster import Roster
@@ -74,7 +75,8 @@ class TrialGroup(ScoredGroup):
         structures = [member.structure for member in members]
         once = held_once(self._study, members)
         self._fused = assemble(models, structures, self._generators(members), self._units, self._way, once)
-        let_go(models[0], self._fused.rows)
+        self._template = models[0]
+        let_go(self._template, self._fused.rows)
         self._optimizers, progress = fuse_optimizers_of(self._study, members, self._fused.rows)
         self._roster = Roster.of(members, progress, like=torch.empty(0, dtype=torch.float64))
         phases = by_phase(members[0].optimizer)
@@ -206,20 +208,34 @@ class TrialGroup(ScoredGroup):
         refuse_unequal(self._study, self._fused.rows, other._fused.rows)
         self._append(other._fused.rows, other._optimizers)
         self._roster.append(other._roster)
-        other.keep([])
+        other._roster.take([])
         self._changed()
 
     def split(self, rows: Sequence[int]) -> "TrialGroup":
         """Move the trials in `rows` into a group of their own, in that order. The others stay.
 
         The gate keeps numbering this group's units. Call `use_units` of the other group before it runs.
+
+        Beside the other group's own model, it takes the memory of one trial. After an error, continue from what has
+        been exported.
         """
         self._check_rows(rows, "split off")
         if not rows:
             raise ValueError("rows [] cannot be split off; allowed: at least one")
         self._follow()
-        other = TrialGroup(self._study, [self.export(row) for row in rows], self._gate, self._audit)
-        self.keep([row for row in range(self.size) if row not in rows])
+        other, everyone = self._like(rows[0]), replace(self._roster)
+        try:
+            self._fused.rows.move(rows, other._fused.rows)
+            self._optimizers.move(rows, other._optimizers)
+            other._roster = self._roster.part(rows)
+            for group in (other, self):
+                let_go(group._template, group._fused.rows)
+                for phase in group._phases:
+                    phase.number_step()
+                group._changed()
+        except BaseException:
+            self._roster = everyone  # in pieces, but whoever asks whose they are finds all trials here
+            raise
         return other
 
     def to(self, device: torch.device | str) -> None:
@@ -256,6 +272,17 @@ class TrialGroup(ScoredGroup):
     def ask(self, part: str) -> None:
         """Ask the gate for a part of an audit."""
         self._units.enter(self._audit_units.get(part, self._audit_units["other"]))
+
+    def _like(self, row: int) -> "TrialGroup":
+        """Return a group without trials, but made for such as that in `row`."""
+        member = build_member(self._study, self.numbers[row], self.params[row])
+        if _device(member.model) == self._device:
+            let_go(member.model, self._fused.rows)  # it needs no base of its own
+        group = TrialGroup(self._study, [member], self._gate, self._audit)
+        if group._device != self._device:
+            group.to(self._device)
+        group.keep([])
+        return group
 
     def _follow(self) -> None:
         """Train in the way that an audit, perhaps of another group, has chosen."""

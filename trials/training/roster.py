@@ -1,7 +1,7 @@
 """The trials of a group, row by row: all that is neither a model's tensor nor an optimizer's."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -82,6 +82,13 @@ class Roster:
         self.progress = [self.progress[row] for row in rows]
         self.losses_K, self.sums_K = self.losses_K[list(rows)], self.sums_K[list(rows)]
         self.histories = [self.histories[row] for row in rows]
+
+    def part(self, rows: Sequence[int]) -> "Roster":
+        """Move the trials in `rows`, in that order, into a roster of their own."""
+        other = replace(self)
+        other.take(rows)
+        self.take([row for row in range(len(self)) if row not in rows])
+        return other
 
     def append(self, other: "Roster") -> None:
         """Add the trials of `other` as rows below these."""

@@ -1,0 +1,60 @@
+"""Rows of stacked tensors ``[K, *shape]`` leave, part and join, one tensor after another, each giving its memory back.
+
+So a group that changes needs memory for the rows of one tensor beside its own, never for a second copy of itself. What
+is given back may still have names, as in layers: let them take the new tensors before they are used again.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def taken(tensor_K: Tensor, rows: Sequence[int]) -> Tensor:
+    """Return `rows` alone, in that order. `tensor_K` is given back."""
+    found = tensor_K[list(rows)]
+    give_back(tensor_K)
+    return found
+
+
+def joined(tensor_K: Tensor, more_K: Tensor) -> Tensor:
+    """Return the rows of both. Both are given back."""
+    found = torch.cat([tensor_K, more_K])
+    for tensor in (tensor_K, more_K):
+        give_back(tensor)
+    return found
+
+
+def parted(tensor_K: Tensor, stay: Sequence[int], leave: Sequence[int], most_bytes: int) -> tuple[Tensor, Tensor]:
+    """Return the rows that `stay` and those that `leave`, which are all. `tensor_K` is given back.
+
+    If it has more than `most_bytes`, both lie in its memory still, which is free once neither needs it.
+    """
+    if tensor_K.nbytes <= most_bytes:
+        found = tensor_K[list(stay)], tensor_K[list(leave)]
+        give_back(tensor_K)
+        return found
+    _sort(tensor_K, [*stay, *leave])
+    return tensor_K[: len(stay)], tensor_K[len(stay) :]
+
+
+def give_back(tensor: Tensor) -> None:
+    """Free the memory of a tensor that is not used any more, whoever holds it, unless it is a part of another's."""
+    storage = tensor.untyped_storage()
+    if storage.resizable() and storage.nbytes() == tensor.nbytes:
+        storage.resize_(0)
+
+
+def _sort(tensor_K: Tensor, order: Sequence[int]) -> None:
+    """Put row ``order[i]`` where row i is, in place, with room for one row."""
+    begun: set[int] = set()
+    for first in range(len(order)):
+        if first in begun or order[first] == first:
+            continue
+        spare, row = tensor_K[first].clone(), first
+        while order[row] != first:
+            begun.add(row)
+            tensor_K[row] = tensor_K[order[row]]
+            row = order[row]
+        begun.add(row)
+        tensor_K[row] = spare
