@@ -22,11 +22,17 @@ from ds_hooks.shared import wire
 from ds_hooks.shared.page.file import Page, PageError, make_private_dir, page_path, socket_path
 from ds_hooks.shared.page.layout import PAGE_MAGIC, Field
 from ds_hooks.shared.private_file import OthersError
+from tests.support.fused_and_solo import AtOnce
 from tests.support.hooked_engine import Engine
 from tests.support.sandbox import Child, new_sandbox, wait_for
+from tests.support.simulated import Pretended
 from tests.support.stranger import STRANGER, as_user, meanwhile, needs_second_user, outcome, without_rights
 from trials.best_trials import best_trials
+from trials.search.outlook import verdict_on
+from trials.search.storage.claims import read_account
+from trials.search.storage.database import connect_to_read
 from trials.search.storage.optuna_storage import open_storage
+from trials.search.worker import SearchWorker, WorkerConfig
 
 pytestmark = [pytest.mark.integration, needs_second_user]
 
@@ -350,6 +356,32 @@ def test_the_best_trials_of_a_study_that_may_only_be_read_are_shown(storage: str
         return [each.score for each in best_trials(named, "s", public / "s")]
 
     assert without_rights(shown) == [0.5]
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("storage", ["{}/study", "sqlite:///{}/study"])
+def test_a_deadline_is_judged_of_a_study_that_may_only_be_read(storage: str, is_open: bool, public: Path) -> None:
+    named, directory = storage.format(public), public / "s"
+    config = WorkerConfig(storage=named, study_name="s", worker="w", directory=directory)
+    worker = SearchWorker(Pretended(4), config, AtOnce())
+    number = worker.ask(2)["trials"][0]["number"]
+    worker.report(number, 4, 0.5, True)
+    trained = worker._claims.account().trained
+    if not is_open:
+        worker.stop()
+    paths = [public, *public.rglob("*")]
+    for path in paths:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+    def shown() -> list[Any]:
+        assert outcome((directory / "new").touch) == outcome(lambda: (public / "study").open("ab")) == "PermissionError"
+        engine = connect_to_read(named, directory)
+        assert engine is not None and read_account(engine, "s").trained == trained
+        return [verdict_on(Pretended(4), named, "s", directory, "2999-01-01 08:00").text]
+
+    (text,) = without_rights(shown)
+    assert trained[number] == 4 and "1 of 4" in text
+    assert [public, *public.rglob("*")] == paths
 
 
 def test_records_are_not_written_where_all_users_may_write(tmp_path: Path) -> None:

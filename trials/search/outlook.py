@@ -21,8 +21,8 @@ from trials.search.choice.deadline import (
     rate_of,
 )
 from trials.search.optuna_study import known_study
-from trials.search.storage.claims import Account, Claims
-from trials.search.storage.database import CLAIMS_FILE, connect, is_shared
+from trials.search.storage.claims import Account, read_account
+from trials.search.storage.database import connect_to_read
 from trials.study import Study
 
 JUDGE_AGAIN_S = 60.0
@@ -72,11 +72,11 @@ def verdict_on(user_study: Study, storage: str, name: str, directory: Path, by: 
     """
     deadline = None if by is None else Deadline.of(by)
     study = known_study(storage, name)
+    engine = connect_to_read(storage, directory)
     account = Account({}, (), None, 1.0)
-    if is_shared(storage) or (directory / CLAIMS_FILE).is_file():
-        claims = Claims(connect(storage, directory), name, "")
-        account = claims.account()
-        claims.close()
+    if engine is not None:
+        account = read_account(engine, name)
+        engine.dispose()
     study.sampler = user_study.sampler() or study.sampler
     return judge(outlook(user_study, study, account), deadline, datetime.now().astimezone())
 

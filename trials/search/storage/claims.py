@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from trials.search.storage import claim_tables
 from trials.search.storage.claim_tables import (
     CLAIM,
+    PACE,
     SPAN,
     STUDY,
     WORKER,
@@ -182,19 +183,7 @@ class Claims:
 
     def account(self) -> Account:
         """What has been trained in all, and when."""
-        with self._engine.connect() as c:
-            claims = c.execute(sa.select(CLAIM).where(CLAIM.c.study == self._study)).all()
-            length = sa.func.sum(SPAN.c.to_epoch - SPAN.c.from_epoch)
-            spans = sa.select(SPAN.c.kept, length).where(SPAN.c.study == self._study).group_by(SPAN.c.kept)
-            epochs = {bool(kept): int(count) for kept, count in c.execute(spans)}
-            minutes, told = read_minutes(c, self._study, since_1970_s(c, claim_tables.now_s(c)))
-            holders = {row.worker for row in claims if row.worker is not None}
-            return Account(
-                {row.trial: row.epoch if row.worker is None else max(row.epoch, row.trained) for row in claims},
-                minutes,
-                min((told[worker] for worker in holders & told.keys()), default=None),
-                epochs.get(True, 0) / sum(epochs.values()) if epochs.get(True) else 1.0,
-            )
+        return read_account(self._engine, self._study)
 
     def spans(self) -> list[Span]:
         """The study's accounts."""
@@ -216,6 +205,26 @@ class Claims:
             silent_ms = str(int(self._lease_s * 500))
             columns.append(sa.func.set_config("idle_in_transaction_session_timeout", silent_ms, True))
         return c.execute(sa.select(*columns).where(where).with_for_update()).first()
+
+
+def read_account(engine: sa.Engine, study: str) -> Account:
+    """What a study's workers have trained in all, and when; nothing, if none has begun yet. It writes nothing."""
+    if not {CLAIM.name, SPAN.name, PACE.name} <= set(sa.inspect(engine).get_table_names()):
+        return Account({}, (), None, 1.0)
+    with engine.connect() as c:
+        known = sa.select(CLAIM.c.trial, CLAIM.c.worker, CLAIM.c.epoch, CLAIM.c.trained)
+        claims = c.execute(known.where(CLAIM.c.study == study)).all()
+        length = sa.func.sum(SPAN.c.to_epoch - SPAN.c.from_epoch)
+        spans = sa.select(SPAN.c.kept, length).where(SPAN.c.study == study).group_by(SPAN.c.kept)
+        epochs = {bool(kept): int(count) for kept, count in c.execute(spans)}
+        minutes, told = read_minutes(c, study, since_1970_s(c, claim_tables.now_s(c)))
+        holders = {row.worker for row in claims if row.worker is not None}
+        return Account(
+            {row.trial: row.epoch if row.worker is None else max(row.epoch, row.trained) for row in claims},
+            minutes,
+            min((told[worker] for worker in holders & told.keys()), default=None),
+            epochs.get(True, 0) / sum(epochs.values()) if epochs.get(True) else 1.0,
+        )
 
 
 def _differs(speed: float, told: float | None) -> bool:

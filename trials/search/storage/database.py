@@ -1,9 +1,11 @@
 """How a study's database is reached: which driver, what is asked of a connection, and for how long it may be away."""
 
 import errno
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -190,6 +192,25 @@ def connect(storage: str, directory: Path | None) -> sa.Engine:
     sa.event.listen(engine, "connect", _leave_transactions_to_us)
     sa.event.listen(engine, "begin", _begin_as_writer)
     return engine
+
+
+def connect_to_read(storage: str, directory: Path) -> sa.Engine | None:
+    """Open the database of claims for one who may not write there, and writes nothing. None: there is none yet.
+
+    Args:
+        storage: see `connect`.
+        directory: the study's.
+    """
+    if is_shared(storage):
+        url = database_url(storage)
+        return sa.create_engine(url, **engine_options(url))
+    file = directory / CLAIMS_FILE
+    if not file.is_file():
+        return None
+    # nobody has it open, and SQLite would make files beside it to share with others
+    alone = "" if file.with_name(f"{CLAIMS_FILE}-wal").exists() else "&immutable=1"
+    uri = f"{file.absolute().as_uri()}?mode=ro{alone}"
+    return sa.create_engine("sqlite://", creator=partial(sqlite3.connect, uri, SQLITE_PATIENCE_S, uri=True))
 
 
 def _leave_transactions_to_us(connection: Any, _record: object) -> None:
