@@ -15,7 +15,7 @@ from trials.search.leftovers import refuse_leftovers
 from trials.search.storage.database import is_shared
 from trials.search.storage.directory_identity import bind
 from trials.search.storage.locked_claims import LockedClaims
-from trials.search.storage.optuna_storage import has_studies, open_storage
+from trials.search.storage.optuna_storage import complete, has_studies, open_storage
 from trials.study_error import StudyError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def open_study(
     wanted = [StudyDirection[each.upper()] for each in study.directions or (study.direction,)]
     pruner = optuna.pruners.NopPruner() if study.promotes else study.pruner()
     opened = optuna.create_study(
-        storage=with_cache(open_storage(config.storage), pruner),
+        storage=with_cache(complete(open_storage(config.storage)), pruner),
         study_name=config.study_name,
         directions=wanted,
         sampler=sampler,

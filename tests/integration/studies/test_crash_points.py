@@ -1,6 +1,7 @@
 """A search worker ends at any system call that writes, or the disk is full there: the study goes on from each."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from trials.search.worker import SearchWorker, WorkerConfig
 pytestmark = pytest.mark.integration
 
 TRIALS = 3
+
+STORAGES = "{}/study.journal", "sqlite:///{}/study.db"
 
 
 @pytest.fixture(autouse=True)
@@ -44,20 +47,21 @@ def study() -> Pretended:
     return made
 
 
-def train(directory: Path) -> None:
+def train(storage: str, directory: Path) -> None:
     """Be a worker until the study is over."""
-    config = WorkerConfig(storage=f"{directory}/study.journal", study_name="s", worker="w", directory=directory)
+    config = WorkerConfig(storage=storage.format(directory), study_name="s", worker="w", directory=directory)
     trainer = Trainer(study(), Direct(SearchWorker(study(), config, AtOnce())), directory)
     while not trainer.is_over:
         trainer.turn()
 
 
-def assert_goes_on(directory: Path, where: str) -> None:
+def assert_goes_on(storage: str, directory: Path, where: str) -> None:
     """A successor ends the study, and nothing is missing or there twice."""
     try:
-        train(directory)
-        trials = optuna.load_study(study_name="s", storage=open_storage(f"{directory}/study.journal")).get_trials()
-        claims = Claims(connect("study.journal", directory), "s", "a reader")
+        train(storage, directory)
+        named = storage.format(directory)
+        trials = optuna.load_study(study_name="s", storage=open_storage(named)).get_trials()
+        claims = Claims(connect(named, directory), "s", "a reader")
         assert len(trials) == TRIALS
         assert_ended(trials, claims.spans())
         claims.close()
@@ -74,25 +78,30 @@ def assert_goes_on(directory: Path, where: str) -> None:
         raise
 
 
-def all_points(directory: Path) -> list[tuple[str, int]]:
+def all_points(storage: str, directory: Path) -> list[tuple[str, int]]:
     """Each call of a whole study, and its how manieth it is."""
-    calls = traced(lambda: train(directory))
-    assert calls["fsync"] > 20 and calls["rename"] > 3 and calls["pwrite64"] > 50
+    calls = traced(lambda: train(storage, directory))
+    assert calls["fsync"] + calls["fdatasync"] > 20 and calls["rename"] > 3 and calls["pwrite64"] > 50
     return [(call, index) for call, count in calls.items() for index in range(1, count + 1)]
 
 
+def crash(storage: str, how: str, points: list[tuple[str, int]], above: Path) -> None:
+    """End a study at each of these calls, and go on."""
+    for call, index in points:
+        directory = above / f"{call}{index}"
+        traced(lambda directory=directory: train(storage, directory), f"{call}:{how}:when={index}")
+        assert_goes_on(storage, directory, f"{how} at {call} {index}")
+        shutil.rmtree(directory)
+
+
 @pytest.mark.parametrize("how", [KILL, NO_SPACE])
-def test_some_of_them(how: str, tmp_path: Path) -> None:
-    for call, index in all_points(tmp_path / "whole")[::25]:
-        directory = tmp_path / f"{call}{index}"
-        traced(lambda directory=directory: train(directory), f"{call}:{how}:when={index}")
-        assert_goes_on(directory, f"{how} at {call} {index}")
+@pytest.mark.parametrize(("storage", "every"), zip(STORAGES, (25, 60), strict=True))
+def test_some_of_them(storage: str, every: int, how: str, tmp_path: Path) -> None:
+    crash(storage, how, all_points(storage, tmp_path / "whole")[::every], tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [KILL, NO_SPACE])
-def test_every_one(how: str, tmp_path: Path) -> None:
-    for call, index in all_points(tmp_path / "whole"):
-        directory = tmp_path / f"{call}{index}"
-        traced(lambda directory=directory: train(directory), f"{call}:{how}:when={index}")
-        assert_goes_on(directory, f"{how} at {call} {index}")
+@pytest.mark.parametrize("storage", STORAGES)
+def test_every_one(storage: str, how: str, tmp_path: Path) -> None:
+    crash(storage, how, all_points(storage, tmp_path / "whole"), tmp_path)

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages._rdb.models import BaseModel
 from optuna.storages.journal import JournalFileBackend
 from sqlalchemy import create_engine, inspect, make_url
 
@@ -75,6 +76,18 @@ def open_storage(named: str) -> BaseStorage:
         _make_private(file)
     url = database_url(named)
     return RDBStorage(url, engine_kwargs=engine_options(url))
+
+
+def complete(storage: BaseStorage) -> BaseStorage:
+    """Make what an SQLite database lacks whose first worker was killed, or found its disk full, between two tables.
+
+    Optuna makes a missing table, but no missing index. Without that of the studies' names each worker creates another.
+    """
+    if isinstance(storage, RDBStorage) and storage.engine.dialect.name == "sqlite":
+        for table in BaseModel.metadata.sorted_tables:
+            for index in table.indexes:
+                index.create(storage.engine, checkfirst=True)
+    return storage
 
 
 def has_studies(named: str) -> bool:

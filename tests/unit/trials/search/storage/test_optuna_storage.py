@@ -10,8 +10,11 @@ from optuna.storages import JournalStorage, RDBStorage
 from optuna.study import StudyDirection
 
 from ds_hooks.shared.study_files import trials_directory
+from tests.support.fused_and_solo import AtOnce
+from tests.support.simulated import Pretended
 from trials.search.storage.database import SQLITE_PATIENCE_S, connect
 from trials.search.storage.optuna_storage import open_storage
+from trials.search.worker import SearchWorker, WorkerConfig
 
 
 def test_a_url_is_a_database_and_a_path_a_journal(tmp_path: Path) -> None:
@@ -67,3 +70,17 @@ def test_half_a_line_that_a_crash_has_left_is_removed(tmp_path: Path) -> None:
         path.open("a").write(torn)
         open_storage(str(path)).create_new_study([StudyDirection.MAXIMIZE], f"after {torn}")
     assert [study.study_name for study in open_storage(str(path)).get_all_studies()] == ["after ", 'after {"op_co']
+
+
+def test_a_database_whose_making_was_cut_off_has_one_study_of_a_name(tmp_path: Path) -> None:
+    """As where the disk was full between the table of studies and the index of their names."""
+    url, directory = f"sqlite:///{tmp_path}/study.db", tmp_path / "study"
+    storage = open_storage(url)
+    assert isinstance(storage, RDBStorage)
+    with storage.engine.begin() as c:
+        c.exec_driver_sql("DROP INDEX ix_studies_study_name")
+    for name in ("one", "another"):
+        config = WorkerConfig(storage=url, study_name="s", worker=name, directory=directory)
+        SearchWorker(Pretended(2), config, AtOnce()).ask(1)
+    assert [study.study_name for study in storage.get_all_studies()] == ["s"]
+    assert len(storage.get_all_trials(storage.get_study_id_from_name("s"))) == 2
