@@ -69,7 +69,7 @@ class SearchWorker:
         self._study: optuna.Study = patiently(lambda again: self._lock.locked(opened), START_PATIENCE_S)
         self._lock.study = self._study
         check_space(study, self._study)
-        self._files = StudyFiles(study, self._study, config, lambda do: self._lock.alone(lambda held: do()))
+        self._files = StudyFiles(study, self._study, config, self._lock.alone)
         directory = self._files.identity(directory)
         self._claims.keep_in(directory)
         self._unseen = Unseen(directory)

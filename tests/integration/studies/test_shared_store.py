@@ -1,23 +1,22 @@
 """Hosts that share a database and an artifact store, and no directory."""
 
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import optuna
 import pytest
 import torch
-from optuna.artifacts import FileSystemArtifactStore
 from optuna.trial import TrialState
 
 from tests.support.fused_and_solo import AtOnce
 from tests.support.sandbox import wait_for
-from tests.support.simulated import EPOCHS, Pretended
+from tests.support.simulated import EPOCHS
 from tests.support.slow_cases import others_slow
+from tests.support.stored_studies import Store, Stored, asked, hire, save, saved, stored
 from trials.search.attributes import CHECKPOINTS
 from trials.search.files import checkpoint_files, shared_store
 from trials.search.files.artifacts import ARTIFACTS
@@ -29,78 +28,10 @@ from trials.search.worker import SearchWorker, WorkerConfig
 pytestmark = pytest.mark.integration
 
 
-class Store(FileSystemArtifactStore):
-    """One that can be away."""
-
-    def __init__(self, base_path: Path) -> None:
-        super().__init__(base_path)
-        base_path.mkdir(exist_ok=True)
-        self.is_away = False
-
-    def write(self, artifact_id: str, content_body: BinaryIO) -> None:
-        self._fail()
-        super().write(artifact_id, content_body)
-
-    def open_reader(self, artifact_id: str) -> BinaryIO:
-        self._fail()
-        reader: BinaryIO = super().open_reader(artifact_id)
-        return reader
-
-    def remove(self, artifact_id: str) -> None:
-        self._fail()
-        super().remove(artifact_id)
-
-    def _fail(self) -> None:
-        if self.is_away:
-            raise ConnectionError("no route to host")
-
-
-class Stored(Pretended):
-    keep_best = 2
-
-    def __init__(self, store: Any, trials: int = 4, search: str | None = None) -> None:
-        super().__init__(trials)
-        self._store, self.search = store, search
-
-    def pruner(self) -> optuna.pruners.BasePruner | None:
-        return None if self.promotes else super().pruner()
-
-    def artifact_store(self) -> Any:
-        return self._store
-
-
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setattr(shared_store, "AGAIN_S", (0.0, 0.0))
     return Store(tmp_path / "store")
-
-
-def hire(
-    database: str, host: Path, store: Any, name: str | None = None, trials: int = 4, search: str | None = None
-) -> SearchWorker:
-    config = WorkerConfig(storage=database, study_name="s", worker=name or host.name, directory=host)
-    return SearchWorker(Stored(store, trials, search), config, AtOnce())
-
-
-def save(worker: SearchWorker, host: Path, number: int, epoch: int) -> dict[str, Any] | None:
-    written = checkpoint_files.temporary_path(host, number, epoch)
-    written.write_text(f"trial {number} after {epoch} epochs on {host.name}")
-    return worker.checkpoint(number, written)
-
-
-def saved(host: Path, number: int) -> list[str]:
-    """The contents of a trial's checkpoints in a host's directory, the newest first."""
-    return [file.read_text() for file in checkpoint_files.found(checkpoint_files.trial_directory(host, number))]
-
-
-def stored(store: Store) -> list[str]:
-    """What is in the store, but for its name."""
-    return sorted(name.partition("-")[2] for name in os.listdir(store._base_path) if "-" in name)
-
-
-def asked(worker: SearchWorker, most: int = 9) -> dict[int, int]:
-    """The trials that a worker gets -> from which epoch on."""
-    return {trial["number"]: trial.get("epoch", 0) for trial in worker.ask(most)["trials"]}
 
 
 def test_a_trial_goes_on_where_another_host_has_saved_it(

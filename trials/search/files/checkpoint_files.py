@@ -122,6 +122,11 @@ def epoch_of(checkpoint: Path) -> int:
     return int(checkpoint.name.partition("-")[0])
 
 
+def fence_of(checkpoint: Path) -> int:
+    """The fence of the claim under which it was written."""
+    return int(checkpoint.stem.partition("-")[2])
+
+
 def forget(directory: Path, number: int) -> None:
     """Remove the checkpoints of a trial that has ended."""
     shutil.rmtree(trial_directory(directory, number), ignore_errors=True)

@@ -2,7 +2,8 @@
 
 Each host has its files in its own directory too. A checkpoint is in the store before the database says that it exists,
 and an attribute of its trial names it there, so that whoever claims the trial can fetch it. While the store fails,
-checkpoints are on their hosts alone: another one goes back to what the store has.
+checkpoints are on their hosts alone: another one goes back to what the store has. They come there later, see
+`late_uploads`.
 
     NAME                 the store's name itself, by which workers know that they see one store
     NAME-7-12-2.pt       trial 7 after epoch 12, written under fence 2
@@ -44,6 +45,9 @@ class SharedStore:
         name: the study's, see `agree`.
         directory: this host's, of the study.
         clock_s: the time.
+
+    Attributes:
+        late: number of a trial -> its newest checkpoint, which the store has not taken.
     """
 
     def __init__(
@@ -54,9 +58,16 @@ class SharedStore:
         self._kept: dict[int, Sequence[str]] = {}
         self._failed_s: dict[int, float] = {}
         self._said: set[str] = set()
+        self.late: dict[int, Path] = {}
+        self._refused_s = -PAUSE_S
 
-    def upload(self, number: int, checkpoint: Path) -> list[str] | None:
+    def upload(self, number: int, checkpoint: Path, known: Sequence[str] = ()) -> list[str] | None:
         """Put a checkpoint into the store.
+
+        Args:
+            number: its trial.
+            checkpoint: the file.
+            known: the names of the trial's checkpoints there, if it is not this worker's now.
 
         Returns:
             The names of the trial's newest checkpoints there, this one last; None: the store has failed.
@@ -65,8 +76,15 @@ class SharedStore:
             put(self._store, self._of_trial(number, checkpoint.name), checkpoint)
         except Exception as error:
             self._warn("checkpoints are on this host alone while the artifact store fails", error)
+            self.late[number], self._refused_s = checkpoint, self._clock_s()
             return None
-        return [*self._kept.get(number, []), checkpoint.name][-checkpoint_files.KEPT :]
+        self.late.pop(number, None)
+        self._kept.setdefault(number, known)
+        return [*self._kept[number], checkpoint.name][-checkpoint_files.KEPT :]
+
+    def has_just_failed(self) -> bool:
+        """Whether the store has refused a checkpoint within `PAUSE_S`."""
+        return self._clock_s() < self._refused_s + PAUSE_S
 
     def keep(self, number: int, names: Sequence[str]) -> None:
         """Remove a trial's other checkpoints: the database names these."""
@@ -78,6 +96,7 @@ class SharedStore:
         """Remove a checkpoint of a trial that is another worker's now."""
         remove(self._store, [self._of_trial(number, name)])
         self._kept.pop(number, None)
+        self.late.pop(number, None)
 
     def bring(self, number: int, epoch: int, names: Sequence[str]) -> bool:
         """Fetch the checkpoints of a trial that this worker has claimed: the last, and one to fall back to.
@@ -122,6 +141,7 @@ class SharedStore:
 
     def forget(self, number: int, names: Sequence[str]) -> None:
         """Remove the checkpoints of a trial that has ended, and may never have been this worker's."""
+        self.late.pop(number, None)
         remove(self._store, (self._of_trial(number, name) for name in {*names, *self._kept.pop(number, ())}))
 
     def upload_weights(self, number: int, weights: Path) -> None:

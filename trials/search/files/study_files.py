@@ -13,6 +13,7 @@ from trials.search.files import checkpoint_files
 from trials.search.files.artifacts import upload_best
 from trials.search.files.best_weights import Best
 from trials.search.files.bounded_store import BoundedStore
+from trials.search.files.late_uploads import Alone, LateUploads
 from trials.search.files.shared_store import SharedStore, agree
 from trials.search.storage.database import is_shared
 from trials.search.storage.directory_identity import beside
@@ -53,17 +54,18 @@ class StudyFiles:
         alone: calls a function under the study's lock.
     """
 
-    def __init__(
-        self, user_study: Study, study: optuna.Study, config: WorkerConfig, alone: Callable[[Callable[[], Any]], Any]
-    ) -> None:
-        self._study, self._directory, self._alone = study, config.directory, alone
+    def __init__(self, user_study: Study, study: optuna.Study, config: WorkerConfig, alone: Alone) -> None:
+        self._study, self._directory = study, config.directory
+        self._alone: Callable[[Callable[[], Any]], Any] = lambda do: alone(lambda held: do())
         self._best = Best(study, config.directory, user_study.keep_best)
         self._is_behind = False
         self._store = None if config.directory is None else _store_of(user_study)
         self._shared: SharedStore | None = None
         if self._store is not None and config.directory is not None and is_shared(config.storage):
-            name = agree(self._store, study, alone)
-            self._shared = None if name is None else SharedStore(self._store, name, config.directory)
+            name = agree(self._store, study, self._alone)
+            if name is not None:
+                self._shared = SharedStore(self._store, name, config.directory)
+                self._late = LateUploads(study, self._shared, config.directory, alone)
 
     @property
     def bar(self) -> float | None:
@@ -117,6 +119,7 @@ class StudyFiles:
             self.adopt()
         if self._shared is not None:
             self._shared.retry()
+            self._late.catch_up()
 
     def forget(self, number: int, stored: Callable[[], Sequence[str]]) -> None:
         """Remove the checkpoints of a trial that has ended; for `stored` see `bring`."""
