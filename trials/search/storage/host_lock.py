@@ -47,6 +47,7 @@ def hold(storage: str, directory: Path | None) -> FileIO | None:
                 return file
             if theirs:
                 break
+            _got(file, fcntl.LOCK_UN)  # its writer died: else nobody would ever be alone who also waits
         time.sleep(_AGAIN_S)
     file.close()
     raise StorageError(
