@@ -49,7 +49,7 @@ def refuse_leftovers(study: optuna.Study, held: LockedClaims, config: WorkerConf
 
 def _kept(directory: Path) -> set[int]:
     """The trials whose weights are there."""
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, ValueError, TypeError, KeyError):  # one that is damaged is written anew
         entries = json.loads((best_directory(directory) / "best.json").read_text(encoding="utf-8"))
         return {entry["number"] for entry in entries}
     return set()

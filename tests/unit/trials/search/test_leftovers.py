@@ -82,3 +82,29 @@ def test_a_trial_that_someone_has_closed_while_it_was_claimed_is_no_other_studys
         held.unclaim(waiting.number)
     worker.stop()
     assert hire(storage, directory).ask(1)["trials"]
+
+
+@pytest.mark.parametrize("index", ["", "[{}]"])
+def test_a_damaged_index_of_the_best_holds_nobody_up(index: str, storage: str, tmp_path: Path) -> None:
+    directory = tmp_path / "study"
+    worker = hire(storage, directory)
+    (directory / "best").mkdir(exist_ok=True)
+    (directory / "best" / "best.json").write_text(index)
+    worker.stop()
+    train(hire(storage, directory), directory)
+    assert len(best(directory)) == 1
+
+
+def test_a_worker_that_begins_takes_no_claims_from_those_that_live(storage: str, tmp_path: Path) -> None:
+    """Whatever trials there are: begun, enqueued, added as ended, closed by others."""
+    directory = tmp_path / "study"
+    first = hire(storage, directory)
+    first._study.enqueue_trial({"x": 0.5})
+    first._study.add_trial(optuna.trial.create_trial(value=0.1))
+    numbers = [trial["number"] for trial in first.ask(2)["trials"]]
+    first._study.enqueue_trial({"x": 0.25})
+    optuna.load_study(study_name="s", storage=open_storage(storage)).tell(numbers[0], state=TrialState.FAIL)
+    second = hire(storage, directory, "another")
+    with second._claims.alone() as held:
+        assert held.claimed() == numbers
+    assert first.report(numbers[1], 1, 0.5, False) is None and numbers[1] in first._held
