@@ -90,8 +90,10 @@ class BoundedStore:
 def _do(do: Callable[[], Any], call: "Future[None]") -> None:
     try:
         do()
-    except BaseException as error:  # the caller's, unless it has given up
+    except Exception as error:  # the caller's, unless it has given up
         call.set_exception(error)
+    except BaseException as error:  # such as a panic of a store in Rust; it must end nobody's process
+        call.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
     else:
         call.set_result(None)
 

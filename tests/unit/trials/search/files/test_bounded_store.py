@@ -113,3 +113,15 @@ def test_what_the_store_raises_passes_through_whatever_it_is(hanging: Hanging, m
     for _ in range(2):
         with pytest.raises(TimeoutError, match="the service's own"):
             store.remove("one")
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), BaseException("panicked")])
+def test_nothing_that_a_store_raises_ends_the_worker(
+    error: BaseException, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(artifact_id: str) -> None:
+        raise error
+
+    monkeypatch.setattr(hanging, "remove", fails)
+    with pytest.raises(RuntimeError, match=f"{type(error).__name__}: "):
+        BoundedStore(hanging).remove("one")
