@@ -53,6 +53,24 @@ assert held.disable(train, wrapping=False) is not train
     "a function that is not to be compiled": """
 assert torch.compiler.disable(train) is not train
 """,
+    "what others set in it": """
+from unittest import mock
+with mock.patch("torch._dynamo.reset", 7):
+    assert torch._dynamo.reset == 7
+assert callable(torch._dynamo.reset)
+torch._dynamo.mine = 5
+held = torch._dynamo
+import torch._dynamo.config
+assert torch._dynamo.mine == 5
+""",
+    "its name, pickled": """
+import pickle
+assert pickle.loads(pickle.dumps(torch._dynamo)).reset is torch._dynamo.reset
+""",
+    "where a part of it is": """
+from importlib.util import find_spec
+assert find_spec("torch._dynamo.config").origin == torch._dynamo.config.__file__
+""",
     "compilation": """
 assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist() == [2, 2]
 """,
@@ -80,3 +98,38 @@ def test_one_that_is_loaded_already_stays() -> None:
         "import torch._dynamo as own\nfrom trials.late_compiler import *\nload_compiler_late()\nimport torch._dynamo\n"
         "assert torch._dynamo is own and is_compiler_loaded()"
     )
+
+
+def test_whoever_only_looks_finds_its_file_and_does_not_load_it() -> None:
+    run(f"""{BEFORE}
+import inspect
+from importlib.util import find_spec
+found = inspect.getfile(torch._dynamo), find_spec("torch._dynamo").origin, torch._dynamo.__package__
+assert not is_compiler_loaded()
+torch._dynamo.reset()
+assert found == (torch._dynamo.__file__, torch._dynamo.__spec__.origin, torch._dynamo.__package__)
+""")
+
+
+def test_threads_that_load_parts_of_it_at_once_end() -> None:
+    """Python itself then raises errors in some of them."""
+    parts = ["config", "utils", "decorators", "eval_frame"]
+    run(f"""{BEFORE}
+import contextlib, importlib, threading
+sys.setswitchinterval(1e-6)
+together = threading.Barrier({len(parts)})
+
+
+def load(part):
+    together.wait()
+    with contextlib.suppress(ImportError, AttributeError, RuntimeError):
+        importlib.import_module("torch._dynamo." + part)
+
+
+threads = [threading.Thread(target=load, args=(part,), daemon=True) for part in {parts}]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join(100)
+assert not any(thread.is_alive() for thread in threads)
+""")
