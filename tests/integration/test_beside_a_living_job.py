@@ -9,10 +9,11 @@ import pytest
 
 from ds_hooks.shared.page.file import socket_path
 from ds_hooks.shared.page.layout import Field
+from ds_hooks.shared.processes.priority import HOLDER_NICE
 from tests.support.sandbox import Job, Sandbox, cpu_ticks, is_alive, stat, wait_for
 
 pytestmark = pytest.mark.integration
-OWN_NICENESS = os.getpriority(os.PRIO_PROCESS, 0)
+LOWER = min(os.getpriority(os.PRIO_PROCESS, 0) + HOLDER_NICE, 19)
 
 
 def classes(pid: int) -> set[int]:
@@ -98,7 +99,7 @@ def test_hooks_that_leave_while_the_side_task_starts_take_it_along(sandbox: Sand
 
 @pytest.mark.parametrize(
     ("priority", "scheduling"),
-    [("idle", (os.SCHED_IDLE, OWN_NICENESS)), pytest.param("nice", (os.SCHED_OTHER, 19), marks=pytest.mark.slow)],
+    [("idle", (os.SCHED_IDLE, LOWER)), pytest.param("nice", (os.SCHED_OTHER, 19), marks=pytest.mark.slow)],
 )
 def test_what_shares_the_main_jobs_core_gives_way_to_it(
     sandbox: Sandbox, priority: str, scheduling: tuple[int, int]
@@ -126,13 +127,29 @@ def test_a_side_task_that_rehearses_gives_way_as_soon_as_there_is_a_job(
     side = sandbox.word(Field.SIDE_PROCESS)
     if is_late:
         time.sleep(0.5)
-        assert classes(side) == {os.SCHED_OTHER}, "nobody is there to give way to"
+        assert classes(side) == {os.SCHED_BATCH}, "nobody is there to be idle for"
         job.change()
     wait_for(lambda: classes(side) == {os.SCHED_IDLE}, "the idle class")
     job.beats(5)
     assert not sandbox.side("ready") and os.SCHED_BATCH in classes(search)
     hold.unlink()
     sandbox.works()
+    assert job.finish() == 0
+    assert daemon.ended() == 0
+
+
+def test_a_side_task_that_loads_its_study_yields_from_its_first_instruction(sandbox: Sandbox) -> None:
+    """Part of its search worker must not be idle, so it is not idle itself until that is forked."""
+    job: Job = sandbox.start(Job, "-c", ATTACHES_LATE)
+    daemon = sandbox.daemon_of(job, sandbox.config("starts_slowly.py"))
+    first = wait_for(lambda: sandbox.word(Field.SIDE_PROCESS), "the side task, before the job attaches")
+    assert (os.sched_getscheduler(first), os.getpriority(os.PRIO_PROCESS, first)) == (os.SCHED_BATCH, LOWER)
+    job.change()
+    job.beats(3)
+    os.kill(first, signal.SIGKILL)
+    second = wait_for(lambda: (now := sandbox.word(Field.SIDE_PROCESS)) != first and now, "the next side task")
+    assert (os.sched_getscheduler(second), os.getpriority(os.PRIO_PROCESS, second)) >= (os.SCHED_BATCH, LOWER)
+    assert not sandbox.word(Field.SEARCH_PROCESS), "it loads its study"
     assert job.finish() == 0
     assert daemon.ended() == 0
 

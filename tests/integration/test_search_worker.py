@@ -14,12 +14,13 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from ds_hooks.shared.processes.priority import HOLDER_NICE
 from tests.support.paths import STUDIES
 from tests.support.sandbox import children, stat, wait_for
 from trials.search import callbacks
 from trials.search.attributes import WORKER
 from trials.search.client import SearchClient
-from trials.search.serve import HOLDER_NICE, LOOKS_PER_LEASE, serve
+from trials.search.serve import LOOKS_PER_LEASE, serve
 from trials.search.storage.claims import LEASE_S
 from trials.search.storage.optuna_storage import open_storage
 from trials.search.worker import WorkerConfig

@@ -66,6 +66,7 @@ def run_all_when_idle() -> None:
 def run_all_nicely() -> None:
     """Give all threads that this process has, and those that they start, the least share of a busy core."""
     for thread in _own_threads():
+        os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, thread, MOST_NICE)
 
 

@@ -9,7 +9,6 @@ which others would take over its trials.
 """
 
 import json
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -19,6 +18,7 @@ from typing import Any, TextIO
 from ds_hooks.shared import logs
 from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
 from ds_hooks.shared.processes.parent import die_with_parent
+from ds_hooks.shared.processes.priority import yield_the_core
 from ds_hooks.shared.secrets import hide_passwords
 from trials.gate.process import run_when_idle
 from trials.own_logger import own_logger
@@ -27,9 +27,6 @@ from trials.search.storage.database import StorageError, in_short, naming
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.study import Study
 from trials.study_error import StudyError
-
-HOLDER_NICE = 10
-"""The niceness of work under a lock, a few ms per trial. A busy main job still keeps nine tenths of its core."""
 
 SIGNS_PER_LEASE, LOOKS_PER_LEASE = 6, 2
 """How often, per lease, a worker gives a sign of life, and looks for workers that give none."""
@@ -163,10 +160,5 @@ def _live(worker: SearchWorker, lease_s: float, over: threading.Event) -> None:
 def _outside_idle_class() -> Executor:
     """Start a thread. `run_when_idle` cannot be undone, but each thread has a scheduling class of its own."""
     started = ThreadPoolExecutor(max_workers=1)
-    started.submit(_yield_to_main_job).result()
+    started.submit(yield_the_core).result()
     return started
-
-
-def _yield_to_main_job() -> None:
-    os.nice(HOLDER_NICE)
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # not at once when it is woken

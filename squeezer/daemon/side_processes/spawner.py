@@ -15,6 +15,7 @@ from typing import Any
 
 from ds_hooks.shared.private_file import make_dir
 from ds_hooks.shared.processes.parent import adopt_orphans, die_with_parent
+from ds_hooks.shared.processes.priority import yield_the_core
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from ds_hooks.shared.statuses import Serving
 from ds_hooks.shared.study_files import trials_directory
@@ -266,8 +267,9 @@ class Spawner:
 
 
 def _tie(parent_pid: int, group: SideGroup | None) -> None:
-    """In a side task before its program starts: it ends with the daemon, and stays the root of all its processes."""
+    """In a side task before its program starts: it ends with the daemon, is the root of its processes, and yields."""
     die_with_parent(parent_pid)
+    yield_the_core()
     adopt_orphans()
     if os.getsid(0) == os.getpid():
         _yield_as_a_session()

@@ -1,0 +1,16 @@
+"""How a process of ours that may not be idle leaves the core to the main job."""
+
+import os
+
+HOLDER_NICE = 10
+"""A busy main job still keeps nine tenths of its core."""
+
+
+def yield_the_core() -> None:
+    """Let this thread, and what it starts, have a small share of a busy core, and not take it at once when it is woken.
+
+    Unlike the idle class, this can be joined before what must not be idle is forked. Called again, it changes nothing.
+    """
+    if os.sched_getscheduler(0) != os.SCHED_BATCH:
+        os.nice(HOLDER_NICE)
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
