@@ -5,10 +5,14 @@ not earlier, so environment variables that the script sets before still count. E
 """
 # What is imported must not come from the working directory.
 
+import os
 import sys
 
-if __name__ == "__main__" and not sys.flags.safe_path:
-    del sys.path[0]  # `-m` has put the working directory there, whose files may be called as what is imported here
+try:
+    if __name__ == "__main__" and not sys.flags.safe_path and sys.path[0] == os.getcwd():
+        del sys.path[0]  # put there by `-m`, and its files may be called as what is imported here
+except FileNotFoundError:  # that directory is gone, so nothing was put there
+    pass
 
 import atexit
 import builtins
@@ -17,7 +21,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import io
-import os
+import pkgutil
 import runpy
 import weakref
 from collections.abc import Callable, Sequence
@@ -70,7 +74,7 @@ class _AttachWhenImported(importlib.abc.MetaPathFinder):
     def _attach(self, engine: Any) -> None:
         try:
             from ds_hooks.handle import attach
-        except Exception as error:  # such as a pyzmq that does not load; the script does not need it
+        except Exception as error:  # the script needs none of them
             notice(f"the hooks do not load; training continues without squeezing: {type(error).__name__}: {error}")
         else:
             self.handles.add(attach(engine))
@@ -121,7 +125,7 @@ def main(arguments: list[str] | None = None) -> None:
         SystemExit: an unknown option, or no such script.
     """
     is_module, script, script_arguments = _split(sys.argv[1:] if arguments is None else arguments)
-    if not is_module and not Path(script).is_file():
+    if not is_module and not Path(script).exists():
         raise SystemExit(f"ds_hooks: no such training script: {script}")
     finder = _AttachWhenImported()
     sys.meta_path.insert(0, finder)
@@ -140,16 +144,18 @@ def main(arguments: list[str] | None = None) -> None:
 
     atexit.register(finish)
     sys.argv = [script, *script_arguments]
+    path = str(Path(script).absolute())  # as Python does: a script may change its directory
     if is_module:
         _search_first(os.getcwd())
-        _, spec, code = runpy._get_module_details(script)  # type: ignore[attr-defined]
-        sys.argv[0] = spec.origin
-        _run(code, __file__=spec.origin, __loader__=spec.loader, __spec__=spec, __package__=spec.parent)
+        found = runpy._get_module_details(script)  # type: ignore[attr-defined]
+        sys.argv[0] = found[1].origin
+        _run_found(*found)
+    elif pkgutil.get_importer(script) is not None:  # a folder, or an archive
+        sys.path.insert(0, path)
+        _run_found(*runpy._get_main_module_details())  # type: ignore[attr-defined]
+    elif script.endswith(".pyc"):
+        runpy.run_path(script, run_name="__main__")
     else:
-        if script.endswith((".pyc", ".pyz", ".zip")):
-            runpy.run_path(script, run_name="__main__")
-            return
-        path = str(Path(script).absolute())  # as Python does: a script may change its directory
         _search_first(os.path.dirname(os.path.realpath(path)))
         with io.open_code(path) as file:
             code = compile(file.read(), path, "exec", dont_inherit=True)
@@ -160,6 +166,10 @@ def _search_first(folder: str) -> None:
     """Look for modules there first, as Python does for a script or module that it runs."""
     if not sys.flags.safe_path:
         sys.path.insert(0, folder)
+
+
+def _run_found(_name: str, spec: importlib.machinery.ModuleSpec, code: CodeType) -> None:
+    _run(code, __file__=spec.origin, __loader__=spec.loader, __spec__=spec, __package__=spec.parent)
 
 
 def _run(code: CodeType, **names: Any) -> None:

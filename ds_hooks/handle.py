@@ -15,6 +15,7 @@ from ds_hooks.engine import HOOKED, AttachError, HasHooksError, check_engine, ch
 from ds_hooks.instrument import Instrument
 from ds_hooks.message_sender import MessageSender, NoRoomError
 from ds_hooks.notice import notice
+from ds_hooks.pyzmq import NoPyzmqError, load_pyzmq
 from ds_hooks.shared.cuda_driver import DriverError
 from ds_hooks.shared.page.file import Page, PageError, page_path, runtime_dir, socket_of
 from ds_hooks.shared.page.layout import Field
@@ -73,9 +74,11 @@ class Handle:
             AttachError: the hooks cannot serve this engine.
             PageError: the page must not be used, or another main job does.
             DriverError: the device cannot tell when it comes to a wait.
+            NoPyzmqError: pyzmq cannot be used.
             NoRoomError: there is no room for a socket.
         """
         engine = self._engine
+        pyzmq = load_pyzmq()
         check_engine(engine)
         self._rank = int(engine.global_rank)
         deepspeed = sys.modules.get("deepspeed")  # loaded by whoever made a true engine
@@ -91,7 +94,7 @@ class Handle:
             gc.collect()  # an engine that the script has dropped gives its page back only now
         page = take_page(directory, local_rank)
         try:
-            sender = MessageSender(f"ipc://{socket_of(page.path)}")
+            sender = MessageSender(pyzmq, f"ipc://{socket_of(page.path)}")
             clock = clock_for(device_type(engine), page, time.monotonic_ns)
             if page.path != page_path(directory, local_rank):
                 check_spare(page, follows_host=clock.follows_host)
@@ -130,7 +133,7 @@ class Handle:
             return
         self.fault = f"{type(error).__name__}: {error}"
         notice(f"rank {self._rank}: switched off; training continues without squeezing: {error}")
-        if not isinstance(error, (AttachError, DriverError, NoRoomError, PageError)):
+        if not isinstance(error, (AttachError, DriverError, NoPyzmqError, NoRoomError, PageError)):
             notice("".join(traceback.format_exception(error)))
         try:
             self._leave(fault=1)

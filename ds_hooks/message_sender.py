@@ -2,8 +2,7 @@
 
 import os
 import threading
-
-import zmq
+from typing import Any
 
 from ds_hooks.shared.wire import Hello, Message, encode
 
@@ -27,6 +26,7 @@ class MessageSender:
     wake once per step, while the device is idle, and never during compute.
 
     Args:
+        pyzmq: the package.
         endpoint: of the daemon's socket, such as ``ipc:///dev/shm/run/device0.sock``.
 
     Attributes:
@@ -36,8 +36,9 @@ class MessageSender:
         NoRoomError: this process may open no more files, or start no more threads.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, pyzmq: Any, endpoint: str) -> None:
         _make_sure_of_room()
+        self._zmq = zmq = pyzmq
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
@@ -83,8 +84,8 @@ class MessageSender:
             return True
         self._waiting = []
         try:
-            self._socket.send_multipart(parts, zmq.DONTWAIT)
-        except zmq.Again:
+            self._socket.send_multipart(parts, self._zmq.DONTWAIT)
+        except self._zmq.Again:
             self.dropped += len(parts)
             self._hello_due = True
             return False

@@ -292,7 +292,7 @@ def squeeze(arguments: Sequence[str]) -> int:
     config_file, options, parsed = take_flag(arguments, runner.parse_args)
     changed = redirect_to_rank(parsed)
     config = load_config(config_file)
-    if not parsed.module and not Path(parsed.user_script).is_file():
+    if not parsed.module and not Path(parsed.user_script).exists():
         raise LaunchError(f"there is no training script {parsed.user_script}")
     own_port = free_port() if needs_port(options, os.path.isfile(parsed.hostfile)) else None
     if own_port is not None:

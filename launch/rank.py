@@ -66,7 +66,7 @@ def training_command(python: str, script: Sequence[str], local_rank_option: str 
 
 def hidden_by() -> str | None:
     """The user's module that Python would run in place of our hooks; None: there is none. Imports nothing of either."""
-    spec = PathFinder.find_spec("ds_hooks", [*([] if sys.flags.safe_path else [os.getcwd()]), *sys.path])
+    spec = PathFinder.find_spec("ds_hooks", [*([] if sys.flags.safe_path else [""]), *sys.path])
     if spec is None:  # ours is not found by a path
         return None
     found = next(iter(spec.submodule_search_locations or [str(spec.origin)]))

@@ -91,12 +91,16 @@ def test_it_finds_all_as_without_us(project: Path, script: str, safe_path: str) 
     assert (hooked.returncode, hooked.stdout) == (7, alone.stdout), hooked.stderr
 
 
-def test_what_is_no_source_runs_too(project: Path) -> None:
+@pytest.mark.parametrize("script", ["../app.pyz", "../app", "../src/packed"])
+def test_what_is_no_source_runs_too(project: Path, script: str) -> None:
     (project / "app").mkdir()
-    (project / "app" / "__main__.py").write_text("import sys; print(__name__, sys.argv[1:])")
-    zipapp.create_archive(project / "app", project / "app.pyz")
-    alone, hooked = (run(project, *command, "../app.pyz", "1") for command in ([], ["-m", "ds_hooks"]))
-    assert (hooked.returncode, hooked.stdout) == (0, alone.stdout) == (0, "__main__ ['1']\n"), hooked.stderr
+    (project / "app" / "__main__.py").write_text("import sys, own; print(__name__, sys.argv, __file__, own.__file__)")
+    (project / "app" / "own.py").touch()
+    for archive in ("app.pyz", "src/packed"):
+        zipapp.create_archive(project / "app", project / archive)
+    alone, hooked = (run(project, *command, script, "1") for command in ([], ["-m", "ds_hooks"]))
+    assert (hooked.returncode, hooked.stdout) == (0, alone.stdout), hooked.stderr
+    assert f"['{script}', '1']" in alone.stdout
 
 
 def test_nothing_is_imported_from_where_it_starts(project: Path) -> None:
@@ -105,6 +109,15 @@ def test_nothing_is_imported_from_where_it_starts(project: Path) -> None:
     (project / "src" / "train.py").write_text("import random, zmq; print(random.random() < 1)")
     done = run(project, *ours("../src/train.py"))
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+def test_it_trains_where_the_directory_it_starts_in_is_gone(project: Path) -> None:
+    (project / "src" / "train.py").write_text("import beside, given, json; print('trained')")
+    starts = "import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); os.execv(sys.executable, %r)"
+    command = [sys.executable, rank.__file__, "--local_rank=0", str(project / "src" / "train.py")]
+    done = run(project, "-c", starts % command, SQUEEZER_CONFIG="none", SQUEEZER_RUN="none")
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    assert "no daemon, so nothing is squeezed; training continues" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -174,13 +187,39 @@ def test_a_library_that_asks_for_deepspeed_before_it_is_imported_does_not_lose_t
     assert "[ds_hooks]" not in done.stderr
 
 
+HIDES_PYZMQ = {
+    "libs/zmq.py": "raise ImportError('libzmq.so.5: no such file')",
+    "src/zmq.py": "import sys; sys.exit('this is no part of the training')",
+    "src/zmq/__init__.py": "while True: ...",
+}
+
+
+@pytest.mark.parametrize("attaches", ["", "import ds_hooks; ds_hooks.attach(engine)"])
+@pytest.mark.parametrize("name", HIDES_PYZMQ)
+def test_a_module_that_hides_pyzmq_is_never_run_and_leaves_the_training_alone(
+    uses_deepspeed: Path, name: str, attaches: str
+) -> None:
+    (uses_deepspeed / name).parent.mkdir(exist_ok=True)
+    (uses_deepspeed / name).write_text(HIDES_PYZMQ[name])
+    package = uses_deepspeed / "src" / "deepspeed" / "__init__.py"
+    package.write_text(DEEPSPEED.replace("from tests.support.hooked_engine import Engine", BARE))
+    script = uses_deepspeed / "src" / "train.py"
+    script.write_text(f"{ASKS_FIRST}{attaches}\n")
+    done = run(uses_deepspeed, *(["../src/train.py"] if attaches else ours("../src/train.py")))
+    assert done.stdout.splitlines()[1] == "0.5", done.stderr
+    assert done.stderr.count("switched off; training continues without squeezing: ") == 1
+    assert "hides the package pyzmq, which is imported as zmq. Rename it" in done.stderr
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+
+
 def test_hooks_that_do_not_load_leave_the_training_alone(uses_deepspeed: Path) -> None:
-    (uses_deepspeed / "libs" / "zmq.py").write_text("raise ImportError('libzmq.so.5: no such file')")
+    (uses_deepspeed / "libs" / "zmq" / "backend").mkdir(parents=True)
+    (uses_deepspeed / "libs" / "zmq" / "__init__.py").write_text("raise ImportError('libzmq.so.5: no such file')")
     package = uses_deepspeed / "src" / "deepspeed" / "__init__.py"
     package.write_text(DEEPSPEED.replace("from tests.support.hooked_engine import Engine", BARE))
     done = run(uses_deepspeed, *ours("../src/train.py"))
     assert done.stdout.splitlines() == ["False b'data' (model=None, *, config=None)", "0.5"], done.stderr
-    assert done.stderr.count("the hooks do not load; training continues without squeezing: ImportError: libzmq") == 1
+    assert done.stderr.count("switched off; training continues without squeezing: pyzmq does not load: libzmq") == 1
     assert done.returncode == 0 and "Traceback" not in done.stderr
 
 

@@ -1,0 +1,28 @@
+"""Loads pyzmq when the hooks attach: not before, since the training may not need it, and never a user's module."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+
+class NoPyzmqError(Exception):
+    """Pyzmq is not there, does not load, or is hidden by another module."""
+
+
+def load_pyzmq() -> Any:
+    """Return pyzmq.
+
+    Raises:
+        NoPyzmqError: why it cannot be used.
+    """
+    try:
+        spec = find_spec("zmq")
+        if spec is None:
+            raise NoPyzmqError("pyzmq is not installed")
+        if not any(Path(folder, "backend").is_dir() for folder in spec.submodule_search_locations or ()):
+            where = spec.origin or next(iter(spec.submodule_search_locations or ("a module",)))
+            raise NoPyzmqError(f"{where} hides the package pyzmq, which is imported as zmq. Rename it")
+        import zmq
+    except (ImportError, ValueError) as error:  # a module without a spec: not found, but made
+        raise NoPyzmqError(f"pyzmq does not load: {error}") from error
+    return zmq
