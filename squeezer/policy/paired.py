@@ -12,6 +12,7 @@ evaluation, changes both kinds alike, though a block has fewer steps than its ne
 import math
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ MEMORY_PAIRS = 64
 """What is far is judged by so many comparisons."""
 LEAST_PAIRS = 3
 """Before as many nothing counts as far."""
+LASTING_PAIRS = 3
+"""What so many comparisons in a row agree on is far from nothing: a slowdown that has just begun, or ended."""
 _DEVIATION_OF_MAD = 1.4826
 
 
@@ -94,9 +97,9 @@ class Pairs:
         own_ms = math.exp(fmean(alone))
         if len(self._ratios) >= LEAST_PAIRS:
             far = max(NEVER_FAR, FAR * median(self._deviations))
-            usual = median(self._ratios)
+            usual, last = median(self._ratios), [*islice(reversed(self._ratios), LASTING_PAIRS - 1), ratio]
             before, after = ([min(max(each, level - far), level + far) for each in some] for some in (before, after))
-            low, high = level - max(usual, 0.0) - far, level - min(usual, 0.0) + far
+            low, high = level - max(usual, min(last), 0.0) - far, level - min(usual, max(last), 0.0) + far
             alone = [min(max(each, low), high) for each in alone]
         self._ratios.append(ratio)
         self._deviations.append(_DEVIATION_OF_MAD * median([abs(each - level) for each in (*before, *after)]))

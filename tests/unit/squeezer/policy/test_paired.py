@@ -93,6 +93,12 @@ def test_a_stall_of_a_minute_changes_little() -> None:
     assert abs(fmean(usual) - fmean(once)) < 0.001
 
 
+def test_a_slowdown_that_begins_among_equal_steps_is_no_outlier_for_long() -> None:
+    found = drawn(4000, lambda step, of: 200 * (1 + 0.4 * (of and step >= 2000)))
+    first = next(at for at, ratio in enumerate(found) if ratio > 0.001)
+    assert found[first] < 0.02 and found[first + 3 :] == pytest.approx([math.log(1.4)] * len(found[first + 3 :]))
+
+
 def test_a_slowdown_that_ends_is_seen_to_end() -> None:
     noise = random.Random(0)
     found = drawn(4000, lambda step, of: 200 * (1 + 0.4 * (of and step < 2000)) * noise.lognormvariate(0, 0.02))
