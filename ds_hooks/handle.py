@@ -49,6 +49,11 @@ def attach(engine: Any, *, directory: Path | str | None = None, local_rank: int 
     return handle
 
 
+_HANDLES: "weakref.WeakSet[Handle]" = weakref.WeakSet()
+"""Those of this process. Only one engine of a device is squeezed: the last one, since DeepSpeed keeps that of a last
+stage alive for good, in the graph of its outputs, when the script drops it and makes another."""
+
+
 class Handle:
     """The hooks of one engine.
 
@@ -62,6 +67,7 @@ class Handle:
         self.fault: str | None = None
         self._engine = engine
         self._rank = 0
+        self._place: tuple[Path, int] | None = None
         self._connection: _Connection | None = None
         self._engine_gone: weakref.finalize[[int], Any] | None = None
         self._hooks: StepHooks | None = None
@@ -92,6 +98,13 @@ class Handle:
         waits = waits_of(engine)
         if HOOKED:
             gc.collect()  # an engine that the script has dropped gives its page back only now
+        self._place = directory, local_rank
+        for former in [each for each in _HANDLES if each.enabled and each._place == self._place]:
+            notice(
+                f"rank {self._rank}: another engine is squeezed from now on, and the former one trains without hooks"
+            )
+            former.detach()
+        _HANDLES.add(self)
         page = take_page(directory, local_rank)
         try:
             sender = MessageSender(pyzmq, f"ipc://{socket_of(page.path)}")

@@ -83,6 +83,33 @@ def test_an_engine_that_the_script_drops_takes_its_hooks_along(
     assert daemon.page.words[Field.MAIN_PID] == 0
 
 
+def test_of_two_engines_the_one_that_is_attached_last_has_the_hooks(
+    engine: Engine, daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where DeepSpeed keeps an engine alive that the script has dropped for another one."""
+    former = Engine(engine.page_path)
+    first = attach(former, directory=tmp_path / "run", local_rank=0)
+    connect(former, daemon)
+    second = attach(engine, directory=tmp_path / "run", local_rank=0)
+    assert second.enabled and second.fault is None and not first.enabled
+    assert "train_batch" in vars(engine) and "train_batch" not in vars(former)
+    assert Bye(0, 0) in daemon.hear_all()
+    assert daemon.page.words[Field.MAIN_PID] == os.getpid()
+    assert former.train_batch() == engine.train_batch() == 0.5
+    assert capsys.readouterr().err.count("another engine is squeezed from now on") == 1
+    first.detach()
+    assert second.enabled and daemon.page.words[Field.MAIN_PID] == os.getpid()
+    second.detach()
+    assert daemon.page.words[Field.MAIN_PID] == 0
+
+
+def test_an_engine_that_cannot_be_squeezed_takes_no_hooks_from_another(engine: Engine, tmp_path: Path) -> None:
+    handle = attach(engine, directory=tmp_path / "run", local_rank=0)
+    assert attach(SimpleNamespace(device="cpu"), directory=tmp_path / "run", local_rank=0).fault
+    assert handle.enabled
+    handle.detach()
+
+
 def test_a_forked_child_leaves_its_parents_hooks_alone(handle: Handle, engine: Engine, daemon: Daemon) -> None:
     child = os.fork()
     if child == 0:
