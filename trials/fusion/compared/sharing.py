@@ -25,13 +25,18 @@ def ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def refuse_overlaps(model: nn.Module) -> None:
-    """Refuse tensors of `model` that share memory and are not one under several names.
+    """Refuse tensors of `model` that share memory and are not one under several names, and those without strides.
 
     Raises:
-        FuseError: it names both.
+        FuseError: it names them.
     """
     held = dict(_held(model))
     for name, tensor in held.items():
+        if tensor.layout is not torch.strided:
+            raise FuseError(
+                f"tensor '{name}' has the layout {tensor.layout}, which trials cannot have as one; allowed: a dense "
+                "tensor, or the indices and values, of which forward makes it"
+            )
         if tensor.grad_fn is not None:
             raise FuseError(
                 f"tensor '{name}' was computed from others, and its gradient leads to them; allowed: to compute it in "

@@ -72,6 +72,14 @@ def shifted(m: Any) -> None:
     m.register_buffer("two", base[4:])
 
 
+def sparse(m: Any) -> None:
+    m.register_buffer("edges", torch.eye(4, dtype=torch.float64).to_sparse())
+
+
+def plain_sparse(m: Any) -> None:
+    m.edges = [torch.eye(4, dtype=torch.float64).to_sparse()]
+
+
 def bits(m: Any) -> None:
     m.register_buffer("one", torch.zeros(4))
     m.register_buffer("two", m.one.view(torch.int32))
@@ -101,6 +109,8 @@ REFUSED: dict[str, tuple[Callable[[Any], None], str]] = {
     "buffers that overlap": (shifted, "'two' shares memory with 'one'"),
     "the same bits": (bits, "'two' shares memory with 'one'"),
     "a type of its own": (special, "parameter 'a.weight' is of type Special; allowed: Tensor, nn.Parameter"),
+    "sparse": (sparse, r"tensor 'edges' has the layout torch.sparse_coo, which .*; allowed: a dense tensor"),
+    "sparse, in a list": (plain_sparse, r"tensor 'edges\[0\]' has the layout torch.sparse_coo"),
 }
 
 
