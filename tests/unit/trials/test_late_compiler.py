@@ -111,6 +111,22 @@ assert found == (torch._dynamo.__file__, torch._dynamo.__spec__.origin, torch._d
 """)
 
 
+@pytest.mark.parametrize("asks", ["torch._dynamo.is_compiling()", "torch.compiler.disable(len)([])"])
+def test_a_forward_that_loads_it_is_traced(asks: str) -> None:
+    run(f"""{BEFORE}
+from tests.support.fused_and_solo import ToyStudy
+from tests.support.two_layers import TwoLayers, assert_fused_is_alone, batches
+
+
+def forward(m, x):
+    return m.b(x if {asks} else m.a(x))
+
+
+study = ToyStudy(lambda n: TwoLayers(forward).double(), "sgd", batches())
+assert assert_fused_is_alone(study, 1) == "rule FusedLinear" and is_compiler_loaded()
+""")
+
+
 def test_threads_that_load_parts_of_it_at_once_end() -> None:
     """Python itself then raises errors in some of them."""
     parts = ["config", "utils", "decorators", "eval_frame"]

@@ -18,6 +18,7 @@ from trials.fusion.graph.tracer import OUT_OF_PLACE, Tracer, flags, recording, s
 from trials.fusion.own_code.functional import RANDOM, VIEWS
 from trials.fusion.own_code.streams import foreign_streams, kept_streams, refuse_foreign
 from trials.fusion.registry import CALLS, FuseError, label, plain_forward, ruled
+from trials.late_compiler import is_compiler_loaded
 
 FORWARD = "forward"
 """The method that a training step calls, unless a study names others."""
@@ -47,6 +48,16 @@ def trace(model: nn.Module, training: bool, method: str = FORWARD) -> Traced:
     Raises:
         FuseError: it cannot be traced, or does something that fusing would change.
     """
+    was_loaded = is_compiler_loaded()
+    try:
+        return _traced(model, training, method)
+    except FuseError:
+        if was_loaded or not is_compiler_loaded():
+            raise
+    return _traced(model, training, method)  # its forward had the compiler loaded, and that asked for much
+
+
+def _traced(model: nn.Module, training: bool, method: str) -> Traced:
     name = type(model).__name__
     if ruled(type(model)) is not None or Tracer().is_leaf_module(model, ""):
         return Traced(_single(model, name), {})
