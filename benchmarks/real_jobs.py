@@ -118,20 +118,20 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             job, kind = run["scenario"].split("_")
             for name, (of, over) in COMPARED[kind].items():
                 ratios = _log_ratios(run["steps_ms"], of, over, *BLOCKS[kind])
-                mean, interval = _mean_and_ci95(ratios)
+                mean, interval = mean_and_ci95(ratios)
                 label = f"{job}_{name}"
                 figures[label] = math.expm1(mean)
                 figures[f"{label}_ci95"] = interval and [math.expm1(bound) for bound in interval]
                 figures[f"{label}_rounds"] = len(ratios)
             if kind == "cost":
                 for name, mode in FIRST_STEPS.items():
-                    mean, interval = _mean_and_ci95(_first_steps(run["steps_ms"], mode))
+                    mean, interval = mean_and_ci95(_first_steps(run["steps_ms"], mode))
                     figures[f"{job}_{name}"] = math.expm1(mean)
                     figures[f"{job}_{name}_ci95"] = interval and [math.expm1(bound) for bound in interval]
     for job, kind in itertools.product(JOBS, ("yield", "steady")):
         own = [run for run in runs if run["scenario"] == f"{job}_{kind}" and run["yield"] is not None]
         if own:
-            mean, interval = _mean_and_ci95([run["yield"] for run in own])
+            mean, interval = mean_and_ci95([run["yield"] for run in own])
             figures |= {f"{job}_{kind}": mean, f"{job}_{kind}_ci95": interval}
             figures[f"{job}_{kind}_runs"] = len(own)
             figures[f"{job}_{WATERFALLS[kind]}"] = {
@@ -189,7 +189,7 @@ def _first_steps(steps_ms: Sequence[Sequence[Any]], mode: str) -> list[float]:
     return ratios
 
 
-def _mean_and_ci95(values: Sequence[float]) -> tuple[float, list[float] | None]:
+def mean_and_ci95(values: Sequence[float]) -> tuple[float, list[float] | None]:
     """The mean and its 95% interval; None for a single value."""
     mean = fmean(values)
     if len(values) < 2:

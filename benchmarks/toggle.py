@@ -10,10 +10,21 @@ import random
 import runpy
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ds_hooks import Handle, attach
+
+
+class StepWatch(Protocol):
+    """What is called around each step of a training script."""
+
+    def before_step(self) -> None:
+        """A step begins."""
+
+    def after_step(self) -> None:
+        """It has ended."""
 
 
 class Toggled:
@@ -48,44 +59,57 @@ class Toggled:
             self._handle.detach()
 
 
-class _ToggledEngine:
-    """The engine as a training script sees it, with `train_batch` toggled and timed."""
+class _WatchedEngine:
+    """The engine as a training script sees it, with a watch around `train_batch`."""
 
-    def __init__(self, engine: Any, toggled: Toggled) -> None:
-        self._engine, self._toggled = engine, toggled
+    def __init__(self, engine: Any, watch: StepWatch) -> None:
+        self._engine, self._watch = engine, watch
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     def train_batch(self, *args: Any, **kwargs: Any) -> Any:
         """One step."""
-        self._toggled.before_step()
+        self._watch.before_step()
         loss = self._engine.train_batch(*args, **kwargs)
-        self._toggled.after_step()
+        self._watch.after_step()
         return loss
 
 
-def main() -> None:
-    """Run the training script with a `deepspeed.initialize` that returns a toggling engine."""
-    # DeepSpeed's launcher puts --local_rank before all else
-    window, times, script, *rest = (argument for argument in sys.argv[1:] if not argument.startswith("--local_rank"))
+def run_watched(script: str, arguments: Sequence[str], watch: Callable[[Any], StepWatch]) -> None:
+    """Run a training script with a `deepspeed.initialize` whose engine has a watch around each step.
+
+    Args:
+        script: its path.
+        arguments: its own.
+        watch: makes the watch of an engine.
+    """
     import deepspeed
 
     initialize = deepspeed.initialize
 
-    def initialize_toggled(*args: Any, **kwargs: Any) -> Any:
+    def initialize_watched(*args: Any, **kwargs: Any) -> Any:
         result = initialize(*args, **kwargs)
-        engine = result[0]
-        toggled = Toggled(engine, int(window))
-        atexit.register(
-            lambda: Path(f"{times}.{engine.global_rank}").write_text(json.dumps(toggled.steps), encoding="utf-8")
-        )
-        return (_ToggledEngine(engine, toggled), *result[1:])
+        return (_WatchedEngine(result[0], watch(result[0])), *result[1:])
 
-    deepspeed.initialize = initialize_toggled
-    sys.argv = [script, *rest]
+    deepspeed.initialize = initialize_watched
+    sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
     runpy.run_path(script, run_name="__main__")
+
+
+def main() -> None:
+    """Toggle the hooks of a training script."""
+    # DeepSpeed's launcher puts --local_rank before all else
+    window, times, script, *rest = (argument for argument in sys.argv[1:] if not argument.startswith("--local_rank"))
+
+    def toggled(engine: Any) -> Toggled:
+        made = Toggled(engine, int(window))
+        path = Path(f"{times}.{engine.global_rank}")
+        atexit.register(lambda: path.write_text(json.dumps(made.steps), encoding="utf-8"))
+        return made
+
+    run_watched(script, rest, toggled)
 
 
 if __name__ == "__main__":

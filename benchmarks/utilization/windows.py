@@ -17,10 +17,15 @@ GATED = (PREEMPTIVE, COOPERATIVE, ORACLE)
 """Modes in which the daemon's side task runs; in the others it sleeps."""
 AWAKE = "awake"
 """Each core is kept awake by a process of the idle class that touches no memory: see `spinners`."""
+UNHOOKED = "unhooked"
+"""The engine has no hooks at all: see `benchmarks.gpu.blocks`."""
+LOW_PRIORITY = "low_priority"
+"""A process without a gate, at the lowest priority that its device knows: see `benchmarks.gpu.ungated`."""
 NAIVE, SCHED_IDLE, STEP_GRAIN = "naive", "sched_idle", "step_grain"
 BASELINES = (NAIVE, SCHED_IDLE, STEP_GRAIN)
 """Modes in which another process trains the same study."""
 MODES = (*GATED, *BASELINES)
+_ALLOWED = (ALONE, AWAKE, UNHOOKED, LOW_PRIORITY, *MODES)
 
 
 class WindowStep(NamedTuple):
@@ -37,8 +42,9 @@ class Windows:
     """The order of a run's windows: `observe` steps without a side task, `warm_up` squeezed ones, then cycles.
 
     In the warm-up the side task builds its trials, and the daemon learns how it overruns; where the cooperative mode is
-    measured, the first half is cooperative. `cycle` holds pairs of a mode and its number of steps, and repeats; if
-    `shuffled`, each time in another order, which only the number of the cycle decides.
+    measured, the first half is cooperative, and all of it where no other gated mode is. `cycle` holds pairs of a mode
+    and its number of steps, and repeats; if `shuffled`, each time in another order, which only the number of the cycle
+    decides.
 
     The daemon changes its plan in steps that are not gated, so between windows of two gated modes lies another one.
     """
@@ -50,9 +56,9 @@ class Windows:
 
     def __post_init__(self) -> None:
         modes = [mode for mode, _ in self.cycle]
-        unknown = set(modes) - {ALONE, AWAKE, *MODES}
+        unknown = set(modes) - {*_ALLOWED}
         if unknown:
-            raise ValueError(f"Windows.cycle has the modes {sorted(unknown)}: allowed: {(ALONE, AWAKE, *MODES)}")
+            raise ValueError(f"Windows.cycle has the modes {sorted(unknown)}: allowed: {_ALLOWED}")
         if self.shuffled and len({*modes} & {*GATED}) > 1:
             raise ValueError(f"Windows.cycle: {modes} cannot be shuffled; allowed: one mode of {GATED}")
         for mode, after in zip(modes, [*modes[1:], modes[0]], strict=True):
@@ -80,7 +86,8 @@ class Windows:
             return WindowStep(-1, -1, ALONE, step - 1)
         if since < 0:
             at = since + self.warm_up
-            half = self.warm_up // 2 if COOPERATIVE in self.modes else -1
+            cooperative = self.warm_up // (1 if self.modes & {*GATED} == {COOPERATIVE} else 2)
+            half = cooperative if COOPERATIVE in self.modes else -1
             return WindowStep(-1, 0, COOPERATIVE if at < half else ALONE if at == half else PREEMPTIVE, at)
         cycle, at = divmod(since, self.length)
         for window, (mode, steps) in enumerate(_shuffled(self.cycle, cycle) if self.shuffled else self.cycle):

@@ -76,6 +76,11 @@ def test_the_warm_up_shows_the_daemon_both_modes() -> None:
     assert windows.next_gated(1) == "cooperative" and windows.next_gated(5) == "preemptive"
 
 
+def test_where_only_the_cooperative_mode_is_measured_the_whole_warm_up_is_cooperative() -> None:
+    windows = Windows(observe=1, warm_up=6, cycle=(("cooperative", 2), ("unhooked", 2)))
+    assert {windows.locate(step).mode for step in range(2, 8)} == {"cooperative"}
+
+
 SHUFFLED = Windows(observe=2, warm_up=4, cycle=(("alone", 2), ("awake", 3), ("preemptive", 2)), shuffled=True)
 
 
