@@ -58,7 +58,7 @@ class FakeKernels:
 
     def receive(self, stream: int, device_address: int, value: int) -> None:
         """See `Kernels`."""
-        self._driver.wait_at_least(stream, device_address, value)
+        self._driver.spin(stream, device_address, value)
 
     def stamps(self) -> list[tuple[int, int]]:
         """See `Kernels`."""

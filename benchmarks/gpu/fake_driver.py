@@ -4,7 +4,8 @@ A kernel only sleeps for its time. So the fake shows order (what waits for what,
 happens when a call fails, comes late or never returns; it shows no speed. Words are real shared memory, so the streams
 of several processes see each other's, and end with their process.
 
-By default it never holds its caller. A real driver does, and lets streams hold each other: see `FakeDriver`.
+By default it never holds its caller, and no other context uses its device. A real driver does hold it, streams hold
+each other, and contexts take turns: see `FakeDriver` and `FakeDevice`.
 """
 
 import ctypes
@@ -19,11 +20,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
 
+from benchmarks.gpu.fake_device import FakeDevice
 from ds_hooks.shared.cuda_driver import DriverError, Words
 
 NAP_S, FULL_LOOK_S = 2e-5, 0.1
 _DEVICE_OFFSET = 1 << 44
 """Makes device addresses differ from the host's, so that a mix-up shows."""
+
+_MREMAP_MAYMOVE = 1
+_contexts = itertools.count(1)
 
 DEFAULT_STREAM = 0
 _CALLS_KEPT = 64
@@ -44,6 +49,14 @@ class Kernel:
     stream: int
     start_ns: int
     end_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Registered:
+    """Pages of the host that the device can reach: their size, and the device's own mapping of them."""
+
+    size: int
+    own: int
 
 
 @dataclass(slots=True)
@@ -69,6 +82,8 @@ class FakeDriver:
             queue. 0: each stream has its own.
         depth: how much a hardware queue holds; the next call waits for room. 0: any amount.
         loads_lazily: the first launch of each kernel by name waits until the device has nothing to do.
+        device: the one that it shares with other contexts; None: it has one to itself.
+        priority: as a client of an MPS server there; 0 is the highest.
 
     Attributes:
         kernels: all that have begun, in order.
@@ -76,7 +91,17 @@ class FakeDriver:
         called: the names of the last calls, in order.
     """
 
-    def __init__(self, *, connections: int = 0, depth: int = 0, loads_lazily: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        connections: int = 0,
+        depth: int = 0,
+        loads_lazily: bool = False,
+        device: FakeDevice | None = None,
+        priority: int = 0,
+    ) -> None:
+        self._device = FakeDevice() if device is None else device
+        self._context, self._priority = next(_contexts), priority
         self._connections, self._depth, self._loads_lazily = connections, depth, loads_lazily
         self._queues: dict[int, _Queue] = {}
         self._loaded: set[str] = set()
@@ -84,7 +109,7 @@ class FakeDriver:
         self.late_ns = 0
         self._handles = itertools.count(1)
         self._events: dict[int, _Mark] = {}
-        self._registered: dict[int, int] = {}
+        self._registered: dict[int, _Registered] = {}
         self.called: deque[str] = deque(maxlen=_CALLS_KEPT)
         self._calls: Counter[str] = Counter()
         self._failures: defaultdict[str, set[int]] = defaultdict(set)
@@ -107,6 +132,9 @@ class FakeDriver:
         for each in self._queues.values():
             assert each.thread is not None
             each.thread.join()
+        for registered in self._registered.values():
+            _unmap(registered)
+        self._registered = {}
 
     def fail(self, call: str, at: int) -> None:
         """Let the `at`-th call of that name from now on (counted from 1) raise `DriverError`."""
@@ -119,6 +147,11 @@ class FakeDriver:
             self._loaded.add(name)
             self.synchronize()
         self._put(stream, lambda: self._run(stream, busy_ns, name))
+
+    def spin(self, stream: int, device_address: int, value: int) -> None:
+        """Queue a kernel that is busy until the word is `value` or more, as NCCL's receive is."""
+        self._called("spin")
+        self._queue_word(stream, device_address, partial(self._spin, value=value))
 
     def queue(self, stream: int, step: Callable[[], None]) -> None:
         """Queue any step."""
@@ -177,7 +210,7 @@ class FakeDriver:
         """See `Driver`."""
         self._called("record")
         mark = self._events[event] = _Mark()
-        self._put(stream, lambda: _stamp(mark))
+        self._put(stream, lambda: self._in_turn(partial(_stamp, mark)))
 
     def wait_event(self, stream: int, event: int) -> None:
         """See `Driver`."""
@@ -205,7 +238,7 @@ class FakeDriver:
             raise DriverError("register: not whole pages")
         if address in self._registered:
             raise DriverError("register: registered already")
-        self._registered[address] = size
+        self._registered[address] = _Registered(size, _map_again(address, size))
         return address + _DEVICE_OFFSET
 
     def unregister(self, address: int) -> None:
@@ -213,8 +246,9 @@ class FakeDriver:
         self._called("unregister")
         if any(stream.words[address] for stream in self._streams.values()):
             raise DriverError("unregister: something that is queued needs it")
-        if self._registered.pop(address, None) is None:
+        if address not in self._registered:
             raise DriverError("unregister: not registered")
+        _unmap(self._registered.pop(address))
 
     def write_word(self, stream: int, device_address: int, value: int) -> None:
         """See `Driver`."""
@@ -268,14 +302,15 @@ class FakeDriver:
 
     def _queue_word(self, stream: int, device_address: int, use: Callable[[ctypes.c_uint32], None]) -> None:
         address = device_address - _DEVICE_OFFSET
-        home = next((start for start, size in self._registered.items() if start <= address < start + size), None)
+        home = next((start for start, of in self._registered.items() if start <= address < start + of.size), None)
         if home is None or address % 4:
             raise DriverError("a word that the device cannot reach")
+        own_address = self._registered[home].own + address - home
         words = self._streams[stream].words
         words[home] += 1
 
         def step() -> None:
-            use(ctypes.c_uint32.from_address(address))
+            use(ctypes.c_uint32.from_address(own_address))
             words[home] -= 1
 
         self._put(stream, step)
@@ -286,14 +321,29 @@ class FakeDriver:
     def _write(self, word: ctypes.c_uint32, value: int) -> None:
         if self.late_ns:
             time.sleep(self.late_ns / 1e9)
-        word.value = value
+        self._in_turn(partial(setattr, word, "value", value))
+
+    def _in_turn(self, act: Callable[[], None]) -> None:
+        with self._device.work(self._context, self._priority, computes=False) as runs:
+            self._until(runs)
+            act()
+
+    def _spin(self, word: ctypes.c_uint32, value: int) -> None:
+        with self._device.work(self._context, self._priority, computes=False) as runs:
+            self._until(lambda: runs() and word.value >= value)
 
     def _run(self, stream: int, busy_ns: int, name: str) -> None:
-        kernel = Kernel(name, stream, time.monotonic_ns())
-        self.kernels.append(kernel)
-        end_ns = kernel.start_ns + busy_ns
-        self._until(lambda: time.monotonic_ns() >= end_ns)
-        kernel.end_ns = time.monotonic_ns()
+        with self._device.work(self._context, self._priority, computes=True) as runs:
+            self._until(runs)
+            kernel = Kernel(name, stream, time.monotonic_ns())
+            self.kernels.append(kernel)
+            seen_ns, end_ns = kernel.start_ns, kernel.start_ns + busy_ns
+            while (now_ns := time.monotonic_ns()) < end_ns and not self._ended.is_set():
+                if not runs():
+                    end_ns += now_ns - seen_ns  # others have the device
+                seen_ns = now_ns
+                time.sleep(NAP_S)
+            kernel.end_ns = time.monotonic_ns()
 
     def _until(self, done: Callable[[], bool]) -> None:
         while not done() and not self._ended.is_set():
@@ -302,3 +352,20 @@ class FakeDriver:
 
 def _stamp(mark: _Mark) -> None:
     mark.done_ns = time.monotonic_ns()
+
+
+def _map_again(address: int, size: int) -> int:
+    """Map the same shared pages once more: as the device's, they outlive the host's mapping."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mremap.restype = ctypes.c_void_p
+    # mremap(2): an old size of 0 makes a second mapping of shared pages
+    found = libc.mremap(
+        ctypes.c_void_p(address), ctypes.c_size_t(0), ctypes.c_size_t(size), ctypes.c_int(_MREMAP_MAYMOVE)
+    )
+    if found is None or ctypes.c_ssize_t(found).value == -1:
+        raise DriverError(f"register: not shared pages (errno {ctypes.get_errno()})")
+    return int(found)
+
+
+def _unmap(registered: _Registered) -> None:
+    ctypes.CDLL(None).munmap(ctypes.c_void_p(registered.own), ctypes.c_size_t(registered.size))

@@ -3,11 +3,15 @@
 import mmap
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from benchmarks.gpu.fake_device import FakeDevice
 from benchmarks.gpu.fake_driver import FakeDriver
-from ds_hooks.shared.cuda_driver import address_of
+from ds_hooks.shared.cuda_driver import DriverError, address_of
 from tests.support.sandbox import wait_for
 
 MS = 1_000_000
@@ -59,3 +63,96 @@ def test_it_holds_its_caller_behind_what_waits(held_by: str, words: "memoryview[
         words[0] = 1
         caller.join(60)
         assert not caller.is_alive()
+
+
+def test_pages_stay_the_devices_when_the_host_has_unmapped_them(tmp_path: Path) -> None:
+    path = tmp_path / "page"
+    path.write_bytes(bytes(4096))
+    with FakeDriver() as driver, path.open("r+b") as file:
+        page = mmap.mmap(file.fileno(), 4096)
+        address = address_of(view := memoryview(page).cast("q"))
+        reached = driver.register(address, 4096)
+        with pytest.raises(DriverError, match="registered already"):
+            driver.register(address, 4096)
+        view.release()
+        page.close()
+        event = driver.create_event()
+        driver.write_word(0, reached, 7)
+        driver.record(event, 0)
+        wait_for(lambda: driver.is_done(event), "the word")
+        assert path.read_bytes()[0] == 7
+        driver.unregister(address)
+
+
+class Contexts(NamedTuple):
+    """The main job's and the side task's, on one device."""
+
+    main: FakeDriver
+    side: FakeDriver
+    reached: int
+    """The first word, as the main job's device sees it."""
+
+
+@contextmanager
+def contexts(words: "memoryview[int]", *, mps: bool, slice_ns: int = 40 * MS) -> Iterator[Contexts]:
+    device = FakeDevice(slice_ns, mps=mps)
+    with FakeDriver(device=device) as main, FakeDriver(device=device, priority=1) as side:
+        yield Contexts(main, side, main.register(address_of(words), 4096))
+        words[0] = 1
+
+
+def marked(driver: FakeDriver) -> int:
+    event = driver.create_event()
+    driver.record(event, 0)
+    return event
+
+
+@pytest.mark.parametrize("mps", [False, True])
+def test_a_kernel_that_spins_takes_turns_with_the_side_task_and_one_that_waits_does_not(
+    mps: bool, words: "memoryview[int]"
+) -> None:
+    with contexts(words, mps=mps) as (main, side, reached):
+        for receive, takes_turns in ((main.wait_at_least, False), (main.spin, not mps)):
+            words[0] = 0
+            receive(0, reached, 1)
+            side.launch(0, 200 * MS)
+            ended = marked(side)
+            wait_for(lambda event=ended: side.is_done(event), "the side task's kernel")
+            took_ns = side.kernels[-1].end_ns - side.kernels[-1].start_ns
+            assert (took_ns > 1.4 * 200 * MS) is takes_turns
+            words[0] = 1
+            wait_for(lambda: main.is_idle(0), "the receive")
+
+
+@pytest.mark.parametrize("mps", [False, True])
+def test_the_main_jobs_words_come_late_where_it_has_to_wait_for_its_turn(mps: bool, words: "memoryview[int]") -> None:
+    with contexts(words, mps=mps, slice_ns=500 * MS) as (main, side, reached):
+        main.wait_at_least(0, reached, 1)
+        main.write_word(0, reached + 8, 1)
+        side.launch(0, 400 * MS)
+        wait_for(lambda: side.kernels, "the side task's kernel")
+        words[0] = 1
+        wait_for(lambda: words[1], "the word behind the wait")
+        assert bool(side.kernels[0].end_ns) is not mps
+
+
+def test_of_mps_clients_one_of_low_priority_begins_no_kernel_while_another_computes(words: "memoryview[int]") -> None:
+    with contexts(words, mps=True) as (main, side, _):
+        main.launch(0, 100 * MS)
+        wait_for(lambda: main.kernels, "the main job's kernel")
+        side.launch(0, 100 * MS)
+        wait_for(lambda: side.kernels, "the side task's kernel")
+        assert side.kernels[0].start_ns >= main.kernels[0].end_ns > 0
+        main.launch(0, 1 * MS)
+        wait_for(lambda: len(main.kernels) == 2, "the main job's next kernel")
+        assert not side.kernels[0].end_ns, "the other way round nobody waits"
+
+
+def test_mps_clients_of_one_priority_overlap(words: "memoryview[int]") -> None:
+    device = FakeDevice(mps=True)
+    with FakeDriver(device=device) as main, FakeDriver(device=device) as side:
+        main.launch(0, 300 * MS)
+        wait_for(lambda: main.kernels, "the main job's kernel")
+        side.launch(0, 1 * MS)
+        wait_for(lambda: side.kernels, "the side task's kernel")
+        assert not main.kernels[0].end_ns
