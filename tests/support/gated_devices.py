@@ -131,6 +131,13 @@ class UnkindCuda(FakeCuda):
         self.driver.launch(self.stream, ms * MS, f"{ms} ms")
 
 
+class LazyCuda(FakeCuda):
+    """The first launch of a kernel waits until the device has nothing to do."""
+
+    def driver_of(self) -> FakeDriver:
+        return FakeDriver(loads_lazily=True)
+
+
 class Streams(Kind, Protocol):
     """A gate whose device has streams."""
 
