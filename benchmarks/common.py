@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from statistics import fmean, median, variance
+from statistics import fmean, median, stdev, variance
 from typing import Any
 
 from ds_hooks.shared.page.file import DIRECTORY_VARIABLE
@@ -135,6 +135,15 @@ def ratio_with_ci95(pairs: Pairs) -> tuple[float, list[float]]:
         return math.expm1(middle), [math.nan, math.nan]
     half = t_quantile_975(len(ratios) - 1) * math.sqrt(variance(ratios) / len(ratios))
     return math.expm1(middle), [math.expm1(middle - half), math.expm1(middle + half)]
+
+
+def mean_and_ci95(values: Sequence[float]) -> tuple[float, list[float] | None]:
+    """The mean and its 95% interval; None for a single value."""
+    mean = fmean(values)
+    if len(values) < 2:
+        return mean, None
+    half = t_quantile_975(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return mean, [mean - half, mean + half]
 
 
 @contextmanager

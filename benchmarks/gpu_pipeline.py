@@ -36,11 +36,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.common import ROOT, environment, finish, winsorized, write
+from benchmarks.common import ROOT, environment, finish, mean_and_ci95, winsorized, write
 from benchmarks.gpu.block_files import RANKS, ready_path, step_word, steps_path, trained_path
 from benchmarks.processes import start
-from benchmarks.real_jobs import STUDY, WINDOWED, mean_and_ci95
-from benchmarks.utilization.windows import ALONE, COOPERATIVE, LOW_PRIORITY, NAIVE, UNHOOKED, Windows
+from benchmarks.utilization.windows import ALONE, COOPERATIVE, LOW_PRIORITY, NAIVE, STUDY, UNHOOKED, WINDOWED, Windows
 from squeezer.calibration.mps_server import CONTROL, mps_server
 from squeezer.records.reader import load_run
 

@@ -16,15 +16,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.common import write
-from benchmarks.gpu.fusion import fusion
+from benchmarks.gpu.ghost_stream import RECEIVES, WAYS
 from benchmarks.gpu.parts import Bench, context_costs, faults, memory, mps_server, words_between_processes
-from benchmarks.gpu.stage import RECEIVES, WAYS, ghost_stage
 
 NAME = "gpu_suite"
 NO_ERROR, NONE, YES = "no error", "0", "True"
@@ -59,15 +57,11 @@ def main() -> int:
         if options.mps:
             stack.enter_context(mps_server(Path(folder)))
         bench = Bench.open(options.device, Path(folder), quick=options.quick)
-        parts: dict[str, Part] = {
-            **PARTS,
-            "ghost": partial(ghost_stage, ways=options.ways, receives=options.receives, windows=options.windows),
-        }
-        for name, part in parts.items():
+        for name, part in PARTS.items():
             if options.only in (None, name):
                 print(f"{name} …", file=sys.stderr, flush=True)
                 try:
-                    for run in part(bench):
+                    for run in part(bench, options):
                         runs.append(run)
                         _write(options, bench, runs)  # at once: what is measured must not be lost
                 except Exception as error:  # the other parts still count
@@ -86,14 +80,26 @@ def _write(options: argparse.Namespace, bench: Bench, runs: list[dict[str, Any]]
         write(NAME, options, runs, summary, options.json / f"{NAME}{'_mps' if options.mps else ''}.json")
 
 
-Part = Callable[[Bench], Iterable[dict[str, Any]]]
+def _ghost(bench: Bench, options: argparse.Namespace) -> Iterable[dict[str, Any]]:
+    from benchmarks.gpu.stage import ghost_stage  # needs pyzmq, which the parts before it do without
+
+    return ghost_stage(bench, options.ways, options.receives, options.windows)
+
+
+def _fusion(bench: Bench, options: argparse.Namespace) -> Iterable[dict[str, Any]]:
+    from benchmarks.gpu.fusion import fusion  # needs torch and Optuna
+
+    return fusion(bench)
+
+
+Part = Callable[[Bench, argparse.Namespace], Iterable[dict[str, Any]]]
 PARTS: dict[str, Part] = {
-    "words": words_between_processes,
-    "context": context_costs,
-    "ghost": ghost_stage,
-    "memory": memory,
-    "fusion": fusion,
-    "faults": faults,
+    "words": lambda bench, options: words_between_processes(bench),
+    "context": lambda bench, options: context_costs(bench),
+    "ghost": _ghost,
+    "memory": lambda bench, options: memory(bench),
+    "fusion": _fusion,
+    "faults": lambda bench, options: faults(bench),
 }
 
 

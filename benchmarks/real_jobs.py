@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from benchmarks.common import (
@@ -40,6 +40,7 @@ from benchmarks.common import (
     environment,
     finish,
     kept_runs,
+    mean_and_ci95,
     parse,
     run_directories,
     winsorized,
@@ -47,13 +48,12 @@ from benchmarks.common import (
 )
 from benchmarks.processes import start
 from benchmarks.utilization.spinners import spinners
-from benchmarks.utilization.windows import ALONE, AWAKE, PREEMPTIVE, Windows
+from benchmarks.utilization.windows import ALONE, AWAKE, DEFAULTS, PREEMPTIVE, STUDY, WINDOWED, Windows
 from squeezer.records.reader import load_run
-from squeezer.reports.metrics import mean_over_ranks, t_quantile_975
+from squeezer.reports.metrics import mean_over_ranks
 
 NAME = "real_jobs"
 JOBS = ("pretrain", "denoise")
-STUDY = ROOT / "benchmarks" / "utilization" / "many_digits.py"
 BLOCK_STEPS, WASH_OUT_STEPS = 5, 1
 WINDOWS = Windows(
     observe=6,
@@ -68,23 +68,6 @@ LONG_ROUNDS, QUICK_LONG_ROUNDS = 40, 2
 YIELD_RUNS, QUICK_YIELD_RUNS = 3, 1
 YIELD_STEPS, QUICK_YIELD_STEPS = 500, 200
 STEADY_STEPS, QUICK_STEADY_STEPS = 3000, 300
-
-DEFAULTS = """
-[side]
-study = "{study}"
-[run]
-directory = "{run}"
-"""
-WINDOWED = (
-    DEFAULTS
-    + """
-calibrate_s = 0.0
-[squeeze]
-alone_share = 0.0  # the windows decide (windowed_daemon.py)
-[guard]
-enabled = false
-"""
-)
 
 
 def main() -> int:
@@ -187,15 +170,6 @@ def _first_steps(steps_ms: Sequence[Sequence[Any]], mode: str) -> list[float]:
         if len(block) == BLOCK_STEPS:
             ratios.append(block[0] - fmean(block[at] for at in range(1, BLOCK_STEPS)))
     return ratios
-
-
-def mean_and_ci95(values: Sequence[float]) -> tuple[float, list[float] | None]:
-    """The mean and its 95% interval; None for a single value."""
-    mean = fmean(values)
-    if len(values) < 2:
-        return mean, None
-    half = t_quantile_975(len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return mean, [mean - half, mean + half]
 
 
 def _measure(job: str, kind: str, quick: bool) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from benchmarks.common import ratio_with_ci95
 from benchmarks.ghost.model import Timing
 from benchmarks.ghost.program import GhostShape
 from benchmarks.gpu.fake_driver import DEFAULT_STREAM, FakeDriver
-from benchmarks.gpu.ghost_stream import StreamStage, programs_of
+from benchmarks.gpu.ghost_stream import RECEIVES, WAYS, StreamStage, programs_of
 from benchmarks.gpu.parts import UNIT_US, Bench, Side
 from ds_hooks import attach
 from ds_hooks.clock import cuda as clock_module
@@ -30,8 +30,6 @@ from ds_hooks.shared.page.plan import plan_slot, plan_steps
 from squeezer.daemon.receiver import Receiver
 from squeezer.policy.forecast import SlotForecast
 
-WAYS = ("naive", "host", "gate", "trials")
-RECEIVES = ("waiting", "spinning")
 SHAPE = GhostShape(stages=4, stage=1, micro_batches=4, clipping=False)
 FORWARD_MS = {"cuda": 4.0, "cpu": 20.0}
 OBSERVE_STEPS = 8

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import NamedTuple, Self
 
+from benchmarks.common import ROOT
+
 ENVIRONMENT = "BENCHMARK_WINDOWS"
 ALONE = "alone"
 PREEMPTIVE, COOPERATIVE, ORACLE = "preemptive", "cooperative", "oracle"
@@ -26,6 +28,26 @@ BASELINES = (NAIVE, SCHED_IDLE, STEP_GRAIN)
 """Modes in which another process trains the same study."""
 MODES = (*GATED, *BASELINES)
 _ALLOWED = (ALONE, AWAKE, UNHOOKED, LOW_PRIORITY, *MODES)
+
+STUDY = ROOT / "benchmarks" / "utilization" / "many_digits.py"
+"""Ends in no run."""
+DEFAULTS = """
+[side]
+study = "{study}"
+[run]
+directory = "{run}"
+"""
+WINDOWED = (
+    DEFAULTS
+    + """
+calibrate_s = 0.0
+[squeeze]
+alone_share = 0.0  # the windows decide (windowed_daemon.py)
+[guard]
+enabled = false
+"""
+)
+"""Of a run in which the windows decide."""
 
 
 class WindowStep(NamedTuple):

@@ -1,0 +1,47 @@
+"""What measures a GPU on a machine that has torch and little else: packages that are not there cannot be imported."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.integration
+
+NOT_THERE = ("deepspeed", "zmq", "optuna", "pydantic")
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> dict[str, str]:
+    """The environment of a process in which these packages are missing."""
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    for name in NOT_THERE:
+        (folder / f"{name}.py").write_text(f"raise ModuleNotFoundError('No module named {name}', name='{name}')\n")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+
+
+def run(bare: dict[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, *arguments], env=bare, capture_output=True, text=True, timeout=300)
+
+
+def test_the_figures_that_decide_need_no_package_but_the_driver(bare: dict[str, str], tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    done = run(bare, "-c", "import squeezer.calibration.figures, squeezer.calibration.side_process")
+    assert done.returncode == 0, done.stderr
+    run(bare, "-m", "squeezer.calibration", str(rows), "--figures", "slices", "--quick")
+    (row,) = [row for row in map(json.loads, rows.read_text().splitlines()) if row["figure"] == "slices"][:1]
+    assert "error" not in row or row["error"].startswith("DriverError: no CUDA driver"), row
+
+
+def test_the_suite_measures_what_it_can_and_says_what_the_rest_lacks(bare: dict[str, str], tmp_path: Path) -> None:
+    for part, is_there in (("words", True), ("ghost", False)):
+        run(bare, "-m", "benchmarks.gpu_suite", "--device", "cpu", "--quick", "--only", part, "--json", str(tmp_path))
+        written = json.loads((tmp_path / "gpu_suite.json").read_text())
+        errors = [found["error"] for found in written["runs"] if "error" in found]
+        assert errors == [] if is_there else errors == ["ModuleNotFoundError: No module named zmq"]
+        assert written["runs"] and written["machine"]["torch"]
