@@ -27,7 +27,7 @@ from trials.training.group import TrialGroup
 from trials.training.member import build_member
 
 NAME = "audit"
-ROWS, STEPS, LEAST_PAIRS = 16, 50, 24
+ROWS, STEPS, LEAST_PAIRS = 16, 10, 24
 MODEL_S, QUICK_MODEL_S = 150, 15
 """How long each model is measured: a cheap one is audited as seldom, so it takes more epochs."""
 

@@ -170,13 +170,13 @@ def test_the_budget_is_kept() -> None:
     now_ns[0] = 1000
     budget.spend(100, is_first=True)
     assert not budget.allows(100), "a second one would be 100 of 900"
-    now_ns[0] = 12_600
-    assert budget.allows(100), "100 of 12500"
+    now_ns[0] = 16_800
+    assert budget.allows(100), "100 of 16700"
     assert not budget.allows(101)
     budget.spend(100, is_first=False)
-    now_ns[0] = 25_100
-    assert not budget.allows(100), "200 of 24900"
-    now_ns[0] = 25_200
+    now_ns[0] = 33_500
+    assert not budget.allows(100), "200 of 33300"
+    now_ns[0] = 33_600
     assert budget.allows(100)
 
 
