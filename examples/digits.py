@@ -17,13 +17,13 @@ VALIDATION = 397
 
 
 class Digits(Study):
-    """200 trials, of which 16 train at once on each device. The width is fixed, so all trials can be fused.
+    """125 trials, of which 16 train at once on each device. The width is fixed, so all trials can be fused.
 
-    As many trials as fit into the bubbles of the demo's 400 steps, less a tenth, where its bubbles are a fifth of the
-    time; where they are more, the study ends earlier.
+    As many trials as fit into the bubbles of the demo's 240 steps, where its bubbles are a fifth of the time; where
+    they are more, the study ends earlier.
     """
 
-    trials = 200
+    trials = 125
     fused = 16
     epochs = 20
     rungs: tuple[int, ...] = (3, 7, 13)

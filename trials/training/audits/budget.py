@@ -6,8 +6,8 @@ from collections.abc import Callable
 MOST_COST = 0.006
 """The share of the other work that audits may cost, those of first batches excepted.
 
-It keeps the whole cost below 1%: an audit also leaves colder caches to the steps after it, and to ask in each step whether
-one is due takes 2 µs, up to 0.3% of the smallest models' steps.
+It keeps the whole cost below 1%: an audit also leaves colder caches to the steps after it, and to ask in each step
+whether one is due takes 2 µs, up to 0.3% of the smallest models' steps.
 """
 
 
