@@ -1,5 +1,6 @@
 """Loads pyzmq when the hooks attach: not before, since the training may not need it, and never a user's module."""
 
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ def load_pyzmq() -> Any:
     Raises:
         NoPyzmqError: why it cannot be used.
     """
+    if "zmq.backend" in sys.modules:  # a user's module has none; files need not be in reach any more
+        return sys.modules["zmq"]
     try:
         spec = find_spec("zmq")
         if spec is None:
@@ -23,6 +26,6 @@ def load_pyzmq() -> Any:
             where = spec.origin or next(iter(spec.submodule_search_locations or ("a module",)))
             raise NoPyzmqError(f"{where} hides the package pyzmq, which is imported as zmq. Rename it")
         import zmq
-    except (ImportError, ValueError) as error:  # a module without a spec: not found, but made
+    except (ImportError, OSError, ValueError) as error:  # ValueError: a module without a spec, not found, but made
         raise NoPyzmqError(f"pyzmq does not load: {error}") from error
     return zmq

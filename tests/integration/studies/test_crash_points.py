@@ -95,7 +95,7 @@ def crash(storage: str, how: str, points: list[tuple[str, int]], above: Path) ->
 
 
 @pytest.mark.parametrize("how", [KILL, NO_SPACE])
-@pytest.mark.parametrize(("storage", "every"), zip(STORAGES, (25, 60), strict=True))
+@pytest.mark.parametrize(("storage", "every"), [*zip(STORAGES, (25, 60), strict=True)])
 def test_some_of_them(storage: str, every: int, how: str, tmp_path: Path) -> None:
     crash(storage, how, all_points(storage, tmp_path / "whole")[::every], tmp_path)
 
