@@ -19,7 +19,7 @@ MEANINGS = {
     "guard": "the guard had the gate shut",
     "unopened": "slots were not opened: too short, or of a kind that stays shut",
     "main_job": "the main job itself computed: it copied what it had waited for",
-    "resume_and_tail": "the side task resumed, nothing fitted into a bubble's end, or others had the core",
+    "resume_and_tail": "it resumed, nothing fitted into a bubble's end, or others ran",
     "search": "there was no trial to train",
     "other_work": "it evaluated, built, saved and audited trials",
     "empty_rows": "it trained fewer trials than fit",
