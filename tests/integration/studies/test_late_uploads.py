@@ -10,6 +10,7 @@ from tests.support.stored_studies import Store, asked, hire, save, saved, stored
 from trials.search.attributes import CHECKPOINTS
 from trials.search.files import shared_store
 from trials.search.storage.optuna_storage import open_storage
+from trials.search.worker import SearchWorker
 
 pytestmark = pytest.mark.integration
 
@@ -32,14 +33,19 @@ def known(database: str, number: int) -> list[str]:
     return list(trial.user_attrs.get(CHECKPOINTS, []))
 
 
+def save_what_is_not_taken(worker: SearchWorker, host: Path, store: Store) -> None:
+    """Save trial 0 twice. The store is away the second time, and stays so."""
+    save(worker, host, 0, 1)
+    store.is_away = True
+    save(worker, host, 0, 2)
+
+
 @pytest.mark.parametrize("when", ["at the next save", "at the next ask", "at the release", "at the next start"])
 def test_it_comes_to_the_store(when: str, database: str, hosts: list[Path], store: Store) -> None:
     here, there = hosts
     one = hire(database, here, store)
     asked(one, 2)
-    save(one, here, 0, 1)
-    store.is_away = True
-    save(one, here, 0, 2)
+    save_what_is_not_taken(one, here, store)
     assert stored(store) == ["0-1-1.pt"]
     store.is_away = when == "at the next start"
     if when == "at the next save":
@@ -88,9 +94,7 @@ def test_what_another_host_has_trained_since_is_not_replaced(
     here, there = hosts
     one = hire(database, here, store)
     asked(one, 1)
-    save(one, here, 0, 1)
-    store.is_away = True
-    save(one, here, 0, 2)
+    save_what_is_not_taken(one, here, store)
     one.stop()
     store.is_away = False
     again = hire(database, here, store, name="another")
