@@ -1,7 +1,7 @@
 """Rows of stacked tensors ``[K, *shape]`` leave, part and join, one tensor after another, each giving its memory back.
 
 So a group that changes needs memory for the rows of one tensor beside its own, never for a second copy of itself. What
-is given back may still have names, as in layers: let them take the new tensors before they are used again.
+is given back is zero wherever it is held, as in layers: let them take the new tensors before they are used again.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from torch import Tensor
 
 def taken(tensor_K: Tensor, rows: Sequence[int]) -> Tensor:
     """Return `rows` alone, in that order. `tensor_K` is given back."""
-    found = tensor_K[list(rows)]
+    found = tensor_K.detach()[list(rows)]
     give_back(tensor_K)
     return found
 
 
 def joined(tensor_K: Tensor, more_K: Tensor) -> Tensor:
     """Return the rows of both. Both are given back."""
-    found = torch.cat([tensor_K, more_K])
+    found = torch.cat([tensor_K.detach(), more_K.detach()])
     for tensor in (tensor_K, more_K):
         give_back(tensor)
     return found
@@ -30,19 +30,21 @@ def parted(tensor_K: Tensor, stay: Sequence[int], leave: Sequence[int], most_byt
 
     If it has more than `most_bytes`, both lie in its memory still, which is free once neither needs it.
     """
+    rows_K = tensor_K.detach()
     if tensor_K.nbytes <= most_bytes:
-        found = tensor_K[list(stay)], tensor_K[list(leave)]
+        found = rows_K[list(stay)], rows_K[list(leave)]
         give_back(tensor_K)
         return found
-    _sort(tensor_K, [*stay, *leave])
-    return tensor_K[: len(stay)], tensor_K[len(stay) :]
+    _sort(rows_K, [*stay, *leave])
+    return rows_K[: len(stay)], rows_K[len(stay) :]
 
 
 def give_back(tensor: Tensor) -> None:
-    """Free the memory of a tensor that is not used any more, whoever holds it, unless it is a part of another's."""
-    storage = tensor.untyped_storage()
-    if storage.resizable() and storage.nbytes() == tensor.nbytes:
-        storage.resize_(0)
+    """Make a tensor that is not used any more one zero in its old shape, whoever holds it, so that its memory is free.
+
+    The memory stays while another tensor lies in it: to free it all the same would end the process at the next read.
+    """
+    tensor.data = tensor.new_zeros(()).expand(tensor.shape)
 
 
 def _sort(tensor_K: Tensor, order: Sequence[int]) -> None:

@@ -125,7 +125,7 @@ class Rows:
             self.parameters[name] = (
                 spread(self.once[name], len(index))
                 if name in self.once
-                else _parameter(taken(tensor.detach(), index), tensor.requires_grad)
+                else _parameter(taken(tensor, index), tensor.requires_grad)
             )
         for name, buffer in self.buffers.items():
             self.buffers[name] = taken(buffer, index)
@@ -144,7 +144,7 @@ class Rows:
             if name in self.once:
                 self.parameters[name], to.parameters[name] = (spread(self.once[name], len(n)) for n in (stay, index))
             else:
-                parts = parted(tensor.detach(), stay, index, most)
+                parts = parted(tensor, stay, index, most)
                 self.parameters[name], to.parameters[name] = (_parameter(p, tensor.requires_grad) for p in parts)
         for name, buffer in self.buffers.items():
             self.buffers[name], to.buffers[name] = parted(buffer, stay, index, most)
@@ -165,7 +165,7 @@ class Rows:
             if name in both:
                 self.parameters[name] = spread(both[name], size)
                 continue
-            own, more = tensor.detach(), other.parameters[name].detach()
+            own, more = tensor, other.parameters[name]
             apart = name not in self.once and name not in other.once  # others may refer to what is held once
             self.parameters[name] = _parameter((joined if apart else _joined)(own, more), tensor.requires_grad)
         self.once = HeldOnce(both)

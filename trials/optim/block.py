@@ -220,6 +220,10 @@ class Block:
                 s = {kind: [t[0][first:last]] for kind, t in s.items()}
             self._single_pass.kernel(p, g, s, self.numbers_K[row], steps[float(self.counts["step"][row])])
 
+    def let_go(self) -> None:
+        """Hold no memory of the parameters any more. The block cannot step then, but still has its state."""
+        self._views, self._p_K = [], []
+
     def parts(self, absent: Absent) -> "Iterator[Block]":
         """This block or, if it is torn, several."""
         parts = self._names_by_gradient(absent)

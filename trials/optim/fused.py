@@ -116,6 +116,10 @@ class FusedOptimizer(abc.ABC):
             skip: rows that stay as they are, with their state.
         """
 
+    @abc.abstractmethod
+    def let_go(self) -> None:
+        """Hold no memory of the parameters any more, until one of the following, so that they can move."""
+
     def take(self, rows: Sequence[int]) -> None:
         """Keep only the trials in `rows`, in that order; the parameters were taken before."""
         self.holders = [self.holders[row] for row in rows]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trials.fusion.errors import FuseError
 from trials.fusion.own_code.streams import drawing_from
+from trials.fusion.row_moves import give_back
 from trials.fusion.rows import Rows
 from trials.optim.duplicate import duplicate, move
 from trials.optim.facts import Names, refuse_views
@@ -88,6 +89,14 @@ class Originals(FusedOptimizer):
         for original in self._originals:
             move(original, self._device)
         self._bind()
+
+    def let_go(self) -> None:
+        """See `FusedOptimizer`."""
+        for original in self._originals:
+            refuse_views(original)  # they could not be told from others afterwards
+        for own in self._parameters_K:
+            for p in own:
+                give_back(p)
 
     def take(self, rows: Sequence[int]) -> None:
         """See `FusedOptimizer`."""

@@ -82,6 +82,11 @@ class Optimizers:
         for optimizer in self:
             optimizer.set_lr(row, value, group)
 
+    def let_go(self) -> None:
+        """See `FusedOptimizer.let_go`."""
+        for optimizer in self:
+            optimizer.let_go()
+
     def take(self, rows: Sequence[int]) -> None:
         """Keep only the trials in `rows`."""
         for optimizer in self:

@@ -98,6 +98,12 @@ class VectorOptimizer(FusedOptimizer):
         tables = {name: {kind: t.to(devices[name]) for kind, t in own.items()} for name, own in self._tables().items()}
         self._pack(tables, self._counts())
 
+    def let_go(self) -> None:
+        """See `FusedOptimizer`."""
+        for blocks in self._entries:
+            for block in blocks:
+                block.let_go()
+
     def take(self, rows: Sequence[int]) -> None:
         """See `FusedOptimizer`."""
         super().take(rows)

@@ -165,6 +165,7 @@ class TrialGroup(ScoredGroup):
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only the trials in `rows`, in that order, with all their state. Without any, the group is over."""
         self._check_rows(rows, "kept")
+        self._optimizers.let_go()
         self._fused.rows.take(rows)
         self._optimizers.take(rows)
         self._roster.take(rows)
@@ -225,6 +226,7 @@ class TrialGroup(ScoredGroup):
         self._follow()
         other, everyone = self._like(rows[0]), replace(self._roster)
         try:
+            self._optimizers.let_go()
             self._fused.rows.move(rows, other._fused.rows)
             self._optimizers.move(rows, other._optimizers)
             other._roster = self._roster.part(rows)
@@ -318,6 +320,8 @@ class TrialGroup(ScoredGroup):
             self.use_units()
 
     def _append(self, rows: Rows, optimizers: Optimizers) -> None:
+        for each in (self._optimizers, optimizers):
+            each.let_go()
         self._fused.rows.append(rows)
         self._optimizers.append(optimizers)
         for phase in self._phases:
