@@ -40,10 +40,13 @@ demo-shrink: install
 # A main job on all cores is tested alone: side tasks have the idle class, so beside anything else they starve. Then each
 # worker has a core for one test at a time.
 # A file's tests share what is made once for all of them; the longest files come first.
-SIDE_BY_SIDE := -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder -p tests.support.own_core
+# A worker that crashes ends the run: to replace one with files left, pytest-xdist may wait for ever.
+SIDE_BY_SIDE := -n logical --maxprocesses 8 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder -p tests.support.own_core
 PYTEST := $(BIN)/python -m pytest --durations=30 --durations-min=5
+# A test that hangs says where, and ends the run too.
+UNHUNG := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 test: lint-beside-compilation test-alone
-	$(PYTEST) -m "not slow and not alone" $(SIDE_BY_SIDE) tests/integration tests/conformance tests/unit
+	$(PYTEST) $(UNHUNG) -m "not slow and not alone" $(SIDE_BY_SIDE) tests/integration tests/conformance tests/unit
 
 # DeepSpeed compiles an operation in its first run, for up to a minute on one core; the linters need another.
 lint-beside-compilation: install
@@ -51,7 +54,7 @@ lint-beside-compilation: install
 	compiling=$$!; $(MAKE) --no-print-directory lint && wait $$compiling
 
 test-alone: install
-	$(PYTEST) -m "alone and not slow" tests/integration
+	$(PYTEST) $(UNHUNG) -m "alone and not slow" tests/integration
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
