@@ -23,6 +23,7 @@ from ds_hooks.shared.processes.ranks import LOCAL_RANK, MASTER_PORT, first_numbe
 from ds_hooks.shared.wire import Bye, Hello
 from ds_hooks.side_process import SideProcess
 from ds_hooks.step_hooks import StepHooks
+from ds_hooks.successor import Successor
 from ds_hooks.take_page import check_spare, take_page
 
 
@@ -50,15 +51,14 @@ def attach(engine: Any, *, directory: Path | str | None = None, local_rank: int 
 
 
 _HANDLES: "weakref.WeakSet[Handle]" = weakref.WeakSet()
-"""Those of this process. Only one engine of a device is squeezed: the last one, since DeepSpeed keeps that of a last
-stage alive for good, in the graph of its outputs, when the script drops it and makes another."""
+"""Those of this process."""
 
 
 class Handle:
     """The hooks of one engine.
 
     Attributes:
-        enabled: whether they work.
+        enabled: whether they work. Another engine of this process may, see `successor`.
         fault: why they do not, if a fault switched them off or the engine had others already.
     """
 
@@ -72,9 +72,10 @@ class Handle:
         self._engine_gone: weakref.finalize[[int], Any] | None = None
         self._hooks: StepHooks | None = None
         self._instrument: Instrument | None = None
+        self._successor: Successor | None = None
 
     def start(self, directory: Path, local_rank: int | None) -> None:
-        """Connect and wrap; only `attach` calls this.
+        """Connect and wrap, or wait for those who have; only `attach` calls this.
 
         Raises:
             AttachError: the hooks cannot serve this engine.
@@ -84,7 +85,7 @@ class Handle:
             NoRoomError: there is no room for a socket.
         """
         engine = self._engine
-        pyzmq = load_pyzmq()
+        load_pyzmq()
         check_engine(engine)
         self._rank = int(engine.global_rank)
         deepspeed = sys.modules.get("deepspeed")  # loaded by whoever made a true engine
@@ -95,15 +96,32 @@ class Handle:
             local_rank = first_number(os.environ, LOCAL_RANK)
         if local_rank is None:
             local_rank = max(int(getattr(engine, "local_rank", 0) or 0), 0)
-        waits = waits_of(engine)
         if HOOKED:
             gc.collect()  # an engine that the script has dropped gives its page back only now
         self._place = directory, local_rank
-        for former in [each for each in _HANDLES if each.enabled and each._place == self._place]:
-            notice(
-                f"rank {self._rank}: another engine is squeezed from now on, and the former one trains without hooks"
-            )
+        if self._others():
+            self._successor = Successor(engine, self._steps_of_others, self._take_over, self.switch_off)
+            notice(f"rank {self._rank}: this engine is squeezed once the one attached before it has stopped training")
+        else:
+            self._begin(directory, local_rank)
+
+    def _others(self) -> list["Handle"]:
+        """Those that have hooks on the same device."""
+        return [each for each in _HANDLES if each.enabled and each._place == self._place]
+
+    def _steps_of_others(self) -> tuple[int, ...]:
+        return tuple(each._hooks.steps for each in self._others() if each._hooks is not None)
+
+    def _take_over(self) -> None:
+        for former in self._others():
             former.detach()
+        assert self._place is not None  # `start` has set it
+        self._begin(*self._place)
+        notice(f"rank {self._rank}: another engine is squeezed from now on, and the former one trains without hooks")
+
+    def _begin(self, directory: Path, local_rank: int) -> None:
+        engine = self._engine
+        waits, pyzmq = waits_of(engine), load_pyzmq()
         _HANDLES.add(self)
         page = take_page(directory, local_rank)
         try:
@@ -155,6 +173,8 @@ class Handle:
 
     def _leave(self, fault: int) -> None:
         self.enabled = False
+        if self._successor is not None:
+            self._successor.leave()
         if self._instrument is not None:
             self._instrument.unwrap()
         if self._engine_gone is not None:

@@ -17,7 +17,7 @@ from ds_hooks.engine import HOOKED
 from ds_hooks.step_hooks import StepHooks
 
 
-class _Replaced(NamedTuple):
+class Replaced(NamedTuple):
     """An attribute that holds a wrapper."""
 
     owner: Any
@@ -51,7 +51,7 @@ class Instrument:
         self._engine = engine
         self.hooks = hooks
         self._on_fault = on_fault
-        self._replaced: list[_Replaced] = []
+        self._replaced: list[Replaced] = []
         self._instructions: dict[type, tuple[Any, Any]] = {}
         """Kind of instruction to our wrapper and what it wraps."""
 
@@ -87,7 +87,7 @@ class Instrument:
         HOOKED.discard(self._engine)
 
     def _replace(self, owner: Any, name: str, ours: Any) -> None:
-        self._replaced.append(_Replaced(owner, name, ours, vars(owner).get(name)))
+        self._replaced.append(Replaced(owner, name, ours, vars(owner).get(name)))
         setattr(owner, name, ours)
 
     def _was_changed(self, ours: Any) -> bool:
@@ -104,7 +104,7 @@ class Instrument:
 
     def fault(self, error: Exception) -> None:
         """What a hook raised is no error of the training, but what a signal handler of the script raises in it is."""
-        if _is_of_a_signal_handler(error):
+        if is_of_a_signal_handler(error):
             raise error
         self._on_fault(error)
 
@@ -174,7 +174,7 @@ def _around_collective(of_engine: "weakref.ref[Instrument]", run: Callable[..., 
     return collective
 
 
-def _is_of_a_signal_handler(error: Exception) -> bool:
+def is_of_a_signal_handler(error: Exception) -> bool:
     """Whether a signal handler of the script has raised it: a time limit, say, or the end of an allocation."""
     handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     trace = error.__traceback__

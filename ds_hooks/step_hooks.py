@@ -86,6 +86,11 @@ class StepHooks:
         self._main_cpu_ns = 0  # at the begin of the last bubble
         self._items: list[tuple[int, int, int, int]] = []
 
+    @property
+    def steps(self) -> int:
+        """How many have begun."""
+        return self._step
+
     def begin_step(self, *_: Any) -> None:
         """Before `train_batch`."""
         self._step += 1

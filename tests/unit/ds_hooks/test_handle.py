@@ -83,15 +83,21 @@ def test_an_engine_that_the_script_drops_takes_its_hooks_along(
     assert daemon.page.words[Field.MAIN_PID] == 0
 
 
-def test_of_two_engines_the_one_that_is_attached_last_has_the_hooks(
+def test_of_two_engines_the_one_that_trains_has_the_hooks(
     engine: Engine, daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As where DeepSpeed keeps an engine alive that the script has dropped for another one."""
     former = Engine(engine.page_path)
     first = attach(former, directory=tmp_path / "run", local_rank=0)
     connect(former, daemon)
+    former.train_batch()
     second = attach(engine, directory=tmp_path / "run", local_rank=0)
-    assert second.enabled and second.fault is None and not first.enabled
+    assert (first.enabled, second.enabled, second.fault) == (True, False, None)
+    assert "squeezed once the one attached before it has stopped training" in capsys.readouterr().err
+    assert "this engine already has hooks" in str(attach(engine, directory=tmp_path / "run", local_rank=0).fault)
+    capsys.readouterr()
+    assert engine.train_batch() == 0.5
+    assert (first.enabled, second.enabled, second.fault) == (False, True, None)
     assert "train_batch" in vars(engine) and "train_batch" not in vars(former)
     assert Bye(0, 0) in daemon.hear_all()
     assert daemon.page.words[Field.MAIN_PID] == os.getpid()
@@ -101,6 +107,50 @@ def test_of_two_engines_the_one_that_is_attached_last_has_the_hooks(
     assert second.enabled and daemon.page.words[Field.MAIN_PID] == os.getpid()
     second.detach()
     assert daemon.page.words[Field.MAIN_PID] == 0
+
+
+def test_of_engines_that_train_in_turn_the_first_keeps_the_hooks_until_it_stops(
+    engine: Engine, daemon: Daemon, tmp_path: Path
+) -> None:
+    former, teacher = Engine(engine.page_path), Engine(engine.page_path)
+    first, second, third = (
+        attach(each, directory=tmp_path / "run", local_rank=0) for each in (former, engine, teacher)
+    )
+    connect(former, daemon)
+    for _ in range(3):
+        former.train_batch()
+        engine.train_batch()
+    assert [each.enabled for each in (first, second, third)] == [True, False, False]
+    engine.train_batch()
+    assert (first.enabled, second.enabled) == (False, True)
+    for _ in range(3):
+        former.train_batch()
+    assert (first.enabled, second.enabled) == (False, True), "they are not handed to and fro"
+    third.detach()
+    assert "train_batch" not in vars(teacher)
+    teacher.train_batch()
+    assert [each.enabled for each in (first, second, third)] == [False, True, False]
+    second.detach()
+    assert "train_batch" not in vars(engine)
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_a_takeover_that_fails_leaves_the_training_alone(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, above: bool
+) -> None:
+    former = Engine(engine.page_path)
+    attach(former, directory=tmp_path / "run", local_rank=0)
+    second = attach(engine, directory=tmp_path / "run", local_rank=0)
+    if above:
+        run: Any = engine.train_batch
+        engine.train_batch = lambda: run()  # type: ignore[method-assign]
+
+    def no_page(*_: Any) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr("ds_hooks.handle.take_page", no_page)
+    assert [engine.train_batch(), engine.train_batch()] == [0.5, 0.5]
+    assert not second.enabled and "no room" in str(second.fault)
 
 
 def test_an_engine_that_cannot_be_squeezed_takes_no_hooks_from_another(engine: Engine, tmp_path: Path) -> None:

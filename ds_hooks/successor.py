@@ -1,0 +1,70 @@
+"""Which of several engines in one process is squeezed: a device has one page, and a script may train more than one.
+
+The first one is, until it has stopped training and another has begun. DeepSpeed keeps the engine of a last stage alive
+for good, in the graph of its outputs, so that one which the script has dropped cannot be told by its end. A teacher
+that only evaluates takes nothing from the engine that trains, in whatever order they were made.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from ds_hooks.engine import HOOKED
+from ds_hooks.instrument import Replaced, is_of_a_signal_handler
+
+
+class Successor:
+    """Waits for the hooks, beside an engine that another one's training keeps from having them.
+
+    Args:
+        engine: as `engine.check_engine` accepts it.
+        others: changes with each step of the engines that have hooks.
+        take_over: called once, after a step of `engine` when no other has trained since its last one, or since now.
+        on_fault: takes what `take_over` raised.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        others: Callable[[], Hashable],
+        take_over: Callable[[], None],
+        on_fault: Callable[[BaseException], None],
+    ) -> None:
+        self._engine = engine
+        self._others = others
+        self._take_over = take_over
+        self._on_fault = on_fault
+        self._seen = others()
+        self._waits = True
+        self._replaced = Replaced(
+            engine, "train_batch", self._around(engine.train_batch), vars(engine).get("train_batch")
+        )
+        engine.train_batch = self._replaced.ours
+        HOOKED.add(engine)
+
+    def leave(self) -> None:
+        """Wait no longer, and restore the engine. A second call does nothing."""
+        if self._waits:
+            self._waits = False
+            self._replaced.restore()
+            HOOKED.discard(self._engine)
+
+    def _around(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def train_batch(*args: Any, **kwargs: Any) -> Any:
+            found = run(*args, **kwargs)
+            if self._waits:
+                try:
+                    self._look()
+                except Exception as error:
+                    if is_of_a_signal_handler(error):
+                        raise
+                    self._on_fault(error)
+            return found
+
+        return train_batch
+
+    def _look(self) -> None:
+        now = self._others()
+        if now == self._seen:
+            self.leave()
+            self._take_over()
+        self._seen = now
