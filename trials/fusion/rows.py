@@ -283,7 +283,7 @@ def stack_parameters(tensors_K: Sequence[Tensor]) -> nn.Parameter:
 
 
 def _joined(one: Tensor, other: Tensor) -> Tensor:
-    return torch.cat([one, other])
+    return torch.cat([one.detach(), other.detach()])
 
 
 def _parameter(data: Tensor, requires_grad: bool) -> nn.Parameter:
