@@ -1,5 +1,6 @@
 """Search workers on different devices: who gets which of the waiting trials, and what does not fit where."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +242,8 @@ def test_a_verdict_on_the_deadline_comes_with_a_score(tmp_path: Path, monkeypatc
     worker.note({0: 1, 1: 1})
     worker.report(0, 1, 0.5, False)
     assert worker.news() == [], "too early to tell"
-    worker.measures.ran("even", 2, 100, 0.0, 600.0)
+    now_s = time.monotonic()
+    worker.measures.ran("even", 2, 100, now_s - 600, now_s)
     worker.renew()
     monkeypatch.setattr(worker._watch, "_again_s", 0.0)
     worker.report(1, 1, 0.5, False)
