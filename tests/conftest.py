@@ -1,5 +1,6 @@
 """What the tests of real processes share."""
 
+import gc
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,12 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 settings.register_profile("noisy machines", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("noisy machines")
+
+
+def pytest_collection_finish() -> None:
+    """Keep the million objects of a collection out of each search for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Trials leave, part and join with little memory beside their groups': never a second copy of a group."""
 
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from typing import Any
 
@@ -57,6 +57,15 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def own_objects() -> Iterator[None]:
+    """Hide what lives already: another test's tensors may be of any kind, and need not be measured."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def study_of(model: str, optimizer: str) -> ToyStudy:
     return ToyStudy(lambda n: MODELS[model](), lambda n, ps: OWN[optimizer](n, trained(ps)), [BATCH])
 
@@ -108,7 +117,7 @@ def split_off(study: ToyStudy, rows: list[int]) -> None:
                 torch.testing.assert_close(part.export(row).tensors[name], tensor, equal_nan=True)
     del before, undivided
     gc.collect()
-    living = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]  # those of other tests, too
+    living = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
     plain = [each for each in living if each.layout is torch.strided and each.device.type == "cpu"]
     # by shape: to print one would end the process
     assert not [each.shape for each in plain if each.numel() and not each.untyped_storage().nbytes()]
