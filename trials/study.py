@@ -135,6 +135,8 @@ class Study(abc.ABC):
         - ``model(inputs)`` if they are a tensor or a plain value.
 
         B is the length of the first tensor that has an axis.
+
+        An epoch may be a part of the data: trials are saved, scored and pruned only when one ends.
         """
 
     @abc.abstractmethod
