@@ -56,7 +56,7 @@ from squeezer.records.layout import events_path
 USAGE = "usage: ds_squeeze --squeezer FILE [options of deepspeed] SCRIPT [ARGUMENT …]"
 EXAMPLE = "example:\n  ds_squeeze --squeezer examples/demo.toml --num_accelerators 2 examples/pretrain.py"
 _FLAG = "--squeezer"
-WAIT_FOR_DAEMONS_S = 60.0
+WAIT_FOR_DAEMONS_S = 100.0
 """A killed daemon's record is incomplete, so this is longer than all that a daemon may wait for at its end."""
 _ENDED_WELL = "the main job has ended"
 

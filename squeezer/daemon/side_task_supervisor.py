@@ -25,8 +25,8 @@ from squeezer.records.layout import DETAILS
 from squeezer.records.writer import Recorder
 
 END_TIMEOUT_S = 15.0
-MEASURE_TIMEOUT_S = 20.0
-"""Of measuring the dedicated rate, besides the time that the user wants it to take: imports, and a first epoch."""
+MEASURE_TIMEOUT_S = 60.0
+"""Of measuring the dedicated rate, besides the time that the user wants it to take: imports, models, first steps."""
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +83,7 @@ class SideTaskSupervisor:
         self._reader: StatusReader | None = None
         self._was_ready = self._is_ready = self._has_left = False
         self._has_left_trials = False
+        self._rows = 0
         self._has_served_others = False
         self._closer: subprocess.Popen[bytes] | None = None
         self._noticed_units: set[tuple[str, str]] = set()
@@ -195,7 +196,7 @@ class SideTaskSupervisor:
         """
         if self.progress is None or seconds <= 0 or self._has_served_others:
             return None
-        return self._spawner.measure_dedicated(seconds, trials=0, timeout_s=seconds + MEASURE_TIMEOUT_S)
+        return self._spawner.measure_dedicated(seconds, self._rows, timeout_s=seconds + MEASURE_TIMEOUT_S)
 
     def _read_statuses(self) -> None:
         assert self._reader is not None
@@ -214,7 +215,8 @@ class SideTaskSupervisor:
                 self._spawner.serves, self._spawner.given_up = status, None
                 self._serves_now = status.name
                 del self._deaths[None]
-            case statuses.Ready(busy_ms=busy_ms):
+            case statuses.Ready(busy_ms=busy_ms, rows=rows):
+                self._rows = rows
                 self._was_ready = self._is_ready = True
                 self._uncounted.begin()
                 self._correlator.counter.ready(time.monotonic_ns(), busy_ms)

@@ -70,7 +70,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--priority", choices=list(PRIORITIES), help="once it is ready; default: stays as it is")
     parser.add_argument("--measure", type=float, metavar="SECONDS", help="print the ungated rate, and leave")
-    parser.add_argument("--trials", type=int, default=0, help="with --measure: how many are fused")
+    parser.add_argument("--trials", type=int, default=1, help="with --measure: how many are fused")
     return parser.parse_args()
 
 
@@ -98,7 +98,7 @@ def _work(arguments: argparse.Namespace, report: "Callable[[statuses.Status], No
     torch.set_num_threads(arguments.threads)
     from trials.side_task.devices import NoRoomError, make_side_device
     from trials.study import load_study
-    from trials.training.rehearsal import how_many, measure_dedicated
+    from trials.training.rehearsal import measure_dedicated
 
     try:
         study = load_study(arguments.study)
@@ -108,8 +108,7 @@ def _work(arguments: argparse.Namespace, report: "Callable[[statuses.Status], No
                 turn.end("done")
             return status
         make_side_device(arguments.device, arguments.memory_fraction).adopt(study)
-        trials = arguments.trials or min(how_many(study).trials, study.trials)
-        print(json.dumps(measure_dedicated(study, trials, arguments.measure)))
+        print(json.dumps(measure_dedicated(study, min(arguments.trials, study.trials), arguments.measure)))
         return 0
     except Exception as error:
         if isinstance(error, SearchError) and error.may_pass:

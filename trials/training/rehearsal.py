@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,30 +23,42 @@ from trials.training.most_fused import MostFused, describe, most_fused
 log = own_logger(__name__)
 
 
-def train_ungated(study: Study, trials: int) -> Iterator[int]:
-    """Train `trials` fused trials with random hyperparameters, as long as the caller asks.
+def train_ungated(study: Study, trials: int) -> Iterator[tuple[int, float]]:
+    """Train `trials` fused trials with random hyperparameters, again and again, as long as the caller asks.
 
     Yields:
-        The work of each epoch, in trials × examples.
+        The work of each step, in trials × examples, and its seconds, see `measure_dedicated`. Building trials, and what
+        the caller does meanwhile, does not count.
+
+    Raises:
+        ValueError: there is no batch.
     """
-    group = _random_group(study, trials, OpenGate())
-    for epoch in count():
-        work = 0
-        for inputs, targets, per_trial in group.batches(epoch % study.epochs):
-            group.train_step(inputs, targets, per_trial)
-            work += work_of(study, trials, inputs, targets, per_trial)
-        group.end_epoch()
-        yield work
+    has_trained = False
+    while True:
+        group = _random_group(study, trials, OpenGate())
+        began_s = _own_s()
+        for epoch in range(study.epochs):  # schedulers may allow no more
+            for inputs, targets, per_trial in group.batches(epoch):
+                group.train_step(inputs, targets, per_trial)
+                yield work_of(study, trials, inputs, targets, per_trial), _own_s() - began_s
+                has_trained, began_s = True, _own_s()
+            group.end_epoch()
+        if not has_trained:
+            raise ValueError("Study.batches gives no batch in any epoch")
+        group.keep([])  # it refers to itself, and the next one needs its memory
 
 
 def rehearse(study: Study) -> MostFused:
-    """Train two throw-away trials for an epoch, so that imports, compilations and errors come first.
+    """Train two throw-away trials for some steps, so that imports, compilations and errors come first.
 
     Returns:
         How many trials to fuse.
     """
     try:
-        next(train_ungated(study, trials=2))
+        group = _random_group(study, 2, OpenGate())
+        for batch in islice(group.batches(0), STEPS_TRIED):
+            group.train_step(*batch)
+        group.end_epoch()
         _try_mixed(study, _random_group(study, 2, OpenGate()), OpenGate())
         return how_many(study)
     except (Exception, SystemExit) as error:
@@ -95,44 +107,55 @@ def try_out(study: Study, gate: Gate, trials: int) -> None:
     gate.enter(HOST_UNIT)  # its tensors are freed in a bubble
 
 
-SLICES = 4
+SLICES, MOST_OF_A_SLICE = 4, 4.0
 
 
 def measure_dedicated(study: Study, trials: int, seconds: float) -> dict[str, float]:
     """Train fused trials without a gate for `seconds`, to measure the rate of a dedicated device.
 
     Other work on the machine can only slow this down, so the fastest of four slices counts, and not the time in which
-    the processor ran something else.
+    the processor ran something else. Where trials are short, building them may take up to three times as long again.
 
     Returns:
-        ``{"trials": K, "work_per_s": trials × examples per second}``, without the first epoch, and the same for a
+        ``{"trials": K, "work_per_s": trials × examples per second}``, without the first steps, and the same for a
         quarter of the trials as ``few_trials`` and ``few_work_per_s``. K is `trials`, halved until they fit into the
         device's memory.
     """
     while True:
-        epochs = train_ungated(study, trials)
+        steps = train_ungated(study, trials)
         try:
-            next(epochs)
+            _warm_up(steps)
             break
         except torch.OutOfMemoryError:
             if trials == 1:
                 raise
         trials //= 2
     few = max(1, trials // 4)
-    few_epochs = train_ungated(study, few)
-    next(few_epochs)
+    few_steps = train_ungated(study, few)
+    _warm_up(few_steps)
     each_s = seconds / SLICES / 2
-    rates = [(_rate(epochs, each_s), _rate(few_epochs, each_s)) for _ in range(SLICES)]
+    rates = [(_rate(steps, each_s), _rate(few_steps, each_s)) for _ in range(SLICES)]
     many_per_s, few_per_s = map(max, zip(*rates, strict=True))
     return {"trials": trials, "work_per_s": many_per_s, "few_trials": few, "few_work_per_s": few_per_s}
 
 
-def _rate(epochs: Iterator[int], seconds: float) -> float:
-    work = 0
-    start_s, start_waited_s = time.monotonic(), _waited_s()
-    while not work or time.monotonic() < start_s + seconds:
-        work += next(epochs)
-    return work / (time.monotonic() - start_s - (_waited_s() - start_waited_s))
+def _warm_up(steps: Iterator[tuple[int, float]]) -> None:
+    for _ in islice(steps, STEPS_TRIED):
+        pass
+
+
+def _rate(steps: Iterator[tuple[int, float]], seconds: float) -> float:
+    """Return the work per second of steps that take `seconds` together, or as many as pass in a multiple of that."""
+    work, took_s, until_s = 0, 0.0, time.monotonic() + MOST_OF_A_SLICE * seconds
+    while took_s <= 0 or (took_s < seconds and time.monotonic() < until_s):  # one that waited may seem to take no time
+        more, step_s = next(steps)
+        work, took_s = work + more, took_s + step_s
+    return work / took_s
+
+
+def _own_s() -> float:
+    """The time, but for that in which this thread has waited for a processor."""
+    return time.monotonic() - _waited_s()
 
 
 def _waited_s() -> float:

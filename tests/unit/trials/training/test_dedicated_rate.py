@@ -1,30 +1,80 @@
-"""The rate of a dedicated device does not suffer from what else the machine runs."""
+"""The rate of a dedicated device: it does not suffer from what else the machine runs, and needs no whole epoch."""
 
+import itertools
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
-from trials.training.rehearsal import _rate
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler as lrs
+
+from tests.support.fused_and_solo import ToyStudy
+from tests.support.paths import ROOT
+from trials.training.rehearsal import _own_s, _rate, measure_dedicated, rehearse, train_ungated
 
 NICENESS = 10  # beside niceness 0: about a tenth of the core
 
 
-def epochs(cpu_s: float) -> Iterator[int]:
+def steps(cpu_s: float) -> Iterator[tuple[int, float]]:
     """Each takes `cpu_s` of CPU time, and is a work of 1."""
     while True:
-        start_s = time.thread_time()
+        began_s, start_s = _own_s(), time.thread_time()
         while time.thread_time() < start_s + cpu_s:
             pass
-        yield 1
+        yield 1, _own_s() - began_s
 
 
 def test_time_in_which_others_had_the_core_does_not_count() -> None:
-    measured = subprocess.run([sys.executable, __file__], stdout=subprocess.PIPE, check=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "tests.unit.trials.training.test_dedicated_rate"]
+    measured = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True, timeout=120)
     rate, by_clock = map(float, measured.stdout.split())
     assert rate > 50  # of the 100 that a core of its own would give
     assert rate > 2 * by_clock
+
+
+class Endless(ToyStudy):
+    """Its epochs never end."""
+
+    trials, fused = 4, "auto"
+
+    def batches(self, epoch: int) -> Any:
+        return itertools.cycle(self.data)
+
+
+class OneCycle(ToyStudy):
+    """Its schedulers refuse a step after the last."""
+
+    epochs, scheduler_every = 2, "step"
+
+    def scheduler(self, params: dict[str, Any], optimizer: torch.optim.Optimizer) -> Any:
+        return lrs.OneCycleLR(optimizer, 0.1, total_steps=self.epochs * len(self.data))
+
+
+def study_of(kind: type[ToyStudy], batches: int) -> ToyStudy:
+    return kind(lambda n: nn.Linear(3, 2), "adamw", [(torch.ones(5, 3), torch.zeros(5))] * batches)
+
+
+def test_an_epoch_need_not_end(caplog: pytest.LogCaptureFixture) -> None:
+    study = study_of(Endless, 1)
+    assert rehearse(study).gain is not None and not caplog.records
+    measured = measure_dedicated(study, 4, 0.1)
+    assert (measured["trials"], measured["few_trials"]) == (4, 1)
+    assert measured["work_per_s"] > 0 and measured["few_work_per_s"] > 0
+
+
+def test_schedulers_take_no_more_steps_than_a_trial_has() -> None:
+    steps = list(itertools.islice(train_ungated(study_of(OneCycle, 3), 2), 20))
+    assert {work for work, _ in steps} == {10}
+
+
+def test_a_study_without_batches_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"gives no batch in any epoch"):
+        next(train_ungated(study_of(ToyStudy, 0), 2))
 
 
 def _print_rates() -> None:
@@ -36,7 +86,7 @@ def _print_rates() -> None:
             os.nice(NICENESS)
             done: list[int] = []
             start_s = time.monotonic()
-            rate = _rate((done.append(work) or work for work in epochs(cpu_s=0.01)), seconds=1.0)
+            rate = _rate((done.append(step[0]) or step for step in steps(cpu_s=0.01)), seconds=1.0)
             print(rate, sum(done) / (time.monotonic() - start_s))
         finally:
             busy.kill()
