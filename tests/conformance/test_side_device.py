@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.shared.page.file import Page, page_path
 from ds_hooks.shared.page.layout import DeviceGate, Field
+from ds_hooks.shared.statuses import Status
 from tests.support.fake_torch_cuda import fake_torch_cuda
 from tests.support.fused_and_solo import ToyStudy, members
 from tests.support.main_job import MainJob
@@ -157,3 +158,24 @@ def test_nothing_moves_while_the_main_job_has_the_memory_it_needs(device: SideDe
         offload.step_ended()
         offload.trim()
     assert sent == []
+
+
+@pytest.mark.parametrize("device", [GPU], indirect=True)
+def test_what_has_moved_to_the_host_can_be_read_there_and_comes_back(
+    device: SideDevice, page: Page, gate: Gate
+) -> None:
+    weight = nn.Parameter(torch.arange(1 << 20, device="cuda"), requires_grad=False)
+    memory = weight.untyped_storage()
+    seen: list[tuple[str, int, int]] = []
+
+    def report(status: Status) -> None:
+        seen.append((weight.device.type, memory.nbytes(), int(weight.sum())))
+        page.words[Field.SIDE_LIMIT_BYTES] = 0
+
+    offload = device.offload(page, gate, report)
+    assert offload is not None
+    page.words[Field.SIDE_LIMIT_BYTES] = 1
+    offload.step_ended()
+    total = (1 << 19) * ((1 << 20) - 1)
+    assert seen == [("cpu", 0, total), ("cuda", 8 << 20, total)]
+    assert weight.untyped_storage() is memory

@@ -1,13 +1,14 @@
 """Gives device memory back when the main job needs it, and takes it again when it can.
 
 State moves to the host's memory storage by storage, in place: every tensor object stays the same, and so does all that
-refers to it. The bits that come back are those that left.
+refers to it. Meanwhile it is a tensor of the host's, because a thread of the study may read it at any time: to empty a
+storage in which a tensor lies would end the process at the next read. The bits that come back are those that left.
 """
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from time import monotonic_ns
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,19 @@ class CudaMeter:
         """See `Meter`. Nothing may be queued on the device, because freeing waits for it."""
         getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
         torch.cuda.empty_cache()
+
+
+class _Parked(NamedTuple):
+    """What is in the host's memory."""
+
+    storage: Any
+    """The device's, empty now."""
+
+    here: Tensor
+    """Its bytes."""
+
+    tensors: list[Tensor]
+    """Those that lay there, and lie here now."""
 
 
 class Offload:
@@ -116,35 +130,37 @@ class Offload:
         limit = self._words[Field.SIDE_LIMIT_BYTES]
         return bool(limit) and held > limit
 
-    def _move_out(self) -> list[tuple[Any, Tensor]]:
-        """Return (storage, its bytes in the host's memory) of all that was on the device."""
+    def _move_out(self) -> list[_Parked]:
+        """Move all that is on the device, but what something unknown still refers to."""
         parked = []
-        for storage in _storages(self._tensors()):
-            there = _bytes_of(storage)
+        for storage, tensors in _by_storage(self._tensors()):
             here = torch.empty(storage.nbytes(), dtype=torch.uint8)
-            self._copy(here, there)
-            storage.resize_(0)
-            parked.append((storage, here))
+            self._copy(here, _bytes_of(storage))
+            if _is_held_only_by(tensors, storage):
+                _lay(tensors, here.untyped_storage())
+                storage.resize_(0)
+                parked.append(_Parked(storage, here, tensors))
         self._gate.enter(HOST_UNIT)
         self._meter.trim()
         return parked
 
-    def _move_in(self, parked: list[tuple[Any, Tensor]], needed: int) -> bool:
+    def _move_in(self, parked: list[_Parked], needed: int) -> bool:
         """Take all back, if the limit allows as much as before. Returns whether it did."""
         limit = self._words[Field.SIDE_LIMIT_BYTES]
         if limit and limit < needed:
             return False
         self._gate.enter(HOST_UNIT)
         try:
-            for storage, here in parked:
+            for storage, here, _ in parked:
                 storage.resize_(here.numel())
         except torch.OutOfMemoryError:
-            for storage, _ in parked:
+            for storage, _, _ in parked:
                 storage.resize_(0)
             self._meter.trim()
             return False
-        for storage, here in parked:
+        for storage, here, tensors in parked:
             self._copy(_bytes_of(storage), here)
+            _lay([tensor for tensor in tensors if _lies_in(tensor, here)], storage)
         return True
 
     def _copy(self, into: Tensor, source: Tensor) -> None:
@@ -154,22 +170,42 @@ class Offload:
 
 
 def tensors_on(kind: str) -> Iterator[Tensor]:
-    """Yield all tensors of this process on a kind of device, and their gradients."""
+    """Yield all tensors of this process on a kind of device, their gradients, and what they are views of."""
     for found in gc.get_objects():
         if type(found) in (Tensor, nn.Parameter) and found.device.type == kind and found.layout is torch.strided:
             yield found
             if found.is_leaf and found.grad is not None:
                 yield found.grad
+            if found._base is not None:
+                yield found._base
 
 
-def _storages(tensors: Iterable[Tensor]) -> list[Any]:
-    """Return the storages of `tensors` that can be moved, each once."""
-    found = {}
+def _by_storage(tensors: Iterable[Tensor]) -> list[tuple[Any, list[Tensor]]]:
+    """Return the storages that can be moved, each once, and of `tensors` those that lie in it."""
+    found: dict[int, tuple[Any, dict[int, Tensor]]] = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
         if storage.nbytes() and storage.resizable():
-            found[storage.data_ptr()] = storage
-    return list(found.values())
+            found.setdefault(storage._cdata, (storage, {}))[1][id(tensor)] = tensor
+    return [(storage, list(inside.values())) for storage, inside in found.values()]
+
+
+def _is_held_only_by(tensors: list[Tensor], storage: Any) -> bool:
+    """Whether nothing else refers to `storage`, such as a tensor of a class of its own, and `_lay` can move all."""
+    holders: int = torch._C._storage_Use_Count(storage._cdata) - 1  # one is the object `storage` itself
+    return holders == len(tensors) and not any(tensor.is_conj() or tensor.is_neg() for tensor in tensors)
+
+
+def _lay(tensors: list[Tensor], storage: Any) -> None:
+    """Let `tensors` lie in `storage` as in their own, views of one memory as before."""
+    for tensor in tensors:
+        laid = torch.empty(0, dtype=tensor.dtype, device=storage.device)
+        tensor.data = laid.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+def _lies_in(tensor: Tensor, here: Tensor) -> bool:
+    """Whether it still does: a thread of the study may have given it other data."""
+    return bool(tensor.untyped_storage()._cdata == here.untyped_storage()._cdata)
 
 
 def _bytes_of(storage: Any) -> Tensor:

@@ -2,6 +2,7 @@
 
 import itertools
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,10 @@ class CountingGate(OpenGate):
 
 
 class FakeMeter:
-    """An allocator that keeps what is freed until it is trimmed."""
+    """An allocator that keeps what is freed until it is trimmed. The memory in which `tensors` lie now is its own."""
 
-    def __init__(self, tensors: Callable[[], Sequence[Tensor]], cached: int = 0) -> None:
-        self._tensors = tensors
+    def __init__(self, tensors: Sequence[Tensor], cached: int = 0) -> None:
+        self.storages = list({t.untyped_storage()._cdata: t.untyped_storage() for t in tensors}.values())
         self._held = cached
 
     def held_bytes(self) -> int:
@@ -65,8 +66,7 @@ class FakeMeter:
         self._held = self._used()
 
     def _used(self) -> int:
-        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self._tensors()}
-        return sum(storages.values())
+        return sum(storage.nbytes() for storage in self.storages)
 
 
 class Home:
@@ -77,7 +77,7 @@ class Home:
         self.reported: list[Status] = []
         self.while_out: list[Callable[[], int | None]] = []
         self._clock_ns = itertools.count(0, LOOK_EVERY_NS // 2)
-        self.meter = FakeMeter(lambda: tensors, cached)
+        self.meter = FakeMeter(tensors, cached)
         self.offload = Offload(
             page.words,
             self.gate,
@@ -140,7 +140,7 @@ def test_all_goes_to_the_host_in_pieces_through_the_gate_and_comes_back_when_the
     home.limit(4 * CHUNK_BYTES)
 
     def still_short() -> None:
-        assert all(view.untyped_storage().nbytes() == 0 for view in views)
+        assert all(storage.nbytes() == 0 for storage in home.meter.storages)
         assert page.words[Field.SIDE_BYTES] == 0
         home.limit(4 * CHUNK_BYTES + 47)
 
@@ -156,12 +156,94 @@ def test_all_goes_to_the_host_in_pieces_through_the_gate_and_comes_back_when_the
     assert home.gate.rests == 2
 
 
+def test_a_thread_may_read_and_write_what_is_out(page: Page) -> None:
+    weight = nn.Parameter(torch.arange(1000.0))
+    data = weight.detach()
+    table, last = data.view(10, 100), data[990:]
+    home = Home(page, [weight, data, table, last])
+    home.limit(1)
+    read: list[float] = []
+
+    def log() -> None:
+        read.extend((weight.sum().item(), float(table[3].mean()), float(last.max())))
+        last.zero_()
+
+    def while_out() -> None:
+        thread = threading.Thread(target=log)
+        thread.start()
+        thread.join()
+        assert all(storage.nbytes() == 0 for storage in home.meter.storages)
+        home.limit(0)
+
+    home.while_out = [while_out]
+    home.offload.step_ended()
+    assert read == [499500.0, 349.5, 999.0]
+    assert weight.sum().item() == sum(range(990))
+    assert all(each.untyped_storage() is home.meter.storages[0] for each in (weight, data, table, last))
+
+
+def test_what_a_thread_has_replaced_while_it_was_out_stays_replaced(page: Page) -> None:
+    weight, other = nn.Parameter(torch.zeros(100)), torch.zeros(100)
+    home = Home(page, [weight, other])
+    home.limit(1)
+
+    def replace() -> None:
+        weight.data = torch.ones(100)
+        home.limit(0)
+
+    home.while_out = [replace]
+    home.offload.step_ended()
+    assert weight.sum().item() == 100 and not other.any()
+
+
+class Labelled(Tensor):
+    """A class of the user's."""
+
+
+@pytest.mark.parametrize("other", [lambda t: t.as_subclass(Labelled), Tensor.conj])
+def test_memory_stays_where_it_is_while_something_lies_in_it_that_cannot_be_moved(
+    page: Page, other: Callable[[Tensor], Tensor]
+) -> None:
+    held, free = torch.ones(100, dtype=torch.complex64), torch.ones(50)
+    stays = other(held)
+    known = [held, free] if isinstance(stays, Labelled) else [held, stays, free]
+    home = Home(page, known)
+    home.limit(1)
+
+    def while_out() -> None:
+        assert [storage.nbytes() for storage in home.meter.storages] == [800, 0]
+        assert stays.sum() == 100
+        home.limit(0)
+
+    home.while_out = [while_out]
+    home.offload.step_ended()
+    held.mul_(2j)
+    assert stays.sum() == (200j if isinstance(stays, Labelled) else -200j)
+
+
+def test_a_view_s_base_is_found_although_only_the_view_refers_to_it(page: Page) -> None:
+    view = torch.arange(1000.0)[1:]
+    memory = view.untyped_storage()
+    home = Home(page, [t for t in tensors_on("cpu") if t.untyped_storage() is memory])
+    home.limit(1)
+
+    def while_out() -> None:
+        assert (memory.nbytes(), float(view.sum())) == (0, 499500.0)
+        home.limit(0)
+
+    home.while_out = [while_out]
+    home.offload.step_ended()
+    assert float(view.sum()) == 499500.0
+
+
 def test_the_end_comes_while_it_is_out(page: Page) -> None:
-    home = Home(page, [torch.zeros(100)])
+    weight = torch.ones(100)
+    home = Home(page, [weight])
     home.limit(1)
     home.while_out = [lambda: None, lambda: signal.SIGTERM]
     with pytest.raises(StopRequested):
         home.offload.step_ended()
+    assert float(weight.sum()) == 100  # as what the study has left to its end may ask
 
 
 def make_group(seed: int) -> tuple[TrialGroup, list[tuple[Tensor, Tensor]]]:
