@@ -86,7 +86,7 @@ class Checkpoints:
         for source in self._sources(number, reached):
             try:
                 state = load(source) if isinstance(source, Path) else source
-                if state.params != params or state.number != number:
+                if not _are_alike(state.params, params) or state.number != number:
                     self._warn(f"trial {number}: {source} is of another trial")
                     continue
                 if state.epoch >= self._study.epochs:  # the user has lowered them since
@@ -219,3 +219,8 @@ class Checkpoints:
         if text not in self._warned:
             self._warned.add(text)
             log.warning("%s", text)
+
+
+def _are_alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether these are the same hyperparameters. NaN is not equal to itself."""
+    return one == other or repr(one) == repr(other)

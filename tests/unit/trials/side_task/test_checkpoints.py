@@ -131,7 +131,11 @@ def test_many_ends_in_a_row(tmp_path: Path) -> None:
     assert_accounts(worker._claims.spans(), assert_all_ended(worker, study))
 
 
-def test_a_trial_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [0.5, float("nan")])
+def test_a_trial_goes_on_from_its_checkpoint(
+    value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Seven, "suggest", lambda study, trial: {"n": trial.number, "value": value})
     study = make_study(False)
     worker = hire(study, tmp_path)
     with pytest.raises(StopRequested):
@@ -145,6 +149,7 @@ def test_a_trial_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     work(again, hire(again, tmp_path), tmp_path)
     begun = make_study(False)
     assert len(read) < begun.epochs * begun.trials, "epochs that are kept are not trained again"
+    assert "no newer checkpoint can be used" not in caplog.text
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
