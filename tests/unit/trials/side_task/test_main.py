@@ -30,7 +30,7 @@ def test_a_status_whose_write_is_cut_short_arrives_whole(monkeypatch: pytest.Mon
 
 
 AT_ITS_END = """
-import atexit, threading, time
+import atexit, threading
 from concurrent.futures import ThreadPoolExecutor
 from tests.support.studies.tiny import Tiny as Small
 
@@ -38,7 +38,7 @@ POOL = ThreadPoolExecutor(1)
 POOL.submit(int).result()
 
 def late():
-    time.sleep(0.3)
+    threading.main_thread().join()
     print("the thread has ended")
 
 class Held:
