@@ -1,11 +1,11 @@
 """Cohorts of trials that can be fused, and how many of them may be without units too long for the bubbles."""
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any
 
 from ds_hooks.shared import statuses
-from trials.gate.base import Gate, Starved
+from trials.gate.base import HOST_UNIT, Gate, Starved
 from trials.own_logger import own_logger
 from trials.study import Study
 from trials.training.audits.audit import Audit
@@ -149,6 +149,15 @@ class Cohort:
         half = group.size // 2
         self.fit.most = min(self.fit.most, group.size - half)
         self._split(group, group.numbers[group.size - half :])
+
+    def drop(self, numbers: Collection[int]) -> bool:
+        """Let trials go, if they are here. Returns whether any was. Call `use_units` of a group before it runs."""
+        found = [group for group in self.groups if not set(group.numbers).isdisjoint(numbers)]
+        for group in found:
+            self._gate.enter(HOST_UNIT)
+            group.keep([row for row, number in enumerate(group.numbers) if number not in numbers])
+        self.drop_empty()
+        return bool(found)
 
     def drop_empty(self) -> None:
         """Forget groups without trials."""

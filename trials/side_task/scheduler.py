@@ -1,7 +1,7 @@
 """Decides which trials train next, until the study is done.
 
 Trials of one structure form a *cohort*, normally one `TrialGroup`. Each trial is at an epoch of its own, so it sees the
-batches in the order that it would see alone. When an epoch ends, new trials get the rows that pruning has freed.
+batches in the order that it would see alone. Between epochs, new trials get the rows that pruning has freed.
 Trials that wait are sorted by structure, so that as many as possible begin together. Cohorts take turns. A group whose
 units are longer than every bubble is split in halves.
 """
@@ -111,8 +111,7 @@ class Scheduler:
         while True:
             if self._turn is not None and self._turn.is_over(has_trained=self._accounts.epochs > 0):
                 self._leave()
-            for answer in self._search.answers():
-                self._take(answer)
+            self._listen()
             was_idle = not self._cohorts
             self._refill()
             if was_idle and self._cohorts:
@@ -123,7 +122,10 @@ class Scheduler:
                     break
                 if self._turn is not None and self._exhausted and not self._waiting and self._turn.may_be_left():
                     raise TurnOver(is_idle=True)
-                self._wait_for_search()
+                self._gate.rest()
+                self._listen(wait_s=0.2)
+                if END_SIGNAL in signal.sigpending():
+                    raise StopRequested
                 continue
             cohort = self._cohorts.pop(0)
             self._train_epoch(cohort)
@@ -152,8 +154,7 @@ class Scheduler:
         """Ask ahead, because the search worker takes a while; but not far ahead, because later it knows more scores."""
         readers = [reader for cohort in self._cohorts for reader in cohort.readers]
         here = [*(reader.number for reader in readers), *self._waiting.numbers]
-        stays = [self._checkpoints.milestone(reader.number) - reader.epoch > ASK_AHEAD_EPOCHS for reader in readers]
-        staying = sum(s and r.number not in self._results.dropped for s, r in zip(stays, readers, strict=True))
+        staying = sum(self._checkpoints.milestone(each.number) - each.epoch > ASK_AHEAD_EPOCHS for each in readers)
         several = len(self._waiting.structures | self._fits.keys()) > 1
         wanted = max(self._most - staying, self._refilling.least(self._most)) * (ASK_SEVERAL if several else 1)
         wanted -= len(self._waiting)
@@ -163,6 +164,14 @@ class Scheduler:
         if not self._exhausted or may_be_promoted or time.monotonic() >= self._ask_again_s:
             self._search.send(ask=wanted, here=here)
             self._asked, self._here = True, len(here)
+
+    def _listen(self, wait_s: float = 0.0) -> None:
+        """Take what the search worker has answered. Trials that it has pruned or lost give up their rows."""
+        for answer in self._search.answers(wait_s):
+            self._take(answer)
+        if any([cohort.drop(self._results.dropped) for cohort in self._cohorts]):
+            self._cohorts = [cohort for cohort in self._cohorts if cohort.groups]
+            self._in_use = None
 
     def _take(self, answer: dict[str, Any]) -> None:
         self._results.dropped |= {answer[how] for how in ("pruned", "lost") if how in answer}
@@ -175,13 +184,6 @@ class Scheduler:
             self._exhausted, self._over = answer["exhausted"], answer["over"]
             self._here += len(answer["trials"])
             self._asked, self._ask_again_s = False, time.monotonic() + ASK_AGAIN_S
-
-    def _wait_for_search(self) -> None:
-        self._gate.rest()
-        for answer in self._search.answers(wait_s=0.2):
-            self._take(answer)
-        if END_SIGNAL in signal.sigpending():
-            raise StopRequested
 
     def _refill(self) -> None:
         """Give free rows to trials that wait, at once if nothing else trains or no further trials will come."""
@@ -237,8 +239,7 @@ class Scheduler:
             return
         except Exception as error:
             fits = not is_out_of_memory(error)
-            left = set(cohort.numbers)
-            lost = [each for each in asked if each["number"] not in left]
+            lost = [each for each in asked if each["number"] not in cohort.numbers]
             if fits:
                 self._fail([each["number"] for each in lost], error)
         if not cohort.groups:

@@ -47,8 +47,8 @@ def test_freed_rows_are_given_to_new_trials_and_each_is_trained_as_alone(
     assert_as_alone(trials, make_study(own))
     assert [(epochs, size) for epochs, size in trained[::3]] == [
         ({0}, 4),
-        ({0, 1}, 4),  # 1 has diverged
-        ({0, 1, 2}, 4),  # 2 is pruned
+        ({0, 1}, 3),  # 1 has diverged, 2 is pruned
+        ({0, 1, 2}, 4),
         ({0, 1, 2}, 3),  # 0 and 3 are done, and no trial is left but one
         ({1, 2}, 2),
         ({2}, 1),

@@ -49,7 +49,7 @@ def test_trials_that_crowd_others_out_of_the_memory_begin_anew_with_them(
 
     monkeypatch.setattr(TrialGroup, "merge", crowded)
     tight, reported = run(own, Starving(()))
-    assert out_of_memory(reported) == [(4, 2)]
+    assert out_of_memory(reported) == [(3, 1)]
     for one, other in zip(tight, roomy, strict=True):
         assert one.state == other.state
         for epoch, value in other.intermediate_values.items():
