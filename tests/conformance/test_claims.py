@@ -106,6 +106,18 @@ def test_what_is_released_is_claimed_again_under_a_higher_fence(hire: Hire) -> N
     assert [span for span in other.spans() if span.kept] == [Span(0, 0, 4, True), Span(0, 4, 9, True)]
 
 
+def test_what_is_trained_of_a_trial_after_its_end_is_counted_once(hire: Hire) -> None:
+    one, other = hire("one"), hire("one", "of another study")
+    claim = sure(one, 0)
+    with one.owned(claim) as owned:
+        assert owned is not None
+        owned.end(2, trained=3)
+    for claims in (one, one, other):
+        claims.add_lost(claim, 3, 5)
+    assert one.spans() == [Span(0, 0, 2, True), Span(0, 2, 3, False), Span(0, 3, 5, False)]
+    assert other.spans() == [Span(0, 3, 5, False)]
+
+
 def test_deaths_count_until_a_checkpoint(hire: Hire) -> None:
     one = hire("one")
     for deaths in range(3):

@@ -205,6 +205,20 @@ def test_a_trial_whose_last_score_is_no_number_fails_with_that_reason(
     assert endless.state is TrialState.COMPLETE and endless.value == inf
 
 
+def test_what_the_side_task_trains_before_it_hears_that_a_trial_is_pruned_is_lost_and_counted(hire: Hire) -> None:
+    worker = hire()
+    worker._study.pruner = optuna.pruners.ThresholdPruner(lower=0.0)
+    assert numbers(worker.ask(2)) == [0, 1]
+    worker.note({0: 2, 1: 2})
+    assert worker.report(0, 2, -1.0, False) == {"pruned": 0}
+    worker.note({0: 3, 1: 3})
+    worker.note({0: 4, 1: 4})
+    assert worker.ask(0, here=[1])["trials"] == [], "it has heard"
+    worker.note({0: 9, 1: 5})
+    spans = [(span.from_epoch, span.to_epoch, span.kept) for span in worker._claims.spans() if span.trial == 0]
+    assert spans == [(0, 2, True), (2, 3, False), (3, 4, False)]
+
+
 def test_of_trials_that_train_together_only_the_one_that_ends_processes_fails(hire: Hire) -> None:
     guilty, deaths = 2, 0
     worker = hire()

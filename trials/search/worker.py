@@ -23,6 +23,7 @@ from trials.search.choice.space import check_space
 from trials.search.config import WorkerConfig as WorkerConfig
 from trials.search.files import checkpoint_files
 from trials.search.files.study_files import StudyFiles
+from trials.search.late_epochs import LateEpochs
 from trials.search.measures import Measures
 from trials.search.optuna_study import ended_after, open_study, safe_sampler
 from trials.search.optuna_trials import OptunaTrials
@@ -85,6 +86,7 @@ class SearchWorker:
         self._beginner = Beginner(study, self._seen, self._trials.known)
         self._lost_here, self._unnoticed = set[int](), set[int]()  # lost: the side task has them, or this one held them
         self._closed: list[tuple[int, int]] = []
+        self._late = LateEpochs(self._claims, holder)
         self.trained: dict[int, int] = {}
         self.measures = Measures()
         self._watch = DeadlineWatch(
@@ -109,6 +111,7 @@ class SearchWorker:
             here: those that the side task has. What it still says of a lost one must not count for a new claim.
         """
         self._lost_here &= set(here)
+        self._late.keep(here)
         self._files.retry()
         found: list[dict[str, Any]] = []
         exhausted = self._over = False
@@ -191,10 +194,7 @@ class SearchWorker:
         return self._end(number, TrialState.FAIL, self.trained[number], reason)
 
     def does_not_fit(self, number: int, reason: str) -> dict[str, Any] | None:
-        """Let another worker have a trial that does not fit on this one's device; if it fits on none, it fails.
-
-        Returns an answer if it is lost.
-        """
+        """Let another worker have a trial that does not fit here; if it fits on none, it fails. As `fail` else."""
         if number not in self._held:
             return None
         name = self.measures.structure(number) or trial_name(number)
@@ -264,6 +264,7 @@ class SearchWorker:
     def note(self, epochs: Mapping[int, int]) -> None:
         """Note how many epochs trials have trained so far."""
         self.trained.update({number: epoch for number, epoch in epochs.items() if number in self._held})
+        self._late.note(epochs)
 
     def renew(self) -> None:
         """Give a sign of life."""
@@ -336,6 +337,7 @@ class SearchWorker:
         """End a trial without a result. Returns an answer if it is lost."""
         trial_id = patiently(lambda again: self._trials.id(number))
         write = partial(self._trials.end, number, trial_id, state, reason)
+        self._late.end(self._held[number].claim, self.trained[number])
         if not self._owning(number, write, released_at=epoch):
             return self._lost(number)
         self._ended(number, trial_id)
@@ -355,11 +357,7 @@ class SearchWorker:
         del self._held[number], self.trained[number]
 
     def _claim(self, held: LockedClaims, most: int) -> tuple[list[Claimed], bool, list[dict[str, Any] | Unbegun]]:
-        """Claim up to `most` trials.
-
-        Returns:
-            Them; whether the study is over; and what has been begun under the lock.
-        """
+        """Claim up to `most` trials. Returns them; whether the study is over; and what was begun under the lock."""
         held.avoided = {*self._held, *self._lost_here, *self._files.waiting()}
         claimed = self._next.claim(held, most, may_begin=not self._stopped)
         self._unnoticed = held.left & self._held.keys()

@@ -8,6 +8,7 @@ the same host; another database holds them itself, for any number of hosts.
 *Spans* are the accounts: trained = kept + lost, in epochs and per trial.
 """
 
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -150,6 +151,20 @@ class Claims:
             is_ours = row is not None and row.worker == self._worker and row.fence == claim.fence
             always = {"operation": operation, **({} if structure is None else {"structure": structure})}
             yield Owned(c, row, always, is_done, self._directory) if is_done or is_ours else None
+
+    def add_lost(self, claim: Claim, from_epoch: int, to_epoch: int) -> None:
+        """Count epochs of a trial that had ended as lost. To say it twice changes nothing."""
+        said = f"{self._study} {claim.trial} {claim.fence} {from_epoch}"
+        values: dict[str, Any] = {"span": uuid.uuid5(uuid.NAMESPACE_OID, said).hex, "study": self._study}
+        values |= {
+            "worker": self._worker,
+            "trial": claim.trial,
+            "fence": claim.fence,
+            "from_epoch": from_epoch,
+            "to_epoch": to_epoch,
+        }
+        with self._engine.begin() as c, suppress_duplicate(c):
+            c.execute(SPAN.insert().values(**values, kept=False))
 
     def renew(self, sign: Sign) -> float:
         """Give a sign of life. What it has said before, and nobody has changed since, is not said again.
