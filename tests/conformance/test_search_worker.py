@@ -16,6 +16,7 @@ from tests.support.fused_and_solo import AtOnce, ToyStudy
 from trials.search.attributes import REASON, WORKER
 from trials.search.storage.claims import MOST_DEATHS
 from trials.search.worker import SearchWorker, WorkerConfig
+from trials.study_error import StudyError
 
 
 class Seen(optuna.samplers.RandomSampler):
@@ -203,6 +204,29 @@ def test_a_trial_whose_last_score_is_no_number_fails_with_that_reason(
     assert lost.state is TrialState.FAIL and lost.user_attrs[REASON] == "its score is nan"
     assert "trial 0 failed: its score is nan" in caplog.messages
     assert endless.state is TrialState.COMPLETE and endless.value == inf
+
+
+def test_a_study_with_a_parameter_that_begun_trials_lack_is_refused_when_one_fails_for_it(
+    hire: Hire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = hire()
+    assert numbers(first.ask(2)) == [0, 1]
+    first.stop()
+
+    def suggest(study: Asked, trial: optuna.Trial) -> dict[str, Any]:
+        return {"n": trial.suggest_int("n", 0, 99), "momentum": trial.suggest_float("momentum", 0, 1)}
+
+    monkeypatch.setattr(Asked, "suggest", suggest)
+    worker = hire()
+    assert numbers(worker.ask(3)) == [0, 1, 2]
+    with pytest.raises(
+        StudyError, match="trial 0 was begun without hyperparameter 'momentum', which the study has now"
+    ):
+        worker.fail(0, "KeyError: 'momentum' (study.py, line 10)")
+    assert worker._study.get_trials()[0].state is TrialState.RUNNING
+    worker.fail(1, "ValueError: of another kind")
+    worker.fail(2, "KeyError: 'momentum' (study.py, line 10)")
+    assert [trial.state for trial in worker._study.get_trials()[1:]] == [TrialState.FAIL] * 2, "not for want of it"
 
 
 def test_what_the_side_task_trains_before_it_hears_that_a_trial_is_pruned_is_lost_and_counted(hire: Hire) -> None:

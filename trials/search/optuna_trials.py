@@ -5,7 +5,7 @@ from math import isnan
 from typing import Any
 
 import optuna
-from optuna.trial import Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from trials.own_logger import own_logger
 from trials.search.attributes import CHECKPOINTS, HISTORY, REASON
@@ -42,6 +42,10 @@ class OptunaTrials:
         known = self.known.get(number)
         trial_id: int = (self._study.get_trials(deepcopy=False)[number] if known is None else known)._trial_id
         return trial_id
+
+    def frozen(self, number: int) -> FrozenTrial:
+        """Return a trial as the storage has it."""
+        return self._storage.get_trial(self.id(number))
 
     def report(
         self, trial: Trial, epoch: int, value: float | list[float], state: TrialState, history: dict[str, Any] | None

@@ -86,7 +86,12 @@ def serve(
                     pulse.shutdown()
                     run_exit_functions(is_over=worker.stop(lambda: say({"recorded": True})))
                     break
-                for answer in answers_to(worker, request):
+                try:
+                    found = answers_to(worker, request)
+                except StudyError:
+                    worker.stop()  # its trials wait for a study that is right; nobody has died in them
+                    raise
+                for answer in found:
                     say(answer)
         return 0
     except Exception as error:

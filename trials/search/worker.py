@@ -19,7 +19,7 @@ from trials.search.choice.finite import is_finite
 from trials.search.choice.next_trials import Claimed, NextTrials, requeue
 from trials.search.choice.paused import as_samplers_see
 from trials.search.choice.placement import trial_name
-from trials.search.choice.space import check_space
+from trials.search.choice.space import check_begun, check_space
 from trials.search.config import WorkerConfig as WorkerConfig
 from trials.search.files import checkpoint_files
 from trials.search.files.study_files import StudyFiles
@@ -191,6 +191,7 @@ class SearchWorker:
         """End trial `number` as failed for `reason`. Returns an answer if it is lost."""
         if number not in self._held:
             return None
+        check_begun(self._user_study, patiently(lambda again: self._trials.frozen(number)), reason)
         return self._end(number, TrialState.FAIL, self.trained[number], reason)
 
     def does_not_fit(self, number: int, reason: str) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ from tests.support.slow_cases import others_slow
 from trials import load_study
 from trials.cli import main
 from trials.run import FAILED_STATUS, INTERRUPTED_STATUS
-from trials.search.storage.claims import Claims
+from trials.search.storage.claims import MOST_DEATHS, Claims
 from trials.search.storage.database import connect
 from trials.search.storage.optuna_storage import open_storage
 
@@ -172,6 +172,26 @@ def test_an_interrupted_study_goes_on(number: signal.Signals, place: Path) -> No
     states = {trial.state for trial in trials()}
     assert TrialState.WAITING in states and not states & {TrialState.FAIL, TrialState.RUNNING}
     assert " unfinished; " in said and "The same command resumes them." in said
+    write()
+    ran("run", "steady.py")
+    assert_all_ended_once()
+
+
+def test_a_hyperparameter_that_trials_under_way_lack_costs_none_of_them(place: Path) -> None:
+    write(slow_s=0.03)
+    with started("run", "steady.py") as process:
+        wait_for(has_trained, "a score")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    right = Path("steady.py").read_text()
+    wrong = right.replace(
+        '"wide": 3}', '"wide": trial.suggest_int("wide", 2, 3), "bias": trial.suggest_int("bias", 0, 1)}'
+    )
+    Path("steady.py").write_text(wrong.replace("nn.Tanh()", "nn.Dropout(params['bias'])"))
+    for _ in range(MOST_DEATHS):
+        said = ran("run", "steady.py", status=USER_ERROR_STATUS).stderr
+        assert "was begun without hyperparameter 'bias'" in said and "Traceback" not in said
+        assert {trial.state for trial in trials()} <= {TrialState.WAITING, TrialState.COMPLETE, TrialState.PRUNED}
     write()
     ran("run", "steady.py")
     assert_all_ended_once()

@@ -1,11 +1,14 @@
 """What a study suggests must fit its storage: the other trials' parameters, and JSON."""
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, check_distribution_compatibility
+from optuna.trial import FrozenTrial
 
+from trials.search.attributes import PARAMS
 from trials.search.storage.database import patiently
 from trials.study import Study
 from trials.study_error import StudyError
@@ -42,6 +45,31 @@ def check_space(study: Study, known: optuna.Study) -> None:
             ) from None
 
 
+def check_begun(study: Study, begun: FrozenTrial, reason: str) -> None:
+    """Refuse a study with a hyperparameter that an earlier trial lacks, if the trial fails for want of it.
+
+    It would end as failed, and what was trained of it would be lost.
+
+    Args:
+        study: the user's. It is asked to suggest the trial again.
+        begun: the trial.
+        reason: why it fails.
+
+    Raises:
+        StudyError: it names the hyperparameter.
+    """
+    suggested: dict[str, Any] = {}
+    with suppress(Exception):
+        suggested = study.suggest(_Again(begun.params, begun.number))
+    lacks = suggested.keys() - json.loads(begun.user_attrs.get(PARAMS, "{}")).keys()
+    name = next((name for name in lacks if reason.startswith(f"KeyError: {name!r}")), None)
+    if name is not None:
+        raise StudyError(
+            f"trial {begun.number} was begun without hyperparameter {name!r}, which the study has now, and cannot go "
+            f"on: {reason}; allowed: another study_name, or a default value for trials without it"
+        )
+
+
 def as_json(params: dict[str, Any]) -> str:
     """Write what a study has suggested.
 
@@ -71,3 +99,14 @@ class _Recorder(optuna.trial.FixedTrial):  # type: ignore[misc]  # of an untyped
         self._distributions.setdefault(name, distribution)
         choices = getattr(distribution, "choices", None)
         return distribution.low if choices is None else choices[0]
+
+
+class _Again(_Recorder):
+    """Suggests what a trial has, and the lowest value of what it lacks."""
+
+    def __init__(self, params: dict[str, Any], number: int) -> None:
+        super().__init__()
+        self._params, self._number = params, number
+
+    def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
+        return self._params[name] if name in self._params else super()._suggest(name, distribution)
