@@ -113,13 +113,15 @@ class Scalar:
                 f"{self._name} changes the targets in place, and the next trial and epoch would see that; allowed: to "
                 "change a clone of them"
             )
-        if not isinstance(values_K, Tensor) or values_K.ndim != 1:
+        if not isinstance(values_K, Tensor) or values_K.ndim != 1 or values_K.is_complex():
             raise self._no_scalar(values_K, 1)
         return values_K
 
     def _no_scalar(self, value: Any, axes: int) -> FuseError:
-        what = list(value.shape[axes:]) if isinstance(value, Tensor) else type(value).__name__
-        return FuseError(f"{self._name} returned {what}; allowed: a scalar tensor")
+        what: Any = list(value.shape[axes:]) if isinstance(value, Tensor) else type(value).__name__
+        if isinstance(value, Tensor) and value.is_complex():
+            what = value.dtype
+        return FuseError(f"{self._name} returned {what}; allowed: a scalar tensor of a real number")
 
     def _by_steps(self, outputs: Tensor, targets: Tensor, per_trial: bool) -> Tensor | None:
         """Return the values, or None if a step fails: then the user's own code is run, for its error."""

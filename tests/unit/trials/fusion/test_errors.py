@@ -193,6 +193,16 @@ def test_loss_and_score_must_be_scalars() -> None:
         group.evaluate()
 
 
+def test_a_score_must_be_real() -> None:
+    class Wrong(ToyStudy):
+        def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            return torch.complex(outputs, outputs).sum()
+
+    group = group_of(Wrong(lambda n: nn.Linear(2, 2), batches=[(torch.randn(3, 2), torch.zeros(3))]))
+    with pytest.raises(FuseError, match=r"Study\.score returned torch\.complex64; allowed: a scalar tensor of a real number"):
+        group.evaluate()
+
+
 def test_no_validation_batches() -> None:
     with pytest.raises(FuseError, match=r"Study\.validation gave no batches"):
         group_of(ToyStudy(lambda n: nn.Linear(2, 2))).evaluate()
