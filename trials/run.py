@@ -35,8 +35,8 @@ from ds_hooks.shared.status_text import differs, too_large
 from trials.own_logger import own_logger
 from trials.search.attributes import REASON, WORKER
 from trials.search.files.best_weights import ranked
-from trials.search.optuna_study import known_study
-from trials.search.storage.optuna_storage import open_storage, storage_file
+from trials.search.optuna_study import NoStudyError, known_study
+from trials.search.storage.optuna_storage import storage_file
 
 INTERRUPTED_STATUS = 130
 """As a shell reports a command that Ctrl-C has ended."""
@@ -317,7 +317,7 @@ class _Bar:
 
     def _counts(self) -> Counter[TrialState]:
         if self._study is None:
-            self._study = optuna.load_study(study_name=self._config.name, storage=open_storage(self._config.storage))
+            self._study = _known(self._config)
         self._trials = self._study.get_trials(deepcopy=False)
         return Counter(trial.state for trial in self._trials)
 
@@ -331,13 +331,22 @@ class _Bar:
         return f"best score {best[0].value:.4g} (trial {best[0].number})"
 
 
-def _ended_trials(config: RunConfig) -> set[int]:
-    """The trials that have ended; none if there is no study yet, or its storage is away: its workers say so."""
+def _known(config: RunConfig) -> optuna.Study:
+    """The study, once a worker has made it: whoever opens a storage before makes its tables, at once with the worker.
+
+    Raises:
+        NoStudyError: no worker has.
+    """
     file = storage_file(config.storage)
     if file is not None and not Path(file).exists():
-        return set()
+        raise NoStudyError(f"there is no {file}")
+    return known_study(config.storage, config.name)
+
+
+def _ended_trials(config: RunConfig) -> set[int]:
+    """The trials that have ended; none if there is no study yet, or its storage is away: its workers say so."""
     try:
-        trials = known_study(config.storage, config.name).get_trials(deepcopy=False)
+        trials = _known(config).get_trials(deepcopy=False)
     except Exception as error:
         log.debug("the study cannot be read yet: %s: %s", type(error).__name__, error)
         return set()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+import sqlalchemy as sa
 import torch
 from optuna.trial import FrozenTrial, TrialState
 
@@ -22,9 +23,9 @@ from tests.support.sandbox import children, is_alive, wait_for
 from tests.support.slow_cases import others_slow
 from trials import load_study
 from trials.cli import main
-from trials.run import FAILED_STATUS, INTERRUPTED_STATUS
+from trials.run import FAILED_STATUS, INTERRUPTED_STATUS, RunConfig, _Bar
 from trials.search.storage.claims import MOST_DEATHS, Claims
-from trials.search.storage.database import connect
+from trials.search.storage.database import connect, database_url
 from trials.search.storage.optuna_storage import open_storage
 
 pytestmark = pytest.mark.integration
@@ -143,6 +144,26 @@ def test_from_a_study_to_its_best_model(place: Path, trained: str) -> None:
     assert score == pytest.approx(best.value, rel=1e-5)
     assert "\n".join(described["load"]) in shown
     assert not list(Path("studies/steady/best").glob("*.tmp"))
+
+
+def test_whoever_looks_before_a_worker_has_made_the_study_makes_nothing(storage: str, place: Path) -> None:
+    """Two who make the tables of one database at once are in each other's way."""
+    config = RunConfig(
+        study=Path("steady.py"),
+        name="steady",
+        storage=storage,
+        directory=Path("studies"),
+        device="cpu",
+        threads=1,
+        workers=1,
+    )
+    with _Bar(config) as bar:
+        assert bar.summary() == ([], False)
+    assert not list(place.iterdir())
+    if storage.startswith("postgresql"):
+        engine = sa.create_engine(database_url(storage))
+        assert sa.inspect(engine).get_table_names() == []
+        engine.dispose()
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages._rdb.models import BaseModel
 from optuna.storages.journal import JournalFileBackend
-from sqlalchemy import create_engine, inspect, make_url
+from sqlalchemy import create_engine, inspect, make_url, text
 
 from ds_hooks.shared.private_file import check_ours, open_private
 from trials.search.storage.database import StorageError, database_url, engine_options
@@ -91,13 +91,19 @@ def complete(storage: BaseStorage) -> BaseStorage:
 
 
 def has_studies(named: str) -> bool:
-    """Whether a storage is Optuna's already: opening another database would make its tables there."""
+    """Whether a storage has a study of Optuna's: opening another database would make its tables there.
+
+    A database without a study may be in the making.
+    """
     if "://" not in named:
         return True
     url = database_url(named)
     engine = create_engine(url, **engine_options(url))
     try:
-        return inspect(engine).has_table("studies")
+        if not inspect(engine).has_table("studies"):
+            return False
+        with engine.connect() as connection:
+            return connection.execute(text("SELECT 1 FROM studies LIMIT 1")).first() is not None
     finally:
         engine.dispose()
 

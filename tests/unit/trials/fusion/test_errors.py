@@ -199,7 +199,9 @@ def test_a_score_must_be_real() -> None:
             return torch.complex(outputs, outputs).sum()
 
     group = group_of(Wrong(lambda n: nn.Linear(2, 2), batches=[(torch.randn(3, 2), torch.zeros(3))]))
-    with pytest.raises(FuseError, match=r"Study\.score returned torch\.complex64; allowed: a scalar tensor of a real number"):
+    with pytest.raises(
+        FuseError, match=r"Study\.score returned torch\.complex64; allowed: a scalar tensor of a real number"
+    ):
         group.evaluate()
 
 
