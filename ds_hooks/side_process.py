@@ -95,6 +95,7 @@ class SideProcess:
             self.leave()  # its daemon was killed, it has ended too, and another process has its number now
             self._pid = pid
             return False
+        self._stopped, self._surely = True, False  # perhaps, by the hooks of another engine
         return True
 
     def _send_to_group(self, number: signal.Signals) -> None:

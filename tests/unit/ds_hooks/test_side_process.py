@@ -162,6 +162,21 @@ def test_one_that_was_stopped_in_its_sleep_is_woken_by_the_next_bubble(
     side.leave()
 
 
+def test_one_that_former_hooks_stopped_as_it_went_to_sleep_is_woken_by_the_next_ones(
+    page: Page, process: subprocess.Popen[str]
+) -> None:
+    page.words[Field.SIDE_PID] = process.pid
+    former, side = SideProcess(page.words), SideProcess(page.words)
+    assert former.halt()
+    becomes(process, "T")
+    former.leave()
+    page.words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP  # written just before the stop
+    assert not side.halt()
+    side.wake()
+    assert process.stdout is not None and process.stdout.readline() == "woken\n"
+    side.leave()
+
+
 def test_one_that_has_ended_is_forgotten_and_the_next_is_found(page: Page, process: subprocess.Popen[str]) -> None:
     side = SideProcess(page.words)
     side.wake()
