@@ -207,5 +207,5 @@ class _Connection:
         self._page.close()
         if hooks is not None:
             hooks.leave()
-        self.sender.send(time.monotonic_ns(), Bye(self._rank, fault))
+        self.sender.goodbye(time.monotonic_ns(), Bye(self._rank, fault))
         self.sender.close()

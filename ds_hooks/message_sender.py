@@ -4,7 +4,7 @@ import os
 import threading
 from typing import Any
 
-from ds_hooks.shared.wire import Hello, Message, encode
+from ds_hooks.shared.wire import Bye, Hello, Message, encode
 
 SEND_HIGH_WATER_MARK = 256
 WAITING_AT_MOST = 256
@@ -62,6 +62,11 @@ class MessageSender:
     def repeat_hello(self) -> None:
         """Send the hello again with the next flush: nothing reports a daemon that was replaced during a silence."""
         self._hello_due = True
+
+    def goodbye(self, t_ns: int, message: Bye) -> None:
+        """Send `message`, with all that waits but the hello: the main job has given its page back."""
+        self._hello_due = False
+        self.send(t_ns, message)
 
     def send(self, t_ns: int, message: Message) -> bool:
         """Send `message` now, with all that waits. Returns False if no daemon takes it."""

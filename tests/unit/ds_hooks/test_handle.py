@@ -11,7 +11,7 @@ import pytest
 from ds_hooks import Handle, attach
 from ds_hooks.shared.page.file import page_path
 from ds_hooks.shared.page.layout import Field
-from ds_hooks.shared.wire import Bye
+from ds_hooks.shared.wire import Bye, Hello
 from tests.support.hooked_engine import Daemon, Engine, connect
 
 
@@ -61,6 +61,16 @@ def test_without_a_daemon_messages_are_dropped_and_counted(engine: Engine, tmp_p
     assert handle._connection is not None and handle._connection.sender.dropped > 0
     handle.detach()
     assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_goodbye_brings_no_hello_along(handle: Handle, engine: Engine, daemon: Daemon) -> None:
+    """A teacher's may be due still, and the daemon would take it for that of a process without the page."""
+    connect(engine, daemon)
+    assert handle._connection is not None
+    handle._connection.sender.repeat_hello()
+    handle.detach()
+    last = daemon.hear_batches()[-1]
+    assert last[-1] == Bye(0, 0) and not any(isinstance(message, Hello) for message in last)
 
 
 def test_an_engine_that_the_script_drops_takes_its_hooks_along(
