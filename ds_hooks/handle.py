@@ -22,7 +22,7 @@ from ds_hooks.shared.page.layout import Field
 from ds_hooks.shared.processes.ranks import LOCAL_RANK, MASTER_PORT, first_number
 from ds_hooks.shared.wire import Bye, Hello
 from ds_hooks.side_process import SideProcess
-from ds_hooks.step_hooks import StepHooks
+from ds_hooks.step_hooks import StepHooks, Steps
 from ds_hooks.successor import Successor
 from ds_hooks.take_page import check_spare, take_page
 
@@ -52,6 +52,8 @@ def attach(engine: Any, *, directory: Path | str | None = None, local_rank: int 
 
 _HANDLES: "weakref.WeakSet[Handle]" = weakref.WeakSet()
 """Those of this process."""
+_TURNS: dict[tuple[Path, int], Steps] = {}
+"""Of each device, the steps of the engine that has the hooks, or had them when it was freed: see `successor`."""
 
 
 class Handle:
@@ -68,6 +70,7 @@ class Handle:
         self._engine = engine
         self._rank = 0
         self._place: tuple[Path, int] | None = None
+        self._steps = Steps()
         self._connection: _Connection | None = None
         self._engine_gone: weakref.finalize[[int], Any] | None = None
         self._hooks: StepHooks | None = None
@@ -97,27 +100,31 @@ class Handle:
         if local_rank is None:
             local_rank = max(int(getattr(engine, "local_rank", 0) or 0), 0)
         if HOOKED:
-            gc.collect()  # an engine that the script has dropped gives its page back only now
+            gc.collect()  # an engine that the script has dropped gives its page back now, not in the middle of a step
         self._place = directory, local_rank
-        if self._others():
-            self._successor = Successor(engine, self._steps_of_others, self._take_over, self.switch_off)
-            notice(f"rank {self._rank}: this engine is squeezed once the one attached before it has stopped training")
-        else:
+        if self._place not in _TURNS:
             self._begin(directory, local_rank)
+            return
+        self._successor = Successor(engine, self._steps, self._turn, self._take_over, self.switch_off)
+        if self._others():
+            notice(f"rank {self._rank}: this engine is squeezed once the one attached before it has stopped training")
 
     def _others(self) -> list["Handle"]:
         """Those that have hooks on the same device."""
         return [each for each in _HANDLES if each.enabled and each._place == self._place]
 
-    def _steps_of_others(self) -> tuple[int, ...]:
-        return tuple(each._hooks.steps for each in self._others() if each._hooks is not None)
+    def _turn(self) -> tuple[Steps, int] | None:
+        steps = None if self._place is None else _TURNS.get(self._place)
+        return None if steps is None else (steps, steps.begun)
 
     def _take_over(self) -> None:
-        for former in self._others():
-            former.detach()
         assert self._place is not None  # `start` has set it
+        formers = self._others()
+        for former in formers:
+            former.detach()
         self._begin(*self._place)
-        notice(f"rank {self._rank}: another engine is squeezed from now on, and the former one trains without hooks")
+        if formers:
+            notice(f"rank {self._rank}: another engine is squeezed from now on; the former one trains without hooks")
 
     def _begin(self, directory: Path, local_rank: int) -> None:
         engine = self._engine
@@ -139,10 +146,11 @@ class Handle:
         # where a script drops its engine: the socket would hang the garbage collection, and the role stay taken
         self._engine_gone = weakref.finalize(engine, self._connection.leave, 0)
         self._engine_gone.atexit = False
-        self._hooks = StepHooks(engine, waits, page.words, clock, side, sender)
+        self._hooks = StepHooks(engine, waits, page.words, clock, side, sender, self._steps)
         self._instrument = Instrument(engine, self._hooks, self.switch_off)
         self._instrument.wrap()
         self.enabled = True
+        _TURNS[directory, local_rank] = self._steps
         hello = Hello(
             os.getpid(),
             self._rank,
@@ -173,6 +181,8 @@ class Handle:
 
     def _leave(self, fault: int) -> None:
         self.enabled = False
+        if self._place is not None and _TURNS.get(self._place) is self._steps:
+            del _TURNS[self._place]
         if self._successor is not None:
             self._successor.leave()
         if self._instrument is not None:

@@ -6,6 +6,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ds_hooks.clock.base import BubbleClock
@@ -32,6 +33,13 @@ RUNS_ON_NS = 1_000_000
 """A stop takes effect within 0.1 ms. A side task that has used more than this since then was continued by others."""
 
 
+@dataclass(eq=False, slots=True)
+class Steps:
+    """Counts the steps of one engine since `attach`, with hooks or without. It knows no engine."""
+
+    begun: int = 0
+
+
 class StepHooks:
     """Finds the bubbles of each step, opens and closes them, and reports them.
 
@@ -42,6 +50,7 @@ class StepHooks:
         clock: writes the bubble word.
         side: woken when a bubble opens, halted when it closes.
         sender: takes the messages.
+        steps: the engine's, which have these numbers.
     """
 
     def __init__(
@@ -52,6 +61,7 @@ class StepHooks:
         clock: BubbleClock,
         side: SideProcess,
         sender: MessageSender,
+        steps: Steps,
     ) -> None:
         self.in_schedule = False
         """Instructions run now that belong to a step."""
@@ -71,7 +81,8 @@ class StepHooks:
         self._schedules: dict[tuple[Any, ...], list[Slot]] = {}
         self._slots: list[Slot] = []
         self._index = 0
-        self._step = 0
+        self._steps = steps
+        self._step = steps.begun
         self._in_step = False
         self._step_begin = 0  # a stamp
         self._loss_begin_ns = 0
@@ -86,14 +97,10 @@ class StepHooks:
         self._main_cpu_ns = 0  # at the begin of the last bubble
         self._items: list[tuple[int, int, int, int]] = []
 
-    @property
-    def steps(self) -> int:
-        """How many have begun."""
-        return self._step
-
     def begin_step(self, *_: Any) -> None:
         """Before `train_batch`."""
-        self._step += 1
+        self._steps.begun += 1
+        self._step = self._steps.begun
         self._collectives = 0
         self._in_step = True
         self._step_begin = self._clock.begin_step()

@@ -1,8 +1,9 @@
 """Which of several engines in one process is squeezed: a device has one page, and a script may train more than one.
 
-The first one is, until it has stopped training and another has begun. DeepSpeed keeps the engine of a last stage alive
-for good, in the graph of its outputs, so that one which the script has dropped cannot be told by its end. A teacher
-that only evaluates takes nothing from the engine that trains, in whatever order they were made.
+The first one is, until it has stopped training and another has begun. The order of steps alone decides, so that all
+ranks squeeze the same engine: one that the script has dropped is freed when Python happens to, and on a last stage
+never, since DeepSpeed keeps it alive in the graph of its outputs. A teacher that only evaluates takes nothing from the
+engine that trains, in whatever order they were made.
 """
 
 from collections.abc import Callable, Hashable
@@ -10,6 +11,7 @@ from typing import Any
 
 from ds_hooks.engine import HOOKED
 from ds_hooks.instrument import Replaced, is_of_a_signal_handler
+from ds_hooks.step_hooks import Steps
 
 
 class Successor:
@@ -17,7 +19,8 @@ class Successor:
 
     Args:
         engine: as `engine.check_engine` accepts it.
-        others: changes with each step of the engines that have hooks.
+        steps: the engine's.
+        others: changes with each step of the engine that has, or had, the hooks.
         take_over: called once, after a step of `engine` when no other has trained since its last one, or since now.
         on_fault: takes what `take_over` raised.
     """
@@ -25,11 +28,13 @@ class Successor:
     def __init__(
         self,
         engine: Any,
+        steps: Steps,
         others: Callable[[], Hashable],
         take_over: Callable[[], None],
         on_fault: Callable[[BaseException], None],
     ) -> None:
         self._engine = engine
+        self._steps = steps
         self._others = others
         self._take_over = take_over
         self._on_fault = on_fault
@@ -50,6 +55,8 @@ class Successor:
 
     def _around(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def train_batch(*args: Any, **kwargs: Any) -> Any:
+            if self._waits:
+                self._steps.begun += 1
             found = run(*args, **kwargs)
             if self._waits:
                 try:

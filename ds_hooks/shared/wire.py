@@ -101,7 +101,7 @@ class StepStart(NamedTuple):
     """A step begins."""
 
     step: int
-    """calls of `train_batch` since the hooks were attached, from 1"""
+    """calls of `train_batch` since `attach`, with hooks or without, from 1"""
 
 
 class StepEnd(NamedTuple):

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from pathlib import Path
 
 from ds_hooks.shared.page.file import Page, PageError, page_path
 from ds_hooks.shared.page.layout import Field, Role
+from ds_hooks.shared.unit_record import UNIT_RECORD
+from squeezer.records.layout import events_path, units_path
+from squeezer.records.reader import read_details, read_events
 from tests.support.paths import ROOT
 from tests.support.sandbox import stat, wait_for
 
@@ -136,6 +140,22 @@ calibrate_s = 0.5
         ended = run(ds_squeeze(config, PATIENT, *pretrain(base / "losses", steps)), directory, base / "losses")
     assert ended.status == 0, ended.output
     return SqueezedRun(base / "run", ended)
+
+
+def units_outside_bubbles(record: Path, rank: int) -> list[int]:
+    """How long before a bubble's start, or after its end, units of `rank`'s side task began, in ns; it ran many."""
+    events = [*read_events(events_path(record, rank)), *read_details(record, rank)]
+    bubbles = sorted((e["start_ns"], e["end_ns"]) for e in events if e["r"] == "bubble" and e["squeezed"] is not False)
+    starts_ns = [start_ns for start_ns, *_ in UNIT_RECORD.iter_unpack(units_path(record, rank).read_bytes())]
+    assert len(starts_ns) > 50, "the side task ran"
+    opened_ns = [start_ns for start_ns, _ in bubbles]
+    found = []
+    for start_ns in starts_ns:
+        index = bisect_right(opened_ns, start_ns) - 1
+        late_ns = start_ns - bubbles[index][1] if index >= 0 else start_ns - opened_ns[0]
+        if index < 0 or late_ns > 0:
+            found.append(late_ns)
+    return found
 
 
 class KillInBubble(threading.Thread):

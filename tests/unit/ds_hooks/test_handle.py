@@ -85,9 +85,11 @@ def test_an_engine_that_the_script_drops_takes_its_hooks_along(
     wrapper = backend.all_reduce
     engines.clear()
     second = attach(engine, directory=tmp_path / "run", local_rank=0)
-    assert second.enabled, second.fault
     assert Bye(0, 0) in daemon.hear_all(), "the first one's"
+    assert backend.all_reduce is before
     assert wrapper is not before and wrapper(None) == "reduced", "what others have kept passes through"
+    engine.train_batch()
+    assert second.enabled, second.fault
     second.detach()
     assert backend.all_reduce is before
     assert daemon.page.words[Field.MAIN_PID] == 0
@@ -142,6 +144,51 @@ def test_of_engines_that_train_in_turn_the_first_keeps_the_hooks_until_it_stops(
     assert [each.enabled for each in (first, second, third)] == [False, True, False]
     second.detach()
     assert "train_batch" not in vars(engine)
+
+
+def choose(engines: list[Engine], steps: str, directory: Path, *, kept: bool) -> list[tuple[bool, int]]:
+    """Of each engine, whether it has hooks at last, and the number of its last step with hooks.
+
+    In `steps`, a small letter trains that engine, and a capital one builds it anew; the former one is freed unless
+    it is `kept`, as DeepSpeed does with those of a last stage.
+    """
+    handles: dict[str, Handle] = {}
+    current: dict[str, Engine] = {}
+    for step in steps:
+        if step.isupper():
+            if step.lower() in current and not kept:
+                del handles[step.lower()], current[step.lower()]
+                engines.clear()
+            current[step.lower()] = Engine(directory / "no.page")
+            engines.append(current[step.lower()])
+            handles[step.lower()] = attach(current[step.lower()], directory=directory, local_rank=0)
+        else:
+            current[step].train_batch()
+    found = [handles[name] for name in sorted(handles)]
+    chosen = [(each.enabled, each._hooks._step if each._hooks is not None else 0) for each in found]
+    for each in found:
+        each.detach()
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("steps", "chosen"),
+    [
+        ("AaaAaa", [(True, 2)]),
+        ("AaBaAa", [(True, 1), (False, 0)]),
+        ("ABabaABab", [(True, 1), (False, 0)]),
+        ("TABabab", [(True, 2), (False, 0), (False, 0)]),
+        ("AaBTbtbt", [(False, 1), (True, 2), (False, 0)]),
+        ("ABaababbbb", [(False, 3), (True, 5)]),
+    ],
+    ids=["rebuilt", "rebuilt beside a teacher", "two rebuilt", "beside a teacher", "after another", "later"],
+)
+def test_all_ranks_choose_the_same_engine_and_number_its_steps_alike(
+    tmp_path: Path, steps: str, chosen: list[tuple[bool, int]]
+) -> None:
+    """Whether a former engine was freed differs between them. They leave the same steps alone, by their numbers."""
+    engines: list[Engine] = []
+    assert [choose(engines, steps, tmp_path / f"{kept}", kept=kept) for kept in (False, True)] == [chosen, chosen]
 
 
 @pytest.mark.parametrize("above", [False, True])
