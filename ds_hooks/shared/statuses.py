@@ -113,7 +113,7 @@ class Audited:
     Attributes:
         audits: how many steps were compared.
         mismatches: how many differed by more than rounding.
-        audit_ms: CPU time of the audits.
+        audit_ms: CPU time of the audits, and of asking whether one is due.
         first_ms: of that, for first batches, to which the limit on the cost does not apply.
         all_ms: CPU time of the side task, audits included.
     """

@@ -24,7 +24,7 @@ from trials.fusion.autotune import pinned
 from trials.fusion.layers.linear import FusedLinear
 from trials.gate.base import OpenGate
 from trials.training.audits.audit import Audit
-from trials.training.audits.budget import Budget
+from trials.training.audits.budget import ASKING_NS, MOST_COST, READING_NS, Budget
 
 
 def test_later_trials_of_the_structure_start_in_the_way_that_holds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def test_first_batches_are_audited_whatever_they_cost() -> None:
 
 def test_the_budget_is_kept() -> None:
     now_ns = [0]
-    budget = Budget(lambda: now_ns[0])
+    budget = Budget(lambda: now_ns[0], asking_ns=0, reading_ns=0)
     now_ns[0] = 1000
     budget.spend(100, is_first=True)
     assert not budget.allows(100), "a second one would be 100 of 900"
@@ -178,6 +178,29 @@ def test_the_budget_is_kept() -> None:
     assert not budget.allows(100), "200 of 33300"
     now_ns[0] = 33_600
     assert budget.allows(100)
+
+
+@pytest.mark.parametrize("step_ns", [1_300_000, 60_000_000], ids=["small model", "large model"])
+@pytest.mark.parametrize("costs_ns", [(30_000_000,), (30_000_000, 3_000_000)], ids=["one cost", "two costs"])
+def test_the_budget_counts_the_asking_and_reads_the_clock_seldom(costs_ns: tuple[int, ...], step_ns: int) -> None:
+    steps = 100_000
+    now_ns = readings = audits_ns = 0
+
+    def clock_ns() -> int:
+        nonlocal now_ns, readings
+        now_ns, readings = now_ns + READING_NS, readings + 1
+        return now_ns
+
+    budget = Budget(clock_ns)
+    for number in range(steps):
+        now_ns += step_ns + ASKING_NS
+        cost_ns = costs_ns[number % len(costs_ns)]
+        if budget.allows(cost_ns):
+            now_ns, audits_ns = now_ns + cost_ns, audits_ns + cost_ns
+            budget.spend(cost_ns, is_first=False)
+    of_asking = (readings * READING_NS + steps * ASKING_NS) / (steps * step_ns)
+    assert of_asking < MOST_COST / 2, "most is left for audits"
+    assert 0.95 * MOST_COST < of_asking + audits_ns / (steps * step_ns) < 1.01 * MOST_COST
 
 
 def test_a_lost_trial_is_not_audited() -> None:
@@ -246,7 +269,7 @@ def test_an_audit_that_does_not_fit_is_tried_again_within_the_budget(
         raise torch.OutOfMemoryError("full")
 
     monkeypatch.setattr(TrialGroup, "saved", fail)
-    budget = Budget(lambda: now_ns[0])
+    budget = Budget(lambda: now_ns[0], asking_ns=0, reading_ns=0)
     audit = Audit(study, budget)
     group = TrialGroup(study, members(study, range(3)), OpenGate(), audit)
     budget.spend(100, is_first=False)
