@@ -86,12 +86,7 @@ def serve(
                     pulse.shutdown()
                     run_exit_functions(is_over=worker.stop(lambda: say({"recorded": True})))
                     break
-                try:
-                    found = answers_to(worker, request)
-                except StudyError:
-                    worker.stop()  # its trials wait for a study that is right; nobody has died in them
-                    raise
-                for answer in found:
+                for answer in _answered(worker, request):
                     say(answer)
         return 0
     except Exception as error:
@@ -103,6 +98,15 @@ def serve(
         return status
     finally:
         over.set()
+
+
+def _answered(worker: SearchWorker, request: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the answers. If the study is wrong, its trials wait for one that is right: nobody has died in them."""
+    try:
+        return answers_to(worker, request)
+    except StudyError:
+        worker.stop()
+        raise
 
 
 def _status_of(error: Exception) -> int | None:
