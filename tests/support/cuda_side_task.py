@@ -40,12 +40,13 @@ class BusyGate(CudaGate):
 class FakeCudaSideDevice(CpuSideDevice):
     """The device."""
 
-    def __init__(self) -> None:
-        self.driver = FakeDriver()
+    def __init__(self, queue_depth: int) -> None:
+        self.driver, self._queue_depth = FakeDriver(), queue_depth
 
     def gate(self, page: Page, records: UnitRecords, on_overrun: Callable[[int, int], None]) -> Gate:
         stream = self.driver.create_stream()
         made = BusyGate(page, self.driver, stream, records, on_overrun=on_overrun)
+        made.limit_queue(self._queue_depth)
         made.fake, made.stream = self.driver, stream
         die_with_parent(wanted=False)  # as CudaSideDevice
         return made
@@ -59,10 +60,10 @@ def main() -> int:
     """The real program, elsewhere."""
     made: list[FakeCudaSideDevice] = []
 
-    def make_side_device(kind: str, memory_fraction: float) -> FakeCudaSideDevice:
+    def make_side_device(kind: str, memory_fraction: float, queue_depth: int) -> FakeCudaSideDevice:
         assert kind == "cuda"
         made.append(
-            FakeCudaSideDevice()
+            FakeCudaSideDevice(queue_depth)
         )  # not before: the gate's signals are blocked now, and its threads must not get them
         return made[0]
 

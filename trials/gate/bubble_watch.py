@@ -19,7 +19,7 @@ class BubbleWatch:
     Attributes:
         bubble: the bubble word as it was last seen.
         closings: (time, slot) of the last bubbles that were seen to end; time in ns of the host's clock.
-        ahead: whether the next bubble of the plan counts before it begins.
+        ahead: whether work may be queued for the next bubble of the plan before it begins.
     """
 
     def __init__(self, words: "memoryview[int]", clock_ns: Callable[[], int]) -> None:
@@ -80,7 +80,7 @@ class BubbleWatch:
     @property
     def is_due(self) -> bool:
         """Whether the plan opens another bubble, which has not begun."""
-        return self.ahead and not self.is_open and self._next_ns() > 0
+        return not self.is_open and self._next_ns() > 0
 
     def planned_ns(self) -> int:
         """The planned length of the open bubble, without renewals; if none is open, of the next."""
@@ -109,4 +109,4 @@ class BubbleWatch:
                     left_ns = max(left_ns, until_ns - elapsed_ns)
             light_fence()
             return left_ns if words[Field.BUBBLE] == self.bubble else 0
-        return self._next_ns() if self.is_due else 0
+        return self._next_ns() if self.ahead and self.is_due else 0

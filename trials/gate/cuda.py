@@ -106,11 +106,19 @@ class CudaGate(UnitCosts):
         self._holds_each = False
         self._has_run: set[tuple[int, int]] = set()
         self._watch = BubbleWatch(self._words, clock_ns)
+        self._depth = IN_FLIGHT
         with self._shut_on_error():
             self._queue = UnitQueue(self._words, driver, stream, clock_ns, nap)
             self._probe()
         self._parent = ParentWatch(self._words, self._parent_pid)
         start_host_watch(self.look_for_host)
+
+    def limit_queue(self, depth: int) -> None:
+        """Queue at most `depth` units; 1: and that one only in an open bubble.
+
+        For a device on which the host cannot leave much work behind a shut gate.
+        """
+        self._depth, self._watch.ahead = min(depth, IN_FLIGHT), depth > 1
 
     def enter(self, unit: int) -> None:
         """See `Gate.enter`.
@@ -226,7 +234,7 @@ class CudaGate(UnitCosts):
         longest_ns = declined = looks = 0
         while True:
             self._read()
-            if len(self._queue) < IN_FLIGHT and not self._is_hopeless:
+            if len(self._queue) < self._depth and not self._is_hopeless:
                 needed_ns = self._queued_ns() + self._cost_ns(unit)
                 left_ns = self._watch.left_ns(needed_ns)
                 if needed_ns <= left_ns:

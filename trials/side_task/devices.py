@@ -16,6 +16,7 @@ from ds_hooks.shared.statuses import Status
 from trials.gate.base import Gate
 from trials.gate.cpu import CpuGate
 from trials.gate.cuda import CudaGate
+from trials.gate.cuda_queue import IN_FLIGHT
 from trials.gate.process import wake_promptly
 from trials.gate.unit_records import UnitRecords
 from trials.own_logger import own_logger
@@ -102,12 +103,14 @@ class CudaSideDevice:
 
     Args:
         memory_fraction: the most of the device's memory that this process may hold, its context included.
+        queue_depth: see `CudaGate.limit_queue`.
 
     Raises:
         SideDeviceError: there is no such device, or the share is too small for a CUDA context.
     """
 
-    def __init__(self, memory_fraction: float) -> None:
+    def __init__(self, memory_fraction: float, queue_depth: int = IN_FLIGHT) -> None:
+        self._queue_depth = queue_depth
         if not torch.cuda.is_available():
             raise SideDeviceError(
                 'this PyTorch finds no CUDA device; allowed: kind = "cpu" in [device], or --device cpu'
@@ -150,6 +153,7 @@ class CudaSideDevice:
             raise SideDeviceError(f"the device cannot wait for bubbles: {error}") from None
         stream = self._stream.cuda_stream
         gate = CudaGate(page, driver, stream, records, device_uuid=self._uuid, on_overrun=on_overrun)
+        gate.limit_queue(self._queue_depth)
         die_with_parent(wanted=False)  # the stream may be waiting then; the gate ends this process
         return gate
 
@@ -172,13 +176,13 @@ class CudaSideDevice:
         return Offload(page.words, gate, CudaMeter(), lambda: tensors_on("cuda"), report)
 
 
-def make_side_device(kind: str, memory_fraction: float) -> SideDevice:
+def make_side_device(kind: str, memory_fraction: float, queue_depth: int = IN_FLIGHT) -> SideDevice:
     """Return the side task's device of `kind`, "cpu" or "cuda".
 
     Raises:
         SideDeviceError: it cannot be used.
     """
-    return CudaSideDevice(memory_fraction) if kind == "cuda" else CpuSideDevice()
+    return CudaSideDevice(memory_fraction, queue_depth) if kind == "cuda" else CpuSideDevice()
 
 
 def _sleep_while_waiting() -> None:

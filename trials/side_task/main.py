@@ -25,6 +25,7 @@ from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from ds_hooks.shared.study_files import trials_directory
 from ds_hooks.shared.submissions import Submissions
 from trials.gate.base import ExclusiveGate, Gate, GateError, StopRequested, block_signals
+from trials.gate.cuda_queue import IN_FLIGHT
 from trials.gate.process import (
     PRIORITIES,
     die_first_when_memory_is_short,
@@ -65,6 +66,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--status-fd", type=int, default=-1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the first visible one")
     parser.add_argument("--memory-fraction", type=float, default=1.0, help="of a CUDA device's memory, at most")
+    parser.add_argument("--queue-depth", type=int, default=IN_FLIGHT, help="units that a CUDA device has at most")
     parser.add_argument("--memory-mb", type=float, help="of the host's memory, at most; default: no limit")
     parser.add_argument("--search-group", type=Path, help="`cgroup.procs` of the search worker's control group")
     parser.add_argument("--threads", type=int, default=1)
@@ -210,7 +212,7 @@ def _serve(
     gate: Gate | None = None
     has_finished = False
     try:
-        device = make_side_device(arguments.device, arguments.memory_fraction)
+        device = make_side_device(arguments.device, arguments.memory_fraction, arguments.queue_depth)
         device.adopt(study)
         if page is None:
             gate = ExclusiveGate()

@@ -19,6 +19,27 @@ def test_a_unit_longer_than_any_permit_that_a_device_writes_is_not_queued_for_a_
         gate.enter(0)
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_device_that_may_be_given_one_unit_gets_it_in_an_open_bubble(depth: int, world: World) -> None:
+    gate = world.gate()
+    gate.limit_queue(depth)
+    learn(world, gate, 2 * MS)
+    begin_ns = world.now_ns
+    world.bubble(1, 5 * MS, 20 * MS)
+    queued: list[tuple[int, int]] = []
+    for _ in range(3):
+        world.run(gate, 0, 2 * MS)
+        queued.append((world.now_ns - begin_ns, len(gate._queue)))
+    if depth == 2:
+        assert queued[:2] == [(0, 1), (0, 2)], "before the bubble begins"
+        return
+    gate.settle()
+    starts = [start_ns - begin_ns for _, start_ns, _ in world.kernels]
+    assert [many for _, many in queued] == [1, 1, 1]
+    assert 5 * MS <= queued[0][0] < 5.3 * MS, "it was seen soon, although nothing waited on the device"
+    assert all(0 <= start - at < 0.3 * MS for start, (at, _) in zip(starts, queued, strict=True))
+
+
 def test_a_unit_that_comes_late_in_a_renewal_waits_for_the_next_bubble(world: World) -> None:
     gate = world.gate()
     learn(world, gate, 2 * MS, 2 * MS)
