@@ -1,13 +1,20 @@
 """What is measured, a function each. All times are the device's own timer's, of both processes alike.
 
-slices    how long the device runs one process before it turns to the other      -> observe only, or not
-opening   from the gate's opening to the side task's first kernel                -> the shortest bubble worth opening
-arrival   from the arrival of data to the main job's next kernel, beside a side
-          task in each of its states: the figure that decides                     -> margins; observe only, or not
-blocking  which calls of the driver wait behind a shut gate                       -> what a gated unit may do
-words     the device's time for words on the compute stream, or on a second one   -> where the words are written
-graphs    a unit's launches one by one, and as one CUDA graph                     -> how units are launched
-contexts  the main job's kernels beside a second process that does nothing        -> whether a side task may exist
+slices    how long the device runs one process before it turns to the other
+          -> with MPS: observe only, or not
+opening   from the gate's opening to the side task's first kernel
+          -> the shortest bubble worth opening
+arrival   from the arrival of data to the main job's next kernel, beside a side task in each of its states: the figure
+          that decides
+          -> margins; observe only, or not
+blocking  which calls of the driver wait behind a shut gate, and whether the main job waits for a host that does
+          -> depth of the queue; observe only, or not
+words     the device's time for words on the compute stream, or on a second one
+          -> where the words are written; on top of each arrival
+graphs    a unit's launches one by one, and as one CUDA graph
+          -> nothing yet: units are launched one by one
+contexts  the main job's kernels beside a second process that does nothing
+          -> whether a side task may exist
 """
 
 import random
@@ -190,11 +197,11 @@ class Figures:
             other.tell("call")
             yield {"process": "side", **other.answer(_FIGURE_LIMIT_S)}
         with self._peer() as other:
-            other.tell("free_while_held", value=1)
-            other.answer()
             opens = threading.Timer(_OPENS_AFTER_S, self._device.words.__setitem__, (Word.GATE, 1))
             opens.daemon = True
-            opens.start()
+            opens.start()  # before the other process launches, which may have to wait for this
+            other.tell("free_while_held", value=1)
+            other.answer()
             took_ms = self._calls_beside()
             opens.cancel()
             yield {"process": "main", "took_ms": took_ms, "opens_after_ms": 1e3 * _OPENS_AFTER_S}

@@ -12,8 +12,8 @@ from typing import Any
 from squeezer.calibration.verdict import Verdict, check_quiet, judge
 from squeezer.calibration.verdict_store import keep, state_file
 
-FIGURES = ("slices", "opening", "arrival")
-LIMIT_S = 150.0
+FIGURES = ("slices", "opening", "arrival", "blocking", "words")
+LIMIT_S = 200.0
 PRIORITY = "CUDA_MPS_CLIENT_PRIORITY=1"
 """Of a side task, under MPS."""
 
@@ -59,7 +59,7 @@ def measure(*, mps: bool, environment: Mapping[str, str] = os.environ) -> Iterat
     device = next(row for row in rows if row["figure"] == "device")
     try:
         check_quiet(rows)
-        verdict = judge(rows)
+        verdict = judge(rows, mps=mps)
     except ValueError as error:
         raise MeasureError(str(error)) from None
     yield f"{device['name']}, {device['uuid']}, driver {device['driver']}, {'MPS' if mps else 'without MPS'}"
@@ -78,11 +78,21 @@ def described(verdict: Verdict) -> Iterator[str]:
     """What a verdict says, a line for each figure and what it decides."""
     turns = f"processes take turns of {verdict.turn_ns / 1e6:.1f} ms" if verdict.turn_ns else "processes overlap"
     yield f"slices: {turns}"
-    yield f"opening: {verdict.opening_ns / 1e3:.0f} µs to the side task's first kernel, at the 99th percentile"
+    worth_ms = verdict.least_bubble_ns / 1e6
+    yield (
+        f"opening: {verdict.opening_ns / 1e3:.0f} µs to the side task's first kernel, at the 99th percentile; bubbles "
+        f"shorter than {worth_ms:.2f} ms are not worth opening"
+    )
     for how, states in verdict.late_us.items():
         late = ", ".join(f"{value:+.0f} µs ({_state(state)})" for state, value in states.items())
         yield f"arrival, a main job that waits by {how}: its next kernel starts {late}"
+    yield f"blocking: the queue holds {_units(verdict.queue_depth)}: {verdict.queue_reason}"
+    yield f"words: {verdict.words_ns / 1e3:.0f} µs of the device for each bubble, on top of each arrival"
     yield ("sound: " if verdict.sound else "observe only: ") + verdict.reason
+
+
+def _units(depth: int) -> str:
+    return "one unit, and none before its bubble has begun" if depth == 1 else f"{depth} units"
 
 
 def _state(state: str) -> str:

@@ -1,7 +1,8 @@
 """Verdicts of this machine's devices, kept between runs in the user's state directory.
 
 A verdict holds for a device, its driver and the way to share it: with another driver, or with MPS in place of taking
-turns, the device has to be measured again.
+turns, the device has to be measured again. What an earlier version of this program kept is read with what it lacks
+marked so: see `Verdict.is_old`.
 """
 
 import fcntl
@@ -60,8 +61,13 @@ def kept(uuid: str, driver: str, *, mps: bool, file: Path) -> Verdict | None:
         verdict = Verdict(**found) if driver and found else None
     except TypeError:
         return None  # kept by another version
-    is_ours = verdict is not None and isinstance(verdict.sound, bool) and isinstance(verdict.margin_ns, int)
-    return verdict if is_ours else None
+    return verdict if verdict is not None and _is_ours(verdict) else None
+
+
+def _is_ours(verdict: Verdict) -> bool:
+    """Whether all that is used later is of its type."""
+    numbers = (verdict.margin_ns, verdict.opening_ns, verdict.queue_depth, verdict.version)
+    return isinstance(verdict.sound, bool) and all(isinstance(each, int) for each in numbers)
 
 
 def _key(uuid: str, driver: str, mps: bool) -> str:

@@ -206,7 +206,8 @@ class MainJob:
         self._pass_on(self._correlator.job_attached(t_ns, message))
         polled = self._words[Field.CLOCK_KIND] == ClockKind.CUDA_POLLED
         short_ns = max(0, self._device.least_margin_ns() - self._margin_ns)
-        self._feed(JobAttached(short_ns + (POLLED_LATE_NS if polled else 0), message.master_port))
+        late_ns = short_ns + (POLLED_LATE_NS if polled else 0)
+        self._feed(JobAttached(late_ns, message.master_port, self._device.least_bubble_ns()))
         if self._correlator.job == 0:
             self._first_attached()
 

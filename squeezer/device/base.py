@@ -68,6 +68,9 @@ class Device(Protocol):
     def least_margin_ns(self) -> int:
         """How long before a bubble's end a side task must have ended here, by a kept measurement; 0: none says so."""
 
+    def least_bubble_ns(self) -> int:
+        """The shortest bubble that is worth opening here, by a kept measurement; 0: none says so."""
+
     def prepare(self, main_pid: int) -> None:
         """Find out how a side task that starts now can share the device with the rank `main_pid`.
 

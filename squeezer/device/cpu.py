@@ -53,6 +53,10 @@ class CpuDevice:
         """See `Device`. A signal halts it at once."""
         return 0
 
+    def least_bubble_ns(self) -> int:
+        """See `Device`; `min_bubble_ms` says enough."""
+        return 0
+
     def prepare(self, main_pid: int) -> None:
         """See `Device`. Cores can always be shared."""
         self.own_session = bool(main_pid) and weighed_by_session(main_pid)

@@ -16,6 +16,7 @@ from ds_hooks.shared.forced_gate import force_gate
 from ds_hooks.shared.page.layout import DeviceGate, Field
 from ds_hooks.shared.page.plan import plan_steps
 from ds_hooks.shared.processes.signals import END_SIGNAL
+from squeezer.calibration.verdict import Verdict
 from squeezer.config import DeviceTable
 from squeezer.device import mps, sharing
 from squeezer.device.base import CannotShareError, SideProcess, has_ended, run_when_idle, run_where, send, send_to_group
@@ -78,15 +79,23 @@ class CudaDevice:
     def prepare(self, main_pid: int) -> None:
         """See `Device`."""
         named = named_device(self._words, self._nvml, self._visible)
-        self._server = sharing.way_to_share(self._config.mps, main_pid, sharing.sharing_is_sound(named))
+        self._server = sharing.way_to_share(self._config.mps, main_pid, sharing.why_no_turns(named))
         if self._server is not None:
             sharing.refuse_unsound(named)
 
     def least_margin_ns(self) -> int:
         """See `Device`; the larger one of the two ways to share it, as which one is used is not known yet."""
+        return max((each.margin_ns for each in self._verdicts()), default=0)
+
+    def least_bubble_ns(self) -> int:
+        """See `Device` and `least_margin_ns`."""
+        return max((each.least_bubble_ns for each in self._verdicts()), default=0)
+
+    def _verdicts(self) -> list[Verdict]:
+        """Those that let a side task share the device."""
         named = named_device(self._words, self._nvml, self._visible)
-        verdicts = (sharing.verdict_of(named, mps=mps) for mps in (False, True))
-        return max((each.margin_ns for each in verdicts if each is not None and each.sound), default=0)
+        both = (sharing.verdict_of(named, mps=mps) for mps in (False, True))
+        return [each for each in both if each is not None and each.sound]
 
     @property
     def recovers(self) -> bool:
@@ -113,12 +122,15 @@ class CudaDevice:
     def _has_server(self) -> bool:
         """Whether the main job is the client of an MPS server that a side task would use."""
         with suppress(CannotShareError):
-            return sharing.way_to_share(self._config.mps, self._words[Field.MAIN_PID], False) is not None
+            return sharing.way_to_share(self._config.mps, self._words[Field.MAIN_PID], "") is not None
         return False
 
     def arguments(self) -> list[str]:
-        """The only device that it sees."""
-        return ["--device", "cuda", "--memory-fraction", str(self._config.memory_fraction)]
+        """The only device that it sees, and how many units it may queue there, if that was measured."""
+        found = ["--device", "cuda", "--memory-fraction", str(self._config.memory_fraction)]
+        named = named_device(self._words, self._nvml, self._visible)
+        verdict = sharing.verdict_of(named, mps=self._server is not None)
+        return found if verdict is None else [*found, "--queue-depth", str(verdict.queue_depth)]
 
     def environment(self, threads: int) -> dict[str, str]:
         """No other device than the rank's, so that no context is made elsewhere; its MPS server, or none."""

@@ -19,16 +19,25 @@ REMEDY = (
     "observed. What to do: squeezer doctor --fix-mps; or squeezer doctor --measure, which may find turns sound here"
 )
 
+OLD = (
+    "this device was measured by an earlier version of this program, which did not find out what waits at a shut gate, "
+    "nor what a bubble's words cost; run `squeezer doctor --measure` again while no job runs"
+)
+
 
 def verdict_of(uuid: str, *, mps: bool) -> Verdict | None:
     """What `squeezer doctor --measure` has found on this device with its present driver; None: it was not measured."""
     return kept(uuid, driver_version(), mps=mps, file=state_file())
 
 
-def sharing_is_sound(uuid: str) -> bool:
-    """Whether a main job and a side task may take turns on the device `uuid`, without MPS: if it was measured so."""
+def why_no_turns(uuid: str) -> str:
+    """Why a main job and a side task may not take turns on the device `uuid`, without MPS; empty: they may."""
     verdict = verdict_of(uuid, mps=False)
-    return verdict is not None and verdict.sound
+    if verdict is None:
+        return "turns were not measured on this device"
+    if not verdict.sound:
+        return f"turns were measured not to be sound on this device: {verdict.reason}"
+    return OLD if verdict.is_old else ""
 
 
 def refuse_unsound(uuid: str) -> None:
@@ -42,15 +51,17 @@ def refuse_unsound(uuid: str) -> None:
         log.warning("this device was not measured with MPS; run `squeezer doctor --measure` while no job runs")
     elif not verdict.sound:
         raise CannotShareError(f"by measurement with MPS, bubbles on this device are only observed: {verdict.reason}")
+    elif verdict.is_old:
+        log.warning("%s", OLD)
 
 
-def way_to_share(mps: Literal["auto"] | bool, main_pid: int, in_turns: bool) -> Server | None:
+def way_to_share(mps: Literal["auto"] | bool, main_pid: int, no_turns: str) -> Server | None:
     """The MPS server that a side task has to use beside the rank `main_pid`; None: they take turns.
 
     Args:
         mps: as configured.
         main_pid: of the rank.
-        in_turns: whether turns are sound on this device.
+        no_turns: why turns are not sound on this device; empty: they are.
 
     Raises:
         CannotShareError: neither will do.
@@ -68,6 +79,8 @@ def way_to_share(mps: Literal["auto"] | bool, main_pid: int, in_turns: bool) -> 
                 f"it cannot be known whether process {main_pid} is a client of the MPS server at {server.directory}, "
                 "which counts processes in another namespace; if it is, set [device] mps = true"
             )
-    if in_turns and mps is not True and not may_pass:
-        return None
+    if mps is not True and not may_pass:
+        if not no_turns:
+            return None
+        why = f"{why}; {no_turns}"
     raise CannotShareError(f"{why}. {REMEDY}", may_pass=may_pass)

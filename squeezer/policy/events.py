@@ -20,10 +20,12 @@ class JobAttached:
     Attributes:
         late_ns: they open and close a bubble up to so long after its true bounds.
         seed: of the draw of steps alone; the same for all ranks of the job.
+        least_bubble_ns: shorter bubbles are not worth opening on this device, whatever the configuration says.
     """
 
     late_ns: int = 0
     seed: int = 0
+    least_bubble_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ class GateMachine:
         """No process starts until the main job is heard again."""
         self.is_barred = False
         """No process runs or starts: see `SideBarred`."""
-        self._late_ns = 0
+        self._late_ns, self._least_bubble_ns = 0, policy.min_bubble_ns
         self.state = State.ABSENT
         self.side = Side.NONE
         self._story: deque[tuple[State, Event, State, list[Action]]] = deque(maxlen=STORY_LENGTH)
@@ -169,6 +169,7 @@ class GateMachine:
     def _attach(self, event: Event) -> list[Action]:
         assert isinstance(event, JobAttached)
         self._late_ns = event.late_ns
+        self._least_bubble_ns = max(self.policy.min_bubble_ns, event.least_bubble_ns)
         self.forecast.forget()
         self._plans.clear()
         self._flush_slot = -1
@@ -284,9 +285,9 @@ class GateMachine:
         policy = self.policy
         end = self.forecast.end(slot)
         mean_ns = forecast.mean_ns if end is None else end.mean_ns
-        if wait not in policy.kinds or mean_ns < policy.min_bubble_ns:
+        if wait not in policy.kinds or mean_ns < self._least_bubble_ns:
             return PlanSlot(slot, 0)
-        opens_before_ns = 0 if end is None else max(1, mean_ns - policy.min_bubble_ns)  # 0 is another clock
+        opens_before_ns = 0 if end is None else max(1, mean_ns - self._least_bubble_ns)  # 0 is another clock
         if policy.preemptive:
             return PlanSlot(slot, LONGEST_NS, (), opens_before_ns)
         margin_ns = self.guard.margin_ns(slot)

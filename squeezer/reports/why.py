@@ -130,7 +130,7 @@ def _why_shut(slot: SlotFigures, squeeze: Mapping[str, Any]) -> str:
         return "  no forecast yet"
     if slot.forecast_ms_p50 < squeeze["min_bubble_ms"]:
         return f"  on average shorter than min_bubble_ms = {squeeze['min_bubble_ms']:g}"
-    return "  planned too late, or no time is left after the margin"
+    return "  planned too late, or too short for the margin or for this device"
 
 
 def _percent(value: float | None) -> str:

@@ -11,14 +11,16 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks.gpu.fake_calibration import fake_device
+from benchmarks.gpu.fake_calibration import Unkind, fake_device
 from benchmarks.gpu.fake_driver import FakeDriver
+from squeezer.calibration import figures as figures_module
 from squeezer.calibration import measure as measure_module
 from squeezer.calibration.figures import MARGINS_US, Figures
-from squeezer.calibration.measure import MeasureError, measure
+from squeezer.calibration.measure import MeasureError, described, measure
 from squeezer.calibration.measured_device import LateError, MeasuredDevice, Word
 from squeezer.calibration.peer import Peer
-from squeezer.calibration.verdict import judge
+from squeezer.calibration.verdict import QUEUE_DEPTH, Verdict, judge
+from tests.support.measured_rows import WITH_MPS as MEASURED
 from tests.support.sandbox import is_alive, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone]
@@ -35,24 +37,86 @@ def device(memory_path: Path) -> Iterator[MeasuredDevice]:
     cast(FakeDriver, made.driver).close()
 
 
-def rows(device: MeasuredDevice, path: Path, monkeypatch: pytest.MonkeyPatch, *figures: str) -> list[dict[str, Any]]:
+def rows(
+    device: MeasuredDevice, path: Path, monkeypatch: pytest.MonkeyPatch, *figures: str, side: Unkind | None = None
+) -> list[dict[str, Any]]:
     monkeypatch.setattr(Figures, "_count", lambda self, full: REPETITIONS)
     monkeypatch.setattr(MeasuredDevice.offset_ns, "__defaults__", (REPETITIONS,))
-    made = Figures(device, path, {}, quick=True, program=PROGRAM)
+    environment = {} if side is None else side.environment()
+    made = Figures(device, path, environment, quick=True, program=PROGRAM)
     return [{"figure": figure, **row} for figure in figures for row in getattr(made, figure)()]
 
 
 def test_every_figure_that_decides_comes_to_an_end_and_is_judged(
     device: MeasuredDevice, memory_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = rows(device, memory_path / "words", monkeypatch, "slices", "opening", "arrival")
+    found = rows(device, memory_path / "words", monkeypatch, *measure_module.FIGURES)
     arrivals = [row for row in found if row["figure"] == "arrival"]
     assert all(len(row["started_us"]) == REPETITIONS for row in arrivals)
     margins = {f"margin_{margin}" for margin in MARGINS_US}
     assert {row["side"] for row in arrivals} == {"none", "idle", "waiting", "busy"} | margins
     assert all(row["side_kernels"] > 0 for row in found if row["figure"] == "slices")
-    verdict = judge(found)
+    verdict = judge(found, mps=False)
     assert set(verdict.late_us) == {"spin", "stream"}
+    assert verdict.queue_depth == QUEUE_DEPTH and not verdict.is_old
+    assert "main job waits" not in verdict.reason
+
+
+# What figures 5 and 6 decide, beside other figures that were measured on an H200 with MPS and let a side task run
+
+
+def judged(found: list[dict[str, Any]]) -> Verdict:
+    others = {row["figure"] for row in MEASURED} - {row["figure"] for row in found}
+    return judge([*found, *(row for row in MEASURED if row["figure"] in others)], mps=True)
+
+
+@pytest.mark.parametrize(
+    ("side", "said"),
+    [
+        (Unkind(waits=("launch",)), "launch, behind the wait took"),
+        (Unkind(waits=("cuMemFree",), depth=32), "launches have room"),
+    ],
+)
+def test_a_device_that_takes_little_work_behind_a_shut_gate_is_given_one_unit_in_an_open_bubble(
+    side: Unkind, said: str, device: MeasuredDevice, memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdict = judged(rows(device, memory_path / "words", monkeypatch, "blocking", side=side))
+    assert verdict.sound and verdict.queue_depth == 1
+    assert said in verdict.queue_reason
+    assert any("one unit, and none before its bubble has begun" in line for line in described(verdict))
+
+
+def test_where_the_main_job_would_wait_for_a_side_task_that_waits_bubbles_are_only_observed(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures_module, "_OPENS_AFTER_S", 1.0)
+    unkind = Unkind(locks=("cuMemFree", "cuMemAlloc"))
+    made = fake_device(memory_path / "words", unkind)
+    verdict = judged(rows(made, memory_path / "words", monkeypatch, "blocking", side=unkind))
+    made.open_all()
+    cast(FakeDriver, made.driver).close()
+    assert not verdict.sound and verdict.queue_depth == QUEUE_DEPTH
+    assert "the main job waits for a side task whose host waits at the gate: cuMemAlloc took" in verdict.reason
+
+
+def test_words_that_take_the_main_jobs_device_too_long_leave_bubbles_observed(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late_ns = 2_000_000
+    made = fake_device(memory_path / "words", Unkind(late_ns=late_ns))
+    verdict = judged(rows(made, memory_path / "words", monkeypatch, "words"))
+    cast(FakeDriver, made.driver).close()
+    assert verdict.words_ns > 5 * late_ns and not verdict.sound
+    assert verdict.reason.startswith("the words of each bubble take the main job's device")
+
+
+def test_units_are_timed_as_graphs_and_one_by_one(
+    device: MeasuredDevice, memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = rows(device, memory_path / "words", monkeypatch, "graphs")
+    assert [(row["graph"], row["live"], len(row["to_end_us"])) for row in found] == [
+        (graph, live, REPETITIONS) for graph in (False, True) for live in (False, True)
+    ]
 
 
 def test_marks_are_timed_in_every_way(
@@ -76,7 +140,7 @@ def test_a_second_process_that_does_not_answer_is_ended_and_named(device: Measur
 KILLED = """
 import os, sys
 from pathlib import Path
-from benchmarks.gpu.fake_calibration import fake_device
+from benchmarks.gpu.fake_calibration import Unkind, fake_device
 from squeezer.calibration.measured_device import Word
 from squeezer.calibration.peer import Peer, started
 

@@ -1,6 +1,5 @@
 """What the doctor finds on a machine without a device, and on a fake one."""
 
-import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -19,9 +18,7 @@ from squeezer.device import mps
 from squeezer.doctor import Finding, Level, examine, main_measure
 from tests.support.fake_mps import FakeMps, fake_mps, install
 from tests.support.fake_nvml import GPU, INSTANCE, MB, FakeNvml, nvml_of
-from tests.support.paths import ROOT
-
-RESULTS = ROOT / "benchmarks" / "results" / "gpu"
+from tests.support.measured_rows import with_mps
 
 
 @pytest.fixture(autouse=True)
@@ -179,7 +176,7 @@ def test_what_keeps_a_server_from_starting_is_said(
 def rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, str]]:
     """What was measured on an H200 with MPS; gives the environments in which somebody measured."""
     asked: list[dict[str, str]] = []
-    found = [json.loads(line) for line in (RESULTS / "calibration_mps.jsonl").read_text().splitlines()]
+    found = with_mps()
     found.append({"figure": "device", "uuid": GPU, "name": "NVIDIA H200", "driver": "580.1"})
     monkeypatch.setattr(measure, "measure_rows", lambda environment: (asked.append(dict(environment)), found)[1])
     return asked

@@ -14,16 +14,17 @@ import pytest
 from ds_hooks.shared.device_uuid import write_device_uuid
 from ds_hooks.shared.page.file import Page, page_path
 from ds_hooks.shared.page.layout import DeviceGate, Field
-from squeezer.calibration.verdict import Verdict
+from squeezer.calibration.verdict import QUEUE_DEPTH, VERSION, Verdict
 from squeezer.calibration.verdict_store import keep, state_file
 from squeezer.config import DeviceTable
 from squeezer.device import CannotShareError, CudaDevice, SideProcess, mps, sharing
 from squeezer.device.mps import MpsError, server_of, terminate_client
-from squeezer.device.sharing import sharing_is_sound, way_to_share
+from squeezer.device.sharing import way_to_share, why_no_turns
 from tests.support.fake_mps import FakeMps, fake_mps
 from tests.support.fake_nvml import GPU, NUMBER, FakeNvml, nvml_of
 from tests.support.sandbox import children
 
+MS = 1_000_000
 OBSTINATE = "import signal, time; signal.signal(15, signal.SIG_IGN); print(); time.sleep(1000)"
 Run = Callable[..., subprocess.Popen[bytes]]
 
@@ -150,11 +151,11 @@ def test_a_side_task_joins_the_main_jobs_server_or_takes_sound_turns_or_does_not
     main = run(control.pipes)
     control.serve(*([main.pid] if is_client else []))
     if way in ("server", "turns"):
-        found = way_to_share(configured, main.pid, in_turns)
+        found = way_to_share(configured, main.pid, "" if in_turns else "turns were not measured")
         assert (None if found is None else found.pid) == (control.server if way == "server" else None)
     else:
         with pytest.raises(CannotShareError, match=f"{way}.*squeezer doctor --fix-mps"):
-            way_to_share(configured, main.pid, in_turns)
+            way_to_share(configured, main.pid, "" if in_turns else "turns were not measured")
     assert control.lines("asked") == [] or configured is not False, "nobody is asked in vain"
 
 
@@ -166,11 +167,11 @@ def test_who_does_not_answer_may_answer_later_and_nobody_takes_turns_meanwhile(
     control.serve(main.pid)
     control.be("hangs")
     with pytest.raises(CannotShareError) as raised:
-        way_to_share("auto", main.pid, in_turns=True)
+        way_to_share("auto", main.pid, "")
     assert raised.value.may_pass
     control.be("fails")
     with pytest.raises(CannotShareError) as raised:
-        way_to_share("auto", main.pid, in_turns=False)
+        way_to_share("auto", main.pid, "turns were not measured")
     assert not raised.value.may_pass
 
 
@@ -179,17 +180,26 @@ def test_where_it_cannot_be_known_the_users_word_counts(control: FakeMps, run: R
     (control.pipes / "servers").write_text("1\n")
     (control.pipes / "clients.1").write_text("77\n")
     with pytest.raises(CannotShareError, match=r"another namespace.*mps = true"):
-        way_to_share("auto", main.pid, in_turns=False)
-    found = way_to_share(True, main.pid, in_turns=False)
+        way_to_share("auto", main.pid, "turns were not measured")
+    found = way_to_share(True, main.pid, "turns were not measured")
     assert found is not None and found.directory == control.pipes
     assert not terminate_client(found, 77, lambda: None), "77 may be anybody here"
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, mps: bool, sound: bool, margin_ns: int = 0) -> None:
+def measured(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    *,
+    mps: bool,
+    sound: bool,
+    margin_ns: int = 0,
+    queue_depth: int = QUEUE_DEPTH,
+    version: int = VERSION,
+) -> None:
     """Keep a verdict of the device `GPU`."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(sharing, "driver_version", lambda: "580.1")
-    verdict = Verdict(sound, "it was measured so", margin_ns, 0, 0, {})
+    verdict = Verdict(sound, "it was measured so", margin_ns, 0, 4 * MS, {}, 0, queue_depth, "", version)
     keep(GPU, "580.1", verdict, mps=mps, file=state_file({"XDG_STATE_HOME": str(tmp_path)}))
 
 
@@ -202,10 +212,10 @@ def nothing_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_turns_are_sound_where_they_were_measured_so_with_this_driver(
     sound: bool, driver: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert not sharing_is_sound(GPU), "never measured"
+    assert "not measured" in why_no_turns(GPU)
     measured(monkeypatch, tmp_path, mps=False, sound=sound)
     monkeypatch.setattr(sharing, "driver_version", lambda: driver)
-    assert sharing_is_sound(GPU) == (sound and driver == "580.1")
+    assert (why_no_turns(GPU) == "") == (sound and driver == "580.1")
 
 
 def test_a_server_is_not_used_on_a_device_where_that_was_measured_to_delay_the_main_job(
@@ -220,10 +230,53 @@ def test_a_server_is_not_used_on_a_device_where_that_was_measured_to_delay_the_m
     measured(monkeypatch, tmp_path, mps=True, sound=True, margin_ns=500_000)
     device.prepare(main.pid)
     assert device.least_margin_ns() == 500_000
+    assert device.least_bubble_ns() == 8_500_000
     measured(monkeypatch, tmp_path, mps=True, sound=False, margin_ns=500_000)
     with pytest.raises(CannotShareError, match="only observed: it was measured so"):
         device.prepare(main.pid)
-    assert device.least_margin_ns() == 0
+    assert device.least_margin_ns() == device.least_bubble_ns() == 0
+
+
+@pytest.mark.parametrize("sound", [True, False])
+def test_what_an_earlier_version_measured_bars_as_before_and_allows_no_turns(
+    sound: bool,
+    control: FakeMps,
+    run: Run,
+    page: Page,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    main = run(control.pipes)
+    write_device_uuid(page.words, NUMBER)
+    device = CudaDevice(page.words, DeviceTable(), 0, {}, nvml_of(FakeNvml()))
+    for mps_ in (True, False):
+        measured(monkeypatch, tmp_path, mps=mps_, sound=sound, margin_ns=500_000, version=1)
+    again = r"earlier version.*`squeezer doctor --measure` again" if sound else "it was measured so"
+    with pytest.raises(CannotShareError, match=again):
+        device.prepare(main.pid)
+    control.serve(main.pid)
+    if sound:
+        device.prepare(main.pid)
+        assert "earlier version" in caplog.text and device.least_margin_ns() == 500_000
+    else:
+        with pytest.raises(CannotShareError, match="only observed: it was measured so"):
+            device.prepare(main.pid)
+
+
+def test_the_side_task_queues_as_much_as_was_measured_for_the_way_in_which_it_shares_the_device(
+    control: FakeMps, run: Run, page: Page, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    main = run(control.pipes)
+    write_device_uuid(page.words, NUMBER)
+    device = CudaDevice(page.words, DeviceTable(), 0, {}, nvml_of(FakeNvml()))
+    assert "--queue-depth" not in device.arguments()
+    measured(monkeypatch, tmp_path, mps=True, sound=True, queue_depth=1)
+    measured(monkeypatch, tmp_path, mps=False, sound=True, queue_depth=2)
+    assert device.arguments()[-2:] == ["--queue-depth", "2"]
+    control.serve(main.pid)
+    device.prepare(main.pid)
+    assert device.arguments()[-2:] == ["--queue-depth", "1"]
 
 
 # The device
@@ -252,7 +305,7 @@ def test_turns_go_by_no_server(control: FakeMps, run: Run, page: Page, monkeypat
     device = CudaDevice(page.words, DeviceTable(), 0, {})
     with pytest.raises(CannotShareError):
         device.prepare(run(control.pipes).pid)
-    monkeypatch.setattr(sharing, "sharing_is_sound", lambda _: True)
+    monkeypatch.setattr(sharing, "why_no_turns", lambda _: "")
     device.prepare(run(control.pipes).pid)
     assert device.environment(1)[mps.PIPE_VARIABLE] == "/dev/null"
 

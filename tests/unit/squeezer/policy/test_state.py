@@ -122,6 +122,17 @@ def test_a_permit_is_shorter_where_bubbles_are_opened_and_closed_late(machine: G
     assert ended(machine, 10, 10)[0] == PlanSlot(4, 9 * MS, (STALLED_10,)), "another job, another device"
 
 
+def test_a_device_on_which_the_first_kernel_starts_late_opens_longer_bubbles_only(machine: GateMachine) -> None:
+    machine.handle(JobAttached(0, SEED, 6 * MS))
+    machine.handle(SideChanged(Side.READY))
+    assert ended(machine, 5.9, 5.9) == [FlushAt(4)], "too short for this device"
+    assert ended(machine, 10, 10, slot=5)[0] == PlanSlot(5, 9 * MS, (STALLED_10,))
+    machine.handle(JobAttached(0, SEED, 1 * MS))
+    machine.handle(SideChanged(Side.READY))
+    assert isinstance(ended(machine, 5.9, 5.9)[0], PlanSlot), "another job, another device"
+    assert ended(machine, 1.9, 1.9, slot=5) == [], "the configuration says no less than before"
+
+
 def test_a_preemptive_permit_lasts_to_the_bubbles_true_end() -> None:
     machine = GateMachine(policy(preemptive=True))
     attached(machine)
