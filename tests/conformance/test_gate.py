@@ -28,6 +28,7 @@ from tests.support.gated_devices import (
     LazyCuda,
     NeverCloses,
     Records,
+    ShallowCuda,
     Streams,
     UnkindCuda,
 )
@@ -276,6 +277,27 @@ def test_a_host_that_the_driver_holds_gets_out_though_bubbles_became_too_short(c
         cuda.gate.settle()
     main.join()
     assert len(cuda.spans()) == 3
+
+
+def test_a_gate_whose_own_call_the_driver_holds_gets_out_though_bubbles_became_too_short(
+    main: MainJob, page: Page, signals: None
+) -> None:
+    shallow = ShallowCuda(page)
+    learn(shallow, main)
+    main.due(100)
+    queue(shallow, 30)
+    for _ in range(ShallowCuda.ROOM - 2):
+        shallow.work(0)  # behind the event at its begin, and its first kernel; there is no room for the one at its end
+    main.play(*[(5, 6, 6)] * 100)
+    rescue = threading.Timer(20, force_gate, (page.words,))
+    rescue.start()
+    try:
+        with pytest.raises(GateError, match="too long for every bubble"):
+            shallow.gate.settle()
+    finally:
+        rescue.cancel()
+        main.join()
+        shallow.leave()
 
 
 @pytest.fixture

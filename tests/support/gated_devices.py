@@ -56,7 +56,7 @@ class FakeCuda:
         self._words = page.words
         self.driver = self.driver_of()
         self.stream = self.driver.create_stream()
-        self.gate = CudaGate(page, self.driver, self.stream)
+        self.gate: Gate = CudaGate(page, self.driver, self.stream)
 
     def driver_of(self) -> FakeDriver:
         """The driver, which never holds its caller."""
@@ -129,6 +129,15 @@ class UnkindCuda(FakeCuda):
     def work(self, ms: int) -> None:
         self.driver.synchronize()
         self.driver.launch(self.stream, ms * MS, f"{ms} ms")
+
+
+class ShallowCuda(FakeCuda):
+    """A stream takes eight pieces of work; who queues another waits for the device."""
+
+    ROOM = 8
+
+    def driver_of(self) -> FakeDriver:
+        return FakeDriver(depth=self.ROOM)
 
 
 class LazyCuda(FakeCuda):

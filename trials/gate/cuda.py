@@ -100,7 +100,7 @@ class CudaGate(UnitCosts):
         self._is_released: bool | None = None  # once it is closed
         self._is_hopeless = False  # a unit has become too long for every bubble
         self._host_thread = threading.get_ident()
-        self._lock = threading.Lock()  # held while the thread that trains is at the gate, or another looks
+        self._lock = threading.Lock()  # held while the thread that trains looks at the page, or another does
         self._each: PerOp | None = None
         self._each_thread = 0
         self._holds_each = False
@@ -129,13 +129,15 @@ class CudaGate(UnitCosts):
         """
         with self._shut_on_error():
             self._queue.adopt_thread()
-            self._queue.complete_last()
+            self._complete_last()
             longest_ns = self._await_room(unit)
             self._check_device()
             # a unit that misses its bubble must not run in one planned for less than half of its cost
             cost_ns = self._cost_ns(unit)
             least = DeviceGate.open_for(min(int(cost_ns / 2), self._watch.planned_ns()))  # which knows no renewals
-            self._queue.add(unit, self._group, longest_ns, least, DeviceGate.open_for(int(NEARLY_ALL * cost_ns)))
+            left = DeviceGate.open_for(int(NEARLY_ALL * cost_ns))
+            with self._maybe_held():
+                self._queue.add(unit, self._group, longest_ns, least, left)
         self._hold_each(unit == HOST_UNIT)
         self._words[Field.SIDE_ACTIVITY] = SideActivity.HOST if unit == HOST_UNIT else SideActivity.UNIT
 
@@ -148,7 +150,7 @@ class CudaGate(UnitCosts):
         """
         with self._shut_on_error():
             self._queue.adopt_thread()
-            self._queue.complete_last()
+            self._complete_last()
             self._hold_each(False)
             looks = 0
             self._read()
@@ -165,7 +167,7 @@ class CudaGate(UnitCosts):
         """
         with self._shut_on_error():
             self._queue.adopt_thread()
-            self._queue.complete_last()
+            self._complete_last()
             self._hold_each(False)
             self._read()
             self._show_activity()
@@ -186,7 +188,7 @@ class CudaGate(UnitCosts):
         try:
             with self._shut_on_error():
                 self._queue.adopt_thread()
-                self._queue.complete_last()
+                self._complete_last()
                 self._drain()
                 self._queue.release()
                 self._is_released = True
@@ -350,8 +352,21 @@ class CudaGate(UnitCosts):
     def _hold(self) -> None:
         if not self._holds_each:
             return  # a backward pass has begun in a thread of its own
-        with self._shut_on_error():
+        with self._shut_on_error(), self._maybe_held():
             self._queue.wait_for_gate(DeviceGate.open_for(0))
+
+    def _complete_last(self) -> None:
+        with self._maybe_held():
+            self._queue.complete_last()
+
+    @contextmanager
+    def _maybe_held(self) -> Iterator[None]:
+        """Around what queues: with no room in the stream it waits for a bubble, so the other thread must look."""
+        self._lock.release()
+        try:
+            yield
+        finally:
+            self._lock.acquire()
 
     @contextmanager
     def _shut_on_error(self) -> Iterator[None]:
