@@ -156,15 +156,20 @@ class CudaClock:
 
     def leave(self, *, wait: bool) -> bool:
         """See `BubbleClock`."""
-        if self.permit_ns:
-            self.close()  # a fault came between the two: nothing else would shut the gate
         self._words[Field.CLOCK_KIND] = ClockKind.CPU
-        newest = self._newest
-        if not wait or (newest and not comes(self._driver, newest)) or not self._stop_writing():
-            keep_mapped(self._words)
-            return False
-        self._words[Field.BUBBLE] &= ~1
-        return True
+        try:
+            if self.permit_ns:
+                self.close()  # a fault came between the two: nothing else would shut the gate
+            newest = self._newest
+            if wait and (not newest or comes(self._driver, newest)) and self._stop_writing():
+                self._words[Field.BUBBLE] &= ~1
+                return True
+        except DriverError:
+            # the device may open the gate yet, but no side task goes by it: by its kind, this clock has left
+            self._words[Field.DEVICE_GATE] = DeviceGate.CLOSED
+            self._words[Field.BUBBLE] &= ~1
+        keep_mapped(self._words)
+        return False
 
     # What the polled clock does differently
 

@@ -19,8 +19,9 @@ from ds_hooks.shared.device_uuid import read_device_uuid
 from ds_hooks.shared.page.file import Page, make_private_dir, page_path
 from ds_hooks.shared.page.layout import ClockKind, DeviceGate, Field, Role
 from ds_hooks.shared.page.plan import plan_slot, plan_steps
-from ds_hooks.shared.wire import BubbleEnd, BubbleStart, StepEnd, StepStart
+from ds_hooks.shared.wire import BubbleEnd, BubbleStart, Bye, StepEnd, StepStart
 from tests.support.hooked_engine import Daemon, Engine
+from trials.gate.bubble_watch import BubbleWatch
 
 MS = 1_000_000
 PATIENCE_S = 30.0
@@ -227,6 +228,40 @@ def test_hooks_on_a_device_tell_true_times_and_never_wait(
     assert all(m.permit_ns == (5 * MS if m.slot == 1 and m.step < 100 else 0) for m in starts.values())
     assert {type(m) for m in messages} >= {StepStart, StepEnd, BubbleStart, BubbleEnd}
     assert {m.side_cpu_ns for m in starts.values()} == {-1}
+    daemon.close()
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize(("call", "at"), [("write_words", 1), ("write_words", 2), ("record", 3), ("record", 4)])
+def test_hooks_whose_device_refuses_calls_from_now_on_leave_no_gate_open(
+    call: str, at: int, ahead: bool, tmp_path: Path, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=FAKE_CUDA))
+    monkeypatch.setattr(clock_module, "CudaDriver", lambda: driver)
+    daemon = Daemon(tmp_path / "hooks")
+    engine = DeviceEngine(page_path(tmp_path / "hooks", 0), driver)
+    handle = attach(engine, directory=tmp_path / "hooks", local_rank=0)
+    words = daemon.page.words
+    plan_slot(words, 1, 5 * MS)
+    plan_steps(words, 1, 100)
+    watch = BubbleWatch(words, time.monotonic_ns)
+    if ahead:
+        words[Field.PROBE] = 0
+        assert handle._connection is not None and isinstance(handle._connection.clock, CudaClock)
+        probe = handle._connection.clock._device_words.address(Field.PROBE)
+        driver.wait_at_least(DEFAULT_STREAM, probe, 4)  # the device stands still, and the host runs ahead
+    for later in range(200):
+        driver.fail(call, at=at + later)
+    engine.train_batch()
+    words[Field.PROBE] = 4
+    for _ in range(3):
+        engine.train_batch()
+    assert f"{call}: refused" in str(handle.fault)
+    assert any(isinstance(message, Bye) for message in daemon.hear_all())
+    until(lambda: sum(kernel.end_ns > 0 for kernel in driver.kernels) == 16)
+    watch.look()
+    assert watch.left_ns(0) <= 0, "a side task that asks now gets nothing"
+    assert words[Field.PERMIT_LEFT] == 0 or words[Field.DEVICE_GATE] == DeviceGate.CLOSED, "nor do units that it gave"
     daemon.close()
 
 

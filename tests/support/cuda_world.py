@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ds_hooks.shared.cuda_driver import DriverError, Words
 from ds_hooks.shared.page.file import Page
-from ds_hooks.shared.page.layout import PAGE_BYTES, DeviceGate, Field
+from ds_hooks.shared.page.layout import PAGE_BYTES, ClockKind, DeviceGate, Field
 from ds_hooks.shared.page.plan import plan_steps
 from trials.gate.cuda import CudaGate
 from trials.gate.unit_records import UnitRecords
@@ -22,6 +22,7 @@ class World:
 
     def __init__(self, page: Page) -> None:
         self.page, self.words = page, page.words
+        self.words[Field.CLOCK_KIND] = ClockKind.CUDA
         self.now_ns = 10 * MS
         self.naps: list[float] = []
         self.signals: deque[int] = deque()

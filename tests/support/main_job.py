@@ -5,7 +5,7 @@ import threading
 import time
 
 from ds_hooks.shared.page.file import Page
-from ds_hooks.shared.page.layout import DeviceGate, Field
+from ds_hooks.shared.page.layout import ClockKind, DeviceGate, Field
 from ds_hooks.shared.page.plan import plan_steps
 
 MS = 1_000_000
@@ -16,6 +16,7 @@ class MainJob:
 
     def __init__(self, page: Page) -> None:
         self._words = page.words
+        self._words[Field.CLOCK_KIND] = ClockKind.CUDA  # which a side task on a CPU does not look at
         self._side = threading.get_ident()
         self._epoch = page.words[Field.BUBBLE] >> 1
         self.bubbles: list[tuple[int, int]] = []

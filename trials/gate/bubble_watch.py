@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 
-from ds_hooks.shared.page.layout import DeviceGate, Field
+from ds_hooks.shared.page.layout import ClockKind, DeviceGate, Field
 from ds_hooks.shared.page.memory_order import light_fence
 from ds_hooks.shared.page.plan import find_renewal, next_permit_ns
 
@@ -36,6 +36,8 @@ class BubbleWatch:
         words, looked_ns = self._words, self._clock_ns()
         bubble = words[Field.BUBBLE]
         light_fence()
+        if self._is_left_alone():
+            bubble &= ~1
         has_begun = False
         if bubble != self.bubble:
             if self.bubble & 1:
@@ -59,9 +61,15 @@ class BubbleWatch:
             left = DeviceGate.FORCED
         elif self.is_open:
             left = max(0, min(self.left_ns(0) // 1000, DeviceGate.ANY))
+        elif self._is_left_alone():
+            left = 0
         else:
             left = DeviceGate.ANY
         words[Field.PERMIT_LEFT] = left
+
+    def _is_left_alone(self) -> bool:
+        """Whether the main job's clock has left the page: then nobody may be there who would ever shut the word."""
+        return self._words[Field.CLOCK_KIND] == ClockKind.CPU
 
     def stir(self) -> None:
         """Note another sign of life of the main job."""
@@ -98,7 +106,7 @@ class BubbleWatch:
             needs_ns: how long it takes. If the permit leaves less, a renewal that leaves enough counts.
         """
         words = self._words
-        if words[Field.DEVICE_GATE] == DeviceGate.FORCED:
+        if words[Field.DEVICE_GATE] == DeviceGate.FORCED or self._is_left_alone():
             return 0  # queued work gets through; then the process ends, or is saved
         if self.is_open:
             elapsed_ns, permit_ns = self._clock_ns() - self._begin_ns, words[Field.PERMIT_LENGTH_NS]
