@@ -71,11 +71,11 @@ class World:
         self.words[Field.STEP], self.words[Field.SLOT] = epoch, slot
         self.words[Field.PERMIT_LENGTH_NS] = permit_ns
         self.words[Field.BUBBLE] = epoch << 1 | 1
-        self.words[Field.DEVICE_GATE] = max(self.words[Field.DEVICE_GATE], DeviceGate.open_for(permit_ns))
+        self.words[Field.PERMIT_LEFT] = DeviceGate.ANY
+        self.words[Field.DEVICE_GATE] = DeviceGate.open_for(permit_ns)
 
     def close(self, epoch: int) -> None:
-        if self.words[Field.DEVICE_GATE] != DeviceGate.FORCED:
-            self.words[Field.DEVICE_GATE] = DeviceGate.CLOSED
+        self.words[Field.DEVICE_GATE] = DeviceGate.CLOSED
         self.words[Field.BUBBLE] = epoch << 1
 
     def at(self, ns: int, *acts: Callable[[], None]) -> None:

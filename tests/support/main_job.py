@@ -32,12 +32,12 @@ class MainJob:
         words[Field.PERMIT_UNTIL_NS] = start_ns + permit_ms * MS
         self.bubbles.append((start_ns, 0))
         words[Field.BUBBLE] = self._epoch << 1 | 1
-        words[Field.DEVICE_GATE] = max(words[Field.DEVICE_GATE], DeviceGate.open_for(permit_ms * MS))
+        words[Field.PERMIT_LEFT] = DeviceGate.ANY
+        words[Field.DEVICE_GATE] = DeviceGate.open_for(permit_ms * MS)
         signal.pthread_kill(self._side, signal.SIGUSR1)
 
     def close(self) -> None:
-        if self._words[Field.DEVICE_GATE] != DeviceGate.FORCED:
-            self._words[Field.DEVICE_GATE] = DeviceGate.CLOSED
+        self._words[Field.DEVICE_GATE] = DeviceGate.CLOSED
         self._words[Field.BUBBLE] = self._epoch << 1
         self.bubbles[-1] = self.bubbles[-1][0], time.monotonic_ns()
 
