@@ -86,6 +86,12 @@ class BubbleWatch:
         return bool(self.bubble & 1)
 
     @property
+    def may_run(self) -> bool:
+        """Whether the device let a unit through at the last look."""
+        words = self._words
+        return words[Field.DEVICE_GATE] == DeviceGate.FORCED or (self.is_open and words[Field.PERMIT_LEFT] > 0)
+
+    @property
     def is_due(self) -> bool:
         """Whether the plan opens another bubble, which has not begun."""
         return not self.is_open and self._next_ns() > 0

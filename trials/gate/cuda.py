@@ -60,9 +60,10 @@ class CudaGate(UnitCosts):
     any thread starts (`block_signals`). The stream may be waiting, so the gate must be forced open before the side task
     is ended. Until it ends, queued work stays queued, and nothing is added. If the parent ends, the gate forces itself.
 
-    The thread that trains may be held by the driver, in a call that waits for what waits for a bubble. So another one,
-    `HostWatch`, looks at the page while it is away. A unit that has become too long for every bubble is let through at
-    the next one's begin, since it cannot be called back; then the gate is shut for good.
+    The thread that trains may be slow in the middle of a unit, or held by the driver, in a call that waits for what
+    waits for a bubble. So another one, `HostWatch`, looks at the page while it is away. After a bubble's end it lets
+    what is still to come of the unit wait for the next bubble. A unit that has become too long for every bubble is let
+    through at the next one's begin, since it cannot be called back; then the gate is shut for good.
 
     Args:
         page: the device's page; the caller has claimed the side task's role.
@@ -215,6 +216,8 @@ class CudaGate(UnitCosts):
             self._queue.adopt_thread()
             was_hopeless = self._is_hopeless
             self._look()
+            if not (self._watch.may_run or self._holds_each or self._is_hopeless):
+                self._queue.hold_rest()
             if self._is_hopeless and not was_hopeless:
                 log.warning("the host is at %s, and a unit is too long for every bubble", where_is(self._host_thread))
             return _AWAY_LOOK_S
@@ -311,9 +314,9 @@ class CudaGate(UnitCosts):
 
     def _take(self, ended: EndedUnit) -> None:
         busy_ns = (
-            0 if ended.unit == HOST_UNIT else ended.wall_ns
+            0 if ended.unit == HOST_UNIT else ended.busy_ns
         )  # its time lasts until the next unit asks, so it is mostly the host's
-        end_ns = ended.start_ns + ended.wall_ns
+        end_ns = ended.start_ns + ended.first_ns
         for closed_ns, slot in self._watch.closings if busy_ns else ():
             if ended.start_ns < closed_ns < end_ns:
                 self._on_overrun(slot, end_ns - closed_ns)

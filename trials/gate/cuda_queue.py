@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ds_hooks.shared.cuda_driver import Driver, DriverError, address_of
 from ds_hooks.shared.page.layout import PAGE_BYTES, Field
@@ -38,6 +38,7 @@ class QueuedUnit:
         is_complete: whether all of its work is queued, and `end` behind it.
         missed: how many bubbles have begun while it was first in the queue and did not start.
         seen_ns: when it was first seen to run; 0: not yet.
+        holds: the events before and behind each wait in its middle.
     """
 
     unit: int
@@ -48,6 +49,7 @@ class QueuedUnit:
     is_complete: bool = False
     missed: int = 0
     seen_ns: int = 0
+    holds: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,9 @@ class EndedUnit:
         group: the index of the units in use when it was asked for.
         longest_ns: see `QueuedUnit`.
         start_ns: when it began, by the host's clock.
-        wall_ns: how long it ran, by the device's clock.
+        wall_ns: from its begin to its end, by the device's clock.
+        first_ns: from its begin to its first wait in the middle; without one, to its end.
+        busy_ns: `wall_ns` without such waits.
     """
 
     unit: int
@@ -67,6 +71,8 @@ class EndedUnit:
     longest_ns: int
     start_ns: int
     wall_ns: int
+    first_ns: int
+    busy_ns: int
 
 
 class UnitQueue:
@@ -100,7 +106,9 @@ class UnitQueue:
         self._offsets_ns: deque[int] = deque(maxlen=_OFFSETS_KEPT)
         self._address = address_of(words)
         self._device_address = driver.register(self._address, PAGE_BYTES)
-        self._free = deque((driver.create_event(), driver.create_event()) for _ in range(_EVENT_PAIRS))
+        self._free_holds: list[tuple[int, int]] = []
+        self._ending = threading.Lock()  # held while the end of a unit is queued, or a wait in its middle
+        self._free = deque(self._new_pair() for _ in range(_EVENT_PAIRS))
 
     def __len__(self) -> int:
         """The number of units that have not ended, as far as the last look saw."""
@@ -162,8 +170,32 @@ class UnitQueue:
     def complete_last(self) -> None:
         """Note that all work of the last unit is queued."""
         if self._units and not self._units[-1].is_complete:
-            self._driver.record(self._units[-1].end, self._stream)
-            self._units[-1].is_complete = True
+            with self._ending:
+                self._driver.record(self._units[-1].end, self._stream)
+                self._units[-1].is_complete = True
+
+    def hold_rest(self) -> None:
+        """Let what is still to come of a unit that runs wait for another bubble. For another thread than the unit's.
+
+        Raises:
+            DriverError: see the class.
+        """
+        if not self._ending.acquire(blocking=False):
+            return  # nothing is to come; and the driver may hold who queues its end
+        try:
+            last = self._units[-1]
+            if last.is_complete or not self._driver.is_done(last.holds[-1][1] if last.holds else last.start):
+                return
+            before, behind = self._free_holds.pop() if self._free_holds else self._new_pair()
+            self._driver.record(before, self._stream)
+            self._wait_for((Field.PERMIT_LEFT, 1), (Field.DEVICE_GATE, 1))
+            self._driver.record(behind, self._stream)
+            last.holds.append((before, behind))
+        finally:
+            self._ending.release()
+
+    def _new_pair(self) -> tuple[int, int]:
+        return self._driver.create_event(), self._driver.create_event()
 
     def take_ended(self) -> Iterator[EndedUnit]:
         """Take the units off the queue that have ended, the oldest first."""
@@ -203,12 +235,16 @@ class UnitQueue:
         now_ns = self._clock_ns()
         elapsed_ns = self._driver.elapsed_ns
         wall_ns = elapsed_ns(ended.start, ended.end)
+        first_ns = elapsed_ns(ended.start, ended.holds[0][0]) if ended.holds else wall_ns
+        busy_ns = wall_ns - sum(elapsed_ns(before, behind) for before, behind in ended.holds)
+        self._free_holds += ended.holds
         start_ns = self._last_ns + (0 if self._last is None else elapsed_ns(self._last, ended.start))
         self._last, self._last_ns = ended.end, start_ns + wall_ns
         self._free.append((ended.start, ended.end))
         # a look always comes after what it sees, so the smallest of the last differences is closest to the clocks' own
         self._offsets_ns.append(now_ns - self._last_ns)
-        return EndedUnit(ended.unit, ended.group, ended.longest_ns, start_ns + min(self._offsets_ns), wall_ns)
+        times = start_ns + min(self._offsets_ns), wall_ns, first_ns, busy_ns
+        return EndedUnit(ended.unit, ended.group, ended.longest_ns, *times)
 
     def _wait_for(self, *words: tuple[int, int]) -> None:
         """Have what is queued next wait for each of (field, least), one after the other."""

@@ -142,7 +142,7 @@ class Orders:
         cost_ns = round(unit.part * (COSTS_NS[unit.number] if unit.number >= 0 else 100 * US))
         for _ in range(2):
             self.away(unit.before_ns)
-            world._work.append(("kernel", cost_ns // 2, 0))
+            world._work.append((f"computes {unit.number} {world.now_ns}", cost_ns // 2, 0))
         if unit.waits:
             while world._work:
                 self.away(1 * MS)
@@ -150,6 +150,12 @@ class Orders:
     @property
     def begun(self) -> list[tuple[int, int]]:
         return [(int(name.split()[1]), at) for name, at, _ in self.world.kernels if name.startswith("begins")]
+
+    @property
+    def computed(self) -> list[tuple[int, int]]:
+        """(when it was launched, when it began) of each kernel, those of host work aside: PyTorch's operations wait."""
+        found = [(name.split(), at) for name, at, _ in self.world.kernels if name.startswith("computes")]
+        return [(int(words[2]), at) for words, at in found if words[1] != str(HOST_UNIT)]
 
 
 def played(
@@ -219,3 +225,7 @@ def test_no_unit_begins_outside_a_bubble_or_with_too_little_of_it_left_and_every
         # at a bubble's begin its permit counts, of which a unit that has missed one needs half; later what is left does
         share = 0.5 if at_ns - begin_ns < LATE_NS else NEARLY_ALL
         assert permit_end_ns - at_ns >= share * forecast_ns - LATE_NS, "it began late in its bubble"
+    for launched_ns, at_ns in [] if orders.is_hopeless else orders.computed:
+        _, _, end_ns = [each for each in orders.bubbles if each[0] <= at_ns][-1]
+        if at_ns < orders.forced_ns:
+            assert at_ns <= end_ns or launched_ns <= end_ns + LATE_NS, "a slow host's kernel began between bubbles"
