@@ -76,10 +76,15 @@ class CudaGate(UnitCosts):
         nap: sleeps for some seconds, or until a signal comes, which it returns.
         start_host_watch: see `HostWatch`.
 
+    Attributes:
+        device_type: what PyTorch calls the kind of device, whose operations wait one by one in host work.
+
     Raises:
         GateError: the device cannot wait for the page's words.
         StopRequested: the side task must end.
     """
+
+    device_type = "cuda"
 
     def __init__(
         self,
@@ -345,7 +350,7 @@ class CudaGate(UnitCosts):
         if wanted and self._each is None:
             from trials.gate.per_op import PerOp  # imports torch, which starts threads: not before signals are blocked
 
-            self._each = PerOp(self._hold)
+            self._each = PerOp(self._hold, self.device_type)
             self._each.__enter__()
             self._each_thread = threading.get_ident()
         elif not wanted and self._each is not None and threading.get_ident() == self._each_thread:

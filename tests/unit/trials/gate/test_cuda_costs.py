@@ -10,6 +10,7 @@ from ds_hooks.shared.page.layout import Field
 from ds_hooks.shared.unit_record import UNIT_RECORD
 from tests.support.cuda_world import MS, US, World, learn
 from trials.gate.base import HOST_UNIT, Starved
+from trials.gate.cuda import CudaGate
 from trials.gate.unit_costs import HOST_WORK_NEEDS_NS, NEARLY_LONGEST
 from trials.gate.unit_records import UnitRecords
 
@@ -60,18 +61,24 @@ def test_settling_waits_for_what_runs_and_sees_meanwhile_that_the_bubble_ends(wo
     assert not gate._queue and world.overruns and world.overruns[0][1] == pytest.approx(3 * MS, rel=0.1)
 
 
-def test_each_operation_of_host_work_waits_for_a_bubble(world: World) -> None:
+def test_each_operation_of_host_work_on_the_device_waits_for_a_bubble(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CudaGate, "device_type", "meta")  # one that PyTorch has everywhere
     gate = world.gate()
     learn(world, gate, 1 * MS)
     world.due(1, 9 * MS)
     gate.enter(HOST_UNIT)
-    before = len(world._work)
-    torch.ones(2).add_(1)
+    before, on_host = len(world._work), torch.ones(2)
+    assert torch.stack([on_host.add_(1)] * 2).sum().item() == 8 and len(world._work) == before, "on the host"
+    torch.ones(2, device="meta").add_(1)
+    there = on_host.to("meta")
+    torch.stack([there, there])
     held = [work for work in list(world._work)[before:] if work[0] == "wait"]
-    assert len(held) == 2 and {least for _, _, least in held} == {1}
+    assert len(held) == 4 and {least for _, _, least in held} == {1}
     gate.enter(0)
     after = len(world._work)
-    torch.ones(2).add_(1)
+    there.add_(1)
     assert len(world._work) == after, "a unit's own operations do not"
     gate.rest()
 
