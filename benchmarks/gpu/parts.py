@@ -22,7 +22,7 @@ from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.shared.cuda_driver import DeviceWords, Driver, comes
 from ds_hooks.shared.forced_gate import force_gate
 from ds_hooks.shared.page.file import Page, make_private_dir, page_path
-from ds_hooks.shared.page.layout import DeviceGate, Field, Role
+from ds_hooks.shared.page.layout import ClockKind, DeviceGate, Field, Role
 from ds_hooks.shared.page.plan import plan_slot, plan_steps
 from squeezer.calibration import mps_server as calibration
 
@@ -143,6 +143,7 @@ def words_between_processes(bench: Bench) -> list[dict[str, Any]]:
     """Time of a word to the host and back, and from here to a side task at the gate, by the kernels' own stamps."""
     driver, words = bench.driver, bench.page.words
     bench.page.claim(Role.MAIN)
+    words[Field.CLOCK_KIND] = ClockKind.CUDA  # or the side task would take every bubble for shut
     shared, stream = DeviceWords(driver, words, probe=Field.PROBE), driver.create_stream()
     to_host_us, round_trip_us = [], []
     count = ECHOES // 10 if bench.quick else ECHOES
