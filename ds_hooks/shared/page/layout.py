@@ -192,7 +192,7 @@ class ClockKind:
     """Values of `CLOCK_KIND`: how the main job knows when bubbles begin and end."""
 
     CPU = 0
-    """By the host's clock, which is exact for a CPU."""
+    """By the host's clock, which is exact for a CPU. On a CUDA device: no clock is there, so no bubble counts."""
     CUDA = 1
     """The device writes the words itself, in stream order."""
     CUDA_POLLED = 2
