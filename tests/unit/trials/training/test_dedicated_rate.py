@@ -61,7 +61,7 @@ def study_of(kind: type[ToyStudy], batches: int) -> ToyStudy:
 
 def test_an_epoch_need_not_end(caplog: pytest.LogCaptureFixture) -> None:
     study = study_of(Endless, 1)
-    assert rehearse(study).gain is not None and not caplog.records
+    assert rehearse(study).gain is not None and "failed" not in caplog.text
     measured = measure_dedicated(study, 4, 0.1)
     assert (measured["trials"], measured["few_trials"]) == (4, 1)
     assert measured["work_per_s"] > 0 and measured["few_work_per_s"] > 0
