@@ -13,6 +13,7 @@ NAMES = (
     "latency",
     "wake_up",
     "neighbour",
+    "pauses",
     "shortest_bubble",
     "real_jobs",
     "bubble_utilization",

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import adapters, audit, fusion, guard_power, neighbour, refill, study, wake_up
+from benchmarks import adapters, audit, fusion, guard_power, neighbour, pauses, refill, study, wake_up
 from benchmarks.search_cost import __main__ as search_cost
 from benchmarks.transfer import end_to_end, experiments, figures
 
@@ -59,6 +59,12 @@ def test_neighbour(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbour, "TOKENS", 8)
     neighbour.main()
     assert json.loads(results.read_text())["summary"]["rounds"] == 5
+
+
+def test_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pauses, "BURSTS", 1)
+    run = pauses._measure(3)
+    assert len(run["rounds_ms"]) == 3 and finite(pauses.summary([run]))
 
 
 def test_fusion() -> None:
