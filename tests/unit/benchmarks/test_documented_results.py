@@ -45,6 +45,16 @@ def test_what_audits_cost() -> None:
     assert f"{summary['cost']:.1%} (95% interval {low:.1f} to {high:.1f}; {summary.get('pairs', 240):,} pairs)" in text
 
 
+@pytest.mark.parametrize(("row", "kind"), [("the core idles", "asleep"), ("another process computes", "in_turn")])
+def test_what_a_pause_costs(row: str, kind: str) -> None:
+    text, summary = text_of("docs/benchmarks.md").partition("## pauses")[2].partition("\n## ")[0], summary_of("pauses")
+    steps = [(summary[f"{kind}_step_{i}"], *summary[f"{kind}_step_{i}_ci95"]) for i in range(1, 7)]
+    assert numbers_beside(text, row) == pytest.approx([100 * each for step in steps for each in step], abs=0.51)
+    low, high = summary["in_turn_steps_ci95"]
+    assert f"each pause costs {summary['in_turn_steps']:.1f} steps ({low:.1f} to {high:.1f})" in text
+    assert f"took {summary['slow_to_fast']:.1f} times as long" in text
+
+
 @pytest.mark.parametrize(
     ("row", "kind"),
     [
