@@ -23,7 +23,6 @@ from trials.search.choice.space import check_begun, check_space
 from trials.search.config import WorkerConfig as WorkerConfig
 from trials.search.files import checkpoint_files
 from trials.search.files.study_files import StudyFiles
-from trials.search.late_epochs import LateEpochs
 from trials.search.measures import Measures
 from trials.search.optuna_study import ended_after, open_study, safe_sampler
 from trials.search.optuna_trials import OptunaTrials
@@ -32,6 +31,7 @@ from trials.search.storage.claims import Claims, LockedClaims
 from trials.search.storage.database import START_PATIENCE_S, connect, is_away, patiently
 from trials.search.storage.directory_identity import Unseen, identity
 from trials.search.storage.host_lock import hold
+from trials.search.storage.late_epochs import LateEpochs
 from trials.search.study_lock import StudyLock
 from trials.study import Study
 
