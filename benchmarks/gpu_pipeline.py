@@ -1,6 +1,6 @@
 """What squeezing costs a real pipeline on two GPUs: DeepSpeed's own engine, NCCL between its two stages.
 
-    python -m benchmarks.gpu_pipeline [--quick] [--rounds N] [--json FILE] [--device cpu]
+    python -m benchmarks.gpu_pipeline [--quick] [--rounds N] [--json FILE] [--one-gpu] [--device cpu]
 
 One run of `examples/pretrain.py`, started by `ds_squeeze` under an MPS server of its own, in rounds of five short
 blocks of steps in random order:
@@ -15,6 +15,10 @@ Each round gives one log ratio of mean step times to those of its unhooked block
 Student's t interval over the rounds. The first steps of a block do not count. All processes exist in all blocks. FILE
 is written every few seconds.
 
+`--one-gpu` runs both stages on one device, as if each were a machine of its own: NCCL, which refuses two ranks on a
+device of one host, then passes data by sockets. All of it is at work, but what a side task does in one stage's bubble
+it does beside the other stage's kernels, so that slowdowns are worse than on two devices.
+
 `--device cpu` is a dry run on two cores with gloo: it shows that all but MPS and NCCL works, and nothing about a GPU.
 If something is missing, the command names it and ends with status 2.
 """
@@ -25,6 +29,7 @@ import json
 import math
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -32,6 +37,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -40,6 +46,8 @@ from benchmarks.common import ROOT, environment, finish, mean_and_ci95, winsoriz
 from benchmarks.gpu.block_files import RANKS, ready_path, step_word, steps_path, trained_path
 from benchmarks.processes import start
 from benchmarks.utilization.windows import ALONE, COOPERATIVE, LOW_PRIORITY, NAIVE, STUDY, UNHOOKED, WINDOWED, Windows
+from ds_hooks.shared.page.file import DIRECTORY_VARIABLE
+from launch.rank import core_share
 from squeezer.calibration.mps_server import CONTROL, mps_server
 from squeezer.records.reader import load_run
 
@@ -67,14 +75,24 @@ def main() -> int:
     )
     parser.add_argument("--device", choices=JOB, default="cuda", help="cpu: a dry run on two cores")
     parser.add_argument("--quick", action="store_true", help="a short warm-up, few rounds")
+    parser.add_argument("--one-gpu", action="store_true", help="both stages on one device, by two launchers")
     parser.add_argument("--rounds", type=int, metavar="N")
+    parser.add_argument("--warm-up", type=int, metavar="N", help="so many squeezed steps before the first round")
+    parser.add_argument("--records", type=Path, metavar="DIR", help="keep the run's records there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw steps and the summary there")
     options = parser.parse_args()
-    lacks = lacking(options.device)
+    lacks = lacking(options.device, 1 if options.one_gpu else RANKS)
     if lacks:
         print(f"{NAME}: nothing was measured. Missing:", *lacks, sep="\n  ", file=sys.stderr)
         return NOTHING_MEASURED
-    run = {"scenario": options.device, "steps_ms": [], "ungated_steps": {}, "reported_steps": {}, "side": None}
+    scenario = f"{options.device}_one_device" if options.one_gpu else options.device
+    run: dict[str, Any] = {
+        "scenario": scenario,
+        "steps_ms": [],
+        "ungated_steps": {},
+        "reported_steps": {},
+        "side": None,
+    }
     error = None
     try:
         _measure(options, run)
@@ -86,7 +104,7 @@ def main() -> int:
     return int(error is not None)
 
 
-def lacking(device: str) -> list[str]:
+def lacking(device: str, gpus: int = RANKS) -> list[str]:
     """What this machine lacks for the measurement, in words."""
     modules = {"torch": "PyTorch", "deepspeed": "DeepSpeed", "zmq": "pyzmq", "sklearn": "scikit-learn, for the study"}
     lacks = [f"{text} ({name})" for name, text in modules.items() if importlib.util.find_spec(name) is None]
@@ -96,8 +114,9 @@ def lacking(device: str) -> list[str]:
     if importlib.util.find_spec("torch") is not None:
         import torch
 
-        if (devices := torch.cuda.device_count()) < RANKS:
-            lacks.append(f"two GPUs: PyTorch {torch.__version__} finds {devices}")
+        if (devices := torch.cuda.device_count()) < gpus:
+            wanted = "two GPUs" if gpus == RANKS else "a GPU"
+            lacks.append(f"{wanted}: PyTorch {torch.__version__} finds {devices}")
     if shutil.which(CONTROL) is None:
         lacks.append(f"MPS ({CONTROL}, of NVIDIA's driver): without it bubbles are only observed")
     return lacks
@@ -140,32 +159,30 @@ def _measure(options: argparse.Namespace, run: dict[str, Any]) -> None:
         TimeoutError: one of them takes too long.
     """
     windows = QUICK_WINDOWS if options.quick else WINDOWS
+    windows = replace(windows, warm_up=options.warm_up or windows.warm_up)
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     with ExitStack() as ends:
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="bsq-", dir="/dev/shm")))
-        pages, records = folder / "pages", folder / "run"
-        pages.mkdir(mode=0o700)
-        env = {**environment(pages), **windows.environment(), "DS_ACCELERATOR": options.device}
+        records = (options.records or folder / "run").absolute()
+        env = {**environment(folder / "pages"), **windows.environment(), "DS_ACCELERATOR": options.device}
         if options.device == "cuda":
             env |= ends.enter_context(mps_server(folder))
         for rank in range(RANKS):
             step_word(folder, rank, create=True)
-        _start_ungated(options.device, folder, env, ends)
+        _start_ungated(options, folder, env, ends)
         config = folder / "squeezer.toml"
         config.write_text(WINDOWED.format(study=STUDY, run=records), encoding="utf-8")
-        command = [sys.executable, "-m", "benchmarks.utilization.windowed_launch", "--squeezer", str(config)]
-        command += ["--num_accelerators", str(RANKS), "--module", "benchmarks.gpu.blocks", str(folder)]
+        script = ["--module", "benchmarks.gpu.blocks", str(folder), str(ROOT / "examples" / "pretrain.py")]
         # one step more: the last one's time is never known
-        command += [
-            str(ROOT / "examples" / "pretrain.py"),
-            "--steps",
-            str(windows.first_step(rounds)),
-            *JOB[options.device],
-        ]
-        job = start(command, env, ends)
+        script += ["--steps", str(windows.first_step(rounds)), *JOB[options.device]]
+        command = [sys.executable, "-m", "benchmarks.utilization.windowed_launch", "--squeezer", str(config)]
+        launch = _launch_as_two_hosts if options.one_gpu else _launch
+        jobs = launch(command, script, folder, env, ends)
         deadline_s = time.monotonic() + LIMIT_S
         due_s = 0.0
-        while (status := job.poll()) is None:
+        while any(job.poll() is None for job in jobs):
+            if any(job.poll() for job in jobs):  # its peer would wait for it
+                break
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"the job has not ended within {LIMIT_S:.0f} s")
             time.sleep(LOOK_EVERY_S)
@@ -174,22 +191,56 @@ def _measure(options: argparse.Namespace, run: dict[str, Any]) -> None:
                 _read(folder, windows, run)
                 write(NAME, options, [run], summary(run))
         _read(folder, windows, run)
-        if status:
-            raise RuntimeError(f"the job ended with status {status}")
+        if any(job.poll() != 0 for job in jobs):
+            raise RuntimeError(f"the job ended with status {next(job.poll() for job in jobs if job.poll())}")
         reported = [step.step for rank in load_run(records) for step in rank.step_times()]
         run["reported_steps"] = Counter(windows.locate(step).mode for step in reported)
         run["side"] = _side(records)
 
 
-def _start_ungated(device: str, folder: Path, env: Mapping[str, str], ends: ExitStack) -> None:
-    """Start the side tasks without a gate on each device, and wait until they are ready."""
+Processes = list["subprocess.Popen[bytes]"]
+
+
+def _launch(
+    command: Sequence[str], script: Sequence[str], folder: Path, env: Mapping[str, str], ends: ExitStack
+) -> Processes:
+    """One launcher for two devices."""
+    (folder / "pages").mkdir(mode=0o700)
+    return [start([*command, "--num_accelerators", str(RANKS), *script], env, ends)]
+
+
+def _launch_as_two_hosts(
+    command: Sequence[str], script: Sequence[str], folder: Path, env: Mapping[str, str], ends: ExitStack
+) -> Processes:
+    """A launcher for each rank, with half of the cores, as on two hosts of which each has the first device."""
+    (folder / "hosts").write_text("".join(f"host{rank} slots=1\n" for rank in range(RANKS)), encoding="ascii")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    jobs = []
+    for rank in range(RANKS):
+        pages = folder / f"pages{rank}"
+        pages.mkdir(mode=0o700)
+        own = {DIRECTORY_VARIABLE: str(pages), "NCCL_HOSTID": f"host{rank}"}
+        own |= {f"{library}_SOCKET_IFNAME": "lo" for library in ("NCCL", "GLOO")}
+        cores = core_share(sorted(os.sched_getaffinity(0)), rank, RANKS)
+        launcher = ["taskset", "-c", ",".join(map(str, cores)), *command]
+        launcher += ["--hostfile", str(folder / "hosts"), "--no_ssh", "--node_rank", str(rank)]
+        launcher += ["--master_addr", "127.0.0.1", "--master_port", str(port)]
+        jobs.append(start([*launcher, *script], {**env, **own}, ends))
+    return jobs
+
+
+def _start_ungated(options: argparse.Namespace, folder: Path, env: Mapping[str, str], ends: ExitStack) -> None:
+    """Start the side tasks without a gate on each rank's device, and wait until they are ready."""
     visible = [name for name in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if name] or ["0", "1"]
+    if options.one_gpu:
+        visible = [visible[0]] * RANKS
     waited = {}
     for rank in range(RANKS):
         for mode, priority in ((NAIVE, "0"), (LOW_PRIORITY, "1")):
             own = {**env, "CUDA_VISIBLE_DEVICES": visible[rank], "CUDA_MPS_CLIENT_PRIORITY": priority}
             command = [sys.executable, "-m", "benchmarks.gpu.ungated", mode, "--folder", str(folder)]
-            command += ["--rank", str(rank), "--study", str(STUDY), "--device", device]
+            command += ["--rank", str(rank), "--study", str(STUDY), "--device", options.device]
             waited[ready_path(folder, mode, rank)] = start(command, own, ends)
     deadline_s = time.monotonic() + READY_WITHIN_S
     while not all(path.exists() for path in waited):
