@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from benchmarks.gpu.fake_driver import FakeDriver
-from ds_hooks.shared.cuda_driver import CudaDriver
+from ds_hooks.shared.cuda_driver import CudaDriver, address_of
 from ds_hooks.shared.forced_gate import force_gate
 from ds_hooks.shared.page.file import Page
 from tests.support.fused_and_solo import RecordingGate
@@ -117,7 +117,9 @@ class Cuda:
 
     def leave(self) -> None:
         force_gate(self._words)
-        self.gate.close()
+        self._stream.synchronize()
+        if not self.gate.close():  # a page stays registered that is unmapped all the same
+            CudaDriver().unregister(address_of(self._words))
 
 
 class UnkindCuda(FakeCuda):
