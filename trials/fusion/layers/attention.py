@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from trials.fusion.layers import linear
 from trials.fusion.layers.dropout import Masks
+from trials.fusion.own_code.streams import lent
 from trials.fusion.registry import JointLayer, call_rule, lift, rule
 from trials.fusion.rows import Rows
 
@@ -29,6 +30,8 @@ def attend(q_K: Tensor, k_K: Tensor, v_K: Tensor, mask: Tensor | None, masks: Ma
         options: `is_causal`, `scale`, `enable_gqa`, as PyTorch takes them.
     """
     if masks is not None and masks.any:
+        if q_K.device.type == "cuda":
+            return _one_by_one(q_K, k_K, v_K, mask, masks, **options)
         return _dropped(q_K, k_K, v_K, mask, masks, **options)
     if q_K.ndim != 5 or not q_K.shape[:2] == k_K.shape[:2] == v_K.shape[:2]:
         return functional.scaled_dot_product_attention(q_K, k_K, v_K, mask, **options)
@@ -37,6 +40,17 @@ def attend(q_K: Tensor, k_K: Tensor, v_K: Tensor, mask: Tensor | None, masks: Ma
         mask = mask[0] if mask.shape[:2] == (1, 1) else mask.expand(*lead, *mask.shape[2:]).flatten(0, 1)
     q_N, k_N, v_N = (x.flatten(0, 1) for x in (q_K, k_K, v_K))
     return functional.scaled_dot_product_attention(q_N, k_N, v_N, mask, **options).unflatten(0, lead)
+
+
+def _one_by_one(q_K: Tensor, k_K: Tensor, v_K: Tensor, mask: Tensor | None, masks: Masks, **options: Any) -> Tensor:
+    """Attend with dropout on a CUDA device, whose kernels draw in an order that no formula of ours repeats."""
+    found = []
+    for row, (rate, generator) in enumerate(zip(masks.rates_K, masks.generators, strict=True)):
+        own = None if mask is None else mask[row if len(mask) > 1 else 0]
+        with lent(generator):
+            attended = functional.scaled_dot_product_attention(q_K[row], k_K[row], v_K[row], own, rate, **options)
+        found.append(attended)
+    return torch.stack(found)
 
 
 def _dropped(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trials.fusion.own_code.streams import lent
 from trials.fusion.registry import Layer, call_rule, leading, lift, rule
 from trials.fusion.rows import Rows, go_on
 
@@ -51,8 +52,27 @@ class Masks:
             x_K: ``[K, ...]``.
             noise_ndim: how many leading axes a mask varies over; the elements beyond share it. None: all axes.
         """
+        if x_K.device.type == "cuda" and noise_ndim is None:
+            return self._drop_by_kernel(x_K)
         noise_K = self._keep(x_K, noise_ndim)
         return x_K * noise_K.div_(self._vector("divisor", x_K, _divisor))
+
+    def _drop_by_kernel(self, x_K: Tensor) -> Tensor:
+        """Drop single elements on a CUDA device.
+
+        There PyTorch has one kernel for a whole dropout, which draws in an order of its own and scales in float32.
+        """
+        keeps = []
+        for x, rate, generator in zip(x_K.detach(), self.rates_K, self.generators, strict=True):
+            dense = x if x.is_contiguous() else torch.empty_like(x)  # gaps would change the order
+            if 0 < rate < 1 and x.numel():
+                with lent(generator):
+                    keeps.append(torch.native_dropout(dense, rate, True)[1])
+            else:
+                keeps.append(torch.full_like(dense, rate < 1, dtype=torch.bool))
+        wide = torch.promote_types(x_K.dtype, torch.float32)
+        noise_K = torch.stack(keeps).to(wide)
+        return (x_K * noise_K.div_(self._vector("divisor", noise_K, _divisor))).to(x_K.dtype)
 
     def alpha_drop(self, x_K: Tensor, noise_ndim: int | None = None) -> Tensor:
         """Set elements to SELU's negative limit, and keep mean and variance (Klambauer et al. 2017, section 3)."""

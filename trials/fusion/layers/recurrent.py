@@ -1,7 +1,7 @@
 """Recurrent layers: RNN, LSTM and GRU."""
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from trials.fusion.autotune import Turns, choose
 from trials.fusion.layers import cells
 from trials.fusion.layers.dropout import Masks
-from trials.fusion.own_code.streams import drawing_from
+from trials.fusion.own_code.streams import drawing_from, seeded_recurrence
 from trials.fusion.registry import FuseError, JointLayer, rule
 from trials.fusion.rows import Rows
 
@@ -95,11 +95,16 @@ class FusedRecurrent(JointLayer):
         drops = training and self.masks.any
         tensors = (*states_K, *self.weights_K)
         if self.size == 1 or torch.is_autocast_enabled(x_KTNI.device.type):
-            return self._looped(drops, x_KTNI, *tensors)
+            return self._looped(training, drops, x_KTNI, *tensors)
         # measured without dropout, which would draw random numbers
-        ways = {"at once": lambda *t: self._at_once(False, *t)[0], "looped": lambda *t: self._looped(False, *t)[0]}
+        ways = {
+            "at once": lambda *t: self._at_once(False, *t)[0],
+            "looped": lambda *t: self._looped(training, False, *t)[0],
+        }
         way = choose(self.situation, ways, x_KTNI, *tensors, turns=self.turns)
-        return (self._at_once if way == "at once" else self._looped)(drops, x_KTNI, *tensors)
+        if way == "at once":
+            return self._at_once(drops, x_KTNI, *tensors)
+        return self._looped(training, drops, x_KTNI, *tensors)
 
     def _at_once(self, drops: bool, x_KTNI: Tensor, *tensors: Any) -> list[Tensor]:
         count, each = len(self.widths), len(self.names[0])
@@ -120,7 +125,7 @@ class FusedRecurrent(JointLayer):
                 x_KTNI = self.masks.drop(x_KTNI)
         return [x_KTNI, *(torch.stack(table, 1) for table in last)]
 
-    def _looped(self, drops: bool, x_KTNI: Tensor, *tensors: Any) -> list[Tensor]:
+    def _looped(self, training: bool, drops: bool, x_KTNI: Tensor, *tensors: Any) -> list[Tensor]:
         count = len(self.widths)
         given = [tensor for tensor in (x_KTNI, *tensors) if tensor is not None]
         rows_K = [[tensor.squeeze(0)] if self.size == 1 else tensor.unbind(0) for tensor in given]
@@ -129,13 +134,19 @@ class FusedRecurrent(JointLayer):
             x, *rest = [rows[row] for rows in rows_K]
             states, weights = rest[:count], rest[count:]
             rate = self.masks.rates_K[row] if drops else 0.0
-            with drawing_from(generator) if rate else nullcontext():
+            with _drawing(generator) if rate else nullcontext():
                 found.append(
                     self.function(
                         *(x, states if self.cell.remembers else states[0], weights, self.biased),
-                        *(self.layers, rate, drops, self.directions == 2, False),
+                        *(self.layers, rate, training, self.directions == 2, False),
                     )
                 )
         if len(found) == 1:
             return [tensor.unsqueeze(0) for tensor in found[0]]
         return [torch.stack(tensors) for tensors in zip(*found, strict=True)]
+
+
+@contextmanager
+def _drawing(generator: torch.Generator) -> Iterator[None]:
+    with drawing_from(generator), seeded_recurrence():
+        yield

@@ -75,7 +75,8 @@ class OneByOne:
         memory = {name: _memory(tensor) for name, tensor in tensors.items()}
         others: list[str] = []
         try:
-            yield tensors, others
+            with _recurrent_weights_in_place():
+                yield tensors, others
         except RuntimeError as error:
             if "requires_grad flags of leaf" in str(error):
                 raise refused_freezing("what may be a parameter") from error
@@ -169,6 +170,24 @@ def refused_change(label: str) -> RefusedError:
         f"module '{label}' replaces a tensor or changes a parameter in its forward, though not for its first batch; "
         "allowed: to do so for every batch, or to change buffers in place"
     )
+
+
+@contextmanager
+def _recurrent_weights_in_place() -> Iterator[None]:
+    """Recurrent layers on a CUDA device move weights that they have not seen to memory of their own choice, for speed.
+
+    A trial's are a part of all trials'.
+    """
+    flatten = nn.RNNBase.flatten_parameters
+    nn.RNNBase.flatten_parameters = _leave  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        nn.RNNBase.flatten_parameters = flatten  # type: ignore[method-assign]
+
+
+def _leave(layer: nn.RNNBase) -> None:
+    """Change nothing."""
 
 
 def _memory(tensor: Tensor) -> object:

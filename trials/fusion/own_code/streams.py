@@ -82,6 +82,36 @@ def drawing_from(generator: torch.Generator) -> Iterator[None]:
 
 
 @contextmanager
+def lent(generator: torch.Generator) -> Iterator[None]:
+    """While entered, operations on the CUDA device of `generator` draw from it where they can be given none.
+
+    Nothing is copied, unlike in `drawing_from`, so what runs meanwhile must be short.
+    """
+    index = generator.device.index
+    default = torch.cuda.default_generators[torch.cuda.current_device() if index is None else index]
+    others = default.graphsafe_get_state()
+    default.graphsafe_set_state(generator)
+    try:
+        yield
+    finally:
+        default.graphsafe_set_state(others)
+
+
+@contextmanager
+def seeded_recurrence() -> Iterator[None]:
+    """While entered, recurrent layers on a CUDA device drop by PyTorch's own kernels.
+
+    Those of cuDNN draw from one stream of the process, which no seed sets.
+    """
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
+
+
+@contextmanager
 def drawing_nothing(what: str) -> Iterator[None]:
     """Refuse PyTorch's own random numbers meanwhile, as `vmap` does, where all trials would share them.
 

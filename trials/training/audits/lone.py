@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from trials.fusion.graph.inputs import arguments, moved
 from trials.fusion.graph.trace import FORWARD
-from trials.fusion.own_code.streams import drawing_from, go_on, note, undisturbed
+from trials.fusion.own_code.streams import drawing_from, go_on, note, seeded_recurrence, undisturbed
 from trials.fusion.own_code.trees import heads
 from trials.fusion.registry import label, ruled
 from trials.fusion.rows import generator
@@ -229,7 +229,8 @@ class Lone:
 
     @contextmanager
     def _drawing(self) -> Iterator[None]:
-        with undisturbed(), drawing_from(self._stream), warnings.catch_warnings():
+        seeded = seeded_recurrence() if self._device.type == "cuda" and _drops_within(self.model) else nullcontext()
+        with undisturbed(), drawing_from(self._stream), seeded, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the user has seen them
             yield
 
@@ -261,6 +262,11 @@ class Lone:
 def is_layer(module: nn.Module) -> bool:
     """Whether no layers are inside `module`."""
     return ruled(type(module)) is not None or not list(module.children())
+
+
+def _drops_within(model: nn.Module) -> bool:
+    """Whether recurrent layers of the model drop what passes from one to the next."""
+    return any(isinstance(layer, nn.RNNBase) and layer.dropout for layer in model.modules())
 
 
 def part_names(model: nn.Module) -> list[str]:
