@@ -2,10 +2,9 @@
 
 import ctypes
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from torch import nn
 
 from ds_hooks.shared.cuda_driver import CudaDriver, DriverError
 from ds_hooks.shared.device_uuid import uuid_number
@@ -24,6 +23,7 @@ from trials.side_task.fit import most_trials
 from trials.side_task.offload import CudaMeter, Offload, tensors_on
 from trials.study import Study
 from trials.training.batches import Pinned
+from trials.training.member import build_on
 from trials.training.most_fused import MostFused
 from trials.training.rehearsal import rehearse, try_out
 
@@ -134,14 +134,9 @@ class CudaSideDevice:
         wake_promptly()
 
     def adopt(self, study: Study) -> None:
-        """Build models on the host and move them, so that a trial begins as it would there. Pin batches."""
-        own = vars(study)
-        make, batches, validation = study.model, study.batches, study.validation
-
-        def model(params: dict[str, Any]) -> nn.Module:
-            return make(params).to(self._device)
-
-        own["model"] = model
+        """Move models here once they are built, and pin batches."""
+        build_on(study, self._device)
+        own, batches, validation = vars(study), study.batches, study.validation
         own["batches"] = lambda *which: Pinned(batches(*which))
         own["validation"] = lambda: Pinned(validation())
 

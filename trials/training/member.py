@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.weak import WeakIdKeyDictionary
 
 from trials.fusion import FuseError, Structure, structure
 from trials.fusion.compared.structure import Facts, canonical_names
@@ -95,6 +96,15 @@ def build_member(study: Study, number: int, params: dict[str, Any]) -> Member:
     return Member(number, params, *built[:4], batch_params=own, roles=built.roles)
 
 
+_devices: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Study -> where its models train, if not where they are built."""
+
+
+def build_on(study: Study, device: torch.device) -> None:
+    """Move each model of `study` to `device` once it is built, so that a trial begins as it would on the host."""
+    _devices[study] = device
+
+
 class Built(NamedTuple):
     """The parts of a trial as the study builds them."""
 
@@ -110,6 +120,8 @@ def build(study: Study, number: int, params: dict[str, Any]) -> Built:
     with undisturbed(), building(study) as parts:
         seed_all(study.seed(params, number))
         model, roles = model_of(study, params, number)
+        if study in _devices:
+            model.to(_devices[study])
         optimizer = study.optimizer(params, model)
         rng_state = torch.get_rng_state()
         parts += [model, *by_phase(optimizer).values()]

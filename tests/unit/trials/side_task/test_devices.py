@@ -11,9 +11,11 @@ from ds_hooks.shared.page.layout import Field
 from tests.support.fake_torch_cuda import GB, TOTAL_BYTES, fake_torch_cuda
 from tests.support.fused_and_solo import OPTIMIZERS
 from tests.support.rich_study import RichStudy
+from trials.optim.several import by_phase
 from trials.side_task import devices
 from trials.side_task.devices import CONTEXT_BYTES, CpuSideDevice, CudaSideDevice, SideDeviceError, make_side_device
 from trials.training.batches import Pinned
+from trials.training.member import build
 
 
 @pytest.fixture
@@ -96,9 +98,10 @@ def test_a_study_need_not_know_the_device(cuda: list[tuple[Any, ...]]) -> None:
     device = CudaSideDevice(0.25)
     device._device = torch.device("meta")
     device.adopt(study)
-    model = study.model({"n": 0})
-    assert model.weight.device.type == "meta"
-    study.optimizer({"n": 0}, model)
+    built = build(study, 0, {"n": 0})
+    assert built.model.weight.device.type == "meta"
+    (optimizer,) = by_phase(built.optimizer).values()
+    assert all(p.device.type == "meta" for group in optimizer.param_groups for p in group["params"])
     assert list(study.batches(0)) == data and pinned(cuda) == 2
     assert len(list(study.validation())) > 0 and pinned(cuda) > 2
 
