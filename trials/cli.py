@@ -66,10 +66,26 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("study", type=Path, metavar="STUDY", help="a Python file that defines one study")
 
 
+def _add_examined(parser: argparse.ArgumentParser) -> None:
+    _add_study(parser)
+    _add_device(parser)
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu; cuda: the first visible device"
+    )
+
+
 def _print_lines(parsed: argparse.Namespace, examine: "Callable[[Study], list[str]]") -> int:
+    from trials.side_task.devices import SideDeviceError, make_side_device
+
     study = _load(parsed)
     try:
+        make_side_device(parsed.device, 1.0).adopt(study)
         lines = examine(study)
+    except SideDeviceError as error:
+        refuse(f"{PROGRAM} {parsed.command}", error)
     except Exception as error:  # the study is the user's code: anything may come
         _refuse_study(parsed, error)
     print("\n".join(lines))
@@ -109,9 +125,7 @@ def _add_measure(parser: argparse.ArgumentParser) -> None:
         "--trials", type=positive(int), metavar="K", help="how many trials to fuse; default: the study's"
     )
     parser.add_argument("--threads", type=positive(int), default=1, metavar="N", help="torch's threads; default: 1")
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu; cuda: the first visible device"
-    )
+    _add_device(parser)
     parser.add_argument("--json", action="store_true", help="as JSON, for programs")
 
 
@@ -306,14 +320,14 @@ COMMANDS = (
         summary="try a study before a run: train one epoch of two trials, and score them",
         example="trials check examples/digits.py",
         run=_check,
-        add_arguments=_add_study,
+        add_arguments=_add_examined,
     ),
     Command(
         name="explain",
         summary="print how each layer is fused, and why",
         example="trials explain examples/digits.py",
         run=_explain,
-        add_arguments=_add_study,
+        add_arguments=_add_examined,
     ),
     Command(
         name="measure",
