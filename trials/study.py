@@ -60,6 +60,8 @@ class Study(abc.ABC):
             It is admitted or refused, and changes nothing that is trained.
         shrink: how many times narrower the models are that the trials train, or a `trials.Shrink`, so that their best
             hyperparameters are those of the model that `model` builds; None: as `model` builds them.
+        cuda_graphs: whether, on a GPU, forward, loss and backward of a step may be one CUDA graph, where all of them
+            run by rules. It is proven against ordinary steps first.
         metric: which of `metrics` is a trial's score; None: `score` computes it, and is not needed otherwise.
     """
 
@@ -79,6 +81,7 @@ class Study(abc.ABC):
     keep_best: int = 1
     shared: tuple[str, ...] = ()
     audit: str | bool = "epoch"
+    cuda_graphs: bool = True
     metric: str | tuple[str, ...] | None = None
     deadline: str | None = None
     shrink: int | Shrink | None = None

@@ -238,6 +238,12 @@ class Forward:
         self._instead = None
         return output
 
+    def is_static(self) -> bool:
+        """Whether all layers run by rules, for batches like the last one: the same operations each time."""
+        if not isinstance(self._way, Program) or self._instead is not None:
+            return False
+        return not (self._watch is not None and self._watch.changed()) and self._way.is_static()
+
     def declare_backward(self) -> None:
         """Number the backward units, last layer first, and have the gate asked for them."""
         self._declared = True

@@ -37,6 +37,9 @@ class Layer(abc.ABC):
     free: ClassVar[bool] = False
     """Whether it does no device work, as a view does. Then it is not a unit, and the gate is not asked."""
 
+    is_recordable: ClassVar[bool] = True
+    """Whether a CUDA graph may stand for it: it has been seen in one, or is like those that have."""
+
     def __init__(self, module: nn.Module, path: str) -> None:
         """Read the attributes of one trial's `module`, at `path` in the model.
 

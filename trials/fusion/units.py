@@ -3,7 +3,8 @@
 The gate is asked between units and never touches a tensor, so waiting cannot change a number.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -39,16 +40,28 @@ class Units:
         self._under_way = HOST_UNIT
         self.names: list[str] = []
         self.watch: Watch | None = None
-        self.settle = gate.settle
+        self._asks = True
+        self.settle, self.fits, self.expect, self.busy_ns = gate.settle, gate.fits, gate.expect, gate.busy_ns
 
     def enter(self, unit: int) -> None:
         """See `Gate.enter`."""
         self._under_way = unit
-        self._gate.enter(unit)
+        if self._asks:
+            self._gate.enter(unit)
 
     def again(self) -> None:
         """Ask again for the unit under way. Long units on a CPU ask between their parts."""
-        self._gate.enter(self._under_way)
+        if self._asks:
+            self._gate.enter(self._under_way)
+
+    @contextmanager
+    def unasked(self) -> Iterator[None]:
+        """While entered, the gate is not asked: what is recorded meanwhile is not done."""
+        self._asks = False
+        try:
+            yield
+        finally:
+            self._asks = True
 
     def number(self, name: str) -> int:
         """Return the number of the unit called `name`. A new name gets a new number."""

@@ -18,8 +18,14 @@ HOST_UNIT = -1
 """The unit number of host work between layers, such as building models. It asks the gate like any other unit, but its
 length is not forecast."""
 
+GRAPH_UNITS = "graph of "
+"""How the names of units begin that stand for many others, which are there instead if bubbles are too short."""
+
 AUDIT_UNITS = "audit "
 """How the names of units begin that are an audit's, and train nothing."""
+
+SPARED_UNITS = AUDIT_UNITS, GRAPH_UNITS
+"""No group is split because one of these is too long for every bubble."""
 
 
 class StopRequested(BaseException):
@@ -78,6 +84,12 @@ class Gate(Protocol):
             StopRequested: the side task must end.
         """
 
+    def expect(self, unit: int, cost_ns: float) -> None:
+        """Forecast that `unit` takes so long on the device, whatever it took before."""
+
+    def fits(self, needs_ns: float) -> bool:
+        """Whether pieces of work that take so long each could use most of the time of the last bubbles."""
+
     def rest(self) -> None:
         """End the last unit. No device work follows before the next `enter`."""
 
@@ -109,6 +121,13 @@ class OpenGate:
 
     def settle(self) -> None:
         """Return at once."""
+
+    def expect(self, unit: int, cost_ns: float) -> None:
+        """Accept any cost."""
+
+    def fits(self, needs_ns: float) -> bool:
+        """Return True: there is no end of a bubble."""
+        return True
 
     def rest(self) -> None:
         """Return at once."""

@@ -313,6 +313,7 @@ class CudaGate(UnitCosts):
 
     def _look(self) -> None:
         if self._watch.look():
+            self._permits_ns.append(self._watch.planned_ns())
             self._is_hopeless = self._queue.note_bubble() or self._is_hopeless
             if self._is_hopeless:
                 force_gate(self._words)  # the main job's device shuts it again at the bubble's end

@@ -25,6 +25,9 @@ NEARLY_LONGEST = 0.9
 
 LOOK_AGAIN_S = 0.5
 
+MOST = 0.5
+"""So much of the bubbles' time must be usable by work that is done in pieces of one length."""
+
 
 class UnitCosts:
     """Numbers units and forecasts their costs: the part of a gate that does not depend on the device.
@@ -45,6 +48,7 @@ class UnitCosts:
         self._costs_ns: list[float] = [HOST_WORK_NEEDS_NS]
         self._known_costs_ns: dict[str, float] = {}
         self._starved: list[Starved] = []
+        self._permits_ns: deque[int] = deque(maxlen=DECLINED_BEFORE_DOUBT)
 
     def use(self, units: Sequence[str], trials: int) -> None:
         """See `Gate.use`. Costs are kept by name and number of trials, so a group that comes back knows its own."""
@@ -63,6 +67,15 @@ class UnitCosts:
         """See `Gate.take_starved`."""
         found, self._starved = self._starved, []
         return found
+
+    def expect(self, unit: int, cost_ns: float) -> None:
+        """See `Gate.expect`."""
+        self._costs_ns[unit] = max(LEAST_COST_NS, cost_ns)
+
+    def fits(self, needs_ns: float) -> bool:
+        """See `Gate.fits`. A bubble's time is its permit's; before any was seen, nothing fits."""
+        used_ns = sum(permit_ns // max(1.0, needs_ns) * needs_ns for permit_ns in self._permits_ns)
+        return bool(self._permits_ns) and used_ns >= MOST * sum(self._permits_ns)
 
     def add_work(self, trial_samples: int) -> None:
         """See `Gate.add_work`. The count is on the page, where the daemon reads it."""

@@ -18,6 +18,7 @@ from ds_hooks.shared.page.layout import Field
 from ds_hooks.shared.processes.signals import END_SIGNAL
 from trials.gate.base import HOST_UNIT, Gate, StopRequested
 from trials.gate.process import nap
+from trials.training.captured import forget_all
 
 CHUNK_BYTES = 1 << 20
 """Copy this much at once, as host work. It takes some tenths of a millisecond."""
@@ -132,6 +133,7 @@ class Offload:
 
     def _move_out(self) -> list[_Parked]:
         """Move all that is on the device, but what something unknown still refers to."""
+        forget_all()
         parked = []
         for storage, tensors in _by_storage(self._tensors()):
             here = torch.empty(storage.nbytes(), dtype=torch.uint8)

@@ -15,7 +15,7 @@ from ds_hooks.shared import statuses
 from ds_hooks.shared.processes.signals import END_SIGNAL
 from trials.fusion.errors import ApartError, is_out_of_memory
 from trials.fusion.shared_base import Bases
-from trials.gate.base import AUDIT_UNITS, HOST_UNIT, Gate, StopRequested
+from trials.gate.base import HOST_UNIT, SPARED_UNITS, Gate, StopRequested
 from trials.own_logger import own_logger
 from trials.search.choice.placement import NO_ROOM
 from trials.search.client import Search
@@ -369,7 +369,7 @@ class Scheduler:
 
     def _relieve(self, cohort: Cohort, group: TrialGroup) -> None:
         """Split `group` if its last units were too long for every bubble, and report it to the daemon."""
-        starved = [found for found in self._gate.take_starved() if not found.unit.startswith(AUDIT_UNITS)]
+        starved = [found for found in self._gate.take_starved() if not found.unit.startswith(SPARED_UNITS)]
         if not starved or not group.size:
             return
         longest = max(starved, key=lambda found: found.needs_ns)

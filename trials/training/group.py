@@ -21,6 +21,7 @@ from trials.training.audits.audit import MODES, Audit
 from trials.training.audits.lone import Lone, part_names
 from trials.training.audits.record import Record
 from trials.training.batches import BatchCopy, Reader, fuse_batches, parts, rounds, shapes
+from trials.training.captured import can_capture
 from trials.training.malloc import keep_freed_memory
 from trials.training.member import Member, build_member, facts_of, fuse_optimizers_of, restored
 from trials.training.phase import Phase
@@ -133,12 +134,23 @@ class TrialGroup(ScoredGroup):
 
         batches = parts(self._study, inputs, targets)
         losses_K = [
-            phase.run(batches, per_trial, loss, self._control, self._precision, self._device, record)
+            phase.run(batches, per_trial, loss, self._control, self._precision, self._device, record, self._is_static)
             for phase in self._phases
         ]
         self._roster.note_losses(torch.stack(losses_K).sum(0) if len(losses_K) > 1 else losses_K[0], len(batches))
         if self._study.scheduler_every == "step":
             self._step_schedulers()
+
+    def _is_static(self) -> bool:
+        """Whether steps on batches like the last one queue the same operations: a CUDA graph may stand for them.
+
+        With a scaler, or trials that are lost, the total depends on numbers of the host's.
+        """
+        if not (can_capture(self._device) and self._study.cuda_graphs and len(self._phases) == 1):
+            return False
+        if self._control.scales or self._control.lost or self._fused.rows.once:
+            return False
+        return self._scalars["loss"].is_static and self._phases[0].has_static_forward
 
     def end_epoch(self) -> Sequence[Score] | None:
         """Count an epoch and step the schedulers that are due.
@@ -305,6 +317,10 @@ class TrialGroup(ScoredGroup):
         """Return each layer's name, and how its training forward is computed. Known after the first step."""
         return list(dict.fromkeys(pair for phase in self._fused.phases.values() for pair in phase.ways()))
 
+    def graphs_ns(self) -> list[float]:
+        """Return the device time of each CUDA graph that stands for steps."""
+        return [cost_ns for phase in self._phases for cost_ns in phase.captured.costs_ns()]
+
     def use_units(self) -> None:
         """Declare this group's units to the gate, after another group has used it."""
         self._units.declare(self.size)
@@ -312,6 +328,8 @@ class TrialGroup(ScoredGroup):
     def _changed(self) -> None:
         self.unproven = set(MODES)
         self.metrics = []
+        for phase in self._phases:
+            phase.captured.forget()
         self._control = Control(self._roster.progress, self._device)
         if self._control.touches:
             self._units.number("gradients")

@@ -10,10 +10,12 @@ from torch import Tensor
 from trials.fusion import Fused
 from trials.fusion.graph.trace import FORWARD
 from trials.fusion.units import Units
+from trials.gate.base import GRAPH_UNITS
 from trials.optim import FusedOptimizer
 from trials.shrinking.rules import Multipliers
 from trials.training.audits.record import LOSS, Record, named_batch
 from trials.training.batches import Batch
+from trials.training.captured import Captured
 from trials.training.progress import Control
 
 
@@ -23,6 +25,7 @@ class Phase:
     Attributes:
         name: the method of the user's model that it calls.
         optimizer: steps at its end.
+        captured: its graphs.
     """
 
     def __init__(self, name: str, fused: Fused, optimizer: FusedOptimizer, units: Units) -> None:
@@ -30,6 +33,7 @@ class Phase:
         self.name, self.optimizer = name, optimizer
         self._fused, self._forward, self._units = fused, fused.phases[name], units
         self._prefix = "" if name == FORWARD else f"{name} "
+        self.captured = Captured(fused.rows, units, f"{GRAPH_UNITS}{self._prefix}forward, loss and backward")
 
     def number_units(self) -> None:
         """Number the units after the forward's: the loss, its backward and the layers' backwards."""
@@ -50,6 +54,7 @@ class Phase:
         precision: Callable[[], AbstractContextManager[Any]],
         device: torch.device,
         record: Record | None = None,
+        is_static: Callable[[], bool] = lambda: False,
     ) -> Tensor:
         """Train all trials, each unit through the gate.
 
@@ -62,6 +67,7 @@ class Phase:
             precision: makes what forward and loss run in.
             device: where the trials are.
             record: keeps what the step makes of one trial.
+            is_static: whether all steps on such batches queue the same operations, so that a graph may stand for them.
 
         Returns:
             Each trial's loss, ``[K]``.
@@ -72,27 +78,20 @@ class Phase:
         losses: list[Tensor] = []
         totals: list[Tensor] = []
         prefix = self._prefix and f"{self.name}: "
+
+        def compute(inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
+            return self._pass(inputs, targets, len(batches), per_trial, loss, control, precision, device, record)
+
+        captured = self.captured if record is None and len(batches) == 1 and is_static() else None
         for number, (inputs, targets) in enumerate(batches):
             if record is not None:
                 record.phase = prefix + named_batch(number, len(batches))
-            with precision():
-                outputs = self._forward.run(inputs, device, per_trial)
-                if record is not None:
-                    record.outputs(outputs, per_trial=True)
-                self._units.enter(self._loss_unit)
-                losses_K = loss(outputs, targets)
-            total = control.total(losses_K)
-            if len(batches) > 1:
-                total = total / len(batches)
-            rows.reached.start_at(total, one_of_several=len(batches) > 1)
-            if total.device.type == "cpu":  # a CUDA device runs both without a break
-                self._units.enter(self._loss_backward_unit)
-            total.backward()
-            losses.append(losses_K.detach())
-            totals.append(total.detach())
+            losses_K, total = compute(inputs, targets) if captured is None else captured.run(inputs, targets, compute)
+            losses.append(losses_K)
+            totals.append(total)
             if record is not None:
-                record.put(LOSS, record.phase, losses[-1][record.row])
-            del outputs, losses_K, total
+                record.put(LOSS, record.phase, losses_K[record.row])
+            del losses_K, total
         losses_K = losses[0] if len(losses) == 1 else torch.stack(losses).mean(0)
         if record is not None:
             record.phase = prefix
@@ -108,9 +107,46 @@ class Phase:
         self.optimizer.step(self._enter_step, gradients, skip)
         return losses_K
 
+    def _pass(
+        self,
+        inputs: Any,
+        targets: Any,
+        count: int,
+        per_trial: bool,
+        loss: Callable[[Any, Any], Tensor],
+        control: Control,
+        precision: Callable[[], AbstractContextManager[Any]],
+        device: torch.device,
+        record: Record | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Forward, loss and backward of one of `count` batches; for the rest see `run`.
+
+        Returns:
+            Each trial's loss, ``[K]``, and the total that was differentiated.
+        """
+        with precision():
+            outputs = self._forward.run(inputs, device, per_trial)
+            if record is not None:
+                record.outputs(outputs, per_trial=True)
+            self._units.enter(self._loss_unit)
+            losses_K = loss(outputs, targets)
+        total = control.total(losses_K)
+        if count > 1:
+            total = total / count
+        self._fused.rows.reached.start_at(total, one_of_several=count > 1)
+        if total.device.type == "cpu":  # a CUDA device runs both without a break
+            self._units.enter(self._loss_backward_unit)
+        total.backward()
+        return losses_K.detach(), total.detach()
+
     def before_training(self) -> None:
         """Put the optimizer in its mode for training, if it has one."""
         self.optimizer.train(self._enter_step)
+
+    @property
+    def has_static_forward(self) -> bool:
+        """See `Forward.is_static`."""
+        return self._forward.is_static()
 
     def before_evaluation(self) -> None:
         """Put the optimizer in its mode for evaluation, if it has one."""

@@ -86,6 +86,10 @@ class Program:
         size = self._size
         return fill(self._output, lambda index: values[index] if flags[index] else expand(values[index], size))
 
+    def is_static(self) -> bool:
+        """Whether no step runs the user's own code, and a CUDA graph may stand for each."""
+        return all(_is_static(step) for step in self.steps)
+
     def ways(self) -> Iterator[tuple[str, str]]:
         """Yield each layer, and each call between layers that is not direct, and how it is computed."""
         for step in self.steps:
@@ -192,3 +196,9 @@ class MappedStep(Step):
         dims = fill((self.args, self.kwargs), lambda i: dims_of(values[i], flags[i]), constant=lambda _: None)
         values[self.out] = self.mapped.run(args, kwargs, dims, self.entered)
         flags[self.out] = True
+
+
+def _is_static(step: Step) -> bool:
+    if isinstance(step, LayerStep):
+        return step.layer.is_recordable
+    return not isinstance(step, MappedStep) and not (isinstance(step, CallStep) and step.looped)

@@ -153,6 +153,7 @@ class FusedRReLU(Layer):
     """`nn.RReLU` of K trials: in training, each trial draws the slopes of its negative elements from its own stream."""
 
     varying = ("lower", "upper")
+    is_recordable = False
 
     def bind(self, rows: Rows) -> None:
         """See `Layer.bind`."""

@@ -41,6 +41,8 @@ class FusedMaxUnpool(JointLayer):
 class FusedFractionalMaxPool(Layer):
     """Fractional max pooling of K trials: each draws its regions from its own stream, in both modes."""
 
+    is_recordable = False
+
     samples: Tensor | None
 
     def __init__(self, module: nn.FractionalMaxPool2d, path: str) -> None:

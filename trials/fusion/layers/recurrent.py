@@ -32,6 +32,7 @@ class FusedRecurrent(JointLayer):
     """
 
     varying = ("dropout",)
+    is_recordable = False
 
     def __init__(self, module: nn.RNNBase, path: str) -> None:
         """See `Layer`."""

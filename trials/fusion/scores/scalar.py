@@ -117,6 +117,11 @@ class Scalar:
             raise self._no_scalar(values_K, 1)
         return values_K
 
+    @property
+    def is_static(self) -> bool:
+        """Whether its steps run, and not the user's code: the same operations each time."""
+        return bool(self._steps) and self._stepped
+
     def _no_scalar(self, value: Any, axes: int) -> FuseError:
         what: Any = list(value.shape[axes:]) if isinstance(value, Tensor) else type(value).__name__
         if isinstance(value, Tensor) and value.is_complex():

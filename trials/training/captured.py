@@ -1,0 +1,293 @@
+"""A step's forward, loss and backward as one CUDA graph: one launch by the host, where there were hundreds.
+
+The layers of small models take the device less time than the host needs to launch them. A graph does exactly what was
+recorded, so it is used only where nothing else may happen: where all layers and the loss run by rules, which were
+traced themselves. Before a graph counts, its results are compared with those of ordinary steps.
+
+Source: PyTorch, "CUDA Graphs" (notes/cuda), whole-network capture.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from trials.fusion.errors import is_out_of_memory
+from trials.fusion.own_code.streams import saved
+from trials.fusion.rows import Rows
+from trials.fusion.units import Units
+from trials.own_logger import own_logger
+from trials.training.batches import shapes
+from trials.training.trees import mapped, tensors
+
+WARM_UP_STEPS = 3
+"""So many ordinary steps come first: kernels are loaded and chosen in them."""
+PROVEN_STEPS = 2
+"""So many steps are taken both ways, and their results compared."""
+MOST_SHAPES = 4
+"""Batches of further shapes go without: each graph holds memory of its own."""
+APART = {torch.float64: 1e-7, torch.float32: 1e-4}
+"""Type -> how far apart results may be, as a share of the largest number: some kernels add in any order."""
+_APART_16 = 2e-2
+
+log = own_logger(__name__)
+
+Pass = tuple[Tensor, Tensor]
+"""Each trial's loss, ``[K]``, and the total that was differentiated."""
+Compute = Callable[[Any, Any], Pass]
+"""Does forward, loss and backward of a batch's inputs and targets, and leaves gradients at the parameters."""
+
+
+class Recorded(Protocol):
+    """A graph."""
+
+    def replay(self) -> None:
+        """Queue all that was recorded, on the current stream."""
+
+
+@dataclass
+class _Shape:
+    """What is known of batches of one shape."""
+
+    seen: int = 0
+    ordinary_ns: int = 0
+    proven: int = 0
+    refused: bool = False
+    graph: "_Graph | None" = None
+
+
+@dataclass
+class _Graph:
+    """A recorded pass, with the tensors that it reads and writes."""
+
+    recorded: Recorded
+    given: tuple[Any, Any]
+    result: Pass
+    gradients: Mapping[str, Tensor]
+    addresses: Sequence[int]
+    cost_ns: float = 0.0
+
+
+_in_use: "WeakSet[Captured]" = WeakSet()
+
+
+class Captured:
+    """Takes the passes of one group by graphs, where it can.
+
+    Args:
+        rows: of the group.
+        units: where the graph's unit is numbered; a graph is one unit.
+        name: of that unit.
+    """
+
+    def __init__(self, rows: Rows, units: Units, name: str) -> None:
+        self._rows, self._units, self._name, self._other = rows, units, name, f"{name}, its proof"
+        self._shapes: dict[Hashable, _Shape] = {}
+        self._is_declared = False
+        _in_use.add(self)
+
+    def forget(self) -> None:
+        """Drop all graphs: the trials' tensors have changed."""
+        self._shapes.clear()
+        self._is_declared = False
+
+    def costs_ns(self) -> list[float]:
+        """The device time of each proven graph."""
+        return [known.graph.cost_ns for known in self._shapes.values() if known.graph and known.proven == PROVEN_STEPS]
+
+    def run(self, inputs: Any, targets: Any, compute: Compute) -> Pass:
+        """Take a pass.
+
+        Args:
+            inputs: of the batch.
+            targets: likewise.
+            compute: the ordinary pass.
+
+        Returns:
+            As `compute` does; the gradients are the parameters'.
+        """
+        known = self._known(shapes((inputs, targets)))
+        if known is None or known.refused:
+            return compute(inputs, targets)
+        if known.graph is not None and known.graph.addresses != self._addresses():
+            known.graph, known.seen = None, 0  # the trials were in the host's memory meanwhile
+        if known.graph is None:
+            known.seen += 1
+            if known.seen == WARM_UP_STEPS:
+                return self._timed(known, inputs, targets, compute)
+            if known.seen < WARM_UP_STEPS or not self._captures(known, inputs, targets, compute):
+                return compute(inputs, targets)
+        assert known.graph is not None  # just captured
+        if known.proven < PROVEN_STEPS:
+            return self._prove(known, inputs, targets, compute)
+        if not self._units.fits(known.graph.cost_ns):
+            return compute(inputs, targets)
+        return self._replay(known.graph, inputs, targets)
+
+    def _known(self, shape: Hashable) -> _Shape | None:
+        if shape not in self._shapes and len(self._shapes) >= MOST_SHAPES:
+            return None
+        return self._shapes.setdefault(shape, _Shape())
+
+    def _timed(self, known: _Shape, inputs: Any, targets: Any, compute: Compute) -> Pass:
+        """Take an ordinary pass, and note the device time: a graph takes no more."""
+        self._units.settle()
+        before_ns = self._units.busy_ns()
+        result = compute(inputs, targets)
+        self._units.settle()
+        known.ordinary_ns = self._units.busy_ns() - before_ns
+        return result
+
+    def _captures(self, known: _Shape, inputs: Any, targets: Any, compute: Compute) -> bool:
+        """Record a graph. Returns whether there is one."""
+        rows = self._rows
+        self._enter(self._other)
+        given = mapped(self._kept, (inputs, targets))
+        self._units.settle()
+        rows.forget_gradients()
+        known.proven = 0
+        try:
+            with self._units.unasked():
+                result, recorded = record(lambda: compute(*given), rows)
+        except Exception as error:
+            rows.forget_gradients()
+            if is_out_of_memory(error):
+                torch.cuda.empty_cache()
+            self._refuse(known, f"it cannot be recorded: {str(error).partition(chr(10))[0]}")
+            return False
+        gradients = {name: p.grad for name, p in rows.parameters.items() if p.grad is not None}
+        known.graph = _Graph(recorded, given, result, gradients, self._addresses())
+        rows.forget_gradients()
+        return True
+
+    def _replay(
+        self, graph: _Graph, inputs: Any, targets: Any, around: "Sequence[torch.cuda.Event] | None" = None
+    ) -> Pass:
+        """Launch a graph, with two events `around` it."""
+        self._enter(self._name)
+        for kept, tensor in zip(tensors(graph.given), tensors((inputs, targets)), strict=True):
+            kept.copy_(tensor, non_blocking=True)
+        if around:
+            around[0].record()
+        graph.recorded.replay()
+        if around:
+            around[1].record()
+        for name, gradient in graph.gradients.items():
+            self._rows.parameters[name].grad = gradient
+        losses_K, total = graph.result
+        return losses_K.clone(), total.clone()
+
+    def _prove(self, known: _Shape, inputs: Any, targets: Any, compute: Compute) -> Pass:
+        """Take the pass both ways, and compare all that they leave. The ordinary one counts."""
+        graph, rows = known.graph, self._rows
+        assert graph is not None  # what is to be proven
+        self._expect(known.ordinary_ns)
+        self._enter(self._other)
+        restore = saved(rows.buffers, rows.generators)
+        is_cuda = graph.result[1].is_cuda
+        around = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if is_cuda else None
+        result = self._replay(graph, inputs, targets, around)
+        self._enter(self._other)
+        by_graph, streams_by_graph = self._left(result), [each.get_state() for each in rows.generators]
+        restore()
+        rows.forget_gradients()
+        result = compute(inputs, targets)
+        self._enter(self._other)
+        ordinary = self._left(result)
+        streams = [each.get_state() for each in rows.generators]
+        apart = None if by_graph.keys() != ordinary.keys() else _apart(by_graph, ordinary)
+        self._units.settle()
+        graph.cost_ns = 1e6 * around[0].elapsed_time(around[1]) if around else 0.0
+        self._expect(graph.cost_ns)
+        if apart is None:
+            self._refuse(known, "it gave gradients to other parameters than an ordinary step")
+        elif not all(map(torch.equal, streams_by_graph, streams)):
+            self._refuse(known, "it drew other random numbers than an ordinary step")
+        elif unequal := [name for name, share in zip(ordinary, apart.tolist(), strict=True) if not share <= 1]:
+            self._refuse(known, f"it gave another {unequal[0]} than an ordinary step")
+        else:
+            known.proven += 1
+        return result
+
+    def _left(self, result: Pass) -> dict[str, Tensor]:
+        """Copies of all that a pass leaves."""
+        rows = self._rows
+        found = {f"gradient of {name}": p.grad for name, p in rows.parameters.items() if p.grad is not None}
+        found |= {f"buffer {name}": buffer for name, buffer in rows.buffers.items()}
+        return {name: t.detach().clone() for name, t in {"loss": result[0], **found}.items() if t.numel()}
+
+    def _refuse(self, known: _Shape, reason: str) -> None:
+        log.info("trials go on without a CUDA graph, kernel by kernel: %s", reason)
+        known.graph, known.refused = None, True
+
+    def _kept(self, tensor: Tensor) -> Tensor:
+        device = next(iter(self._rows.parameters.values())).device
+        return tensor.to(device, copy=True, non_blocking=True)
+
+    def _addresses(self) -> list[int]:
+        rows = self._rows
+        return [tensor.data_ptr() for table in (rows.parameters, rows.buffers) for tensor in table.values()]
+
+    def _expect(self, cost_ns: float) -> None:
+        self._units.expect(self._number(self._name), cost_ns)
+
+    def _enter(self, name: str) -> None:
+        self._units.enter(self._number(name))
+
+    def _number(self, name: str) -> int:
+        """The number of one of our units. They are declared when they are first needed."""
+        if not self._is_declared:
+            for own in (self._name, self._other):
+                self._units.number(own)
+            self._units.declare(self._rows.size)
+            self._is_declared = True
+        return self._units.number(name)
+
+
+def forget_all() -> None:
+    """Drop the graphs of all groups. Each holds as much memory as a step."""
+    for each in _in_use:
+        each.forget()
+
+
+def can_capture(device: torch.device) -> bool:
+    """Whether passes on `device` can be recorded."""
+    return device.type == "cuda"
+
+
+def record(run: Callable[[], Pass], rows: Rows) -> tuple[Pass, Recorded]:
+    """Record what `run` queues for the trials in `rows`, without doing it. The current stream is not the default."""
+    graph = torch.cuda.CUDAGraph()
+    for stream in rows.generators:
+        graph.register_generator_state(stream)
+    graph.capture_begin(capture_error_mode="thread_local")  # another thread looks at events meanwhile
+    try:
+        result = run()
+    except BaseException:
+        _abandon(graph)
+        raise
+    graph.capture_end()
+    return result, graph
+
+
+def _abandon(graph: "torch.cuda.CUDAGraph") -> None:
+    """End a recording that has failed, so that the stream and the allocator work again."""
+    with suppress(RuntimeError):  # it says again what has failed
+        graph.capture_end()
+
+
+def _apart(ones: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Tensor:
+    """How far apart tensors of the same names are, in shares of what is allowed. Nothing is read from the device."""
+    shares = []
+    for name, other in others.items():
+        one, bound = ones[name], APART.get(other.dtype, _APART_16) if other.is_floating_point() else 0.0
+        same = (one == other) | (one != one) & (other != other)
+        difference = torch.where(same, 0.0, (one.double() - other.double()).abs())
+        allowed = bound * other.double().nan_to_num(0.0, 0.0, 0.0).abs().amax()
+        # nothing is apart where nothing differs, even if nothing is allowed
+        shares.append(torch.where(same.all(), 0.0, difference.amax() / allowed))
+    return torch.stack(shares)
