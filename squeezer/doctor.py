@@ -36,6 +36,7 @@ START_S = 20.0
 """How long the control daemon may take to start."""
 MEMORY_BACKED = frozenset({"tmpfs", "ramfs", "hugetlbfs"})
 _ANY_BYTES = 1 << 50
+_SERVER = "nvidia-cuda-mps"  # as far as the kernel keeps the name of `nvidia-cuda-mps-server`
 PACKAGES = ("deepspeed", "torch", "optuna", "pyzmq")
 
 
@@ -252,7 +253,8 @@ def _sharing(meters: Meters, uuid: str, *, has_server: bool) -> Iterator[Finding
         )
     neighbours = meters.neighbours()
     if neighbours is not None:
-        holds = [f"{each.pid} ({'unknown' if each.bytes is None else each.bytes >> 20} MiB)" for each in neighbours]
+        others = [each for each in neighbours if _name(each.pid) != _SERVER]  # which computes for its clients alone
+        holds = [f"{each.pid} ({'unknown' if each.bytes is None else each.bytes >> 20} MiB)" for each in others]
         text = f"{', '.join(holds)}: they affect whatever is measured now" if holds else "none"
         yield Finding(Level.NOTE if holds else Level.OK, "other processes", text)
 

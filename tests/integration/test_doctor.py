@@ -1,6 +1,7 @@
 """What the doctor finds on a machine without a device, and on a fake one."""
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -251,6 +252,18 @@ def test_a_devices_meters_say_what_it_is_and_who_else_is_on_it(driver: FakeDrive
     assert found["MIG"].text.startswith("the device is split")
     instance = metered(driver, FakeNvml(has_instance=True), CUDA_VISIBLE_DEVICES=INSTANCE)
     assert INSTANCE in instance["device meters"].text and instance["MIG"].level is Level.OK
+
+
+def test_an_mps_server_is_not_among_the_others_on_a_device(driver: FakeDriver, tmp_path: Path) -> None:
+    program = tmp_path / "nvidia-cuda-mps-server"
+    shutil.copy(shutil.which("sleep") or "", program)
+    with subprocess.Popen([program, "60"]) as server:
+        try:
+            fake = FakeNvml()
+            fake.processes = [(server.pid, 5 * MB)]
+            assert metered(driver, fake)["other processes"].text == "none"
+        finally:
+            server.kill()
 
 
 def test_an_exclusive_device_is_a_problem_without_mps(driver: FakeDriver, tmp_path: Path) -> None:
