@@ -9,22 +9,18 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from ds_hooks.clock.base import BubbleClock
-from ds_hooks.clock.registry import clock_for
+from ds_hooks.connection import Connection, connect
 from ds_hooks.engine import HOOKED, AttachError, HasHooksError, check_engine, check_release, device_type, waits_of
 from ds_hooks.instrument import Instrument
-from ds_hooks.message_sender import MessageSender, NoRoomError
+from ds_hooks.message_sender import NoRoomError
 from ds_hooks.notice import notice
 from ds_hooks.pyzmq import NoPyzmqError, load_pyzmq
 from ds_hooks.shared.cuda_driver import DriverError
-from ds_hooks.shared.page.file import Page, PageError, page_path, runtime_dir, socket_of
-from ds_hooks.shared.page.layout import Field
+from ds_hooks.shared.page.file import PageError, runtime_dir
 from ds_hooks.shared.processes.ranks import LOCAL_RANK, MASTER_PORT, first_number
-from ds_hooks.shared.wire import Bye, Hello
-from ds_hooks.side_process import SideProcess
+from ds_hooks.shared.wire import Hello
 from ds_hooks.step_hooks import StepHooks, Steps
-from ds_hooks.successor import Successor
-from ds_hooks.take_page import check_spare, take_page
+from ds_hooks.successor import AT_ONCE, Successor, steps_to_wait
 
 
 def attach(engine: Any, *, directory: Path | str | None = None, local_rank: int | None = None) -> "Handle":
@@ -71,7 +67,9 @@ class Handle:
         self._rank = 0
         self._place: tuple[Path, int] | None = None
         self._steps = Steps()
-        self._connection: _Connection | None = None
+        self._steps_before = 0  # when it got the hooks
+        self._waits_steps = AT_ONCE
+        self._connection: Connection | None = None
         self._engine_gone: weakref.finalize[[int], Any] | None = None
         self._hooks: StepHooks | None = None
         self._instrument: Instrument | None = None
@@ -103,54 +101,65 @@ class Handle:
             gc.collect()  # an engine that the script has dropped gives its page back now, not in the middle of a step
         self._place = directory, local_rank
         if self._place not in _TURNS:
-            self._begin(directory, local_rank)
+            self._begin(connect(directory, local_rank, device_type(engine), self._rank))
             return
-        self._successor = Successor(engine, self._steps, self._turn, self._take_over, self.switch_off)
-        if self._others():
+        self._wait()
+        if self._holder() is not None:
             notice(f"rank {self._rank}: this engine is squeezed once the one attached before it has stopped training")
 
-    def _others(self) -> list["Handle"]:
-        """Those that have hooks on the same device."""
-        return [each for each in _HANDLES if each.enabled and each._place == self._place]
+    def _holder(self) -> "Handle | None":
+        """The one that has hooks on the same device."""
+        return next((each for each in _HANDLES if each.enabled and each._place == self._place), None)
 
     def _turn(self) -> tuple[Steps, int] | None:
         steps = None if self._place is None else _TURNS.get(self._place)
         return None if steps is None else (steps, steps.begun)
 
+    def _wait(self) -> None:
+        take_over, on_fault = self._take_over, self.switch_off
+        self._successor = Successor(self._engine, self._steps, self._turn, self._waits_steps, take_over, on_fault)
+
     def _take_over(self) -> None:
         assert self._place is not None  # `start` has set it
-        formers = self._others()
-        for former in formers:
-            former.detach()
-        self._begin(*self._place)
-        if formers:
-            notice(f"rank {self._rank}: another engine is squeezed from now on; the former one trains without hooks")
-
-    def _begin(self, directory: Path, local_rank: int) -> None:
-        engine = self._engine
-        waits, pyzmq = waits_of(engine), load_pyzmq()
-        _HANDLES.add(self)
-        page = take_page(directory, local_rank)
+        former = self._holder()
+        if former is None:
+            self._begin(connect(*self._place, device_type(self._engine), self._rank))
+            return
         try:
-            sender = MessageSender(pyzmq, f"ipc://{socket_of(page.path)}")
-            clock = clock_for(device_type(engine), page, time.monotonic_ns)
-            if page.path != page_path(directory, local_rank):
-                check_spare(page, follows_host=clock.follows_host)
-                notice(f"rank {self._rank}: another job has this local rank; using {page.path}")
-        except Exception:
-            page.close()
-            raise
-        side = SideProcess(page.words, can_halt=clock.follows_host)
-        side.halt()
-        self._connection = _Connection(page, clock, side, sender, self._rank)
+            self._begin(former._give())
+        finally:
+            former._wait()
+        if self._waits_steps == AT_ONCE:
+            notice(
+                f"rank {self._rank}: another engine is squeezed from now on; the former one trains without hooks until "
+                f"it has made {former._waits_steps} steps while the other made none"
+            )
+
+    def _give(self) -> Connection:
+        """Leave the engine, and give what is needed to another one."""
+        connection = self._connection
+        assert connection is not None and self._hooks is not None
+        self._waits_steps = steps_to_wait(self._waits_steps, self._steps.begun - self._steps_before)
+        self._hooks.leave()
+        connection.has_served = True
+        self._connection = None
+        self._unwrap()
+        return connection
+
+    def _begin(self, connection: Connection) -> None:
+        engine = self._engine
+        assert self._place is not None  # `start` has set it
+        _HANDLES.add(self)
+        _TURNS[self._place] = self._steps
+        self._connection = connection
         # where a script drops its engine: the socket would hang the garbage collection, and the role stay taken
-        self._engine_gone = weakref.finalize(engine, self._connection.leave, 0)
+        self._engine_gone = weakref.finalize(engine, connection.leave, 0)
         self._engine_gone.atexit = False
-        self._hooks = StepHooks(engine, waits, page.words, clock, side, sender, self._steps)
+        self._hooks = StepHooks(engine, waits_of(engine), connection, self._steps)
         self._instrument = Instrument(engine, self._hooks, self.switch_off)
         self._instrument.wrap()
         self.enabled = True
-        _TURNS[directory, local_rank] = self._steps
+        self._steps_before = self._steps.begun
         hello = Hello(
             os.getpid(),
             self._rank,
@@ -160,7 +169,7 @@ class Handle:
             engine.micro_batches,
             (first_number(os.environ, MASTER_PORT) or 0) & 0xFFFF,
         )
-        sender.hello(time.monotonic_ns(), hello)
+        connection.pending.hello(time.monotonic_ns(), hello)
 
     def detach(self) -> None:
         """Restore the engine, say goodbye to the daemon, and give the page back. A second call does nothing."""
@@ -180,42 +189,18 @@ class Handle:
             notice(f"rank {self._rank}: cleaning up failed too: {second}")
 
     def _leave(self, fault: int) -> None:
-        self.enabled = False
         if self._place is not None and _TURNS.get(self._place) is self._steps:
             del _TURNS[self._place]
         if self._successor is not None:
             self._successor.leave()
+        self._unwrap()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.leave(fault)
+
+    def _unwrap(self) -> None:
+        self.enabled = False
         if self._instrument is not None:
             self._instrument.unwrap()
         if self._engine_gone is not None:
             self._engine_gone.detach()
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.leave(fault, self._hooks)
-
-
-class _Connection:
-    """What a handle holds of the world outside. It knows no engine, so that it outlives one that is dropped."""
-
-    def __init__(self, page: Page, clock: BubbleClock, side: SideProcess, sender: MessageSender, rank: int) -> None:
-        self.sender = sender
-        self.clock = clock
-        self._page = page
-        self._side = side
-        self._rank = rank
-        self._pid = os.getpid()
-
-    def leave(self, fault: int, hooks: StepHooks | None = None) -> None:
-        """Give the page back and say goodbye, after what `hooks` still know."""
-        if os.getpid() != self._pid:
-            return  # a forked child, such as a data-loading worker: all this is its parent's
-        self._side.halt()  # it may be starting, and would run on
-        self._side.leave()
-        self._page.words[Field.HOOK_FAULTS] += fault
-        self._page.words[Field.MAIN_PID] = 0
-        self.clock.leave(wait=not fault)
-        self._page.close()
-        if hooks is not None:
-            hooks.leave()
-        self.sender.goodbye(time.monotonic_ns(), Bye(self._rank, fault))
-        self.sender.close()

@@ -54,7 +54,11 @@ class MessageSender:
         self.dropped = 0
 
     def hello(self, t_ns: int, message: Hello) -> None:
-        """Introduce the main job as soon as there is a daemon, and again to each one that replaces it."""
+        """Introduce the main job as soon as there is a daemon, and again to each one that replaces it.
+
+        What waits is of another engine of this process, and leaves before.
+        """
+        self.flush()
         self._hello = encode(0, t_ns, message)
         self._hello_due = True
         self.flush()

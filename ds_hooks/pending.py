@@ -4,7 +4,7 @@ from collections import deque
 
 from ds_hooks.clock.base import BubbleClock
 from ds_hooks.message_sender import MessageSender
-from ds_hooks.shared.wire import Message
+from ds_hooks.shared.wire import Hello, Message
 
 
 class PendingMessages:
@@ -25,8 +25,20 @@ class PendingMessages:
         self._unread.append((stamp, message))
         self.send_known()
 
+    def hello(self, t_ns: int, message: Hello) -> None:
+        """Introduce an engine at the time `t_ns`, after what is kept: that is of the engine before."""
+        self._unread.append((t_ns, message))
+        self.send_known()
+
     def send_known(self) -> None:
         """Hand over all messages whose time is known by now."""
         unread = self._unread
-        while unread and (t_ns := self._clock.time_ns(unread[0][0])) is not None:
-            self._sender.send_later(t_ns, unread.popleft()[1])
+        while unread:
+            stamp, message = unread[0]
+            if isinstance(message, Hello):
+                self._sender.hello(stamp, message)
+            elif (t_ns := self._clock.time_ns(stamp)) is not None:
+                self._sender.send_later(t_ns, message)
+            else:
+                break
+            unread.popleft()

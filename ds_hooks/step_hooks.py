@@ -9,10 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ds_hooks.clock.base import BubbleClock
+from ds_hooks.connection import Connection
 from ds_hooks.engine import AttachError
-from ds_hooks.message_sender import MessageSender
-from ds_hooks.pending import PendingMessages
 from ds_hooks.schedule import Slot, Waits, find_slots
 from ds_hooks.shared.page.layout import Field
 from ds_hooks.shared.page.plan import planned_permit
@@ -27,7 +25,6 @@ from ds_hooks.shared.wire import (
     StepStart,
     WaitKind,
 )
-from ds_hooks.side_process import SideProcess
 
 RUNS_ON_NS = 1_000_000
 """A stop takes effect within 0.1 ms. A side task that has used more than this since then was continued by others."""
@@ -46,43 +43,34 @@ class StepHooks:
     Args:
         engine: the pipeline engine, as `engine.check_engine` accepts it.
         waits: which of its instructions wait.
-        words: of the device's page.
-        clock: writes the bubble word.
-        side: woken when a bubble opens, halted when it closes.
-        sender: takes the messages.
+        connection: to the device's page and daemon.
         steps: the engine's, which have these numbers.
     """
 
-    def __init__(
-        self,
-        engine: Any,
-        waits: Waits,
-        words: "memoryview[int]",
-        clock: BubbleClock,
-        side: SideProcess,
-        sender: MessageSender,
-        steps: Steps,
-    ) -> None:
+    def __init__(self, engine: Any, waits: Waits, connection: Connection, steps: Steps) -> None:
         self.in_schedule = False
         """Instructions run now that belong to a step."""
         self.in_optimizer = False
         """The optimizer's instruction runs now."""
         self._engine = engine
         self._waits = waits
-        self._words = words
-        self._clock = clock
+        self._words = connection.words
+        self._clock = clock = connection.clock
         self._clock_ns = time.monotonic_ns
-        self._side = side
-        self._sender = sender
-        self._pending = PendingMessages(sender, clock)
+        self._side = connection.side
+        self._sender = sender = connection.sender
         # a stamp that is a time need not wait
-        self._send: Callable[[int, Message], None] = sender.send_later if clock.follows_host else self._pending.send
+        self._send: Callable[[int, Message], None] = (
+            sender.send_later if clock.follows_host else connection.pending.send
+        )
         self._times_instructions = clock.follows_host
         self._schedules: dict[tuple[Any, ...], list[Slot]] = {}
         self._slots: list[Slot] = []
         self._index = 0
         self._steps = steps
         self._step = steps.begun
+        # in which the plan may still be of the engine before, which has steps of the same numbers
+        self._unplanned_step = steps.begun + 1 if connection.has_served else 0
         self._in_step = False
         self._step_begin = 0  # a stamp
         self._loss_begin_ns = 0
@@ -210,13 +198,17 @@ class StepHooks:
         return end_ns
 
     def leave(self) -> None:
-        """Hand over what is known by now. The clock may have left already."""
-        self._pending.send_known()
+        """Another engine takes the connection, perhaps in the middle of a step."""
+        if self._is_open:
+            self.close_bubble()
 
     def _open_bubble(self, slot: int, wait: int) -> int:
         clock = self._clock
         self._is_open = True
-        begin_ns = clock.open(self._step, slot, *planned_permit(self._words, self._step, slot))
+        is_planned = self._step != self._unplanned_step
+        begin_ns = clock.open(
+            self._step, slot, *planned_permit(self._words, self._step, slot) if is_planned else (0, 0)
+        )
         self._main_cpu_ns = clock.main_cpu_ns()
         permit_ns = clock.permit_ns
         self._side_may_run_on = False

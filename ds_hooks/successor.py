@@ -1,9 +1,9 @@
 """Which of several engines in one process is squeezed: a device has one page, and a script may train more than one.
 
-The first one is, until it has stopped training and another has begun. The order of steps alone decides, so that all
-ranks squeeze the same engine: one that the script has dropped is freed when Python happens to, and on a last stage
-never, since DeepSpeed keeps it alive in the graph of its outputs. A teacher that only evaluates takes nothing from the
-engine that trains, in whatever order they were made.
+The first one is, until it has stopped training and another has begun; and again once it trains on and the other has
+stopped. The order of steps alone decides, so that all ranks squeeze the same engine: one that the script has dropped is
+freed when Python happens to, and on a last stage never, since DeepSpeed keeps it alive in the graph of its outputs. A
+teacher that only evaluates takes nothing from the engine that trains, in whatever order they were made.
 """
 
 from collections.abc import Callable, Hashable
@@ -13,6 +13,23 @@ from ds_hooks.engine import HOOKED
 from ds_hooks.instrument import Replaced, is_of_a_signal_handler
 from ds_hooks.step_hooks import Steps
 
+AT_ONCE = 1
+"""How many steps an engine waits that has never had the hooks."""
+_LEAST_STEPS = 8
+_WORTH = 4
+
+
+def steps_to_wait(waited: int, had: int) -> int:
+    """How many steps an engine waits that has lost the hooks.
+
+    Engines that take turns must not hand them on and on: the daemon learns anew each time.
+
+    Args:
+        waited: how many it waited for them.
+        had: how many it then made with them; if they were few, it waits twice as long.
+    """
+    return _LEAST_STEPS if had >= _WORTH * waited else max(_LEAST_STEPS, 2 * waited)
+
 
 class Successor:
     """Waits for the hooks, beside an engine that another one's training keeps from having them.
@@ -21,7 +38,8 @@ class Successor:
         engine: as `engine.check_engine` accepts it.
         steps: the engine's.
         others: changes with each step of the engine that has, or had, the hooks.
-        take_over: called once, after a step of `engine` when no other has trained since its last one, or since now.
+        patience: how many steps of `engine` without any of the other's.
+        take_over: called once, after so many.
         on_fault: takes what `take_over` raised.
     """
 
@@ -30,15 +48,18 @@ class Successor:
         engine: Any,
         steps: Steps,
         others: Callable[[], Hashable],
+        patience: int,
         take_over: Callable[[], None],
         on_fault: Callable[[BaseException], None],
     ) -> None:
         self._engine = engine
         self._steps = steps
         self._others = others
+        self._patience = patience
         self._take_over = take_over
         self._on_fault = on_fault
         self._seen = others()
+        self._since = steps.begun
         self._waits = True
         self._replaced = Replaced(
             engine, "train_batch", self._around(engine.train_batch), vars(engine).get("train_batch")
@@ -70,8 +91,9 @@ class Successor:
         return train_batch
 
     def _look(self) -> None:
-        now = self._others()
-        if now == self._seen:
+        now, begun = self._others(), self._steps.begun
+        if now != self._seen:
+            self._seen, self._since = now, begun
+        elif begun - self._since >= self._patience:
             self.leave()
             self._take_over()
-        self._seen = now

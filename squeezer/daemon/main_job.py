@@ -97,6 +97,7 @@ class MainJob:
         self._owner_pid = owner_pid
         self._pid = 0
         self._pidfd = -1
+        self._hello_ns = 0
 
     def receive(self) -> None:
         """Take the messages that have arrived."""
@@ -190,13 +191,16 @@ class MainJob:
 
     def _hello(self, t_ns: int, message: wire.Hello) -> None:
         attached = self._machine.state is not State.ABSENT
-        if self._correlator.job >= 0 and self._pid == message.pid and attached:
+        if attached and (self._pid, self._hello_ns) == (message.pid, t_ns):
             return  # repeated in every step
         if message.pid != self._words[Field.MAIN_PID]:
             self._receiver.refuse(f"hello from process {message.pid}, which is not the page's main job")
             return
         if not self.watch(message.pid):
             return  # it has ended since
+        self._hello_ns = t_ns
+        if attached:
+            self._pass_on(self._correlator.job_lost())  # the hooks serve another engine of that process from now on
         self._receiver.new_job()
         self._check_device()
         self._join(message.pid)

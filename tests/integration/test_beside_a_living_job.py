@@ -97,6 +97,22 @@ def test_hooks_that_leave_while_the_side_task_starts_take_it_along(sandbox: Sand
     assert daemon.kill(signal.SIGTERM) == 0
 
 
+def test_a_side_task_that_starts_goes_on_when_another_engine_takes_over(sandbox: Sandbox) -> None:
+    daemon = sandbox.daemon(sandbox.config("starts_slowly.py"))
+    job = sandbox.job()
+    side = wait_for(lambda: sandbox.word(Field.SIDE_PROCESS), "the side task")
+    for engine in (1, 0):
+        job.change(engine=engine)
+        wait_for(lambda engine=engine: len(sandbox.events("job")) == 2 + (not engine), "the other engine's hooks")
+    job.beats(10)  # those of the first six are shut
+    before = cpu_ticks(side)
+    wait_for(lambda: cpu_ticks(side) > before + 10, "the side task to go on in bubbles")
+    assert sandbox.word(Field.SIDE_PROCESS) == side
+    assert job.finish() == 0
+    assert daemon.kill(signal.SIGTERM) == 0
+    assert len(sandbox.side("started")) == 1 and sandbox.events("fault") == []
+
+
 @pytest.mark.parametrize(
     ("priority", "scheduling"),
     [("idle", (os.SCHED_IDLE, LOWER)), pytest.param("nice", (os.SCHED_OTHER, 19), marks=pytest.mark.slow)],

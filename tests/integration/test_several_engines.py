@@ -1,4 +1,4 @@
-"""A script that builds its engine anew, beside a teacher: the one that trains is squeezed, the same on all ranks."""
+"""Scripts with several engines: the one that trains is squeezed, the same on all ranks."""
 
 import json
 from pathlib import Path
@@ -26,11 +26,17 @@ calibrate_s = 0.0
 """
 
 
-def test_an_engine_that_is_built_anew_beside_a_teacher_is_squeezed_in_its_bubbles_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "waits"), [((), 1), (("--warm-up",), 9)], ids=["built anew beside a teacher", "after a warm-up"]
+)
+def test_the_engine_that_trains_is_squeezed_in_its_bubbles_only(
+    tmp_path: Path, options: tuple[str, ...], waits: int
+) -> None:
+    """It is built anew, and the former one may live on; or it was built first, but another one has trained before."""
     config, found = tmp_path / "squeezer.toml", tmp_path / "found"
     config.write_text(CONFIG)
     with short_directory() as directory:
-        ended = run(ds_squeeze(config, SCRIPT, "--found", str(found)), directory, found)
+        ended = run(ds_squeeze(config, SCRIPT, "--found", str(found), *options), directory, found)
     assert ended.status == 0, ended.output
     assert "Traceback" not in ended.output and "switched off" not in ended.output, ended.output
     numbers = []
@@ -40,9 +46,10 @@ def test_an_engine_that_is_built_anew_beside_a_teacher_is_squeezed_in_its_bubble
         events = [*read_events(events_path(tmp_path / "run", rank)), *read_details(tmp_path / "run", rank)]
         jobs = {event["job"]: event["micro_batches"] for event in events if event["r"] == "job"}
         steps = [(jobs[event["job"]], event["step"]) for event in events if event["r"] == "step"]
-        assert steps == sorted(set(steps)), "each step once, first those of the first student"
+        assert steps == sorted(set(steps)), "each step once, first those of the engine that trains first"
         assert {4, 8} == {micro_batches for micro_batches, _ in steps}
-        assert min(step for _, step in steps) > 1, "the teacher has not trained, nor an engine twice"
+        first = [min(step for each, step in steps if each == micro_batches) for micro_batches in (4, 8)]
+        assert first == [2, waits + 1], "the teacher has not trained, nor an engine twice"
         numbers.append([max(step for each, step in steps if each == micro_batches) for micro_batches in (4, 8)])
         assert numbers[-1] == says["steps"], "the numbers are the engine's own"
         assert units_outside_bubbles(tmp_path / "run", rank) == []

@@ -6,6 +6,7 @@ Stage 0 of 2: a step computes, waits for a gradient, computes, and waits for the
 ends with status 0 after its steps or when its standard input ends. A line of JSON on standard input, such as
 `{"bubble_ms": 0}`, changes what its next steps do; `stall_ms` is spent outside bubbles and without computing, and so is
 the wait for the file lock that `lock` names. `{"detach": true}` detaches the hooks, and the steps go on.
+`{"engine": 1}` trains another engine from now on, with hooks and settings of its own; `{"engine": 0}` is the first.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import ClassVar
 
-from ds_hooks import attach
+from ds_hooks import Handle, attach
 
 
 class ForwardPass: ...
@@ -114,19 +115,33 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.core is not None:
         os.sched_setaffinity(0, {arguments.core})
-    engine = Metronome(arguments.bubble_ms, arguments.compute_ms)
-    handle = attach(engine, local_rank=arguments.local_rank)
+    engines: list[Metronome] = []
+    handles: list[Handle] = []
+
+    def build() -> Metronome:
+        engines.append(Metronome(arguments.bubble_ms, arguments.compute_ms))
+        handles.append(attach(engines[-1], local_rank=arguments.local_rank))
+        return engines[-1]
+
+    def detach() -> None:
+        for handle in handles:
+            handle.detach()
+
+    engine = build()
     for step in range(1, arguments.steps + 1):
         for order in orders():
             if not order:
-                handle.detach()
+                detach()
                 return
-            vars(engine).update(json.loads(order))
+            changes = json.loads(order)
+            number = changes.pop("engine", engines.index(engine))
+            engine = engines[number] if number < len(engines) else build()
+            vars(engine).update(changes)
             if engine.detach:
-                handle.detach()
+                detach()
         engine.train_batch()
         print(f"step {step}", flush=True)
-    handle.detach()
+    detach()
 
 
 if __name__ == "__main__":

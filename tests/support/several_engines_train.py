@@ -1,7 +1,8 @@
 """Trains a small pipeline beside a teacher, and builds its engine anew on the way; an ordinary training script.
 
-Each engine trains until the side tasks of both ranks have computed meanwhile. Every layer looks whether a bubble is
-open while it computes. `--found FILE` says, by rank, how often one was, and how many steps each engine made.
+With `--warm-up`, two engines are built at the start, and the later one trains first. Each engine trains until the side
+tasks of both ranks have computed meanwhile. Every layer looks whether a bubble is open while it computes. `--found
+FILE` says, by rank, how often one was, and how many steps each engine made.
 """
 
 import argparse
@@ -86,6 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--local_rank", type=int, default=0)
     parser.add_argument("--found", type=Path)
+    parser.add_argument("--warm-up", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     deepspeed.init_distributed()
@@ -94,11 +96,15 @@ def main() -> None:
     deadline_s = time.monotonic() + PATIENCE_S
     while not Watched.page.words[Field.SIDE_PID] and time.monotonic() < deadline_s:
         time.sleep(0.05)  # beside a job it would start in bubbles only
-    teacher = build(4)
-    student = build(4)
-    steps = [train(student, teacher)]
-    student = build(8)
-    steps.append(train(student, teacher))
+    if options.warm_up:
+        engine, other = build(8), build(4)
+        steps = [train(other, engine), train(engine, other)]
+    else:
+        teacher = build(4)
+        student = build(4)
+        steps = [train(student, teacher)]
+        student = build(8)
+        steps.append(train(student, teacher))
     found = {"looks": Watched.looks, "in_bubbles": Watched.looks_in_bubbles, "steps": steps}
     options.found.with_suffix(f".{rank}").write_text(json.dumps(found))
     Watched.page.close()

@@ -6,7 +6,7 @@ writer, so a reader never sees half a value. The main job's *bubble word* is the
 What writes the page:
 
     main job     bubbles: ds_hooks/clock/cpu.py or ds_hooks/clock/cuda.py
-                 its presence and counters: ds_hooks/handle.py, ds_hooks/step_hooks.py
+                 its presence and counters: ds_hooks/connection.py, ds_hooks/step_hooks.py
     daemon       whom it serves, and the plan: squeezer/daemon/loop.py, by ds_hooks/shared/page/plan.py
                  the side task's process and memory: squeezer/daemon/side_task_supervisor.py,
                  squeezer/daemon/memory_limit.py, squeezer/daemon/side_processes/family.py

@@ -1,5 +1,6 @@
 """Attaching: which engines are served, and what happens without a daemon."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from ds_hooks import Handle, attach
 from ds_hooks.shared.page.file import page_path
 from ds_hooks.shared.page.layout import Field
-from ds_hooks.shared.wire import Bye, Hello
+from ds_hooks.shared.wire import Bye, Hello, StepStart
 from tests.support.hooked_engine import Daemon, Engine, connect
 
 
@@ -110,15 +111,17 @@ def test_of_two_engines_the_one_that_trains_has_the_hooks(
     capsys.readouterr()
     assert engine.train_batch() == 0.5
     assert (first.enabled, second.enabled, second.fault) == (False, True, None)
-    assert "train_batch" in vars(engine) and "train_batch" not in vars(former)
-    assert Bye(0, 0) in daemon.hear_all()
+    assert "_exec_schedule" in vars(engine) and "_exec_schedule" not in vars(former)
     assert daemon.page.words[Field.MAIN_PID] == os.getpid()
     assert former.train_batch() == engine.train_batch() == 0.5
     assert capsys.readouterr().err.count("another engine is squeezed from now on") == 1
     first.detach()
+    assert "train_batch" not in vars(former)
     assert second.enabled and daemon.page.words[Field.MAIN_PID] == os.getpid()
     second.detach()
     assert daemon.page.words[Field.MAIN_PID] == 0
+    heard = daemon.hear_all()
+    assert [type(each) for each in heard if isinstance(each, Bye)] == [Bye], "none where one hands on to the other"
 
 
 def test_of_engines_that_train_in_turn_the_first_keeps_the_hooks_until_it_stops(
@@ -142,8 +145,53 @@ def test_of_engines_that_train_in_turn_the_first_keeps_the_hooks_until_it_stops(
     assert "train_batch" not in vars(teacher)
     teacher.train_batch()
     assert [each.enabled for each in (first, second, third)] == [False, True, False]
+    first.detach()
     second.detach()
-    assert "train_batch" not in vars(engine)
+    assert "train_batch" not in vars(engine) and "train_batch" not in vars(former)
+
+
+def handovers(turns: int, steps: int, directory: Path) -> int:
+    """How often the hooks change hands where two engines take turns of so many steps each."""
+    engines = [Engine(directory / "no.page") for _ in range(2)]
+    handles = [attach(each, directory=directory / "run", local_rank=0) for each in engines]
+    found = [True, False]
+    changes = 0
+    for turn in range(turns):
+        for _ in range(steps):
+            engines[turn % 2].train_batch()
+            before, found = found, [each.enabled for each in handles]
+            assert sum(found) == 1
+            changes += before != found
+    for each in handles:
+        each.detach()
+    return changes
+
+
+def test_an_engine_that_has_lost_the_hooks_gets_them_back_when_it_trains_on_alone(
+    engine: Engine, daemon: Daemon, tmp_path: Path
+) -> None:
+    former = Engine(engine.page_path)
+    first, second = (attach(each, directory=tmp_path / "run", local_rank=0) for each in (former, engine))
+    connect(engine, daemon)
+    assert (first.enabled, second.enabled) == (False, True)
+    engine.train_batch()
+    for steps in range(12):
+        assert (first.enabled, second.enabled) == (steps > 8, steps <= 8), steps
+        former.train_batch()
+    assert former.seen[-1] == ("loss", True) and "_exec_schedule" not in vars(engine)
+    first.detach()
+    heard = daemon.hear_all()
+    hellos = [index for index, message in enumerate(heard) if isinstance(message, Hello)]
+    steps_begun = [message.step for message in heard if isinstance(message, StepStart)]
+    assert steps_begun[-3:] == [10, 11, 12] and hellos[0] == 0
+    second.detach()
+    assert "train_batch" not in vars(engine) and "train_batch" not in vars(former)
+
+
+@pytest.mark.parametrize(("steps", "changes"), [(1, 0), (8, 1), (9, 3), (20, 5), (50, 11)])
+def test_engines_that_take_turns_do_not_hand_the_hooks_on_for_ever(tmp_path: Path, steps: int, changes: int) -> None:
+    """Unless the turns are so long that it is worth it: each time the daemon learns anew."""
+    assert handovers(12, steps, tmp_path) == changes
 
 
 def choose(engines: list[Engine], steps: str, directory: Path, *, kept: bool) -> list[tuple[bool, int]]:
@@ -180,8 +228,9 @@ def choose(engines: list[Engine], steps: str, directory: Path, *, kept: bool) ->
         ("TABabab", [(True, 2), (False, 0), (False, 0)]),
         ("AaBTbtbt", [(False, 1), (True, 2), (False, 0)]),
         ("ABaababbbb", [(False, 3), (True, 5)]),
+        ("ABbbbaaaaaaaa", [(False, 0), (True, 3)]),
+        ("ABbbbaaaaaaaaa", [(True, 9), (False, 3)]),
     ],
-    ids=["rebuilt", "rebuilt beside a teacher", "two rebuilt", "beside a teacher", "after another", "later"],
 )
 def test_all_ranks_choose_the_same_engine_and_number_its_steps_alike(
     tmp_path: Path, steps: str, chosen: list[tuple[bool, int]]
@@ -192,22 +241,36 @@ def test_all_ranks_choose_the_same_engine_and_number_its_steps_alike(
 
 
 @pytest.mark.parametrize("above", [False, True])
+@pytest.mark.parametrize("fails", ["connection.take_page", "handle.StepHooks"])
 def test_a_takeover_that_fails_leaves_the_training_alone(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, above: bool
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, above: bool, fails: str
 ) -> None:
-    former = Engine(engine.page_path)
-    attach(former, directory=tmp_path / "run", local_rank=0)
+    formers = [Engine(engine.page_path)]
+    first = attach(formers[0], directory=tmp_path / "run", local_rank=0)
     second = attach(engine, directory=tmp_path / "run", local_rank=0)
     if above:
         run: Any = engine.train_batch
         engine.train_batch = lambda: run()  # type: ignore[method-assign]
 
-    def no_page(*_: Any) -> None:
+    def no_room(*_: Any) -> None:
         raise OSError("no room")
 
-    monkeypatch.setattr("ds_hooks.handle.take_page", no_page)
-    assert [engine.train_batch(), engine.train_batch()] == [0.5, 0.5]
+    is_dropped = fails == "connection.take_page"
+    if is_dropped:
+        del first
+        formers.clear()
+        gc.collect()
+    with monkeypatch.context() as while_it_takes_over:
+        while_it_takes_over.setattr(f"ds_hooks.{fails}", no_room)
+        assert [engine.train_batch(), engine.train_batch()] == [0.5, 0.5]
     assert not second.enabled and "no room" in str(second.fault)
+    if not is_dropped:
+        for _ in range(9):
+            assert not first.enabled
+            formers[0].train_batch()
+        assert first.enabled, "it goes on where the other one cannot"
+        first.detach()
+    assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_an_engine_that_cannot_be_squeezed_takes_no_hooks_from_another(engine: Engine, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ds_hooks.pending import PendingMessages
-from ds_hooks.shared.wire import Message, StepStart
+from ds_hooks.shared.wire import Hello, Message, StepStart
 
 
 class Device:
@@ -21,6 +21,8 @@ class Device:
     def send_later(self, t_ns: int, message: Message) -> None:
         self.sent.append((t_ns, message))
 
+    hello = send_later
+
 
 def test_messages_leave_in_order_once_the_device_has_come_to_their_moments() -> None:
     device: Any = Device()
@@ -37,3 +39,18 @@ def test_messages_leave_in_order_once_the_device_has_come_to_their_moments() -> 
     asked = len(device.asked)
     pending.send_known()
     assert len(device.asked) == asked, "each is asked for until it is known, and not again"
+
+
+def test_an_engine_is_introduced_after_the_messages_of_the_one_before_it() -> None:
+    device: Any = Device()
+    pending = PendingMessages(device, device)
+    hello = Hello(4711, 0, 2, 0, 2, 4, 0)
+    pending.hello(17, hello)
+    assert device.sent == [(17, hello)], "at once, with nothing to wait for"
+    pending.send(1, StepStart(1))
+    pending.hello(18, hello)
+    pending.send(2, StepStart(1))
+    assert len(device.sent) == 1
+    device.reached = 2
+    pending.send_known()
+    assert device.sent[1:] == [(1000, StepStart(1)), (18, hello), (2000, StepStart(1))]

@@ -232,6 +232,20 @@ def test_the_plan_gives_a_bubble_its_permit(handle: Handle, engine: Engine, daem
     assert permits_ns == [0, 5_000_000, 0]
 
 
+def test_a_plan_of_the_engine_before_opens_no_bubble(handle: Handle, engine: Engine, daemon: Daemon) -> None:
+    """Until the daemon has heard of the one that takes over: their steps may have the same numbers."""
+    second = Engine(daemon.page.path)
+    later = attach(second, directory=daemon.page.path.parent, local_rank=0)
+    plan_slot(daemon.page.words, 3, 5_000_000)
+    plan_steps(daemon.page.words, 1, 100)
+    permits = []
+    for _ in range(3):
+        second.train_batch()
+        permits.append(bool(daemon.page.words[Field.PERMIT_UNTIL_NS]))
+    assert later.enabled and permits == [False, False, True], "the first one of them has no hooks yet"
+    later.detach()
+
+
 def test_a_plan_may_count_from_the_end_of_the_bubble_before(handle: Handle, engine: Engine, daemon: Daemon) -> None:
     page, words = daemon.page, daemon.page.words
     long_ns, over_ns = 10**12, 1000
