@@ -117,8 +117,19 @@ class FusedOptimizer(abc.ABC):
         """
 
     @abc.abstractmethod
+    def check_movable(self) -> None:
+        """Make sure that the parameters can move.
+
+        Raises:
+            FuseError: the optimizer would still hold their memory after `let_go`.
+        """
+
+    @abc.abstractmethod
     def let_go(self) -> None:
-        """Hold no memory of the parameters any more, until one of the following, so that they can move."""
+        """Hold no memory of the parameters any more, until one of the following, so that they can move.
+
+        Nothing can step until then, so call `check_movable` before, of all that are to move.
+        """
 
     def take(self, rows: Sequence[int]) -> None:
         """Keep only the trials in `rows`, in that order; the parameters were taken before."""

@@ -90,10 +90,13 @@ class Originals(FusedOptimizer):
             move(original, self._device)
         self._bind()
 
-    def let_go(self) -> None:
+    def check_movable(self) -> None:
         """See `FusedOptimizer`."""
         for original in self._originals:
             refuse_views(original)  # they could not be told from others afterwards
+
+    def let_go(self) -> None:
+        """See `FusedOptimizer`."""
         for own in self._parameters_K:
             for p in own:
                 give_back(p)

@@ -82,10 +82,23 @@ class Optimizers:
         for optimizer in self:
             optimizer.set_lr(row, value, group)
 
-    def let_go(self) -> None:
-        """See `FusedOptimizer.let_go`."""
+    def let_go(self, *others: "Optimizers") -> None:
+        """See `FusedOptimizer.let_go`; with `others`, of all or none.
+
+        Raises:
+            FuseError: the parameters of one cannot move. Then all train on where they are.
+        """
+        together = self, *others
+        for each in together:
+            each.check_movable()
+        for each in together:
+            for optimizer in each:
+                optimizer.let_go()
+
+    def check_movable(self) -> None:
+        """See `FusedOptimizer.check_movable`."""
         for optimizer in self:
-            optimizer.let_go()
+            optimizer.check_movable()
 
     def take(self, rows: Sequence[int]) -> None:
         """Keep only the trials in `rows`."""

@@ -98,6 +98,9 @@ class VectorOptimizer(FusedOptimizer):
         tables = {name: {kind: t.to(devices[name]) for kind, t in own.items()} for name, own in self._tables().items()}
         self._pack(tables, self._counts())
 
+    def check_movable(self) -> None:
+        """See `FusedOptimizer`. The rules hold no other views than their blocks'."""
+
     def let_go(self) -> None:
         """See `FusedOptimizer`."""
         for blocks in self._entries:

@@ -256,7 +256,11 @@ class TrialGroup(ScoredGroup):
         """Move all trials to `device`.
 
         Random streams continue where they were. On another kind of device they continue from a seed that they draw.
+
+        Raises:
+            FuseError: an optimizer keeps views of its parameters.
         """
+        self._optimizers.check_movable()
         self._device = torch.device(device)
         self._fused.rows.to(self._device)
         self._optimizers.moved()
@@ -338,8 +342,7 @@ class TrialGroup(ScoredGroup):
             self.use_units()
 
     def _append(self, rows: Rows, optimizers: Optimizers) -> None:
-        for each in (self._optimizers, optimizers):
-            each.let_go()
+        self._optimizers.let_go(optimizers)
         self._fused.rows.append(rows)
         self._optimizers.append(optimizers)
         for phase in self._phases:

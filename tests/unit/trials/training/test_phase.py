@@ -158,6 +158,48 @@ def test_their_state_travels() -> None:
     assert [own["param_groups"][0]["lr"] for own in again.extract(0)[1].values()] == [0.5, 0.5]
 
 
+class LateViewing(torch.optim.SGD):
+    """Keeps a view of a parameter, from its first step on."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step()
+        p = self.param_groups[0]["params"][0]
+        self.state[p]["flat"] = p.detach().view(-1)
+
+
+class Reluctant(Adversaries):
+    def optimizer(self, params: dict[str, Any], model: Any) -> dict[str, torch.optim.Optimizer]:
+        return {**super().optimizer(params, model), "making": LateViewing(model.maker.parameters(), 0.01)}
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda group, others: group.keep([1]),
+        lambda group, others: group.split([1]),
+        lambda group, others: group.add(members(group._study, [3])),
+        lambda group, others: group.merge(others),
+        lambda group, others: others.merge(group),
+    ],
+    ids=["keep", "split", "add", "merge", "merge into another"],
+)
+def test_trials_that_may_not_move_train_on_where_they_are(move: Any) -> None:
+    """One of their optimizers refuses, and the other has not begun to."""
+    study = Reluctant()
+    group, others, unmoved = (TrialGroup(study, members(study, range(3)), OpenGate()) for _ in range(3))
+    for each in (group, unmoved):
+        each.train_step(*study.data[0])
+    with pytest.raises(FuseError, match="LateViewing keeps a view of a parameter"):
+        move(group, others)
+    for each in (group, unmoved):
+        each.train_step(*study.data[1])
+    others.train_step(*study.data[1])
+    assert others.size == group.size == 3
+    for row in range(3):
+        for name, value in unmoved.extract(row)[0].items():
+            assert torch.equal(group.extract(row)[0][name], value), name
+
+
 def test_a_lost_pair_is_frozen_and_harms_none() -> None:
     def trained(poison: int) -> Iterator[tuple[list[dict[str, Tensor]], TrialGroup]]:
         study = Adversaries(poison=poison)
