@@ -280,6 +280,22 @@ def test_an_audit_that_does_not_fit_is_tried_again_within_the_budget(
     assert tried == [1_000, 10**9]
 
 
+def test_an_audit_that_costs_too_much_at_an_epochs_start_comes_later_in_the_epoch() -> None:
+    """An epoch may be all that a study trains, so one that is refused stays due."""
+    study = ToyStudy(lambda n: perceptron(n).double(), "adamw", data())
+    now_ns = [0]
+    audit = Audit(study, Budget(lambda: now_ns[0], asking_ns=0, reading_ns=0))
+    group = TrialGroup(study, members(study, range(3)), OpenGate(), audit)
+    group.train_step(*study.data[0])
+    group.end_epoch()
+    audit.budget.spend(10**6, is_first=False)
+    done = []
+    for now_ns[0] in (10**3, 10**6, 10**12, 10**12):
+        group.train_step(*study.data[0])
+        done.append(audit.done)
+    assert done == [1, 1, 2, 2]
+
+
 def test_steps_of_another_kind_are_audited_too() -> None:
     inputs = torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     targets = torch.zeros(2, 6)
