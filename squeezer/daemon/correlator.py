@@ -71,13 +71,13 @@ class Correlator:
         self._opened_slot: int | None = None
         self._side_overruns_ns: Counter[int] = Counter()
 
-    def job_attached(self, t_ns: int, message: wire.Hello) -> list[Found]:
-        """A job begins."""
+    def job_attached(self, t_ns: int, message: wire.Hello, least_bubble_ns: int = 0) -> list[Found]:
+        """A job begins. Shorter bubbles than `least_bubble_ns` are not worth opening on its device."""
         self.job += 1
         self._step = self._step_end = None
         self._last_end = (-1, 0)
         self._opened_slot = self._counted_until_ns = None
-        return [Job(job=self.job, t_ns=t_ns, **message._asdict())]
+        return [Job(job=self.job, t_ns=t_ns, least_bubble_ns=least_bubble_ns, **message._asdict())]
 
     def job_lost(self) -> list[Found]:
         """The job is over. No next bubble will show by how much its last one was overrun."""

@@ -207,11 +207,12 @@ class MainJob:
         if self._has_side:
             _yield_to_main_job()
         log.debug("a main job has attached: %s", message)
-        self._pass_on(self._correlator.job_attached(t_ns, message))
+        least_bubble_ns = self._device.least_bubble_ns()
+        self._pass_on(self._correlator.job_attached(t_ns, message, least_bubble_ns))
         polled = self._words[Field.CLOCK_KIND] == ClockKind.CUDA_POLLED
         short_ns = max(0, self._device.least_margin_ns() - self._margin_ns)
         late_ns = short_ns + (POLLED_LATE_NS if polled else 0)
-        self._feed(JobAttached(late_ns, message.master_port, self._device.least_bubble_ns()))
+        self._feed(JobAttached(late_ns, message.master_port, least_bubble_ns))
         if self._correlator.job == 0:
             self._first_attached()
 

@@ -19,6 +19,7 @@ class Job:
     stages: int
     micro_batches: int
     master_port: int
+    least_bubble_ns: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -110,6 +110,8 @@ def _slots(rank: RankRun) -> Iterator[str]:
     if not slots:
         return
     squeeze = rank.records["run"][-1]["config"]["squeeze"]
+    # earlier releases did not record it
+    worth_ms = max((job.get("least_bubble_ns", 0) for job in rank.records["job"][-1:]), default=0) / 1e6
     lately = f" among the last {len(rank.detailed_steps())}" if rank.first_detailed else ""
     yield f"  bubbles of squeezed steps{lately}, by slot"
     errors = f"{'error p50':>10} {'error p90':>10}"
@@ -118,10 +120,11 @@ def _slots(rank: RankRun) -> Iterator[str]:
         errors = f"{_percent(slot.forecast_error_p50):>10} {_percent(slot.forecast_error_p90):>10}"
         wait = slot.wait.lower().replace("_", " ")
         row = f"  {slot.slot:>6} {wait:<18}{slot.ms_p50:>8.2f} {slot.ms_min:>7.2f} {errors}"
-        yield f"{row} {slot.opened:>7.0%} {slot.fill:>6.0%}{_why_shut(slot, squeeze)}"
+        yield f"{row} {slot.opened:>7.0%} {slot.fill:>6.0%}{_why_shut(slot, squeeze, worth_ms)}"
 
 
-def _why_shut(slot: SlotFigures, squeeze: Mapping[str, Any]) -> str:
+def _why_shut(slot: SlotFigures, squeeze: Mapping[str, Any], worth_ms: float) -> str:
+    """Why a slot stays shut on a device where bubbles of `worth_ms` are worth opening."""
     if slot.opened > 0.5:
         return ""
     if slot.wait not in squeeze["kinds"]:
@@ -130,6 +133,8 @@ def _why_shut(slot: SlotFigures, squeeze: Mapping[str, Any]) -> str:
         return "  no forecast yet"
     if slot.forecast_ms_p50 < squeeze["min_bubble_ms"]:
         return f"  on average shorter than min_bubble_ms = {squeeze['min_bubble_ms']:g}"
+    if slot.forecast_ms_p50 < worth_ms:
+        return f"  on average shorter than the {worth_ms:.1f} ms worth opening on this device (squeezer doctor)"
     return "  planned too late, or too short for the margin or for this device"
 
 

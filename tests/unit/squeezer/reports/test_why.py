@@ -86,6 +86,18 @@ def test_a_slot_that_stays_shut_says_why(tmp_path: Path, capsys: pytest.CaptureF
     assert "on average shorter than min_bubble_ms = 7" in why(tmp_path, capsys)
 
 
+def test_a_least_bubble_that_the_device_raises_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By what `squeezer doctor --measure` has found there."""
+    rank = made_up(tmp_path)
+    rank.attach(least_bubble_ns=8_500_000)
+    rank.step(True, 100.0, bubbles=[(20, 5)], opened=False)
+    rank.end()
+    rank.write()
+    text = why(tmp_path, capsys)
+    assert "on average shorter than the 8.5 ms worth opening on this device (squeezer doctor)" in text
+    assert "min_bubble_ms" not in text
+
+
 def test_without_a_side_task_or_a_guard_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rank = made_up(tmp_path, side=None, guard={"enabled": False})
     rank.step(False, 100.0)
