@@ -71,7 +71,7 @@ class StepHooks:
         self._step = steps.begun
         # in which the plan may still be of the engine before, which has steps of the same numbers
         self._unplanned_step = steps.begun + 1 if connection.has_served else 0
-        self._in_step = False
+        self._awaits_schedule = False
         self._step_begin = 0  # a stamp
         self._loss_begin_ns = 0
         self._is_open = False
@@ -90,14 +90,14 @@ class StepHooks:
         self._steps.begun += 1
         self._step = self._steps.begun
         self._collectives = 0
-        self._in_step = True
+        self._awaits_schedule = True
         self._step_begin = self._clock.begin_step()
         self._sender.repeat_hello()
         self._send(self._step_begin, StepStart(self._step))
 
     def end_step(self) -> None:
         """After `train_batch`."""
-        self._in_step = False
+        self._awaits_schedule = False
         if self._is_open:
             self.close_bubble()
         items, self._items = self._items, []
@@ -111,8 +111,10 @@ class StepHooks:
 
     def begin_schedule(self, schedule: Any) -> None:
         """Before the instructions of `schedule`. An evaluation's are left alone, its waits too."""
-        if not self._in_step:
+        self.in_schedule = self.in_optimizer = False  # what interrupts a hook, such as Ctrl-C, may have left them
+        if not self._awaits_schedule:
             return
+        self._awaits_schedule = False
         key = (type(schedule), schedule.micro_batches, schedule.stages, schedule.stage_id)
         slots = self._schedules.get(key)
         if slots is None:

@@ -1,9 +1,11 @@
 """The wrappers: no fault of a hook reaches the training, and the training's own errors pass through."""
 
 import functools
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 
 from ds_hooks import Handle, attach
 from ds_hooks.shared.page.layout import Field
+from ds_hooks.shared.page.plan import plan_slot, plan_steps
 from ds_hooks.shared.wire import WaitKind
 from tests.support.hooked_engine import Daemon, Engine, ForwardPass, connect
 
@@ -220,3 +223,48 @@ def test_a_fault_beside_a_signal_handler_is_the_hooks(
     monkeypatch.setattr(handle._hooks, "before_instruction", lambda _: WaitKind(99))
     assert engine.train_batch() == 0.5
     assert not handle.enabled and "99 is not a valid WaitKind" in str(handle.fault)
+
+
+class CtrlC:
+    """Interrupts what runs in the hooks when it has run so many lines."""
+
+    def __init__(self, lines: int) -> None:
+        self.left = lines
+
+    def trace(self, frame: Any, event: str, _: Any) -> Any:
+        if f"{os.sep}ds_hooks{os.sep}" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self.trace
+
+
+def test_wherever_ctrl_c_comes_in_a_hook_the_gate_is_shut_and_the_next_step_has_hooks(
+    handle: Handle, engine: Engine, daemon: Daemon
+) -> None:
+    connect(engine, daemon)
+    plan_slot(daemon.page.words, 1, 10**9)
+    plan_slot(daemon.page.words, 3, 10**9)
+    plan_steps(daemon.page.words, 1, 10**9)
+    before = sys.gettrace()
+    for lines in count(1):
+        interrupt = CtrlC(lines)
+        sys.settrace(interrupt.trace)
+        try:
+            engine.train_batch()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        if interrupt.left > 0:
+            break
+        assert not daemon.page.is_open(), lines
+        engine.seen.clear()
+        engine.eval_batch()
+        assert not any(is_open for _, is_open in engine.seen), (lines, "an evaluation is no step")
+        engine.seen.clear()
+        engine.train_batch()
+        assert [name for name, is_open in engine.seen if is_open] == ["RecvGrad", "loss"], lines
+    assert lines > 100 and handle.enabled
