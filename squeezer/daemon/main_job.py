@@ -30,6 +30,8 @@ RECORDS_AT_ONCE = 256
 COUNTED_NS = 30_000_000_000
 """After so much bubble time it is recorded where it went, in case this process is killed."""
 MOST_NICE = 19
+LAST_WORDS_S = 0.5
+"""How long a message of a job that has ended may still be on its way."""
 POLLED_LATE_NS = 1_000_000
 """How much wider margins are where a thread of the main job must first find time to see that a bubble is over."""
 
@@ -227,7 +229,10 @@ class MainJob:
         self._feed(JobLeft() if self.lives() else JobLost())
 
     def _process_ended(self) -> None:
-        self.receive()  # its last words
+        self.receive()
+        # its last words: ZeroMQ's thread may need time for them, where others want the core
+        while self._machine.state is not State.ABSENT and self._receiver.comes(within_s=LAST_WORDS_S):
+            self.receive()
         pid = self._pid
         if self._machine.state is not State.ABSENT:
             self._fault("the main job ended without saying goodbye")

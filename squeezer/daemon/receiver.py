@@ -71,6 +71,10 @@ class Receiver:
         """Whether a message waits. The descriptor becomes readable only once."""
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
+    def comes(self, within_s: float) -> bool:
+        """Whether a message is there, or comes in time."""
+        return bool(self._socket.poll(int(within_s * 1e3)))
+
     def parts(self) -> Iterator[bytes]:
         """The messages that have arrived, in order; not all of a flood at once, since the daemon has other duties."""
         for _ in range(MAXIMUM_BATCH):

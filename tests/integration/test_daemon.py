@@ -175,6 +175,27 @@ def test_a_killed_daemon_takes_its_side_task_along_and_its_successor_serves_the_
     assert work and all_wait(sandbox)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("_", range(12))
+def test_a_daemon_that_finds_time_only_when_its_job_has_ended_hears_the_goodbye(sandbox: Sandbox, _: int) -> None:
+    """It and ZeroMQ's thread race for what has come meanwhile, so this is tried some times."""
+    config = sandbox.files / "observe.toml"
+    config.write_text(f'[run]\ndirectory = "{sandbox.run}"\n')
+    job = sandbox.job("--bubble-ms", "5", "--compute-ms", "2")
+    daemon = sandbox.daemon_of(job, config)
+    wait_for(lambda: sandbox.events("job"), "the hello")
+    job.beats(10)
+    processes = [daemon.pid, *children(daemon.pid)]
+    for pid in processes:
+        os.kill(pid, signal.SIGSTOP)
+    assert job.finish() == 0
+    for pid in processes:
+        os.kill(pid, signal.SIGCONT)
+    assert daemon.ended() == 0
+    assert sandbox.events("fault") == []
+    assert max(bubble["step"] for bubble in sandbox.events("bubble")) == sandbox.events("step")[-1]["step"]
+
+
 def test_a_study_goes_on_in_another_run_that_names_its_directory(sandbox: Sandbox, hold: Path) -> None:
     studies = sandbox.files / "studies"
     daemon = sandbox.daemon(sandbox.config("tiny.py", studies=studies), TINY_HOLD=str(hold))

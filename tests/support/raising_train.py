@@ -7,6 +7,7 @@ engine. Every layer looks whether a bubble is open while it computes, and so doe
 
 import argparse
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from deepspeed.pipe import PipelineModule
 from torch import Tensor, nn
 
 from ds_hooks.shared.page.file import Page, page_path, runtime_dir
+from ds_hooks.shared.page.layout import Field
 
-WIDTH, BATCH, MICRO_BATCHES = 128, 32, 4
+WIDTH, BATCH, MICRO_BATCHES = 256, 64, 4
+PATIENCE_S = 100.0
 PATIENT_STEPS, FAILURES, STEPS_BETWEEN = 22, 8, 3
 FAILS_AT = {0: 1, 1: 0}
 """By rank, the batch at which both may fail: the second rank has received what the first has sent."""
@@ -107,6 +110,9 @@ def main() -> None:
     torch.set_num_threads(1)
     deepspeed.init_distributed()
     page = Page.open(page_path(runtime_dir(), torch.distributed.get_rank())) if options.found else None
+    deadline_s = time.monotonic() + PATIENCE_S
+    while page is not None and not page.words[Field.SIDE_PID] and time.monotonic() < deadline_s:
+        time.sleep(0.05)  # beside a job its side task would start in bubbles only
     script = Script(page)
     engine, rank = script.engine, script.rank
     losses = [script.train(seed) for seed in range(PATIENT_STEPS)]
