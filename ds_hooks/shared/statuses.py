@@ -51,7 +51,9 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """An epoch has ended, or the first trials begin after a time without any. Sums are over the process's life.
+    """An epoch has ended, trials were saved within one, some have begun after a time without any, or the process ends.
+
+    Sums are over the process's life.
 
     Attributes:
         work: trial-samples trained.
@@ -60,7 +62,7 @@ class Progress:
         samples: of the batches trained on, each counted once however many trials shared it.
         training_ms: the device's time for that, loading included and audits not.
         busy_ms: the device's time for all work since the side task was ready.
-        unsaved_epochs: of `epochs`, those that would be lost if the process died now.
+        lost: of `work`, what is lost, or would be if the process died now.
     """
 
     work: int
@@ -69,7 +71,7 @@ class Progress:
     samples: float
     training_ms: float
     busy_ms: float
-    unsaved_epochs: int
+    lost: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,9 +141,7 @@ class BubbleCounter:
 
     def side_ended(self) -> None:
         """The process is gone, and with it what it has not saved."""
-        last = self._last
-        if last.epochs:
-            self.sums.lost_work += last.work / last.epochs * last.unsaved_epochs
+        self.sums.lost_work += self._last.lost
         self.sums.lost_ms += self._unreported_ns / 1e6
         self._last, self._unreported_ns = NOTHING, 0
 

@@ -28,6 +28,10 @@ SPARED_UNITS = AUDIT_UNITS, GRAPH_UNITS
 """No group is split because one of these is too long for every bubble."""
 
 
+FINISHES_S = 20.0
+"""For how long a side task without a main job finishes what goes on when it is asked to end."""
+
+
 class StopRequested(BaseException):
     """The side task must end now: its supervisor asked for that, or is gone.
 
@@ -60,7 +64,14 @@ class Starved:
 
 
 class Gate(Protocol):
-    """The side task's only view of the main job."""
+    """The side task's only view of the main job.
+
+    Attributes:
+        finishes: whether what goes on would be lost if it were left in the middle. If the side task is asked to end
+            then, `StopRequested` waits for a moment; the gate says whether anything may run meanwhile.
+    """
+
+    finishes: bool
 
     def use(self, units: Sequence[str], trials: int) -> None:
         """Declare the units that later `enter` calls number. Call it after a group was built or changed its K.
@@ -102,6 +113,9 @@ class Gate(Protocol):
     def busy_ns(self) -> int:
         """Return the device time that this process has used, up to the last unit that has ended at least."""
 
+    def is_alone(self) -> bool:
+        """Return whether no main job needs the device: a side task that must end may still save its trials then."""
+
     def close(self) -> bool:
         """Write what is buffered.
 
@@ -112,6 +126,8 @@ class Gate(Protocol):
 
 class OpenGate:
     """A gate that never closes, for training outside a pipeline and as the reference in tests."""
+
+    finishes = False
 
     def use(self, units: Sequence[str], trials: int) -> None:
         """Accept any units."""
@@ -143,6 +159,10 @@ class OpenGate:
         """Return the CPU time of this process."""
         return time.process_time_ns()
 
+    def is_alone(self) -> bool:
+        """Return True: there is no main job."""
+        return True
+
     def close(self) -> bool:
         """Return True: there is no page."""
         return True
@@ -151,10 +171,17 @@ class OpenGate:
 class ExclusiveGate(OpenGate):
     """The gate of a device without a main job: always open, but a side task that is asked to end stops there."""
 
+    def __init__(self) -> None:
+        self._until_s: float | None = None
+
     def enter(self, unit: int) -> None:
         """See `Gate.enter`."""
         if END_SIGNAL in signal.sigpending():
-            raise StopRequested
+            now_s = time.monotonic()
+            if self._until_s is None:
+                self._until_s = now_s + FINISHES_S
+            if not self.finishes or now_s > self._until_s:
+                raise StopRequested
 
 
 def block_signals() -> None:

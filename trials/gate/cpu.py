@@ -10,6 +10,7 @@ from ds_hooks.shared.page.file import Page
 from ds_hooks.shared.page.layout import Field, SideActivity
 from ds_hooks.shared.page.memory_order import full_fence, light_fence
 from ds_hooks.shared.page.plan import find_renewal
+from ds_hooks.shared.processes.identity import start_time
 from ds_hooks.shared.processes.side_clock import SideClock
 from ds_hooks.shared.processes.signals import END_SIGNAL
 from trials.gate.base import GATE_SIGNALS, HOST_UNIT, StopRequested, block_signals
@@ -34,6 +35,9 @@ AS_FORECAST = (0.9, 1.02)
 
 ACCOUNT_EVERY_NS = 20_000_000
 """Account for units once they have taken this much CPU time together: that code runs seldom, so it is cold and slow."""
+
+FINISHES_S = 5.0
+"""When it is asked to end, what goes on may take so long: while a main job lives, in bubbles only."""
 
 
 class CpuGate(UnitCosts):
@@ -73,6 +77,7 @@ class CpuGate(UnitCosts):
         self._start_cpu_ns = 0
         self._longest_ns = 0  # of the bubbles in which the running unit was declined, if they were too many
         self._parent_pid = os.getppid()
+        self._asked_ns = 0  # when it was asked to end
         self._clock = SideClock(page.words)
 
     def use(self, units: Sequence[str], trials: int) -> None:
@@ -107,7 +112,7 @@ class CpuGate(UnitCosts):
         cpu_ns = thread_time_ns()
         if self._running is not None:
             self._end_running(monotonic_ns(), cpu_ns)
-        start_ns = self._start_of(unit)
+        start_ns = 0 if self._asked_ns else self._start_of(unit)
         if not start_ns:
             start_ns, cpu_ns = self._pause(unit), thread_time_ns()
         self._running = unit
@@ -137,6 +142,11 @@ class CpuGate(UnitCosts):
     def busy_ns(self) -> int:
         """Return the CPU time of this process and of those that it has started, as the main job sees it."""
         return self._clock.now_ns()
+
+    def is_alone(self) -> bool:
+        """See `Gate.is_alone`."""
+        pid = self._words[Field.MAIN_PID]
+        return not pid or start_time(pid) != self._words[Field.MAIN_START]
 
     def close(self) -> bool:
         """Write what is buffered. Returns whether the page may be unmapped: it may."""
@@ -244,6 +254,11 @@ class CpuGate(UnitCosts):
         block_signals()  # multiprocessing's resource tracker unblocks SIGTERM when it starts
         left_ns: deque[int] = deque(maxlen=DECLINED_BEFORE_DOUBT)
         while True:
+            if self._asked_ns and (not self.finishes or monotonic_ns() > self._asked_ns + FINISHES_S * 1e9):
+                self._running = None
+                raise StopRequested
+            if self._asked_ns and self.is_alone():
+                return monotonic_ns()
             words[Field.SIDE_CHILDREN] = runs_on_asleep()
             words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
             full_fence()
@@ -254,9 +269,12 @@ class CpuGate(UnitCosts):
                 from_ns, _ = self._renewal(unit, now_ns)
                 wait_s = max(from_ns - now_ns, 0) / 1e9 if from_ns else LOOK_AGAIN_S
                 received = signal.sigtimedwait(GATE_SIGNALS, min(wait_s, LOOK_AGAIN_S))
-            if (received is not None and received.si_signo == END_SIGNAL) or os.getppid() != self._parent_pid:
+            if os.getppid() != self._parent_pid:
                 self._running = None
                 raise StopRequested
+            if received is not None and received.si_signo == END_SIGNAL:
+                self._asked_ns = self._asked_ns or monotonic_ns()
+                continue
             words[Field.SIDE_ACTIVITY] = SideActivity.HOST if unit == HOST_UNIT else SideActivity.UNIT
             full_fence()
             start_ns = self._start_of(unit)

@@ -50,6 +50,12 @@ class UnitCosts:
         self._starved: list[Starved] = []
         self._permits_ns: deque[int] = deque(maxlen=DECLINED_BEFORE_DOUBT)
 
+    finishes = False
+
+    def is_alone(self) -> bool:
+        """Return False: what the device is asked to do could not be called back. See `Gate.is_alone`."""
+        return False
+
     def use(self, units: Sequence[str], trials: int) -> None:
         """See `Gate.use`. Costs are kept by name and number of trials, so a group that comes back knows its own."""
         self._remember_costs()

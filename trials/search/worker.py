@@ -200,7 +200,7 @@ class SearchWorker:
             return None
         name = self.measures.structure(number) or trial_name(number)
         self.measures.does_not_fit(name)
-        is_saved = self._held[number].claim.epoch > 0
+        is_saved = self._held[number].claim.is_saved
 
         def may_fit(held: LockedClaims) -> bool:
             held.note_unfit([name])

@@ -1,18 +1,11 @@
 """What a side task has trained so far, and the device's time for it: the side task's part of the waterfall."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ds_hooks.shared.statuses import Progress
 from trials.gate.base import Gate
-from trials.own_logger import own_logger
 from trials.side_task.audits import Audits
-
-LONG_EPOCH_S = 900.0
-"""Of an epoch that takes longer the user hears, because checkpoints hold whole epochs."""
-
-log = own_logger(__name__)
 
 
 class Accounts:
@@ -21,7 +14,6 @@ class Accounts:
     Args:
         gate: whose time counts.
         audits: of which the time is no training.
-        clock_s: the time.
 
     Attributes:
         work: trial-samples trained.
@@ -29,47 +21,41 @@ class Accounts:
         ready_ns: the device's time that was used before.
     """
 
-    def __init__(self, gate: Gate, audits: Audits, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._gate, self._audits, self._clock_s = gate, audits, clock_s
+    def __init__(self, gate: Gate, audits: Audits) -> None:
+        self._gate, self._audits = gate, audits
         self.ready_ns = gate.busy_ns()
         self.work = self.epochs = self._training_ns = 0
         self._samples = 0.0
-        self._steps, self._long_s = 0, float("inf")
-        self._is_told = False
+        self._began_ns: int | None = None  # the training that goes on, on the clock of training alone
 
     @contextmanager
     def training(self) -> Iterator[None]:
         """Count the time of an epoch's steps as training, but for audits."""
-        self._steps, self._long_s = 0, self._clock_s() + LONG_EPOCH_S
-        began_ns, audited_ns = self._gate.busy_ns(), self._audits.spent_ns
+        self._began_ns = self._now_ns()
         try:
             yield
         finally:
-            self._training_ns += self._gate.busy_ns() - began_ns - (self._audits.spent_ns - audited_ns)
+            self._training_ns += self._now_ns() - self._began_ns
+            self._began_ns = None
 
     def count(self, trial_samples: int, trials: int) -> None:
         """Count a step of a group of `trials`, also for the gate."""
         self._gate.add_work(trial_samples)
         self.work += trial_samples
         self._samples += trial_samples / trials
-        self._steps += 1
-        if not self._is_told and self._clock_s() >= self._long_s:
-            self._is_told = True
-            log.warning(
-                "an epoch has taken %.0f minutes so far, for %d steps. Trials are saved only when it ends: to stop the "
-                "side task earlier costs all of it. Let Study.batches return a part of the data, and raise `epochs`.",
-                LONG_EPOCH_S / 60,
-                self._steps,
-            )
 
-    def progress(self, trials_running: int, unsaved_epochs: int) -> Progress:
-        """The accounts so far, for the daemon."""
+    def progress(self, trials_running: int, lost: int) -> Progress:
+        """The accounts so far, for the daemon. Of the work, `lost` would be lost if the process died now."""
+        training_ns = self._training_ns + (0 if self._began_ns is None else self._now_ns() - self._began_ns)
         return Progress(
             work=self.work,
             trials_running=trials_running,
             epochs=self.epochs,
             samples=self._samples,
-            training_ms=self._training_ns / 1e6,
+            training_ms=training_ns / 1e6,
             busy_ms=(self._gate.busy_ns() - self.ready_ns) / 1e6,
-            unsaved_epochs=unsaved_epochs,
+            lost=lost,
         )
+
+    def _now_ns(self) -> int:
+        return self._gate.busy_ns() - self._audits.spent_ns

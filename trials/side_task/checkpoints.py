@@ -2,9 +2,11 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trials.fusion.errors import FuseError
 from trials.gate.base import HOST_UNIT, Gate
@@ -13,7 +15,7 @@ from trials.search.client import Search
 from trials.search.files import checkpoint_files
 from trials.side_task.checkpoint_format import CheckpointError, load, save, save_weights
 from trials.study import Study
-from trials.training.batches import Reader
+from trials.training.batches import Batch
 from trials.training.group import TrialGroup
 from trials.training.member import Member, build_member
 from trials.training.scores.history import History
@@ -21,13 +23,40 @@ from trials.training.scores.objectives import Score, every
 from trials.training.trial_state import TrialState
 
 PERIOD_S = 60.0
-"""A trial is saved at the first end of an epoch after this time: what a crash may cost."""
+"""A trial is saved at the first end of an epoch after this time; in an epoch that takes longer, between two steps."""
 
-MOST_COST, MOST_COST_AT_RUNGS = 0.05, 0.01
-"""Saving all trials of a group takes at most this share of the time since they were last saved. At rungs trials are
-saved earlier if that is cheap: for small networks a file takes as long as some steps of all trials."""
+MOST_COST, MOST_COST_WITHIN, MOST_COST_AT_RUNGS = 0.05, 0.025, 0.01
+"""Saving all trials of a group takes at most this share of the time since they were last saved at the end of an epoch;
+of that, in the middle of epochs. At rungs trials are saved earlier if that is cheap: for small networks a file takes as
+long as some steps of all trials."""
+
+SAVES_WITHIN_S = 5.0
+"""When the side task is asked to end, no file is begun after this time."""
 
 log = own_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Saved:
+    """When a trial was saved last, or begun.
+
+    Attributes:
+        at_s: at any place.
+        end_s: at the end of an epoch.
+        within: how often in the middle of epochs since then.
+    """
+
+    at_s: float
+    end_s: float
+    within: int = 0
+
+
+class _Written(NamedTuple):
+    """A trial's file, that the search worker has not taken yet."""
+
+    number: int
+    epoch: int
+    path: Path
 
 
 class Checkpoints:
@@ -39,6 +68,9 @@ class Checkpoints:
         gate: asked before each file.
         search: takes the files over.
         clock_s: the time.
+
+    Attributes:
+        lost: trial-samples that were trained in vain, since trials went back to what was saved of them.
     """
 
     def __init__(
@@ -50,7 +82,11 @@ class Checkpoints:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._study, self._directory, self._gate, self._search, self._clock_s = study, directory, gate, search, clock_s
-        self._saved_s: dict[int, float] = {}
+        self._saved: dict[int, _Saved] = {}
+        self._began_s = 0.0  # the epoch under way
+        self._unsaved: Counter[int] = Counter()
+        self._changed: set[int] = set()
+        self.lost = 0
         self._epochs: dict[int, int] = {}
         self._milestones: dict[int, int] = {}
         self._paused: dict[int, TrialState] = {}  # the longest first
@@ -81,7 +117,8 @@ class Checkpoints:
         Raises:
             FuseError: its model cannot be fused with any other.
         """
-        self._saved_s.setdefault(number, self._clock_s())
+        self.lost += self._unsaved.pop(number, 0)
+        self._saved_of(number)
         reached = self._epochs.get(number, 0)
         for source in self._sources(number, reached):
             try:
@@ -107,34 +144,87 @@ class Checkpoints:
             self._search.send(began=number, epoch=0)
         return build_member(self._study, number, params)
 
+    def epoch_begins(self) -> None:
+        """Call it when trials begin an epoch, or go on in the middle of one."""
+        self._began_s = self._clock_s()
+
+    def trained(self, numbers: Collection[int], samples: int) -> None:
+        """Count a step of these trials, in which each has trained on so many samples."""
+        for number in numbers:
+            self._unsaved[number] += samples
+
+    def step_ended(self, group: TrialGroup, last_batch: Callable[[int], Batch | None]) -> bool:
+        """Save all trials of `group` between two steps, if it is time for one of them. Returns whether it was.
+
+        In an epoch that has just begun it is not: its end may be near, and what is saved there is good for more.
+
+        Args:
+            group: it must be in one piece.
+            last_batch: returns what a trial was trained on last.
+        """
+        if self._directory is None:
+            return False
+        now_s = self._clock_s()
+        since_s = now_s - min(self._saved_of(number).at_s for number in group.numbers)
+        if min(since_s, now_s - self._began_s) < PERIOD_S or self._cost_s * group.size > since_s * MOST_COST_WITHIN:
+            return False
+        written = []
+        for row, number in enumerate(group.numbers):
+            self._gate.enter(HOST_UNIT)
+            written.append(self._write(group.export(row, last_batch(number))))
+        self._hand_over(written)
+        return True
+
+    def has_changed(self, numbers: Collection[int]) -> None:
+        """Let these trials go on from the end of an epoch: the batches of the one that they were in have changed."""
+        self._changed |= set(numbers)
+
     def epoch_ended(self, group: TrialGroup) -> None:
         """Save the trials of `group` for which it is time."""
         self._search.send(trained=dict(zip(group.numbers, group.epochs_done, strict=True)))
+        written = []
         for row, (number, epoch) in enumerate(zip(group.numbers, group.epochs_done, strict=True)):
             self._paused.pop(number, None)  # it has trained on
             pauses = self.pauses(number, epoch)
             if pauses or self._is_due(number, epoch, group.size):
                 self._gate.enter(HOST_UNIT)
                 state = group.export(row)
-                self._save(state)
+                written.append(self._write(state))
                 if pauses:
                     self._keep_paused(state)
+        self._hand_over(written)
 
     def save(self, group: TrialGroup) -> None:
-        """Save the trials of `group`, unless they were just saved or have no epoch behind them."""
-        for row, (number, epoch) in enumerate(zip(group.numbers, group.epochs_done, strict=True)):
-            if epoch > self._epochs.get(number, 0):
-                self._gate.enter(HOST_UNIT)
-                self._save(group.export(row))
+        """Save the trials of `group`, which are at the end of an epoch, unless they were just saved."""
+        for row in self._behind(group):
+            self._gate.enter(HOST_UNIT)
+            self._hand_over([self._write(group.export(row))])
 
-    def unsaved_epochs(self, readers: Iterable[Reader]) -> int:
-        """How many epochs of these trials no checkpoint holds."""
-        return sum(max(0, reader.epoch - self._epochs.get(reader.number, 0)) for reader in readers)
+    def save_at_the_end(self, groups: Iterable[tuple[TrialGroup, Callable[[int], Batch | None]]]) -> None:
+        """Save what has been trained of these, without the gate: no main job is there, and the side task is to end.
+
+        Args:
+            groups: each in one piece, with what `step_ended` wants to know of it.
+        """
+        until_s = self._clock_s() + SAVES_WITHIN_S
+        for group, last_batch in groups:
+            for row in self._behind(group):
+                if self._clock_s() <= until_s:
+                    self._hand_over([self._write(group.export(row, last_batch(group.numbers[row])))])
+
+    def _behind(self, group: TrialGroup) -> list[int]:
+        """Return the rows of trials that are further than what is saved of them: by a step, or by an epoch's end."""
+        trials = enumerate(zip(group.numbers, group.epochs_done, strict=True))
+        return [row for row, (number, epoch) in trials if self._unsaved[number] or epoch > self._epochs.get(number, 0)]
+
+    def unsaved(self, numbers: Iterable[int]) -> int:
+        """How many samples these trials have trained on since they were saved, each trial's counted."""
+        return sum(self._unsaved[number] for number in numbers)
 
     def ended(self, group: TrialGroup, row: int, score: Score) -> str | None:
         """Write the weights of a trial that has ended, if it is among the best so far. Returns the file."""
         keep, sign = self._study.keep_best, 1 if self._study.direction == "maximize" else -1
-        self._saved_s.pop(group.numbers[row], None)
+        self._saved.pop(group.numbers[row], None)
         if self._directory is None or not keep or not all(map(math.isfinite, every(score))):
             return None
         if not isinstance(score, list):
@@ -155,31 +245,50 @@ class Checkpoints:
     def _is_due(self, number: int, epoch: int, trials: int) -> bool:
         if epoch == self._study.epochs or self._directory is None:
             return False
-        now_s = self._clock_s()
-        since_s = now_s - self._saved_s.setdefault(number, now_s)
-        cost_s = self._cost_s * trials
-        if epoch in self._study.rungs and cost_s <= since_s * MOST_COST_AT_RUNGS:
+        now_s, saved, cost_s = self._clock_s(), self._saved_of(number), self._cost_s * trials
+        if epoch in self._study.rungs and cost_s <= (now_s - saved.at_s) * MOST_COST_AT_RUNGS:
             return True
-        return since_s >= PERIOD_S and cost_s <= since_s * MOST_COST
+        since_s = now_s - saved.end_s
+        return since_s >= PERIOD_S and cost_s * (1 + saved.within) <= since_s * MOST_COST
 
-    def _save(self, state: TrialState) -> None:
+    def _saved_of(self, number: int) -> _Saved:
+        found = self._saved.get(number)
+        if found is None:
+            now_s = self._clock_s()
+            found = self._saved[number] = _Saved(now_s, now_s)
+        return found
+
+    def _write(self, state: TrialState) -> _Written | None:
+        """Write a trial to a file that does not count yet. None: it cannot be saved."""
         if self._directory is None:
-            return
+            return None
         began_s = self._clock_s()
-        self._saved_s[state.number] = began_s
+        saved = self._saved_of(state.number)
+        saved.at_s = began_s
+        if state.place:
+            saved.within += 1
+        else:
+            saved.end_s, saved.within = began_s, 0
         path = None
         try:
-            path = checkpoint_files.temporary_path(self._directory, state.number, state.epoch)
+            path = checkpoint_files.temporary_path(self._directory, state.number, state.epoch, state.place)
             save(state, path)
         except (FuseError, OSError) as error:
             self._warn(f"trials are not saved: {error}")
             if path is not None:
                 path.unlink(missing_ok=True)
-            return
+            return None
         self._read_back(path)
         self._cost_s = self._clock_s() - began_s
-        self._epochs[state.number] = state.epoch
-        self._search.send(checkpoint=state.number, file=str(path))
+        return _Written(state.number, state.epoch, path)
+
+    def _hand_over(self, written: Iterable[_Written | None]) -> None:
+        """Let these files count: all at once, so that trials that go on from them are at one place as before."""
+        for each in filter(None, written):
+            self._epochs[each.number] = each.epoch
+            self._changed.discard(each.number)
+            del self._unsaved[each.number]
+            self._search.send(checkpoint=each.number, file=str(each.path))
 
     def _read_back(self, path: Path) -> None:
         """Try the first file: something in it may be what PyTorch does not read."""
@@ -191,7 +300,8 @@ class Checkpoints:
 
     def _keep_paused(self, state: TrialState) -> None:
         """Keep a paused trial in memory, as it may be promoted here soon; without files, until it is."""
-        self._saved_s.pop(state.number, None)
+        self._saved.pop(state.number, None)
+        del self._unsaved[state.number]
         try:
             self._paused[state.number] = state if state.device.type == "cpu" else state.on_host()
         except FuseError as error:
@@ -212,7 +322,12 @@ class Checkpoints:
         found: list[TrialState | Path] = [paused] if paused is not None and paused.epoch == reached else []
         if self._directory is not None:
             files = checkpoint_files.found(checkpoint_files.trial_directory(self._directory, number))
-            found += [file for file in files if checkpoint_files.epoch_of(file) <= reached]
+            may_be_within = number not in self._changed
+            found += [
+                file
+                for file in files
+                if checkpoint_files.epoch_of(file) <= reached and (may_be_within or not checkpoint_files.place_of(file))
+            ]
         return found
 
     def _warn(self, text: str) -> None:

@@ -9,7 +9,7 @@ from trials.gate.base import HOST_UNIT, Gate, Starved
 from trials.own_logger import own_logger
 from trials.study import Study
 from trials.training.audits.audit import Audit
-from trials.training.batches import Batch, Reader, SharedLoaderError, fuse_batches, rounds, shapes
+from trials.training.batches import Batch, Reader, SharedLoaderError, by_place, fuse_batches, parts, rounds, shapes
 from trials.training.group import TrialGroup
 from trials.training.member import Member, structure_name
 
@@ -76,6 +76,8 @@ def starved_status(found: Starved, remedy: str) -> statuses.Starved:
 class Cohort:
     """Trials of one structure, each at an epoch of its own. All begin their epochs together.
 
+    Trials that were saved in the middle of an epoch go on there, in groups of their own until that epoch ends.
+
     Args:
         study: the user's.
         gate: the groups'.
@@ -90,6 +92,8 @@ class Cohort:
         """No trial is there yet."""
         self.fit = fit
         self.groups: list[TrialGroup] = []
+        self._last: dict[int, Batch] = {}  # that a trial has got in the epoch under way, for one step
+        self._resumed: list[TrialGroup] = []
         self._study, self._gate = study, gate
 
     @property
@@ -115,9 +119,13 @@ class Cohort:
         Raises:
             FuseError: they cannot be fused.
         """
-        waiting, most = list(members), self.fit.most
+        for place in dict.fromkeys(member.place for member in members):
+            self._add([member for member in members if member.place == place], place)
+
+    def _add(self, waiting: list[Member], place: int) -> None:
+        most = self.fit.most
         for group in tuple(self.groups) if self.fit.mixes else ():
-            room = max(most - group.size, 0)
+            room = max(most - group.size, 0) if group.place == place else 0
             joining, waiting = waiting[:room], waiting[room:]
             if joining:
                 fresh = self._fused(joining)
@@ -127,22 +135,42 @@ class Cohort:
         count = ceil(len(waiting) / most)
         for first in range(count):
             self.groups.append(self._fused(waiting[first::count]))
+            self._resumed += self.groups[-1:] if place else []
+
+    def last_batch(self, number: int) -> Batch | None:
+        """Return the last batch that a trial has got in the epoch under way; None: it has got none."""
+        batch = self._last.get(number)
+        return None if batch is None else parts(self._study, *batch)[-1]
+
+    def epoch_ended(self) -> None:
+        """Let groups that began in the middle of the epoch be one with others, where these have room."""
+        resumed, self._resumed = self._resumed, []
+        for group in resumed if self.fit.mixes else ():
+            room = self.fit.most - group.size
+            others = [each for each in self.groups if each is not group and each.size <= room]
+            if others and group in self.groups:
+                others[0].merge(group)
+                self.groups.remove(group)
 
     def batches(self) -> Iterator[tuple[TrialGroup, Any, Any, bool]]:
         """Yield the batches of each trial's epoch, for all groups in turn, with the arguments of `train_step`.
 
-        Each epoch is read once: side by side if trials at different epochs mix, else one after another. A group may be
-        split meanwhile; both halves continue with the next batch.
+        Each epoch is read once from each place: side by side if trials at different epochs mix, else one after another.
+        A group may be split meanwhile; both halves continue with the next batch.
+
+        Raises:
+            ReplayError: see `rounds`.
         """
         readers = self.readers
+        self._last.clear()
         if self.fit.mixes:
             try:
                 yield from self._trained(readers)
                 return
             except SharedLoaderError:
                 self.part_epochs(SHARED_LOADER)
-        for epoch in dict.fromkeys(reader.epoch for reader in readers):
-            yield from self._trained([reader for reader in readers if reader.epoch == epoch])
+        for here in by_place(readers).values():
+            yield from self._trained(here)
 
     def halve(self, group: TrialGroup) -> None:
         """Split `group` in two. No trial's result changes. Call `use_units` of one before it runs."""
@@ -171,11 +199,12 @@ class Cohort:
         return self.groups[-1]
 
     def _trained(self, readers: Sequence[Reader]) -> Iterator[tuple[TrialGroup, Any, Any, bool]]:
-        for batches in rounds(self._study, readers):
+        for batches in rounds(self._study, readers, lambda: self._gate.enter(HOST_UNIT)):
             for group in tuple(self.groups):
                 for part in self._alike(group, batches):
                     chosen = [batches[number] for number in part.numbers if number in batches]
                     if chosen:
+                        self._last.update(zip(part.numbers, chosen, strict=True))
                         yield (part, *fuse_batches(chosen))
 
     def part_epochs(self, cause: str) -> None:
@@ -193,6 +222,6 @@ class Cohort:
             alike.setdefault(shapes(batches.get(number)), []).append(number)
         if self.fit.mixes:
             self.part_epochs(UNLIKE_EPOCHS)
-        parts = [group, *(self._split(group, numbers) for numbers in list(alike.values())[1:])]
+        found = [group, *(self._split(group, numbers) for numbers in list(alike.values())[1:])]
         group.use_units()
-        return parts
+        return found

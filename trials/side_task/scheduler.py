@@ -15,21 +15,21 @@ from ds_hooks.shared import statuses
 from ds_hooks.shared.processes.signals import END_SIGNAL
 from trials.fusion.errors import ApartError, is_out_of_memory
 from trials.fusion.shared_base import Bases
-from trials.gate.base import HOST_UNIT, SPARED_UNITS, Gate, StopRequested
+from trials.gate.base import HOST_UNIT, Gate, StopRequested
 from trials.own_logger import own_logger
 from trials.search.choice.placement import NO_ROOM
 from trials.search.client import Search
 from trials.side_task.accounts import Accounts
 from trials.side_task.audits import Audits
 from trials.side_task.checkpoints import Checkpoints
-from trials.side_task.cohort import Cohort, Fit, starved_status
+from trials.side_task.cohort import Cohort, Fit
+from trials.side_task.epoch import EpochTraining
 from trials.side_task.refilling import APART, Refilling
 from trials.side_task.results import Results
 from trials.side_task.turn import Turn, TurnOver
 from trials.side_task.waiting import Waiting
 from trials.study import Study, describe_error
-from trials.training.batches import work_of
-from trials.training.group import TrialGroup
+from trials.training.batches import ReplayError
 from trials.training.member import Member, group_key, structure_name
 from trials.training.most_fused import MostFused
 
@@ -88,7 +88,6 @@ class Scheduler:
         self._cohorts: list[Cohort] = []
         self._fits: dict[Hashable, Fit] = {}
         self._audits = Audits(study, report)
-        self._in_use: TrialGroup | None = None  # whose units the gate numbers
         self._bases = Bases()
         self._waiting = Waiting(self._build)
         self._checkpoints = Checkpoints(study, directory, gate, search)
@@ -98,14 +97,24 @@ class Scheduler:
         self._ask_again_s = 0.0
         self._here = 0  # how many trials were here at the last request for more
         self._accounts, self._refilling = Accounts(gate, self._audits), Refilling()
+        work = gate, self._accounts, self._checkpoints, self._results, offload
+        self._training = EpochTraining(study, *work, report, self._report_progress)
 
     def run(self) -> None:
         """Train until no trial is left, or until it is another study's turn.
 
         Raises:
-            StopRequested: the daemon asked for the end.
+            StopRequested: the daemon asked for the end. Trials are saved, but for those in the middle of a step.
             TurnOver: it is another study's turn. All trials are saved.
         """
+        try:
+            self._run()
+        except StopRequested:
+            self._training.save_at_the_end(self._cohorts)
+            self._report_progress()
+            raise
+
+    def _run(self) -> None:
         ready_ms = self._accounts.ready_ns / 1e6
         self.report(statuses.Ready(self._study.trials, ready_ms, self._most, self._found.gain or 0.0))
         while True:
@@ -127,10 +136,9 @@ class Scheduler:
                 if END_SIGNAL in signal.sigpending():
                     raise StopRequested
                 continue
-            cohort = self._cohorts.pop(0)
+            cohort = self._cohorts[0]
             self._train_epoch(cohort)
-            if cohort.groups:
-                self._cohorts.append(cohort)
+            self._cohorts = [*self._cohorts[1:], *([cohort] if cohort.groups else [])]
             self._audits.report()
             self._report_progress()
         self._gate.rest()
@@ -144,8 +152,9 @@ class Scheduler:
         raise TurnOver
 
     def _report_progress(self) -> None:
-        readers = [reader for cohort in self._cohorts for reader in cohort.readers]
-        self.report(self._accounts.progress(self._rows(), self._checkpoints.unsaved_epochs(readers)))
+        numbers = [number for cohort in self._cohorts for number in cohort.numbers]
+        lost = self._checkpoints.lost + self._checkpoints.unsaved(numbers)
+        self.report(self._accounts.progress(len(numbers), lost))
 
     def _rows(self) -> int:
         return sum(len(cohort.numbers) for cohort in self._cohorts)
@@ -171,7 +180,7 @@ class Scheduler:
             self._take(answer)
         if any([cohort.drop(self._results.dropped) for cohort in self._cohorts]):
             self._cohorts = [cohort for cohort in self._cohorts if cohort.groups]
-            self._in_use = None
+            self._training.in_use = None
 
     def _take(self, answer: dict[str, Any]) -> None:
         self._results.dropped |= {answer[how] for how in ("pruned", "lost") if how in answer}
@@ -221,7 +230,7 @@ class Scheduler:
 
     def _fuse(self, members: list[Member]) -> None:
         self._gate.enter(HOST_UNIT)
-        self._in_use = None
+        self._training.in_use = None
         key = group_key(members[0])
         if key not in self._fits:
             self._fits[key] = Fit(self._study.rows, key, self._study.mix_epochs, self._audits.new())
@@ -270,15 +279,16 @@ class Scheduler:
         self._gate.enter(HOST_UNIT)
         began_ns = self._gate.busy_ns()
         try:
-            with self._accounts.training():
-                self._train_batches(cohort)
-            self._end_epoch(cohort)
+            self._training.train(cohort)
             self._refilling.trained(self._gate.busy_ns() - began_ns)
             ran = {"ran": cohort.fit.structure, "trials": trials, "samples": self._accounts.work - work}
             self._search.send(**ran, began_s=began_s, ended_s=time.monotonic())
             return
         except ApartError as error:
             self._part(cohort, error)
+            return
+        except ReplayError as error:
+            self._go_back(cohort, error)
             return
         except Exception as error:
             fits = not is_out_of_memory(error)
@@ -292,40 +302,17 @@ class Scheduler:
                 self._fail(cohort.numbers, error)
         asked = cohort.asked
         cohort.groups.clear()
-        self._in_use = None
+        self._training.in_use = None
         if not fits:  # not within `except`, because the error holds tensors that must be freed
             self._crowded(cohort.fit, asked)
 
-    def _train_batches(self, cohort: Cohort) -> None:
-        gate = self._gate
-        for group, inputs, targets, per_trial in cohort.batches():
-            self._use(group)
-            group.train_step(inputs, targets, per_trial)
-            gate.enter(HOST_UNIT)
-            self._accounts.count(work_of(self._study, group.size, inputs, targets, per_trial), group.size)
-            self._relieve(cohort, group)
-            if self._offload is not None:
-                self._offload.step_ended()
-
-    def _end_epoch(self, cohort: Cohort) -> None:
-        study, gate = self._study, self._gate
-        self._accounts.epochs += len(cohort.numbers)
-        for group in cohort.groups:
-            self._keep(group, self._results.healthy(group))
-        cohort.drop_empty()
-        for group in tuple(cohort.groups):
-            self._use(group)
-            scores = group.end_epoch()
-            gate.enter(HOST_UNIT)
-            if any(epoch == study.epochs or epoch in study.rungs for epoch in group.epochs_done):
-                scores = scores or group.evaluate()
-                group.note_scores(scores)
-                self._checkpoints.epoch_ended(group)
-                self._keep(group, self._results.report(group, scores))
-            else:
-                self._checkpoints.epoch_ended(group)
-            self._relieve(cohort, group)
-        cohort.drop_empty()
+    def _go_back(self, cohort: Cohort, error: ReplayError) -> None:
+        """Let trials begin an epoch anew in whose middle they were: its batches are not what they were."""
+        log.warning("%s: they go back to the end of an epoch", error)
+        self._checkpoints.has_changed(error.numbers)
+        self._waiting.add([each for each in cohort.asked if each["number"] in error.numbers], first=True)
+        cohort.drop(error.numbers)
+        self._training.in_use = None
 
     def _part(self, cohort: Cohort, error: ApartError) -> None:
         """Train each trial of this structure alone from now on, those of `cohort` from their last checkpoints."""
@@ -334,7 +321,7 @@ class Scheduler:
         cohort.fit.most = 1
         self._waiting.add(cohort.asked, first=True)
         cohort.groups.clear()
-        self._in_use = None
+        self._training.in_use = None
 
     def _unable(self, number: int, error: Exception | None = None) -> None:
         """Leave a trial that does not fit to another worker; where it fits on none, it fails."""
@@ -360,31 +347,6 @@ class Scheduler:
         if self._offload is not None:
             self._gate.enter(HOST_UNIT)
             self._offload.trim()
-
-    def _use(self, group: TrialGroup) -> None:
-        """Let the gate number the units of `group`."""
-        if group is not self._in_use:
-            group.use_units()
-            self._in_use = group
-
-    def _relieve(self, cohort: Cohort, group: TrialGroup) -> None:
-        """Split `group` if its last units were too long for every bubble, and report it to the daemon."""
-        starved = [found for found in self._gate.take_starved() if not found.unit.startswith(SPARED_UNITS)]
-        if not starved or not group.size:
-            return
-        longest = max(starved, key=lambda found: found.needs_ns)
-        remedy = "split" if cohort.fit.may_halve(longest) else "nothing"
-        if remedy == "split":
-            cohort.halve(group)
-            self._in_use = None
-        elif not cohort.fit.is_news(longest.unit):
-            return
-        self.report(starved_status(longest, remedy))
-
-    def _keep(self, group: TrialGroup, rows: list[int]) -> None:
-        if len(rows) < group.size:
-            group.keep(rows)
-            self._in_use = group
 
     def _fail(self, numbers: list[int], error: Exception) -> None:
         """End trials as failed.

@@ -8,11 +8,25 @@ from torch import Tensor
 
 from trials.fusion import FuseError
 from trials.study import Study
-from trials.training.trees import as_plain, copied, examples, form, pinned, row_of, stacked, tensors
+from trials.training.trees import as_plain, copied, digest, examples, form, pinned, row_of, stacked, tensors
 
 
 class SharedLoaderError(Exception):
     """`Study.batches` gave two epochs the same object, so reading one may disturb the other."""
+
+
+class ReplayError(Exception):
+    """An epoch's batches are not those of which trials have already trained on some.
+
+    Attributes:
+        numbers: these trials'.
+    """
+
+    def __init__(self, numbers: Sequence[int], epoch: int) -> None:
+        super().__init__(
+            f"trials {list(numbers)} were in the middle of epoch {epoch + 1}, and its batches are others now"
+        )
+        self.numbers = numbers
 
 
 Batch = tuple[Any, Any]
@@ -71,11 +85,16 @@ def as_batch(given: Any, source: str = "Study.batches") -> Batch:
 
 
 class Reader(NamedTuple):
-    """A trial, and the epoch whose batches it reads, counted from 0."""
+    """A trial, and the epoch whose batches it reads, counted from 0.
+
+    It has trained on `place` batches of that epoch before. `last` is the `digest` of the last of them; empty: unknown.
+    """
 
     number: int
     params: dict[str, Any]
     epoch: int
+    place: int = 0
+    last: str = ""
 
 
 def accumulated(study: Study, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -118,34 +137,41 @@ def batches_of(study: Study, params: dict[str, Any], epoch: int) -> Iterable[Bat
     return read(epoch, named) if study.batch_params else read(epoch)
 
 
-def rounds(study: Study, readers: Sequence[Reader]) -> Iterator[dict[int, Batch]]:
+def rounds(
+    study: Study, readers: Sequence[Reader], skipped: Callable[[], None] = lambda: None
+) -> Iterator[dict[int, Batch]]:
     """Yield the next batch of each trial, by its number, until the epochs of all are over.
 
-    Trials at the same epoch of `Study.batches` get the very same pair. A trial whose epoch is over gets none.
+    Trials at the same place in an epoch of `Study.batches` get the very same pair. A trial whose epoch is over gets
+    none. Batches on which a trial has trained before are read, but not yielded.
+
+    Args:
+        study: the user's.
+        readers: the trials.
+        skipped: called after each batch that is not yielded.
 
     Raises:
         FuseError: trials at the same epoch have batches of their own that differ in number or shape.
         SharedLoaderError: epochs cannot be read side by side. Raised before any batch.
+        ReplayError: what was skipped is not what trials have trained on. Raised before any batch.
     """
     readings: list[tuple[list[int], Iterator[Batch]]] = []
     loaders: list[object] = []
     owners: list[Reader] = []
-    for epoch in dict.fromkeys(reader.epoch for reader in readers):
-        here = [reader for reader in readers if reader.epoch == epoch]
+    for (epoch, _), here in by_place(readers).items():
         own = [study.trial_batches(reader.params, reader.number, epoch) for reader in here]
         if any(batches is not None for batches in own):
             owners += here
-            readings += [
-                ([r.number], accumulated(study, _read(() if given is None else given, "Study.trial_batches")))
-                for r, given in zip(here, own, strict=True)
-            ]
+            for reader, its in zip(here, own, strict=True):
+                batches = _resumed([reader], _read(() if its is None else its, "Study.trial_batches"), skipped)
+                readings.append(([reader.number], accumulated(study, batches)))
             continue
         given = batches_of(study, here[0].params, here[0].epoch)
         loader = given.given if isinstance(given, Pinned) else given
         if any(loader is other for other in loaders) and not isinstance(loader, (list, tuple)):
             raise SharedLoaderError
         loaders.append(loader)
-        reading = accumulated(study, _read(given, "Study.batches"))
+        reading = accumulated(study, _resumed(here, _read(given, "Study.batches"), skipped))
         # reading the first batch draws the epoch's order, before another epoch is asked for
         readings.append(([reader.number for reader in here], chain(tuple(islice(reading, 1)), reading)))
     while True:
@@ -183,6 +209,34 @@ def fuse_batches(batches: Sequence[Batch]) -> tuple[Any, Any, bool]:
 UNLIKE = "differ in their tensors' shapes or types, in their containers and keys, or in plain values"
 
 
+def by_place(readers: Sequence[Reader]) -> dict[tuple[int, int], list[Reader]]:
+    """Sort trials by epoch and place."""
+    found: dict[tuple[int, int], list[Reader]] = {}
+    for reader in readers:
+        found.setdefault((reader.epoch, reader.place), []).append(reader)
+    return found
+
+
+def _resumed(readers: Sequence[Reader], reading: Iterator[Batch], skipped: Callable[[], None]) -> Iterator[Batch]:
+    """Skip what trials at one place have trained on.
+
+    Raises:
+        ReplayError: it is something else, or there is less of it.
+    """
+    found = None
+    for _ in range(readers[0].place):
+        found = next(reading, None)
+        if found is None:
+            break
+        skipped()
+    if any(reader.last for reader in readers):
+        here = "" if found is None else digest(found)
+        others = [reader.number for reader in readers if reader.last and reader.last != here]
+        if others:
+            raise ReplayError(others, readers[0].epoch)
+    return reading
+
+
 def _read(given: Iterable[Any], source: str) -> Iterator[Batch]:
     return (as_batch(batch, source) for batch in given)
 
@@ -192,10 +246,8 @@ def _version(tensor: Tensor) -> int:
 
 
 def _check_own(readers: Sequence[Reader], found: dict[int, Batch]) -> None:
-    by_epoch: dict[int, set[Hashable]] = {}
-    for reader in readers:
-        by_epoch.setdefault(reader.epoch, set()).add(shapes(found.get(reader.number)))
-    for kinds in by_epoch.values():
+    for here in by_place(readers).values():
+        kinds = {shapes(found.get(reader.number)) for reader in here}
         if len(kinds) > 1 and None in kinds:
             raise FuseError("Study.trial_batches gave some trials more batches than others; allowed: equally many")
         if len(kinds) > 1:

@@ -14,9 +14,10 @@ from trials.optim.several import Optimizers
 from trials.study import Study
 from trials.training.audits.compare import is_continuous
 from trials.training.audits.record import SCALE, STREAM, Record
-from trials.training.batches import Reader
+from trials.training.batches import Batch, Reader
 from trials.training.roster import Roster
 from trials.training.scores.objectives import Score
+from trials.training.trees import digest
 from trials.training.trial_state import TrialState
 
 
@@ -53,6 +54,11 @@ class GroupState:
         """How many epochs each has finished, as counted by `end_epoch`."""
         return self._roster.epochs_done
 
+    @property
+    def place(self) -> int:
+        """How many batches of the epoch under way they have trained on."""
+        return max((history.steps for history in self._roster.histories), default=0)
+
     def readers(self) -> list[Reader]:
         """The trials, and the epoch that each trains next, counted from 0."""
         return self._roster.readers()
@@ -87,11 +93,18 @@ class GroupState:
         """Return the rows of trials whose losses have all been finite."""
         return [row for row, trial in enumerate(self._roster.progress) if not trial.lost]
 
-    def export(self, row: int) -> TrialState:
+    def export(self, row: int, last: Batch | None = None) -> TrialState:
         """Return a copy of the trial in `row`, which a group of any size takes back.
 
         Parameters that the group holds once are not copied: the state refers to the group's own.
+
+        Args:
+            row: the trial's.
+            last: the last batch that it has trained on in the epoch under way, by which others know that epoch again.
         """
+        history = self._roster.history(row)
+        if last is not None and history["steps"]:
+            history["last"] = digest(last)
         rows = self._fused.rows
         named = {**rows.parameters, **rows.buffers}
         own = {n: t for n, t in named.items() if not n.rpartition(".")[2].startswith("_tensor_constant")}
@@ -110,7 +123,7 @@ class GroupState:
             optimizers={phase: optimizer.state(row) for phase, optimizer in self._optimizers.items()},
             progress=self._roster.progress[row].state_dict(),
             stream=rows.generators[row].get_state(),
-            history=self._roster.history(row),
+            history=history,
         )
 
     def note_scores(self, scores: Sequence[Score]) -> None:

@@ -81,6 +81,11 @@ class Member:
         untraced = "" if self.way == "rules" else FOUND_UNEQUAL
         object.__setattr__(self, "structure", structure(self.model, phases, untraced))
 
+    @property
+    def place(self) -> int:
+        """How many batches of the epoch under way it has trained on."""
+        return int(self.history.get("steps", 0))
+
 
 def build_member(study: Study, number: int, params: dict[str, Any]) -> Member:
     """Build trial `number` of `study` from its own seed. The global random state stays as it was.

@@ -52,8 +52,10 @@ class Roster:
         return len(self.numbers)
 
     def readers(self) -> list[Reader]:
-        """The trials, and the epoch that each trains next, counted from 0."""
-        return [Reader(*trial) for trial in zip(self.numbers, self.params, self.epochs_done, strict=True)]
+        """The trials, and the epoch that each trains next, counted from 0, from its place in it on."""
+        places = [(history.steps, history.last) for history in self.histories]
+        trials = zip(self.numbers, self.params, self.epochs_done, places, strict=True)
+        return [Reader(number, params, epoch, *place) for number, params, epoch, place in trials]
 
     def note_losses(self, losses_K: Tensor, batches: int) -> None:
         """Keep the losses of a step, ``[K]``: means over so many batches."""
@@ -67,6 +69,7 @@ class Roster:
             self.sums_K = own_K
         for history in self.histories:
             history.steps += batches
+            history.last = ""
 
     def end_epoch(self) -> None:
         """Count an epoch for every trial."""

@@ -60,6 +60,11 @@ class TrialState:
         return {name: self.tensors[canonical] for name, canonical in self.saved.items()}
 
     @property
+    def place(self) -> int:
+        """How many batches of the epoch under way it has trained on."""
+        return int(self.history.get("steps", 0))
+
+    @property
     def is_lost(self) -> bool:
         """Whether one of its losses was not finite. From then on its weights stay as they are."""
         return bool(self.progress["lost"])

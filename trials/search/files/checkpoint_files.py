@@ -1,9 +1,10 @@
-"""The files of a study's directory: one checkpoint per trial and epoch, and the best trials' weights.
+"""The files of a study's directory: checkpoints of its trials, and the best trials' weights.
 
     DIRECTORY/claims.db                     see `trials.search.storage.claims`
     DIRECTORY/host.lock                     see `trials.search.storage.host_lock`
     DIRECTORY/directory.id                  see `trials.search.storage.directory_identity`
     DIRECTORY/checkpoints/7/12-2.pt         trial 7 after epoch 12, written under fence 2
+    DIRECTORY/checkpoints/7/12_340-2.pt     the same trial 340 batches later, in the middle of epoch 13
     DIRECTORY/best/trial-7.pt               a `state_dict` that the user's own module loads
     DIRECTORY/best/best.json                which they are, the best first
 
@@ -14,7 +15,7 @@ to a database that it exists.
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,9 +25,10 @@ from trials.own_logger import own_logger
 log = own_logger("trials.search.files.checkpoint_files")
 
 KEPT = 2
-"""Checkpoints of a trial: the last, and one to fall back to."""
+"""Checkpoints of a trial: the last, and one to fall back to. If all of them are from the middle of an epoch, the last
+from the end of one is kept too: such an epoch can go on only if its batches are the same again."""
 
-_NAME = re.compile(r"(\d+)-(\d+)\.pt")
+_NAME = re.compile(r"(\d+)(?:_(\d+))?-(\d+)\.pt")
 
 
 def trial_directory(directory: Path, number: int) -> Path:
@@ -34,11 +36,18 @@ def trial_directory(directory: Path, number: int) -> Path:
     return directory / "checkpoints" / str(number)
 
 
-def temporary_path(directory: Path, number: int, epoch: int) -> Path:
-    """A file to write a checkpoint into, of this process alone; its directory is made."""
+def temporary_path(directory: Path, number: int, epoch: int, place: int = 0) -> Path:
+    """A file to write a checkpoint into, of this process alone; its directory is made.
+
+    Args:
+        directory: the study's.
+        number: the trial's.
+        epoch: how many epochs it holds.
+        place: how many batches of the next epoch it holds.
+    """
     folder = trial_directory(directory, number)
     make_dir(folder)
-    return folder / f"{epoch}.{os.getpid()}.tmp"
+    return folder / f"{epoch}{f'_{place}' if place else ''}.{os.getpid()}.tmp"
 
 
 def best_directory(directory: Path) -> Path:
@@ -68,8 +77,7 @@ def commit(written: Path, fence: int) -> Path | None:
 
     Earlier ones are as they were.
     """
-    epoch = int(written.name.partition(".")[0])
-    target = written.parent / f"{epoch}-{fence}.pt"
+    target = written.parent / f"{written.name.partition('.')[0]}-{fence}.pt"
     try:
         publish(written, target)
     except OSError as error:
@@ -80,15 +88,24 @@ def commit(written: Path, fence: int) -> Path | None:
 
 
 def remove_others(kept: Path) -> None:
-    """Remove a trial's checkpoints but for `kept`, its newest, and those before it down to `KEPT`.
+    """Remove a trial's checkpoints but for `kept`, its newest, and those before it that are worth keeping.
 
-    Later epochs are from before the trial went back: they could not be read, or no longer fitted the study.
+    Later ones are from before the trial went back: they could not be read, or no longer fitted the study.
     """
     ours = found(kept.parent)
-    later, earlier = ours[: ours.index(kept)], ours[ours.index(kept) + KEPT :]
-    for file in (*later, *earlier):
-        with suppress(OSError):
-            file.unlink()
+    names = worth_keeping([file.name for file in ours[ours.index(kept) :]])
+    for file in ours:
+        if file.name not in names:
+            with suppress(OSError):
+                file.unlink()
+
+
+def worth_keeping(names: Sequence[str]) -> list[str]:
+    """Return those of a trial's checkpoints that are kept, from their names, the newest first; see `KEPT`."""
+    found, rest = list(names[:KEPT]), names[KEPT:]
+    if all(place_of(Path(name)) for name in found):
+        found += [name for name in rest if not place_of(Path(name))][:1]
+    return found
 
 
 def publish(written: Path, target: Path) -> None:
@@ -114,12 +131,17 @@ def found(folder: Path) -> list[Path]:
 def newest_first(names: Iterable[str]) -> list[str]:
     """Those of `names` that checkpoints have, the newest first."""
     keys = {name: match for name in names if (match := _NAME.fullmatch(name))}
-    return sorted(keys, key=lambda name: (int(keys[name][1]), int(keys[name][2])), reverse=True)
+    return sorted(keys, key=lambda name: [int(part or 0) for part in keys[name].groups()], reverse=True)
 
 
 def epoch_of(checkpoint: Path) -> int:
     """How many epochs it holds."""
-    return int(checkpoint.name.partition("-")[0])
+    return int(checkpoint.name.partition("-")[0].partition("_")[0])
+
+
+def place_of(checkpoint: Path) -> int:
+    """How many batches of the next epoch it holds."""
+    return int(checkpoint.name.partition("-")[0].partition("_")[2] or 0)
 
 
 def fence_of(checkpoint: Path) -> int:

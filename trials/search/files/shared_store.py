@@ -6,7 +6,7 @@ checkpoints are on their hosts alone: another one goes back to what the store ha
 `late_uploads`.
 
     NAME                 the store's name itself, by which workers know that they see one store
-    NAME-7-12-2.pt       trial 7 after epoch 12, written under fence 2
+    NAME-7-12-2.pt       trial 7 after epoch 12, written under fence 2; see `checkpoint_files` for others
     NAME-best-7.pt       weights of trial 7, which was among the best when it ended
 """
 
@@ -80,7 +80,7 @@ class SharedStore:
             return None
         self.late.pop(number, None)
         self._kept.setdefault(number, known)
-        return [*self._kept[number], checkpoint.name][-checkpoint_files.KEPT :]
+        return checkpoint_files.worth_keeping([checkpoint.name, *self._kept[number][::-1]])[::-1]
 
     def has_just_failed(self) -> bool:
         """Whether the store has refused a checkpoint within `PAUSE_S`."""
@@ -111,7 +111,8 @@ class SharedStore:
         """
         self._kept[number] = names = checkpoint_files.newest_first(names)[::-1]
         here = checkpoint_files.found(checkpoint_files.trial_directory(self._directory, number))
-        is_here = epoch in map(checkpoint_files.epoch_of, here)  # it may never have come to the store
+        # it may never have come to the store
+        is_here = any(_is_as_late(file, names, epoch) for file in here if checkpoint_files.epoch_of(file) == epoch)
         for name in reversed(names):
             path = checkpoint_files.trial_directory(self._directory, number) / name
             if checkpoint_files.epoch_of(path) > epoch:
@@ -175,6 +176,12 @@ class SharedStore:
         if text not in self._said:
             self._said.add(text)
             log.warning("%s: %s: %s", text, type(error).__name__, error)
+
+
+def _is_as_late(file: Path, names: Iterable[str], epoch: int) -> bool:
+    """Whether none of these checkpoints of that epoch is from a later place in the next one than `file`."""
+    own = [Path(name) for name in names if checkpoint_files.epoch_of(Path(name)) == epoch]
+    return checkpoint_files.place_of(file) >= max(map(checkpoint_files.place_of, own), default=0)
 
 
 def agree(store: BoundedStore, study: optuna.Study, alone: Callable[[Callable[[], str]], str]) -> str | None:

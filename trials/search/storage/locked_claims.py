@@ -57,14 +57,15 @@ class LockedClaims:
             return Claim(trial, fence, 0, 0)
         if row.worker is not None:
             return None
-        if row.epoch and not is_same(row.directory, self._directory):
+        is_saved = row.epoch > 0 or row.directory is not None
+        if is_saved and not is_same(row.directory, self._directory):
             self.elsewhere[trial] = row.directory
             return None
         if trial in self.avoided or (row.deaths == MOST_DEATHS - 1 and self._has_last_try()):
             self.left.add(trial)
             return None
         self._c.execute(CLAIM.update().where(chosen).values(worker=self._worker, fence=fence, trained=row.epoch))
-        return Claim(trial, fence, row.epoch, row.deaths)
+        return Claim(trial, fence, row.epoch, row.deaths, is_saved)
 
     def _has_last_try(self) -> bool:
         mine = (CLAIM.c.study == self._study) & (CLAIM.c.worker == self._worker)
@@ -168,9 +169,10 @@ class LockedClaims:
 
     def known(self, trials: Collection[int]) -> dict[int, tuple[str | None, bool]]:
         """Those of `trials` that were claimed before -> (structure, whether there is a checkpoint)."""
-        columns = sa.select(CLAIM.c.trial, CLAIM.c.structure, CLAIM.c.epoch)
+        columns = sa.select(CLAIM.c.trial, CLAIM.c.structure, CLAIM.c.epoch, CLAIM.c.directory)
         chosen = (CLAIM.c.study == self._study) & CLAIM.c.trial.in_(sorted(trials))
-        return {trial: (structure, epoch > 0) for trial, structure, epoch in self._c.execute(columns.where(chosen))}
+        rows = self._c.execute(columns.where(chosen))
+        return {trial: (structure, epoch > 0 or where is not None) for trial, structure, epoch, where in rows}
 
     def readers(self) -> list[str]:
         """The living workers that can read checkpoints of this one's."""

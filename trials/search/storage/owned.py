@@ -17,13 +17,15 @@ class Claim:
         trial: its number.
         fence: higher with every claim in the study.
         epoch: up to which its training is kept, by a checkpoint or because it has just begun.
-        deaths: how many workers have died in it since that epoch was reached.
+        deaths: how many workers have died in it since it was saved last.
+        is_saved: whether there is a checkpoint, even of epoch 0.
     """
 
     trial: int
     fence: int
     epoch: int
     deaths: int
+    is_saved: bool = False
 
 
 class Owned:
@@ -55,7 +57,7 @@ class Owned:
             self.release(trained)
 
     def keep(self, epoch: int) -> None:
-        """Count the epochs up to `epoch` as kept: a checkpoint holds them."""
+        """Count the epochs up to `epoch` as kept: a checkpoint holds them, and perhaps a part of the next one."""
         add_span(self._c, self._row, self._row.epoch, epoch, kept=True)
         self._update(epoch=epoch, trained=epoch, deaths=0, directory=self._directory)
 
@@ -66,7 +68,7 @@ class Owned:
             self._c.execute(SPAN.update().where(SPAN.c.span == row.span).values(to_epoch=epoch))
             add_span(self._c, row, epoch, row.to_epoch, kept=False)
         self._c.execute(SPAN.update().where(after).values(kept=False))
-        self._update(epoch=epoch, trained=epoch)
+        self._update(epoch=epoch, trained=epoch, **({} if epoch else {"directory": None}))
 
     def end(self, epoch: int, trained: int = 0) -> None:
         """The trial has ended after `epoch` epochs, and was trained for `trained` before that was known."""

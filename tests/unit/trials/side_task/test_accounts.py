@@ -3,7 +3,7 @@
 import pytest
 
 from trials.gate.base import OpenGate
-from trials.side_task.accounts import LONG_EPOCH_S, Accounts
+from trials.side_task.accounts import Accounts
 
 MS = 1_000_000
 
@@ -30,30 +30,14 @@ def test_training_is_the_time_inside_but_for_audits() -> None:
         gate.now_ns += 9 * MS
         audits.spent_ns += 2 * MS
         accounts.count(64, 4)
+        assert accounts.progress(trials_running=4, lost=64).training_ms == 7.0, "in the middle of it"
     gate.now_ns += 5 * MS
     with pytest.raises(ValueError, match="such as a study's"), accounts.training():
         gate.now_ns += 1 * MS
         accounts.count(6, 3)
         raise ValueError("such as a study's")
     accounts.epochs += 4
-    found = accounts.progress(trials_running=3, unsaved_epochs=2)
+    found = accounts.progress(trials_running=3, lost=2)
     assert (found.work, found.samples, found.epochs) == (70, 18.0, 4) and gate.work == 70
     assert (found.training_ms, found.busy_ms) == (8.0, 15.0)
-    assert (found.trials_running, found.unsaved_epochs) == (3, 2)
-
-
-def test_a_long_epoch_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    now_s = 1e6
-    accounts = Accounts(Clocked(), Spending(), lambda: now_s)  # type: ignore[arg-type]
-    for _ in range(3):
-        with accounts.training():
-            now_s += LONG_EPOCH_S - 1
-            accounts.count(64, 4)
-    assert not caplog.records, "none of them is long"
-    for _ in range(2):
-        with accounts.training():
-            for _ in range(3):
-                now_s += LONG_EPOCH_S / 2
-                accounts.count(64, 4)
-    (record,) = caplog.records
-    assert record.getMessage().startswith("an epoch has taken 15 minutes so far, for 2 steps.")
+    assert (found.trials_running, found.lost) == (3, 2)

@@ -30,9 +30,10 @@ ENDED = {TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL}
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trials are saved after every epoch, and a worker looks again at once."""
+    """Trials are saved after every step, and a worker looks again at once."""
     monkeypatch.setattr(checkpoints, "PERIOD_S", 0.0)
     monkeypatch.setattr(checkpoints, "MOST_COST", float("inf"))
+    monkeypatch.setattr(checkpoints, "MOST_COST_WITHIN", float("inf"))
 
 
 class Ending(OpenGate):
