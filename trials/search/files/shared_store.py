@@ -80,7 +80,9 @@ class SharedStore:
             return None
         self.late.pop(number, None)
         self._kept.setdefault(number, known)
-        return checkpoint_files.worth_keeping([checkpoint.name, *self._kept[number][::-1]])[::-1]
+        names = checkpoint_files.newest_first({checkpoint.name, *self._kept[number]})
+        # later ones are from before the trial went back
+        return checkpoint_files.worth_keeping(names[names.index(checkpoint.name) :])[::-1]
 
     def has_just_failed(self) -> bool:
         """Whether the store has refused a checkpoint within `PAUSE_S`."""
