@@ -15,7 +15,6 @@ from trials.search.client import Search
 from trials.search.files import checkpoint_files
 from trials.side_task.checkpoint_format import CheckpointError, load, save, save_weights
 from trials.study import Study
-from trials.training.batches import Batch
 from trials.training.group import TrialGroup
 from trials.training.member import Member, build_member
 from trials.training.scores.history import History
@@ -153,14 +152,14 @@ class Checkpoints:
         for number in numbers:
             self._unsaved[number] += samples
 
-    def step_ended(self, group: TrialGroup, last_batch: Callable[[int], Batch | None]) -> bool:
+    def step_ended(self, group: TrialGroup, mark: Callable[[int], str]) -> bool:
         """Save all trials of `group` between two steps, if it is time for one of them. Returns whether it was.
 
         In an epoch that has just begun it is not: its end may be near, and what is saved there is good for more.
 
         Args:
             group: it must be in one piece.
-            last_batch: returns what a trial was trained on last.
+            mark: returns that of what a trial has trained on in this epoch. Without one it cannot go on there.
         """
         if self._directory is None:
             return False
@@ -168,10 +167,14 @@ class Checkpoints:
         since_s = now_s - min(self._saved_of(number).at_s for number in group.numbers)
         if min(since_s, now_s - self._began_s) < PERIOD_S or self._cost_s * group.size > since_s * MOST_COST_WITHIN:
             return False
+        marks = [mark(number) for number in group.numbers]
+        if not all(marks):
+            self._warn("trials are saved at the ends of epochs only: their batches are on a device, or sparse")
+            return False
         written = []
-        for row, number in enumerate(group.numbers):
+        for row, own in enumerate(marks):
             self._gate.enter(HOST_UNIT)
-            written.append(self._write(group.export(row, last_batch(number))))
+            written.append(self._write(group.export(row, own)))
         self._hand_over(written)
         return True
 
@@ -200,17 +203,18 @@ class Checkpoints:
             self._gate.enter(HOST_UNIT)
             self._hand_over([self._write(group.export(row))])
 
-    def save_at_the_end(self, groups: Iterable[tuple[TrialGroup, Callable[[int], Batch | None]]]) -> None:
+    def save_at_the_end(self, groups: Iterable[tuple[TrialGroup, Callable[[int], str]]]) -> None:
         """Save what has been trained of these, without the gate: no main job is there, and the side task is to end.
 
         Args:
             groups: each in one piece, with what `step_ended` wants to know of it.
         """
         until_s = self._clock_s() + SAVES_WITHIN_S
-        for group, last_batch in groups:
+        for group, mark in groups:
             for row in self._behind(group):
-                if self._clock_s() <= until_s:
-                    self._hand_over([self._write(group.export(row, last_batch(group.numbers[row])))])
+                own = mark(group.numbers[row])
+                if (own or not group.place) and self._clock_s() <= until_s:
+                    self._hand_over([self._write(group.export(row, own))])
 
     def _behind(self, group: TrialGroup) -> list[int]:
         """Return the rows of trials that are further than what is saved of them: by a step, or by an epoch's end."""

@@ -9,7 +9,7 @@ from trials.gate.base import HOST_UNIT, Gate, Starved
 from trials.own_logger import own_logger
 from trials.study import Study
 from trials.training.audits.audit import Audit
-from trials.training.batches import Batch, Reader, SharedLoaderError, by_place, fuse_batches, parts, rounds, shapes
+from trials.training.batches import Batch, Reader, SharedLoaderError, by_place, fuse_batches, rounds, shapes
 from trials.training.group import TrialGroup
 from trials.training.member import Member, structure_name
 
@@ -92,7 +92,7 @@ class Cohort:
         """No trial is there yet."""
         self.fit = fit
         self.groups: list[TrialGroup] = []
-        self._last: dict[int, Batch] = {}  # that a trial has got in the epoch under way, for one step
+        self._marks: dict[int, str] = {}
         self._resumed: list[TrialGroup] = []
         self._study, self._gate = study, gate
 
@@ -137,10 +137,9 @@ class Cohort:
             self.groups.append(self._fused(waiting[first::count]))
             self._resumed += self.groups[-1:] if place else []
 
-    def last_batch(self, number: int) -> Batch | None:
-        """Return the last batch that a trial has got in the epoch under way; None: it has got none."""
-        batch = self._last.get(number)
-        return None if batch is None else parts(self._study, *batch)[-1]
+    def mark(self, number: int) -> str:
+        """Return the mark of what a trial has got in the epoch under way, see `Seen`; empty: it is not known."""
+        return self._marks.get(number, "")
 
     def epoch_ended(self) -> None:
         """Let groups that began in the middle of the epoch be one with others, where these have room."""
@@ -162,7 +161,7 @@ class Cohort:
             ReplayError: see `rounds`.
         """
         readers = self.readers
-        self._last.clear()
+        self._marks.clear()
         if self.fit.mixes:
             try:
                 yield from self._trained(readers)
@@ -199,12 +198,13 @@ class Cohort:
         return self.groups[-1]
 
     def _trained(self, readers: Sequence[Reader]) -> Iterator[tuple[TrialGroup, Any, Any, bool]]:
-        for batches in rounds(self._study, readers, lambda: self._gate.enter(HOST_UNIT)):
+        marks: dict[int, str] = {}
+        for batches in rounds(self._study, readers, lambda: self._gate.enter(HOST_UNIT), marks):
             for group in tuple(self.groups):
                 for part in self._alike(group, batches):
                     chosen = [batches[number] for number in part.numbers if number in batches]
                     if chosen:
-                        self._last.update(zip(part.numbers, chosen, strict=True))
+                        self._marks.update((number, marks[number]) for number in part.numbers)
                         yield (part, *fuse_batches(chosen))
 
     def part_epochs(self, cause: str) -> None:

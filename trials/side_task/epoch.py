@@ -65,7 +65,7 @@ class EpochTraining:
         What was in the middle of a step, or of its scores, is not: it goes on from its last checkpoint.
         """
         if self._gate.is_alone():
-            groups = [(group, cohort.last_batch) for cohort in cohorts for group in cohort.groups]
+            groups = [(group, cohort.mark) for cohort in cohorts for group in cohort.groups]
             self._checkpoints.save_at_the_end(each for each in groups if each[0] is not self._in_pieces)
 
     def _train_batches(self, cohort: Cohort) -> None:
@@ -78,7 +78,7 @@ class EpochTraining:
                 self._accounts.count(work, group.size)
                 self._checkpoints.trained(group.numbers, work // group.size)
             self._gate.enter(HOST_UNIT)
-            if self._checkpoints.step_ended(group, cohort.last_batch):
+            if self._checkpoints.step_ended(group, cohort.mark):
                 self._report_progress()
             self._relieve(cohort, group)
             if self._offload is not None:

@@ -308,7 +308,7 @@ class Scheduler:
 
     def _go_back(self, cohort: Cohort, error: ReplayError) -> None:
         """Let trials begin an epoch anew in whose middle they were: its batches are not what they were."""
-        log.warning("%s: they go back to the end of an epoch", error)
+        log.warning("%s. They go back to the end of an epoch", error)
         self._checkpoints.has_changed(error.numbers)
         self._waiting.add([each for each in cohort.asked if each["number"] in error.numbers], first=True)
         cohort.drop(error.numbers)

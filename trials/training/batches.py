@@ -8,7 +8,8 @@ from torch import Tensor
 
 from trials.fusion import FuseError
 from trials.study import Study
-from trials.training.trees import as_plain, copied, digest, examples, form, pinned, row_of, stacked, tensors
+from trials.training.seen import Seen
+from trials.training.trees import as_plain, copied, examples, form, pinned, row_of, stacked, tensors
 
 
 class SharedLoaderError(Exception):
@@ -87,14 +88,14 @@ def as_batch(given: Any, source: str = "Study.batches") -> Batch:
 class Reader(NamedTuple):
     """A trial, and the epoch whose batches it reads, counted from 0.
 
-    It has trained on `place` batches of that epoch before. `last` is the `digest` of the last of them; empty: unknown.
+    It has trained on `place` batches of that epoch before. `mark` tells which they were, see `Seen`; empty: unknown.
     """
 
     number: int
     params: dict[str, Any]
     epoch: int
     place: int = 0
-    last: str = ""
+    mark: str = ""
 
 
 def accumulated(study: Study, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -138,7 +139,10 @@ def batches_of(study: Study, params: dict[str, Any], epoch: int) -> Iterable[Bat
 
 
 def rounds(
-    study: Study, readers: Sequence[Reader], skipped: Callable[[], None] = lambda: None
+    study: Study,
+    readers: Sequence[Reader],
+    skipped: Callable[[], None] = lambda: None,
+    marks: dict[int, str] | None = None,
 ) -> Iterator[dict[int, Batch]]:
     """Yield the next batch of each trial, by its number, until the epochs of all are over.
 
@@ -149,13 +153,14 @@ def rounds(
         study: the user's.
         readers: the trials.
         skipped: called after each batch that is not yielded.
+        marks: takes the mark of what each trial has got so far, by its number; see `Seen`.
 
     Raises:
         FuseError: trials at the same epoch have batches of their own that differ in number or shape.
         SharedLoaderError: epochs cannot be read side by side. Raised before any batch.
         ReplayError: what was skipped is not what trials have trained on. Raised before any batch.
     """
-    readings: list[tuple[list[int], Iterator[Batch]]] = []
+    readings: list[tuple[list[int], Iterator[Batch], Seen]] = []
     loaders: list[object] = []
     owners: list[Reader] = []
     for (epoch, _), here in by_place(readers).items():
@@ -163,23 +168,30 @@ def rounds(
         if any(batches is not None for batches in own):
             owners += here
             for reader, its in zip(here, own, strict=True):
-                batches = _resumed([reader], _read(() if its is None else its, "Study.trial_batches"), skipped)
-                readings.append(([reader.number], accumulated(study, batches)))
+                seen = Seen()
+                batches = _read(() if its is None else its, "Study.trial_batches", None if marks is None else seen)
+                _skip([reader], batches, seen, skipped)
+                readings.append(([reader.number], accumulated(study, batches), seen))
             continue
         given = batches_of(study, here[0].params, here[0].epoch)
         loader = given.given if isinstance(given, Pinned) else given
         if any(loader is other for other in loaders) and not isinstance(loader, (list, tuple)):
             raise SharedLoaderError
         loaders.append(loader)
-        reading = accumulated(study, _resumed(here, _read(given, "Study.batches"), skipped))
+        seen = Seen()
+        batches = _read(given, "Study.batches", None if marks is None else seen)
+        _skip(here, batches, seen, skipped)
+        reading = accumulated(study, batches)
         # reading the first batch draws the epoch's order, before another epoch is asked for
-        readings.append(([reader.number for reader in here], chain(tuple(islice(reading, 1)), reading)))
+        readings.append(([reader.number for reader in here], chain(tuple(islice(reading, 1)), reading), seen))
     while True:
         found: dict[int, Batch] = {}
-        for numbers, reading in readings:
+        for numbers, reading, seen in readings:
             batch = next(reading, None)
             if batch is not None:
                 found.update(dict.fromkeys(numbers, batch))
+                if marks is not None:
+                    marks.update(dict.fromkeys(numbers, seen.mark))
         if not found:
             return
         _check_own(owners, found)
@@ -217,28 +229,27 @@ def by_place(readers: Sequence[Reader]) -> dict[tuple[int, int], list[Reader]]:
     return found
 
 
-def _resumed(readers: Sequence[Reader], reading: Iterator[Batch], skipped: Callable[[], None]) -> Iterator[Batch]:
-    """Skip what trials at one place have trained on.
+def _skip(readers: Sequence[Reader], batches: Iterator[Batch], seen: Seen, skipped: Callable[[], None]) -> None:
+    """Read what trials at one place have trained on.
 
     Raises:
         ReplayError: it is something else, or there is less of it.
     """
-    found = None
-    for _ in range(readers[0].place):
-        found = next(reading, None)
-        if found is None:
-            break
+    place, count = readers[0].place, 0
+    for _ in islice(batches, place):
+        count += 1
         skipped()
-    if any(reader.last for reader in readers):
-        here = "" if found is None else digest(found)
-        others = [reader.number for reader in readers if reader.last and reader.last != here]
-        if others:
-            raise ReplayError(others, readers[0].epoch)
-    return reading
+    others = [r.number for r in readers if r.mark and (count < place or r.mark != seen.mark)]
+    if others:
+        raise ReplayError(others, readers[0].epoch)
 
 
-def _read(given: Iterable[Any], source: str) -> Iterator[Batch]:
-    return (as_batch(batch, source) for batch in given)
+def _read(given: Iterable[Any], source: str, seen: Seen | None = None) -> Iterator[Batch]:
+    for each in given:
+        batch = as_batch(each, source)
+        if seen is not None:
+            seen.add(batch)
+        yield batch
 
 
 def _version(tensor: Tensor) -> int:

@@ -14,10 +14,9 @@ from trials.optim.several import Optimizers
 from trials.study import Study
 from trials.training.audits.compare import is_continuous
 from trials.training.audits.record import SCALE, STREAM, Record
-from trials.training.batches import Batch, Reader
+from trials.training.batches import Reader
 from trials.training.roster import Roster
 from trials.training.scores.objectives import Score
-from trials.training.trees import digest
 from trials.training.trial_state import TrialState
 
 
@@ -93,18 +92,18 @@ class GroupState:
         """Return the rows of trials whose losses have all been finite."""
         return [row for row, trial in enumerate(self._roster.progress) if not trial.lost]
 
-    def export(self, row: int, last: Batch | None = None) -> TrialState:
+    def export(self, row: int, mark: str = "") -> TrialState:
         """Return a copy of the trial in `row`, which a group of any size takes back.
 
         Parameters that the group holds once are not copied: the state refers to the group's own.
 
         Args:
             row: the trial's.
-            last: the last batch that it has trained on in the epoch under way, by which others know that epoch again.
+            mark: of what it has trained on in the epoch under way, see `Seen`.
         """
         history = self._roster.history(row)
-        if last is not None and history["steps"]:
-            history["last"] = digest(last)
+        if history["steps"]:
+            history["mark"] = mark
         rows = self._fused.rows
         named = {**rows.parameters, **rows.buffers}
         own = {n: t for n, t in named.items() if not n.rpartition(".")[2].startswith("_tensor_constant")}

@@ -53,7 +53,7 @@ class Roster:
 
     def readers(self) -> list[Reader]:
         """The trials, and the epoch that each trains next, counted from 0, from its place in it on."""
-        places = [(history.steps, history.last) for history in self.histories]
+        places = [(history.steps, history.mark) for history in self.histories]
         trials = zip(self.numbers, self.params, self.epochs_done, places, strict=True)
         return [Reader(number, params, epoch, *place) for number, params, epoch, place in trials]
 
@@ -69,7 +69,7 @@ class Roster:
             self.sums_K = own_K
         for history in self.histories:
             history.steps += batches
-            history.last = ""
+            history.mark = ""
 
     def end_epoch(self) -> None:
         """Count an epoch for every trial."""

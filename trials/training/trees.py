@@ -1,7 +1,6 @@
 """Batches as trees: tensors and plain values in nested containers."""
 
 import enum
-import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -78,18 +77,6 @@ def _form(leaf: Any) -> Hashable:
         return leaf.shape, leaf.dtype
     # NaN equals itself here, and 0.0 is not -0.0; 1 is neither True nor 1.0
     return type(leaf), repr(leaf) if isinstance(leaf, (float, complex)) else leaf
-
-
-def digest(tree: Any) -> str:
-    """Return a text that differs for trees that differ in a number, a shape or a type; the same in all processes."""
-    found = hashlib.blake2b(digest_size=16)
-    for leaf in tree_flatten(tree)[0]:
-        found.update(repr(_form(leaf)).encode())
-        if isinstance(leaf, Tensor):
-            dense = leaf.detach().to_dense() if leaf.layout is not torch.strided else leaf.detach()
-            numbers = dense.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-            found.update(numbers.view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
 
 
 def stacked(trees: Sequence[Any]) -> Any:

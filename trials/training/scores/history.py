@@ -19,7 +19,7 @@ class History:
         metrics: epochs done -> the metrics then, of a study that has some.
         total: the sum of the losses of the epoch under way, if the trial is in no group.
         steps: how many batches of that epoch it has seen: its place in it.
-        last: the `digest` of the last of them, if the trial was saved there.
+        mark: which they were, if the trial was saved there; see `Seen`.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -27,12 +27,12 @@ class History:
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     total: float = 0.0
     steps: int = 0
-    last: str = ""
+    mark: str = ""
 
     def end_epoch(self, total: float) -> None:
         """Take in the losses of an epoch, whose sum is `total`."""
         self.losses.append(total / self.steps if self.steps else float("nan"))
-        self.total, self.steps, self.last = 0.0, 0, ""
+        self.total, self.steps, self.mark = 0.0, 0, ""
 
     def note_score(self, epochs: int, score: Score, metrics: Mapping[str, float]) -> None:
         """Keep the score and the metrics after so many epochs."""

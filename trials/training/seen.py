@@ -1,0 +1,59 @@
+"""What the batches of an epoch have been so far, so that whoever goes on in its middle knows them again."""
+
+import hashlib
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+NUMBERS = 64
+"""So many numbers of each tensor are compared, at places that look random: all of them might take as long as a step."""
+
+_FAR = 2654435761
+"""A prime: its multiples are spread evenly over any length."""
+
+
+class Seen:
+    """The batches that were read of an epoch, one after another."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._is_known = True
+
+    def add(self, batch: Any) -> None:
+        """Add the next one. Of tensors on a device nothing is known: to read them would make the host wait for it."""
+        for leaf in tree_flatten(batch)[0]:
+            if not isinstance(leaf, Tensor):
+                self._hash.update(repr(leaf).encode())
+            elif leaf.device.type != "cpu" or leaf.layout is not torch.strided:
+                self._is_known = False
+            else:
+                self._hash.update(f"{leaf.dtype}{[*leaf.shape]}".encode())
+                self._hash.update(_chosen(leaf))
+
+    @property
+    def mark(self) -> str:
+        """A text that is the same for the same batches, in all processes; empty: it is not known what they are."""
+        return self._hash.hexdigest() if self._is_known else ""
+
+
+def _chosen(tensor: Tensor) -> bytes:
+    count = tensor.numel()
+    if not count:
+        return b""
+    try:
+        numbers = tensor.numpy()
+    except (TypeError, RuntimeError):  # NumPy lacks that type, or it is the conjugate of another
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        numbers = plain.view(torch.uint8).numpy()
+    flat = numbers.reshape(count, -1)
+    return (flat if count <= NUMBERS else flat[_places(count)]).tobytes()
+
+
+@cache
+def _places(length: int) -> NDArray[np.int64]:
+    return np.arange(NUMBERS) * _FAR % length
