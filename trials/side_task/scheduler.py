@@ -110,7 +110,10 @@ class Scheduler:
         try:
             self._run()
         except StopRequested:
-            self._training.save_at_the_end(self._cohorts)
+            try:
+                self._training.save_at_the_end(self._cohorts)
+            except Exception as error:  # such as no memory for a copy; older checkpoints are as they were
+                log.warning("trials are not saved at the end: %s: %s", type(error).__name__, error)
             self._report_progress()
             raise
 

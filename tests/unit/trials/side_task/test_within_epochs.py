@@ -302,3 +302,16 @@ def test_a_part_of_the_first_epoch_waits_for_who_can_read_it(tmp_path: Path) -> 
             claimed.append(held.claim(0))
             assert bool(held.elsewhere) == (directory is elsewhere)
     assert claimed[0] is None and claimed[1] is not None and claimed[1].is_saved
+
+
+def test_an_error_while_it_saves_is_no_error_of_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(TrialGroup, "export", full)
+    _, reported, ended = work(make_study(), tmp_path, Asked(60))
+    assert isinstance(ended, StopRequested) and "trials are not saved at the end: MemoryError: no room" in caplog.text
+    last = [each for each in reported if isinstance(each, statuses.Progress)][-1]
+    assert last.lost == last.work > 0
