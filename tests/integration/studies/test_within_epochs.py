@@ -55,7 +55,7 @@ def test_a_study_goes_on_in_the_middle_of_an_epoch(how: str, sandbox: Sandbox) -
     slow = {"LONG_BATCH_S": "0.02", "LONG_BEGUN": str(begun)}
     if how == "the job ends":
         job = sandbox.job()
-        daemon = sandbox.daemon_of(job, sandbox.config("long.py"), **slow)
+        daemon = sandbox.daemon_of(job, sandbox.config("long.py", priority="nice"), **slow)
         wait_for(begun.exists, "some steps")
         assert job.finish() == 0 and daemon.ended() == 0
         last = sandbox.events("progress")[-1]
