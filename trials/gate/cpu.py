@@ -78,6 +78,8 @@ class CpuGate(UnitCosts):
         self._longest_ns = 0  # of the bubbles in which the running unit was declined, if they were too many
         self._parent_pid = os.getppid()
         self._asked_ns = 0  # when it was asked to end
+        self._main_job = 0, 0  # the last one seen: its process and when that started; 0: none
+        self._note_main_job()
         self._clock = SideClock(page.words)
 
     def use(self, units: Sequence[str], trials: int) -> None:
@@ -144,9 +146,14 @@ class CpuGate(UnitCosts):
         return self._clock.now_ns()
 
     def is_alone(self) -> bool:
-        """See `Gate.is_alone`."""
-        pid = self._words[Field.MAIN_PID]
-        return not pid or start_time(pid) != self._words[Field.MAIN_START]
+        """See `Gate.is_alone`. A main job whose hooks have left still computes, as long as its process lives."""
+        self._note_main_job()
+        pid, start = self._main_job
+        return not pid or start_time(pid) != start
+
+    def _note_main_job(self) -> None:
+        if pid := self._words[Field.MAIN_PID]:
+            self._main_job = pid, self._words[Field.MAIN_START]
 
     def close(self) -> bool:
         """Write what is buffered. Returns whether the page may be unmapped: it may."""
@@ -253,6 +260,7 @@ class CpuGate(UnitCosts):
         words = self._words
         block_signals()  # multiprocessing's resource tracker unblocks SIGTERM when it starts
         left_ns: deque[int] = deque(maxlen=DECLINED_BEFORE_DOUBT)
+        self._note_main_job()
         while True:
             if self._asked_ns and (not self.finishes or monotonic_ns() > self._asked_ns + FINISHES_S * 1e9):
                 self._running = None
