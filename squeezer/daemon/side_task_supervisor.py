@@ -182,6 +182,7 @@ class SideTaskSupervisor:
             beside_main: a main job lives, so only its idle time is used.
         """
         if self.process is not None:
+            self._record("asked_to_end", beside_main=beside_main)
             self._spawner.end(END_TIMEOUT_S if self._is_ready else 0.0, beside_main=beside_main)
             self._record("exited", status=self._reap(), restarted=False, **self._uncounted.take())
         if self._has_left_trials:

@@ -11,7 +11,8 @@
     action        t_ns, action, cause; what the daemon did beyond planning
     guard         t_ns, step, what, cause, figures; see `squeezer.policy.guard.Decision`
     event         event, actions: what the policy learned, and what it decided; only if asked for
-    side          t_ns, event, and what belongs to it: started (with its control group, or no_group: why not), exited
+    side          t_ns, event, and what belongs to it: started (with its control group, or no_group: why not),
+                  asked_to_end (with beside_main: whether a main job lives; else units that go on may run), exited
                   (with group_cpu_ms and, of that, uncounted_ms; null: unknown), given_up, not_started (with a reason:
                   bubbles are only observed), barred (with a reason: the device has no room for one) and let_in (it has
                   again), or one of the statuses that the side task sends (`ds_hooks.shared.statuses`)

@@ -1,5 +1,6 @@
 """Real DeepSpeed jobs for tests: two ranks on the CPU, each on a core of its own, with a small model."""
 
+import math
 import os
 import signal
 import socket
@@ -143,14 +144,18 @@ calibrate_s = 0.5
 
 
 def units_outside_bubbles(record: Path, rank: int) -> list[int]:
-    """How long before a bubble's start, or after its end, units of `rank`'s side task began, in ns; it ran many."""
+    """How long before a bubble's start, or after its end, units of `rank`'s side task began, in ns; it ran many.
+
+    Those that began after the main job's end do not count: what goes on is finished then.
+    """
     events = [*read_events(events_path(record, rank)), *read_details(record, rank)]
     bubbles = sorted((e["start_ns"], e["end_ns"]) for e in events if e["r"] == "bubble" and e["squeezed"] is not False)
+    over_ns = next((e["t_ns"] for e in events if e.get("event") == "asked_to_end" and not e["beside_main"]), math.inf)
     starts_ns = [start_ns for start_ns, *_ in UNIT_RECORD.iter_unpack(units_path(record, rank).read_bytes())]
     assert len(starts_ns) > 50, "the side task ran"
     opened_ns = [start_ns for start_ns, _ in bubbles]
     found = []
-    for start_ns in starts_ns:
+    for start_ns in (each for each in starts_ns if each < over_ns):
         index = bisect_right(opened_ns, start_ns) - 1
         late_ns = start_ns - bubbles[index][1] if index >= 0 else start_ns - opened_ns[0]
         if index < 0 or late_ns > 0:
