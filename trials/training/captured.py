@@ -99,18 +99,23 @@ class Captured:
         """The device time of each proven graph."""
         return [known.graph.cost_ns for known in self._shapes.values() if known.graph and known.proven == PROVEN_STEPS]
 
-    def run(self, inputs: Any, targets: Any, compute: Compute) -> Pass:
+    def run(self, inputs: Any, targets: Any, per_trial: bool, compute: Compute) -> Pass:
         """Take a pass.
 
         Args:
             inputs: of the batch.
             targets: likewise.
+            per_trial: whether each trial has a batch of its own.
             compute: the ordinary pass.
 
         Returns:
             As `compute` does; the gradients are the parameters'.
         """
-        known = self._known(shapes((inputs, targets)))
+        given = tensors((inputs, targets))
+        if any(tensor.requires_grad or tensor.layout is not torch.strided for tensor in given):
+            return compute(inputs, targets)  # a copy would take their gradients
+        # masks are drawn, and kernels chosen, by the order in memory
+        known = self._known((per_trial, shapes((inputs, targets)), *(tensor.stride() for tensor in given)))
         if known is None or known.refused:
             return compute(inputs, targets)
         if known.graph is not None and known.graph.addresses != self._addresses():

@@ -86,7 +86,10 @@ class Phase:
         for number, (inputs, targets) in enumerate(batches):
             if record is not None:
                 record.phase = prefix + named_batch(number, len(batches))
-            losses_K, total = compute(inputs, targets) if captured is None else captured.run(inputs, targets, compute)
+            if captured is None:
+                losses_K, total = compute(inputs, targets)
+            else:
+                losses_K, total = captured.run(inputs, targets, per_trial, compute)
             losses.append(losses_K)
             totals.append(total)
             if record is not None:

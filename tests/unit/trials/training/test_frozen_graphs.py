@@ -1,0 +1,97 @@
+"""Passes taken by graphs that see nothing of what the host changes after they were recorded."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.support.frozen_graph import Frozen
+from tests.support.fused_and_solo import RecordingGate, ToyStudy, members, same_bits
+from trials import TrialGroup
+from trials.fusion.rows import Rows
+from trials.training import captured, group
+from trials.training.captured import PROVEN_STEPS, WARM_UP_STEPS, Pass
+
+BEFORE = 1 + WARM_UP_STEPS + PROVEN_STEPS + 1
+"""After so many steps, a graph stands for those that follow."""
+WIDTH = 6
+
+
+@pytest.fixture(autouse=True)
+def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def record(run: Callable[[], Pass], rows: Rows) -> tuple[Pass, Frozen]:
+        graph = Frozen(run, rows)
+        return graph.result, graph
+
+    monkeypatch.setattr(Frozen, "replays", 0)
+    monkeypatch.setattr(captured, "record", record)
+    monkeypatch.setattr(group, "can_capture", lambda device: True)
+
+
+class Plain(ToyStudy):
+    """Whose loss can be traced."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.mse_loss(outputs, targets)
+
+
+def drops_first(n: int) -> nn.Module:
+    return nn.Sequential(nn.Dropout(0.1 + 0.1 * n), nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+
+
+def made(count: int, *shape: int) -> list[tuple[Tensor, Tensor]]:
+    stream = torch.Generator().manual_seed(0)
+    return [
+        (
+            torch.randn(*shape, WIDTH, generator=stream, dtype=torch.float64),
+            torch.randn(*shape, 3, generator=stream, dtype=torch.float64),
+        )
+        for _ in range(count)
+    ]
+
+
+def assert_same(batches: Sequence[Any], optimizer: Any = "adam") -> None:
+    """Train by graphs, and without: all is the same after each step."""
+    groups = []
+    for graphs in (True, False):
+        study = Plain(drops_first, optimizer)
+        study.cuda_graphs = graphs
+        groups.append(TrialGroup(study, members(study, range(3)), RecordingGate()))
+    one, other = groups
+    for batch in batches:
+        for each in groups:
+            each.train_step(*batch)
+        assert same_bits(one.losses_K(), other.losses_K())
+        for row in range(one.size):
+            assert same_bits(one.extract(row), other.extract(row))
+
+
+def test_steps_are_the_same_in_every_bit() -> None:
+    assert_same(made(10, 5))
+    assert Frozen.replays == 10 - 1 - WARM_UP_STEPS
+
+
+def test_batches_in_another_order_in_memory() -> None:
+    batches = [(x if number < BEFORE else x.mT.contiguous().mT, y) for number, (x, y) in enumerate(made(14, 5))]
+    assert_same(batches)
+    assert Frozen.replays > PROVEN_STEPS
+
+
+def test_a_batch_for_all_trials_of_the_shape_of_one_for_each() -> None:
+    assert_same([(*batch, number >= BEFORE) for number, batch in enumerate(made(14, 3, 5))])
+    assert Frozen.replays > PROVEN_STEPS
+
+
+def test_inputs_that_take_gradients_keep_them() -> None:
+    x, y = made(1, 5)[0]
+    found = []
+    for graphs in (True, False):
+        study, own = Plain(drops_first), x.clone().requires_grad_()
+        study.cuda_graphs = graphs
+        trials = TrialGroup(study, members(study, range(3)), RecordingGate())
+        for _ in range(BEFORE + 2):
+            trials.train_step(own, y)
+        found.append(own.grad)
+    assert same_bits(*found)
