@@ -28,10 +28,12 @@ class FusedOptimizer(abc.ABC):
         units: the names of the pieces into which a step is divided.
         scales: what each parameter's settings are multiplied by, and its gradient where it is clipped.
         computes_in: the type in which it computes, if that is coarser than the parameters'.
+        may_keep_gradients: whether a step may keep the tensors of its gradients, without a copy.
     """
 
     units: Sequence[str]
     computes_in: torch.dtype | None = None
+    may_keep_gradients = False
 
     def __init__(
         self,

@@ -32,6 +32,8 @@ class Originals(FusedOptimizer):
     optimizers are themselves the holders, their groups and those of the copies are the same before and after each step.
     """
 
+    may_keep_gradients = True
+
     def __init__(
         self,
         optimizers: Sequence[torch.optim.Optimizer],

@@ -144,9 +144,12 @@ class TrialGroup(ScoredGroup):
     def _is_static(self) -> bool:
         """Whether steps on batches like the last one queue the same operations: a CUDA graph may stand for them.
 
-        With a scaler, or trials that are lost, the total depends on numbers of the host's.
+        With a scaler, or trials that are lost, the total depends on numbers of the host's. A graph's gradients are the
+        same tensors each time.
         """
         if not (can_capture(self._device) and self._study.cuda_graphs and len(self._phases) == 1):
+            return False
+        if self._phases[0].optimizer.may_keep_gradients:
             return False
         if self._control.scales or self._control.lost or self._fused.rows.once:
             return False

@@ -1,6 +1,6 @@
 """Passes taken by graphs that see nothing of what the host changes after they were recorded."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -95,3 +95,22 @@ def test_inputs_that_take_gradients_keep_them() -> None:
             trials.train_step(own, y)
         found.append(own.grad)
     assert same_bits(*found)
+
+
+class Heavy(torch.optim.Optimizer):
+    """Whose step also goes along the last gradient, which it keeps without a copy."""
+
+    def __init__(self, parameters: Iterable[Any], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for each in self.param_groups:
+            for p in each["params"]:
+                before = self.state[p].get("before", p.grad)
+                p.sub_(each["lr"] * (p.grad + 0.5 * before))
+                self.state[p]["before"] = p.grad
+
+
+def test_an_optimizer_that_keeps_gradients() -> None:
+    assert_same(made(10, 5), lambda n, parameters: Heavy(parameters, 0.01 * (n + 1)))
