@@ -51,8 +51,9 @@ class Recorded(Protocol):
 
 @dataclass
 class _Shape:
-    """What is known of batches of one shape."""
+    """What is known of batches of one shape. Its graph is the `unit`, whose time is forecast apart from others'."""
 
+    unit: str
     seen: int = 0
     ordinary_ns: int = 0
     proven: int = 0
@@ -80,20 +81,18 @@ class Captured:
 
     Args:
         rows: of the group.
-        units: where the graph's unit is numbered; a graph is one unit.
-        name: of that unit.
+        units: where the graphs' units are numbered; a graph is one unit.
+        name: of the first.
     """
 
     def __init__(self, rows: Rows, units: Units, name: str) -> None:
         self._rows, self._units, self._name, self._other = rows, units, name, f"{name}, its proof"
         self._shapes: dict[Hashable, _Shape] = {}
-        self._is_declared = False
         _in_use.add(self)
 
     def forget(self) -> None:
         """Drop all graphs: the trials' tensors have changed."""
         self._shapes.clear()
-        self._is_declared = False
 
     def costs_ns(self) -> list[float]:
         """The device time of each proven graph."""
@@ -124,19 +123,25 @@ class Captured:
             known.seen += 1
             if known.seen == WARM_UP_STEPS:
                 return self._timed(known, inputs, targets, compute)
-            if known.seen < WARM_UP_STEPS or not self._captures(known, inputs, targets, compute):
+            if known.seen < WARM_UP_STEPS:
                 return compute(inputs, targets)
+        cost_ns = known.graph.cost_ns if known.graph is not None and known.proven else known.ordinary_ns
+        if not self._units.fits(cost_ns):  # not even to prove it: the main job would wait for its end
+            return compute(inputs, targets)
+        if known.graph is None and not self._captures(known, inputs, targets, compute):
+            return compute(inputs, targets)
         assert known.graph is not None  # just captured
         if known.proven < PROVEN_STEPS:
-            return self._prove(known, inputs, targets, compute)
-        if not self._units.fits(known.graph.cost_ns):
-            return compute(inputs, targets)
-        return self._replay(known.graph, inputs, targets)
+            return self._prove(known, inputs, targets, cost_ns, compute)
+        return self._replay(known, known.graph, inputs, targets)
 
     def _known(self, shape: Hashable) -> _Shape | None:
-        if shape not in self._shapes and len(self._shapes) >= MOST_SHAPES:
-            return None
-        return self._shapes.setdefault(shape, _Shape())
+        if shape not in self._shapes:
+            count = len(self._shapes) + 1
+            if count > MOST_SHAPES:
+                return None
+            self._shapes[shape] = _Shape(f"{self._name}#{count}" if count > 1 else self._name)
+        return self._shapes[shape]
 
     def _timed(self, known: _Shape, inputs: Any, targets: Any, compute: Compute) -> Pass:
         """Take an ordinary pass, and note the device time: a graph takes no more."""
@@ -170,10 +175,10 @@ class Captured:
         return True
 
     def _replay(
-        self, graph: _Graph, inputs: Any, targets: Any, around: "Sequence[torch.cuda.Event] | None" = None
+        self, known: _Shape, graph: _Graph, inputs: Any, targets: Any, around: "Sequence[torch.cuda.Event]" = ()
     ) -> Pass:
         """Launch a graph, with two events `around` it."""
-        self._enter(self._name)
+        self._enter(known.unit)
         for kept, tensor in zip(tensors(graph.given), tensors((inputs, targets)), strict=True):
             kept.copy_(tensor, non_blocking=True)
         if around:
@@ -186,16 +191,19 @@ class Captured:
         losses_K, total = graph.result
         return losses_K.clone(), total.clone()
 
-    def _prove(self, known: _Shape, inputs: Any, targets: Any, compute: Compute) -> Pass:
-        """Take the pass both ways, and compare all that they leave. The ordinary one counts."""
+    def _prove(self, known: _Shape, inputs: Any, targets: Any, cost_ns: float, compute: Compute) -> Pass:
+        """Take the pass both ways, and compare all that they leave. The ordinary one counts.
+
+        The graph is forecast to take `cost_ns`.
+        """
         graph, rows = known.graph, self._rows
         assert graph is not None  # what is to be proven
-        self._expect(known.ordinary_ns)
+        self._expect(known, cost_ns)
         self._enter(self._other)
         restore = saved(rows.buffers, rows.generators)
         is_cuda = graph.result[1].is_cuda
-        around = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if is_cuda else None
-        result = self._replay(graph, inputs, targets, around)
+        around = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if is_cuda else []
+        result = self._replay(known, graph, inputs, targets, around)
         self._enter(self._other)
         by_graph, streams_by_graph = self._left(result), [each.get_state() for each in rows.generators]
         restore()
@@ -207,7 +215,7 @@ class Captured:
         apart = None if by_graph.keys() != ordinary.keys() else _apart(by_graph, ordinary)
         self._units.settle()
         graph.cost_ns = 1e6 * around[0].elapsed_time(around[1]) if around else 0.0
-        self._expect(graph.cost_ns)
+        self._expect(known, graph.cost_ns)
         if apart is None:
             self._refuse(known, "it gave gradients to other parameters than an ordinary step")
         elif not all(map(torch.equal, streams_by_graph, streams)):
@@ -237,19 +245,17 @@ class Captured:
         rows = self._rows
         return [tensor.data_ptr() for table in (rows.parameters, rows.buffers) for tensor in table.values()]
 
-    def _expect(self, cost_ns: float) -> None:
-        self._units.expect(self._number(self._name), cost_ns)
+    def _expect(self, known: _Shape, cost_ns: float) -> None:
+        self._units.expect(self._number(known.unit), cost_ns)
 
     def _enter(self, name: str) -> None:
         self._units.enter(self._number(name))
 
     def _number(self, name: str) -> int:
         """The number of one of our units. They are declared when they are first needed."""
-        if not self._is_declared:
-            for own in (self._name, self._other):
-                self._units.number(own)
+        if name not in self._units.names:
+            self._units.number(name)
             self._units.declare(self._rows.size)
-            self._is_declared = True
         return self._units.number(name)
 
 

@@ -218,13 +218,39 @@ def test_what_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch, caplog: pytest
     assert "cannot be recorded: operation not permitted when stream is capturing" in caplog.text
 
 
-def test_where_a_graph_does_not_fit_the_bubbles_steps_are_ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_step_does_not_fit_the_bubbles_no_graph_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RecordingGate, "fits", lambda self, needs_ns: False)
     run = Run()
     for batch in data():
         run.step(*batch)
         run.assert_same()
-    assert Played.replays == PROVEN_STEPS
+    assert Played.replays == 0
+
+
+@pytest.mark.parametrize("fitting", range(1, PROVEN_STEPS + 2))
+def test_a_graph_that_fits_no_more_is_not_replayed(monkeypatch: pytest.MonkeyPatch, fitting: int) -> None:
+    asked = 0
+
+    def fits(self: RecordingGate, needs_ns: float) -> bool:
+        nonlocal asked
+        asked += 1
+        return asked <= fitting
+
+    monkeypatch.setattr(RecordingGate, "fits", fits)
+    run = Run()
+    for batch in data():
+        run.step(*batch)
+        run.assert_same()
+    assert Played.replays == fitting
+
+
+def test_graphs_of_several_shapes_are_several_units() -> None:
+    run, names = Run(), {5: "", 3: ""}
+    for x, y in data((5, 3) * 7):
+        run.gate.entered.clear()
+        run.step(x, y)
+        names[len(x)] = run.gate.entered[0]
+    assert sorted(names.values()) == [UNIT, f"{UNIT}#2"]
 
 
 class Counting(Plain):

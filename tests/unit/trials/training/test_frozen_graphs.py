@@ -104,7 +104,7 @@ class Heavy(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for each in self.param_groups:
             for p in each["params"]:
                 before = self.state[p].get("before", p.grad)
