@@ -81,7 +81,7 @@ class UnitCosts:
     def fits(self, needs_ns: float) -> bool:
         """See `Gate.fits`. A bubble's time is its permit's; before any was seen, nothing fits."""
         used_ns = sum(permit_ns // max(1.0, needs_ns) * needs_ns for permit_ns in self._permits_ns)
-        return bool(self._permits_ns) and used_ns >= MOST * sum(self._permits_ns)
+        return used_ns > 0 and used_ns >= MOST * sum(self._permits_ns)
 
     def add_work(self, trial_samples: int) -> None:
         """See `Gate.add_work`. The count is on the page, where the daemon reads it."""

@@ -56,3 +56,15 @@ def test_a_unit_that_comes_late_in_a_renewal_waits_for_the_next_bubble(world: Wo
     (_, first_ns, _), (_, late_ns, _) = world.kernels
     assert first_ns - begin_ns < 4.3 * MS and late_ns == second_ns
     assert world.words[Field.UNITS_RUN] == 2
+
+
+def test_work_fits_if_it_could_use_most_of_the_bubbles(world: World) -> None:
+    gate = world.gate()
+    assert not gate.fits(1 * MS), "before any bubble was seen"
+    for number, permit_ns in enumerate((0, 4 * MS, 6 * MS), 1):
+        world.open(number, permit_ns)
+        gate.rest()
+        world.close(number)
+        gate.rest()
+        assert gate.fits(2 * MS) == bool(permit_ns), "a permit of nothing is no room"
+    assert gate.fits(5 * MS) and gate.fits(6 * MS) and not gate.fits(7 * MS)
