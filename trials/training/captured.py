@@ -128,7 +128,7 @@ class Captured:
         cost_ns = known.graph.cost_ns if known.graph is not None and known.proven else known.ordinary_ns
         if not self._units.fits(cost_ns):  # not even to prove it: the main job would wait for its end
             return compute(inputs, targets)
-        if known.graph is None and not self._captures(known, inputs, targets, compute):
+        if known.graph is None and (_broken or not self._captures(known, inputs, targets, compute)):
             return compute(inputs, targets)
         assert known.graph is not None  # just captured
         if known.proven < PROVEN_STEPS:
@@ -165,9 +165,9 @@ class Captured:
                 result, recorded = record(lambda: compute(*given), rows)
         except Exception as error:
             rows.forget_gradients()
+            self._refuse(known, f"it cannot be recorded: {str(error).partition(chr(10))[0]}")
             if is_out_of_memory(error):
                 torch.cuda.empty_cache()
-            self._refuse(known, f"it cannot be recorded: {str(error).partition(chr(10))[0]}")
             return False
         gradients = {name: p.grad for name, p in rows.parameters.items() if p.grad is not None}
         known.graph = _Graph(recorded, given, result, gradients, self._addresses())
@@ -227,11 +227,11 @@ class Captured:
         return result
 
     def _left(self, result: Pass) -> dict[str, Tensor]:
-        """Copies of all that a pass leaves."""
+        """All that a pass leaves. The buffers are copies; nothing changes the rest before the next step."""
         rows = self._rows
         found = {f"gradient of {name}": p.grad for name, p in rows.parameters.items() if p.grad is not None}
-        found |= {f"buffer {name}": buffer for name, buffer in rows.buffers.items()}
-        return {name: t.detach().clone() for name, t in {"loss": result[0], **found}.items() if t.numel()}
+        found |= {f"buffer {name}": buffer.clone() for name, buffer in rows.buffers.items()}
+        return {name: t.detach() for name, t in {"loss": result[0], **found}.items() if t.numel()}
 
     def _refuse(self, known: _Shape, reason: str) -> None:
         log.info("trials go on without a CUDA graph, kernel by kernel: %s", reason)
@@ -272,23 +272,45 @@ def can_capture(device: torch.device) -> bool:
 
 def record(run: Callable[[], Pass], rows: Rows) -> tuple[Pass, Recorded]:
     """Record what `run` queues for the trials in `rows`, without doing it. The current stream is not the default."""
-    graph = torch.cuda.CUDAGraph()
+    graph, pool, device = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle(), torch.cuda.current_device()
+    streams = [*rows.generators, torch.cuda.default_generators[device]]
+    before = [stream.clone_state() for stream in streams]
     for stream in rows.generators:
         graph.register_generator_state(stream)
-    graph.capture_begin(capture_error_mode="thread_local")  # another thread looks at events meanwhile
     try:
+        graph.capture_begin(pool, capture_error_mode="thread_local")  # another thread looks at events meanwhile
         result = run()
+        graph.capture_end()
     except BaseException:
-        _abandon(graph)
+        _abandon(graph, pool, device)
+        for stream, state in zip(streams, before, strict=True):
+            stream.graphsafe_set_state(state)  # in older versions the other takes itself for recorded for ever
         raise
-    graph.capture_end()
     return result, graph
 
 
-def _abandon(graph: "torch.cuda.CUDAGraph") -> None:
-    """End a recording that has failed, so that the stream and the allocator work again."""
-    with suppress(RuntimeError):  # it says again what has failed
+_broken: list[object] = []
+"""Recordings that could not be ended. The process records no more: PyTorch does not promise its state after one."""
+
+
+def _abandon(graph: "torch.cuda.CUDAGraph", pool: Any, device: int) -> None:
+    """End a recording that has failed, so that the stream and the allocator work again.
+
+    What ends it may fail too. Until version 2.12, the allocator then took the recording for under way, and refused to
+    give memory back. See pull requests 180395 and 190348 of pytorch/pytorch.
+    """
+    try:
         graph.capture_end()
+    except RuntimeError:
+        _broken.append(graph)  # the allocator may refer to it
+        steps: list[Callable[[], None]] = [
+            lambda: torch._C._cuda_endAllocateToPool(device, pool),
+            graph.reset,
+            lambda: torch._C._cuda_releasePool(device, pool),
+        ]
+        for undo in steps:
+            with suppress(RuntimeError):  # PyTorch has done it
+                undo()
 
 
 def _apart(ones: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Tensor:
