@@ -165,7 +165,7 @@ class Captured:
                 result, recorded = record(lambda: compute(*given), rows)
         except Exception as error:
             rows.forget_gradients()
-            self._refuse(known, f"it cannot be recorded: {str(error).partition(chr(10))[0]}")
+            self._refuse(known, f"it cannot be recorded: {_first_line(error)}")
             if is_out_of_memory(error):
                 torch.cuda.empty_cache()
             return False
@@ -203,16 +203,28 @@ class Captured:
         restore = saved(rows.buffers, rows.generators)
         is_cuda = graph.result[1].is_cuda
         around = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if is_cuda else []
-        result = self._replay(known, graph, inputs, targets, around)
-        self._enter(self._other)
-        by_graph, streams_by_graph = self._left(result), [each.get_state() for each in rows.generators]
+        try:
+            result = self._replay(known, graph, inputs, targets, around)
+            self._enter(self._other)
+            by_graph = self._left(result)
+        except Exception as error:
+            self._refuse_where_full(known, error)
+            del graph
+            restore()
+            rows.forget_gradients()
+            return compute(inputs, targets)
+        streams_by_graph = [each.get_state() for each in rows.generators]
         restore()
         rows.forget_gradients()
         result = compute(inputs, targets)
         self._enter(self._other)
-        ordinary = self._left(result)
         streams = [each.get_state() for each in rows.generators]
-        apart = None if by_graph.keys() != ordinary.keys() else _apart(by_graph, ordinary)
+        try:
+            ordinary = self._left(result)
+            apart = None if by_graph.keys() != ordinary.keys() else _apart(by_graph, ordinary)
+        except Exception as error:
+            self._refuse_where_full(known, error)
+            return result
         self._units.settle()
         graph.cost_ns = 1e6 * around[0].elapsed_time(around[1]) if around else 0.0
         self._expect(known, graph.cost_ns)
@@ -236,6 +248,13 @@ class Captured:
     def _refuse(self, known: _Shape, reason: str) -> None:
         log.info("trials go on without a CUDA graph, kernel by kernel: %s", reason)
         known.graph, known.refused = None, True
+
+    def _refuse_where_full(self, known: _Shape, error: Exception) -> None:
+        """Go on without a graph for which there is no room; other errors are the step's."""
+        if not is_out_of_memory(error):
+            raise error
+        self._refuse(known, f"it cannot be proven: {_first_line(error)}")
+        torch.cuda.empty_cache()
 
     def _kept(self, tensor: Tensor) -> Tensor:
         device = next(iter(self._rows.parameters.values())).device
@@ -311,6 +330,10 @@ def _abandon(graph: "torch.cuda.CUDAGraph", pool: Any, device: int) -> None:
         for undo in steps:
             with suppress(RuntimeError):  # PyTorch has done it
                 undo()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _apart(ones: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Tensor:

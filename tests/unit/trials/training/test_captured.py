@@ -253,6 +253,25 @@ def test_graphs_of_several_shapes_are_several_units() -> None:
     assert sorted(names.values()) == [UNIT, f"{UNIT}#2"]
 
 
+def no_room(*given: Any) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_a_proof_for_which_there_is_no_room_costs_only_the_graph(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for owner, name in ((Played, "replay"), (captured, "_apart"), (captured, "record")):
+        with monkeypatch.context() as full, caplog.at_level("INFO", logger="trials"):
+            caplog.clear()
+            full.setattr(owner, name, no_room)
+            run = Run()
+            for batch in data():
+                run.step(*batch)
+                run.assert_same()
+        assert "out of memory" in caplog.text
+        assert not run.groups[0].graphs_ns()
+
+
 class Counting(Plain):
     """Whose loss depends on how often it was called."""
 
