@@ -12,6 +12,10 @@ from trials.fusion.own_code.streams import saved
 from trials.fusion.rows import Rows
 from trials.training.captured import Pass
 
+_ATEN = torch.ops.aten
+_REFUSED = _ATEN._local_scalar_dense.default, _ATEN.nonzero.default, _ATEN.lift_fresh.default
+"""What waits for a device, or copies numbers of the host's there. No device records it."""
+
 
 class Frozen(TorchDispatchMode):
     """Replays the operations of one pass on the very tensors that they had. No code of the host's runs again.
@@ -34,7 +38,7 @@ class Frozen(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Do an operation, and keep it."""
-        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
+        if func in _REFUSED:
             raise RuntimeError("operation not permitted when stream is capturing")
         made = func(*args, **(kwargs or {}))
         self._calls.append((func, args, kwargs or {}, made))

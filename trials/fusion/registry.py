@@ -37,8 +37,9 @@ class Layer(abc.ABC):
     free: ClassVar[bool] = False
     """Whether it does no device work, as a view does. Then it is not a unit, and the gate is not asked."""
 
-    is_recordable: ClassVar[bool] = True
-    """Whether a CUDA graph may stand for it: it has been seen in one, or is like those that have."""
+    is_recordable: bool = True
+    """Whether a CUDA graph may stand for it, as it was bound and run last: it has been seen in one, or is like those
+    that have, and neither waits for the device nor copies from the host."""
 
     def __init__(self, module: nn.Module, path: str) -> None:
         """Read the attributes of one trial's `module`, at `path` in the model.
@@ -257,4 +258,8 @@ def lift(x: Tensor, per_trial: bool, size: int) -> Tensor:
 
 def leading(values_K: list[float], like: Tensor, ndim: int) -> Tensor:
     """Return a vector over trials as a tensor ``[K, 1, ...]`` of `ndim` axes that broadcasts against `like`."""
-    return like.new_tensor(values_K).view(-1, *[1] * (ndim - 1))
+    if values_K.count(values_K[0]) == len(values_K):  # no copy from the host, which no CUDA graph can record
+        made = torch.full((len(values_K),), values_K[0], dtype=like.dtype, device=like.device)
+    else:
+        made = like.new_tensor(values_K)
+    return made.view(-1, *[1] * (ndim - 1))

@@ -81,7 +81,7 @@ class FusedNumbered(FusedElementwise):
         """See `Layer.bind`."""
         self.size = rows.size
         self.vectors = [rows.vector(self.path, name) for name in self.varying]
-        self.equal = all(values.count(values[0]) == len(values) for values in self.vectors)
+        self.is_recordable = self.equal = all(values.count(values[0]) == len(values) for values in self.vectors)
         if self.equal:
             for name, values in zip(self.varying, self.vectors, strict=True):
                 setattr(self.own, name, values[0])

@@ -39,6 +39,8 @@ class FusedEmbedding(Layer):
         Raises:
             FuseError: an index that only some trials have lies outside the table.
         """
+        # to look for such an index, or for those that occur, waits for the device
+        self.is_recordable = not (per_trial or self.max_norm is not None or self.by_frequency)
         if (weight_VE := only(self.weight_KVE)) is not None:
             return functional.embedding(x, weight_VE), per_trial
         settings = self.padding, self.max_norm, self.norm_type, self.by_frequency

@@ -72,6 +72,7 @@ class FusedLora(Layer):
         self.kind = rows.require(f"{self.path}.lora_A.{self.adapter}", "weight").dtype
         scalings: list[Any] = rows.vector(self.path, "scaling")
         self.scaling_K = [float(own[self.adapter]) for own in scalings]
+        self.is_recordable = self.scaling_K.count(self.scaling_K[0]) == len(self.scaling_K)
 
     def run(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
         """``x_KB...I`` or ``x_B...I`` to ``y_KB...O``."""

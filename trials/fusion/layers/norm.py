@@ -36,6 +36,7 @@ class _Affine(Layer):
         self.size = rows.size
         self.eps_K = rows.vector(self.path, "eps")
         self.eps = same(self.eps_K)
+        self.is_recordable = all(_are_same(rows.vector(self.path, name)) for name in self.varying)
 
     def run(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
         """Any shape to the same: by a formula, rounded once at the end, as in PyTorch's kernel."""
@@ -66,7 +67,11 @@ class _Affine(Layer):
 
 def same(values: list[float]) -> float | None:
     """The one value of all trials, or None if they differ."""
-    return values[0] if values.count(values[0]) == len(values) else None
+    return values[0] if _are_same(values) else None
+
+
+def _are_same(values: list[float]) -> bool:
+    return values.count(values[0]) == len(values)
 
 
 def standardise(x: Tensor, axes: tuple[int, ...], eps_K: list[float]) -> Tensor:

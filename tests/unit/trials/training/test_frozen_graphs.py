@@ -52,11 +52,13 @@ def made(count: int, *shape: int) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def assert_same(batches: Sequence[Any], optimizer: Any = "adam") -> None:
+def assert_same(
+    batches: Sequence[Any], optimizer: Any = "adam", make: Callable[[int], nn.Module] = drops_first
+) -> None:
     """Train by graphs, and without: all is the same after each step."""
     groups = []
     for graphs in (True, False):
-        study = Plain(drops_first, optimizer)
+        study = Plain(make, optimizer)
         study.cuda_graphs = graphs
         groups.append(TrialGroup(study, members(study, range(3)), RecordingGate()))
     one, other = groups
@@ -114,3 +116,64 @@ class Heavy(torch.optim.Optimizer):
 
 def test_an_optimizer_that_keeps_gradients() -> None:
     assert_same(made(10, 5), lambda n, parameters: Heavy(parameters, 0.01 * (n + 1)))
+
+
+class Drops(nn.Module):
+    """Whose own code drops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(self.layer(x), 0.3, self.training)
+
+
+def around(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 8), *layers, nn.Linear(8, 3))
+
+
+def indices(count: int, *shape: int) -> list[Any]:
+    """Batches for a table: of all trials, or of three trials each."""
+    return [
+        (torch.randint(9, shape), torch.ones(*shape, 3, dtype=torch.float64) * number, len(shape) > 1)
+        for number in range(count)
+    ]
+
+
+def table(**settings: Any) -> nn.Module:
+    return nn.Sequential(nn.Embedding(9, WIDTH, **settings), nn.Linear(WIDTH, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "batches"),
+    [
+        (lambda n: Drops(), made(10, 5)),
+        (lambda n: around(nn.LeakyReLU(0.3), nn.LayerNorm(8), nn.Dropout(0.1 * n)), made(10, 5)),
+        (lambda n: around(nn.BatchNorm1d(8, momentum=None)), made(10, 5)),
+        (lambda n: table(), indices(10, 5)),
+    ],
+)
+def test_no_number_of_the_hosts_is_copied_where_all_trials_have_the_same(
+    make: Callable[[int], nn.Module], batches: Sequence[Any]
+) -> None:
+    assert_same(batches, make=lambda n: make(n).double())
+    assert Frozen.replays == 10 - 1 - WARM_UP_STEPS
+
+
+@pytest.mark.parametrize(
+    ("make", "batches"),
+    [
+        (lambda n: around(nn.LeakyReLU(0.1 + 0.1 * n)), made(10, 5)),
+        (lambda n: around(nn.BatchNorm1d(8, momentum=0.1 + 0.1 * n)), made(10, 5)),
+        (lambda n: around(nn.LayerNorm(8, eps=10.0 ** (-5 + n))), made(10, 5)),
+        (lambda n: table(), indices(10, 3, 5)),
+        (lambda n: table(max_norm=1.0), indices(10, 5)),
+    ],
+)
+def test_what_no_device_records_is_not_tried(
+    make: Callable[[int], nn.Module], batches: Sequence[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="trials"):
+        assert_same(batches, make=lambda n: make(n).double())
+    assert not Frozen.replays and "CUDA graph" not in caplog.text
