@@ -83,12 +83,14 @@ class CpuGate(UnitCosts):
         self._clock = SideClock(page.words)
 
     def use(self, units: Sequence[str], trials: int) -> None:
-        """See `UnitCosts.use`."""
+        """See `UnitCosts.use`. What goes on is host work from here on.
+
+        Raises:
+            StopRequested: the side task must end.
+        """
         if self._running is not None:  # else a burst could hold units of both numberings
-            now_ns, cpu_ns = monotonic_ns(), thread_time_ns()
-            self._end_running(now_ns, cpu_ns)
-            self._running, self._room_ns = HOST_UNIT, 0.0
-            self._start_ns, self._start_cpu_ns = now_ns, cpu_ns
+            self._room_ns = 0.0
+            self.enter(HOST_UNIT)
         self._settle()
         super().use(units, trials)
 

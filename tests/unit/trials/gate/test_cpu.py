@@ -176,6 +176,18 @@ def test_the_end_signal_and_a_dead_daemon_end_it(world: World, monkeypatch: pyte
         gate.enter(0)
 
 
+def test_units_numbered_anew_begin_with_host_work_which_asks_too(world: World) -> None:
+    gate = CpuGate(world.page)
+    gate.use(["a"], 1)
+    world.while_asleep = [lambda: world.open(1, 20 * MS)]
+    gate.enter(0)
+    world.work(1 * MS)
+    world.close(1)
+    world.while_asleep = [lambda: world.open(2, 20 * MS)]
+    gate.use(["b"], 1)
+    assert world.sleeps == 2, "the bubble had ended"
+
+
 def test_asked_to_end_it_finishes_what_goes_on_once_no_main_job_is_there(world: World) -> None:
     gate = CpuGate(world.page)
     gate.use(["a"], 1)
