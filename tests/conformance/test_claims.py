@@ -97,7 +97,7 @@ def test_what_is_released_is_claimed_again_under_a_higher_fence(hire: Hire) -> N
     with other.alone() as held:
         assert held.release("one", died=True) == [0]
     second = claimed(other, 0)
-    assert second == Claim(0, fence=2, epoch=4, deaths=1)
+    assert second == Claim(0, fence=2, epoch=4, deaths=1, is_saved=True)
     assert not is_mine(one, first) and is_mine(other, second)
     assert other.spans() == [Span(0, 0, 4, True), Span(0, 4, 6, False)]
     with other.owned(second) as owned:

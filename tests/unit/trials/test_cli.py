@@ -1,6 +1,7 @@
 """What the `trials` command prints."""
 
 import json
+import re
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -143,7 +144,8 @@ def test_measure_prints_the_rate_for_people_and_for_programs(
     threads = torch.get_num_threads()
     try:
         assert main(["measure", str(path), "--seconds", "0.01"]) == 0
-        assert capsys.readouterr().out.startswith("4 trials fused: ")
+        # how many is measured, so a busy machine may choose fewer than the study's four
+        assert re.match(r"[1-4] trials fused: ", capsys.readouterr().out)
         assert main(["measure", str(path), "--seconds", "0.01", "--trials", "3", "--json"]) == 0
     finally:
         torch.set_num_threads(threads)
