@@ -34,6 +34,12 @@ class Played:
         self._gradients = {name: p.grad for name, p in rows.parameters.items() if p.grad is not None}
         restore()
 
+    @classmethod
+    def of(cls, run: Callable[[], Pass], rows: Rows) -> tuple[Pass, "Played"]:
+        """In place of `captured.record`."""
+        graph = cls(run, rows)
+        return graph.result, graph
+
     def replay(self) -> None:
         Played.replays += 1
         self._rows.forget_gradients()
@@ -49,12 +55,8 @@ class Played:
 
 @pytest.fixture(autouse=True)
 def played(monkeypatch: pytest.MonkeyPatch) -> None:
-    def record(run: Callable[[], Pass], rows: Rows) -> tuple[Pass, Played]:
-        graph = Played(run, rows)
-        return graph.result, graph
-
     monkeypatch.setattr(Played, "replays", 0)
-    monkeypatch.setattr(captured, "record", record)
+    monkeypatch.setattr(captured, "record", Played.of)
     monkeypatch.setattr(group, "can_capture", lambda device: True)
 
 
@@ -191,11 +193,7 @@ def test_a_graph_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch, caplo
             super().replay()
             next(iter(self._gradients.values())).mul_(1.01)
 
-    def record(run: Callable[[], Pass], rows: Rows) -> tuple[Pass, Played]:
-        graph = Stale(run, rows)
-        return graph.result, graph
-
-    monkeypatch.setattr(captured, "record", record)
+    monkeypatch.setattr(captured, "record", Stale.of)
     run = Run()
     with caplog.at_level("INFO", logger="trials"):
         for batch in data():
