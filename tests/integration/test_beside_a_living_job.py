@@ -133,7 +133,9 @@ def test_what_shares_the_main_jobs_core_gives_way_to_it(
 ATTACHES_LATE = "import os; os.read(0, 100); from tests.support.metronome import main; main()"
 
 
-@pytest.mark.parametrize("is_late", [False, True], ids=["job first", "job later"])
+@pytest.mark.parametrize(
+    "is_late", [pytest.param(False, id="job first"), pytest.param(True, id="job later", marks=pytest.mark.slow)]
+)
 def test_a_side_task_that_rehearses_gives_way_as_soon_as_there_is_a_job(
     sandbox: Sandbox, hold: Path, is_late: bool
 ) -> None:

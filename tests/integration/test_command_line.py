@@ -191,6 +191,7 @@ def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
         yield made
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_an_interrupted_observe_ends_the_job_and_still_shows_the_table(sandbox: Sandbox, tmp_path: Path) -> None:
     job = sandbox.start(

@@ -196,6 +196,7 @@ def test_a_daemon_that_finds_time_only_when_its_job_has_ended_hears_the_goodbye(
     assert max(bubble["step"] for bubble in sandbox.events("bubble")) == sandbox.events("step")[-1]["step"]
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_in_another_run_that_names_its_directory(sandbox: Sandbox, hold: Path) -> None:
     studies = sandbox.files / "studies"
     daemon = sandbox.daemon(sandbox.config("tiny.py", studies=studies), TINY_HOLD=str(hold))

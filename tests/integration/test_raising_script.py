@@ -27,6 +27,7 @@ calibrate_s = 0.0
 """
 
 
+@pytest.mark.slow
 def test_hooks_go_on_behind_whatever_a_script_catches(tmp_path: Path) -> None:
     config, found, alone, losses = (tmp_path / name for name in ("squeezer.toml", "found", "alone", "losses"))
     config.write_text(CONFIG)

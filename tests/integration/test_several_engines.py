@@ -27,7 +27,11 @@ calibrate_s = 0.0
 
 
 @pytest.mark.parametrize(
-    ("options", "waits"), [((), 1), (("--warm-up",), 9)], ids=["built anew beside a teacher", "after a warm-up"]
+    ("options", "waits"),
+    [
+        pytest.param((), 1, id="built anew beside a teacher", marks=pytest.mark.slow),
+        pytest.param(("--warm-up",), 9, id="after a warm-up"),
+    ],
 )
 def test_the_engine_that_trains_is_squeezed_in_its_bubbles_only(
     tmp_path: Path, options: tuple[str, ...], waits: int

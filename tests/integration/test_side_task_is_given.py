@@ -80,6 +80,7 @@ def test_a_storages_password_is_shown_nowhere(sandbox: Sandbox) -> None:
     assert [path for path in (sandbox.run, *sandbox.run.glob("*.*")) if path.stat().st_mode & 0o077] == []
 
 
+@pytest.mark.slow
 def test_trials_that_do_not_fit_into_memory_mb_train_one_after_another(sandbox: Sandbox, tmp_path: Path) -> None:
     config = with_side(sandbox, "spies.py", memory_mb=700.0)
     job = sandbox.job()

@@ -44,6 +44,7 @@ def test_a_thread_stands_still_while_the_gate_is_shut(sandbox: Sandbox, hold: Pa
     assert sandbox.side("exited")[0]["status"] == 0
 
 
+@pytest.mark.slow
 def test_a_thread_that_outlives_the_study_runs_in_bubbles_alone(sandbox: Sandbox, tmp_path: Path) -> None:
     lasts = tmp_path / "lasts"
     lasts.touch()

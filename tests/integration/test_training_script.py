@@ -297,6 +297,7 @@ def test_a_training_whose_own_module_hides_the_hooks_trains_without_them(
     assert output.count("hides our package ds_hooks, so nothing is squeezed") == 1
 
 
+@pytest.mark.slow
 def test_a_file_called_as_a_module_of_ours_where_the_job_starts_hides_none(sandbox: Sandbox) -> None:
     for name in ("trials", "squeezer", "launch"):
         (sandbox.files / f"{name}.py").write_text("open('imported', 'w')")

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.integration
 RANKS = (0, 1)
 
 
+@pytest.mark.slow
 def test_trials_run_takes_what_bubbles_have_not_begun(sandbox: Sandbox, hold: Path) -> None:
     config = sandbox.config("many.py")
     daemons = [sandbox.daemon(config, rank, TINY_HOLD=str(hold)) for rank in RANKS]

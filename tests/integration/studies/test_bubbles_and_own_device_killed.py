@@ -37,7 +37,8 @@ def read(counted: Path) -> list[Trained]:
     return [Trained(int(trial), int(epoch), int(pid), worker) for trial, epoch, pid, worker in lines]
 
 
-@pytest.mark.parametrize("search", ["", pytest.param("asha", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("search", ["", "asha"])
 def test_nothing_is_lost_but_what_was_not_saved_whoever_is_killed(search: str, sandbox: Sandbox, hold: Path) -> None:
     counted, studies = sandbox.files / "counted", study_directory(sandbox.run)
     environment = {"COUNTED": str(counted), "COUNTED_SEARCH": search, "TINY_HOLD": str(hold), "OMP_NUM_THREADS": "1"}

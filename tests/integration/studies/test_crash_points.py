@@ -13,6 +13,7 @@ from tests.support.crash_points import KILL, NO_SPACE, missing, traced
 from tests.support.fused_and_solo import AtOnce
 from tests.support.side_task_runs import Direct
 from tests.support.simulated import EPOCHS, Pretended, Trainer, assert_ended
+from tests.support.slow_cases import others_slow
 from trials.search.storage import database
 from trials.search.storage.claims import Claims
 from trials.search.storage.database import connect
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.integration
 TRIALS = 3
 
 STORAGES = "{}/study.journal", "sqlite:///{}/study.db"
+CASES = [(storage, every, how) for storage, every in zip(STORAGES, (25, 60), strict=True) for how in (KILL, NO_SPACE)]
 
 
 @pytest.fixture(autouse=True)
@@ -94,8 +96,7 @@ def crash(storage: str, how: str, points: list[tuple[str, int]], above: Path) ->
         shutil.rmtree(directory)
 
 
-@pytest.mark.parametrize("how", [KILL, NO_SPACE])
-@pytest.mark.parametrize(("storage", "every"), [*zip(STORAGES, (25, 60), strict=True)])
+@pytest.mark.parametrize(("storage", "every", "how"), others_slow(CASES, CASES[:3]))
 def test_some_of_them(storage: str, every: int, how: str, tmp_path: Path) -> None:
     crash(storage, how, all_points(storage, tmp_path / "whole")[::every], tmp_path)
 

@@ -296,6 +296,7 @@ class Stored(Study):
 """
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_on_another_host(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WHERE", database)

@@ -145,6 +145,7 @@ def started(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
         process.wait()
 
 
+@pytest.mark.slow
 def test_an_eager_target_begins_after_half_of_the_search(tmp_path: Path) -> None:
     studies, file = tmp_path / "studies", own_way(tmp_path, waits=True)
     with started("run", str(file), "--directory", str(studies)) as search:

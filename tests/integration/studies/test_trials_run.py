@@ -198,6 +198,7 @@ def test_an_interrupted_study_goes_on(number: signal.Signals, place: Path) -> No
     assert_all_ended_once()
 
 
+@pytest.mark.slow
 def test_a_hyperparameter_that_trials_under_way_lack_costs_none_of_them(place: Path) -> None:
     write(slow_s=0.03)
     with started("run", "steady.py") as process:

@@ -90,6 +90,7 @@ train(torch.optim.AdamW([weight]))
 """
 
 
+@pytest.mark.slow
 def test_whoever_asks_for_it_gets_it_once() -> None:
     """Each use in a process of its own, forked from one that has imported PyTorch."""
     run(f"""{BEFORE}
@@ -123,7 +124,9 @@ assert found == (torch._dynamo.__file__, torch._dynamo.__spec__.origin, torch._d
 """)
 
 
-@pytest.mark.parametrize("asks", ["torch._dynamo.is_compiling()", "torch.compiler.disable(len)([])"])
+@pytest.mark.parametrize(
+    "asks", ["torch._dynamo.is_compiling()", pytest.param("torch.compiler.disable(len)([])", marks=pytest.mark.slow)]
+)
 def test_a_forward_that_loads_it_is_traced(asks: str) -> None:
     run(f"""{BEFORE}
 from tests.support.fused_and_solo import ToyStudy

@@ -126,7 +126,7 @@ def split_off(study: ToyStudy, rows: list[int]) -> None:
 CASES = [*product(["statistics"], OWN), *product(["one tensor", "shared"], ["adamw", "in attributes"])]
 
 
-@pytest.mark.parametrize("rows", [[4, 5, 6, 7], [6, 1, 3]])
+@pytest.mark.parametrize("rows", [[4, 5, 6, 7], pytest.param([6, 1, 3], marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("model", "optimizer"), others_slow(CASES, [("statistics", "loses"), *CASES[-4:]]))
 def test_trials_of_split_groups_are_as_they_were(model: str, optimizer: str, rows: list[int]) -> None:
     split_off(study_of(model, optimizer), rows)
@@ -189,7 +189,7 @@ class FullAt(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "two modes"])
+@pytest.mark.parametrize("optimizer", ["momentum", pytest.param("two modes", marks=pytest.mark.slow)])
 def test_a_split_that_fails_leaves_all_trials_with_their_group(optimizer: str) -> None:
     """So that whoever continues from checkpoints knows of all."""
     study, failed, number = study_of("statistics", optimizer), 0, 1
