@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ds_hooks.shared.private_file import open_private
+from trials.fusion.errors import FuseError
 from trials.training.trial_state import TrialState
 
 MAGIC = b"squeezer trial 1\n"
@@ -30,7 +31,10 @@ def save(state: TrialState, path: Path) -> None:
         FuseError: the trial keeps what cannot be saved.
         OSError: such as a full disk.
     """
-    content = _bytes(state.plain())
+    try:
+        content = _bytes(state.plain())
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise FuseError(f"{error}; allowed in schedulers: numbers, text, tensors and plain containers") from error
     with open(path, "wb", opener=open_private) as file:
         file.write(MAGIC + hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest())
         file.write(content)
