@@ -183,17 +183,19 @@ class Checkpoints:
         self._changed |= set(numbers)
 
     def epoch_ended(self, group: TrialGroup) -> None:
-        """Save the trials of `group` for which it is time."""
+        """Save all trials of `group`, if it is time for one of them, and those that pause in any case."""
         self._search.send(trained=dict(zip(group.numbers, group.epochs_done, strict=True)))
+        ends = list(zip(group.numbers, group.epochs_done, strict=True))
+        pausing = [self.pauses(*end) for end in ends]
+        is_due = any(not pauses and self._is_due(*end, group.size) for end, pauses in zip(ends, pausing, strict=True))
         written = []
-        for row, (number, epoch) in enumerate(zip(group.numbers, group.epochs_done, strict=True)):
+        for row, (number, epoch) in enumerate(ends):
             self._paused.pop(number, None)  # it has trained on
-            pauses = self.pauses(number, epoch)
-            if pauses or self._is_due(number, epoch, group.size):
+            if pausing[row] or (is_due and epoch < self._study.epochs):
                 self._gate.enter(HOST_UNIT)
                 state = group.export(row)
                 written.append(self._write(state))
-                if pauses:
+                if pausing[row]:
                     self._keep_paused(state)
         self._hand_over(written)
 
