@@ -324,8 +324,7 @@ class Checkpoints:
 
     def _sources(self, number: int, reached: int) -> list[TrialState | Path]:
         """Return where a trial may go on from, the latest first."""
-        paused = self._paused.get(number)
-        found: list[TrialState | Path] = [paused] if paused is not None and paused.epoch == reached else []
+        found: list[TrialState | Path] = []
         if self._directory is not None:
             files = checkpoint_files.found(checkpoint_files.trial_directory(self._directory, number))
             may_be_within = number not in self._changed
@@ -334,12 +333,21 @@ class Checkpoints:
                 for file in files
                 if checkpoint_files.epoch_of(file) <= reached and (may_be_within or not checkpoint_files.place_of(file))
             ]
+        paused = self._paused.get(number)
+        if paused is not None and paused.epoch == reached:
+            later = [isinstance(each, Path) and _is_within(each, reached) for each in found]
+            found.insert(sum(later), paused)
         return found
 
     def _warn(self, text: str) -> None:
         if text not in self._warned:
             self._warned.add(text)
             log.warning("%s", text)
+
+
+def _is_within(checkpoint: Path, epoch: int) -> bool:
+    """Whether it holds so many epochs, and batches of the next one."""
+    return checkpoint_files.epoch_of(checkpoint) == epoch and checkpoint_files.place_of(checkpoint) > 0
 
 
 def _are_alike(one: dict[str, Any], other: dict[str, Any]) -> bool:

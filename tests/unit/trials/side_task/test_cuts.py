@@ -7,15 +7,22 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from ds_hooks.shared import statuses
+from tests.support.fused_and_solo import OPTIMIZERS
 from tests.support.interrupted import (
     Asked,
+    Killed,
+    Killing,
+    Long,
     assert_all_accounted,
     make_study,
     saved,
+    trained,
     work,
 )
 from trials.gate.base import StopRequested
 from trials.side_task import checkpoints
+from trials.training.group import TrialGroup
 
 
 @pytest.fixture
@@ -43,3 +50,36 @@ def test_what_cannot_be_saved_trains_on(tmp_path: Path, caplog: pytest.LogCaptur
     assert caplog.text.count("trials are not saved") == 1 and "lambda" in caplog.text
     worker, _, _ = work(study, tmp_path)
     assert_all_accounted(worker)
+
+
+def test_at_a_rung_all_trials_of_a_group_are_saved_or_none(tmp_path: Path) -> None:
+    """Else those that resume are apart from each other; the first file's cost is not known before."""
+    study = make_study()
+    study.rungs = (1,)
+    _, _, ended = work(study, tmp_path, Killing(165))
+    assert isinstance(ended, Killed) and len(saved(tmp_path)) == Long.trials
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_promoted_trial_goes_on_from_its_file_not_from_its_rung(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in memory as well, as it was when it paused."""
+    study = make_study()
+    study.search, study.rungs, study.reduction_factor = "asha", (1, 2), 2
+    study.trials = 10
+    study.make_optimizer = OPTIMIZERS["sgd"]
+    step = TrialGroup.train_step
+    crowded: list[list[int]] = []
+
+    def short_of_memory(group: TrialGroup, *batch: Any) -> None:
+        if not crowded and group.size > 1 and min(group.epochs_done) and group.place > 1:
+            crowded.append(group.numbers)
+            raise MemoryError
+        step(group, *batch)
+
+    monkeypatch.setattr(TrialGroup, "train_step", short_of_memory)
+    worker, reported, _ = work(study, tmp_path)
+    kept = sum(span.to_epoch - span.from_epoch for span in worker._claims.spans() if span.kept)
+    last = [each for each in reported if isinstance(each, statuses.Progress)][-1]
+    assert crowded and last.work == trained(reported) == 25 * kept and not last.lost
