@@ -51,10 +51,11 @@ class _Saved:
 
 
 class _Written(NamedTuple):
-    """A trial's file, that the search worker has not taken yet."""
+    """A trial's file, under the name that it has until the search worker takes it."""
 
     number: int
     epoch: int
+    place: int
     path: Path
 
 
@@ -87,6 +88,7 @@ class Checkpoints:
         self._changed: set[int] = set()
         self.lost = 0
         self._epochs: dict[int, int] = {}
+        self._handed: dict[int, _Written] = {}  # the last of each trial: the search worker may take it much later
         self._milestones: dict[int, int] = {}
         self._paused: dict[int, TrialState] = {}  # the longest first
         self._cost_s = 0.0
@@ -133,7 +135,8 @@ class Checkpoints:
                     continue  # it was saved by another kind of search
                 member = None if pauses else state.member(self._study, moves=True)
             except (CheckpointError, FuseError, OSError) as error:
-                self._warn(f"trial {number}: {error}")
+                if not isinstance(source, Path) or source.exists():  # else the search worker has just renamed it
+                    self._warn(f"trial {number}: {error}")
                 continue
             self._began(state)
             if pauses:
@@ -231,6 +234,7 @@ class Checkpoints:
         """Write the weights of a trial that has ended, if it is among the best so far. Returns the file."""
         keep, sign = self._study.keep_best, 1 if self._study.direction == "maximize" else -1
         self._saved.pop(group.numbers[row], None)
+        self._handed.pop(group.numbers[row], None)
         if self._directory is None or not keep or not all(map(math.isfinite, every(score))):
             return None
         if not isinstance(score, list):
@@ -286,12 +290,12 @@ class Checkpoints:
             return None
         self._read_back(path)
         self._cost_s = self._clock_s() - began_s
-        return _Written(state.number, state.epoch, path)
+        return _Written(state.number, state.epoch, state.place, path)
 
     def _hand_over(self, written: Iterable[_Written | None]) -> None:
         """Let these files count: all at once, so that trials that go on from them are at one place as before."""
         for each in filter(None, written):
-            self._epochs[each.number] = each.epoch
+            self._epochs[each.number], self._handed[each.number] = each.epoch, each
             self._changed.discard(each.number)
             del self._unsaved[each.number]
             self._search.send(checkpoint=each.number, file=str(each.path))
@@ -323,31 +327,24 @@ class Checkpoints:
         self._search.send(began=state.number, epoch=state.epoch, score=score, history=history)
 
     def _sources(self, number: int, reached: int) -> list[TrialState | Path]:
-        """Return where a trial may go on from, the latest first."""
-        found: list[TrialState | Path] = []
+        """Return where a trial may go on from, the latest first; of equals what is in memory, then what is newest."""
+        found: list[tuple[int, int, TrialState | Path]] = []
+        paused, handed = self._paused.get(number), self._handed.get(number)
+        if paused is not None:
+            found.append((paused.epoch, 0, paused))
+        if handed is not None and handed.path.exists():
+            found.append((handed.epoch, handed.place, handed.path))
         if self._directory is not None:
             files = checkpoint_files.found(checkpoint_files.trial_directory(self._directory, number))
-            may_be_within = number not in self._changed
-            found += [
-                file
-                for file in files
-                if checkpoint_files.epoch_of(file) <= reached and (may_be_within or not checkpoint_files.place_of(file))
-            ]
-        paused = self._paused.get(number)
-        if paused is not None and paused.epoch == reached:
-            later = [isinstance(each, Path) and _is_within(each, reached) for each in found]
-            found.insert(sum(later), paused)
-        return found
+            found += [(checkpoint_files.epoch_of(file), checkpoint_files.place_of(file), file) for file in files]
+        may_be_within = number not in self._changed
+        usable = [each for each in found if each[0] <= reached and (may_be_within or not each[1])]
+        return [source for *_, source in sorted(usable, key=lambda each: each[:2], reverse=True)]
 
     def _warn(self, text: str) -> None:
         if text not in self._warned:
             self._warned.add(text)
             log.warning("%s", text)
-
-
-def _is_within(checkpoint: Path, epoch: int) -> bool:
-    """Whether it holds so many epochs, and batches of the next one."""
-    return checkpoint_files.epoch_of(checkpoint) == epoch and checkpoint_files.place_of(checkpoint) > 0
 
 
 def _are_alike(one: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -10,6 +10,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from ds_hooks.shared import statuses
 from tests.support.fused_and_solo import OPTIMIZERS
 from tests.support.interrupted import (
+    BATCHES,
+    SAMPLES,
     Asked,
     Killed,
     Killing,
@@ -17,10 +19,11 @@ from tests.support.interrupted import (
     assert_all_accounted,
     make_study,
     saved,
-    trained,
     work,
 )
+from tests.support.side_task_runs import Direct
 from trials.gate.base import StopRequested
+from trials.search.worker import SearchWorker
 from trials.side_task import checkpoints
 from trials.training.group import TrialGroup
 
@@ -80,6 +83,49 @@ def test_a_promoted_trial_goes_on_from_its_file_not_from_its_rung(
 
     monkeypatch.setattr(TrialGroup, "train_step", short_of_memory)
     worker, reported, _ = work(study, tmp_path)
+    assert crowded
+    assert_nothing_lost(worker, reported)
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("at", [3, 7])
+def test_a_file_counts_before_the_search_worker_has_taken_it(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one may have to wait for its core, while memory is short here."""
+    step, steps = TrialGroup.train_step, 0
+
+    class Lagging(Direct):
+        """Leaves the last three requests undone, if any of them is a checkpoint, until it is waited for."""
+
+        def __init__(self, worker: SearchWorker) -> None:
+            super().__init__(worker)
+            self.waiting: list[dict[str, Any]] = []
+
+        def send(self, **request: Any) -> None:
+            self.waiting.append(request)
+            while len(self.waiting) > (3 if any("checkpoint" in each for each in self.waiting) else 0):
+                super().send(**self.waiting.pop(0))
+
+        def answers(self, wait_s: float = 0.0) -> list[dict[str, Any]]:
+            while wait_s and self.waiting:
+                super().send(**self.waiting.pop(0))
+            return super().answers(wait_s)
+
+    def short_of_memory(group: TrialGroup, *batch: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == at:
+            raise MemoryError
+        step(group, *batch)
+
+    monkeypatch.setattr(TrialGroup, "train_step", short_of_memory)
+    worker, reported, _ = work(make_study(), tmp_path, line=Lagging)
+    assert steps > at
+    assert_nothing_lost(worker, reported)
+
+
+def assert_nothing_lost(worker: SearchWorker, reported: list[statuses.Status]) -> None:
     kept = sum(span.to_epoch - span.from_epoch for span in worker._claims.spans() if span.kept)
     last = [each for each in reported if isinstance(each, statuses.Progress)][-1]
-    assert crowded and last.work == trained(reported) == 25 * kept and not last.lost
+    assert last.work == BATCHES * SAMPLES * kept and not last.lost
