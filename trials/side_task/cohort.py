@@ -144,9 +144,11 @@ class Cohort:
     def epoch_ended(self) -> None:
         """Let groups that began in the middle of the epoch be one with others, where these have room."""
         resumed, self._resumed = self._resumed, []
-        for group in resumed if self.fit.mixes else ():
+        for group in resumed:
             room = self.fit.most - group.size
             others = [each for each in self.groups if each is not group and each.size <= room]
+            if not self.fit.mixes:
+                others = [each for each in others if len({*each.epochs_done, *group.epochs_done}) == 1]
             if others and group in self.groups:
                 others[0].merge(group)
                 self.groups.remove(group)

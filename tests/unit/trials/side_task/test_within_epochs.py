@@ -108,13 +108,15 @@ def test_one_that_is_killed_loses_what_was_not_saved(
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("is_committed", [False, True])
-@pytest.mark.parametrize("at", [2, 14, 29])
+@pytest.mark.parametrize("mixes", [True, False])
+@pytest.mark.parametrize(("at", "is_committed"), [(2, True), (14, False), (29, True)])
 def test_one_that_is_killed_while_its_files_are_taken(
-    at: int, is_committed: bool, folder: Path, tmp_path: Path
+    at: int, is_committed: bool, mixes: bool, folder: Path, tmp_path: Path
 ) -> None:
     """Then some of its trials are a step behind the others, and train apart from them to the end of the epoch."""
     sent = 0
+    study = make_study()
+    study.mix_epochs = mixes
 
     class Dying(Direct):
         def send(self, **request: Any) -> None:
@@ -127,7 +129,7 @@ def test_one_that_is_killed_while_its_files_are_taken(
             super().send(**request)
 
     wanted, _, all_work = uninterrupted("fused", folder)
-    _, first, ended = work(make_study(), tmp_path, line=Dying)
+    _, first, ended = work(study, tmp_path, line=Dying)
     assert isinstance(ended, Killed)
     sizes = []
 
@@ -135,7 +137,7 @@ def test_one_that_is_killed_while_its_files_are_taken(
         def use(self, units: Any, trials: int) -> None:
             sizes.append(trials)
 
-    worker, second, _ = work(make_study(), tmp_path, Noting())
+    worker, second, _ = work(study, tmp_path, Noting())
     assert sizes[0] < Long.trials and sizes[-1] == Long.trials, "they join each other when that epoch ends"
     assert trained(second) <= all_work - (trained(first) - SAMPLES * Long.trials)
     found, weights = result(worker, tmp_path)
