@@ -8,7 +8,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from ds_hooks.shared import statuses
-from tests.support.fused_and_solo import OPTIMIZERS
+from tests.support.fused_and_solo import OPTIMIZERS, AtOnce, members
 from tests.support.interrupted import (
     BATCHES,
     SAMPLES,
@@ -17,15 +17,20 @@ from tests.support.interrupted import (
     Killing,
     Long,
     assert_all_accounted,
+    batches_of,
     make_study,
     saved,
+    trained,
     work,
 )
-from tests.support.side_task_runs import Direct
-from trials.gate.base import StopRequested
-from trials.search.worker import SearchWorker
-from trials.side_task import checkpoints
+from tests.support.side_task_runs import Direct, data
+from trials.gate.base import OpenGate, StopRequested
+from trials.search.worker import SearchWorker, WorkerConfig
+from trials.side_task import checkpoint_format, checkpoints
+from trials.side_task.checkpoints import Checkpoints
+from trials.side_task.scheduler import Scheduler
 from trials.training.group import TrialGroup
+from trials.training.trial_state import TrialState
 
 
 @pytest.fixture
@@ -129,3 +134,115 @@ def assert_nothing_lost(worker: SearchWorker, reported: list[statuses.Status]) -
     kept = sum(span.to_epoch - span.from_epoch for span in worker._claims.spans() if span.kept)
     last = [each for each in reported if isinstance(each, statuses.Progress)][-1]
     assert last.work == BATCHES * SAMPLES * kept and not last.lost
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_trial_that_went_back_is_saved_in_the_middle_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work(make_study(), tmp_path, Asked(330))
+    assert all("_" in names[0] for names in saved(tmp_path).values())
+    step, steps, again = TrialGroup.train_step, 0, make_study()
+    others = [(x + 1, y) for x, y in again.batches(2)]
+
+    def short_of_memory(group: TrialGroup, *batch: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            raise MemoryError
+        step(group, *batch)
+
+    monkeypatch.setattr(TrialGroup, "train_step", short_of_memory)
+    _, reported, _ = work(batches_of(again, lambda epoch: others), tmp_path)
+    assert steps > 3 and trained(reported) == BATCHES * SAMPLES * Long.trials, "that epoch once"
+
+
+@pytest.mark.parametrize("is_within", [False, True])
+def test_batches_that_cannot_be_known_again(
+    is_within: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
+) -> None:
+    """Their trials are saved at the ends of epochs only, there in any case."""
+    study, gate = make_study(), Asked()
+    given = [(x.float().to_sparse(), y) for x, y in data(0, BATCHES)]
+    study.make = lambda n: torch.nn.Linear(3, 2)
+    study.rungs = ()
+    if is_within:
+        request.getfixturevalue("eager")
+
+    class Ending(Direct):
+        def send(self, **request: Any) -> None:
+            super().send(**request)
+            if "trained" in request:  # an epoch has ended
+                gate._at = gate.asked + (30 if is_within else 0)
+
+    _, _, ended = work(batches_of(study, lambda epoch: given), tmp_path, gate, Ending)
+    assert isinstance(ended, StopRequested)
+    assert [names[0][:2] for names in saved(tmp_path).values()] == ["1-"] * Long.trials
+    assert caplog.text.count("at the ends of epochs only") == is_within
+
+
+def test_what_files_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes a second, of which three are at most a 40th of the time in the middle of epochs, and a 20th of all."""
+    now_s = 0.0
+
+    def slow(state: TrialState, path: Path) -> None:
+        nonlocal now_s
+        now_s += 1.0
+        checkpoint_format.save(state, path)
+
+    class Deaf(Direct):
+        def send(self, **request: Any) -> None:
+            pass
+
+    monkeypatch.setattr(checkpoints, "save", slow)
+    study = make_study()
+    study.epochs, study.rungs = 10, ()
+    worker = SearchWorker(study, WorkerConfig(storage="sqlite:///:memory:", study_name="s", worker="w"), AtOnce())
+    group = TrialGroup(study, members(study, range(3)), OpenGate())
+    written = Checkpoints(study, tmp_path, OpenGate(), Deaf(worker), lambda: now_s)
+
+    def is_saved(at_s: float, *, at_end: bool) -> bool:
+        nonlocal now_s
+        now_s = at_s
+        if at_end:
+            group.end_epoch()
+            written.epoch_ended(group)
+        else:
+            group.train_step(*next(iter(study.batches(0))))
+            assert written.step_ended(group, lambda number: "known") == (now_s > at_s)
+        return now_s > at_s
+
+    written.epoch_begins()
+    assert not is_saved(0.0, at_end=False) and is_saved(60.0, at_end=False)  # what it costs is not known before
+    assert not is_saved(179.0, at_end=False) and is_saved(181.0, at_end=False)
+    assert not is_saved(59.0 + 120.0, at_end=True), "two files of each so far"
+    assert is_saved(190.0, at_end=True) and is_saved(251.0, at_end=True)
+    group.train_step(*next(iter(study.batches(0))))
+    now_s = 1000.0
+    written.trained(group.numbers, SAMPLES)
+    monkeypatch.setattr(checkpoints, "SAVES_WITHIN_S", 1.5)
+    written.save_at_the_end([(group, lambda number: "known")])
+    assert now_s == 1002.0, "no third file is begun"
+
+
+def test_trials_that_pause_in_memory_lose_nothing() -> None:
+    study, reported = make_study(), list[statuses.Status]()
+    study.search, study.rungs = "asha", (1, 2)
+    worker = SearchWorker(study, WorkerConfig(storage="sqlite:///:memory:", study_name="s", worker="w"), AtOnce())
+    Scheduler(study, OpenGate(), Direct(worker), reported.append).run()
+    assert_nothing_lost(worker, reported)
+
+
+@pytest.mark.usefixtures("eager")
+def test_an_epochs_scores_are_computed_once_and_saving_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate, evaluated = TrialGroup.evaluate, 0
+
+    def counted(group: TrialGroup) -> Any:
+        nonlocal evaluated
+        evaluated += 1
+        return evaluate(group)
+
+    monkeypatch.setattr(TrialGroup, "evaluate", counted)
+    study = make_study()  # one of its trials has a scheduler that acts on scores
+    _, reported, _ = work(study, tmp_path)
+    assert evaluated == study.epochs
+    found = [each.work for each in reported if isinstance(each, statuses.Progress)]
+    assert found[:4] == [0, SAMPLES * Long.trials, 2 * SAMPLES * Long.trials, 3 * SAMPLES * Long.trials]
