@@ -83,11 +83,19 @@ def add_version(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(parsed: argparse.Namespace) -> int:
-    """Run a parsed sub-command. Returns its exit status: that of SIGPIPE if whoever read its output has gone."""
+    """Run a parsed sub-command.
+
+    Returns:
+        Its exit status: that of SIGPIPE if whoever read its output has gone, and of SIGINT if Ctrl-C ended it, such as
+        in the middle of a study's own code.
+    """
     try:
         status: int = parsed.run(parsed)
         sys.stdout.flush()
         return status
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return 128 + signal.SIGINT
     except BrokenPipeError:
         output = select.poll()
         output.register(sys.stdout.fileno(), 0)

@@ -290,3 +290,13 @@ def test_a_deadline_that_is_no_time_or_of_no_study(
     assert "there is no study x; found: mine" in refused(capsys, "deadline", "mine.py", "--study-name", "x")
     assert "no journal else" in refused(capsys, "deadline", "mine.py", "--directory", "else")
     assert not (tmp_path / "else").exists() and not (tmp_path / "studies" / "x").exists()
+
+
+@pytest.mark.parametrize("before", ["return Model()", "trials, epochs = 4, 1"])
+def test_an_interrupt_in_the_studys_own_code_ends_it_in_a_word(
+    before: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(STUDY.replace(before, f"import signal; signal.raise_signal(signal.SIGINT); {before}"))
+    assert main(["check", str(file)]) == 130
+    assert capsys.readouterr().err == "Interrupted.\n"
