@@ -6,7 +6,7 @@ Raw results go to `benchmarks/results/`. Options, such as `--quick`, are passed 
 import subprocess
 import sys
 
-from benchmarks.common import ROOT
+from benchmarks.shared.paths import RESULTS
 
 NAMES = (
     "hooks_overhead",
@@ -30,5 +30,5 @@ NAMES = (
 )
 
 for name in NAMES:
-    results = ROOT / "benchmarks" / "results" / f"{name}.json"
+    results = RESULTS / f"{name}.json"
     subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *sys.argv[1:], "--json", str(results)], check=True)

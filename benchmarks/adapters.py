@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.common import finish, kept_runs, parse, ratio_with_ci95
-from benchmarks.fusion import gpt
+from benchmarks.shared.fused_models import gpt
+from benchmarks.shared.intervals import ratio_with_ci95
+from benchmarks.shared.results import finish, kept_runs, parse
 from trials import Study, TrialGroup, build_member
 from trials.gate.base import OpenGate
 

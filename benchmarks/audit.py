@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import Pairs, finish, kept_runs, parse
-from benchmarks.fusion import MODELS, QUICK_MODELS, Classes
+from benchmarks.shared.fused_models import MODELS, QUICK_MODELS, Classes
+from benchmarks.shared.intervals import Pairs
+from benchmarks.shared.results import finish, kept_runs, parse
 from squeezer.reports.metrics import t_quantile_975
 from trials.gate.base import OpenGate
 from trials.training.audits.audit import Audit

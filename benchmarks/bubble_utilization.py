@@ -1,7 +1,7 @@
 """Slowdown of the main job and harvest of the side task, beside six other modes, for many scenarios.
 
-Each scenario is one run in which windows alternate (`utilization/windows.py`): nothing; ours, preemptive and
-cooperative; an oracle that knows each bubble's true end; and three baselines (`utilization/baselines.py`): naive
+Each scenario is one run in which windows alternate (`windows/modes.py`): nothing; ours, preemptive and
+cooperative; an oracle that knows each bubble's true end; and three baselines (`windows/baselines.py`): naive
 co-location, the kernel's idle class, and gating by whole steps as FreeRide does. Scenarios are a real two-rank job and
 stages of ghost pipelines: balanced, unbalanced, disturbed, and with several side tasks. Two of them are repeated beside
 one other mode.
@@ -20,22 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import (
-    ROOT,
-    commit,
-    environment,
-    finish,
-    kept_runs,
-    parse,
-    run_directories,
-    write,
-)
-from benchmarks.processes import last_core, start
-from benchmarks.utilization import guarded, side_variants
-from benchmarks.utilization.baselines import Baselines
+from benchmarks.shared.paths import ROOT
+from benchmarks.shared.processes import environment, last_core, run_directories, start
+from benchmarks.shared.results import commit, finish, kept_runs, parse, write
+from benchmarks.studies import ENDLESS_DIGITS, VARIANT_DIGITS, variant_digits
+from benchmarks.utilization import guarded
 from benchmarks.utilization.harvest_ratio import COMPARED, harvest_ratios
 from benchmarks.utilization.picture import write_figures
-from benchmarks.utilization.window_figures import (
+from benchmarks.windows.baselines import Baselines
+from benchmarks.windows.figures import (
     RankLog,
     Window,
     collect,
@@ -43,7 +36,7 @@ from benchmarks.utilization.window_figures import (
     mode_figures,
     recovery,
 )
-from benchmarks.utilization.windows import (
+from benchmarks.windows.modes import (
     ALONE,
     BASELINES,
     COOPERATIVE,
@@ -59,11 +52,9 @@ from squeezer.records.reader import load_run
 from squeezer.reports.report import build_report
 
 NAME = "bubble_utilization"
-STUDY = ROOT / "benchmarks" / "utilization" / "endless_digits.py"
-VARIANTS = ROOT / "benchmarks" / "utilization" / "side_variants.py"
 CONFIG = """
 [squeeze]
-preemptive = true  # the windows decide (windowed_daemon.py)
+preemptive = true  # the windows decide (benchmarks/windows/daemon.py)
 [side]
 study = "{study}"
 [run]
@@ -199,7 +190,7 @@ def _ghosts() -> list[Ghost]:
     ghosts.append(Ghost(stages=p, stage=k, micro_batches=m, rows=rows, jitter=0.2))
     ghosts.append(Ghost(stages=p, stage=k, micro_batches=m, rows=rows, stalls=True))
     ghosts.append(Ghost(stages=p, stage=k, micro_batches=m, rows=rows, resizes=True))
-    ghosts += [Ghost(stages=p, stage=k, micro_batches=m, rows=rows, side=side) for side in side_variants.VARIANTS]
+    ghosts += [Ghost(stages=p, stage=k, micro_batches=m, rows=rows, side=side) for side in variant_digits.VARIANTS]
     return ghosts
 
 
@@ -233,8 +224,8 @@ def _ghost(ghost: Ghost, seconds: float, cycles: int) -> dict[str, Any]:
     """Run a ghost scenario for at least `seconds` and `cycles`."""
     core = last_core()
     with run_directories() as (run, pages):
-        study = VARIANTS if ghost.side else STUDY
-        env = {**environment(pages), **ghost.windows.environment(), side_variants.ENVIRONMENT: ghost.side or ""}
+        study = VARIANT_DIGITS if ghost.side else ENDLESS_DIGITS
+        env = {**environment(pages), **ghost.windows.environment(), variant_digits.ENVIRONMENT: ghost.side or ""}
         config = _config(run, study)
         run.mkdir()
         baselines = Baselines(pages=pages, ranks=1, windows=ghost.windows, env=env, study=study, logs=run)
@@ -245,7 +236,7 @@ def _ghost(ghost: Ghost, seconds: float, cycles: int) -> dict[str, Any]:
         with ExitStack() as ends:
             ends.callback(baselines.close)
             job = start(command, env, ends)
-            daemon = [sys.executable, "-m", "benchmarks.utilization.windowed_daemon", "squeezer", "daemon"]
+            daemon = [sys.executable, "-m", "benchmarks.windows.daemon", "squeezer", "daemon"]
             daemon += ["--config", str(config), "--job-pid", str(job.pid)]
             squeezer = start(["taskset", "-c", core, *daemon], env, ends)
             if job.wait() != 0:
@@ -264,12 +255,12 @@ def _real(*, cycles: int) -> dict[str, Any]:
         command = [
             sys.executable,
             "-m",
-            "benchmarks.utilization.windowed_launch",
+            "benchmarks.windows.launcher",
             "--squeezer",
-            str(_config(run, STUDY)),
+            str(_config(run, ENDLESS_DIGITS)),
         ]
         command += ["--num_accelerators", "2", str(ROOT / "examples" / "pretrain.py"), "--steps", str(steps)]
-        baselines = Baselines(pages=pages, ranks=2, windows=REAL_WINDOWS, env=env, study=STUDY, logs=logs)
+        baselines = Baselines(pages=pages, ranks=2, windows=REAL_WINDOWS, env=env, study=ENDLESS_DIGITS, logs=logs)
         baselines.start()
         with ExitStack() as ends:
             ends.callback(baselines.close)

@@ -13,8 +13,9 @@ import torch
 import torch._dynamo.config
 import torch._inductor.config
 
-from benchmarks.common import finish, kept_runs, parse, ratio_with_ci95
-from benchmarks.fusion import Classes, Together, alternate
+from benchmarks.shared.fused_models import Classes, Together, alternate
+from benchmarks.shared.intervals import ratio_with_ci95
+from benchmarks.shared.results import finish, kept_runs, parse
 from trials.fusion.graph.program import Program
 from trials.fusion.graph.steps import LayerStep
 

@@ -14,7 +14,8 @@ from typing import Any
 import optuna
 import torch
 
-from benchmarks.common import ROOT, finish, parse
+from benchmarks.shared.paths import ROOT
+from benchmarks.shared.results import finish, parse
 from trials.gate.base import OpenGate
 from trials.side_task.devices import make_side_device
 from trials.study import Study, load_study

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import ROOT, finish, parse
+from benchmarks.shared.paths import ROOT
+from benchmarks.shared.results import finish, parse
 from ds_hooks.shared.cuda_driver import DriverError
 from squeezer.calibration.measured_device import LateError, MeasuredDevice, Word
 from squeezer.calibration.mps_server import CONTROL, mps_server

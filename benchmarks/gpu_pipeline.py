@@ -42,10 +42,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.common import ROOT, environment, finish, mean_and_ci95, winsorized, write
 from benchmarks.gpu.block_files import RANKS, ready_path, step_word, steps_path, trained_path
-from benchmarks.processes import start
-from benchmarks.utilization.windows import ALONE, COOPERATIVE, LOW_PRIORITY, NAIVE, STUDY, UNHOOKED, WINDOWED, Windows
+from benchmarks.shared.intervals import mean_and_ci95, winsorized
+from benchmarks.shared.paths import ROOT
+from benchmarks.shared.processes import environment, start
+from benchmarks.shared.results import finish, write
+from benchmarks.studies import MANY_DIGITS
+from benchmarks.windows.modes import ALONE, COOPERATIVE, LOW_PRIORITY, NAIVE, UNHOOKED, WINDOWED, Windows
 from ds_hooks.shared.page.file import DIRECTORY_VARIABLE
 from launch.rank import core_share
 from squeezer.calibration.mps_server import CONTROL, mps_server
@@ -171,11 +174,11 @@ def _measure(options: argparse.Namespace, run: dict[str, Any]) -> None:
             step_word(folder, rank, create=True)
         _start_ungated(options, folder, env, ends)
         config = folder / "squeezer.toml"
-        config.write_text(WINDOWED.format(study=STUDY, run=records), encoding="utf-8")
+        config.write_text(WINDOWED.format(study=MANY_DIGITS, run=records), encoding="utf-8")
         script = ["--module", "benchmarks.gpu.blocks", str(folder), str(ROOT / "examples" / "pretrain.py")]
         # one step more: the last one's time is never known
         script += ["--steps", str(windows.first_step(rounds)), *JOB[options.device]]
-        command = [sys.executable, "-m", "benchmarks.utilization.windowed_launch", "--squeezer", str(config)]
+        command = [sys.executable, "-m", "benchmarks.windows.launcher", "--squeezer", str(config)]
         launch = _launch_as_two_hosts if options.one_gpu else _launch
         jobs = launch(command, script, folder, env, ends)
         deadline_s = time.monotonic() + LIMIT_S
@@ -240,7 +243,7 @@ def _start_ungated(options: argparse.Namespace, folder: Path, env: Mapping[str, 
         for mode, priority in ((NAIVE, "0"), (LOW_PRIORITY, "1")):
             own = {**env, "CUDA_VISIBLE_DEVICES": visible[rank], "CUDA_MPS_CLIENT_PRIORITY": priority}
             command = [sys.executable, "-m", "benchmarks.gpu.ungated", mode, "--folder", str(folder)]
-            command += ["--rank", str(rank), "--study", str(STUDY), "--device", options.device]
+            command += ["--rank", str(rank), "--study", str(MANY_DIGITS), "--device", options.device]
             waited[ready_path(folder, mode, rank)] = start(command, own, ends)
     deadline_s = time.monotonic() + READY_WITHIN_S
     while not all(path.exists() for path in waited):

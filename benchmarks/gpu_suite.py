@@ -20,9 +20,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from benchmarks.common import write
 from benchmarks.gpu.ghost_stream import RECEIVES, WAYS
 from benchmarks.gpu.parts import Bench, context_costs, faults, memory, mps_server, words_between_processes
+from benchmarks.shared.results import write
 
 NAME = "gpu_suite"
 NO_ERROR, NONE, YES = "no error", "0", "True"

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.common import commit, parse
+from benchmarks.shared.results import commit, parse
 from squeezer.config import GuardTable, SqueezeTable
 from squeezer.policy.actions import Note
 from squeezer.policy.events import JobAttached, Side, SideChanged, StepEnded, StepStarted

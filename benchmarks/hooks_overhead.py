@@ -15,17 +15,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.common import (
-    ROOT,
-    commit,
-    environment,
-    finish,
-    kept_runs,
-    parse,
-    ratio_with_ci95,
-    run_directories,
-    winsorized,
-)
+from benchmarks.shared.intervals import ratio_with_ci95, winsorized
+from benchmarks.shared.paths import ROOT
+from benchmarks.shared.processes import environment, run_directories
+from benchmarks.shared.results import commit, finish, kept_runs, parse
 from launch.ds_squeeze import free_port
 
 NAME = "hooks_overhead"
@@ -73,7 +66,7 @@ def _real(steps: int) -> dict[str, Any]:
         run.mkdir()
         times = run / "times"
         launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", "2"]
-        launcher += ["--master_port", str(free_port()), "--module", "benchmarks.pinned"]
+        launcher += ["--master_port", str(free_port()), "--module", "benchmarks.shared.toggle"]
         job = [str(WINDOW_STEPS), str(times), str(ROOT / "examples" / "pretrain.py"), "--steps", str(steps)]
         with _daemons(run, pages, 2):
             subprocess.run([*launcher, *job], env=environment(pages), cwd=ROOT, check=True, stdout=subprocess.DEVNULL)

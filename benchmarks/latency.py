@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import ROOT, finish, parse
+from benchmarks.shared.paths import ROOT
+from benchmarks.shared.results import finish, parse
 from ds_hooks.clock.cpu import CpuClock
 from ds_hooks.shared.page.file import Page, make_private_dir, page_path
 from ds_hooks.shared.page.layout import Field, Role

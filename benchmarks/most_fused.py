@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks import fusion
-from benchmarks.common import finish, kept_runs, parse, ratio_with_ci95
-from benchmarks.fusion import BATCH, MODELS, Alone, Classes, Together, gpt, lstm, mlp, resnet18
+from benchmarks.shared.fused_models import BATCH, MODELS, Alone, Classes, Together, gpt, lstm, mlp, resnet18
+from benchmarks.shared.intervals import ratio_with_ci95
+from benchmarks.shared.results import finish, kept_runs, parse
 from trials.training.rehearsal import how_many
 
 NAME = "most_fused"
@@ -43,7 +43,7 @@ def main() -> None:
     """Measure, print, write."""
     options = parse(NAME, __doc__ or "")
     torch.set_num_threads(1)
-    fusion.MODELS.update(LARGER)
+    MODELS.update(LARGER)
     runs = kept_runs(options)
     for name in MODELS:
         if options.only in (None, name) and (name in QUICK or not options.quick):

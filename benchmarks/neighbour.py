@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.common import finish, parse, ratio_with_ci95
-from benchmarks.processes import child
+from benchmarks.shared.intervals import ratio_with_ci95
+from benchmarks.shared.processes import child
+from benchmarks.shared.results import finish, parse
 
 NAME = "neighbour"
 ASLEEP = "asleep"

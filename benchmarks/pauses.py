@@ -21,14 +21,15 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import ROOT, finish, kept_runs, mean_and_ci95, parse, ratio_with_ci95
+from benchmarks.shared.intervals import mean_and_ci95, ratio_with_ci95
+from benchmarks.shared.results import finish, kept_runs, parse
+from benchmarks.studies import MANY_DIGITS
 from trials.gate.base import OpenGate
 from trials.study import load_study
 from trials.training.group import TrialGroup
 from trials.training.member import build_member
 
 NAME = "pauses"
-STUDY = ROOT / "benchmarks" / "utilization" / "many_digits.py"
 TRIALS, BURST, BURSTS, PAUSE_S = 16, 6, 4, 0.03
 ROUNDS, QUICK_ROUNDS = 150, 15
 ASLEEP, IN_TURN = "asleep", "in turn"
@@ -122,7 +123,7 @@ def _bursts(step: Callable[[], None], pause: Callable[[], None]) -> list[float]:
 
 
 def _stepper() -> Callable[[], None]:
-    study = load_study(STUDY)
+    study = load_study(MANY_DIGITS)
     params = [{"lr": 1e-3, "weight_decay": 1e-4, "dropout": 0.03 * row} for row in range(TRIALS)]
     group = TrialGroup(study, [build_member(study, row, each) for row, each in enumerate(params)], OpenGate())
 

@@ -12,8 +12,9 @@ from statistics import fmean, variance
 from typing import Any
 
 from benchmarks import real_jobs
-from benchmarks.common import ROOT, ratio_with_ci95
 from benchmarks.fusion import planned_point
+from benchmarks.shared.intervals import ratio_with_ci95
+from benchmarks.shared.paths import RESULTS
 from benchmarks.utilization.class_figures import (
     ClassFigure,
     class_harvest,
@@ -25,10 +26,9 @@ from benchmarks.utilization.class_figures import (
     speed_table,
 )
 from benchmarks.utilization.scenario_classes import CLASSES, GHOST_STAGES
-from benchmarks.utilization.windows import ALONE, COOPERATIVE, NAIVE, ORACLE, PREEMPTIVE, SCHED_IDLE, STEP_GRAIN
+from benchmarks.windows.modes import ALONE, COOPERATIVE, NAIVE, ORACLE, PREEMPTIVE, SCHED_IDLE, STEP_GRAIN
 from squeezer.reports.metrics import t_quantile_975
 
-RESULTS = ROOT / "benchmarks" / "results"
 README_MODES = (COOPERATIVE, PREEMPTIVE)
 MODES = (COOPERATIVE, PREEMPTIVE, STEP_GRAIN, SCHED_IDLE, NAIVE, ALONE)
 HOOKED = {"real_two_ranks": "real job", "ghost_4_0_4": "first of 4 stages", "ghost_4_1_4": "second of 4 stages"}

@@ -2,7 +2,7 @@
 
     python -m benchmarks.real_jobs [--quick] [--json FILE] [--only SCENARIO]
 
-Each job runs in three ways, beside a study that is searched and pruned, and never ends (`utilization/many_digits.py`):
+Each job runs in three ways, beside a study that is searched and pruned, and never ends (`studies/many_digits.py`):
 
 - *cost*: one run in rounds of three blocks of steps, in random order: *ours*; *awake*, where on each core a process of
   the idle class spins and touches no memory; *alone*, where cores sleep through bubbles. The claim is ours ÷ awake, for
@@ -34,21 +34,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.common import (
-    ROOT,
-    commit,
-    environment,
-    finish,
-    kept_runs,
-    mean_and_ci95,
-    parse,
-    run_directories,
-    winsorized,
-    write,
-)
-from benchmarks.processes import start
-from benchmarks.utilization.spinners import spinners
-from benchmarks.utilization.windows import ALONE, AWAKE, DEFAULTS, PREEMPTIVE, STUDY, WINDOWED, Windows
+from benchmarks.shared.intervals import mean_and_ci95, winsorized
+from benchmarks.shared.paths import ROOT
+from benchmarks.shared.processes import environment, run_directories, start
+from benchmarks.shared.results import commit, finish, kept_runs, parse, write
+from benchmarks.studies import MANY_DIGITS
+from benchmarks.windows.modes import ALONE, AWAKE, DEFAULTS, PREEMPTIVE, WINDOWED, Windows
+from benchmarks.windows.spinners import spinners
 from squeezer.records.reader import load_run
 from squeezer.reports.metrics import mean_over_ranks
 
@@ -187,7 +179,7 @@ def _in_blocks(job: str, windows: Windows, rounds: int) -> dict[str, Any]:
     with run_directories() as (run, pages):
         steps = windows.first_step(rounds) - 1
         env = {**environment(pages), **windows.environment()}
-        _train("benchmarks.utilization.windowed_launch", job, steps, _config(run, WINDOWED), env, pages, windows)
+        _train("benchmarks.windows.launcher", job, steps, _config(run, WINDOWED), env, pages, windows)
         merged = mean_over_ranks([rank.step_times() for rank in load_run(run)])
         places = [(windows.locate(step.step), step.duration_ns / 1e6) for step in merged if len(step.ranks) == 2]
         counted = [[at.cycle, at.mode, at.at, round(ms, 3)] for at, ms in places if at.cycle >= 0]
@@ -212,7 +204,7 @@ def _yield(job: str, steps: int) -> dict[str, Any]:
 
 def _config(run: Path, text: str) -> str:
     path = run.parent / "squeezer.toml"
-    path.write_text(text.format(study=STUDY, run=run), encoding="utf-8")
+    path.write_text(text.format(study=MANY_DIGITS, run=run), encoding="utf-8")
     return str(path)
 
 

@@ -21,8 +21,10 @@ from typing import Any
 import optuna
 import torch
 
-from benchmarks.common import ROOT, finish, kept_runs, parse, ratio_with_ci95
-from benchmarks.fusion import MODELS, QUICK_MODELS, Classes, Together
+from benchmarks.shared.fused_models import MODELS, QUICK_MODELS, Classes, Together
+from benchmarks.shared.intervals import ratio_with_ci95
+from benchmarks.shared.paths import ROOT
+from benchmarks.shared.results import finish, kept_runs, parse
 from trials.gate.base import OpenGate
 from trials.search.serve import answers_to
 from trials.search.worker import SearchWorker, WorkerConfig

@@ -19,7 +19,10 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from benchmarks.common import ROOT, environment, finish, kept_runs, parse
+from benchmarks.shared.paths import ROOT
+from benchmarks.shared.processes import environment
+from benchmarks.shared.results import finish, kept_runs, parse
+from benchmarks.studies import ENDLESS_DIGITS
 from ds_hooks.clock.cpu import CpuClock
 from ds_hooks.shared.page.file import Page, make_private_dir, page_path
 from ds_hooks.shared.page.layout import Field, Role, SideActivity
@@ -207,7 +210,7 @@ def _be_the_side_task(path: Path) -> None:
     from trials.training.member import build_member
 
     torch.set_num_threads(1)
-    study = load_study(ROOT / "benchmarks" / "utilization" / "endless_digits.py")
+    study = load_study(ENDLESS_DIGITS)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     draws = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     members = [build_member(study, k, study.suggest(draws.ask())) for k in range(study.rows)]

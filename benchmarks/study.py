@@ -2,7 +2,7 @@
 
     python -m benchmarks.study [--quick] [--json FILE] [--only ARM]
 
-One study of 200 trials (`benchmarks.utilization.searched_digits`), several times with other seeds. For each seed all
+One study of 200 trials (`benchmarks.studies.searched_digits`), several times with other seeds. For each seed all
 arms run, in random order. FILE is written after each run; if it was stopped, the same command at the same commit goes
 on.
 
@@ -36,16 +36,17 @@ import optuna
 import torch
 from optuna.trial import FrozenTrial, TrialState
 
-from benchmarks.common import ROOT, commit, environment, finish, kept_runs, parse, run_directories, write
-from benchmarks.processes import last_core, start
-from benchmarks.utilization.searched_digits import SEED_VARIABLE, TRIALS_VARIABLE
+from benchmarks.shared.paths import ROOT
+from benchmarks.shared.processes import environment, last_core, run_directories, start
+from benchmarks.shared.results import commit, finish, kept_runs, parse, write
+from benchmarks.studies import SEARCHED_DIGITS
+from benchmarks.studies.searched_digits import SEED_VARIABLE, TRIALS_VARIABLE
 from squeezer.reports.metrics import t_quantile_975
 from trials.search.storage.claims import Claims
 from trials.search.storage.database import connect
 from trials.search.storage.optuna_storage import open_storage
 from trials.study import Study, load_study
 
-STUDY = ROOT / "benchmarks" / "utilization" / "searched_digits.py"
 REPEATS, QUICK_REPEATS = 5, 1
 QUICK_TRIALS = 40
 SEEDS_OF_BEST = 8
@@ -144,7 +145,9 @@ def _ghost() -> dict[str, Any]:
 
 def _config(run: Path) -> str:
     path = run.parent / "squeezer.toml"
-    path.write_text(CONFIG.format(study=STUDY, name=NAME, directory=run.parent / "studies", run=run), encoding="utf-8")
+    path.write_text(
+        CONFIG.format(study=SEARCHED_DIGITS, name=NAME, directory=run.parent / "studies", run=run), encoding="utf-8"
+    )
     return str(path)
 
 
@@ -172,7 +175,17 @@ def _dedicated() -> dict[str, Any]:
     """Without a main job, on one core."""
     with run_directories() as (run, pages):
         studies = run.parent / "studies"
-        command = [sys.executable, "-m", "trials", "run", str(STUDY), "--study-name", NAME, "--directory", str(studies)]
+        command = [
+            sys.executable,
+            "-m",
+            "trials",
+            "run",
+            str(SEARCHED_DIGITS),
+            "--study-name",
+            NAME,
+            "--directory",
+            str(studies),
+        ]
         command = ["taskset", "-c", last_core(), *command]
         subprocess.run(command, cwd=ROOT, env=environment(pages), check=True, capture_output=True)
         return _fused(studies)
@@ -259,7 +272,7 @@ def _epochs(study: Study, params: dict[str, Any], seed: int) -> Iterator[tuple[i
 
 
 def _study() -> Study:
-    return load_study(STUDY)
+    return load_study(SEARCHED_DIGITS)
 
 
 ARMS: dict[str, Callable[[], dict[str, Any]]] = {

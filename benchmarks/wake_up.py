@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import finish, parse
-from benchmarks.processes import child
+from benchmarks.shared.processes import child
+from benchmarks.shared.results import finish, parse
 
 NAME = "wake_up"
 NOTHING, NICE, BATCH, IDLE = "nothing", "nice_19", "batch_nice_19", "idle"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from benchmarks import postgres as postgresql
+from benchmarks.shared import postgres as postgresql
 from tests.support.sandbox import Sandbox, new_sandbox
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

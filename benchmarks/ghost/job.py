@@ -17,8 +17,8 @@ import torch
 
 from benchmarks.ghost.program import GhostShape
 from benchmarks.ghost.stage import GhostStage
-from benchmarks.toggle import Toggled
-from benchmarks.utilization.windows import ENVIRONMENT, ORACLE, Windows
+from benchmarks.shared.toggle import Toggled
+from benchmarks.windows.modes import ENVIRONMENT, ORACLE, Windows
 from ds_hooks import attach
 from ds_hooks.shared.page.file import Page, page_path, runtime_dir
 from ds_hooks.shared.page.layout import Field, SideActivity

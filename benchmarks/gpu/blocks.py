@@ -11,8 +11,8 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.gpu.block_files import step_word, steps_path
-from benchmarks.toggle import run_watched
-from benchmarks.utilization.windows import UNHOOKED, Windows
+from benchmarks.shared.toggle import run_watched
+from benchmarks.windows.modes import UNHOOKED, Windows
 from ds_hooks import handle
 
 

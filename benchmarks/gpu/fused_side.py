@@ -5,7 +5,7 @@ It differs from a real side task in what surrounds the training: one batch over 
 
 from collections.abc import Callable
 
-from benchmarks.fusion import Classes
+from benchmarks.shared.fused_models import Classes
 from ds_hooks.shared.page.file import Page
 from trials import TrialGroup, build_member
 from trials.gate.base import HOST_UNIT, Gate, OpenGate

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.fusion import Classes, Together, resnet18
 from benchmarks.gpu.parts import Bench
+from benchmarks.shared.fused_models import Classes, Together, resnet18
 from trials import build_member
 
 FULL_WIDTH, NARROW_WIDTH = 64, 8

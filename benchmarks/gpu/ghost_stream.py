@@ -18,10 +18,10 @@ from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any, ClassVar, Self
 
-from benchmarks.common import ROOT
 from benchmarks.ghost.model import PipelineModel, Timing
 from benchmarks.ghost.program import GhostModelError, GhostShape, Op, stage_program
 from benchmarks.gpu.device_kernels import Kernels
+from benchmarks.shared.paths import ROOT
 from ds_hooks.shared.cuda_driver import DeviceWords, Driver
 from squeezer.calibration.measured_device import map_words
 

@@ -16,9 +16,10 @@ from statistics import median
 from typing import Any, Self
 from unittest import mock
 
-from benchmarks.common import ROOT, ratio_with_ci95
 from benchmarks.gpu.device_kernels import CudaKernels, Kernels, open_device
 from benchmarks.gpu.fake_driver import FakeDriver
+from benchmarks.shared.intervals import ratio_with_ci95
+from benchmarks.shared.paths import ROOT
 from ds_hooks.shared.cuda_driver import DeviceWords, Driver, comes
 from ds_hooks.shared.forced_gate import force_gate
 from ds_hooks.shared.page.file import Page, make_private_dir, page_path

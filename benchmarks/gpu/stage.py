@@ -15,12 +15,12 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from benchmarks.common import ratio_with_ci95
 from benchmarks.ghost.model import Timing
 from benchmarks.ghost.program import GhostShape
 from benchmarks.gpu.fake_driver import DEFAULT_STREAM, FakeDriver
 from benchmarks.gpu.ghost_stream import RECEIVES, WAYS, StreamStage, programs_of
 from benchmarks.gpu.parts import UNIT_US, Bench, Side
+from benchmarks.shared.intervals import ratio_with_ci95
 from ds_hooks import attach
 from ds_hooks.clock import cuda as clock_module
 from ds_hooks.shared import wire

@@ -19,7 +19,7 @@ import optuna
 import torch
 
 from benchmarks.gpu.block_files import RANKS, ready_path, step_word, trained_path
-from benchmarks.utilization.windows import LOW_PRIORITY, NAIVE, Windows
+from benchmarks.windows.modes import LOW_PRIORITY, NAIVE, Windows
 from ds_hooks.shared.processes.parent import die_with_parent
 from launch.rank import core_share
 from trials.gate.base import OpenGate

@@ -16,11 +16,11 @@ from typing import Any
 
 import optuna
 
-from benchmarks import postgres
-from benchmarks.common import finish, kept_runs, parse
 from benchmarks.search_cost.per_trial import costs_after
 from benchmarks.search_cost.simulated import ASHA, DEFAULT, RANDOM
 from benchmarks.search_cost.statements import sustained
+from benchmarks.shared import postgres
+from benchmarks.shared.results import finish, kept_runs, parse
 
 STORAGES = ("journal", "sqlite", "postgresql")
 SIZES = (10, 1000, 10_000)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import optuna
 
-from benchmarks.common import ROOT
 from benchmarks.search_cost.filled import history, score
+from benchmarks.shared.paths import ROOT
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.study import Study, load_study
 

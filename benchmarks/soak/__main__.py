@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from benchmarks.common import commit, machine
+from benchmarks.shared.results import commit, machine
 from benchmarks.soak import results
 from benchmarks.soak.faults import STEPS, draw
 from benchmarks.soak.job import Paths, losses_alone

@@ -12,7 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.common import ROOT, environment
+from benchmarks.shared.paths import ROOT
+from benchmarks.shared.processes import environment
 from benchmarks.soak.faults import Plan
 from benchmarks.soak.processes import MARK
 from launch.ds_squeeze import free_port

@@ -10,7 +10,7 @@ import json
 import sys
 from typing import Any
 
-from benchmarks.common import commit, finish, kept_runs, parse, write
+from benchmarks.shared.results import commit, finish, kept_runs, parse, write
 from benchmarks.transfer.experiments import EXPERIMENTS, timed
 from benchmarks.transfer.figures import summary
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from benchmarks.common import ratio_with_ci95
+from benchmarks.shared.intervals import ratio_with_ci95
 
 Runs = Sequence[dict[str, Any]]
 

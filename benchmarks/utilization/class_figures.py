@@ -31,8 +31,8 @@ from benchmarks.utilization.scenario_classes import (
     SHORT_BUBBLES,
     ScenarioClass,
 )
-from benchmarks.utilization.window_figures import Window
-from benchmarks.utilization.windows import ALONE, COOPERATIVE, NAIVE, PREEMPTIVE, SCHED_IDLE, STEP_GRAIN
+from benchmarks.windows.figures import Window
+from benchmarks.windows.modes import ALONE, COOPERATIVE, NAIVE, PREEMPTIVE, SCHED_IDLE, STEP_GRAIN
 from squeezer.reports.metrics import t_quantile_975
 
 FEW = 5

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import ROOT, commit, environment, run_directories
-from benchmarks.processes import last_core, start
-from benchmarks.utilization import unruly
+from benchmarks.shared.processes import environment, last_core, run_directories, start
+from benchmarks.shared.results import commit
+from benchmarks.studies import ENDLESS_DIGITS, UNRULY_DIGITS, unruly_digits
 from benchmarks.utilization.guarded_figures import guarded_steps, harvests, judge
 from squeezer.policy.margins import RECENT_STEPS
 from squeezer.records.reader import load_run
@@ -91,9 +91,9 @@ def measure(scenario: Guarded) -> dict[str, Any]:
     """One run of a scenario; a minute or two."""
     core = last_core()
     with run_directories() as (run, pages), ExitStack() as ends:
-        study = ROOT / "benchmarks" / "utilization" / ("unruly.py" if scenario.is_unruly else "endless_digits.py")
+        study = UNRULY_DIGITS if scenario.is_unruly else ENDLESS_DIGITS
         behaviour = f"{scenario.how}:{scenario.first_step}:{scenario.until_step}"
-        env = {**environment(pages), unruly.ENVIRONMENT: behaviour}
+        env = {**environment(pages), unruly_digits.ENVIRONMENT: behaviour}
         config, model = run.parent / "squeezer.toml", run.parent / "model.json"
         preemptive = str(scenario.preemptive).lower()
         config.write_text(

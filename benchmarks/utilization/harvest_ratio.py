@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.utilization.window_figures import Window
-from benchmarks.utilization.windows import ALONE, COOPERATIVE, NAIVE, ORACLE, PREEMPTIVE, STEP_GRAIN
+from benchmarks.windows.figures import Window
+from benchmarks.windows.modes import ALONE, COOPERATIVE, NAIVE, ORACLE, PREEMPTIVE, STEP_GRAIN
 from squeezer.reports.metrics import t_quantile_975
 
 COMPARED = {ORACLE: (COOPERATIVE,), STEP_GRAIN: (PREEMPTIVE, COOPERATIVE)}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.utilization.guarded_figures import placebo
-from benchmarks.utilization.windows import COOPERATIVE, MODES, NAIVE, ORACLE, PREEMPTIVE, SCHED_IDLE, STEP_GRAIN
+from benchmarks.windows.modes import COOPERATIVE, MODES, NAIVE, ORACLE, PREEMPTIVE, SCHED_IDLE, STEP_GRAIN
 
 COLOURS = {
     PREEMPTIVE: "#009E73",

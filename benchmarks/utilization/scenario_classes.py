@@ -6,7 +6,7 @@ bubbles, not the harvest; a test recomputes them from the raw runs.
 
 from typing import NamedTuple
 
-from benchmarks.utilization.windows import ORACLE, STEP_GRAIN
+from benchmarks.windows.modes import ORACLE, STEP_GRAIN
 
 SHORT_BELOW_MS = 10.0
 """Scenarios have either at most 9.5 ms of bubble time per micro-batch, or at least 16 ms."""

@@ -7,6 +7,7 @@ from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
 
 MOVED = {
     "python -m benchmarks.clerk_cost": "python -m benchmarks.search_cost",
+    "python -m benchmarks.toggle": "python -m benchmarks.shared.toggle",
     "python -m benchmarks.utilization_picture": "python -m benchmarks.utilization.picture",
     "python -m squeezer.replay": "squeezer replay",
     "python -m squeezer.state": "python -m squeezer.policy.state",

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common import ROOT, environment
-from benchmarks.utilization.baselines import Baselines
-from benchmarks.utilization.windowed_daemon import FORECASTS
-from benchmarks.utilization.windows import BASELINES, NAIVE, SCHED_IDLE, STEP_GRAIN, Windows
+from benchmarks.shared.processes import environment
+from benchmarks.studies import ENDLESS_DIGITS
+from benchmarks.windows.baselines import Baselines
+from benchmarks.windows.daemon import FORECASTS
+from benchmarks.windows.modes import BASELINES, NAIVE, SCHED_IDLE, STEP_GRAIN, Windows
 from ds_hooks.shared.page.file import Page, page_path
 from ds_hooks.shared.page.layout import Field
 from tests.support.sandbox import stat
@@ -24,7 +25,7 @@ WINDOWS = Windows(
 def test_each_baseline_runs_in_its_windows_alone(tmp_path: Path) -> None:
     page = Page.open(page_path(tmp_path / "pages", 0))
     words = page.words
-    study = ROOT / "benchmarks" / "utilization" / "endless_digits.py"
+    study = ENDLESS_DIGITS
     env = environment(tmp_path / "pages")
     baselines = Baselines(pages=tmp_path / "pages", ranks=1, windows=WINDOWS, env=env, study=study, logs=tmp_path)
     main_job = subprocess.Popen(["sleep", "600"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.gpu_pipeline import ARMS, BLOCK_STEPS, NOTHING_MEASURED
-from benchmarks.utilization.windows import ALONE, COOPERATIVE, LOW_PRIORITY, NAIVE, UNHOOKED
+from benchmarks.windows.modes import ALONE, COOPERATIVE, LOW_PRIORITY, NAIVE, UNHOOKED
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.integration

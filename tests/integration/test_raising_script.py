@@ -20,7 +20,7 @@ min_bubble_ms = 0.1
 [guard]
 enabled = false
 [side]
-study = "{ROOT}/benchmarks/utilization/endless_digits.py"
+study = "{ROOT}/benchmarks/studies/endless_digits.py"
 [run]
 directory = "run"
 calibrate_s = 0.0

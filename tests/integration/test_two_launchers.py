@@ -33,7 +33,7 @@ alone_share = 0.0
 [guard]
 enabled = false
 [side]
-study = "{root}/benchmarks/utilization/{study}.py"
+study = "{root}/benchmarks/studies/{study}.py"
 study_directory = "{base}/studies"
 {storage}
 [run]

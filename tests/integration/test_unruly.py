@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.utilization import unruly
+from benchmarks.studies import unruly_digits
 from ds_hooks.shared.page.file import Page, page_path
 from ds_hooks.shared.page.layout import Field
 
@@ -15,9 +15,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 def test_batches_are_large_in_the_unruly_steps_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQUEEZER_DIR", str(tmp_path / "pages"))
-    monkeypatch.setenv(unruly.ENVIRONMENT, "costs:5:7")
+    monkeypatch.setenv(unruly_digits.ENVIRONMENT, "costs:5:7")
     page = Page.open(page_path(tmp_path / "pages", 0))
-    batches = unruly.UnrulyDigits().batches(0)
+    batches = unruly_digits.UnrulyDigits().batches(0)
     rows = []
     for step in range(3, 9):
         page.words[Field.STEP] = step
@@ -32,9 +32,9 @@ def test_the_loader_computes_in_the_unruly_steps_alone_and_ends_with_the_side_ta
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SQUEEZER_DIR", str(tmp_path / "pages"))
-    monkeypatch.setenv(unruly.ENVIRONMENT, "loader:5:7")
+    monkeypatch.setenv(unruly_digits.ENVIRONMENT, "loader:5:7")
     page = Page.open(page_path(tmp_path / "pages", 0))
-    study = unruly.UnrulyDigits()
+    study = unruly_digits.UnrulyDigits()
 
     def cpu_s(batches: int) -> float:
         """What the loader computes while so many batches are read."""
@@ -58,7 +58,7 @@ def test_the_loader_computes_in_the_unruly_steps_alone_and_ends_with_the_side_ta
     page.close()
 
 
-def _cpu_s(study: unruly.UnrulyDigits) -> float:
+def _cpu_s(study: unruly_digits.UnrulyDigits) -> float:
     if study._loader is None:
         return 0.0
     return time.clock_gettime(~study._loader.pid << 3 | 2)

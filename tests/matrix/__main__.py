@@ -22,7 +22,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import commit, machine
+from benchmarks.shared.results import commit, machine
 from tests.matrix.cell import EQUAL, NOT_AVAILABLE
 from tests.matrix.modes import MODES
 from tests.support.paths import ROOT

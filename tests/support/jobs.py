@@ -130,7 +130,7 @@ alone_share = 0.3
 [guard]
 enabled = false
 [side]
-study = "{ROOT}/benchmarks/utilization/endless_digits.py"
+study = "{ROOT}/benchmarks/studies/endless_digits.py"
 [run]
 directory = "run"
 trace_steps = 1000

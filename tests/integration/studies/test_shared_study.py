@@ -12,8 +12,8 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import DBAPIError
 
-from benchmarks import postgres as postgresql
-from benchmarks.postgres import Server
+from benchmarks.shared import postgres as postgresql
+from benchmarks.shared.postgres import Server
 from tests.support.fused_and_solo import AtOnce
 from tests.support.proxy import proxied
 from tests.support.sandbox import wait_for

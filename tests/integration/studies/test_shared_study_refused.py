@@ -13,7 +13,7 @@ import torch
 from optuna.samplers import BaseSampler, CmaEsSampler, PartialFixedSampler
 from optuna.trial import TrialState
 
-from benchmarks.postgres import Server
+from benchmarks.shared.postgres import Server
 from tests.support.fused_and_solo import AtOnce
 from tests.support.sandbox import wait_for
 from tests.support.simulated import Pretended

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common import ROOT
-from benchmarks.published_figures import RESULTS, raw_runs
+from benchmarks.published_figures import raw_runs
+from benchmarks.shared.paths import RESULTS, ROOT
 from benchmarks.soak.results import read
 from benchmarks.study import table
 from squeezer.reports.yield_svg import draw_yield

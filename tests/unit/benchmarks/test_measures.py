@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks import adapters, audit, fusion, guard_power, neighbour, pauses, refill, study, wake_up
 from benchmarks.search_cost import __main__ as search_cost
+from benchmarks.shared.fused_models import Alone, Classes, Together, alternate
 from benchmarks.transfer import end_to_end, experiments, figures
 
 
@@ -68,10 +69,10 @@ def test_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_fusion() -> None:
-    made = fusion.Classes("mlp_32")
+    made = Classes("mlp_32")
     by_k = []
     for size in (1, 2):
-        pairs = fusion.alternate(fusion.Alone(made).step, fusion.Together(made, size).step, size, 0.01)
+        pairs = alternate(Alone(made).step, Together(made, size).step, size, 0.01)
         by_k.append({"k": size, "pairs_s": pairs})
     assert fusion.planned_point(by_k)["speedup"] > 0
 

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.bubble_utilization import REAL, _ghosts
-from benchmarks.common import ROOT
 from benchmarks.published_figures import (
-    RESULTS,
     details,
     main,
     other_table,
@@ -19,6 +17,7 @@ from benchmarks.published_figures import (
     readme_table,
     real_jobs_table,
 )
+from benchmarks.shared.paths import RESULTS, ROOT
 from benchmarks.utilization.class_figures import (
     class_harvest,
     class_slowdown,
@@ -40,8 +39,8 @@ from benchmarks.utilization.scenario_classes import (
     SHORT_BUBBLES,
     ScenarioClass,
 )
-from benchmarks.utilization.window_figures import Window
-from benchmarks.utilization.windows import ALONE, COOPERATIVE, ORACLE, PREEMPTIVE, SCHED_IDLE, STEP_GRAIN
+from benchmarks.windows.figures import Window
+from benchmarks.windows.modes import ALONE, COOPERATIVE, ORACLE, PREEMPTIVE, SCHED_IDLE, STEP_GRAIN
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.real_jobs import BLOCK_STEPS, LONG_WASH_OUT_STEPS, LONG_WINDOWS, WINDOWS, summary
-from benchmarks.utilization.windows import ALONE, AWAKE, PREEMPTIVE, Windows
+from benchmarks.windows.modes import ALONE, AWAKE, PREEMPTIVE, Windows
 
 OURS, SLEPT = 0.02, 0.03
 

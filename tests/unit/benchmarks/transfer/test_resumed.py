@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common import commit
+from benchmarks.shared.results import commit
 from benchmarks.transfer import __main__ as benchmark
 from benchmarks.transfer.oracles import oracles
 

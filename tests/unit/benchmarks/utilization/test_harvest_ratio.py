@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 
 from benchmarks.utilization.harvest_ratio import harvest_ratio, harvest_ratios, speed_power
-from benchmarks.utilization.window_figures import Window
+from benchmarks.windows.figures import Window
 
 TRUTH = 0.9
 

@@ -8,11 +8,11 @@ import pytest
 
 from benchmarks import bubble_utilization
 from benchmarks.bubble_utilization import BESIDE_WINDOWS, REAL
-from benchmarks.common import ROOT
+from benchmarks.shared.paths import ROOT
 from benchmarks.utilization.harvest_ratio import harvest_ratio, harvest_ratios
 from benchmarks.utilization.picture import picture, table
-from benchmarks.utilization.window_figures import Window, mode_figures
-from benchmarks.utilization.windows import COOPERATIVE, GATED, PREEMPTIVE
+from benchmarks.windows.figures import Window, mode_figures
+from benchmarks.windows.modes import COOPERATIVE, GATED, PREEMPTIVE
 
 RESULTS = ROOT / "benchmarks" / "results" / "bubble_utilization.json"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from benchmarks import postgres as postgresql
+from benchmarks.shared import postgres as postgresql
 from trials.search.storage.database import (
     CONNECT_TIMEOUT_S,
     StorageError,

@@ -1,13 +1,32 @@
-"""Starts and ends the processes of a benchmark."""
+"""Starts and ends the processes of a benchmark, with their directories and environment."""
 
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
-from benchmarks.common import ROOT
+from benchmarks.shared.paths import ROOT
+from ds_hooks.shared.page.file import DIRECTORY_VARIABLE
+
+
+@contextmanager
+def run_directories() -> Iterator[tuple[Path, Path]]:
+    """Make (a directory for results, a private one for pages and sockets), and remove both in the end."""
+    with tempfile.TemporaryDirectory(prefix="bsq-", dir="/tmp") as base:
+        run, pages = Path(base) / "run", Path(base) / "pages"
+        pages.mkdir(mode=0o700)
+        yield run, pages
+
+
+def environment(pages: Path) -> dict[str, str]:
+    """The environment of a measured job's processes: one thread each, on the CPU, our packages on the path."""
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    named = {"DS_ACCELERATOR": "cpu", DIRECTORY_VARIABLE: str(pages), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **named}
 
 
 def last_core() -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from benchmarks.utilization.endless_digits import EndlessDigits
+from benchmarks.studies.endless_digits import EndlessDigits
 from ds_hooks.shared.page.file import Page, page_path, runtime_dir
 from ds_hooks.shared.page.layout import Field
 
@@ -53,7 +53,7 @@ class UnrulyDigits(EndlessDigits):
         if (
             self._loader is None
         ):  # with the first batch, in the rehearsal, so that it does not inherit the side task's niceness
-            command = [sys.executable, "-m", "benchmarks.utilization.loader"]
+            command = [sys.executable, "-m", "benchmarks.studies.unruly_loader"]
             self._loader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
             assert self._loader.stdout is not None
             os.set_blocking(self._loader.stdout.fileno(), False)

@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import NamedTuple, Self
 
-from benchmarks.common import ROOT
-
 ENVIRONMENT = "BENCHMARK_WINDOWS"
 ALONE = "alone"
 PREEMPTIVE, COOPERATIVE, ORACLE = "preemptive", "cooperative", "oracle"
@@ -29,8 +27,6 @@ BASELINES = (NAIVE, SCHED_IDLE, STEP_GRAIN)
 MODES = (*GATED, *BASELINES)
 _ALLOWED = (ALONE, AWAKE, UNHOOKED, LOW_PRIORITY, *MODES)
 
-STUDY = ROOT / "benchmarks" / "utilization" / "many_digits.py"
-"""Ends in no run."""
 DEFAULTS = """
 [side]
 study = "{study}"
@@ -42,7 +38,7 @@ WINDOWED = (
     + """
 calibrate_s = 0.0
 [squeeze]
-alone_share = 0.0  # the windows decide (windowed_daemon.py)
+alone_share = 0.0  # the windows decide (daemon.py)
 [guard]
 enabled = false
 """

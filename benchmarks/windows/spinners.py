@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from benchmarks.processes import child
-from benchmarks.utilization.baselines import LOOK_EVERY_S, find_page
-from benchmarks.utilization.windows import AWAKE, Windows
+from benchmarks.shared.processes import child
+from benchmarks.windows.baselines import LOOK_EVERY_S, find_page
+from benchmarks.windows.modes import AWAKE, Windows
 from ds_hooks.shared.page.file import Page
 from ds_hooks.shared.page.layout import Field
 from trials.gate.process import run_when_idle

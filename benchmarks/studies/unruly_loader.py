@@ -1,4 +1,4 @@
-"""The data loader of `unruly`: for each byte received it waits, copies data for a while, and sends a byte back."""
+"""The data loader of `unruly_digits`: for each byte read it waits, copies data for a while, and sends a byte back."""
 
 import os
 import sys

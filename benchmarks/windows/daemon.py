@@ -1,7 +1,7 @@
 """The daemon of `bubble_utilization`, which squeezes in the benchmark's gated windows and no others.
 
 It squeezes preemptively or cooperatively as the window says, and puts its forecasts on the page for the baseline
-`step_grain`. Started as `python -m benchmarks.utilization.windowed_daemon squeezer daemon …`.
+`step_grain`. Started as `python -m benchmarks.windows.daemon squeezer daemon …`.
 """
 
 import sys
@@ -9,7 +9,7 @@ from dataclasses import replace
 from unittest import mock
 
 import squeezer.daemon.loop
-from benchmarks.utilization.windows import GATED, ORACLE, PREEMPTIVE, Windows
+from benchmarks.windows.modes import GATED, ORACLE, PREEMPTIVE, Windows
 from ds_hooks.shared.page.layout import Field
 from squeezer.cli import main
 from squeezer.daemon.loop import Daemon

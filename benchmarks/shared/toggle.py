@@ -1,11 +1,12 @@
 """Attaches and detaches the hooks in pairs of windows of one run, in random order, and records every step's time.
 
-`python -m benchmarks.toggle WINDOW TIMES train.py …` does so to an ordinary training script; each rank writes
-`TIMES.RANK`.
+`python -m benchmarks.shared.toggle WINDOW TIMES train.py …` does so to an ordinary training script, with each rank on
+its own core, as `ds_squeeze` binds it; each rank writes `TIMES.RANK`.
 """
 
 import atexit
 import json
+import os
 import random
 import runpy
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ds_hooks import Handle, attach
+from launch.rank import core_share
 
 
 class StepWatch(Protocol):
@@ -100,6 +102,8 @@ def run_watched(script: str, arguments: Sequence[str], watch: Callable[[Any], St
 
 def main() -> None:
     """Toggle the hooks of a training script."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, core_share(cores, int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_SIZE"])))
     # DeepSpeed's launcher puts --local_rank before all else
     window, times, script, *rest = (argument for argument in sys.argv[1:] if not argument.startswith("--local_rank"))
 

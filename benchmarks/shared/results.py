@@ -1,30 +1,22 @@
-"""Shared by all benchmarks: the command line, the machine's description, the JSON, and intervals of ratios.
+"""A benchmark's options, and the JSON that it writes.
 
 The JSON holds `name`, `commit`, `machine`, `runs` (raw figures of every window and run) and `summary` (flat).
 """
 
 import argparse
 import json
-import math
 import os
 import platform
 import re
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from statistics import fmean, median, stdev, variance
 from typing import Any
 
-from ds_hooks.shared.page.file import DIRECTORY_VARIABLE
-from squeezer.policy.paired import FAR, NEVER_FAR
-from squeezer.reports.metrics import t_quantile_975
-
-ROOT = Path(__file__).parents[1]
-_DEVIATION_OF_MAD = 1.4826
+from benchmarks.shared.paths import ROOT
 
 
 def parse(name: str, about: str) -> argparse.Namespace:
@@ -106,57 +98,3 @@ def finish(name: str, options: argparse.Namespace, runs: Sequence[Any], summary:
     print(json.dumps(summary, indent=2))
     if options.json:
         write(name, options, runs, summary)
-
-
-def winsorized(groups: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Logarithms of step times, in which those far from the median of their group count as less far.
-
-    What is far is judged by the deviations in all groups, and by the constants of a report's estimator.
-    """
-    levels = [median(group) for group in groups]
-    away = [abs(log - level) for group, level in zip(groups, levels, strict=True) for log in group]
-    far = max(NEVER_FAR, FAR * _DEVIATION_OF_MAD * median(away))
-    return [
-        [min(max(log, level - far), level + far) for log in group] for group, level in zip(groups, levels, strict=True)
-    ]
-
-
-Pairs = Sequence[tuple[float, float]]
-
-
-def ratio_with_ci95(pairs: Pairs) -> tuple[float, list[float]]:
-    """(mean of a ÷ b, less 1, and its 95% t-interval) over independent pairs, by their log ratios.
-
-    The interval of a single pair is not a number.
-    """
-    ratios = [math.log(a / b) for a, b in pairs]
-    middle = fmean(ratios)
-    if len(ratios) == 1:
-        return math.expm1(middle), [math.nan, math.nan]
-    half = t_quantile_975(len(ratios) - 1) * math.sqrt(variance(ratios) / len(ratios))
-    return math.expm1(middle), [math.expm1(middle - half), math.expm1(middle + half)]
-
-
-def mean_and_ci95(values: Sequence[float]) -> tuple[float, list[float] | None]:
-    """The mean and its 95% interval; None for a single value."""
-    mean = fmean(values)
-    if len(values) < 2:
-        return mean, None
-    half = t_quantile_975(len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return mean, [mean - half, mean + half]
-
-
-@contextmanager
-def run_directories() -> Iterator[tuple[Path, Path]]:
-    """Make (a directory for results, a private one for pages and sockets), and remove both in the end."""
-    with tempfile.TemporaryDirectory(prefix="bsq-", dir="/tmp") as base:
-        run, pages = Path(base) / "run", Path(base) / "pages"
-        pages.mkdir(mode=0o700)
-        yield run, pages
-
-
-def environment(pages: Path) -> dict[str, str]:
-    """The environment of a measured job's processes: one thread each, on the CPU, our packages on the path."""
-    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    named = {"DS_ACCELERATOR": "cpu", DIRECTORY_VARIABLE: str(pages), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    return {**os.environ, **named}

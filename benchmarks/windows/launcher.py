@@ -19,7 +19,7 @@ def daemon_command(*arguments: Any) -> list[str]:
     """`rank.daemon_command` with the benchmark's daemon."""
     command = _original(*arguments)
     at = command.index("squeezer")
-    return [*command[:at], "benchmarks.utilization.windowed_daemon", *command[at:]]
+    return [*command[:at], "benchmarks.windows.daemon", *command[at:]]
 
 
 _original = rank.daemon_command

@@ -9,7 +9,7 @@ All start before the run and are stopped except in their own windows, so that th
 forecasts and our niceness; only the gate differs. In the first step of each ungated window the main job is stopped for
 a moment, in which the naive one measures the rate of a dedicated device.
 
-`Baselines` starts `python -m benchmarks.utilization.baselines --study FILE --pages DIR --rank N --logs DIR` per rank.
+`Baselines` starts `python -m benchmarks.windows.baselines --study FILE --pages DIR --rank N --logs DIR` per rank.
 """
 
 import argparse
@@ -27,9 +27,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.common import ROOT
-from benchmarks.utilization.windowed_daemon import FORECASTS
-from benchmarks.utilization.windows import BASELINES, GATED, NAIVE, SCHED_IDLE, STEP_GRAIN, Windows
+from benchmarks.shared.paths import ROOT
+from benchmarks.windows.daemon import FORECASTS
+from benchmarks.windows.modes import BASELINES, GATED, NAIVE, SCHED_IDLE, STEP_GRAIN, Windows
 from ds_hooks.shared.page.file import Page, PageError, page_path
 from ds_hooks.shared.page.layout import Field
 
@@ -82,7 +82,7 @@ class Baselines(threading.Thread):
         command = [
             sys.executable,
             "-m",
-            "benchmarks.utilization.baselines",
+            "benchmarks.windows.baselines",
             "--study",
             str(study),
             "--pages",
@@ -265,7 +265,7 @@ def _train(
 
 def main() -> None:
     """Run the baselines of one rank: one process each, forked once the study is loaded."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.utilization.baselines")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.windows.baselines")
     parser.add_argument("--study", type=Path, required=True)
     parser.add_argument("--pages", type=Path, required=True)
     parser.add_argument("--rank", type=int, required=True)

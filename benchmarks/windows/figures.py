@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import Pairs, ratio_with_ci95
-from benchmarks.utilization.windows import ALONE, GATED, MODES, Windows, WindowStep
+from benchmarks.shared.intervals import Pairs, ratio_with_ci95
+from benchmarks.windows.modes import ALONE, GATED, MODES, Windows, WindowStep
 from squeezer.records.reader import RankRun
 from squeezer.reports.metrics import resumes, t_quantile_975
 

@@ -1,0 +1,1 @@
+"""What several benchmarks use. No module here is a benchmark."""

@@ -1,0 +1,48 @@
+"""Means and ratios with their 95% intervals."""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, median, stdev, variance
+
+from squeezer.policy.paired import FAR, NEVER_FAR
+from squeezer.reports.metrics import t_quantile_975
+
+_DEVIATION_OF_MAD = 1.4826
+
+
+def winsorized(groups: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Logarithms of step times, in which those far from the median of their group count as less far.
+
+    What is far is judged by the deviations in all groups, and by the constants of a report's estimator.
+    """
+    levels = [median(group) for group in groups]
+    away = [abs(log - level) for group, level in zip(groups, levels, strict=True) for log in group]
+    far = max(NEVER_FAR, FAR * _DEVIATION_OF_MAD * median(away))
+    return [
+        [min(max(log, level - far), level + far) for log in group] for group, level in zip(groups, levels, strict=True)
+    ]
+
+
+Pairs = Sequence[tuple[float, float]]
+
+
+def ratio_with_ci95(pairs: Pairs) -> tuple[float, list[float]]:
+    """(mean of a ÷ b, less 1, and its 95% t-interval) over independent pairs, by their log ratios.
+
+    The interval of a single pair is not a number.
+    """
+    ratios = [math.log(a / b) for a, b in pairs]
+    middle = fmean(ratios)
+    if len(ratios) == 1:
+        return math.expm1(middle), [math.nan, math.nan]
+    half = t_quantile_975(len(ratios) - 1) * math.sqrt(variance(ratios) / len(ratios))
+    return math.expm1(middle), [math.expm1(middle - half), math.expm1(middle + half)]
+
+
+def mean_and_ci95(values: Sequence[float]) -> tuple[float, list[float] | None]:
+    """The mean and its 95% interval; None for a single value."""
+    mean = fmean(values)
+    if len(values) < 2:
+        return mean, None
+    half = t_quantile_975(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return mean, [mean - half, mean + half]

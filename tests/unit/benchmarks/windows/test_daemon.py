@@ -1,0 +1,53 @@
+"""The daemon that squeezes in windows."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.windows.daemon import FORECASTS, WindowedMachine
+from benchmarks.windows.modes import GATED, Windows
+from ds_hooks.shared.page.file import Page, page_path
+from ds_hooks.shared.page.layout import Field
+from ds_hooks.shared.page.plan import plan_slot, plan_steps, planned_permit
+from squeezer.config import GuardTable, SqueezeTable
+from squeezer.policy.actions import PlanSlot, PlanSteps
+from squeezer.policy.events import BubbleEnded, Event, JobAttached, Side, SideChanged, StepStarted
+
+WINDOWS = Windows(observe=2, warm_up=4, cycle=(("preemptive", 3), ("alone", 2), ("oracle", 3), ("naive", 2)))
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[WindowedMachine]:
+    for name, value in WINDOWS.environment().items():
+        monkeypatch.setenv(name, value)
+    made = WindowedMachine(SqueezeTable().policy(GuardTable()))
+    yield made
+    made.validate()
+
+
+def test_the_windowed_daemon_squeezes_in_gated_windows_as_each_says(machine: WindowedMachine, tmp_path: Path) -> None:
+    page = Page.open(page_path(tmp_path / "pages", 0))
+
+    def feed(event: Event) -> None:
+        for action in machine.handle(event):
+            if isinstance(action, PlanSlot):
+                plan_slot(page.words, action.slot, action.permit_ns)
+            elif isinstance(action, PlanSteps):
+                plan_steps(page.words, action.from_step, action.until_step)
+
+    feed(SideChanged(Side.READY))
+    feed(JobAttached())
+    for step in range(1, WINDOWS.first_step(3)):
+        mode = WINDOWS.locate(step).mode
+        permit_ns, _ = planned_permit(page.words, step, 3)
+        if step > 2:  # the first two are not forecast
+            assert bool(permit_ns) == (mode in GATED), (step, mode)
+            assert not planned_permit(page.words, step, 7)[0], "too short"
+        if permit_ns:
+            assert (permit_ns > 50_000_000) == (mode == "preemptive"), (step, mode)
+        feed(StepStarted(step))
+        feed(BubbleEnded(3, "RECV_GRAD", 50_000_000))
+        feed(BubbleEnded(7, "RECV_GRAD", 1_500_000))
+        assert step < 2 or page.words[Field.PERMITS + FORECASTS + 7] == 1_500
+    page.close()
