@@ -16,11 +16,11 @@ from ds_hooks.shared.cuda_driver import CudaDriver, DeviceWords, Driver, DriverE
 from ds_hooks.shared.page.file import DIRECTORY_VARIABLE, Page, PageError, make_private_dir, page_path, runtime_dir
 from ds_hooks.shared.page.layout import Field
 from squeezer.calibration.measure import MeasureError, measure
+from squeezer.calibration.mps_server import CONTROL
 from squeezer.daemon.side_processes.control_group import make_side_group
 from squeezer.daemon.side_processes.parent_group import NoGroupError, cpu_group
 from squeezer.device.cuda import shut_to_others, visible_device
 from squeezer.device.mps import (
-    CONTROL,
     DEFAULT_DIRECTORY,
     PIPE_VARIABLE,
     MpsError,

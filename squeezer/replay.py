@@ -7,7 +7,6 @@ writes what the machine does now.
 
 import gzip
 import json
-import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -19,7 +18,7 @@ from squeezer.config import GuardTable, SqueezeTable
 from squeezer.policy.actions import Action
 from squeezer.policy.events import Event, Side, SideChanged
 from squeezer.policy.state import GateMachine, Policy
-from squeezer.records.layout import RECORD_VERSION, events_path
+from squeezer.records.layout import RECORD_VERSION, events_path, recorded_ranks
 from squeezer.records.reader import read_events
 
 _EVENTS = {kind.__name__: kind for kind in get_args(Event)}
@@ -77,9 +76,8 @@ def _traces(recorded: Path) -> Iterator[tuple[str, list[dict[str, Any]], Path]]:
                 f"{recorded}: not a recorded trace (.jsonl.gz) nor a run's directory: {reason}"
             ) from error
         return
-    found = (re.fullmatch(r"rank(\d+)\.events\.jsonl", path.name) for path in recorded.iterdir())
     any_events = False
-    for rank in sorted(int(match[1]) for match in found if match):
+    for rank in recorded_ranks(recorded):
         records = [record for record in read_events(events_path(recorded, rank)) if record["r"] in ("run", "event")]
         versions = {record["version"] for record in records if record["r"] == "run"} - {RECORD_VERSION}
         if versions:

@@ -9,7 +9,7 @@ from typing import Any
 from optuna.trial import FrozenTrial
 
 from ds_hooks.shared.private_file import make_dir, write_text
-from trials.search.attributes import HISTORY, SOURCE
+from ds_hooks.shared.trial_attributes import HISTORY, SOURCE
 from trials.search.files.best_weights import describe_score, params_of, ranked, score_of
 from trials.search.files.checkpoint_files import weights_path
 from trials.search.optuna_study import known_study

@@ -32,8 +32,9 @@ from ds_hooks.shared.processes.signals import END_SIGNAL, asked_to_end
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from ds_hooks.shared.status_reader import StatusReader
 from ds_hooks.shared.status_text import differs, too_large
+from ds_hooks.shared.statuses import SIDE_TASK
+from ds_hooks.shared.trial_attributes import REASON, WORKER
 from trials.own_logger import own_logger
-from trials.search.attributes import REASON, WORKER
 from trials.search.files.best_weights import ranked
 from trials.search.optuna_study import NoStudyError, known_study
 from trials.search.storage.optuna_storage import storage_file
@@ -49,8 +50,6 @@ LOOK_EVERY_S = 1.0
 
 LINE_EVERY_S = 30.0
 """Where there is no terminal, a line takes the bar's place."""
-
-SIDE_TASK = "trials.side_task.main"
 
 log = own_logger(__name__)
 

@@ -11,7 +11,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from ds_hooks.shared.private_file import make_dir, write_text
-from trials.search.attributes import SOURCE
+from ds_hooks.shared.trial_attributes import SOURCE
 from trials.search.choice.paused import is_paused
 from trials.search.files.best_weights import ranked
 from trials.search.optuna_study import known_study

@@ -13,7 +13,7 @@ from optuna.samplers import RandomSampler
 from optuna.storages._rdb import models
 from optuna.trial import FrozenTrial, TrialState
 
-from trials.search.attributes import HISTORY, MILESTONE, PARAMS, WORKER
+from ds_hooks.shared.trial_attributes import HISTORY, MILESTONE, PARAMS, WORKER
 from trials.search.choice.space import as_json
 from trials.search.storage.claim_tables import CLAIM, SPAN
 from trials.search.storage.database import connect

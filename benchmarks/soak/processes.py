@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ds_hooks.shared.statuses import SIDE_TASK
+
 MARK = "SQUEEZER_SOAK"
 """The environment variable by which all processes of a run are known, whatever becomes of their parents."""
 _ENDED = ("Z", "X")
@@ -118,7 +120,7 @@ def _roles(process: Process, others: Mapping[int, Process]) -> Iterator[str]:
             yield "rank"
     elif "squeezer" in words and "daemon" in words:
         yield "daemon" if is_forked else "keeper"
-    elif "trials.side_task.main" in words and "--measure" not in words:
+    elif SIDE_TASK in words and "--measure" not in words:
         # forked ones have its command line; the search worker leads a group of processes, as the side task does
         leads = process.pid == process.group
         if is_forked:

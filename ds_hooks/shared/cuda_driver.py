@@ -14,7 +14,9 @@ from typing import Any, Protocol
 
 NON_BLOCKING = 1
 """A stream that neither waits for the legacy default stream nor holds it up."""
-_PORTABLE_AND_MAPPED = 1 | 2
+CONTEXT_BYTES = 600 << 20
+"""The device memory that a context takes besides its allocations. That of a side task counts as the side task's."""
+PORTABLE_AND_MAPPED = 1 | 2
 _WAIT_AT_LEAST = 0
 _EVENT_WITHOUT_TIME = 2
 _NOT_READY = 600
@@ -179,7 +181,7 @@ class CudaDriver:
     def register(self, address: int, size: int) -> int:
         """See `Driver`."""
         self.call(
-            "cuMemHostRegister", ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_uint(_PORTABLE_AND_MAPPED)
+            "cuMemHostRegister", ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_uint(PORTABLE_AND_MAPPED)
         )
         device_address = ctypes.c_uint64()
         self.call("cuMemHostGetDevicePointer", ctypes.byref(device_address), ctypes.c_void_p(address), ctypes.c_uint(0))

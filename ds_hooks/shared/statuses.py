@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
+SIDE_TASK = "trials.side_task.main"
+"""The program that sends them."""
 MAXIMUM_LINE_BYTES = 65536
 MAXIMUM_MESSAGE_CHARACTERS = 4096
 """Of an error's text. Escaped in JSON it still fits into a line."""

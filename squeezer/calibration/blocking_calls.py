@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ds_hooks.shared.cuda_driver import DriverError, address_of
+from ds_hooks.shared.cuda_driver import PORTABLE_AND_MAPPED, DriverError, address_of
 from squeezer.calibration.graphs import Graph
 from squeezer.calibration.kernels import PTX
 from squeezer.calibration.measured_device import MeasuredDevice, Word
@@ -16,7 +16,6 @@ OPENS_AFTER_S = 0.15
 """When the gate opens. A call that takes about as long has waited for it."""
 _MIB = 1 << 20
 _DEEPEST = 3000
-_PORTABLE_AND_MAPPED = 3
 
 
 def time_calls(device: MeasuredDevice, options: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +76,7 @@ def _calls_for_memory(device: MeasuredDevice) -> Iterator[tuple[str, Callable[[]
     yield "copy, device to pageable", lambda: call("cuMemcpyDtoHAsync", pageable, other, size, stream)
     yield "copy, pageable to device, blocking", lambda: call("cuMemcpyHtoD", other, pageable, size)
     yield "cuMemFreeHost", lambda: call("cuMemFreeHost", pinned)
-    yield "cuMemHostRegister", lambda: call("cuMemHostRegister", at, size, ctypes.c_uint(_PORTABLE_AND_MAPPED))
+    yield "cuMemHostRegister", lambda: call("cuMemHostRegister", at, size, ctypes.c_uint(PORTABLE_AND_MAPPED))
     yield "cuMemHostUnregister", lambda: call("cuMemHostUnregister", at)
     yield "cuMemsetD8Async", lambda: call("cuMemsetD8Async", other, ctypes.c_ubyte(0), size, stream)
     yield "cuMemsetD8", lambda: call("cuMemsetD8", other, ctypes.c_ubyte(0), size)

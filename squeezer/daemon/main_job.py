@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from ds_hooks.shared import wire
 from ds_hooks.shared.page.layout import ClockKind, Field
+from ds_hooks.shared.processes.priority import MOST_NICE
 from squeezer.config import Config
 from squeezer.daemon.bubble_accounts import Shut
 from squeezer.daemon.correlator import Correlator, Found
@@ -29,7 +30,6 @@ from squeezer.records.writer import Recorder
 RECORDS_AT_ONCE = 256
 COUNTED_NS = 30_000_000_000
 """After so much bubble time it is recorded where it went, in case this process is killed."""
-MOST_NICE = 19
 LAST_WORDS_S = 0.5
 """How long a message of a job that has ended may still be on its way."""
 POLLED_LATE_NS = 1_000_000

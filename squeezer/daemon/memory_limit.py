@@ -1,5 +1,6 @@
 """How much of a device's memory a side task may hold, so that the main job always finds what it asks for."""
 
+from ds_hooks.shared.cuda_driver import CONTEXT_BYTES
 from ds_hooks.shared.page.layout import Field
 
 PEAK_SHARE = 0.05
@@ -10,8 +11,6 @@ bubbles. It is ended only where that has not helped, but before the main job fin
 256 MiB are left, as much as a dozen of the 20 MiB blocks that PyTorch's allocator asks for."""
 LOOKS_IN_A_ROW = 3
 """One look may fall between an allocation and the move that answers it."""
-CONTEXT_BYTES = 600 << 20
-"""What a side task takes besides what its allocator holds."""
 
 
 class MemoryLimit:

@@ -10,9 +10,8 @@ from typing import Protocol
 
 import psutil
 
+from ds_hooks.shared.processes.priority import MOST_NICE
 from squeezer.device.nvml import Meters
-
-MOST_NICE = 19
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

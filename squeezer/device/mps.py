@@ -13,7 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-CONTROL = "nvidia-cuda-mps-control"
+from squeezer.calibration.mps_server import CONTROL
+
 PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 DEFAULT_DIRECTORY = "/tmp/nvidia-mps"
 """Where CUDA looks for the control daemon unless `PIPE_VARIABLE` names another place."""

@@ -6,12 +6,11 @@ no locks from host to host, only daemons of the same host are seen.
 
 import fcntl
 import os
-import re
 from contextlib import suppress
 from pathlib import Path
 
 from ds_hooks.shared.private_file import open_private
-from squeezer.records.layout import events_path
+from squeezer.records.layout import events_path, recorded_ranks
 
 
 def hold(run: Path, rank: int) -> int:
@@ -33,8 +32,7 @@ def hold(run: Path, rank: int) -> int:
 
 def ranks_in_use(run: Path) -> set[int]:
     """The ranks whose daemons are writing records in `run`, also on other nodes."""
-    named = ((re.fullmatch(r"rank(\d+)\.events\.jsonl", path.name), path) for path in run.glob("rank*.events.jsonl"))
-    return {int(match[1]) for match, path in named if match and _is_held(path)}
+    return {rank for rank in recorded_ranks(run) if _is_held(events_path(run, rank))}
 
 
 def _is_held(path: Path) -> bool:

@@ -39,6 +39,7 @@ CLOCK_MONOTONIC.
 Beside them `RUN/rank3.log` and `RUN/rank3.side.log` are for people: what the daemon and the side task logged.
 """
 
+import re
 from pathlib import Path
 
 RECORD_VERSION = 6
@@ -114,6 +115,12 @@ def yield_picture_path(run: Path) -> Path:
 def units_path(run: Path, rank: int) -> Path:
     """Where the side task of `rank` writes; its names lie beside it with the suffix ``.jsonl``."""
     return run / f"rank{rank}.units.bin"
+
+
+def recorded_ranks(run: Path) -> list[int]:
+    """The ranks that have records in `run`, in order."""
+    found = (re.fullmatch(r"rank(\d+)\.events\.jsonl", path.name) for path in run.glob("rank*"))
+    return sorted(int(match[1]) for match in found if match)
 
 
 def files_of(run: Path) -> list[Path]:

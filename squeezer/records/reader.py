@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from ds_hooks.shared.rotating_file import older, read_parts
 from ds_hooks.shared.unit_record import unit_names_path
-from squeezer.records.layout import DETAILS, RECORD_VERSION, details_path, events_path, units_path
+from squeezer.records.layout import DETAILS, RECORD_VERSION, details_path, events_path, recorded_ranks, units_path
 from squeezer.records.units import UNIT_DTYPE, attribute, cut_at_stops, stopped_intervals
 
 KINDS = ("run", "job", "step", "action", "guard", "side", "fault", "bubble_time", "end", *DETAILS)
@@ -80,8 +79,7 @@ def load_run(run: Path) -> list[RankRun]:
     Raises:
         ReportError: no records in `run`, or of another version.
     """
-    numbers = sorted(int(m[1]) for p in run.glob("rank*") if (m := re.fullmatch(r"rank(\d+)\.events\.jsonl", p.name)))
-    ranks = [_load_rank(run, number) for number in numbers]
+    ranks = [_load_rank(run, rank) for rank in recorded_ranks(run)]
     ranks = [rank for rank in ranks if rank.records["run"]]
     if not ranks:
         raise ReportError(f"{run}: no records of a run here; allowed: a directory with rank0.events.jsonl and so on")

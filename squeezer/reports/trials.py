@@ -8,12 +8,11 @@ from typing import Any
 
 from ds_hooks.shared.secrets import HIDDEN, STORAGE_VARIABLE, hide_password, hide_passwords, without_hidden
 from ds_hooks.shared.study_files import journal_path
+from ds_hooks.shared.trial_attributes import MILESTONE
 from squeezer.records.layout import study_directory
 from squeezer.records.reader import RankRun
 
 TRIAL_STATES = "completed", "pruned", "failed", "running", "paused", "waiting"
-MILESTONE = "squeezer_milestone"
-"""A user attribute of trials: see docs/protocol.md. One that waits and has a score then is paused."""
 
 NO_TRIALS: Mapping[str, Any] = {**dict.fromkeys(TRIAL_STATES, 0), "best": None, "studies": {}, "problem": None}
 

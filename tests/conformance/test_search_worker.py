@@ -12,8 +12,8 @@ from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 from torch import nn
 
+from ds_hooks.shared.trial_attributes import REASON, WORKER
 from tests.support.fused_and_solo import AtOnce, ToyStudy
-from trials.search.attributes import REASON, WORKER
 from trials.search.storage.claims import MOST_DEATHS
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.study_error import StudyError

@@ -15,10 +15,10 @@ import pytest
 from optuna.trial import TrialState
 
 from ds_hooks.shared.processes.priority import HOLDER_NICE
+from ds_hooks.shared.trial_attributes import WORKER
 from tests.support.paths import STUDIES
 from tests.support.sandbox import children, stat, wait_for
 from trials.search import callbacks
-from trials.search.attributes import WORKER
 from trials.search.client import SearchClient
 from trials.search.serve import LOOKS_PER_LEASE, serve
 from trials.search.storage.claims import LEASE_S

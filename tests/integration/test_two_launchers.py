@@ -14,12 +14,12 @@ import optuna
 import pytest
 from optuna.trial import FrozenTrial
 
+from ds_hooks.shared.trial_attributes import WORKER
 from squeezer.daemon.deepspeed_buffers import remove_buffers
 from squeezer.records.layout import events_path
 from tests.support.jobs import PATIENT, environment, free_port, pretrain, short_directory
 from tests.support.paths import ROOT
 from tests.support.sandbox import wait_for
-from trials.search.attributes import WORKER
 from trials.search.storage.optuna_storage import open_storage
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

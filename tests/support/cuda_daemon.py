@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import squeezer.daemon.side_processes.spawner
+import ds_hooks.shared.statuses
 from squeezer.cli import main
 from squeezer.device import sharing
 from tests.support.fake_nvml import FakeNvml
@@ -26,7 +26,7 @@ class ToldNvml(FakeNvml):
 
 
 if __name__ == "__main__":
-    squeezer.daemon.side_processes.spawner.SIDE_TASK = "tests.support.cuda_side_task"
+    ds_hooks.shared.statuses.SIDE_TASK = "tests.support.cuda_side_task"
     if "METERS" in os.environ:
         sys.modules["pynvml"] = ToldNvml()  # type: ignore[assignment]
     if sys.argv[1:2] == ["--mps"]:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from ds_hooks.shared.page.layout import PROCESS_WORDS, Field
 from ds_hooks.shared.processes.parent import die_with_parent
+from ds_hooks.shared.processes.priority import MOST_NICE
 from trials.gate.base import GATE_SIGNALS
 
 _PR_SET_TIMERSLACK = 29
 _SLACK_NS = 1000
-MOST_NICE = 19
 
 
 def wake_promptly() -> None:

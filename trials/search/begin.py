@@ -7,8 +7,8 @@ from typing import Any
 import optuna
 from optuna.trial import Trial, TrialState
 
+from ds_hooks.shared.trial_attributes import PARAMS
 from trials.own_logger import own_logger
-from trials.search.attributes import PARAMS
 from trials.search.choice.draws import Draws
 from trials.search.choice.next_trials import Claimed
 from trials.search.choice.placement import NO_ROOM

@@ -7,7 +7,7 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.storages._cached_storage import _CachedStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from trials.search.attributes import PARAMS, WORKER
+from ds_hooks.shared.trial_attributes import PARAMS, WORKER
 from trials.search.choice.paused import is_paused
 
 _LOOK_AT_ENDED = (NopPruner, MedianPruner, PercentilePruner, ThresholdPruner)

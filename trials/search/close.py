@@ -10,8 +10,8 @@ from optuna.trial import Trial, TrialState
 
 from ds_hooks.shared import logs
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
+from ds_hooks.shared.trial_attributes import REASON
 from trials.gate.process import run_when_idle
-from trials.search.attributes import REASON
 from trials.search.choice.next_trials import requeue
 from trials.search.choice.paused import is_paused, last_score
 from trials.search.optuna_study import ended_after, known_study

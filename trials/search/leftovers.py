@@ -7,8 +7,8 @@ from pathlib import Path
 import optuna
 from optuna.trial import TrialState
 
+from ds_hooks.shared.trial_attributes import WORKER
 from trials.own_logger import own_logger
-from trials.search.attributes import WORKER
 from trials.search.config import WorkerConfig
 from trials.search.files.checkpoint_files import best_directory
 from trials.search.storage.database import is_shared

@@ -8,7 +8,7 @@ from optuna.samplers import BaseSampler, CmaEsSampler
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
-from trials.search.attributes import HISTORY
+from ds_hooks.shared.trial_attributes import HISTORY
 from trials.search.cached_storage import with_cache
 from trials.search.config import WorkerConfig
 from trials.search.leftovers import refuse_leftovers

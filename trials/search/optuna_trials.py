@@ -7,8 +7,8 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from ds_hooks.shared.trial_attributes import CHECKPOINTS, HISTORY, REASON
 from trials.own_logger import own_logger
-from trials.search.attributes import CHECKPOINTS, HISTORY, REASON
 from trials.search.storage.database import is_away
 
 log = own_logger(__name__)

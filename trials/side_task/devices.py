@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from ds_hooks.shared.cuda_driver import CudaDriver, DriverError
+from ds_hooks.shared.cuda_driver import CONTEXT_BYTES, CudaDriver, DriverError
 from ds_hooks.shared.device_uuid import uuid_number
 from ds_hooks.shared.page.file import Page
 from ds_hooks.shared.page.layout import Field
@@ -26,9 +26,6 @@ from trials.training.batches import Pinned
 from trials.training.member import build_on
 from trials.training.most_fused import MostFused
 from trials.training.rehearsal import rehearse, try_out
-
-CONTEXT_BYTES = 600 << 20
-"""The device memory that a CUDA context takes besides its allocations. It counts as the side task's."""
 
 _BLOCKING_SYNC = 4
 

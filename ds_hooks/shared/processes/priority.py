@@ -2,6 +2,8 @@
 
 import os
 
+MOST_NICE = 19
+"""The least share of a core that others want."""
 HOLDER_NICE = 10
 """A busy main job still keeps nine tenths of its core."""
 

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ds_hooks.shared import statuses
 from ds_hooks.shared.private_file import make_dir
 from ds_hooks.shared.processes.parent import adopt_orphans, die_with_parent
-from ds_hooks.shared.processes.priority import yield_the_core
+from ds_hooks.shared.processes.priority import MOST_NICE, yield_the_core
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
-from ds_hooks.shared.statuses import Serving
 from ds_hooks.shared.study_files import trials_directory
 from squeezer.config import SideTable
 from squeezer.daemon.side_processes.control_group import SideGroup, make_side_group
@@ -28,9 +28,8 @@ from squeezer.daemon.side_processes.temporary_folder import make_folder, remove_
 from squeezer.device import PRIORITIES, Device, SideProcess, has_ended
 from squeezer.records.layout import caches_path, side_log_path, temporary_folder_path, units_path
 
-SIDE_TASK = "trials.side_task.main"
 RELEASE = "trials.search.close"
-"""Programs that are started and never imported; not from the working directory (`-P`), whose files are not ours."""
+"""Started, like the side task, and never imported; not from the working directory (`-P`), whose files are not ours."""
 THREADS_END_S = 1.0
 """How long a side task's threads have to end before it is collected, beside a job of another session.
 
@@ -38,7 +37,6 @@ The kernel spins in `wait` until all entries of /proc for those threads are gone
 beside that, and between sessions this process's niceness does not count: it took up to half a second of the main job's
 core.
 """
-MOST_NICE = 19
 _TRIES, _BETWEEN_TRIES_S = 20, 0.05
 """The kernel lets all users together set the niceness of a session ten times a second."""
 
@@ -98,7 +96,7 @@ class Spawner:
         self._folder_record = temporary_folder_path(files.run, files.rank)
         self._process: subprocess.Popen[bytes] | None = None
         self._closers: list[subprocess.Popen[bytes]] = []
-        self.serves = None if config.study is None else Serving(str(config.study), config.study_name)
+        self.serves = None if config.study is None else statuses.Serving(str(config.study), config.study_name)
         self.given_up: str | None = None
         self.side: SideProcess | None = None
         self.status_fd = -1
@@ -129,7 +127,7 @@ class Spawner:
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(write_fd, True)
         command = [
-            *(sys.executable, "-P", "-m", SIDE_TASK, "--worker", self._worker),
+            *(sys.executable, "-P", "-m", statuses.SIDE_TASK, "--worker", self._worker),
             *self._what(),
             *("--page", str(files.page), "--units", str(units_path(files.run, files.rank))),
             *("--units-bytes", str(files.units_bytes)),
@@ -209,7 +207,16 @@ class Spawner:
         if self.serves is None:
             return None
         config = self._config
-        command = [sys.executable, "-P", "-m", SIDE_TASK, "--study", self.serves.study, "--measure", str(seconds)]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            statuses.SIDE_TASK,
+            "--study",
+            self.serves.study,
+            "--measure",
+            str(seconds),
+        ]
         command += ["--threads", str(config.threads), "--priority", config.priority, "--trials", str(trials)]
         command += self._limits()
         try:

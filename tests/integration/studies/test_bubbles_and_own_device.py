@@ -8,11 +8,11 @@ import pytest
 from optuna.trial import FrozenTrial
 
 from ds_hooks.shared.study_files import journal_path, trials_directory
+from ds_hooks.shared.trial_attributes import WORKER
 from squeezer.records.layout import study_directory
 from tests.support.accounts import assert_accounts
 from tests.support.paths import STUDIES
 from tests.support.sandbox import Child, Sandbox, wait_for
-from trials.search.attributes import WORKER
 from trials.search.storage.claims import Claims
 from trials.search.storage.database import connect
 

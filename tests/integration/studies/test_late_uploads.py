@@ -5,9 +5,9 @@ from pathlib import Path
 import optuna
 import pytest
 
+from ds_hooks.shared.trial_attributes import CHECKPOINTS
 from tests.support.simulated import EPOCHS
 from tests.support.stored_studies import Store, asked, hire, save, saved, stored
-from trials.search.attributes import CHECKPOINTS
 from trials.search.files import shared_store
 from trials.search.storage.optuna_storage import open_storage
 from trials.search.worker import SearchWorker

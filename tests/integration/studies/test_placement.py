@@ -8,9 +8,9 @@ import sqlalchemy as sa
 from optuna.trial import FrozenTrial, TrialState
 
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
+from ds_hooks.shared.trial_attributes import REASON, WORKER
 from tests.support.paths import ROOT
 from tests.support.sandbox import Child, Sandbox, wait_for
-from trials.search.attributes import REASON, WORKER
 from trials.search.storage.claim_tables import WORKER as WORKERS
 from trials.search.storage.database import connect
 from trials.search.storage.optuna_storage import open_storage

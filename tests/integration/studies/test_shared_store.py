@@ -12,12 +12,12 @@ import pytest
 import torch
 from optuna.trial import TrialState
 
+from ds_hooks.shared.trial_attributes import CHECKPOINTS
 from tests.support.fused_and_solo import AtOnce
 from tests.support.sandbox import wait_for
 from tests.support.simulated import EPOCHS
 from tests.support.slow_cases import others_slow
 from tests.support.stored_studies import Store, Stored, asked, hire, save, saved, stored
-from trials.search.attributes import CHECKPOINTS
 from trials.search.files import checkpoint_files, shared_store
 from trials.search.files.artifacts import ARTIFACTS
 from trials.search.storage.claims import Claims

@@ -14,12 +14,12 @@ from sqlalchemy.exc import DBAPIError
 
 from benchmarks.shared import postgres as postgresql
 from benchmarks.shared.postgres import Server
+from ds_hooks.shared.trial_attributes import REASON
 from tests.support.fused_and_solo import AtOnce
 from tests.support.proxy import proxied
 from tests.support.sandbox import wait_for
 from tests.support.side_task_runs import Direct
 from tests.support.simulated import EPOCHS, Pretended, Process, Trainer, assert_ended, run_until_over, total
-from trials.search.attributes import REASON
 from trials.search.storage.claims import MOST_DEATHS, Claim, Claims, Sign, Span
 from trials.search.storage.database import connect
 from trials.search.storage.optuna_storage import open_storage

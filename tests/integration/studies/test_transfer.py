@@ -12,11 +12,11 @@ import optuna
 import pytest
 import torch
 
+from ds_hooks.shared.trial_attributes import SOURCE
 from tests.support.paths import ROOT
 from tests.support.sandbox import wait_for
 from tests.support.slow_cases import others_slow
 from trials import load_study
-from trials.search.attributes import SOURCE
 from trials.search.files.best_weights import params_of
 from trials.search.storage.optuna_storage import open_storage
 from trials.shrinking.errors import ShrinkError

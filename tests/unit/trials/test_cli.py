@@ -14,10 +14,10 @@ import pytest
 import torch
 from optuna.trial import TrialState
 
+from ds_hooks.shared.trial_attributes import MILESTONE
 from tests.support.logged import logged
 from tests.support.paths import ROOT
 from trials.cli import main
-from trials.search.attributes import MILESTONE
 from trials.search.storage.optuna_storage import open_storage
 
 STUDY = """

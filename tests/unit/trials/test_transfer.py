@@ -9,9 +9,9 @@ import optuna
 import pytest
 from optuna.trial import TrialState, create_trial
 
+from ds_hooks.shared.trial_attributes import MILESTONE
 from tests.support.paths import ROOT
 from trials import load_study
-from trials.search.attributes import MILESTONE
 from trials.search.optuna_study import NoStudyError
 from trials.search.storage.optuna_storage import open_storage
 from trials.transfer import spent, wait_for_half

@@ -9,8 +9,8 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
+from ds_hooks.shared.trial_attributes import MILESTONE, PARAMS, WORKER
 from trials.own_logger import own_logger
-from trials.search.attributes import MILESTONE, PARAMS, WORKER
 from trials.search.choice.finite import has_begun_all
 from trials.search.choice.paused import is_paused, standing_of
 from trials.search.choice.placement import assign, groups, trial_name

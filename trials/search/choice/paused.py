@@ -8,7 +8,7 @@ from typing import Any, Literal
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from trials.search.attributes import MILESTONE, PARAMS, WORKER
+from ds_hooks.shared.trial_attributes import MILESTONE, PARAMS, WORKER
 from trials.search.choice.promotion import Standing
 
 

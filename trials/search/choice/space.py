@@ -8,7 +8,7 @@ import optuna
 from optuna.distributions import BaseDistribution, check_distribution_compatibility
 from optuna.trial import FrozenTrial
 
-from trials.search.attributes import PARAMS
+from ds_hooks.shared.trial_attributes import PARAMS
 from trials.search.storage.database import patiently
 from trials.study import Study
 from trials.study_error import StudyError

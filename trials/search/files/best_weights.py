@@ -11,7 +11,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from ds_hooks.shared.private_file import open_private
-from trials.search.attributes import PARAMS
+from ds_hooks.shared.trial_attributes import PARAMS
 from trials.search.files.checkpoint_files import best_directory, publish, weights_path
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 
-from trials.search.attributes import CHECKPOINTS
+from ds_hooks.shared.trial_attributes import CHECKPOINTS
 from trials.search.files import checkpoint_files
 from trials.search.files.shared_store import SharedStore
 from trials.search.storage.locked_claims import LockedClaims

@@ -1,7 +1,8 @@
 """When the memory that is free for the main job is too little for a side task."""
 
+from ds_hooks.shared.cuda_driver import CONTEXT_BYTES
 from ds_hooks.shared.page.layout import Field
-from squeezer.daemon.memory_limit import CONTEXT_BYTES, LOOKS_IN_A_ROW, LowMemory, MemoryLimit, side_limit_bytes
+from squeezer.daemon.memory_limit import LOOKS_IN_A_ROW, LowMemory, MemoryLimit, side_limit_bytes
 
 MB, GB = 1 << 20, 1 << 30
 

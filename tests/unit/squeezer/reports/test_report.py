@@ -9,6 +9,7 @@ import pytest
 
 from ds_hooks.shared.rotating_file import older
 from ds_hooks.shared.study_files import journal_path
+from ds_hooks.shared.trial_attributes import MILESTONE
 from ds_hooks.shared.unit_record import UNIT_RECORD
 from squeezer.records.layout import RECORD_VERSION, study_directory, units_path
 from squeezer.reports.closing import closing_lines
@@ -17,7 +18,6 @@ from squeezer.reports.report import ReportError, build_report, main_report, rend
 from squeezer.reports.step_svg import draw_step
 from squeezer.reports.trials import NO_TRIALS
 from tests.support.made_up_rank import BOOT_NS, LOST, MS, MadeUpRank
-from trials.search.attributes import MILESTONE
 from trials.search.storage.optuna_storage import open_storage
 
 

@@ -11,9 +11,9 @@ import torch
 from optuna.trial import TrialState
 from torch import nn
 
+from ds_hooks.shared.trial_attributes import REASON
 from tests.support.fused_and_solo import AtOnce, ToyStudy
 from tests.support.side_task_runs import expire
-from trials.search.attributes import REASON
 from trials.search.worker import SearchWorker, WorkerConfig
 
 STORAGES = ["{}/study.journal", "sqlite:///{}/study.db"]

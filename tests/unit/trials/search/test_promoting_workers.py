@@ -10,10 +10,10 @@ import torch
 from optuna.trial import FrozenTrial, TrialState
 from torch import nn
 
+from ds_hooks.shared.trial_attributes import MILESTONE
 from tests.support.fused_and_solo import AtOnce, ToyStudy
 from tests.support.side_task_runs import expire
 from tests.support.slow_cases import others_slow
-from trials.search.attributes import MILESTONE
 from trials.search.close import Ended, close_study
 from trials.search.files import checkpoint_files
 from trials.search.storage.optuna_storage import open_storage

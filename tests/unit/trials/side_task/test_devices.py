@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import nn
 
+from ds_hooks.shared.cuda_driver import CONTEXT_BYTES
 from ds_hooks.shared.page.layout import Field
 from tests.support.fake_torch_cuda import GB, TOTAL_BYTES, fake_torch_cuda
 from tests.support.fused_and_solo import OPTIMIZERS
 from tests.support.rich_study import RichStudy
 from trials.optim.several import by_phase
 from trials.side_task import devices
-from trials.side_task.devices import CONTEXT_BYTES, CpuSideDevice, CudaSideDevice, SideDeviceError, make_side_device
+from trials.side_task.devices import CpuSideDevice, CudaSideDevice, SideDeviceError, make_side_device
 from trials.training.batches import Pinned
 from trials.training.member import build
 

@@ -10,12 +10,12 @@ import torch
 from optuna.trial import FrozenTrial, TrialState
 
 from ds_hooks.shared import statuses
+from ds_hooks.shared.trial_attributes import MILESTONE
 from tests.support.accounts import assert_accounts
 from tests.support.fused_and_solo import AtOnce
 from tests.support.side_task_runs import Direct, Seven, assert_as_alone, expire, make_study
 from tests.support.slow_cases import others_slow
 from trials.gate.base import OpenGate, StopRequested
-from trials.search.attributes import MILESTONE
 from trials.search.choice.paused import is_paused
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.side_task import checkpoints

@@ -14,13 +14,13 @@ from optuna.trial import FrozenTrial, TrialState
 from torch import Tensor
 
 from ds_hooks.shared import statuses
+from ds_hooks.shared.trial_attributes import HISTORY, REASON
 from tests.support.fused_and_solo import AtOnce, close
 from tests.support.rich_study import RichSolo
 from tests.support.side_task_runs import Direct, Seven, assert_as_alone, make_study
 from tests.support.slow_cases import others_slow
 from trials.best_trials import best_trials, describe
 from trials.gate.base import OpenGate
-from trials.search.attributes import HISTORY, REASON
 from trials.search.files.checkpoint_files import weights_path
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.side_task.scheduler import Scheduler

@@ -10,9 +10,9 @@ from optuna.trial import FrozenTrial, TrialState
 from torch import nn
 
 from ds_hooks.shared.statuses import Status
+from ds_hooks.shared.trial_attributes import REASON, WORKER
 from tests.support.fused_and_solo import AtOnce
 from tests.support.side_task_runs import Direct, Starving, Widths, assert_as_alone, of_widths
-from trials.search.attributes import REASON, WORKER
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.side_task import scheduler
 from trials.side_task.scheduler import Scheduler

@@ -13,11 +13,11 @@ from optuna.trial import TrialState
 from torch import nn
 
 from ds_hooks.shared import statuses
+from ds_hooks.shared.trial_attributes import REASON
 from tests.support.fused_and_solo import OPTIMIZERS, AtOnce, ToyStudy
 from tests.support.logged import logged
 from tests.support.side_task_runs import Direct
 from trials.gate.base import OpenGate
-from trials.search.attributes import REASON
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.side_task.scheduler import Scheduler
 
