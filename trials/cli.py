@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from trials.study import Study
 
 
-DESCRIPTION = "Trains many hyperparameter trials as one model."
+DESCRIPTION = "Train many hyperparameter trials as one model."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -75,6 +75,12 @@ def test_a_command_that_moved_says_where(old: str, capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == f"{program}: no command {word!r}; use: {MOVED[old]}\n"
 
 
+@pytest.mark.parametrize(("program", "word"), COMMAND_NAMES)
+def test_the_other_program_says_where_a_command_is(program: str, word: str) -> None:
+    (other,) = MAINS.keys() - {program}
+    assert (other, word) in COMMAND_NAMES or f"{other} {word}" in MOVED
+
+
 @pytest.mark.parametrize("new", sorted(set(MOVED.values())))
 def test_what_a_moved_command_names_exists(new: str) -> None:
     program, *words = new.split()
