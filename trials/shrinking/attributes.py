@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from trials.shrinking.axes import Axis, new_size
+from trials.shrinking.axes.axis import Axis, new_size
+from trials.shrinking.axes.trace import Trace
 from trials.shrinking.errors import ShrinkError
-from trials.shrinking.trace import Trace
 
 _USED: tuple[tuple[tuple[type[nn.Module], ...], tuple[str, ...]], ...] = (
     ((nn.LayerNorm, nn.RMSNorm), ("normalized_shape",)),

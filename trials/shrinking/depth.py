@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import nn
 
+from trials.shrinking.axes.trace import Branch
 from trials.shrinking.errors import ShrinkError
 from trials.shrinking.fans import is_conv1d
 from trials.shrinking.roles import BranchPart, Roles
-from trials.shrinking.trace import Branch
 
 MOST = 4
 """Stacks that are shallower than this have not been seen to transfer."""

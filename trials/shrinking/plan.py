@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from trials.shrinking import elementwise as _elementwise  # noqa: F401 - each of these fills the table
-from trials.shrinking import products as _products  # noqa: F401
-from trials.shrinking import shapes as _shapes  # noqa: F401
 from trials.shrinking.attributes import SizeAttribute, kept_modules, substitute, tell_sizes
-from trials.shrinking.axes import Axis, is_free, keep, leaves, new_size
+from trials.shrinking.axes import elementwise as _elementwise  # noqa: F401 - each of these fills the table
+from trials.shrinking.axes import products as _products  # noqa: F401
+from trials.shrinking.axes import shapes as _shapes  # noqa: F401
+from trials.shrinking.axes.axis import Axis, is_free, keep, leaves, new_size
+from trials.shrinking.axes.trace import Branch, Trace, copied, keep_tensors, run
 from trials.shrinking.depth import Shallower, shallower
 from trials.shrinking.errors import ShrinkError
 from trials.shrinking.fans import Axes
-from trials.shrinking.trace import Branch, Trace, copied, keep_tensors, run
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ def _run_traced(model: nn.Module, trace: Trace, batch: Any) -> Any:
 def _is_ours(error: Exception) -> bool:
     """Whether a rule for a call has failed, and not the call itself, which `trace` makes."""
     last = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-    return last.parent == Path(__file__).parent and last.name != "trace.py"
+    return last.is_relative_to(Path(__file__).parent) and last.name != "trace.py"
 
 
 def _keep_indivisible(axes: Mapping[str, Sequence[Axis]], attributes: Sequence[SizeAttribute], by: int) -> None:

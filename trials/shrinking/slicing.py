@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from trials.shrinking.attributes import set_sizes
-from trials.shrinking.axes import Axis, index_of, new_size
+from trials.shrinking.axes.axis import Axis, index_of, new_size
+from trials.shrinking.axes.trace import copied, run
 from trials.shrinking.depth import drop, set_branches
 from trials.shrinking.errors import ShrinkError, ShrinkWarning
 from trials.shrinking.fans import Axes
@@ -19,7 +20,6 @@ from trials.shrinking.plan import Left, Plan, plan_of, said, work_of
 from trials.shrinking.roles import Role, Roles, roles
 from trials.shrinking.rules import initial_factor
 from trials.shrinking.tied import make_tied
-from trials.shrinking.trace import copied, run
 
 NARROW = 32
 """Narrower layers than this behave unlike wide ones."""

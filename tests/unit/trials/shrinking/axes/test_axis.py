@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trials.shrinking.axes import Axis, cut, index_of, is_free, join, keep, leaves, new_size, product, split, total
-from trials.shrinking.sizes import Dim
+from trials.shrinking.axes.axis import Axis, cut, index_of, is_free, join, keep, leaves, new_size, product, split, total
+from trials.shrinking.axes.sizes import Dim
 
 
 def test_what_is_joined_shrinks_or_stays_together() -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trials.shrinking.axes import Axis, is_free, keep, one, product, total
+from trials.shrinking.axes.axis import Axis, is_free, keep, one, product, total
 
 
 class Dim(int):

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from trials.shrinking.axes import Axis, is_free, join, keep
-from trials.shrinking.sizes import Dim, axis_of
+from trials.shrinking.axes.axis import Axis, is_free, join, keep
+from trials.shrinking.axes.sizes import Dim, axis_of
 
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
 @dataclass(slots=True)

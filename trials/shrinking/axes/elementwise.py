@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from trials.shrinking.axes import Axis, cut, is_free, join, keep, one
-from trials.shrinking.trace import Call, Trace, operation, sizes_as_axes
+from trials.shrinking.axes.axis import Axis, cut, is_free, join, keep, one
+from trials.shrinking.axes.trace import Call, Trace, operation, sizes_as_axes
 
 _OF_ONE = (
     "abs acos alpha_dropout angle asin atan bernoulli bfloat16 bitwise_not bool ceil celu clamp clamp_max clamp_min "

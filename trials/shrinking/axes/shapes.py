@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from trials.shrinking.axes import Axis, cut, factors_of, is_free, join, keep, one, product, split, total
-from trials.shrinking.elementwise import together
-from trials.shrinking.sizes import Dim
-from trials.shrinking.trace import Call, Trace, operation
+from trials.shrinking.axes.axis import Axis, cut, factors_of, is_free, join, keep, one, product, split, total
+from trials.shrinking.axes.elementwise import together
+from trials.shrinking.axes.sizes import Dim
+from trials.shrinking.axes.trace import Call, Trace, operation
 
 
 def arranged(trace: Trace, axes: Sequence[Axis], sizes: Sequence[Any], shape: Sequence[int], call: Call) -> list[Axis]:

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from trials.shrinking.axes import Axis, is_free, join, keep, product, total
-from trials.shrinking.sizes import Dim
-from trials.shrinking.trace import Call, Trace, Work, keep_tensors, operation
+from trials.shrinking.axes.axis import Axis, is_free, join, keep, product, total
+from trials.shrinking.axes.sizes import Dim
+from trials.shrinking.axes.trace import Call, Trace, Work, keep_tensors, operation
 
 
 @operation("linear")
