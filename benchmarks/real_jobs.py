@@ -16,8 +16,8 @@ Each job runs in three ways, beside a study that is searched and pruned, and nev
 
 Each round gives one log ratio of mean step times over both ranks; their mean is the slowdown, with Student's t interval
 over the rounds. The first step of a block does not count, for it still feels the block before; of a long one, the first
-ten. Steps far from others of their round count as less far, as in a report (`squeezer.policy.paired`). FILE is written
-after each run; if it was stopped, the same command at the same commit goes on.
+ten. Steps far from others of their round count as less far, as in a report (`squeezer.policy.slowdown`). FILE is
+written after each run; if it was stopped, the same command at the same commit continues.
 """
 
 import itertools

@@ -26,8 +26,8 @@ from benchmarks.shared.intervals import ratio_with_ci95
 from benchmarks.shared.paths import ROOT
 from benchmarks.shared.results import finish, kept_runs, parse
 from trials.gate.base import OpenGate
-from trials.search.serve import answers_to
 from trials.search.worker import SearchWorker, WorkerConfig
+from trials.search.worker_process import answers_to
 from trials.side_task.scheduler import Scheduler
 from trials.study import load_study
 from trials.training.batches import fuse_batches

@@ -15,12 +15,12 @@ from ds_hooks.instrument import Instrument
 from ds_hooks.message_sender import NoRoomError
 from ds_hooks.notice import notice
 from ds_hooks.pyzmq import NoPyzmqError, load_pyzmq
+from ds_hooks.several_engines import AT_ONCE, Successor, steps_to_wait
 from ds_hooks.shared.cuda_driver import DriverError
 from ds_hooks.shared.page.file import PageError, runtime_dir
 from ds_hooks.shared.processes.ranks import LOCAL_RANK, MASTER_PORT, first_number
 from ds_hooks.shared.wire import Hello
 from ds_hooks.step_hooks import StepHooks, Steps
-from ds_hooks.successor import AT_ONCE, Successor, steps_to_wait
 
 
 def attach(engine: Any, *, directory: Path | str | None = None, local_rank: int | None = None) -> "Handle":
@@ -49,14 +49,14 @@ def attach(engine: Any, *, directory: Path | str | None = None, local_rank: int 
 _HANDLES: "weakref.WeakSet[Handle]" = weakref.WeakSet()
 """Those of this process."""
 _TURNS: dict[tuple[Path, int], Steps] = {}
-"""Of each device, the steps of the engine that has the hooks, or had them when it was freed: see `successor`."""
+"""Of each device, the steps of the engine that has the hooks, or had them when it was freed: see `several_engines`."""
 
 
 class Handle:
     """The hooks of one engine.
 
     Attributes:
-        enabled: whether they work. Another engine of this process may, see `successor`.
+        enabled: whether they work. Another engine of this process may, see `several_engines`.
         fault: why they do not, if a fault switched them off or the engine had others already.
     """
 

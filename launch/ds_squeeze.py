@@ -33,7 +33,7 @@ from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
 from ds_hooks.shared.processes.signals import asked_to_end
 from ds_hooks.shared.renamed_commands import MOVED
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
-from ds_hooks.shared.submissions import Submissions
+from ds_hooks.shared.study_queue import Submissions
 from launch import rank
 from launch.build_locks import BuildLockWatch, unheld_build_locks
 from launch.leftovers import (

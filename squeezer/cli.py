@@ -222,8 +222,8 @@ def _add_observe(parser: argparse.ArgumentParser) -> None:
 
 
 def _submit(parsed: argparse.Namespace) -> int:
-    from ds_hooks.shared.submissions import Submission, SubmissionError
-    from squeezer.submit import main_submit
+    from ds_hooks.shared.study_queue import Submission, SubmissionError
+    from squeezer.queue_commands import main_submit
 
     study = parsed.study.absolute()
     if not study.is_file():
@@ -257,8 +257,8 @@ def _add_submit(parser: argparse.ArgumentParser) -> None:
 
 
 def _queue(parsed: argparse.Namespace) -> int:
-    from ds_hooks.shared.submissions import SubmissionError
-    from squeezer.submit import main_queue
+    from ds_hooks.shared.study_queue import SubmissionError
+    from squeezer.queue_commands import main_queue
 
     try:
         return main_queue(parsed.directory, parsed.withdraw)

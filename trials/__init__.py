@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from trials.fused import FusedModule, PerTrial, fuse, fuse_optimizers
     from trials.fusion import FuseError
     from trials.shrinking.errors import ShrinkError, ShrinkWarning
-    from trials.shrinking.groups import scaled_groups
     from trials.shrinking.roles import Role, Roles, roles
     from trials.shrinking.rules import Multipliers, multipliers
+    from trials.shrinking.scaled_optimizer import scaled_groups
     from trials.shrinking.settings import Shrink
     from trials.shrinking.slicing import Shrunk, shrink
     from trials.study import Study, load_study
@@ -54,7 +54,7 @@ _HOMES = {
     "fused": ("FusedModule", "PerTrial", "fuse", "fuse_optimizers"),
     "fusion": ("FuseError",),
     "shrinking.errors": ("ShrinkError", "ShrinkWarning"),
-    "shrinking.groups": ("scaled_groups",),
+    "shrinking.scaled_optimizer": ("scaled_groups",),
     "shrinking.roles": ("Role", "Roles", "roles"),
     "shrinking.rules": ("Multipliers", "multipliers"),
     "shrinking.settings": ("Shrink",),

@@ -221,8 +221,8 @@ def _add_best(parser: argparse.ArgumentParser) -> None:
 
 def _deadline(parsed: argparse.Namespace) -> int:
     from trials.search.choice.deadline import DeadlineError
+    from trials.search.deadline_outlook import verdict_on
     from trials.search.optuna_study import NoStudyError
-    from trials.search.outlook import verdict_on
 
     study = _load(parsed)
     name, directory, storage = known_location(parsed)

@@ -22,7 +22,7 @@ from trials.training.group import TrialGroup
 from trials.training.member import build, build_member, group_key
 from trials.training.scores.objectives import first_of
 from trials.training.shrunk import for_target, inputs_of, takes_shrink
-from trials.training.transfers import what_transfers
+from trials.training.transferable import what_transfers
 
 
 def described(study: Study, scale: int | None) -> dict[str, Any]:

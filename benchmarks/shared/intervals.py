@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, median, stdev, variance
 
-from squeezer.policy.paired import FAR, NEVER_FAR
+from squeezer.policy.slowdown import FAR, NEVER_FAR
 from squeezer.reports.metrics import t_quantile_975
 
 _DEVIATION_OF_MAD = 1.4826

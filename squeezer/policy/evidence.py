@@ -17,7 +17,7 @@ import math
 from collections import deque
 from typing import NamedTuple
 
-from squeezer.policy.paired import Pairs, estimate
+from squeezer.policy.slowdown import Pairs, estimate
 
 ERROR_RATE = 0.05
 LEAST_PAIRS = 2

@@ -1,7 +1,7 @@
 """Keeps the main job's slowdown within its budget while it runs. Pure: steps in, decisions out.
 
-Blocks of steps are left alone at random (`draw`), and each is compared with the squeezed steps beside it (`paired`). A
-sequential test (`evidence`) decides by these comparisons: the gate is shut when the slowdown is surely above the
+Blocks of steps are left alone at random (`draw`), and each is compared with the squeezed steps beside it (`slowdown`).
+A sequential test (`evidence`) decides by these comparisons: the gate is shut when the slowdown is surely above the
 budget. No rhythm, drift or slow phase of job and machine can pass for a slowdown, because they do not know the draw.
 
 Three times are tested so: the steps; the *gaps* between them, such as loading, in proportion to a step; and *long

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from squeezer.policy.paired import Pair, estimate, pairs_of
+from squeezer.policy.slowdown import Pair, estimate, pairs_of
 from squeezer.records.reader import StepTime
 
 WARM_UP_STEPS = 2
@@ -67,7 +67,7 @@ def t_quantile_975(degrees: int) -> float:
 
 
 def main_figures(steps: Sequence[StepTime]) -> dict[str, Any]:
-    """Step times and the slowdown, by the guard's own estimator (`squeezer.policy.paired`).
+    """Step times and the slowdown, by the guard's own estimator (`squeezer.policy.slowdown`).
 
     The two step times are made of its comparisons, so their ratio is the slowdown. Plain means over all steps would
     differ from it, even in sign, when the machine's speed drifts. Without a comparison they are plain means.

@@ -17,8 +17,8 @@ from squeezer.records.layout import report_path
 from squeezer.records.reader import RankRun, load_run
 from squeezer.records.reader import ReportError as ReportError
 from squeezer.reports.audit import audit_figures, audit_text, mismatch_text
+from squeezer.reports.control_groups import control_group_figures, control_group_text
 from squeezer.reports.device import barred_figures, barred_text, device_figures, device_lines
-from squeezer.reports.groups import group_figures, group_text
 from squeezer.reports.metrics import Tally, main_figures, mean_over_ranks, pool, resumes, slot_figures
 from squeezer.reports.rows import row_figures, row_text
 from squeezer.reports.slowdown import printed, verdict
@@ -53,14 +53,16 @@ def build_report(run: Path) -> dict[str, Any]:
             **_figures(tally, own_starved, audit_figures(rank.records["side"])),
             "guard": _guard(rank),
         }
-        per_rank[str(rank.rank)]["side"] |= waterfall_figures([time]) | group_figures([rank.records["side"]])
+        per_rank[str(rank.rank)]["side"] |= waterfall_figures([time]) | control_group_figures([rank.records["side"]])
         per_rank[str(rank.rank)]["side"] |= barred_figures([rank.records["side"]]) | row_figures([rank.records["side"]])
         per_rank[str(rank.rank)]["side"]["not_started"] = _not_started([rank.records["side"]])
         per_rank[str(rank.rank)]["bubbles"]["slots"] = [asdict(slot) for slot in slot_figures(rank.records["bubble"])]
     of_all = _figures(
         pool(tallies), [u for rank in starved for u in rank], audit_figures([s for a in audits for s in a])
     )
-    of_all["side"] |= waterfall_figures(times) | group_figures(audits) | barred_figures(audits) | row_figures(audits)
+    of_all["side"] |= (
+        waterfall_figures(times) | control_group_figures(audits) | barred_figures(audits) | row_figures(audits)
+    )
     of_all["side"]["not_started"] = _not_started(audits)
     main = main_figures(mean_over_ranks(steps))
     return {
@@ -229,7 +231,7 @@ def render(report: Mapping[str, Any]) -> str:
     ]
     for reason in side["not_started"]:
         lines += _wrapped(f"not started: {reason}")
-    lines += _wrapped(row_text(side)) + _wrapped(group_text(side)) + _wrapped(barred_text(side))
+    lines += _wrapped(row_text(side)) + _wrapped(control_group_text(side)) + _wrapped(barred_text(side))
     for unit in side["starved"]:
         lines += _wrapped(
             f"longer than every bubble ({unit['longest_bubble_ms']:.1f} ms): {unit['unit']} of {unit['trials']}, "

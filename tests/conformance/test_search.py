@@ -14,9 +14,9 @@ from torch import nn
 from tests.support.fused_and_solo import AtOnce, ToyStudy
 from tests.support.side_task_runs import Direct
 from trials.search.client import Search, SearchClient
-from trials.search.serve import serve
 from trials.search.storage.optuna_storage import open_storage
 from trials.search.worker import SearchWorker, WorkerConfig
+from trials.search.worker_process import serve
 
 PATIENCE_S = 60.0
 

@@ -28,7 +28,7 @@ from tests.support.sandbox import Child, new_sandbox, wait_for
 from tests.support.simulated import Pretended
 from tests.support.stranger import STRANGER, as_user, meanwhile, needs_second_user, outcome, without_rights
 from trials.best_trials import best_trials
-from trials.search.outlook import verdict_on
+from trials.search.deadline_outlook import verdict_on
 from trials.search.storage.claims import read_account
 from trials.search.storage.database import connect_to_read
 from trials.search.storage.optuna_storage import open_storage

@@ -9,7 +9,7 @@ import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
-from ds_hooks.shared.submissions import Submissions
+from ds_hooks.shared.study_queue import Submissions
 from squeezer.reports.report import build_report, render
 from tests.support.paths import STUDIES
 from tests.support.sandbox import Sandbox, wait_for

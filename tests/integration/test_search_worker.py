@@ -20,10 +20,10 @@ from tests.support.paths import STUDIES
 from tests.support.sandbox import children, stat, wait_for
 from trials.search import callbacks
 from trials.search.client import SearchClient
-from trials.search.serve import LOOKS_PER_LEASE, serve
 from trials.search.storage.claims import LEASE_S
 from trials.search.storage.optuna_storage import open_storage
 from trials.search.worker import WorkerConfig
+from trials.search.worker_process import LOOKS_PER_LEASE, serve
 from trials.study import load_study
 
 pytestmark = pytest.mark.integration

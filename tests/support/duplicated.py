@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trials.shrinking.groups import clip_gradients, scaled_groups
 from trials.shrinking.roles import roles
 from trials.shrinking.rules import multipliers
+from trials.shrinking.scaled_optimizer import clip_gradients, scaled_groups
 
 Blocks = Mapping[tuple[str, int], int]
 """A parameter and one of its axes -> how many units next to each other are copied together, such as those of a head."""

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from trials.fusion.own_code.streams import saved
 from trials.fusion.rows import Rows
-from trials.training.captured import Pass
+from trials.training.cuda_graph import Pass
 
 _ATEN = torch.ops.aten
 _REFUSED = _ATEN._local_scalar_dense.default, _ATEN.nonzero.default, _ATEN.lift_fresh.default

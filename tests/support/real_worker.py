@@ -20,8 +20,8 @@ from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from tests.support.fused_and_solo import Batch, ToyStudy
 from trials.gate.base import OpenGate
 from trials.search.client import SearchClient
-from trials.search.serve import serve
 from trials.search.worker import WorkerConfig
+from trials.search.worker_process import serve
 from trials.side_task import checkpoints
 from trials.side_task.scheduler import Scheduler
 

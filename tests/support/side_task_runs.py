@@ -13,8 +13,8 @@ from ds_hooks.shared.statuses import Status
 from tests.support.fused_and_solo import OPTIMIZERS, AtOnce, Batch, close
 from tests.support.rich_study import RichSolo, RichStudy
 from trials.gate.base import OpenGate, Starved
-from trials.search.serve import answers_to
 from trials.search.worker import SearchWorker, WorkerConfig
+from trials.search.worker_process import answers_to
 from trials.side_task.scheduler import Scheduler
 
 MS = 1_000_000

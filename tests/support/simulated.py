@@ -18,9 +18,9 @@ from torch import nn
 from tests.support.fused_and_solo import ToyStudy
 from trials.search.client import Search, SearchClient
 from trials.search.files import checkpoint_files
-from trials.search.serve import serve
 from trials.search.storage.claims import Span
 from trials.search.worker import WorkerConfig
+from trials.search.worker_process import serve
 
 EPOCHS = 4
 

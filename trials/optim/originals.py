@@ -18,8 +18,8 @@ from trials.optim.fused import FusedOptimizer, go_on
 from trials.optim.gradients import Gradients
 from trials.optim.optimizer_state import OptimizerState, Own, refuse_changed
 from trials.optim.packed import class_values, fixed_parts, pack, parameters_of, unpack
-from trials.shrinking.groups import scaled
 from trials.shrinking.rules import NONE, Multipliers
+from trials.shrinking.scaled_optimizer import scaled
 
 MODES = ("train", "eval")
 """Methods of optimizers that train other weights than they evaluate, such as schedule-free ones."""

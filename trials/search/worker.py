@@ -21,12 +21,12 @@ from trials.search.choice.paused import as_samplers_see
 from trials.search.choice.placement import trial_name
 from trials.search.choice.space import check_begun, check_space
 from trials.search.config import WorkerConfig as WorkerConfig
+from trials.search.deadline_outlook import DeadlineWatch, outlook
 from trials.search.files import checkpoint_files
 from trials.search.files.study_files import StudyFiles
 from trials.search.measures import Measures
 from trials.search.optuna_study import ended_after, open_study, safe_sampler
 from trials.search.optuna_trials import OptunaTrials
-from trials.search.outlook import DeadlineWatch, outlook
 from trials.search.storage.claims import Claims, LockedClaims
 from trials.search.storage.database import START_PATIENCE_S, connect, is_away, patiently
 from trials.search.storage.directory_identity import Unseen, identity

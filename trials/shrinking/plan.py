@@ -96,7 +96,7 @@ def plan_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Shown:
     """What a forward shows of a model that nothing is made from.
 
     Attributes:
@@ -110,7 +110,7 @@ class Seen:
     branches: Sequence[Branch]
 
 
-def shown_by(model: nn.Module, batch: Any) -> Seen:
+def shown_by(model: nn.Module, batch: Any) -> Shown:
     """Run a model once.
 
     Raises:
@@ -119,7 +119,7 @@ def shown_by(model: nn.Module, batch: Any) -> Seen:
     copy_ = copy.deepcopy(model)
     trace = Trace()
     calls, _, ends = _traced(copy_, trace, batch, {})
-    return Seen(_fans(trace, copy_, calls), _readouts(trace, ends), trace.branches)
+    return Shown(_fans(trace, copy_, calls), _readouts(trace, ends), trace.branches)
 
 
 def work_of(model: nn.Module, batch: Any) -> int:

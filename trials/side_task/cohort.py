@@ -138,7 +138,7 @@ class Cohort:
             self._resumed += self.groups[-1:] if place else []
 
     def mark(self, number: int) -> str:
-        """Return the mark of what a trial has got in the epoch under way, see `Seen`; empty: it is not known."""
+        """Return the mark of what a trial has got in the epoch under way, see `BatchesSeen`; empty: it is not known."""
         return self._marks.get(number, "")
 
     def epoch_ended(self) -> None:

@@ -23,7 +23,7 @@ from ds_hooks.shared.processes.parent import die_with_parent
 from ds_hooks.shared.processes.signals import END_SIGNAL, ignore_signals_to_others
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from ds_hooks.shared.study_files import trials_directory
-from ds_hooks.shared.submissions import Submissions
+from ds_hooks.shared.study_queue import Submissions
 from trials.gate.base import ExclusiveGate, Gate, GateError, StopRequested, block_signals
 from trials.gate.cuda_queue import IN_FLIGHT
 from trials.gate.process import (
@@ -306,7 +306,7 @@ def _report_overrun(report: "Callable[[statuses.Status], None]", slot: int, over
 
 def _search_worker(study: "Study", config: "WorkerConfig", page: Path | None) -> "Callable[[TextIO, TextIO], int]":
     """It looks at the page by itself: whether a main job has come, and for how long its bubbles were used."""
-    from trials.search.serve import serve
+    from trials.search.worker_process import serve
 
     if page is None:
         return partial(serve, study, config, attached=lambda: False)

@@ -18,7 +18,7 @@ from ds_hooks.shared.page.layout import Field
 from ds_hooks.shared.processes.signals import END_SIGNAL
 from trials.gate.base import HOST_UNIT, Gate, StopRequested
 from trials.gate.process import nap
-from trials.training.captured import forget_all
+from trials.training.cuda_graph import forget_all
 
 CHUNK_BYTES = 1 << 20
 """Copy this much at once, as host work. It takes some tenths of a millisecond."""

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from ds_hooks.shared.processes.signals import END_SIGNAL
-from ds_hooks.shared.submissions import IDLE_S, SERVES_S, Submission, Submissions, Used
+from ds_hooks.shared.study_queue import IDLE_S, SERVES_S, Submission, Submissions, Used
 from trials.gate.base import StopRequested
 from trials.gate.process import nap
 from trials.own_logger import own_logger

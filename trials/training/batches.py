@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trials.fusion import FuseError
 from trials.study import Study
-from trials.training.seen import Seen
+from trials.training.batches_seen import BatchesSeen
 from trials.training.trees import as_plain, copied, examples, form, pinned, row_of, stacked, tensors
 
 
@@ -88,7 +88,7 @@ def as_batch(given: Any, source: str = "Study.batches") -> Batch:
 class Reader(NamedTuple):
     """A trial, and the epoch whose batches it reads, counted from 0.
 
-    It has trained on `place` batches of that epoch before. `mark` tells which they were, see `Seen`; empty: unknown.
+    It has trained on `place` batches of that epoch before. `mark` is their digest, see `BatchesSeen`; empty: unknown.
     """
 
     number: int
@@ -153,14 +153,14 @@ def rounds(
         study: the user's.
         readers: the trials.
         skipped: called after each batch that is not yielded.
-        marks: takes the mark of what each trial has got so far, by its number; see `Seen`.
+        marks: takes the mark of what each trial has got so far, by its number; see `BatchesSeen`.
 
     Raises:
         FuseError: trials at the same epoch have batches of their own that differ in number or shape.
         SharedLoaderError: epochs cannot be read side by side. Raised before any batch.
         ReplayError: what was skipped is not what trials have trained on. Raised before any batch.
     """
-    readings: list[tuple[list[int], Iterator[Batch], Seen]] = []
+    readings: list[tuple[list[int], Iterator[Batch], BatchesSeen]] = []
     loaders: list[object] = []
     owners: list[Reader] = []
     for (epoch, _), here in by_place(readers).items():
@@ -168,7 +168,7 @@ def rounds(
         if any(batches is not None for batches in own):
             owners += here
             for reader, its in zip(here, own, strict=True):
-                seen = Seen()
+                seen = BatchesSeen()
                 batches = _read(() if its is None else its, "Study.trial_batches", None if marks is None else seen)
                 _skip([reader], batches, seen, skipped)
                 readings.append(([reader.number], accumulated(study, batches), seen))
@@ -178,7 +178,7 @@ def rounds(
         if any(loader is other for other in loaders) and not isinstance(loader, (list, tuple)):
             raise SharedLoaderError
         loaders.append(loader)
-        seen = Seen()
+        seen = BatchesSeen()
         batches = _read(given, "Study.batches", None if marks is None else seen)
         _skip(here, batches, seen, skipped)
         reading = accumulated(study, batches)
@@ -229,7 +229,7 @@ def by_place(readers: Sequence[Reader]) -> dict[tuple[int, int], list[Reader]]:
     return found
 
 
-def _skip(readers: Sequence[Reader], batches: Iterator[Batch], seen: Seen, skipped: Callable[[], None]) -> None:
+def _skip(readers: Sequence[Reader], batches: Iterator[Batch], seen: BatchesSeen, skipped: Callable[[], None]) -> None:
     """Read what trials at one place have trained on.
 
     Raises:
@@ -244,7 +244,7 @@ def _skip(readers: Sequence[Reader], batches: Iterator[Batch], seen: Seen, skipp
         raise ReplayError(others, readers[0].epoch)
 
 
-def _read(given: Iterable[Any], source: str, seen: Seen | None = None) -> Iterator[Batch]:
+def _read(given: Iterable[Any], source: str, seen: BatchesSeen | None = None) -> Iterator[Batch]:
     for each in given:
         batch = as_batch(each, source)
         if seen is not None:

@@ -99,7 +99,7 @@ class GroupState:
 
         Args:
             row: the trial's.
-            mark: of what it has trained on in the epoch under way, see `Seen`.
+            mark: of what it has trained on in the epoch under way, see `BatchesSeen`.
         """
         history = self._roster.history(row)
         if history["steps"]:

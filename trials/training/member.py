@@ -27,7 +27,7 @@ from trials.training.batches import batch_params_of
 from trials.training.progress import Progress, new_progress, new_schedulers
 from trials.training.shrunk import model_of, scales_of
 from trials.training.study_state import building
-from trials.training.transfers import refuse_what_does_not
+from trials.training.transferable import refuse_what_does_not
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from trials.optim import FusedOptimizer
 from trials.shrinking.rules import Multipliers
 from trials.training.audits.record import LOSS, Record, named_batch
 from trials.training.batches import Batch
-from trials.training.captured import Captured
+from trials.training.cuda_graph import Captured
 from trials.training.progress import Control
 
 

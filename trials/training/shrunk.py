@@ -13,9 +13,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from trials.fusion.errors import FuseError
 from trials.fusion.own_code.streams import undisturbed
 from trials.shrinking.depth import drop, set_branches, shallower
-from trials.shrinking.drawn import correct
 from trials.shrinking.errors import ShrinkError
-from trials.shrinking.plan import Plan, Seen, plan_of, shown_by
+from trials.shrinking.initial_values import correct
+from trials.shrinking.plan import Plan, Shown, plan_of, shown_by
 from trials.shrinking.roles import Roles, roles
 from trials.shrinking.rules import NONE, Multipliers, clipping, multipliers
 from trials.shrinking.settings import Shrink, as_shrink
@@ -122,13 +122,13 @@ def _of_own_code(
     return surrogate, found
 
 
-def _shown(study: Study, model: nn.Module, params: dict[str, Any], number: int) -> Seen:
+def _shown(study: Study, model: nn.Module, params: dict[str, Any], number: int) -> Shown:
     table = _plans.setdefault(study, {})
     key = "shown", _structure(model)
     if key not in table:
         with undisturbed():
             table[key] = shown_by(model, inputs_of(study, params, number))
-    return cast("Seen", table[key])
+    return cast("Shown", table[key])
 
 
 def _planned(study: Study, model: nn.Module, params: dict[str, Any], number: int, settings: Shrink) -> Plan:

@@ -19,10 +19,10 @@ from tests.support.sandbox import wait_for
 from tests.support.simulated import Pretended
 from trials.search import worker as worker_module
 from trials.search.client import SearchClient, SearchError
-from trials.search.serve import serve
 from trials.search.storage.database import StorageError, naming
 from trials.search.storage.optuna_storage import open_storage
 from trials.search.worker import SearchWorker, WorkerConfig
+from trials.search.worker_process import serve
 from trials.study_error import StudyError
 
 pytestmark = pytest.mark.integration

@@ -2,9 +2,9 @@
 
 from many import Many
 
-from trials.search import serve
+from trials.search import worker_process
 
-serve.IDLE_LEASES = 0.05
+worker_process.IDLE_LEASES = 0.05
 
 
 class Impatient(Many):

@@ -15,7 +15,7 @@ from squeezer.records.facts import KINDS as FACTS
 from squeezer.records.reader import KINDS
 from tests.support.document_tables import documents, rewritten
 from tests.support.paths import PACKAGES, ROOT
-from trials.search import serve
+from trials.search import worker_process
 from trials.search.measures import Measures
 from trials.search.worker import SearchWorker
 from trials.study import Study
@@ -171,9 +171,8 @@ def test_the_protocol_describes_every_kind_of_record() -> None:
 
 
 def test_the_protocol_names_every_request_to_the_search_worker() -> None:
-    (body,) = [
-        node for node in ast.walk(ast.parse(inspect.getsource(serve))) if getattr(node, "name", "") == "_answer_to"
-    ]
+    nodes = ast.walk(ast.parse(inspect.getsource(worker_process)))
+    (body,) = [node for node in nodes if getattr(node, "name", "") == "_answer_to"]
     known = {"stop": {"stop"}}
     for case in (node for node in ast.walk(body) if isinstance(node, ast.match_case)):
         if isinstance(case.pattern, ast.MatchMapping):

@@ -21,8 +21,8 @@ from trials.fusion.rows import generator
 from trials.fusion.scores.params import given
 from trials.fusion.units import ask_before_backward
 from trials.optim.several import by_phase
-from trials.shrinking.groups import clip_gradients, scaled
 from trials.shrinking.rules import Multipliers
+from trials.shrinking.scaled_optimizer import clip_gradients, scaled
 from trials.study import Study
 from trials.training.audits.compare import is_continuous
 from trials.training.audits.record import LOSS, SCALE, SCORE, STREAM, Record, named_batch

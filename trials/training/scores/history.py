@@ -19,7 +19,7 @@ class History:
         metrics: epochs done -> the metrics then, of a study that has some.
         total: the sum of the losses of the epoch under way, if the trial is in no group.
         steps: how many batches of that epoch it has seen: its place in it.
-        mark: which they were, if the trial was saved there; see `Seen`.
+        mark: which they were, if the trial was saved there; see `BatchesSeen`.
     """
 
     losses: list[float] = field(default_factory=list)

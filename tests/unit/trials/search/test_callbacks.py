@@ -24,8 +24,8 @@ from tests.support.fused_and_solo import AtOnce, ToyStudy
 from tests.support.logged import logged
 from trials.search import callbacks as callbacks_module
 from trials.search.client import SearchClient
-from trials.search.serve import serve
 from trials.search.worker import SearchWorker, WorkerConfig
+from trials.search.worker_process import serve
 
 
 class Called(ToyStudy):

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from tests.support.duplicated import trained
 from tests.support.shrinkable import GPT, HuggingFaceGPT2
 from trials import ShrinkError, ShrinkWarning, scaled_groups, shrink
-from trials.shrinking.groups import clip_gradients
 from trials.shrinking.roles import Roles, roles
 from trials.shrinking.rules import multipliers
+from trials.shrinking.scaled_optimizer import clip_gradients
 
 DEEP, SHALLOW = 6, 2
 

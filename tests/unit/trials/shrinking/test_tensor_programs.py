@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trials.shrinking.groups import scaled_groups
 from trials.shrinking.roles import roles
+from trials.shrinking.scaled_optimizer import scaled_groups
 
 BASE, WIDTH, INPUTS, OUTPUTS = 64, 16, 5, 3
 

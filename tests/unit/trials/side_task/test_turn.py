@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.shared.submissions import IDLE_S, Submission, Submissions, Used
+from ds_hooks.shared.study_queue import IDLE_S, Submission, Submissions, Used
 from trials.gate.base import StopRequested
 from trials.search.client import SearchError
 from trials.side_task import turn as turn_module

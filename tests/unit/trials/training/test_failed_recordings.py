@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from tests.support.fused_and_solo import RecordingGate, ToyStudy, members
 from trials import TrialGroup
-from trials.training import captured, group
-from trials.training.captured import WARM_UP_STEPS, record
+from trials.training import cuda_graph, group
+from trials.training.cuda_graph import WARM_UP_STEPS, record
 
 POOL = (0, 7)
 
@@ -77,7 +77,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
         def reset(self) -> None:
             pass
 
-    monkeypatch.setattr(captured, "_broken", [])
+    monkeypatch.setattr(cuda_graph, "_broken", [])
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: POOL)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -107,7 +107,7 @@ def test_a_recording_that_fails_leaves_the_device_as_before(device: Device, can_
     assert not device.under_way
     assert device.pools == ([POOL] if can_end else []), "the pool of a recording that has ended goes with its graph"
     assert not any(stream.is_recorded for stream in (*rows.generators, *torch.cuda.default_generators))
-    assert len(captured._broken) == (not can_end)
+    assert len(cuda_graph._broken) == (not can_end)
 
 
 def test_an_end_that_fails_counts_as_failed(device: Device) -> None:
@@ -133,7 +133,7 @@ def test_after_a_recording_that_could_not_be_ended_none_is_tried(
         return record(lambda: 1 / 0, own)  # type: ignore[arg-type, return-value]
 
     device.can_end = False
-    monkeypatch.setattr(captured, "record", fail)
+    monkeypatch.setattr(cuda_graph, "record", fail)
     monkeypatch.setattr(group, "can_capture", lambda device: True)
     batch = torch.ones(5, 4), torch.ones(5, 3)
     for _ in range(2):

@@ -11,8 +11,8 @@ from tests.support.frozen_graph import Frozen
 from tests.support.fused_and_solo import RecordingGate, ToyStudy, members, same_bits
 from trials import TrialGroup
 from trials.fusion.rows import Rows
-from trials.training import captured, group
-from trials.training.captured import PROVEN_STEPS, WARM_UP_STEPS, Pass
+from trials.training import cuda_graph, group
+from trials.training.cuda_graph import PROVEN_STEPS, WARM_UP_STEPS, Pass
 
 BEFORE = 1 + WARM_UP_STEPS + PROVEN_STEPS + 1
 """After so many steps, a graph stands for those that follow."""
@@ -26,7 +26,7 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
         return graph.result, graph
 
     monkeypatch.setattr(Frozen, "replays", 0)
-    monkeypatch.setattr(captured, "record", record)
+    monkeypatch.setattr(cuda_graph, "record", record)
     monkeypatch.setattr(group, "can_capture", lambda device: True)
 
 

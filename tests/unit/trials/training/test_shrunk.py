@@ -13,8 +13,8 @@ from tests.support.fused_and_solo import Batch, ToyStudy, close, members
 from tests.support.states import reloaded
 from trials import FuseError, Shrink, ShrinkError, ShrinkWarning, TrialGroup
 from trials.gate.base import OpenGate
-from trials.shrinking.groups import clip_gradients, scaled, scaled_groups
 from trials.shrinking.rules import multipliers
+from trials.shrinking.scaled_optimizer import clip_gradients, scaled, scaled_groups
 from trials.training.audits.audit import Audit, Mismatch
 from trials.training.member import build, group_key
 from trials.training.shrunk import by_id, for_target

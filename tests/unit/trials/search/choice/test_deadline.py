@@ -20,7 +20,7 @@ from trials.search.choice.deadline import (
     left_of_trials,
     rate_of,
 )
-from trials.search.outlook import DeadlineWatch
+from trials.search.deadline_outlook import DeadlineWatch
 from trials.search.storage.measured import Minute
 
 NOW = datetime(2026, 12, 1, 8, 0, tzinfo=UTC)

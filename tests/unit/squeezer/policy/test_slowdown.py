@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from squeezer.policy.draw import Draw
-from squeezer.policy.paired import MOST_ALONE_STEPS, Pairs, estimate, pairs_of
+from squeezer.policy.slowdown import MOST_ALONE_STEPS, Pairs, estimate, pairs_of
 
 Steps = Sequence[tuple[bool | None, float]]
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds_hooks.shared.submissions import Submission, SubmissionError, Submissions, Used
-from squeezer.submit import main_queue
+from ds_hooks.shared.study_queue import Submission, SubmissionError, Submissions, Used
+from squeezer.queue_commands import main_queue
 
 NOW_S, TURN_S = 1e9, 600.0
 FILE = Path("/somewhere/study.py")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def group_figures(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+def control_group_figures(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """The figures of some ranks, from their records of the side task.
 
     Returns:
@@ -22,7 +22,7 @@ def group_figures(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any
     }
 
 
-def group_text(side: Mapping[str, Any]) -> str:
+def control_group_text(side: Mapping[str, Any]) -> str:
     """The same as a sentence; empty if there was no side task."""
     texts = []
     if side["grouped"]:

@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from ds_hooks.shared.submissions import Submission, SubmissionError, Submissions
+from ds_hooks.shared.study_queue import Submission, SubmissionError, Submissions
 
 
 def main_submit(submission: Submission, studies: Path) -> int:

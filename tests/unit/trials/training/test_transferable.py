@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.support.fused_and_solo import ToyStudy
 from trials import Shrink, ShrinkError, ShrinkWarning, build_member
-from trials.training.transfers import what_transfers
+from trials.training.transferable import what_transfers
 
 RANGES: dict[str, Any] = {
     "lr": (1e-3, 1e-1),

@@ -12,8 +12,8 @@ from tests.support.fused_and_solo import RecordingGate, ToyStudy, members, same_
 from trials import TrialGroup
 from trials.fusion.own_code.streams import saved
 from trials.fusion.rows import Rows
-from trials.training import captured, group
-from trials.training.captured import PROVEN_STEPS, WARM_UP_STEPS, Captured, Pass
+from trials.training import cuda_graph, group
+from trials.training.cuda_graph import PROVEN_STEPS, WARM_UP_STEPS, Captured, Pass
 
 FIRST = 1
 """The step that shows whether all of it runs by rules."""
@@ -36,7 +36,7 @@ class Played:
 
     @classmethod
     def of(cls, run: Callable[[], Pass], rows: Rows) -> tuple[Pass, "Played"]:
-        """In place of `captured.record`."""
+        """In place of `cuda_graph.record`."""
         graph = cls(run, rows)
         return graph.result, graph
 
@@ -56,7 +56,7 @@ class Played:
 @pytest.fixture(autouse=True)
 def played(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Played, "replays", 0)
-    monkeypatch.setattr(captured, "record", Played.of)
+    monkeypatch.setattr(cuda_graph, "record", Played.of)
     monkeypatch.setattr(group, "can_capture", lambda device: True)
 
 
@@ -126,7 +126,7 @@ def test_each_shape_of_batches_has_a_graph_up_to_a_limit() -> None:
     for batch in data((2, 3, 4, 5, 6, 7) * 6):
         run.step(*batch)
     run.assert_same()
-    assert Played.replays == captured.MOST_SHAPES * (6 - WARM_UP_STEPS)
+    assert Played.replays == cuda_graph.MOST_SHAPES * (6 - WARM_UP_STEPS)
 
 
 def test_a_replay_is_one_unit() -> None:
@@ -193,7 +193,7 @@ def test_a_graph_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch, caplo
             super().replay()
             next(iter(self._gradients.values())).mul_(1.01)
 
-    monkeypatch.setattr(captured, "record", Stale.of)
+    monkeypatch.setattr(cuda_graph, "record", Stale.of)
     run = Run()
     with caplog.at_level("INFO", logger="trials"):
         for batch in data():
@@ -207,7 +207,7 @@ def test_what_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch, caplog: pytest
     def record(run: Callable[[], Pass], rows: Rows) -> tuple[Pass, Played]:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    monkeypatch.setattr(captured, "record", record)
+    monkeypatch.setattr(cuda_graph, "record", record)
     run = Run()
     with caplog.at_level("INFO", logger="trials"):
         for batch in data():
@@ -258,7 +258,7 @@ def no_room(*given: Any) -> Any:
 def test_a_proof_for_which_there_is_no_room_costs_only_the_graph(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for owner, name in ((Played, "replay"), (captured, "_apart"), (captured, "record")):
+    for owner, name in ((Played, "replay"), (cuda_graph, "_apart"), (cuda_graph, "record")):
         with monkeypatch.context() as full, caplog.at_level("INFO", logger="trials"):
             caplog.clear()
             full.setattr(owner, name, no_room)
@@ -327,7 +327,7 @@ def test_graphs_are_dropped_where_the_memory_is_needed() -> None:
     run = Run()
     for batch in data():
         run.step(*batch)
-    captured.forget_all()
+    cuda_graph.forget_all()
     for batch in data():
         run.step(*batch)
         run.assert_same()

@@ -17,7 +17,7 @@ _FAR = 2654435761
 """A prime: its multiples are spread evenly over any length."""
 
 
-class Seen:
+class BatchesSeen:
     """The batches that were read of an epoch, one after another."""
 
     def __init__(self) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from trials.training.seen import Seen
+from trials.training.batches_seen import BatchesSeen
 
 
 def mark(*batches: Any) -> str:
-    seen = Seen()
+    seen = BatchesSeen()
     for batch in batches:
         seen.add(batch)
     return seen.mark
@@ -72,8 +72,8 @@ def test_what_cannot_be_seen_has_no_mark() -> None:
 def test_another_process_finds_the_same() -> None:
     code = """
 import torch
-from trials.training.seen import Seen
-seen = Seen()
+from trials.training.batches_seen import BatchesSeen
+seen = BatchesSeen()
 seen.add(({"b": torch.arange(200.0), "a": "text"}, None))
 print(seen.mark)"""
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
