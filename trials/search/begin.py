@@ -17,7 +17,7 @@ from trials.search.storage.claims import MOST_DEATHS
 from trials.search.storage.database import is_away
 from trials.study import Study, describe_error
 
-log = own_logger("trials.search.begin")
+log = own_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ PATIENCE_S, LAST_PATIENCE_S = 5.0, 60.0
 """At the worker's end, how long callbacks may still take: within a study, whose job may be ending, and when it is over.
 All results are recorded by then."""
 
-log = own_logger("trials.search.callbacks")
+log = own_logger(__name__)
 
 
 class Callbacks:

@@ -15,7 +15,7 @@ from trials.search.storage.database import is_shared
 from trials.search.storage.locked_claims import LockedClaims
 from trials.study_error import StudyError
 
-log = own_logger("trials.search.leftovers")
+log = own_logger(__name__)
 
 
 def refuse_leftovers(study: optuna.Study, held: LockedClaims, config: WorkerConfig) -> None:

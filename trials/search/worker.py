@@ -35,7 +35,7 @@ from trials.search.storage.late_epochs import LateEpochs
 from trials.search.study_lock import StudyLock
 from trials.study import Study
 
-log = own_logger("trials.search.worker")
+log = own_logger(__name__)
 
 _Result = TypeVar("_Result")
 

@@ -34,7 +34,7 @@ SIGNS_PER_LEASE, LOOKS_PER_LEASE = 6, 2
 IDLE_LEASES = 10.0
 """After how many leases without any training others may take a worker's trials, rather than have none."""
 
-log = own_logger("trials.search.worker_process")
+log = own_logger(__name__)
 
 
 def serve(

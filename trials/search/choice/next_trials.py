@@ -21,7 +21,7 @@ from trials.search.storage.claims import Claim, LockedClaims
 if TYPE_CHECKING:
     from trials.study import Study
 
-log = own_logger("trials.search.choice.next_trials")
+log = own_logger(__name__)
 
 
 class Claimed(NamedTuple):

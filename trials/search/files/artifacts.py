@@ -17,7 +17,7 @@ from trials.search.files.checkpoint_files import publish, weights_name
 ARTIFACTS = "squeezer_artifacts"
 """A user attribute of studies: the name of each file -> its artifact's id; and the index that was uploaded."""
 
-log = own_logger("trials.search.files.artifacts")
+log = own_logger(__name__)
 
 
 def upload_best(store: BoundedStore | None, study: optuna.Study, best: Best) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from ds_hooks.shared.private_file import make_dir
 from trials.own_logger import own_logger
 
-log = own_logger("trials.search.files.checkpoint_files")
+log = own_logger(__name__)
 
 KEPT = 2
 """Checkpoints of a trial: the last, and one to fall back to. If all of them are from the middle of an epoch, the last

@@ -34,7 +34,7 @@ PAUSE_S = 60.0
 AGAIN_S = (1.0, 4.0)
 """After how long a worker tries again at its start: if it does not see the store then, it does without to its end."""
 
-log = own_logger("trials.search.files.shared_store")
+log = own_logger(__name__)
 
 
 class SharedStore:

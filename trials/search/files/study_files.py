@@ -19,7 +19,7 @@ from trials.search.storage.database import is_shared
 from trials.search.storage.directory_identity import beside
 from trials.study import Study
 
-log = own_logger("trials.search.files.study_files")
+log = own_logger(__name__)
 
 _Result = TypeVar("_Result")
 

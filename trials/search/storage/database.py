@@ -38,7 +38,7 @@ CLAIMS_FILE = "claims.db"
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
 """Errors of a journal's file after which it may be written again."""
 
-log = own_logger("trials.search.storage.database")
+log = own_logger(__name__)
 
 _Result = TypeVar("_Result")
 

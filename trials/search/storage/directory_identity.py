@@ -16,7 +16,7 @@ from trials.study_error import StudyError
 NAME = "directory.id"
 CLAIMS = "squeezer_claims"
 
-log = own_logger("trials.search.storage.directory_identity")
+log = own_logger(__name__)
 
 
 def identity(directory: Path) -> str:
