@@ -67,7 +67,7 @@ def connect(directory: Path, local_rank: int, device: str, rank: int) -> Connect
     Raises:
         AttachError: another engine of this process has the page, or a spare daemon could not find the device.
         PageError: the page must not be used, or another main job does.
-        DriverError: the device cannot tell when it comes to a wait.
+        DriverError: the device cannot report when it reaches a wait.
         NoPyzmqError: pyzmq cannot be used.
         NoRoomError: there is no room for a socket.
     """

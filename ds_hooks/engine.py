@@ -21,7 +21,7 @@ class AttachError(Exception):
 
 
 class HasHooksError(AttachError):
-    """The engine has hooks, which go on."""
+    """The engine already has hooks, which keep working."""
 
 
 def check_release(release: str) -> str | None:
@@ -66,7 +66,7 @@ def check_engine(engine: Any) -> None:
     device_type(engine)
     if engine in HOOKED:
         raise HasHooksError(
-            "this engine already has hooks, which go on; a script that ds_squeeze or ds_hooks starts need not attach"
+            "this engine already has hooks, which keep working; a script under ds_squeeze or ds_hooks need not attach"
         )
 
 

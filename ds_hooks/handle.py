@@ -81,7 +81,7 @@ class Handle:
         Raises:
             AttachError: the hooks cannot serve this engine.
             PageError: the page must not be used, or another main job does.
-            DriverError: the device cannot tell when it comes to a wait.
+            DriverError: the device cannot report when it reaches a wait.
             NoPyzmqError: pyzmq cannot be used.
             NoRoomError: there is no room for a socket.
         """

@@ -1,4 +1,4 @@
-"""What the hooks tell the user, on the main job's stderr."""
+"""What the hooks print for the user, on the main job's stderr."""
 
 import sys
 from contextlib import suppress

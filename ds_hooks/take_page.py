@@ -38,7 +38,7 @@ def take_page(directory: Path, local_rank: int) -> Page:
 
 
 def check_spare(page: Page, *, follows_host: bool) -> None:
-    """Make sure that the daemon of a spare page finds the device of this job, which its own number does not tell.
+    """Make sure that the daemon of a spare page finds the device of this job, which its own number does not identify.
 
     Raises:
         AttachError: it does not: the device has no name, as with an old PyTorch.

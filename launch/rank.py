@@ -120,7 +120,7 @@ def _start_daemon(local_rank: int) -> None:
     make_private_dir(directory)  # or refuse what another user has made
     pid_file = daemon_pid_path(directory, local_rank)
     environment = daemon_environment(os.environ, local_rank)
-    if not pid_file.exists():  # else DeepSpeed begins again, and its records go on
+    if not pid_file.exists():  # else DeepSpeed begins again, and continues its records
         move_records_aside(Path(os.environ[RUN]), int(environment["RANK"]))  # on a node whose disk no launcher saw
     command = daemon_command(sys.executable, os.environ[CONFIG], os.environ[RUN], local_rank, os.getpid(), pid_file)
     _start_apart(command, environment, pid_file)

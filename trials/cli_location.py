@@ -1,4 +1,4 @@
-"""Where the studies of the `trials` command are: the options that say it, and what they come to."""
+"""Where the studies of the `trials` command are: the options that say so, and the place that they name."""
 
 import argparse
 import shlex

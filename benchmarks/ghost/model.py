@@ -127,7 +127,7 @@ class PipelineModel:
         self._sent_ns: defaultdict[int, dict[int, int]] = defaultdict(dict)
         """Step -> message -> when."""
         self._waiting: dict[tuple[int, int], list[_Walker]] = {}
-        """(step, message) -> who can go on once that is sent."""
+        """(step, message) -> what can continue once that is sent."""
         self._oldest_step = 0
         self.walkers = [
             _Walker(stage, self._compiled(stage, program), random.Random(f"{timing.seed}/{stage}"), start_ns)

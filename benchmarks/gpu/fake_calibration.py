@@ -1,4 +1,4 @@
-"""The figures of `squeezer.calibration` on the fake driver: shows that they come to an end, and what they decide.
+"""The figures of `squeezer.calibration` on the fake driver: shows that they end, and what they decide.
 
 They say nothing about a device. `python -m benchmarks.gpu.fake_calibration FILE` is the second process; `VARIABLE`
 tells it how unkind the driver is.

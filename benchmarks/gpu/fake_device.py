@@ -40,7 +40,7 @@ class FakeDevice:
 
     @contextmanager
     def work(self, context: int, priority: int, *, computes: bool) -> Iterator[Callable[[], bool]]:
-        """While entered, `context` has work. Gives what tells whether that runs now.
+        """While entered, `context` has work. Yields a function: whether that runs now.
 
         Args:
             context: a number of its own.

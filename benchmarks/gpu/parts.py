@@ -77,7 +77,7 @@ class Bench:
         end_s = time.monotonic() + PATIENCE_S
         while not self.driver.is_done(event):
             if time.monotonic() > end_s:
-                raise TimeoutError("the device does not come to an end")
+                raise TimeoutError("the device does not finish")
             time.sleep(1e-5)
         self.driver.destroy_event(event)
 

@@ -5,7 +5,7 @@
 Each run trains `examples/pretrain.py` in two stages beside the example's study under `ds_squeeze`. One to three faults,
 drawn from the seed, hit daemons, side tasks, search workers, their children, the launchers, the ranks, the terminal or
 the disk. A fault aimed at the main job may end it, but must change no loss before that. After each run nothing may be
-left behind. The file is appended to, so that a soak that was cut goes on. The exit status is 1 if a run failed.
+left behind. The file is appended to, so that a soak that was cut short resumes. The exit status is 1 if a run failed.
 """
 
 import argparse

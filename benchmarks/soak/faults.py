@@ -53,7 +53,7 @@ class Fault:
 
     @property
     def hides_status(self) -> bool:
-        """Whether the job's exit status is lost though the ranks go on: its launchers are gone."""
+        """Whether the job's exit status is lost though the ranks continue: its launchers are gone."""
         return self.victim in ("launcher", "deepspeed") and self.what in ("SIGKILL", "SIGHUP")
 
     def as_record(self) -> dict[str, Any]:

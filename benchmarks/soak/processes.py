@@ -1,4 +1,4 @@
-"""Finds the processes of one run and tells what each of them is. Signals go through pidfds, so they hit no other."""
+"""Finds the processes of one run, and says what each of them is. Signals go through pidfds, so they hit no other."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The results of a soak: one line of JSON per run, appended at once, so that a soak that is cut goes on where it was.
+"""The results of a soak: one line of JSON per run, appended at once, so that a soak that is cut short resumes.
 
 The first line holds `alone`, the losses without us. Each other one holds run, seed, steps_planned, commit,
 date, machine, and what `benchmarks.soak.one_run` found:

@@ -1,7 +1,7 @@
 """Whether the best hyperparameters of surrogates are their targets': python -m benchmarks.transfer --json FILE.
 
-FILE is written after each of `EXPERIMENTS`. If it was stopped, the same command at the same commit goes on with those
-that FILE lacks. With `--only EXPERIMENT` it runs one, anew, and keeps the others that FILE holds. The summary is of all
+FILE is written after each of `EXPERIMENTS`. If it was stopped, the same command at the same commit runs those that
+FILE lacks. With `--only EXPERIMENT` it runs one, anew, and keeps the others that FILE holds. The summary is of all
 that FILE holds.
 """
 

@@ -18,7 +18,7 @@ from squeezer.policy.events import BubbleEnded, Event, StepStarted
 from squeezer.policy.state import GateMachine, Policy
 
 FORECASTS = 2048
-"""The plan's words from this slot on tell the forecasts of slots from 0 on, and whether they count from the end of the
+"""The plan's words from this slot on hold the forecasts of slots from 0 on, and whether they count from the end of the
 bubble before: no step here has so many instructions."""
 
 

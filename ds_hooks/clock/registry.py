@@ -20,6 +20,6 @@ def clock_for(device: str, page: Page, clock_ns: Callable[[], int]) -> BubbleClo
         clock_ns: the host's clock.
 
     Raises:
-        DriverError: the device cannot tell when it comes to a wait.
+        DriverError: the device cannot report when it reaches a wait.
     """
     return CLOCKS[device](page, clock_ns)

@@ -50,7 +50,7 @@ class Submission:
         share: of the devices' time among studies of one priority, in proportion.
         submitted_s: when, in seconds since 1970.
         behind_s: how much time for each unit of share the others had had by then, so that it does not catch up on that.
-        key: tells it from others that were submitted under the same name.
+        key: distinguishes it from others submitted under the same name.
     """
 
     name: str

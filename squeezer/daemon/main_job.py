@@ -29,7 +29,7 @@ from squeezer.records.writer import Recorder
 
 RECORDS_AT_ONCE = 256
 COUNTED_NS = 30_000_000_000
-"""After so much bubble time it is recorded where it went, in case this process is killed."""
+"""After this much bubble time, where it went is recorded, in case this process is killed."""
 LAST_WORDS_S = 0.5
 """How long a message of a job that has ended may still be on its way."""
 POLLED_LATE_NS = 1_000_000

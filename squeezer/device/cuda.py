@@ -206,7 +206,7 @@ def named_device(words: "memoryview[int]", nvml: Nvml, visible: str) -> str:
 
     Args:
         words: the page's.
-        nvml: tells a MIG instance, whose number PyTorch gives without a word that it is one.
+        nvml: recognizes a MIG instance, whose number PyTorch gives without a word that it is one.
         visible: what the rank's `CUDA_VISIBLE_DEVICES` calls its device. Where it names an instance, that is believed
             unless NVML knows better.
     """

@@ -71,7 +71,7 @@ def device_lines(device: Mapping[str, Any] | None) -> list[str]:
         if _differ(shares[0], shares[1], 1.0):
             lines.append(f"slowed by {reason} in {shares[0]:.0%} of looks squeezed, {shares[1]:.0%} alone")
     if not alone["looks"]:
-        lines.append("no steps alone lasted from one look to the next, so theirs is unknown")
+        lines.append("no steps left alone lasted from one look to the next, so their figures are unknown")
     return lines
 
 

@@ -41,7 +41,7 @@ def verdict(main: Mapping[str, Any]) -> str:
     """
     slowdown, interval = printed(main).slowdown, main["slowdown_ci95"]
     if main["slowdown"] is None:
-        return "slowdown n/a: no block of steps alone between squeezed ones"
+        return "slowdown n/a: no block of steps left alone between squeezed ones"
     if interval is None:
         return f"slowdown {slowdown}, too few comparisons for an interval"
     low, high = interval

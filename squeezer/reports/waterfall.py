@@ -3,7 +3,7 @@
 All are shares of bubble time. Each is measured by itself, over the whole run, so they add up to 1 but for errors of
 measurement. The daemon counts the bubbles (`squeezer.daemon.bubble_accounts`), and the side task its own time. The
 dedicated rate is measured after the job, with many trials and with few. A straight line through both times of a step
-tells how long a dedicated device would take for steps with empty rows.
+shows how long a dedicated device would take for steps with empty rows.
 """
 
 from collections import Counter
@@ -130,7 +130,7 @@ def waterfall_figures(ranks: Sequence[Spent]) -> dict[str, Any]:
 
 
 def largest(side: Mapping[str, Any], least: float = 0.005) -> list[tuple[str, float]]:
-    """The shares of at least so much, the largest first.
+    """The shares of at least `least`, the largest first.
 
     Args:
         side: that of a report.

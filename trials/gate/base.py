@@ -29,7 +29,7 @@ SPARED_UNITS = AUDIT_UNITS, GRAPH_UNITS
 
 
 FINISHES_S = 20.0
-"""For how long a side task without a main job finishes what goes on when it is asked to end."""
+"""How long a side task without a main job may take to finish its work when it is asked to end."""
 
 
 class StopRequested(BaseException):
@@ -67,8 +67,8 @@ class Gate(Protocol):
     """The side task's only view of the main job.
 
     Attributes:
-        finishes: whether what goes on would be lost if it were left in the middle. If the side task is asked to end
-            then, `StopRequested` waits for a moment; the gate says whether anything may run meanwhile.
+        finishes: whether the work in progress would be lost if it were left in the middle. If the side task is asked to
+            end then, `StopRequested` waits for a moment; the gate says whether anything may run meanwhile.
     """
 
     finishes: bool

@@ -37,7 +37,7 @@ ACCOUNT_EVERY_NS = 20_000_000
 """Account for units once they have taken this much CPU time together: that code runs seldom, so it is cold and slow."""
 
 FINISHES_S = 5.0
-"""When it is asked to end, what goes on may take so long: while a main job lives, in bubbles only."""
+"""How long work in progress may take when it is asked to end; while a main job lives, in bubbles only."""
 
 
 class CpuGate(UnitCosts):
@@ -83,7 +83,7 @@ class CpuGate(UnitCosts):
         self._clock = SideClock(page.words)
 
     def use(self, units: Sequence[str], trials: int) -> None:
-        """See `UnitCosts.use`. What goes on is host work from here on.
+        """See `UnitCosts.use`. From here on, all is host work.
 
         Raises:
             StopRequested: the side task must end.

@@ -40,7 +40,7 @@ _AWAKE_NS = 20_000_000
 _AWAY_LOOK_S, _HERE_LOOK_S = 1e-3, 1e-2
 """How often another thread looks while units are queued and the training thread is not at the gate; and else."""
 NEARLY_ALL = 0.9
-"""A unit that is queued behind one that takes longer than forecast starts only if so much of its cost is left."""
+"""A unit that is queued behind one that takes longer than forecast starts only if this share of its cost is left."""
 _PATIENCE = 1000
 """Sleep 1/1000 of the time already waited, so a late wake-up costs 0.1%."""
 

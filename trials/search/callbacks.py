@@ -100,7 +100,7 @@ def run_exit_functions(*, is_over: bool) -> None:
 def _callbacks_of(user_study: Study) -> list[Callback]:
     try:
         found = user_study.callbacks()
-    except (Exception, SystemExit) as error:  # such as a server that is away; the trials go on
+    except (Exception, SystemExit) as error:  # such as a server that is away; the trials continue
         log.warning("Study.callbacks failed, so there are none: %s: %s", type(error).__name__, error)
         return []
     if not isinstance(found, (list, tuple)) or not all(map(callable, found)):

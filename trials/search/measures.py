@@ -54,7 +54,7 @@ class Measures:
             self._speeds.does_not_fit(name)
 
     def sign(self, trained: Mapping[int, int]) -> Sign:
-        """What to tell now."""
+        """What to report now."""
         with self._lock:
             self._structures = {number: name for number, name in self._structures.items() if number in trained}
             speeds, minutes = self._speeds.samples_per_s(), self._pace.changed()

@@ -100,7 +100,7 @@ def _words(directions: Sequence[StudyDirection]) -> str:
 
 
 def ended_after(study: optuna.Study) -> Callable[[int], int | None]:
-    """Return what tells of a trial's number after how many epochs it has ended; None: it has not."""
+    """Return a function: a trial's number -> after how many epochs it ended; None: it has not."""
 
     def ended(number: int) -> int | None:
         storage = study._storage

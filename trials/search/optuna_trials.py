@@ -20,7 +20,7 @@ class OptunaTrials:
     Args:
         study: Optuna's.
         seen: the same, as its sampler sees it.
-        ended_after: tells from the storage whether a trial has ended, see `trials.search.optuna_study`.
+        ended_after: asks the storage whether a trial has ended, see `trials.search.optuna_study`.
 
     Attributes:
         known: number -> a trial of this worker's. To find one in the storage reads all that run.

@@ -46,7 +46,7 @@ _TOLD: tuple[tuple[tuple[type[nn.Module], ...], Callable[[Any], dict[str, int]]]
         lambda m: dict(zip(("out_features", "in1_features", "in2_features"), m.weight.shape, strict=True)),
     ),
 )
-"""Those that tell the shapes of tensors."""
+"""Those that give the shapes of tensors."""
 
 _TELLING: tuple[tuple[tuple[type[nn.Module], ...], tuple[str, ...]], ...] = (
     ((nn.Linear,), ("out_features", "in_features")),
@@ -118,7 +118,7 @@ def substitute(model: nn.Module, trace: Trace, divide: Sequence[str], by: int) -
 
 
 def tell_sizes(model: nn.Module, trace: Trace) -> None:
-    """Let the sizes that layers tell of their weights know their axes, for forwards that read them.
+    """Let the sizes of weights that layers keep know their axes, for forwards that read them.
 
     Args:
         model: a copy, which only the trace uses.

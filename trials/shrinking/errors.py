@@ -6,4 +6,4 @@ class ShrinkError(Exception):
 
 
 class ShrinkWarning(UserWarning):
-    """A surrogate can be used, but tells less about its target than it could."""
+    """A surrogate can be used, but shows less about its target than it could."""

@@ -1,6 +1,6 @@
 """Gives a surrogate that the user's own code has built the initial values of its rule.
 
-The code drew what suits the surrogate's own width, by a rule of its own, which the size of the target's values tells.
+The code drew values for the surrogate's own width, by a rule that follows from the size of the target's values.
 """
 
 from collections.abc import Mapping

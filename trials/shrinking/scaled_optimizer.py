@@ -102,7 +102,7 @@ def is_rectified(step: float, beta2: float) -> bool:
 
 
 def _in_next_step(m: Multipliers, group: Group, state: Mapping[str, Any]) -> Multipliers:
-    """What a parameter's multipliers come to in its next step: `unrectified` counts only in RAdam's first."""
+    """What a parameter's multipliers are in its next step: `unrectified` counts only in RAdam's first."""
     if m.unrectified == 1:
         return m
     if is_rectified(float(state.get("step", 0.0)) + 1, float(group["betas"][1])):

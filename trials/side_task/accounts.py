@@ -26,7 +26,7 @@ class Accounts:
         self.ready_ns = gate.busy_ns()
         self.work = self.epochs = self._training_ns = 0
         self._samples = 0.0
-        self._began_ns: int | None = None  # the training that goes on, on the clock of training alone
+        self._began_ns: int | None = None  # the training in progress, on the clock of training alone
 
     @contextmanager
     def training(self) -> Iterator[None]:

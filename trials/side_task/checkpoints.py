@@ -147,7 +147,7 @@ class Checkpoints:
         return build_member(self._study, number, params)
 
     def epoch_begins(self) -> None:
-        """Call it when trials begin an epoch, or go on in the middle of one."""
+        """Call it when trials begin an epoch, or continue in the middle of one."""
         self._began_s = self._clock_s()
 
     def trained(self, numbers: Collection[int], samples: int) -> None:
@@ -162,7 +162,7 @@ class Checkpoints:
 
         Args:
             group: it must be in one piece.
-            mark: returns that of what a trial has trained on in this epoch. Without one it cannot go on there.
+            mark: returns that of what a trial has trained on in this epoch. Without one it cannot continue there.
         """
         if self._directory is None:
             return False
@@ -182,7 +182,7 @@ class Checkpoints:
         return True
 
     def has_changed(self, numbers: Collection[int]) -> None:
-        """Let these trials go on from the end of an epoch: the batches of the one that they were in have changed."""
+        """Let these trials continue from the end of an epoch: the batches of the one that they were in have changed."""
         self._changed |= set(numbers)
 
     def epoch_ended(self, group: TrialGroup) -> None:
@@ -293,7 +293,7 @@ class Checkpoints:
         return _Written(state.number, state.epoch, state.place, path)
 
     def _hand_over(self, written: Iterable[_Written | None]) -> None:
-        """Let these files count: all at once, so that trials that go on from them are at one place as before."""
+        """Let these files count: all at once, so that trials that continue from them are at one place as before."""
         for each in filter(None, written):
             self._epochs[each.number], self._handed[each.number] = each.epoch, each
             self._changed.discard(each.number)
@@ -320,14 +320,14 @@ class Checkpoints:
             del self._paused[next(iter(self._paused))]
 
     def _began(self, state: TrialState) -> None:
-        """Say from where a trial goes on, with its score there: whoever saved it may have ended before its report."""
+        """Say from where a trial continues, with its score there: whoever saved it may have ended before its report."""
         is_scored = state.epoch in self._study.rungs or self.pauses(state.number, state.epoch)
         score = state.history.get("scores", {}).get(state.epoch) if is_scored else None
         history = None if score is None else History.of(state.history).shown()
         self._search.send(began=state.number, epoch=state.epoch, score=score, history=history)
 
     def _sources(self, number: int, reached: int) -> list[TrialState | Path]:
-        """Return where a trial may go on from, the latest first; of equals what is in memory, then what is newest."""
+        """Return where a trial may continue from, the latest first; of equals, what is in memory, then the newest."""
         found: list[tuple[int, int, TrialState | Path]] = []
         paused, handed = self._paused.get(number), self._handed.get(number)
         if paused is not None:

@@ -76,7 +76,7 @@ def starved_status(found: Starved, remedy: str) -> statuses.Starved:
 class Cohort:
     """Trials of one structure, each at an epoch of its own. All begin their epochs together.
 
-    Trials that were saved in the middle of an epoch go on there, in groups of their own until that epoch ends.
+    Trials that were saved in the middle of an epoch continue there, in groups of their own until that epoch ends.
 
     Args:
         study: the user's.

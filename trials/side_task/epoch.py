@@ -62,7 +62,7 @@ class EpochTraining:
     def save_at_the_end(self, cohorts: Iterable[Cohort]) -> None:
         """Save what has been trained, after `StopRequested`, if no main job needs the device.
 
-        What was in the middle of a step, or of its scores, is not: it goes on from its last checkpoint.
+        What was in the middle of a step, or of its scores, is not: it continues from its last checkpoint.
         """
         if self._gate.is_alone():
             groups = [(group, cohort.mark) for cohort in cohorts for group in cohort.groups]

@@ -1,4 +1,4 @@
-"""What a group's trials tell the search worker when an epoch has ended, and which of them stay in the group."""
+"""What the search worker hears of a group's trials when an epoch has ended, and which of them stay in the group."""
 
 from collections.abc import Sequence
 

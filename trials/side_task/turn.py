@@ -39,7 +39,7 @@ class Turn:
 
     Attributes:
         submission: the study.
-        busy_s: tells how long the device has computed for it in this turn.
+        busy_s: returns how long the device has computed for it in this turn.
         is_done: whether no trial of it is left.
     """
 

@@ -1,4 +1,4 @@
-"""What the batches of an epoch have been so far, so that whoever goes on in its middle knows them again."""
+"""What the batches of an epoch have been so far, so that a trial that resumes in its middle recognizes them."""
 
 import hashlib
 from functools import cache

@@ -246,7 +246,7 @@ class Captured:
         return {name: t.detach() for name, t in {"loss": result[0], **found}.items() if t.numel()}
 
     def _refuse(self, known: _Shape, reason: str) -> None:
-        log.info("trials go on without a CUDA graph, kernel by kernel: %s", reason)
+        log.info("trials train on without a CUDA graph, kernel by kernel: %s", reason)
         known.graph, known.refused = None, True
 
     def _refuse_where_full(self, known: _Shape, error: Exception) -> None:

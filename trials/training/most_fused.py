@@ -15,7 +15,7 @@ from trials.training.group import TrialGroup
 from trials.training.malloc import give_back_freed_memory
 
 WORTH = 1.05
-"""Twice as many trials must gain so much: they need twice the memory, and a sampler learns less from each."""
+"""Twice as many trials must gain this factor: they need twice the memory, and a sampler learns less from each."""
 
 LONG_S = 0.2
 """If a step takes longer, larger groups are tried only as long as they gain."""

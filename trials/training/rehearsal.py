@@ -161,7 +161,7 @@ def _own_s() -> float:
 def _waited_s() -> float:
     """How long this thread has been ready to run while its processor ran others; 0 where the kernel does not count it.
 
-    A side task of the idle class would else seem slow wherever anything else runs on the machine. A GPU goes on while
+    A side task of the idle class would else seem slow wherever anything else runs on the machine. A GPU continues while
     the thread waits, so there it is 0.
     """
     if torch.cuda.is_initialized():

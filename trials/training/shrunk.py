@@ -1,4 +1,4 @@
-"""Builds a study's models as surrogates, and tells how their optimizers are scaled."""
+"""Builds a study's models as surrogates, and says how their optimizers are scaled."""
 
 import inspect
 from collections.abc import Mapping

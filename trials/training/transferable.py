@@ -1,7 +1,7 @@
 """Which of a study's hyperparameters transfer from surrogate to target: found by varying one at a time.
 
-What a varied one changes in what the study builds tells what it is: a number of the optimizer, a schedule, a layer's
-number, or a shape.
+What a varied one changes in the study's models and optimizers shows what it is: a number of the optimizer, a schedule,
+a layer's number, or a shape.
 """
 
 from collections.abc import Hashable, Iterator, Mapping
@@ -60,7 +60,7 @@ class Transfer:
 
 
 def what_transfers(study: Study) -> list[Transfer]:
-    """Vary each hyperparameter that `study` suggests, and tell what becomes of it. Those of one value are left out."""
+    """Vary each hyperparameter that `study` suggests, and say what becomes of it. Those of one value are left out."""
     with undisturbed():
         first = _Varied({})
         base = _built(study, study.suggest(first))

@@ -184,7 +184,7 @@ class Page:
 
     @contextlib.contextmanager
     def _claiming(self) -> Iterator[None]:
-        """Let one process at a time look who has a role and take it: microseconds."""
+        """Let one process at a time check that a role is free and take it: microseconds."""
         deadline = time.monotonic() + CLAIM_TIMEOUT_S
         while True:
             try:

@@ -17,7 +17,7 @@ _PID_BITS = 22
 
 
 def name_strays(words: "memoryview[int]", starts: Mapping[int, int]) -> None:
-    """Name processes on the page, as many as there is room for; who is named already comes first.
+    """Name processes on the page, as many as there is room for; those named already come first.
 
     Args:
         words: the page's.
@@ -52,7 +52,7 @@ class Strays:
             self._send(word, signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Continue those, and who has been stopped and is not named any more."""
+        """Continue those, and stopped ones that are no longer named."""
         if not self._pidfds and not self._words[Field.STRAYS]:
             return
         named = _named(self._words)

@@ -22,7 +22,7 @@ FAR_S = 100 * 365 * 86400.0
 """A later end has no date."""
 
 OFFSET_S = 60.0
-"""By so much a clock may be off before it is taken to have been set."""
+"""A clock that is off by more is taken to have been set."""
 
 
 class Pace:

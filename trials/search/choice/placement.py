@@ -28,7 +28,7 @@ NO_ROOM = "not even one trial fits into the side task's memory"
 """Why a trial fails that fits on no living worker's device."""
 
 HALF_LIFE_S = 120.0
-"""What was measured counts half as much after so much more time of the device."""
+"""After this much more time of the device, a measurement counts half as much."""
 
 _ROUNDS = 20
 
@@ -45,7 +45,7 @@ class Speeds:
         self._unfit: set[str] = set()
 
     def measure(self, structure: str, trials: int, samples: float, device_s: float) -> None:
-        """Note that a group of so many trials trained so many samples of all trials, in so much time of the device."""
+        """Note how many samples, of all its trials, a group trained in how much time of the device."""
         most, known, known_s = self._measured.get(structure, (0.0, 0.0, 0.0))
         weight = 0.5 ** (device_s / HALF_LIFE_S)
         if 2 * trials < most:

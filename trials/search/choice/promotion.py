@@ -22,8 +22,8 @@ class Standing:
         number: its number.
         scores: epochs trained -> its score then.
         milestone: the epoch up to which it may train.
-        state: "open" while it trains, or waits to begin or to go on; "paused" at its milestone; "ended" as completed or
-            pruned; or "failed".
+        state: "open" while it trains, or waits to begin or to continue; "paused" at its milestone; "ended" as completed
+            or pruned; or "failed".
     """
 
     number: int

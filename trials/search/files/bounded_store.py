@@ -15,13 +15,13 @@ PATIENCE_S = 60.0
 """For how long a call may get nowhere. The search worker waits meanwhile, and the side task trains what it has."""
 
 LEAST_BYTES_PER_S = 1e6
-"""Of an upload, which some services send without a sign of progress: so much longer it may take."""
+"""How much longer an upload may take, which some services send without a sign of progress."""
 
 
 class BoundedStore:
     """An artifact store that fails where the user's hangs.
 
-    Each call has a thread of its own. One that hangs goes on there, and until it ends all others fail at once.
+    Each call has a thread of its own. One that hangs stays there, and until it ends all others fail at once.
 
     Args:
         store: the user's, whose exceptions pass through.

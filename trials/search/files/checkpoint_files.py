@@ -26,7 +26,7 @@ log = own_logger(__name__)
 
 KEPT = 2
 """Checkpoints of a trial: the last, and one to fall back to. If all of them are from the middle of an epoch, the last
-from the end of one is kept too: such an epoch can go on only if its batches are the same again."""
+from the end of one is kept too: such an epoch can continue only if its batches are the same again."""
 
 _NAME = re.compile(r"(\d+)(?:_(\d+))?-(\d+)\.pt")
 

@@ -113,7 +113,7 @@ class SharedStore:
         """
         self._kept[number] = names = checkpoint_files.newest_first(names)[::-1]
         here = checkpoint_files.found(checkpoint_files.trial_directory(self._directory, number))
-        # it may never have come to the store
+        # it may never have reached the store
         is_here = any(_is_as_late(file, names, epoch) for file in here if checkpoint_files.epoch_of(file) == epoch)
         for name in reversed(names):
             path = checkpoint_files.trial_directory(self._directory, number) / name

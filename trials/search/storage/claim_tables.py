@@ -74,7 +74,7 @@ PACE = sa.Table(
 def create_tables(engine: sa.Engine) -> None:
     """Create those that are missing, and columns that an earlier version had not, whoever else does at the same time.
 
-    Such columns may be empty, so workers of that version can go on beside this one's.
+    Such columns may be empty, so workers of that version can work beside this one's.
     """
     for attempt in range(10):
         try:

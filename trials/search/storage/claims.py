@@ -57,7 +57,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """What a worker tells with a sign of life.
+    """What a worker reports with a sign of life.
 
     Attributes:
         trained: number of a trial -> up to which epoch this worker has trained it.

@@ -183,7 +183,7 @@ class LockedClaims:
 
         Args:
             names: of its structure.
-            is_saved: whether there is a checkpoint, which is needed to go on.
+            is_saved: whether there is a checkpoint, which is needed to continue.
         """
         workers = self.readers() if is_saved else self.fleet().directories
         return any(self.fleet().fits(worker, names) for worker in workers)

@@ -1,4 +1,4 @@
-"""Which axes of tensors must have equal sizes: classes of axes, joined as the operations of a forward tell.
+"""Which axes of tensors must have equal sizes: classes of axes, joined by the operations of a forward.
 
 A class is a leaf, which is kept or shrinks as a whole, or it is made of others: a product, where axes were flattened or
 split, or a sum, where they were joined or cut. The first factor of a product is the outer one.

@@ -237,7 +237,7 @@ def _unbind(trace: Trace, call: Call) -> list[tuple[Axis, ...]]:
 
 @operation("select", "narrow", "index_select", "roll", "flip", "gather", "scatter", "scatter_add", "take_along_dim")
 def _one_axis(trace: Trace, call: Call) -> tuple[Axis, ...]:
-    """One axis is picked from, so it stays; the others go on."""
+    """One axis is picked from, so it stays; the others pass through."""
     axes = list(trace.axes(call.args[0]))
     dims = _picked_axes(call, len(axes))
     for each in dims:

@@ -1,4 +1,4 @@
-"""Integers that know which axis they are the size of, so that a forward's own arithmetic tells what must be equal."""
+"""Integers that know which axis they are the size of, so that a forward's own arithmetic shows what must be equal."""
 
 from typing import Any
 

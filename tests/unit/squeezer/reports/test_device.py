@@ -85,7 +85,7 @@ def test_time_of_two_kinds_of_steps_counts_for_neither(tmp_path: Path) -> None:
     for kind in ("squeezed", "alone"):
         of = report["device"][kind]
         assert (of["looks"], of["power_w"], of["joules_per_step"], of["slowed_by"]) == (0, None, None, None)
-    assert "no steps alone lasted from one look to the next" in render(report)
+    assert "no steps left alone lasted from one look to the next" in render(report)
 
 
 def test_devices_without_meters_and_instances_without_power(tmp_path: Path) -> None:

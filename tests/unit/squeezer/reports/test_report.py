@@ -192,7 +192,7 @@ def test_an_observed_run_without_steps_is_all_na(tmp_path: Path) -> None:
     report = build_report(tmp_path)
     assert report["bubbles"] == {"steps": 0, "ratio": None, "by_kind": {}}
     assert report["main"]["steps"] == 0
-    assert "slowdown n/a: no block of steps alone between squeezed ones" in render(report)
+    assert "slowdown n/a: no block of steps left alone between squeezed ones" in render(report)
 
 
 def test_ranks_of_two_machines_come_onto_one_clock(tmp_path: Path) -> None:

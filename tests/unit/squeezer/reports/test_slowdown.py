@@ -116,7 +116,7 @@ def figures(slowdown: float | None, interval: list[float] | None) -> dict[str, A
         ),
         (figures(0.5, [0.1, 1.7]), "slowdown +50.00%, 95% CI +10.00% to +170.00%, n = 30"),
         (figures(-0.00001, [-0.001, 0.001]), "no slowdown detected (±0.10%): +0.00%, 95% CI -0.10% to +0.10%, n = 30"),
-        (figures(None, None), "slowdown n/a: no block of steps alone between squeezed ones"),
+        (figures(None, None), "slowdown n/a: no block of steps left alone between squeezed ones"),
     ],
 )
 def test_the_verdict_is_what_the_interval_shows(main: dict[str, Any], sentence: str) -> None:
