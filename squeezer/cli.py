@@ -20,6 +20,7 @@ from ds_hooks.shared.command_line import (
 from ds_hooks.shared.renamed_commands import refuse
 
 PROGRAM = "squeezer"
+QUEUE_HELP = "the queue's directory, as in [side] queue"
 DESCRIPTION = "Use the pipeline bubbles of DeepSpeed jobs, and see what that costs."
 
 
@@ -238,9 +239,7 @@ def _submit(parsed: argparse.Namespace) -> int:
 
 def _add_submit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("study", type=Path, metavar="STUDY", help="a Python file that defines one study")
-    parser.add_argument(
-        "--queue", type=Path, required=True, metavar="DIR", help="the queue's directory, as in [side] queue"
-    )
+    parser.add_argument("--queue", type=Path, required=True, metavar="DIR", help=QUEUE_HELP)
     parser.add_argument(
         "--study-name", metavar="NAME", help="the study's name in Optuna; default: the file's, without .py"
     )
@@ -267,7 +266,7 @@ def _queue(parsed: argparse.Namespace) -> int:
 
 
 def _add_queue(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", type=Path, metavar="DIR", help="the queue's directory, as in [side] queue")
+    parser.add_argument("directory", type=Path, metavar="DIR", help=QUEUE_HELP)
     parser.add_argument("--withdraw", metavar="NAME", help="end this study first; its trials are kept")
 
 

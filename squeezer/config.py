@@ -23,6 +23,7 @@ from squeezer.policy.state import Policy
 from squeezer.records.layout import study_directory
 
 _FOLDER_OF_FILE = "folder_of_file"
+_FROM_WHERE_STARTED = "a path, relative to where the command is started"
 _NOT_A_MISTAKE_OF_ITS_OWN = "default_factory_not_called"
 _SQLITE_MAGIC = b"SQLite format 3\0"
 
@@ -122,7 +123,7 @@ class GuardTable(_Table):
 class SideTable(_Table):
     """The side task. Without this table bubbles are only observed."""
 
-    queue: Path | None = Field(default=None, description="a path, relative to where the command is started")
+    queue: Path | None = Field(default=None, description=_FROM_WHERE_STARTED)
     """in place of `study`: a directory of studies that `squeezer submit` adds, and that take turns"""
     turn_minutes: _Positive = 10.0
     """with `queue`: how long a study trains before another one gets a turn, if one waits"""
@@ -139,7 +140,7 @@ class SideTable(_Table):
     )
     """where Optuna keeps the study. A URL with a password is better kept in an environment variable, `env:NAME`, or \
 in a file of your own, `@FILE`"""
-    study_directory: Path | None = Field(default=None, description="a path, relative to where the command is started")
+    study_directory: Path | None = Field(default=None, description=_FROM_WHERE_STARTED)
     """where the study, its checkpoints and its best weights are. Later runs continue what they find there"""
     priority: Literal["idle", "nice"] = Field(default="idle", description='"idle" or "nice"')
     """what the kernel gives the side task, once it has loaded its study and a main job is there. `idle`: a core that \

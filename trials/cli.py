@@ -21,10 +21,13 @@ from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
 from ds_hooks.shared.renamed_commands import refuse
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from trials import cli_shrinking
-from trials.cli_location import (
+from trials.cli_options import (
     PROGRAM,
     STORAGES,
+    add_device,
     add_location,
+    add_save,
+    add_threads,
     again,
     known_location,
     known_storage,
@@ -33,6 +36,7 @@ from trials.cli_location import (
     storage_of,
 )
 from trials.late_compiler import load_compiler_late
+from trials.study_error import NO_FILE
 
 if TYPE_CHECKING:
     from trials.study import Study
@@ -68,13 +72,7 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
 
 def _add_examined(parser: argparse.ArgumentParser) -> None:
     _add_study(parser)
-    _add_device(parser)
-
-
-def _add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu; cuda: the first visible device"
-    )
+    add_device(parser)
 
 
 def _print_lines(parsed: argparse.Namespace, examine: "Callable[[Study], list[str]]") -> int:
@@ -124,8 +122,8 @@ def _add_measure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trials", type=positive(int), metavar="K", help="how many trials to fuse; default: the study's"
     )
-    parser.add_argument("--threads", type=positive(int), default=1, metavar="N", help="torch's threads; default: 1")
-    _add_device(parser)
+    add_threads(parser)
+    add_device(parser)
     parser.add_argument("--json", action="store_true", help="as JSON, for programs")
 
 
@@ -160,7 +158,7 @@ def _run(parsed: argparse.Namespace) -> int:
     logs.adopt("optuna")
     name, directory, storage = location_of(parsed)
     if not parsed.study.is_file():
-        refuse(f"{PROGRAM} run", f"{parsed.study}: no such file; expected a Python file that defines a Study")
+        refuse(f"{PROGRAM} run", f"{parsed.study}: {NO_FILE}")
     config = RunConfig(
         study=parsed.study,
         name=name,
@@ -182,10 +180,8 @@ def _run(parsed: argparse.Namespace) -> int:
 def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_study(parser)
     add_location(parser)
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu; cuda: a device for each worker"
-    )
-    parser.add_argument("--threads", type=positive(int), default=1, metavar="N", help="torch's threads; default: 1")
+    add_device(parser, "a device for each worker")
+    add_threads(parser)
     parser.add_argument("--workers", type=positive(int), default=1, metavar="N", help="processes; default: 1")
 
 
@@ -216,7 +212,7 @@ def _best(parsed: argparse.Namespace) -> int:
 def _add_best(parser: argparse.ArgumentParser) -> None:
     _add_study(parser)
     add_location(parser)
-    parser.add_argument("--save", type=Path, metavar="DIR", help="write hyperparameters and weights there")
+    add_save(parser)
 
 
 def _deadline(parsed: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ds_hooks.shared.command_line import positive
 from ds_hooks.shared.renamed_commands import refuse
-from trials.cli_location import PROGRAM
+from trials.cli_options import PROGRAM, add_device, add_save, add_threads
 
 if TYPE_CHECKING:
     from trials.study import Study
@@ -122,11 +122,9 @@ def add_transfer(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top", type=positive(int), default=3, metavar="K", help="train with the best K; default: 3")
     described = "begin once half of the surrogates' trials have ended, while the others train in bubbles"
     parser.add_argument("--eager", action="store_true", help=described)
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu; cuda: the first visible device"
-    )
-    parser.add_argument("--threads", type=positive(int), default=1, metavar="N", help="torch's threads; default: 1")
-    parser.add_argument("--save", type=Path, metavar="DIR", help="write hyperparameters and weights there")
+    add_device(parser)
+    add_threads(parser)
+    add_save(parser)
 
 
 def _tell_the_target(parsed: argparse.Namespace, study: "Study", name: str, storage: str, directory: Path) -> None:

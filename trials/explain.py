@@ -14,6 +14,7 @@ from trials.training.audits.table import audit_lines
 from trials.training.group import TrialGroup
 from trials.training.member import build_member, group_key
 from trials.training.scores.objectives import Score
+from trials.training.shrunk import NO_BATCHES
 
 
 class _Names(OpenGate):
@@ -39,7 +40,7 @@ def explain(study: Study) -> list[str]:
     group = _two_trials(study, gate)
     batch = next(group.batches(0), None)
     if batch is None:
-        raise FuseError(_NO_BATCHES)
+        raise FuseError(NO_BATCHES)
     group.train_step(*batch)
     group.evaluate()
     ways = group.ways()
@@ -66,7 +67,7 @@ def check(study: Study) -> list[str]:
         if steps < AUDITED_STEPS:
             group.unproven.add("training")
     if not steps:
-        raise FuseError(_NO_BATCHES)
+        raise FuseError(NO_BATCHES)
     group.end_epoch()
     seconds = time.monotonic() - begin_s
     for _ in range(AUDITED_STEPS - 1 if study.audit else 0):
@@ -90,9 +91,6 @@ def _shown(score: Score) -> str:
 
 
 AUDITED_STEPS = 2
-
-
-_NO_BATCHES = "the study gave no batches in epoch 0; allowed: at least one"
 
 
 def _two_trials(study: Study, gate: OpenGate, audit: Audit | None = None) -> TrialGroup:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from trials.settings import problems
 from trials.shrinking.settings import Shrink
-from trials.study_error import StudyError
+from trials.study_error import NO_FILE, StudyError
 
 if TYPE_CHECKING:
     import optuna
@@ -243,7 +243,7 @@ def load_study(path: str | Path) -> Study:
     """
     file = Path(path).resolve()
     if not file.is_file():
-        raise StudyError(f"{file}: no such file; expected a Python file that defines a Study")
+        raise StudyError(f"{file}: {NO_FILE}")
     if file.suffix != ".py":
         raise StudyError(f"{file}: not a Python file; its name must end in .py")
     _refuse_shadows(file)

@@ -7,7 +7,7 @@ from typing import Any
 
 from squeezer.records.reader import RankRun, ReportError, load_run
 from squeezer.reports.metrics import SlotFigures, slot_figures
-from squeezer.reports.waterfall import spent, waterfall_figures, waterfall_lines
+from squeezer.reports.waterfall import MEANINGS, spent, waterfall_figures, waterfall_lines
 
 CAUSES = {
     "steps": "squeezed steps are longer than the steps beside them that were left alone",
@@ -51,7 +51,7 @@ def _steps(rank: RankRun) -> Iterator[str]:
         if label is None:
             numbers = [step["step"] for step in same]
             guarded = _is_guarded(rank, numbers[0])
-            cause = "the guard had the gate shut" if guarded else "the side task was starting, or waited to"
+            cause = MEANINGS["guard"] if guarded else "the side task was starting, or waited to"
             yield f"              {_span(numbers)}: {cause}"
 
 

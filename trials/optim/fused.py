@@ -7,12 +7,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trials.fusion.errors import FuseError
 from trials.fusion.rows import Rows
 from trials.optim.facts import Names
 from trials.optim.gradients import Gradients
 from trials.optim.optimizer_state import OptimizerState
 from trials.optim.registry import Group
 from trials.shrinking.rules import Multipliers
+
+OTHER_WAYS = "optimizers that are fused in different ways cannot be merged"
+OTHER_STATE = "checkpoint of another optimizer: its state has other parameters or kinds"
+
+
+def other_parameters(optimizer: torch.optim.Optimizer) -> FuseError:
+    """The error of an optimizer whose param groups have changed since it was fused."""
+    return FuseError(
+        f"optimizer {type(optimizer).__name__} has other parameters than when it was fused; allowed: all param groups "
+        "from the start, with a learning rate of 0 until needed"
+    )
 
 
 def go_on(unit: int) -> None:

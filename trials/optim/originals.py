@@ -14,7 +14,7 @@ from trials.fusion.row_moves import give_back
 from trials.fusion.rows import Rows
 from trials.optim.duplicate import duplicate, move
 from trials.optim.facts import Names, refuse_views
-from trials.optim.fused import FusedOptimizer, go_on
+from trials.optim.fused import OTHER_STATE, OTHER_WAYS, FusedOptimizer, go_on, other_parameters
 from trials.optim.gradients import Gradients
 from trials.optim.optimizer_state import OptimizerState, Own, refuse_changed
 from trials.optim.packed import class_values, fixed_parts, pack, parameters_of, unpack
@@ -124,7 +124,7 @@ class Originals(FusedOptimizer):
     def append(self, other: FusedOptimizer) -> None:
         """See `FusedOptimizer`."""
         if not isinstance(other, Originals):
-            raise FuseError("optimizers that are fused in different ways cannot be merged")
+            raise FuseError(OTHER_WAYS)
         super().append(other)
         self._originals = self._originals + other._originals
         self._training_K = self._training_K + other._training_K
@@ -140,7 +140,7 @@ class Originals(FusedOptimizer):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `FusedOptimizer`."""
         if "trials" not in state or not self._originals:
-            raise FuseError("checkpoint of another optimizer: its state has other parameters or kinds")
+            raise FuseError(OTHER_STATE)
         originals = [duplicate(self._originals[0]).made for _ in state["trials"]]
         for original, saved in zip(originals, state["trials"], strict=True):
             unpack(saved, original, self._device)
@@ -214,10 +214,7 @@ class Originals(FusedOptimizer):
     def _check_parameters(self, row: int) -> None:
         now = [id(p) for p in parameters_of(self._originals[row])]
         if now != [id(p) for p in self._parameters_K[row]]:
-            raise FuseError(
-                f"optimizer {type(self._originals[row]).__name__} has other parameters than when it was fused; "
-                "allowed: all param groups from the start, with a learning rate of 0 until needed"
-            )
+            raise other_parameters(self._originals[row])
 
     def _write_back(self, row: int) -> None:
         """Copy into the rows what an optimizer has assigned as new data."""

@@ -16,7 +16,7 @@ from trials.fusion.rows import Rows
 from trials.optim.block import Block, Counts, Piece, Tables, change_each
 from trials.optim.duplicate import plain_groups, stand_in
 from trials.optim.facts import Names, rule_of
-from trials.optim.fused import FusedOptimizer, go_on
+from trials.optim.fused import OTHER_STATE, OTHER_WAYS, FusedOptimizer, go_on, other_parameters
 from trials.optim.gradients import Gradients
 from trials.optim.optimizer_state import OptimizerState, Ordinary
 from trials.optim.registry import Group, Rule, SinglePass, numbers_of, scaled_numbers
@@ -134,7 +134,7 @@ class VectorOptimizer(FusedOptimizer):
     def append(self, other: FusedOptimizer) -> None:
         """See `FusedOptimizer`."""
         if not isinstance(other, VectorOptimizer):
-            raise FuseError("optimizers that are fused in different ways cannot be merged")
+            raise FuseError(OTHER_WAYS)
         idle = self._idle & other._idle
         (before, counts_before), (more, counted) = self._of_all_but(idle), other._of_all_but(idle)
         super().append(other)
@@ -159,7 +159,7 @@ class VectorOptimizer(FusedOptimizer):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `FusedOptimizer`."""
         if {n: set(kinds) for n, kinds in state["state"].items()} != {n: set(k) for n, k in self._tables().items()}:
-            raise FuseError("checkpoint of another optimizer: its state has other parameters or kinds")
+            raise FuseError(OTHER_STATE)
         self._load_groups(state["groups"])
         tables = {
             name: {kind: t.to(self._rows.parameters[name].device, copy=True) for kind, t in kinds.items()}
@@ -320,10 +320,7 @@ class VectorOptimizer(FusedOptimizer):
         """Refuse what a scheduler or the user has changed and the rules have read for good."""
         name, groups = type(holder).__name__, holder.param_groups
         if [len(group["params"]) for group in groups] not in (self._counted, self._empty):
-            raise FuseError(
-                f"optimizer {name} has other parameters than when it was fused; allowed: all param groups from the "
-                "start, with a learning rate of 0 until needed"
-            )
+            raise other_parameters(holder)
         for index, (group, known) in enumerate(zip(groups, self._switches, strict=True)):
             for flag, value in known.items():
                 if group.get(flag) != value:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TextIO
 
 from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
 
+_ENDED = "the search worker has ended"
 LOOK_AGAIN_S = 0.2
 THREADS_END_S = 1.0
 """How long the search worker's threads have a core to themselves, before its end is collected beside a main job.
@@ -97,7 +98,7 @@ class SearchClient:
             self._write(request)
         except BrokenPipeError:
             self.answers()  # its last one says why
-            raise SearchError("the search worker has ended") from None
+            raise SearchError(_ENDED) from None
 
     def _write(self, request: dict[str, Any]) -> None:
         line = json.dumps(request).encode() + b"\n"
@@ -115,7 +116,7 @@ class SearchClient:
             if "error" in answer:
                 raise SearchError(answer["error"], answer["status"])
         if self._is_gone:
-            raise SearchError("the search worker has ended")
+            raise SearchError(_ENDED)
         return found
 
     def _received(self, wait_s: float = 0.0) -> list[dict[str, Any]]:

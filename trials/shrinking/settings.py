@@ -4,6 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+READOUTS = ("zero", "keep")
+READOUTS_ALLOWED = " or ".join(map(repr, READOUTS))
+
 
 @dataclass(frozen=True, slots=True)
 class Shrink:
@@ -49,8 +52,8 @@ def problems_of(given: Any) -> Iterator[str]:
         value = getattr(settings, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             yield f": shrink has {name} = {value!r}; allowed: a whole number, {least} or more"
-    if settings.readout not in ("zero", "keep"):
-        yield f": shrink has readout = {settings.readout!r}; allowed: 'zero' or 'keep'"
+    if settings.readout not in READOUTS:
+        yield f": shrink has readout = {settings.readout!r}; allowed: {READOUTS_ALLOWED}"
     for name in ("divide", "keep"):
         value = getattr(settings, name)
         if not isinstance(value, (tuple, list)) or not all(isinstance(each, str) for each in value):

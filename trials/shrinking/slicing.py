@@ -19,6 +19,7 @@ from trials.shrinking.fans import Axes
 from trials.shrinking.plan import Left, Plan, plan_of, said, work_of
 from trials.shrinking.roles import Role, Roles, roles
 from trials.shrinking.rules import initial_factor
+from trials.shrinking.settings import READOUTS, READOUTS_ALLOWED
 from trials.shrinking.tied import make_tied
 
 NARROW = 32
@@ -180,8 +181,8 @@ def _outputs(model: nn.Module, batch: Any, what: str) -> list[Tensor]:
 def _check_settings(by: Any, readout: str) -> None:
     if not isinstance(by, int) or isinstance(by, bool) or by < 2:
         raise ShrinkError(f"by={by!r}; allowed: a whole number, 2 or more")
-    if readout not in ("zero", "keep"):
-        raise ShrinkError(f"readout={readout!r}; allowed: 'zero' or 'keep'")
+    if readout not in READOUTS:
+        raise ShrinkError(f"readout={readout!r}; allowed: {READOUTS_ALLOWED}")
 
 
 def _sliced(tensor: Tensor, axes: Sequence[Axis], by: int) -> Tensor:

@@ -27,6 +27,9 @@ _plans: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Study -> what was found for models of each structure."""
 
 
+NO_BATCHES = "the study gave no batches in epoch 0; allowed: at least one"
+
+
 def takes_shrink(study: Study) -> bool:
     """Whether the study's `model` builds surrogates itself."""
     return "shrink" in inspect.signature(study.model).parameters
@@ -81,7 +84,7 @@ def inputs_of(study: Study, params: dict[str, Any], number: int = 0) -> Any:
     own = study.trial_batches(params, number, 0)
     first = next(iter(batches_of(study, params, 0) if own is None else own), None)
     if first is None:
-        raise FuseError("the study gave no batches in epoch 0; allowed: at least one")
+        raise FuseError(NO_BATCHES)
     return first[0]
 
 

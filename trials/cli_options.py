@@ -1,4 +1,4 @@
-"""Where the studies of the `trials` command are: the options that say so, and the place that they name."""
+"""Options that several sub-commands of `trials` have, and the place of a study that they name."""
 
 import argparse
 import shlex
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ds_hooks.shared import logs
+from ds_hooks.shared.command_line import positive
 from ds_hooks.shared.renamed_commands import refuse
 from ds_hooks.shared.secrets import hide_password, hide_passwords, read_storage
 from ds_hooks.shared.study_files import journal_path, trials_directory
@@ -69,10 +70,27 @@ def refuse_storage(parsed: argparse.Namespace, storage: str, error: Exception) -
 
 def add_location(parser: argparse.ArgumentParser) -> None:
     """The options that say where a study is."""
-    parser.add_argument("--study-name", metavar="NAME", help="the study's name in Optuna; default: the file's")
+    parser.add_argument(
+        "--study-name", metavar="NAME", help="the study's name in Optuna; default: the file's, without .py"
+    )
     parser.add_argument("--storage", metavar="WHERE", help=f"{STORAGES}; default: study.journal in the directory")
     described = "where studies, checkpoints and best weights are; default: studies"
     parser.add_argument("--directory", type=Path, default=Path("studies"), metavar="DIR", help=described)
+
+
+def add_device(parser: argparse.ArgumentParser, cuda: str = "the first visible device") -> None:
+    """The option that names a device; `cuda` says which of them is used."""
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help=f"default: cpu; cuda: {cuda}")
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    """The option that says with how many threads a trial computes."""
+    parser.add_argument("--threads", type=positive(int), default=1, metavar="N", help="torch's threads; default: 1")
+
+
+def add_save(parser: argparse.ArgumentParser) -> None:
+    """The option that keeps trials as files."""
+    parser.add_argument("--save", type=Path, metavar="DIR", help="write hyperparameters and weights there")
 
 
 def again(parsed: argparse.Namespace) -> str:
