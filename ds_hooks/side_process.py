@@ -44,7 +44,7 @@ class SideProcess:
             self._stopped = False
             # the daemon may have stopped it while it starts; the wake signal would end it, not being blocked yet
             self._send_to_group(signal.SIGCONT)
-            self._strays.go_on()
+            self._strays.resume()
 
     def halt(self, *, let_end: bool = False) -> bool:
         """Stop it unless it sleeps by itself, and its own processes. Returns whether it was stopped while awake.

@@ -77,7 +77,7 @@ class CpuDevice:
     def resume(self, side: SideProcess) -> None:
         """SIGCONT."""
         send_to_group(side, signal.SIGCONT)
-        self._strays.go_on()
+        self._strays.resume()
 
     def end(self, side: SideProcess, timeout_s: float, *, beside_main: bool) -> None:
         """SIGTERM, which it sees at the gate; SIGKILL by force.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trials.fusion.rows import go_on
+from trials.fusion.rows import ask_no_gate
 
 Ways = Mapping[str, Callable[..., Tensor]]
 
@@ -35,8 +35,8 @@ class Turns:
         settle: waits until all that was queued has ended. It sleeps; a wait in the driver would hang at a shut gate.
     """
 
-    again: Callable[[], None] = go_on
-    settle: Callable[[], None] = go_on
+    again: Callable[[], None] = ask_no_gate
+    settle: Callable[[], None] = ask_no_gate
 
 
 ANY_TIME = Turns()

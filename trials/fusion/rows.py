@@ -50,9 +50,9 @@ class Rows:
         self.generators = generators
         self.reached = Reached()
         self.unread = unread
-        self.again: Callable[[], None] = go_on
-        self.settle: Callable[[], None] = go_on
-        self.rebind: Callable[[], None] = go_on
+        self.again: Callable[[], None] = ask_no_gate
+        self.settle: Callable[[], None] = ask_no_gate
+        self.rebind: Callable[[], None] = ask_no_gate
         self._written: set[str] = set()
         self._noted: dict[str, Tensor] = {}
 
@@ -257,8 +257,8 @@ class Rows:
             self.unshare(written)
 
 
-def go_on() -> None:
-    """Ask no gate."""
+def ask_no_gate(unit: int = 0) -> None:
+    """Let a unit run at once."""
 
 
 def generator(device: torch.device, seed: int = 0, state: Tensor | None = None) -> torch.Generator:

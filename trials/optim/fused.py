@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trials.fusion.errors import FuseError
-from trials.fusion.rows import Rows
+from trials.fusion.rows import Rows, ask_no_gate
 from trials.optim.facts import Names
 from trials.optim.gradients import Gradients
 from trials.optim.optimizer_state import OptimizerState
@@ -25,10 +25,6 @@ def other_parameters(optimizer: torch.optim.Optimizer) -> FuseError:
         f"optimizer {type(optimizer).__name__} has other parameters than when it was fused; allowed: all param groups "
         "from the start, with a learning rate of 0 until needed"
     )
-
-
-def go_on(unit: int) -> None:
-    """Asks no gate."""
 
 
 class FusedOptimizer(abc.ABC):
@@ -100,14 +96,14 @@ class FusedOptimizer(abc.ABC):
         """Forget the gradients, of parameters that are not trained too."""
         self._rows.forget_gradients()
 
-    def train(self, enter: Callable[[int], None] = go_on) -> None:  # noqa: B027 - most optimizers have one mode
+    def train(self, enter: Callable[[int], None] = ask_no_gate) -> None:  # noqa: B027 - most optimizers have one mode
         """Call each optimizer's own `train`, if it has one, unless it was the last of the two.
 
         Args:
             enter: called with the index of the unit before it runs.
         """
 
-    def eval(self, enter: Callable[[int], None] = go_on) -> None:  # noqa: B027
+    def eval(self, enter: Callable[[int], None] = ask_no_gate) -> None:  # noqa: B027
         """The same for `eval`."""
 
     @abc.abstractmethod
@@ -120,7 +116,7 @@ class FusedOptimizer(abc.ABC):
 
     @abc.abstractmethod
     def step(
-        self, enter: Callable[[int], None] = go_on, gradients: Gradients | None = None, skip: Sequence[int] = ()
+        self, enter: Callable[[int], None] = ask_no_gate, gradients: Gradients | None = None, skip: Sequence[int] = ()
     ) -> None:
         """Update all parameters that have a gradient, as `torch.optim` does.
 

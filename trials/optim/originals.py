@@ -11,10 +11,10 @@ from torch import Tensor
 from trials.fusion.errors import FuseError
 from trials.fusion.own_code.streams import drawing_from
 from trials.fusion.row_moves import give_back
-from trials.fusion.rows import Rows
+from trials.fusion.rows import Rows, ask_no_gate
 from trials.optim.duplicate import duplicate, move
 from trials.optim.facts import Names, refuse_views
-from trials.optim.fused import OTHER_STATE, OTHER_WAYS, FusedOptimizer, go_on, other_parameters
+from trials.optim.fused import OTHER_STATE, OTHER_WAYS, FusedOptimizer, other_parameters
 from trials.optim.gradients import Gradients
 from trials.optim.optimizer_state import OptimizerState, Own, refuse_changed
 from trials.optim.packed import class_values, fixed_parts, pack, parameters_of, unpack
@@ -57,7 +57,7 @@ class Originals(FusedOptimizer):
         """See `FusedOptimizer`; nothing is kept here."""
 
     def step(
-        self, enter: Callable[[int], None] = go_on, gradients: Gradients | None = None, skip: Sequence[int] = ()
+        self, enter: Callable[[int], None] = ask_no_gate, gradients: Gradients | None = None, skip: Sequence[int] = ()
     ) -> None:
         """See `FusedOptimizer`."""
         change = gradients or Gradients()
@@ -78,11 +78,11 @@ class Originals(FusedOptimizer):
             for p in self._parameters_K[row]:
                 p.grad = None
 
-    def train(self, enter: Callable[[int], None] = go_on) -> None:
+    def train(self, enter: Callable[[int], None] = ask_no_gate) -> None:
         """See `FusedOptimizer`."""
         self._switch(True, enter)
 
-    def eval(self, enter: Callable[[int], None] = go_on) -> None:
+    def eval(self, enter: Callable[[int], None] = ask_no_gate) -> None:
         """See `FusedOptimizer`."""
         self._switch(False, enter)
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from trials.fusion.errors import FuseError
 from trials.fusion.row_moves import joined, parted, taken
-from trials.fusion.rows import Rows
+from trials.fusion.rows import Rows, ask_no_gate
 from trials.optim.block import Block, Counts, Piece, Tables, change_each
 from trials.optim.duplicate import plain_groups, stand_in
 from trials.optim.facts import Names, rule_of
-from trials.optim.fused import OTHER_STATE, OTHER_WAYS, FusedOptimizer, go_on, other_parameters
+from trials.optim.fused import OTHER_STATE, OTHER_WAYS, FusedOptimizer, other_parameters
 from trials.optim.gradients import Gradients
 from trials.optim.optimizer_state import OptimizerState, Ordinary
 from trials.optim.registry import Group, Rule, SinglePass, numbers_of, scaled_numbers
@@ -76,7 +76,7 @@ class VectorOptimizer(FusedOptimizer):
 
     @torch.no_grad()
     def step(
-        self, enter: Callable[[int], None] = go_on, gradients: Gradients | None = None, skip: Sequence[int] = ()
+        self, enter: Callable[[int], None] = ask_no_gate, gradients: Gradients | None = None, skip: Sequence[int] = ()
     ) -> None:
         """See `FusedOptimizer`."""
         ready = False

@@ -157,7 +157,7 @@ def _readouts(trace: Trace, ends: Sequence[Tensor]) -> tuple[str, ...]:
     return tuple(sorted({name for tensor in ends for name in trace.known(tensor).last}))
 
 
-def said(error: Exception) -> str:
+def in_words(error: Exception) -> str:
     """An error, with the user's line that led to it."""
     here = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(here)]
@@ -174,11 +174,11 @@ def _run_traced(model: nn.Module, trace: Trace, batch: Any) -> Any:
         except Exception as error:
             if _is_ours(error):
                 raise ShrinkError(
-                    f"a call of the forward cannot be followed: {said(error)}; allowed: its arguments by position, or "
-                    "model(self, params, shrink)"
+                    f"a call of the forward cannot be followed: {in_words(error)}; allowed: its arguments by position, "
+                    "or model(self, params, shrink)"
                 ) from error
             raise ShrinkError(
-                f"the forward fails on the batch: {said(error)}; allowed: inputs that it takes"
+                f"the forward fails on the batch: {in_words(error)}; allowed: inputs that it takes"
             ) from error
 
 

@@ -16,7 +16,7 @@ from trials.shrinking.axes.trace import copied, run
 from trials.shrinking.depth import drop, set_branches
 from trials.shrinking.errors import ShrinkError, ShrinkWarning
 from trials.shrinking.fans import Axes
-from trials.shrinking.plan import Left, Plan, plan_of, said, work_of
+from trials.shrinking.plan import Left, Plan, in_words, plan_of, work_of
 from trials.shrinking.roles import Role, Roles, roles
 from trials.shrinking.rules import initial_factor
 from trials.shrinking.settings import READOUTS, READOUTS_ALLOWED
@@ -172,7 +172,7 @@ def _outputs(model: nn.Module, batch: Any, what: str) -> list[Tensor]:
             made = run(trial, copied(batch))
         except Exception as error:
             raise ShrinkError(
-                f"{what}: {said(error)}; allowed: name the attributes that count what shrinks, as in "
+                f"{what}: {in_words(error)}; allowed: name the attributes that count what shrinks, as in "
                 "divide=('n_head',), or write model(self, params, shrink)"
             ) from error
     return [each for each in tree_leaves(made) if isinstance(each, Tensor)]

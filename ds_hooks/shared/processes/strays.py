@@ -51,7 +51,7 @@ class Strays:
                 self._pidfds[word] = _open(word)
             self._send(word, signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Continue those, and stopped ones that are no longer named."""
         if not self._pidfds and not self._words[Field.STRAYS]:
             return

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from trials.fusion.own_code.streams import lent
 from trials.fusion.registry import Layer, call_rule, leading, lift, rule
-from trials.fusion.rows import Rows, go_on
+from trials.fusion.rows import Rows, ask_no_gate
 
 _PART_DRAWN = 1 << 14
 """Draw this many numbers before asking the gate again: an eighth of a millisecond of one core."""
@@ -30,7 +30,7 @@ class Masks:
     """
 
     def __init__(
-        self, rates_K: Sequence[float], generators: Sequence[torch.Generator], again: Callable[[], None] = go_on
+        self, rates_K: Sequence[float], generators: Sequence[torch.Generator], again: Callable[[], None] = ask_no_gate
     ) -> None:
         """Draw from `generators`, a random stream per trial. On a CPU, call `again` between parts.
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trials.fusion.registry import JointLayer, Layer, lift, rule
-from trials.fusion.rows import Rows, go_on
+from trials.fusion.rows import Rows, ask_no_gate
 from trials.fusion.shared_base import only
 from trials.shrinking.tied import TiedHead
 
@@ -64,7 +64,7 @@ class FusedTiedHead(FusedLinear):
 
 
 def multiplied(
-    x: Tensor, per_trial: bool, weight_KOI: Tensor, bias_KO: Tensor | None, again: Callable[[], None] = go_on
+    x: Tensor, per_trial: bool, weight_KOI: Tensor, bias_KO: Tensor | None, again: Callable[[], None] = ask_no_gate
 ) -> tuple[Tensor, bool]:
     """See `FusedLinear.run`; `again` is called between parts."""
     if (weight_OI := only(weight_KOI)) is not None:
@@ -72,7 +72,7 @@ def multiplied(
     return (own if per_trial else shared)(x, weight_KOI, bias_KO, again), True
 
 
-def own(x: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None, again: Callable[[], None] = go_on) -> Tensor:
+def own(x: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None, again: Callable[[], None] = ask_no_gate) -> Tensor:
     """``x_K...I`` to ``y_K...O``; `again` is called between parts."""
     size, out = weight_KOI.shape[:2]
     if size == 1:
@@ -84,7 +84,7 @@ def own(x: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None, again: Callable[[
     return y_KNO if x.ndim == 3 else y_KNO.view(*x.shape[:-1], out)
 
 
-def shared(x: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None, again: Callable[[], None] = go_on) -> Tensor:
+def shared(x: Tensor, weight_KOI: Tensor, bias_KO: Tensor | None, again: Callable[[], None] = ask_no_gate) -> Tensor:
     """``x_...I``, the same for all trials, to ``y_K...O``; `again` is called between parts."""
     size, out, width = weight_KOI.shape
     if size == 1:

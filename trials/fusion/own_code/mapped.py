@@ -23,7 +23,7 @@ from trials.fusion.graph.surroundings import as_written, reentrant_checkpoint, w
 from trials.fusion.own_code import autocast, one_by_one
 from trials.fusion.own_code.inner import Below, Call, Calls, Inner
 from trials.fusion.own_code.one_by_one import ChangedError, OneByOne, fits, in_slots, mark, slots
-from trials.fusion.own_code.streams import drawing_from, foreign_streams, go_on, note, refuse_foreign, saved
+from trials.fusion.own_code.streams import continue_from, drawing_from, foreign_streams, note, refuse_foreign, saved
 from trials.fusion.own_code.template import template, without_data
 from trials.fusion.own_code.together import Together
 from trials.fusion.own_code.trees import apart, hide_objects, of_row, stack
@@ -391,7 +391,7 @@ class Mapped:
                 return inner.forward(*args, **kwargs)
             note(self._stream)  # whatever runs while the gate is closed may draw random numbers too
             inner.units.enter()
-            go_on(self._stream)
+            continue_from(self._stream)
             output = inner.forward(*args, **kwargs)
             inner.units.seen(output, per_trial=False, row=self._rows.generators.index(self._stream))
             inner.units.before_backward(output)

@@ -29,7 +29,7 @@ def saved(buffers: dict[str, Tensor], generators: Sequence[torch.Generator]) -> 
     return restore
 
 
-def go_on(generator: torch.Generator) -> None:
+def continue_from(generator: torch.Generator) -> None:
     """Let PyTorch's own random numbers continue from the state of `generator`."""
     state = generator.get_state()
     if generator.device.type == "cuda":
@@ -71,7 +71,7 @@ def drawing_from(generator: torch.Generator) -> Iterator[None]:
     """While entered, PyTorch's own random numbers come from `generator`."""
     others = torch.get_rng_state()
     device = torch.cuda.get_rng_state(generator.device) if generator.device.type == "cuda" else None
-    go_on(generator)
+    continue_from(generator)
     try:
         yield
     finally:

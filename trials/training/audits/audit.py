@@ -299,7 +299,7 @@ class _Audited:
         if not suspects:
             return None
         times, share = SHAKEN
-        go_on = self._saved()
+        restore = self._saved()
         for _ in range(times):
             put_back()
             self._group.shake(self._row, share)
@@ -311,7 +311,7 @@ class _Audited:
                 continue  # the user's code refuses such parameters
             suspects -= {each.key for each in again if each.equal}
             if not suspects:
-                go_on()
+                restore()
                 return None
         put_back()
         return next(each for each in found if each.key in suspects)
@@ -337,7 +337,7 @@ class _Audited:
             result = self._step(fused)
             own_ns = time.process_time_ns() - began_ns
             group.ask("comparison")
-        go_on = _kept_attributes(study)
+        restore = _kept_attributes(study)
         precision = Precision.of(list(before.tensors.values()), study.autocast)
         layers = {key for key in fused.values if key.kind == LAYER}
         try:
@@ -351,7 +351,7 @@ class _Audited:
             self.left_out = True
             return own_ns, result, []
         finally:
-            go_on()
+            restore()
         group.ask("comparison")
         return own_ns, result, compare(fused, records[0], records[1:], precision)
 

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from trials.fusion.graph.inputs import arguments, moved
 from trials.fusion.graph.trace import FORWARD
-from trials.fusion.own_code.streams import drawing_from, go_on, note, seeded_recurrence, undisturbed
+from trials.fusion.own_code.streams import continue_from, drawing_from, note, seeded_recurrence, undisturbed
 from trials.fusion.own_code.trees import heads
 from trials.fusion.registry import label, ruled
 from trials.fusion.rows import generator
@@ -225,7 +225,7 @@ class Lone:
     def _pause(self, name: str) -> None:
         note(self._stream)  # what runs while the gate is closed may draw too
         self._ask(name)
-        go_on(self._stream)
+        continue_from(self._stream)
 
     @contextmanager
     def _drawing(self) -> Iterator[None]:

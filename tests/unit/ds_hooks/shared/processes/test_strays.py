@@ -46,7 +46,7 @@ def test_all_that_are_named_stop_and_go_on(words: "memoryview[int]", sleepers: S
     name_strays(words, starts(*sleepers))
     strays.stop()
     become(sleepers, "T")
-    strays.go_on()
+    strays.resume()
     become(sleepers, "S")
     strays.close()
 
@@ -57,7 +57,7 @@ def test_one_that_was_stopped_and_is_named_no_more_goes_on(words: "memoryview[in
     strays.stop()
     become(sleepers, "T")
     name_strays(words, {})
-    strays.go_on()
+    strays.resume()
     become(sleepers, "S")
     strays.close()
 
@@ -68,7 +68,7 @@ def test_what_one_process_has_stopped_another_continues(words: "memoryview[int]"
     hooks.stop()
     hooks.close()  # the main job leaves
     become(sleepers, "T")
-    daemon.go_on()
+    daemon.resume()
     become(sleepers, "S")
     daemon.close()
 
@@ -82,7 +82,7 @@ def test_a_number_that_means_another_process_by_now_is_never_signalled(
     strays.stop()
     become([other], "T")
     assert stat(one.pid)[0] == "S"
-    strays.go_on()
+    strays.resume()
     become(sleepers, "S")
     strays.close()
 
@@ -93,7 +93,7 @@ def test_one_that_has_ended_harms_nothing(words: "memoryview[int]", sleepers: Sl
     strays.stop()
     sleepers[0].kill()
     sleepers[0].wait()
-    strays.go_on()
+    strays.resume()
     strays.stop()
     become(sleepers[1:], "T")
     strays.close()
