@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from ds_hooks.clock.base import BubbleClock
@@ -72,16 +73,17 @@ def connect(directory: Path, local_rank: int, device: str, rank: int) -> Connect
         NoRoomError: there is no room for a socket.
     """
     pyzmq = load_pyzmq()
-    page = take_page(directory, local_rank)
-    try:
+    with ExitStack() as if_it_fails:
+        page = take_page(directory, local_rank)
+        if_it_fails.callback(page.close)
         sender = MessageSender(pyzmq, f"ipc://{socket_of(page.path)}")
+        if_it_fails.callback(sender.close)
         clock = clock_for(device, page, time.monotonic_ns)
+        if_it_fails.callback(clock.leave, wait=True)
         if page.path != page_path(directory, local_rank):
             check_spare(page, follows_host=clock.follows_host)
             notice(f"rank {rank}: another job has this local rank; using {page.path}")
-    except Exception:
-        page.close()
-        raise
-    connection = Connection(page, clock, sender, rank)
-    connection.side.halt()
+        connection = Connection(page, clock, sender, rank)
+        connection.side.halt()
+        if_it_fails.pop_all()
     return connection

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import weakref
 from typing import Any
 
 from ds_hooks.shared.wire import Bye, Hello, Message, encode
@@ -46,6 +47,8 @@ class MessageSender:
         self._socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 200)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5000)
+        self._gone = weakref.finalize(self, _close, self._socket, self._context, 0)
+        self._gone.atexit = False
         self._socket.connect(endpoint)
         self._hello = b""
         self._hello_due = False
@@ -103,8 +106,14 @@ class MessageSender:
 
     def close(self, linger_ms: int = 200) -> None:
         """Close the socket; what is queued has `linger_ms` to leave."""
-        self._socket.close(linger=linger_ms)
-        self._context.term()
+        if self._gone.detach() is not None:
+            _close(self._socket, self._context, linger_ms)
+
+
+def _close(socket: Any, context: Any, linger_ms: int) -> None:
+    """In this order. Garbage collection has none, and a context waits for its sockets for ever."""
+    socket.close(linger=linger_ms)
+    context.term()
 
 
 def _make_sure_of_room() -> None:
