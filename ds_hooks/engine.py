@@ -14,6 +14,8 @@ BROKEN = (0, 18, 3), (0, 19, 3)
 """From the first of these on, and before the second, pipelines train wrongly."""
 HOOKED: "weakref.WeakSet[Any]" = weakref.WeakSet()
 """The engines that have hooks now."""
+WAITING: "weakref.WeakSet[Any]" = weakref.WeakSet()
+"""Those that wait for them, see `successor`."""
 
 
 class AttachError(Exception):
@@ -21,7 +23,7 @@ class AttachError(Exception):
 
 
 class HasHooksError(AttachError):
-    """The engine already has hooks, which keep working."""
+    """The engine has hooks, which keep working, or waits for them."""
 
 
 def check_release(release: str) -> str | None:
@@ -55,7 +57,7 @@ def check_engine(engine: Any) -> None:
     """Accept an engine that the hooks can serve.
 
     Raises:
-        HasHooksError: it has hooks already.
+        HasHooksError: it has hooks already, or waits for them.
         AttachError: it is no pipeline engine, or on an unknown device.
     """
     if not hasattr(engine, "_INSTRUCTION_MAP") or not all(hasattr(engine, name) for name in WRAPPED_METHODS):
@@ -67,6 +69,10 @@ def check_engine(engine: Any) -> None:
     if engine in HOOKED:
         raise HasHooksError(
             "this engine already has hooks, which keep working; a script under ds_squeeze or ds_hooks need not attach"
+        )
+    if engine in WAITING:
+        raise HasHooksError(
+            "this engine was attached before, and is squeezed once the one that has the hooks has stopped"
         )
 
 

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from ds_hooks.connection import Connection, connect
-from ds_hooks.engine import HOOKED, AttachError, HasHooksError, check_engine, check_release, device_type, waits_of
+from ds_hooks.engine import (
+    HOOKED,
+    WAITING,
+    AttachError,
+    HasHooksError,
+    check_engine,
+    check_release,
+    device_type,
+    waits_of,
+)
 from ds_hooks.instrument import Instrument
 from ds_hooks.message_sender import NoRoomError
 from ds_hooks.notice import notice
@@ -57,7 +66,7 @@ class Handle:
 
     Attributes:
         enabled: whether they work. Another engine of this process may, see `several_engines`.
-        fault: why they do not, if a fault switched them off or the engine had others already.
+        fault: why they do not, if a fault switched them off or the engine was attached before.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -97,7 +106,7 @@ class Handle:
             local_rank = first_number(os.environ, LOCAL_RANK)
         if local_rank is None:
             local_rank = max(int(getattr(engine, "local_rank", 0) or 0), 0)
-        if HOOKED:
+        if HOOKED or WAITING:
             gc.collect()  # an engine that the script has dropped gives its page back now, not in the middle of a step
         self._place = directory, local_rank
         if self._place not in _TURNS:

@@ -9,7 +9,7 @@ teacher that only evaluates takes nothing from the engine that trains, in whatev
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from ds_hooks.engine import HOOKED
+from ds_hooks.engine import WAITING
 from ds_hooks.instrument import Replaced, is_of_a_signal_handler
 from ds_hooks.step_hooks import Steps
 
@@ -65,14 +65,14 @@ class Successor:
             engine, "train_batch", self._around(engine.train_batch), vars(engine).get("train_batch")
         )
         engine.train_batch = self._replaced.ours
-        HOOKED.add(engine)
+        WAITING.add(engine)
 
     def leave(self) -> None:
         """Wait no longer, and restore the engine. A second call does nothing."""
         if self._waits:
             self._waits = False
             self._replaced.restore()
-            HOOKED.discard(self._engine)
+            WAITING.discard(self._engine)
 
     def _around(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def train_batch(*args: Any, **kwargs: Any) -> Any:

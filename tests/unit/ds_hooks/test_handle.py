@@ -107,7 +107,9 @@ def test_of_two_engines_the_one_that_trains_has_the_hooks(
     second = attach(engine, directory=tmp_path / "run", local_rank=0)
     assert (first.enabled, second.enabled, second.fault) == (True, False, None)
     assert "squeezed once the one attached before it has stopped training" in capsys.readouterr().err
-    assert "this engine already has hooks" in str(attach(engine, directory=tmp_path / "run", local_rank=0).fault)
+    assert "once the one that has the hooks has stopped" in str(
+        attach(engine, directory=tmp_path / "run", local_rank=0).fault
+    )
     capsys.readouterr()
     assert engine.train_batch() == 0.5
     assert (first.enabled, second.enabled, second.fault) == (False, True, None)
