@@ -10,7 +10,7 @@ import functools
 import signal
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ds_hooks.engine import HOOKED
@@ -34,6 +34,27 @@ class Replaced(NamedTuple):
             setattr(self.owner, self.name, self.before)
         else:
             vars(self.owner).pop(self.name)
+
+
+def keep_out_of_copies(engine: Any, replaced: Sequence[Replaced]) -> Replaced:
+    """Let copies of `engine` be without our wrappers, which would train `engine` itself."""
+    state_of = engine.__getstate__
+
+    def state() -> Any:
+        found = state_of()
+        if not isinstance(found, dict):
+            return found
+        found = dict(found)
+        for each in (ours, *reversed(replaced)):
+            if each.owner is engine and found.get(each.name) is each.ours:
+                del found[each.name]
+                if each.before is not None:
+                    found[each.name] = each.before
+        return found
+
+    ours = Replaced(engine, "__getstate__", state, vars(engine).get("__getstate__"))
+    engine.__getstate__ = state
+    return ours
 
 
 class Instrument:
@@ -74,6 +95,7 @@ class Instrument:
             # it outlives an engine that the script drops, and must not hold it
             self._replace(backend, "all_reduce", _around_collective(weakref.ref(self), backend.all_reduce))
             weakref.finalize(engine, self._replaced[-1].restore).atexit = False
+        self._replaced.append(keep_out_of_copies(engine, tuple(self._replaced)))
         HOOKED.add(engine)
         self.active = True
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from ds_hooks.engine import WAITING
-from ds_hooks.instrument import Replaced, is_of_a_signal_handler
+from ds_hooks.instrument import Replaced, is_of_a_signal_handler, keep_out_of_copies
 from ds_hooks.step_hooks import Steps
 
 AT_ONCE = 1
@@ -65,12 +65,14 @@ class Successor:
             engine, "train_batch", self._around(engine.train_batch), vars(engine).get("train_batch")
         )
         engine.train_batch = self._replaced.ours
+        self._copies = keep_out_of_copies(engine, [self._replaced])
         WAITING.add(engine)
 
     def leave(self) -> None:
         """Wait no longer, and restore the engine. A second call does nothing."""
         if self._waits:
             self._waits = False
+            self._copies.restore()
             self._replaced.restore()
             WAITING.discard(self._engine)
 

@@ -1,5 +1,6 @@
 """Attaching: which engines are served, and what happens without a daemon."""
 
+import copy
 import gc
 import os
 import sys
@@ -54,6 +55,19 @@ def test_a_second_attach_is_refused_and_the_first_goes_on(
     second.detach()
     engine.train_batch()
     assert handle.enabled and engine.seen[1] == ("RecvGrad", True)
+
+
+def test_a_copy_of_an_engine_trains_itself(engine: Engine, tmp_path: Path) -> None:
+    other = Engine(engine.page_path)
+    handles = [attach(each, directory=tmp_path / "run", local_rank=0) for each in (engine, other)]
+    for each in (engine, other):  # one has the hooks, and one waits for them
+        copied = copy.copy(each)
+        assert set(vars(copied)) == {"page_path", "seen", "fail_in"}
+        copied.seen = []
+        assert copied.train_batch() == 0.5
+        assert copied.seen and not each.seen
+    for handle in handles:
+        handle.detach()
 
 
 def test_without_a_daemon_messages_are_dropped_and_counted(engine: Engine, tmp_path: Path) -> None:
