@@ -15,7 +15,7 @@ BROKEN = (0, 18, 3), (0, 19, 3)
 HOOKED: "weakref.WeakSet[Any]" = weakref.WeakSet()
 """The engines that have hooks now."""
 WAITING: "weakref.WeakSet[Any]" = weakref.WeakSet()
-"""Those that wait for them, see `successor`."""
+"""Those that wait for them, see `several_engines`."""
 
 
 class AttachError(Exception):

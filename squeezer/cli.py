@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -114,7 +114,9 @@ def _remove(pid_file: Path) -> None:
     """With its directory and the directory of all runs, if nobody else uses those."""
     from squeezer.daemon.run_directory import leave_directory
 
-    pid_file.unlink(missing_ok=True)
+    with suppress(OSError):
+        if pid_file.read_text(encoding="ascii") == str(os.getpid()):  # else it is the next daemon's
+            pid_file.unlink()
     leave_directory(pid_file.parent)
 
 

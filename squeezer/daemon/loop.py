@@ -20,6 +20,7 @@ from ds_hooks.shared.page.plan import clear_plan, plan_slot, plan_steps
 from squeezer.config import Config
 from squeezer.daemon.correlator import Correlator
 from squeezer.daemon.device_watch import DeviceWatch
+from squeezer.daemon.former_daemon import await_former
 from squeezer.daemon.main_job import MainJob
 from squeezer.daemon.memory_limit import MemoryLimit
 from squeezer.daemon.progress_line import ProgressLine
@@ -73,6 +74,8 @@ class Daemon:
         directory = make_private_dir(runtime_dir())
         self._page = Page.open(page_path(directory, local_rank))
         try:
+            if job_pid is not None:
+                await_former(self._page)
             self._page.claim(Role.DAEMON)
             self._recorder = Recorder(run, self.rank, config.run.keep_bytes)
             self._receiver = Receiver(socket_path(directory, local_rank), self._fault)
@@ -187,6 +190,7 @@ class Daemon:
         words[Field.SIDE_LIMIT_BYTES] = 0
         words[Field.PREEMPTIVE] = self._config.squeeze.preemptive
         words[Field.SERVES_ANY_JOB] = self._job_pid is None
+        words[Field.NEXT_DAEMON] = 0
 
     # The loop
 
@@ -318,6 +322,10 @@ class Daemon:
 
     # The end
 
+    def _begins_again(self) -> bool:
+        """Whether the job, which has ended, has been started again: an elastic launcher does that at once."""
+        return bool(self._page.words[Field.NEXT_DAEMON]) or self._page.holder(Role.MAIN) not in (0, self._job_pid)
+
     def _finish(self) -> None:
         clear_plan(self._page.words)
         dedicated = None
@@ -325,7 +333,7 @@ class Daemon:
             self._side_task.end(beside_main=self._main_job.lives())
             # the signal that ends this daemon may have ended the rank, too
             if self._job_pid is not None and not self._main_job.lives(within_s=RANK_ENDS_WITHIN_S):
-                dedicated = self._side_task.measure_dedicated(self._config.run.calibrate_s)
+                dedicated = self._side_task.measure_dedicated(self._config.run.calibrate_s, self._begins_again)
         now_ns = time.monotonic_ns()
         self._recorder.add("bubble_time", t_ns=now_ns, **self._correlator.counter.take())
         self._recorder.add(

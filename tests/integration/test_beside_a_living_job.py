@@ -10,7 +10,7 @@ import pytest
 from ds_hooks.shared.page.file import socket_path
 from ds_hooks.shared.page.layout import Field
 from ds_hooks.shared.processes.priority import HOLDER_NICE
-from tests.support.sandbox import Job, Sandbox, cpu_ticks, is_alive, stat, wait_for
+from tests.support.sandbox import Child, Job, Sandbox, cpu_ticks, is_alive, stat, wait_for
 
 pytestmark = pytest.mark.integration
 LOWER = min(os.getpriority(os.PRIO_PROCESS, 0) + HOLDER_NICE, 19)
@@ -261,3 +261,27 @@ def test_beside_a_job_of_another_session_a_side_task_has_one_that_gives_way(sand
     wait_for(lambda: sandbox.side("finished"), "the end of the study")
     assert other.finish() == 0
     assert daemon.kill(signal.SIGTERM) == 0
+
+
+@pytest.mark.slow
+def test_a_job_that_begins_again_has_its_new_daemon_at_once_and_nothing_measured_beside_it(sandbox: Sandbox) -> None:
+    """As where an elastic launcher starts the ranks anew after one of them has died."""
+    config = sandbox.config("lasting.py")
+    config.write_text(f"{config.read_text()}\ncalibrate_s = 600.0\n")
+    job = sandbox.job()
+    former = sandbox.daemon_of(job, config)
+    wait_for(lambda: sandbox.events("progress"), "an epoch")
+    job.kill(signal.SIGKILL)
+    wait_for(lambda: not sandbox.word(Field.SIDE_PROCESS), "the end of the side task")
+    again = sandbox.job()
+    assert former.ended() == 0, "the job's hooks have the page: it measures no more"
+    after = sandbox.daemon_of(again, config)
+    trains(sandbox)
+    again.kill(signal.SIGKILL)
+    wait_for(lambda: not sandbox.word(Field.SIDE_PROCESS), "the end of the side task")
+    third = sandbox.start(Child, "-m", "squeezer", "daemon", "--config", str(config), "--job-pid", str(os.getpid()))
+    assert after.ended() == 0, "another daemon waits for the page: it measures no more"
+    wait_for(lambda: sandbox.word(Field.DAEMON_PID) or not is_alive(third.pid), "the next daemon")
+    assert is_alive(third.pid), third.said()
+    assert third.kill(signal.SIGTERM) == 0
+    assert [each["dedicated"] for each in sandbox.events("end")] == [None] * 3

@@ -8,6 +8,7 @@ What writes the page:
     main job     bubbles: ds_hooks/clock/cpu.py or ds_hooks/clock/cuda.py
                  its presence and counters: ds_hooks/connection.py, ds_hooks/step_hooks.py
     daemon       whom it serves, and the plan: squeezer/daemon/loop.py, by ds_hooks/shared/page/plan.py
+                 that another one is to leave: squeezer/daemon/former_daemon.py
                  the side task's process and memory: squeezer/daemon/side_task_supervisor.py,
                  squeezer/daemon/memory_limit.py, squeezer/daemon/side_processes/family.py
                  in place of a process that has died or must end: squeezer/device/cpu.py, squeezer/device/cuda.py
@@ -126,6 +127,9 @@ until the main job's next instruction has ended, unless the side task has proces
     """daemon: when its process started, in ticks since boot"""
     SIDE_PROCESS_START = 57
     """daemon: when the process of `SIDE_PROCESS` started, in ticks since boot; 0: unknown"""
+
+    NEXT_DAEMON = 58
+    """the next daemon: its process, while it waits until this page's daemon, whose job has begun again, has left"""
 
     PERMITS = 64
     """daemon: one word per slot, the permit of its bubbles: see `plan`"""

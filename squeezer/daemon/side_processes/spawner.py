@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +38,7 @@ The kernel spins in `wait` until all entries of /proc for those threads are gone
 beside that, and between sessions this process's niceness does not count: it took up to half a second of the main job's
 core.
 """
+_LOOK_EVERY_S = 0.1
 _TRIES, _BETWEEN_TRIES_S = 20, 0.05
 """The kernel lets all users together set the niceness of a session ten times a second."""
 
@@ -202,7 +204,9 @@ class Spawner:
         self._closers.append(closer)
         return closer
 
-    def measure_dedicated(self, seconds: float, trials: int, timeout_s: float) -> dict[str, Any] | None:
+    def measure_dedicated(
+        self, seconds: float, trials: int, timeout_s: float, is_over: Callable[[], bool]
+    ) -> dict[str, Any] | None:
         """The rate of the same side task with this device to itself; None if it cannot be measured."""
         if self.serves is None:
             return None
@@ -220,16 +224,9 @@ class Spawner:
         command += ["--threads", str(config.threads), "--priority", config.priority, "--trials", str(trials)]
         command += self._limits()
         try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                env=self._environment(),
-                timeout=timeout_s,
-                check=True,
-            )
-            return dict(json.loads(done.stdout.splitlines()[-1]))
-        except (subprocess.SubprocessError, json.JSONDecodeError, IndexError) as error:
+            printed = output_of(command, self._environment(), timeout_s, is_over)
+            return dict(json.loads(printed.splitlines()[-1]))
+        except (InterruptedError, subprocess.SubprocessError, json.JSONDecodeError, IndexError) as error:
             log.warning("no dedicated rate, so no yield: %s", unmeasured_because(error))
             return None
         finally:
@@ -284,8 +281,36 @@ def _tie(parent_pid: int, group: SideGroup | None) -> None:
         group.enter()
 
 
+def output_of(
+    command: Sequence[str], environment: Mapping[str, str], timeout_s: float, is_over: Callable[[], bool]
+) -> bytes:
+    """What `command` prints.
+
+    Raises:
+        InterruptedError: `is_over` said so meanwhile, and the process was killed.
+        subprocess.SubprocessError: it took too long, or failed.
+    """
+    end_s = time.monotonic() + timeout_s
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment) as process:
+        while True:
+            try:
+                printed = process.communicate(timeout=_LOOK_EVERY_S)[0]
+                break
+            except subprocess.TimeoutExpired:
+                if is_over() or time.monotonic() > end_s:
+                    process.kill()
+                    if is_over():
+                        raise InterruptedError from None
+                    raise subprocess.TimeoutExpired(command, timeout_s) from None
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return printed
+
+
 def unmeasured_because(error: Exception) -> str:
     """Why a process that was to print what it measured has not; in a user's words, without its command."""
+    if isinstance(error, InterruptedError):
+        return "the main job has begun again"
     if isinstance(error, subprocess.TimeoutExpired):
         return f"measuring it took longer than {error.timeout:.0f} s"
     if isinstance(error, subprocess.CalledProcessError):

@@ -1,12 +1,14 @@
 """What a user reads when the dedicated rate could not be measured."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from squeezer.daemon.side_processes.spawner import unmeasured_because
+from squeezer.daemon.side_processes.spawner import output_of, unmeasured_because
 
 
 @pytest.mark.parametrize(
@@ -22,5 +24,14 @@ from squeezer.daemon.side_processes.spawner import unmeasured_because
 def test_words(program: str, words: str) -> None:
     with pytest.raises((subprocess.SubprocessError, ValueError, IndexError)) as caught:
         timeout_s = 2 if "sleep" in program else 300
-        json.loads(subprocess.check_output([sys.executable, "-c", program], timeout=timeout_s).splitlines()[-1])
+        printed = output_of([sys.executable, "-c", program], os.environ, timeout_s, lambda: False)
+        json.loads(printed.splitlines()[-1])
     assert unmeasured_because(caught.value) == words
+
+
+def test_nothing_is_measured_beside_a_job_that_has_begun_again(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    program = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(600)"
+    with pytest.raises(InterruptedError) as caught:
+        output_of([sys.executable, "-c", program], os.environ, 300, begun.exists)
+    assert unmeasured_because(caught.value) == "the main job has begun again"
