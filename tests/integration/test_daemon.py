@@ -272,15 +272,26 @@ def test_at_its_end_a_daemon_removes_what_names_it_to_others(sandbox: Sandbox, h
     options = ("-m", "squeezer", "daemon", "--config", str(sandbox.config()), "--pid-file", str(named))
     daemon: Child = sandbox.start(Child, *options)
     wait_for(lambda: "serves device" in daemon.said() or not is_alive(daemon.pid), "the daemon")
-    named.touch()
+    named.write_text(str(daemon.pid))
     assert daemon.kill(signal.SIGTERM) == 0, daemon.said()
     assert not named.parent.exists()
     named.parent.mkdir()
-    named.touch()
     Path(options[4]).write_text("[squeeze]\npreemptive = 3")
-    status, output = sandbox.run_to_end(*options)
-    assert status == 2 and "preemptive" in output
+    refused: Child = sandbox.start(Child, *options)
+    named.write_text(str(refused.pid))
+    assert refused.ended() == 2 and "preemptive" in refused.said()
     assert not named.parent.exists()
+
+
+def test_at_its_end_a_daemon_leaves_what_names_the_next_one(sandbox: Sandbox) -> None:
+    named = sandbox.files / "run-1" / "daemon0.pid"
+    named.parent.mkdir()
+    named.write_text("1")
+    options = ("-m", "squeezer", "daemon", "--config", str(sandbox.config()), "--pid-file", str(named))
+    daemon: Child = sandbox.start(Child, *options)
+    wait_for(lambda: "serves device" in daemon.said() or not is_alive(daemon.pid), "the daemon")
+    assert daemon.kill(signal.SIGTERM) == 0, daemon.said()
+    assert named.read_text() == "1"
 
 
 def test_a_daemon_without_standard_error_serves_all_the_same_and_logs_to_its_file(sandbox: Sandbox) -> None:
