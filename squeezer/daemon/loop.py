@@ -24,7 +24,7 @@ from squeezer.daemon.former_daemon import await_former
 from squeezer.daemon.main_job import MainJob
 from squeezer.daemon.memory_limit import MemoryLimit
 from squeezer.daemon.progress_line import ProgressLine
-from squeezer.daemon.receiver import Receiver, wakeup_on_signals
+from squeezer.daemon.receiver import Receiver, has_signal, wakeup_on_signals
 from squeezer.daemon.side_processes.parent_group import cpu_group
 from squeezer.daemon.side_processes.spawner import SideFiles, Spawner
 from squeezer.daemon.side_task_supervisor import SideTaskSupervisor
@@ -103,8 +103,8 @@ class Daemon:
     def run(self) -> None:
         """Serve until a signal asks to end, or the rank that this daemon belongs to is gone."""
         gc.freeze()  # a collection in a bubble looks at what came since then
-        wakeup = wakeup_on_signals()
-        self._watched[wakeup.fileno()] = self._end
+        self._wakeup = wakeup_on_signals()
+        self._watched[self._wakeup.fileno()] = self._end
         self._recorder.add(
             "run",
             version=RECORD_VERSION,
@@ -322,18 +322,21 @@ class Daemon:
 
     # The end
 
-    def _begins_again(self) -> bool:
-        """Whether the job, which has ended, has been started again: an elastic launcher does that at once."""
-        return bool(self._page.words[Field.NEXT_DAEMON]) or self._page.holder(Role.MAIN) not in (0, self._job_pid)
+    def _why_stop(self) -> str:
+        """Why nothing more may be measured. An elastic launcher starts a job that has ended again at once."""
+        if self._page.words[Field.NEXT_DAEMON] or self._page.holder(Role.MAIN) not in (0, self._job_pid):
+            return "the main job has begun again"
+        return "this daemon was asked to end" if has_signal(self._wakeup) else ""
 
     def _finish(self) -> None:
         clear_plan(self._page.words)
+        has_signal(self._wakeup)  # what has ended the loop
         dedicated = None
         if self._side_task is not None:
             self._side_task.end(beside_main=self._main_job.lives())
             # the signal that ends this daemon may have ended the rank, too
             if self._job_pid is not None and not self._main_job.lives(within_s=RANK_ENDS_WITHIN_S):
-                dedicated = self._side_task.measure_dedicated(self._config.run.calibrate_s, self._begins_again)
+                dedicated = self._side_task.measure_dedicated(self._config.run.calibrate_s, self._why_stop)
         now_ns = time.monotonic_ns()
         self._recorder.add("bubble_time", t_ns=now_ns, **self._correlator.counter.take())
         self._recorder.add(

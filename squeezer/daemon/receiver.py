@@ -127,3 +127,11 @@ def wakeup_on_signals() -> socket.socket:
     for number in asked_to_end():
         signal.signal(number, lambda *_: None)
     return reader
+
+
+def has_signal(wakeup: socket.socket) -> bool:
+    """Whether one has come since this was asked last."""
+    try:
+        return bool(wakeup.recv(4096))
+    except BlockingIOError:
+        return False

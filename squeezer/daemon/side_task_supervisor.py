@@ -190,18 +190,18 @@ class SideTaskSupervisor:
         if self._closer is not None:
             wait_or_kill(self._closer, END_TIMEOUT_S)
 
-    def measure_dedicated(self, seconds: float, is_over: Callable[[], bool]) -> dict[str, Any] | None:
+    def measure_dedicated(self, seconds: float, why_stop: Callable[[], str]) -> dict[str, Any] | None:
         """The rate of the same side task on this device alone; None if it never worked, or it cannot be measured.
 
         Several studies have no rate in common.
 
         Args:
             seconds: for how long.
-            is_over: whether the device is no longer free for that.
+            why_stop: why the device is no longer free for that; empty while it is.
         """
         if self.progress is None or seconds <= 0 or self._has_served_others:
             return None
-        return self._spawner.measure_dedicated(seconds, self._rows, seconds + MEASURE_TIMEOUT_S, is_over)
+        return self._spawner.measure_dedicated(seconds, self._rows, seconds + MEASURE_TIMEOUT_S, why_stop)
 
     def _read_statuses(self) -> None:
         assert self._reader is not None

@@ -285,3 +285,17 @@ def test_a_job_that_begins_again_has_its_new_daemon_at_once_and_nothing_measured
     assert is_alive(third.pid), third.said()
     assert third.kill(signal.SIGTERM) == 0
     assert [each["dedicated"] for each in sandbox.events("end")] == [None] * 3
+
+
+@pytest.mark.slow
+def test_a_daemon_that_measures_after_its_job_ends_when_it_is_asked_to(sandbox: Sandbox) -> None:
+    config = sandbox.config("lasting.py")
+    config.write_text(f"{config.read_text()}\ncalibrate_s = 600.0\n")
+    job = sandbox.job()
+    daemon = sandbox.daemon_of(job, config)
+    wait_for(lambda: sandbox.events("progress"), "an epoch")
+    job.kill(signal.SIGKILL)
+    wait_for(lambda: not sandbox.word(Field.SIDE_PROCESS), "the end of the side task")
+    assert daemon.kill(signal.SIGTERM) == 0
+    assert "no dedicated rate, so no yield: this daemon was asked to end" in daemon.said()
+    assert [each["dedicated"] for each in sandbox.events("end")] == [None]

@@ -205,7 +205,7 @@ class Spawner:
         return closer
 
     def measure_dedicated(
-        self, seconds: float, trials: int, timeout_s: float, is_over: Callable[[], bool]
+        self, seconds: float, trials: int, timeout_s: float, why_stop: Callable[[], str]
     ) -> dict[str, Any] | None:
         """The rate of the same side task with this device to itself; None if it cannot be measured."""
         if self.serves is None:
@@ -224,7 +224,7 @@ class Spawner:
         command += ["--threads", str(config.threads), "--priority", config.priority, "--trials", str(trials)]
         command += self._limits()
         try:
-            printed = output_of(command, self._environment(), timeout_s, is_over)
+            printed = output_of(command, self._environment(), timeout_s, why_stop)
             return dict(json.loads(printed.splitlines()[-1]))
         except (InterruptedError, subprocess.SubprocessError, json.JSONDecodeError, IndexError) as error:
             log.warning("no dedicated rate, so no yield: %s", unmeasured_because(error))
@@ -282,12 +282,12 @@ def _tie(parent_pid: int, group: SideGroup | None) -> None:
 
 
 def output_of(
-    command: Sequence[str], environment: Mapping[str, str], timeout_s: float, is_over: Callable[[], bool]
+    command: Sequence[str], environment: Mapping[str, str], timeout_s: float, why_stop: Callable[[], str]
 ) -> bytes:
     """What `command` prints.
 
     Raises:
-        InterruptedError: `is_over` said so meanwhile, and the process was killed.
+        InterruptedError: `why_stop` gave this reason meanwhile, and the process was killed.
         subprocess.SubprocessError: it took too long, or failed.
     """
     end_s = time.monotonic() + timeout_s
@@ -297,10 +297,10 @@ def output_of(
                 printed = process.communicate(timeout=_LOOK_EVERY_S)[0]
                 break
             except subprocess.TimeoutExpired:
-                if is_over() or time.monotonic() > end_s:
+                if (reason := why_stop()) or time.monotonic() > end_s:
                     process.kill()
-                    if is_over():
-                        raise InterruptedError from None
+                    if reason:
+                        raise InterruptedError(reason) from None
                     raise subprocess.TimeoutExpired(command, timeout_s) from None
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
@@ -310,7 +310,7 @@ def output_of(
 def unmeasured_because(error: Exception) -> str:
     """Why a process that was to print what it measured has not; in a user's words, without its command."""
     if isinstance(error, InterruptedError):
-        return "the main job has begun again"
+        return str(error)
     if isinstance(error, subprocess.TimeoutExpired):
         return f"measuring it took longer than {error.timeout:.0f} s"
     if isinstance(error, subprocess.CalledProcessError):

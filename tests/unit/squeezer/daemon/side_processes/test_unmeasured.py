@@ -24,7 +24,7 @@ from squeezer.daemon.side_processes.spawner import output_of, unmeasured_because
 def test_words(program: str, words: str) -> None:
     with pytest.raises((subprocess.SubprocessError, ValueError, IndexError)) as caught:
         timeout_s = 2 if "sleep" in program else 300
-        printed = output_of([sys.executable, "-c", program], os.environ, timeout_s, lambda: False)
+        printed = output_of([sys.executable, "-c", program], os.environ, timeout_s, lambda: "")
         json.loads(printed.splitlines()[-1])
     assert unmeasured_because(caught.value) == words
 
@@ -33,5 +33,5 @@ def test_nothing_is_measured_beside_a_job_that_has_begun_again(tmp_path: Path) -
     begun = tmp_path / "begun"
     program = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(600)"
     with pytest.raises(InterruptedError) as caught:
-        output_of([sys.executable, "-c", program], os.environ, 300, begun.exists)
-    assert unmeasured_because(caught.value) == "the main job has begun again"
+        output_of([sys.executable, "-c", program], os.environ, 300, lambda: "it begins" if begun.exists() else "")
+    assert unmeasured_because(caught.value) == "it begins"
