@@ -15,6 +15,9 @@ from trials.training.member import Member, structure_name
 
 UNLIKE_EPOCHS = "the study's epochs differ in the number or the form of their batches"
 SHARED_LOADER = "Study.batches gives several epochs the same object, and reading one may disturb another"
+TRIES = 3
+"""How often in a row not even one trial finds memory, until its structure counts as too large: the main job, or others
+on the device, may have needed more for a moment."""
 
 log = own_logger(__name__)
 
@@ -36,8 +39,18 @@ class Fit:
         self.key, self.structure = key, structure_name(key)
         self.mixes = mixes
         self.audit = audit
+        self._shortages = 0
         self._needs_ns: dict[str, dict[int, int]] = {}
         self._reported: set[str] = set()
+
+    def is_too_large(self) -> bool:
+        """Whether, as once more not even one trial has found memory, none will."""
+        self._shortages += 1
+        return self._shortages >= TRIES
+
+    def has_trained(self) -> None:
+        """Forget how often there was no memory."""
+        self._shortages = 0
 
     def may_halve(self, found: Starved) -> bool:
         """Whether a group of half the trials may make the unit short enough.

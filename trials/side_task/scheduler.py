@@ -283,6 +283,7 @@ class Scheduler:
         began_ns = self._gate.busy_ns()
         try:
             self._training.train(cohort)
+            cohort.fit.has_trained()
             self._refilling.trained(self._gate.busy_ns() - began_ns)
             ran = {"ran": cohort.fit.structure, "trials": trials, "samples": self._accounts.work - work}
             self._search.send(**ran, began_s=began_s, ended_s=time.monotonic())
@@ -340,7 +341,7 @@ class Scheduler:
         rows = self._rows() + len(asked)
         self._most = max(rows // 2, 1)
         self.report(statuses.OutOfMemory(trials=rows, most=rows // 2))
-        if rows > 1:
+        if rows > 1 or not fit.is_too_large():
             self._waiting.add(asked, first=True)
         else:
             self._most = self._roomy  # of other structures, more may fit

@@ -1,6 +1,6 @@
 """Side tasks of different memory share a study: what does not fit at one is trained at the other."""
 
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from tests.support.fused_and_solo import AtOnce
 from tests.support.side_task_runs import Direct, Starving, Widths, assert_as_alone, of_widths
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.side_task import scheduler
+from trials.side_task.cohort import TRIES
 from trials.side_task.scheduler import Scheduler
 from trials.training.group import TrialGroup
 
@@ -113,6 +114,29 @@ def test_alone_they_fail_in_todays_words_and_the_rest_is_fused_as_before(tmp_pat
         "MemoryError: not even one trial fits into the side task's memory"
     }
     assert {t.state for t in trials if t.number % 4 != 3} == {TrialState.COMPLETE}
+
+
+@pytest.mark.parametrize(("shortages", "ends"), [(TRIES + 1, TrialState.COMPLETE), (TRIES + 2, TrialState.FAIL)])
+def test_memory_that_is_short_for_a_moment_fails_no_trial(
+    shortages: int, ends: TrialState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four trials find no memory at once, then two, then one, as often as one may."""
+    step, steps = TrialGroup.train_step, count(1)
+
+    def crowded(group: TrialGroup, *batch: Any) -> None:
+        if next(steps) <= shortages:
+            raise torch.OutOfMemoryError("no more")
+        step(group, *batch)
+
+    monkeypatch.setattr(TrialGroup, "train_step", crowded)
+    study = of_widths(lambda _: 4)
+    study.trials, study.fused = 4, 4
+    alone, _, worker, _ = side_task("alone", study, tmp_path)
+    alone.run()
+    trials = worker._study.get_trials()
+    assert {trial.state for trial in trials} == {ends}
+    if ends is TrialState.COMPLETE:
+        assert_as_alone(trials, study)
 
 
 def test_a_trial_that_cannot_be_built_for_want_of_memory_is_built_elsewhere(tmp_path: Path) -> None:
