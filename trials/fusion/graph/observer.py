@@ -26,13 +26,13 @@ _CHANGING: frozenset[Hashable] = frozenset(
 """Functions in C whose answer is another when the graph runs."""
 
 _CHANGING_CODE = frozenset(
-    function.__code__
+    id(function.__code__)
     for function in (
         *(torch.random.manual_seed, torch.random.seed, torch.random.initial_seed, torch.random.get_rng_state),
         *(torch.random.set_rng_state, torch.random.fork_rng, type(os.environ).__getitem__, torch.get_default_device),
     )
 )
-"""The same for functions in Python."""
+"""The same for functions in Python, by their codes."""
 
 
 class Observer:
@@ -47,8 +47,10 @@ class Observer:
         """Observe nothing yet."""
         self.codes: dict[CodeType, dict[str, Any]] = {}
         self.asked = ""
-        self._users: dict[CodeType, bool] = {}
-        self._questioned: dict[CodeType, dict[str, str]] = {}
+        # by the codes' ids: to hash a code hashes all that is defined in it
+        self._seen: dict[int, CodeType] = {}
+        self._users: set[int] = set()
+        self._questioned: dict[int, dict[str, str]] = {}
 
     def __enter__(self) -> "Observer":
         self._outer, self._collected = sys.getprofile(), gc.isenabled()
@@ -62,20 +64,22 @@ class Observer:
             gc.enable()
 
     def _event(self, frame: FrameType, event: str, called: Any) -> None:
+        code = frame.f_code
+        key = id(code)
         if event == "call":
-            code = frame.f_code
-            if code not in self._users:
-                self._users[code] = not is_library(frame) and not _is_stdlib(frame)
-                if self._users[code]:
+            if key not in self._seen:
+                self._seen[key] = code
+                if not is_library(frame) and not _is_stdlib(frame):
+                    self._users.add(key)
                     self.codes[code] = frame.f_globals
-                    self._questioned[code] = _questioned(code)
-            if code in _CHANGING_CODE:
+                    self._questioned[key] = _questioned(code)
+            if key in _CHANGING_CODE:
                 self._note(code.co_name, _asker(frame))
         elif event == "return":
-            for path, question in self._questioned.get(frame.f_code, {}).items():
+            for path, question in self._questioned.get(key, {}).items():
                 if _is_unknown(path, frame.f_locals):
                     self._note(f"'{question}' of {path or 'a result'}", frame)
-        elif event == "c_call" and self._users.get(frame.f_code) and _hashable_in(called):
+        elif event == "c_call" and key in self._users and _hashable_in(called):
             self._note(called.__name__, frame)
 
     def _note(self, name: str, frame: FrameType | None) -> None:
