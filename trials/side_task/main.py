@@ -6,6 +6,7 @@ Without a page there is no main job: it is an *exclusive* worker, whose gate is 
 import argparse
 import atexit
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -95,6 +96,7 @@ def _work(arguments: argparse.Namespace, report: "Callable[[statuses.Status], No
         turn = _take_turn(arguments, report)
         if turn is None:
             return 0
+    gc.disable()  # what is imported is no garbage
     import torch
 
     torch.set_num_threads(arguments.threads)
@@ -102,6 +104,8 @@ def _work(arguments: argparse.Namespace, report: "Callable[[statuses.Status], No
     from trials.study import load_study
     from trials.training.rehearsal import measure_dedicated
 
+    gc.freeze()  # a collection in a bubble looks at what came since then
+    gc.enable()
     try:
         study = load_study(arguments.study)
         if arguments.measure is None:
