@@ -98,7 +98,7 @@ def _side(rank: RankRun) -> Iterator[str]:
     if rank.records["run"][-1]["config"].get("side") is None:
         yield "  side task   none is configured: bubbles are only observed"
         return
-    begin_ns = rank.records["run"][-1]["t_ns"]
+    begin_ns = rank.records["run"][0]["t_ns"]  # of the first daemon, where another has taken over
     for event in rank.records["side"]:
         rest = ", ".join(f"{key} {value}" for key, value in event.items() if key not in ("r", "t_ns", "event"))
         name = event["event"].replace("_", " ")

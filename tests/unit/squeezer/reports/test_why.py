@@ -106,6 +106,18 @@ def test_without_a_side_task_or_a_guard_it_says_so(tmp_path: Path, capsys: pytes
     assert "none is configured: bubbles are only observed" in text and "switched off by the configuration" in text
 
 
+def test_times_count_from_the_first_daemon_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rank = made_up(tmp_path)
+    rank.step(None, 100.0)
+    rank.add("side", t_ns=rank.now_ns, event="started")
+    rank.step(True, 100.0)
+    rank.add("run", version=RECORD_VERSION, rank=0, config=CONFIG, wall_s=1.7e9, t_ns=rank.now_ns)
+    rank.add("side", t_ns=rank.now_ns, event="ready")
+    rank.write()
+    text = why(tmp_path, capsys)
+    assert "0.1 s: started" in text and "0.2 s: ready" in text, text
+
+
 def test_one_rank_of_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in (0, 1):
         rank = made_up(tmp_path, number)
