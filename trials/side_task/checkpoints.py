@@ -237,11 +237,8 @@ class Checkpoints:
         self._handed.pop(group.numbers[row], None)
         if self._directory is None or not keep or not all(map(math.isfinite, every(score))):
             return None
-        if not isinstance(score, list):
-            if self._bar is not None and sign * score <= sign * self._bar:
-                return None
-            if keep == 1:
-                self._bar = score  # of more than one, the search worker knows which is the last
+        if not isinstance(score, list) and self._bar is not None and sign * score <= sign * self._bar:
+            return None
         self._gate.enter(HOST_UNIT)
         path = checkpoint_files.temporary_weights_path(self._directory, group.numbers[row])
         try:
@@ -250,6 +247,8 @@ class Checkpoints:
             self._warn(f"no weights of trial {group.numbers[row]}: {error}")
             path.unlink(missing_ok=True)
             return None
+        if keep == 1 and not isinstance(score, list):
+            self._bar = score  # of more than one, the search worker knows which is the last
         return str(path)
 
     def _is_due(self, number: int, epoch: int, trials: int) -> bool:

@@ -88,15 +88,20 @@ class Best:
         return found
 
     def _most_ranked(self) -> list[FrozenTrial]:
-        found = self._ranked()
+        return self._first(self._ranked())
+
+    def _first(self, found: list[FrozenTrial]) -> list[FrozenTrial]:
         return found if self._has_several and self._most else found[: self._most]
 
     def _drop_others(self) -> None:
         """Write the index, and remove what is not in it."""
         assert self._directory is not None
-        best = [trial for trial in self._most_ranked() if self._path(trial).exists()]
+        folder = best_directory(self._directory)
+        there = {_number(file) for file in folder.glob("trial-*.pt")}
+        # where a full disk has cost one of the best its weights, those of the next are still the best that there are
+        best = self._first([trial for trial in self._ranked() if trial.number in there])
         self._write_index(best)
-        kept, folder = {self._path(trial).name for trial in best}, best_directory(self._directory)
+        kept = {self._path(trial).name for trial in best}
         for file in (*folder.glob("best.*.tmp"), *folder.glob("trial-*.pt")):
             if file.name not in kept:
                 with suppress(OSError):

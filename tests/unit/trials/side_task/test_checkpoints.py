@@ -1,7 +1,7 @@
 """A side task ends anywhere, and another goes on: every trial ends once, with the scores that it would have had."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +308,35 @@ def score(study: Seven, model: torch.nn.Module) -> float:
     with torch.no_grad():
         pairs = [(float(study.score(model(x), y)), len(x)) for x, y in study.validation()]
     return sum(value * count for value, count in pairs) / sum(count for _, count in pairs)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_best_trial_that_cannot_be_written_leaves_what_was_the_best_before(
+    keep: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worst trial is the first, the best the last."""
+    study, save = make_study(True), checkpoint_format.save_weights
+    study.keep_best, study.direction = keep, "minimize"
+    worker = hire(study, tmp_path / "whole")
+    work(study, worker, tmp_path / "whole")
+    best = worker._study.best_trial.number
+
+    def full(weights: Mapping[str, torch.Tensor], path: Path) -> None:
+        if path.name.startswith(f"trial-{best}."):
+            raise OSError(28, "No space left on device")
+        save(weights, path)
+
+    monkeypatch.setattr(checkpoints, "save_weights", full)
+    worker = hire(study, tmp_path / "full")
+    work(study, worker, tmp_path / "full")
+    assert worker._study.best_trial.number == best
+    hire(study, tmp_path / "full")  # the next worker looks at what is there
+    index = json.loads((tmp_path / "full" / "best" / "best.json").read_text())
+    assert len(index) == keep and best not in [entry["number"] for entry in index]
+    for entry in index:
+        model = study.model({"n": entry["number"]})
+        model.load_state_dict(torch.load(tmp_path / "full" / "best" / entry["weights"], weights_only=True))
+        assert entry["score"] == pytest.approx(score(study, model.eval()), rel=1e-9)
 
 
 def test_a_full_disk_costs_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
