@@ -97,7 +97,7 @@ def batches(text: Tensor, batch: int, seed: int) -> Iterator[tuple[Tensor, Tenso
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=240, help="default: 240, as the demo's study needs")
+    parser.add_argument("--steps", type=int, default=300, help="default: 300, as the demo's study needs")
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--micro-batch-size", type=int, default=4)
