@@ -25,14 +25,14 @@ _CHANGING: frozenset[Hashable] = frozenset(
 )
 """Functions in C whose answer is another when the graph runs."""
 
-_CHANGING_CODE = frozenset(
-    id(function.__code__)
+_CHANGING_CODE = {
+    id(function.__code__): function.__code__
     for function in (
         *(torch.random.manual_seed, torch.random.seed, torch.random.initial_seed, torch.random.get_rng_state),
         *(torch.random.set_rng_state, torch.random.fork_rng, type(os.environ).__getitem__, torch.get_default_device),
     )
-)
-"""The same for functions in Python, by their codes."""
+}
+"""The same for functions in Python: their codes by id. They are held, so that no other code gets the id of one."""
 
 
 class Observer:
