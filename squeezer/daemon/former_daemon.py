@@ -11,13 +11,17 @@ LEAVES_WITHIN_S = 40.0
 LOOK_EVERY_S = 0.1
 
 
-def await_former(page: Page) -> None:
+def await_former(page: Page, job_pid: int) -> None:
     """Wait for the page's daemon to leave, and let it know, so that it measures nothing beside the job.
 
     A standing daemon does not leave, nor does one whose job lives; then the role stays taken.
+
+    Args:
+        page: of the device.
+        job_pid: the process of the job that has begun.
     """
     words = page.words
-    if not page.holder(Role.DAEMON) or words[Field.SERVES_ANY_JOB]:
+    if not page.holder(Role.DAEMON) or words[Field.SERVES_ANY_JOB] or page.holder(Role.MAIN) not in (0, job_pid):
         return
     end_s = time.monotonic() + LEAVES_WITHIN_S
     words[Field.NEXT_DAEMON] = os.getpid()

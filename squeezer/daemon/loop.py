@@ -75,7 +75,7 @@ class Daemon:
         self._page = Page.open(page_path(directory, local_rank))
         try:
             if job_pid is not None:
-                await_former(self._page)
+                await_former(self._page, job_pid)
             self._page.claim(Role.DAEMON)
             self._recorder = Recorder(run, self.rank, config.run.keep_bytes)
             self._receiver = Receiver(socket_path(directory, local_rank), self._fault)

@@ -263,16 +263,22 @@ def test_beside_a_job_of_another_session_a_side_task_has_one_that_gives_way(sand
     assert daemon.kill(signal.SIGTERM) == 0
 
 
-@pytest.mark.slow
-def test_a_job_that_begins_again_has_its_new_daemon_at_once_and_nothing_measured_beside_it(sandbox: Sandbox) -> None:
-    """As where an elastic launcher starts the ranks anew after one of them has died."""
+def measuring(sandbox: Sandbox) -> tuple[Path, Child]:
+    """A configuration, and its daemon after the job's end, which measures the dedicated rate for ten minutes."""
     config = sandbox.config("lasting.py")
     config.write_text(f"{config.read_text()}\ncalibrate_s = 600.0\n")
     job = sandbox.job()
-    former = sandbox.daemon_of(job, config)
+    daemon: Child = sandbox.daemon_of(job, config)
     wait_for(lambda: sandbox.events("progress"), "an epoch")
     job.kill(signal.SIGKILL)
     wait_for(lambda: not sandbox.word(Field.SIDE_PROCESS), "the end of the side task")
+    return config, daemon
+
+
+@pytest.mark.slow
+def test_a_job_that_begins_again_has_its_new_daemon_at_once_and_nothing_measured_beside_it(sandbox: Sandbox) -> None:
+    """As where an elastic launcher starts the ranks anew after one of them has died."""
+    config, former = measuring(sandbox)
     again = sandbox.job()
     assert former.ended() == 0, "the job's hooks have the page: it measures no more"
     after = sandbox.daemon_of(again, config)
@@ -289,13 +295,7 @@ def test_a_job_that_begins_again_has_its_new_daemon_at_once_and_nothing_measured
 
 @pytest.mark.slow
 def test_a_daemon_that_measures_after_its_job_ends_when_it_is_asked_to(sandbox: Sandbox) -> None:
-    config = sandbox.config("lasting.py")
-    config.write_text(f"{config.read_text()}\ncalibrate_s = 600.0\n")
-    job = sandbox.job()
-    daemon = sandbox.daemon_of(job, config)
-    wait_for(lambda: sandbox.events("progress"), "an epoch")
-    job.kill(signal.SIGKILL)
-    wait_for(lambda: not sandbox.word(Field.SIDE_PROCESS), "the end of the side task")
+    _, daemon = measuring(sandbox)
     assert daemon.kill(signal.SIGTERM) == 0
     assert "no dedicated rate, so no yield: this daemon was asked to end" in daemon.said()
     assert [each["dedicated"] for each in sandbox.events("end")] == [None]
