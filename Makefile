@@ -11,6 +11,8 @@ export DS_BUILD_OPS := 0
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # That operation is this environment's own: two environments that share one compile it over and over.
 export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
+# Each test starts processes of our own, which would else be compiled again in each.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install demo demo-shrink test lint-beside-compilation test-alone test-slow test-matrix test-zoo lint format bench clean
 .DELETE_ON_ERROR:
