@@ -8,7 +8,7 @@ import pytest
 
 from squeezer.records.layout import events_path
 from squeezer.records.reader import read_details, read_events
-from tests.support.jobs import deepspeed, environment, run, short_directory
+from tests.support.jobs import environment, run, short_directory, two_ranks
 from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone]
@@ -21,11 +21,11 @@ def test_commits_are_bubbles_and_losses_are_the_same_bits(tmp_path: Path) -> Non
     config = tmp_path / "squeezer.toml"
     config.write_text(f'[run]\ndirectory = "{tmp_path}/run"\n')
     with short_directory() as directory:
-        plain = run(deepspeed(SCRIPT, "--losses", str(alone)), directory, alone)
+        plain = run(two_ranks(SCRIPT, "--losses", str(alone)), directory, alone)
         assert plain.status == 0, plain.output
         daemon = [sys.executable, "-m", "squeezer", "daemon", "--config", str(config)]
         with subprocess.Popen(daemon, env=environment(directory), cwd=tmp_path) as observer:
-            ended = run(deepspeed("--module", "ds_hooks", SCRIPT, "--losses", str(hooked)), directory, hooked)
+            ended = run(two_ranks("--module", "ds_hooks", SCRIPT, "--losses", str(hooked)), directory, hooked)
             observer.terminate()
     assert (ended.status, ended.losses) == (0, plain.losses), ended.output
     assert len(set(ended.losses)) == 24

@@ -19,6 +19,7 @@ from tests.support.jobs import (
     pretrain,
     run,
     short_directory,
+    two_ranks,
 )
 from tests.support.paths import ROOT
 
@@ -50,7 +51,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The losses without any of our code."""
     losses = tmp_path_factory.mktemp("alone") / "losses"
     with short_directory() as made:
-        ended = run(deepspeed(*pretrain(losses, STEPS)), made, losses)
+        ended = run(two_ranks(*pretrain(losses, STEPS)), made, losses)
     assert ended.status == 0, ended.output
     assert len(set(ended.losses)) == STEPS, "the model learns, so no two losses are equal"
     return ended.losses
@@ -93,7 +94,7 @@ def test_with_hooks_and_without_a_daemon(alone: list[str], tmp_path: Path, direc
 def test_with_a_hook_that_raises(alone: list[str], tmp_path: Path, directory: Path) -> None:
     losses = tmp_path / "losses"
     script = str(ROOT / "tests" / "support" / "raise_in_hook.py")
-    ended = run(deepspeed(script, *pretrain(losses, STEPS)), directory, losses)
+    ended = run(two_ranks(script, *pretrain(losses, STEPS)), directory, losses)
     assert (ended.status, ended.losses) == (0, alone), ended.output
     assert ended.output.count("switched off; training continues without squeezing: injected") == 2, "once per rank"
 
