@@ -110,62 +110,46 @@ def test_a_mistake_in_the_configuration_is_said_before_anything_starts(
 @dataclass(frozen=True)
 class BadStudy:
     file: str
-    device: int
     status: int
     says: tuple[str, ...]
 
 
 BAD_STUDIES = [
-    BadStudy("broken.py", 0, 2, ("cannot be imported: line 2: SyntaxError",)),
-    BadStudy("no_module.py", 1, 2, ("line 3: ModuleNotFoundError", "a_module_that_nobody_has")),
-    BadStudy(
-        "no_loss.py", 2, 2, ("class NoLoss lacks the methods batches, loss, optimizer, score, suggest, validation",)
-    ),
-    BadStudy("crashes.py", 3, 3, ("side task ended with status 3; restarting",)),
-    BadStudy("quits.py", 4, 1, ("side task ended with status 1; restarting",)),
+    BadStudy("broken.py", 2, ("cannot be imported: line 2: SyntaxError",)),
+    BadStudy("no_module.py", 2, ("line 3: ModuleNotFoundError", "a_module_that_nobody_has")),
+    BadStudy("no_loss.py", 2, ("class NoLoss lacks the methods batches, loss, optimizer, score, suggest, validation",)),
+    BadStudy("crashes.py", 3, ("side task ended with status 3; restarting",)),
+    BadStudy("quits.py", 1, ("side task ended with status 1; restarting",)),
 ]
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Sandbox, str]]]:
-    """The output of the daemon of each bad study, once its side task is given up and its job has ended well."""
-    files = tmp_path_factory.mktemp("studies")
-    with new_sandbox(files) as sandbox:
-        daemons, jobs = {}, {}
-        for study in BAD_STUDIES:
-            if study.file == "broken.py":  # a file that no tool can read does not belong among the sources
-                broken = files / study.file
-                broken.write_text('"""Not Python."""\nclass:\n')
-                config = sandbox.config("tiny.py")
-                config.write_text(config.read_text().replace(str(STUDIES / "tiny.py"), str(broken)))
-            else:
-                config = sandbox.config(study.file)
-            daemons[study.file] = sandbox.daemon(config, study.device)
-            jobs[study.file] = sandbox.job("--local-rank", str(study.device), "--bubble-ms", "100")
-        for study in BAD_STUDIES:
-            read_output = daemons[study.file].said
-            wait_for(
-                lambda read_output=read_output: "is given up; the main job continues alone" in read_output(),
-                "giving up",
-            )
-            jobs[study.file].beats(3)
-            assert jobs[study.file].finish() == 0
-            assert "[ds_hooks]" not in jobs[study.file].said()
-            assert daemons[study.file].kill(signal.SIGTERM) == 0
-        yield {study.file: (sandbox, daemons[study.file].said()) for study in BAD_STUDIES}
-
-
-@pytest.mark.parametrize("study", BAD_STUDIES, ids=lambda study: study.file)
+@pytest.mark.parametrize(
+    "study", others_slow(BAD_STUDIES, [BAD_STUDIES[0], BAD_STUDIES[3]]), ids=lambda study: study.file
+)
 def test_a_side_task_that_cannot_start_is_given_up_and_the_job_goes_on(
-    served: dict[str, tuple[Sandbox, str]], study: BadStudy
+    sandbox: Sandbox, tmp_path: Path, study: BadStudy
 ) -> None:
-    sandbox, output = served[study.file]
+    if study.file == "broken.py":  # a file that no tool can read does not belong among the sources
+        broken = tmp_path / study.file
+        broken.write_text('"""Not Python."""\nclass:\n')
+        config = sandbox.config("tiny.py")
+        config.write_text(config.read_text().replace(str(STUDIES / "tiny.py"), str(broken)))
+    else:
+        config = sandbox.config(study.file)
+    daemon = sandbox.daemon(config)
+    job = sandbox.job("--bubble-ms", "100")
+    wait_for(lambda: "is given up; the main job continues alone" in daemon.said(), "giving up")
+    job.beats(3)
+    assert job.finish() == 0
+    assert "[ds_hooks]" not in job.said()
+    assert daemon.kill(signal.SIGTERM) == 0
+    output = daemon.said()
     for words in study.says:
         assert words in output
     if study.status == 2:
         assert study.file in output
     tries = 1 if study.status == 2 else 2
-    exits = [(end["status"], end["restarted"]) for end in sandbox.side("exited", study.device)]
+    exits = [(end["status"], end["restarted"]) for end in sandbox.side("exited")]
     assert exits == [(study.status, index + 1 < tries) for index in range(tries)]
     assert "Traceback" not in output
 

@@ -243,6 +243,7 @@ def session_of(pid: int) -> list[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel weighs no sessions")
+@pytest.mark.slow
 def test_beside_a_job_of_another_session_a_side_task_has_one_that_gives_way(sandbox: Sandbox, hold: Path) -> None:
     """As beside that of a standing daemon; within a session its own class and niceness count."""
     daemon = sandbox.daemon(sandbox.config("tiny.py"), TINY_HOLD=str(hold))

@@ -163,7 +163,6 @@ def test_observe_shows_the_idle_time_of_an_ordinary_job(tmp_path: Path, director
         assert all(bubble["permit_until_ns"] is None for bubble in rank.records["bubble"]), "nothing was opened"
 
 
-@pytest.mark.alone
 def test_observe_of_a_job_without_a_pipeline_keeps_its_status(tmp_path: Path, directory: Path) -> None:
     (tmp_path / "train.py").write_text("import sys; sys.exit(7)")
     ended = run(observe("--num_accelerators", "2", "train.py"), directory, tmp_path / "losses")

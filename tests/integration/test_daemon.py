@@ -294,6 +294,7 @@ def test_at_its_end_a_daemon_leaves_what_names_the_next_one(sandbox: Sandbox) ->
     assert named.read_text() == "1"
 
 
+@pytest.mark.slow
 def test_a_daemon_without_standard_error_serves_all_the_same_and_logs_to_its_file(sandbox: Sandbox) -> None:
     script = "import os, sys; os.close(2); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     options = ("-m", "squeezer", "daemon", "--config", str(sandbox.config("crashes.py")))

@@ -52,6 +52,7 @@ class Stored(Study):
 """
 
 
+@pytest.mark.slow
 def test_a_study_ends_though_its_store_hangs(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WHERE", database)

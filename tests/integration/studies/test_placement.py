@@ -46,6 +46,7 @@ def trials_of(storage: str) -> list[FrozenTrial]:
     return found
 
 
+@pytest.mark.slow
 def test_trials_that_are_too_large_for_one_worker_end_on_another(sandbox: Sandbox, tmp_path: Path) -> None:
     storage, directory = f"{tmp_path}/study.journal", tmp_path / "study"
     directory.mkdir()

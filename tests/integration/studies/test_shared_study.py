@@ -20,6 +20,7 @@ from tests.support.proxy import proxied
 from tests.support.sandbox import wait_for
 from tests.support.side_task_runs import Direct
 from tests.support.simulated import EPOCHS, Pretended, Process, Trainer, assert_ended, run_until_over, total
+from tests.support.slow_cases import others_slow
 from trials.search.storage.claims import MOST_DEATHS, Claim, Claims, Sign, Span
 from trials.search.storage.database import connect
 from trials.search.storage.optuna_storage import open_storage
@@ -199,7 +200,7 @@ def test_a_worker_that_falls_silent_under_the_lock_holds_nobody_up_for_ever(data
         claims.close()
 
 
-@pytest.mark.parametrize("hours", [-1, 1])
+@pytest.mark.parametrize("hours", others_slow([-1, 1], [1]))
 def test_the_clock_of_a_worker_does_not_matter(
     hours: int, storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -246,6 +246,7 @@ def test_a_worker_that_is_killed_is_no_success(place: Path) -> None:
 
 
 @pytest.mark.parametrize("status", others_slow([0, USER_ERROR_STATUS, 7], [0]))
+@pytest.mark.slow
 def test_a_study_that_ends_its_process_is_no_success_and_loses_no_trial(status: int, place: Path) -> None:
     quits = f"if epoch == 12: import os; os._exit({status})\n        time.sleep"
     Path("steady.py").write_text(STUDY.format(slow_s=0).replace("time.sleep", quits))
@@ -257,6 +258,7 @@ def test_a_study_that_ends_its_process_is_no_success_and_loses_no_trial(status: 
     assert_all_ended_once()
 
 
+@pytest.mark.slow
 def test_weights_that_were_not_kept_are_none(place: Path) -> None:
     Path("steady.py").write_text(
         STUDY.format(slow_s=0).replace("rungs = 12", "rungs, keep_best = 12").replace("10)", "10), 0")
@@ -268,6 +270,7 @@ def test_weights_that_were_not_kept_are_none(place: Path) -> None:
     assert "its weights were not kept" in shown and "load_state_dict" not in shown
 
 
+@pytest.mark.slow
 def test_workers_of_several_runs_share_a_study(place: Path) -> None:
     write(slow_s=0.1)
     with started("run", "steady.py", "--workers", "2") as first:

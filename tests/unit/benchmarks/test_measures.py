@@ -77,7 +77,7 @@ def test_fusion() -> None:
     assert fusion.planned_point(by_k)["speedup"] > 0
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("own", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_adapters(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapters, "BLOCK_S", 0.0)
     run = adapters._measure("own_gpt", "own_gpt", own, 2)

@@ -142,6 +142,7 @@ assert assert_fused_is_alone(study, 1) == "rule FusedLinear" and is_compiler_loa
 """)
 
 
+@pytest.mark.slow
 def test_threads_that_load_parts_of_it_at_once_end() -> None:
     """Python itself then raises errors in some of them."""
     parts = ["config", "utils", "decorators", "eval_frame"]

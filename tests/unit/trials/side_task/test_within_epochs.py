@@ -31,6 +31,7 @@ from tests.support.interrupted import (
     work,
 )
 from tests.support.side_task_runs import Direct
+from tests.support.slow_cases import others_slow
 from trials.gate.base import OpenGate, StopRequested
 from trials.search.storage.claims import Claim, Claims
 from trials.search.storage.directory_identity import identity
@@ -65,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("uninterrupted")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", others_slow(KINDS, ["fused", "own batches"]))
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0.02, 0.9))
 def test_one_that_is_asked_to_end_loses_nothing(
@@ -91,7 +92,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("kind", ["alone", "fused"])
+@pytest.mark.parametrize("kind", others_slow(["alone", "fused"], ["fused"]))
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0.02, 0.999))
 def test_one_that_is_killed_loses_what_was_not_saved(

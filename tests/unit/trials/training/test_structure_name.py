@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -13,6 +14,7 @@ from tests.support.paths import ROOT
 from trials.training.member import build_member, group_key, structure_name
 
 STUDY = """
+import pytest
 import torch
 from torch import nn
 from trials import Study
@@ -50,6 +52,7 @@ def name_in_another_process(path: Path, number: int, seed: int) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
 
+@pytest.mark.slow
 def test_it_is_the_same_in_each_process_wherever_the_studys_file_is(tmp_path: Path) -> None:
     found = set()
     for seed in (1, 3):  # which order sets otherwise
