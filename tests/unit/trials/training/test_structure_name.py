@@ -14,7 +14,6 @@ from tests.support.paths import ROOT
 from trials.training.member import build_member, group_key, structure_name
 
 STUDY = """
-import pytest
 import torch
 from torch import nn
 from trials import Study
