@@ -13,6 +13,8 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 # Each test starts processes of our own, which would else be compiled again in each.
 unexport PYTHONDONTWRITEBYTECODE
+# DeepSpeed compiles it in the first run of an environment, a minute long, while one rank waits for the other.
+COMPILE := DS_ACCELERATOR=cpu $(BIN)/python -c 'from deepspeed.comm.torch import build_shm_op; build_shm_op()' > /dev/null
 
 .PHONY: install demo demo-shrink test lint-beside-compilation test-alone test-slow test-matrix test-zoo lint format bench clean
 .DELETE_ON_ERROR:
@@ -28,9 +30,11 @@ $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
 	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[test]'
 	touch $@
 
-# One thread per rank on every machine, so that the study takes the same part of the run. It begins anew each time.
+# One thread per rank on every machine, and nothing to compile, so that the study takes the same part of each run. It
+# begins anew each time.
 demo: install
 	rm -rf runs/demo/study
+	-$(COMPILE)
 	OMP_NUM_THREADS=1 $(BIN)/ds_squeeze --squeezer examples/demo.toml --num_accelerators 2 examples/pretrain.py
 
 # Tunes surrogates of a model in the same job's bubbles, and trains the model itself afterwards.
@@ -52,7 +56,7 @@ test: lint-beside-compilation test-alone
 
 # DeepSpeed compiles an operation in its first run, for up to a minute on one core; the linters need another.
 lint-beside-compilation: install
-	DS_ACCELERATOR=cpu $(BIN)/python -c 'from deepspeed.comm.torch import build_shm_op; build_shm_op()' > /dev/null & \
+	$(COMPILE) & \
 	compiling=$$!; $(MAKE) --no-print-directory lint && wait $$compiling
 
 test-alone: install

@@ -17,16 +17,16 @@ VALIDATION = 397
 
 
 class Digits(Study):
-    """56 trials, of which 16 train at once on each device. The width is fixed, so all trials can be fused.
+    """128 trials, of which 16 train at once on each device. The width is fixed, so all trials can be fused.
 
     As many as end in the bubbles of the demo's 300 steps where these are a quarter of the time, which differs between
     machines: where they are less, some trials wait for the next run.
     """
 
-    trials = 56
+    trials = 128
     fused = 16
-    epochs = 20
-    rungs: tuple[int, ...] = (3, 7, 13)
+    epochs = 10
+    rungs: tuple[int, ...] = (2, 4, 7)
 
     def __init__(self) -> None:
         """Read the data, and split it in the same way for every trial."""

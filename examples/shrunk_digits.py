@@ -17,6 +17,8 @@ class ShrunkDigits(Digits):
     """Its trials train layers of 64 units. `trials transfer` trains the model itself, with 512."""
 
     trials = 200
+    epochs = 20
+    rungs = (3, 7, 13)
     shrink = 8
 
     def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
