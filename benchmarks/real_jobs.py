@@ -4,9 +4,11 @@
 
 Each job runs in three ways, beside a study that is searched and pruned, and never ends (`studies/many_digits.py`):
 
-- *cost*: one run in rounds of three blocks of steps, in random order: *ours*; *awake*, where on each core a process of
-  the idle class spins and touches no memory; *alone*, where cores sleep through bubbles. The claim is ours ÷ awake, for
-  a core that slept is slower afterwards. Ours ÷ alone is what a report shows.
+- *cost*: one run in rounds of five blocks of steps, in random order: *ours*; *awake*, where on each core a process of
+  the idle class spins and touches no memory; *alone*, where cores sleep through bubbles; and two placebos, in which our
+  side task goes through its gate, but its units only *spin*, or only run through a *buffer* as large as the core's own
+  cache. The claim is ours ÷ awake, for a core that slept is slower afterwards. Ours ÷ alone is what a report shows.
+  Spin ÷ awake is the gate's share, and buffer ÷ spin that of a cache that others have filled.
 - *long*: one run in rounds of two long blocks, *ours* and *alone*. A step left alone among squeezed ones finds cores
   still awake, and the next squeezed ones find cores that slept. Long blocks show what a job that is never squeezed
   would gain.
@@ -38,8 +40,8 @@ from benchmarks.shared.intervals import mean_and_ci95, winsorized
 from benchmarks.shared.paths import ROOT
 from benchmarks.shared.processes import environment, run_directories, start
 from benchmarks.shared.results import commit, finish, kept_runs, parse, write
-from benchmarks.studies import MANY_DIGITS
-from benchmarks.windows.modes import ALONE, AWAKE, DEFAULTS, PREEMPTIVE, WINDOWED, Windows
+from benchmarks.studies import MANY_DIGITS, PLACEBO_DIGITS
+from benchmarks.windows.modes import ALONE, AWAKE, CACHE_PLACEBO, DEFAULTS, PLACEBO, PREEMPTIVE, WINDOWED, Windows
 from benchmarks.windows.spinners import spinners
 from squeezer.records.reader import load_run
 from squeezer.reports.metrics import mean_over_ranks
@@ -50,7 +52,7 @@ BLOCK_STEPS, WASH_OUT_STEPS = 5, 1
 WINDOWS = Windows(
     observe=6,
     warm_up=120,  # until the side task trains
-    cycle=((ALONE, BLOCK_STEPS), (AWAKE, BLOCK_STEPS), (PREEMPTIVE, BLOCK_STEPS)),
+    cycle=tuple((mode, BLOCK_STEPS) for mode in (ALONE, AWAKE, PLACEBO, CACHE_PLACEBO, PREEMPTIVE)),
     shuffled=True,
 )
 ROUNDS, QUICK_ROUNDS = 110, 6
@@ -93,6 +95,8 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             job, kind = run["scenario"].split("_")
             for name, (of, over) in COMPARED[kind].items():
                 ratios = _log_ratios(run["steps_ms"], of, over, *BLOCKS[kind])
+                if not ratios:
+                    continue  # a mode that this run lacks
                 mean, interval = mean_and_ci95(ratios)
                 label = f"{job}_{name}"
                 figures[label] = math.expm1(mean)
@@ -121,6 +125,8 @@ COMPARED = {
         "slowdown": (PREEMPTIVE, AWAKE),
         "slowdown_from_asleep": (PREEMPTIVE, ALONE),
         "awake_from_asleep": (AWAKE, ALONE),
+        "gate": (PLACEBO, AWAKE),
+        "caches": (CACHE_PLACEBO, PLACEBO),
     },
     "long": {"slowdown_in_long_blocks": (PREEMPTIVE, ALONE)},
 }
@@ -179,7 +185,7 @@ def _in_blocks(job: str, windows: Windows, rounds: int) -> dict[str, Any]:
     with run_directories() as (run, pages):
         steps = windows.first_step(rounds) - 1
         env = {**environment(pages), **windows.environment()}
-        _train("benchmarks.windows.launcher", job, steps, _config(run, WINDOWED), env, pages, windows)
+        _train("benchmarks.windows.launcher", job, steps, _config(run, WINDOWED, PLACEBO_DIGITS), env, pages, windows)
         merged = mean_over_ranks([rank.step_times() for rank in load_run(run)])
         places = [(windows.locate(step.step), step.duration_ns / 1e6) for step in merged if len(step.ranks) == 2]
         counted = [[at.cycle, at.mode, at.at, round(ms, 3)] for at, ms in places if at.cycle >= 0]
@@ -189,7 +195,7 @@ def _in_blocks(job: str, windows: Windows, rounds: int) -> dict[str, Any]:
 def _yield(job: str, steps: int) -> dict[str, Any]:
     """One run as a user starts it."""
     with run_directories() as (run, pages):
-        _train("launch.ds_squeeze", job, steps, _config(run, DEFAULTS), environment(pages))
+        _train("launch.ds_squeeze", job, steps, _config(run, DEFAULTS, MANY_DIGITS), environment(pages))
         command = [sys.executable, "-m", "squeezer", "report", str(run), "--json"]
         report = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
         keys = ("steps", "slowdown", "slowdown_ci95", "slowdown_pairs", "step_ms_alone", "alone_share")
@@ -202,9 +208,9 @@ def _yield(job: str, steps: int) -> dict[str, Any]:
         }
 
 
-def _config(run: Path, text: str) -> str:
+def _config(run: Path, text: str, study: Path) -> str:
     path = run.parent / "squeezer.toml"
-    path.write_text(text.format(study=MANY_DIGITS, run=run), encoding="utf-8")
+    path.write_text(text.format(study=study, run=run), encoding="utf-8")
     return str(path)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from unittest import mock
 
 import squeezer.daemon.loop
-from benchmarks.windows.modes import GATED, ORACLE, PREEMPTIVE, Windows
+from benchmarks.windows.modes import GATED, ORACLE, PLACEBOS, PREEMPTIVE, Windows
 from ds_hooks.shared.page.layout import Field
 from squeezer.cli import main
 from squeezer.daemon.loop import Daemon
@@ -36,7 +36,7 @@ class WindowedMachine(GateMachine):
 
     def is_squeezed(self, step: int) -> bool:
         """See `GateMachine.is_squeezed`."""
-        return self._windows.locate(step).mode in GATED
+        return self._windows.locate(step).mode in (*GATED, *PLACEBOS)
 
     def handle(self, event: Event) -> list[Action]:
         """See `GateMachine.handle`."""

@@ -15,6 +15,9 @@ ALONE = "alone"
 PREEMPTIVE, COOPERATIVE, ORACLE = "preemptive", "cooperative", "oracle"
 GATED = (PREEMPTIVE, COOPERATIVE, ORACLE)
 """Modes in which the daemon's side task runs; in the others it sleeps."""
+PLACEBO, CACHE_PLACEBO = "placebo", "cache_placebo"
+PLACEBOS = (PLACEBO, CACHE_PLACEBO)
+"""Modes in which the side task runs as in the preemptive one, but computes nothing: see `studies/placebo_digits.py`."""
 AWAKE = "awake"
 """Each core is kept awake by a process of the idle class that touches no memory: see `spinners`."""
 UNHOOKED = "unhooked"
@@ -25,7 +28,7 @@ NAIVE, SCHED_IDLE, STEP_GRAIN = "naive", "sched_idle", "step_grain"
 BASELINES = (NAIVE, SCHED_IDLE, STEP_GRAIN)
 """Modes in which another process trains the same study."""
 MODES = (*GATED, *BASELINES)
-_ALLOWED = (ALONE, AWAKE, UNHOOKED, LOW_PRIORITY, *MODES)
+_ALLOWED = (ALONE, AWAKE, *PLACEBOS, UNHOOKED, LOW_PRIORITY, *MODES)
 
 DEFAULTS = """
 [side]
@@ -79,6 +82,10 @@ class Windows:
             raise ValueError(f"Windows.cycle has the modes {sorted(unknown)}: allowed: {_ALLOWED}")
         if self.shuffled and len({*modes} & {*GATED}) > 1:
             raise ValueError(f"Windows.cycle: {modes} cannot be shuffled; allowed: one mode of {GATED}")
+        if {*modes} & {*PLACEBOS} and {*modes} & {*GATED} != {PREEMPTIVE}:
+            raise ValueError(
+                f"Windows.cycle: placebos among {modes}; allowed: beside {PREEMPTIVE} and no other of {GATED}"
+            )
         for mode, after in zip(modes, [*modes[1:], modes[0]], strict=True):
             if not self.shuffled and mode in GATED and after in GATED:
                 raise ValueError(f"Windows.cycle: {after} follows {mode}: another window must lie between them")

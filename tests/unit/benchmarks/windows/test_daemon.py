@@ -15,6 +15,7 @@ from squeezer.policy.actions import PlanSlot, PlanSteps
 from squeezer.policy.events import BubbleEnded, Event, JobAttached, Side, SideChanged, StepStarted
 
 WINDOWS = Windows(observe=2, warm_up=4, cycle=(("preemptive", 3), ("alone", 2), ("oracle", 3), ("naive", 2)))
+PLACEBOS = Windows(observe=2, warm_up=0, cycle=(("preemptive", 2), ("alone", 1), ("placebo", 1), ("cache_placebo", 1)))
 
 
 @pytest.fixture
@@ -51,3 +52,11 @@ def test_the_windowed_daemon_squeezes_in_gated_windows_as_each_says(machine: Win
         feed(BubbleEnded(7, "RECV_GRAD", 1_500_000))
         assert step < 2 or page.words[Field.PERMITS + FORECASTS + 7] == 1_500
     page.close()
+
+
+def test_placebos_are_squeezed_as_ours_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in PLACEBOS.environment().items():
+        monkeypatch.setenv(name, value)
+    machine = WindowedMachine(SqueezeTable().policy(GuardTable()))
+    assert [machine.is_squeezed(step) for step in range(3, 8)] == [True, True, False, True, True]
+    assert {PLACEBOS.next_gated(step) for step in range(1, 10)} == {"preemptive"}

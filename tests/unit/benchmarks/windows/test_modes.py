@@ -67,6 +67,8 @@ def test_windows_travel_by_the_environment(windows: Windows, monkeypatch: pytest
         ((("preemptive", 2), ("cooperative", 2), ("alone", 1)), "cooperative follows preemptive"),
         ((("preemptive", 2), ("alone", 1), ("oracle", 1)), "preemptive follows oracle"),
         ((("preemptive", 2), ("greedy", 1)), "greedy"),
+        ((("placebo", 2), ("alone", 1)), "placebos among .*; allowed: beside preemptive and no other"),
+        ((("preemptive", 2), ("placebo", 2), ("alone", 1), ("cooperative", 2), ("alone", 1)), "no other of"),
     ],
 )
 def test_windows_that_cannot_alternate_are_refused(cycle: tuple[tuple[str, int], ...], message: str) -> None:
