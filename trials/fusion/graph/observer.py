@@ -64,23 +64,27 @@ class Observer:
             gc.enable()
 
     def _event(self, frame: FrameType, event: str, called: Any) -> None:
-        code = frame.f_code
-        key = id(code)
-        if event == "call":
-            if key not in self._seen:
-                self._seen[key] = code
-                if not is_library(frame) and not _is_stdlib(frame):
-                    self._users.add(key)
-                    self.codes[code] = frame.f_globals
-                    self._questioned[key] = _questioned(code)
-            if key in _CHANGING_CODE:
+        if event == "c_call":  # half of all, and as many end, of which nothing is asked
+            if id(frame.f_code) in self._users and _hashable_in(called):
+                self._note(called.__name__, frame)
+        elif event == "call":
+            code = frame.f_code
+            if id(code) not in self._seen:
+                self._meet(code, frame)
+            if id(code) in _CHANGING_CODE:
                 self._note(code.co_name, _asker(frame))
-        elif event == "return":
-            for path, question in self._questioned.get(key, {}).items():
+        elif event == "return" and id(frame.f_code) in self._questioned:
+            for path, question in self._questioned[id(frame.f_code)].items():
                 if _is_unknown(path, frame.f_locals):
                     self._note(f"'{question}' of {path or 'a result'}", frame)
-        elif event == "c_call" and key in self._users and _hashable_in(called):
-            self._note(called.__name__, frame)
+
+    def _meet(self, code: CodeType, frame: FrameType) -> None:
+        self._seen[id(code)] = code
+        if not is_library(frame) and not _is_stdlib(frame):
+            self._users.add(id(code))
+            self.codes[code] = frame.f_globals
+            if questions := _questioned(code):
+                self._questioned[id(code)] = questions
 
     def _note(self, name: str, frame: FrameType | None) -> None:
         if frame is not None and not self.asked:
