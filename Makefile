@@ -30,17 +30,17 @@ $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
 	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[test]'
 	touch $@
 
-# One thread per rank on every machine, and nothing to compile, so that the study takes the same part of each run. It
-# begins anew each time.
+# On CPUs, with one thread per rank and nothing to compile, so that the study takes the same part of each run wherever
+# it is. It begins anew each time.
 demo: install
 	rm -rf runs/demo/study
 	-$(COMPILE)
-	OMP_NUM_THREADS=1 $(BIN)/ds_squeeze --squeezer examples/demo.toml --num_accelerators 2 examples/pretrain.py
+	DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 $(BIN)/ds_squeeze --squeezer examples/demo.toml --num_accelerators 2 examples/pretrain.py
 
 # Tunes surrogates of a model in the same job's bubbles, and trains the model itself afterwards.
 demo-shrink: install
 	rm -rf runs/demo-shrink/study
-	OMP_NUM_THREADS=1 $(BIN)/ds_squeeze --squeezer examples/shrunk_demo.toml --num_accelerators 2 examples/pretrain.py
+	DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 $(BIN)/ds_squeeze --squeezer examples/shrunk_demo.toml --num_accelerators 2 examples/pretrain.py
 	$(BIN)/trials transfer examples/shrunk_digits.py --top 1 --directory runs/demo-shrink/study
 
 # A main job on all cores is tested alone: side tasks have the idle class, so beside anything else they starve. Then each
