@@ -6,6 +6,7 @@ from typing import NoReturn
 from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
 
 MOVED = {
+    "python -m benchmarks.claims": "python -m benchmarks.published_figures",
     "python -m benchmarks.clerk_cost": "python -m benchmarks.search_cost",
     "python -m benchmarks.toggle": "python -m benchmarks.shared.toggle",
     "python -m benchmarks.utilization_picture": "python -m benchmarks.utilization.picture",

@@ -60,7 +60,7 @@ def test_the_documents_have_the_tables_of_these_runs(runs: list[dict[str, Any]])
 def test_the_command_prints_the_tables(
     runs: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["claims", "--details"])
+    monkeypatch.setattr("sys.argv", ["published_figures", "--details"])
     main()
     parts = [
         real_jobs_table(raw_runs("real_jobs")),
