@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from types import ModuleType
 
 from ds_hooks.shared.command_line import (
+    STUDY_HELP,
+    STUDY_NAME_HELP,
     Command,
-    complete_paths,
     make_parser,
     positive,
     refuse_unknown_command,
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         own, launched = split_arguments(words[1:])
         words = ["observe", *own]
-    parsed = make_parser(PROGRAM, DESCRIPTION, COMMANDS, _PrintCompletion).parse_args(words)
+    parsed = make_parser(PROGRAM, DESCRIPTION, COMMANDS, _shtab).parse_args(words)
     parsed.launched = launched
 
     from ds_hooks.shared.page.file import PageError
@@ -240,11 +241,9 @@ def _submit(parsed: argparse.Namespace) -> int:
 
 
 def _add_submit(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("study", type=Path, metavar="STUDY", help="a Python file that defines one study")
+    parser.add_argument("study", type=Path, metavar="STUDY", help=STUDY_HELP)
     parser.add_argument("--queue", type=Path, required=True, metavar="DIR", help=QUEUE_HELP)
-    parser.add_argument(
-        "--study-name", metavar="NAME", help="the study's name in Optuna; default: the file's, without .py"
-    )
+    parser.add_argument("--study-name", metavar="NAME", help=STUDY_NAME_HELP)
     parser.add_argument(
         "--priority", type=int, default=0, metavar="N", help="studies of lower priority wait for this one; default: 0"
     )
@@ -272,15 +271,10 @@ def _add_queue(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--withdraw", metavar="NAME", help="end this study first; its trials are kept")
 
 
-class _PrintCompletion(argparse.Action):
-    """Prints a static script: pressing TAB never starts Python."""
+def _shtab() -> ModuleType:
+    import shtab
 
-    def __call__(self, parser: argparse.ArgumentParser, _namespace: Any, shell: Any, _option: Any = None) -> NoReturn:
-        import shtab
-
-        complete_paths(parser, shtab.FILE, shtab.DIRECTORY)
-        print(shtab.complete(parser, shell))
-        parser.exit()
+    return shtab
 
 
 COMMANDS = (

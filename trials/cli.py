@@ -6,12 +6,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import ModuleType
+from typing import TYPE_CHECKING, NoReturn
 
 from ds_hooks.shared import logs
 from ds_hooks.shared.command_line import (
+    STUDY_HELP,
     Command,
-    complete_paths,
     make_parser,
     positive,
     refuse_unknown_command,
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     refuse_unknown_command(PROGRAM, words, [command.name for command in COMMANDS])
     logs.set_up()
     load_compiler_late()
-    return run_command(make_parser(PROGRAM, DESCRIPTION, COMMANDS, _PrintCompletion).parse_args(words))
+    return run_command(make_parser(PROGRAM, DESCRIPTION, COMMANDS, _shtab).parse_args(words))
 
 
 def _check(parsed: argparse.Namespace) -> int:
@@ -67,7 +68,7 @@ def _explain(parsed: argparse.Namespace) -> int:
 
 
 def _add_study(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("study", type=Path, metavar="STUDY", help="a Python file that defines one study")
+    parser.add_argument("study", type=Path, metavar="STUDY", help=STUDY_HELP)
 
 
 def _add_examined(parser: argparse.ArgumentParser) -> None:
@@ -299,15 +300,10 @@ def _refuse_study(parsed: argparse.Namespace, error: Exception) -> NoReturn:
     refuse(f"{PROGRAM} {parsed.command}", f"{parsed.study}: {type(error).__name__}: {error}")
 
 
-class _PrintCompletion(argparse.Action):
-    """Prints a static script: pressing TAB never starts Python."""
+def _shtab() -> ModuleType:
+    import shtab
 
-    def __call__(self, parser: argparse.ArgumentParser, _namespace: Any, shell: Any, _option: Any = None) -> NoReturn:
-        import shtab
-
-        complete_paths(parser, shtab.FILE, shtab.DIRECTORY)
-        print(shtab.complete(parser, shell))
-        parser.exit()
+    return shtab
 
 
 COMMANDS = (

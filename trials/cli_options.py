@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ds_hooks.shared import logs
-from ds_hooks.shared.command_line import positive
+from ds_hooks.shared.command_line import STUDY_NAME_HELP, positive
 from ds_hooks.shared.renamed_commands import refuse
 from ds_hooks.shared.secrets import hide_password, hide_passwords, read_storage
 from ds_hooks.shared.study_files import journal_path, trials_directory
@@ -70,9 +70,7 @@ def refuse_storage(parsed: argparse.Namespace, storage: str, error: Exception) -
 
 def add_location(parser: argparse.ArgumentParser) -> None:
     """The options that say where a study is."""
-    parser.add_argument(
-        "--study-name", metavar="NAME", help="the study's name in Optuna; default: the file's, without .py"
-    )
+    parser.add_argument("--study-name", metavar="NAME", help=STUDY_NAME_HELP)
     parser.add_argument("--storage", metavar="WHERE", help=f"{STORAGES}; default: study.journal in the directory")
     described = "where studies, checkpoints and best weights are; default: studies"
     parser.add_argument("--directory", type=Path, default=Path("studies"), metavar="DIR", help=described)

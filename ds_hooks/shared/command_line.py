@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, NoReturn
 
 from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
@@ -48,8 +49,12 @@ class Parser(argparse.ArgumentParser):
         self.exit(USER_ERROR_STATUS, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
+STUDY_HELP = "a Python file that defines one study"
+STUDY_NAME_HELP = "the study's name in Optuna; default: the file's, without .py"
+
+
 def make_parser(
-    program: str, description: str, commands: Sequence[Command], print_completion: type[argparse.Action]
+    program: str, description: str, commands: Sequence[Command], load_shtab: Callable[[], ModuleType]
 ) -> Parser:
     """The parser of `program`; what it parses has the command's `run`.
 
@@ -57,13 +62,14 @@ def make_parser(
         program: its name.
         description: one sentence.
         commands: its sub-commands.
-        print_completion: prints the completion script of the shell that it is given, and exits.
+        load_shtab: imports shtab, which writes completion scripts. This package imports the standard library only.
     """
     parser = Parser(prog=program, description=description, epilog=_example(commands[0].example))
     add_version(parser)
     parser.add_argument(
         "--print-completion",
-        action=print_completion,
+        action=_PrintCompletion,
+        const=load_shtab,
         choices=("bash", "zsh", "tcsh"),
         help="print a completion script for this shell, and exit",
     )
@@ -171,18 +177,22 @@ _FILES = ("FILE", "STUDY")
 _DIRECTORIES = ("DIR", "RUN")
 
 
-def complete_paths(parser: argparse.ArgumentParser, files: object, directories: object) -> None:
-    """Have arguments complete to paths, by what their metavar says.
+class _PrintCompletion(argparse.Action):
+    """Prints a static script: pressing TAB never starts Python. Its `const` imports shtab."""
 
-    Args:
-        parser: whose arguments, and those of its sub-commands.
-        files: what shtab wants to read on an argument that is a file.
-        directories: likewise.
-    """
+    def __call__(self, parser: argparse.ArgumentParser, _namespace: Any, shell: Any, _option: Any = None) -> NoReturn:
+        shtab = self.const()
+        _complete_paths(parser, shtab.FILE, shtab.DIRECTORY)
+        print(shtab.complete(parser, shell))
+        parser.exit()
+
+
+def _complete_paths(parser: argparse.ArgumentParser, files: object, directories: object) -> None:
+    """Have arguments complete to paths, by what their metavar says. `files`, `directories`: how shtab calls these."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for child in action.choices.values():
-                complete_paths(child, files, directories)
+                _complete_paths(child, files, directories)
         elif action.metavar in _FILES:
             vars(action)["complete"] = files  # where shtab looks
         elif action.metavar in _DIRECTORIES:
