@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from ds_hooks.shared.secrets import hide_password, hide_passwords, read_storage
 from ds_hooks.shared.study_files import journal_path
 from ds_hooks.shared.wire import NOT_IDLE, WaitKind
-from squeezer.policy.draw import Draw
+from squeezer.policy.alone_steps import Draw
 from squeezer.policy.state import Policy
 from squeezer.records.layout import study_directory
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squeezer.policy.draw import Draw
+from squeezer.policy.alone_steps import Draw
 from squeezer.policy.slowdown import MOST_ALONE_STEPS, Pairs, estimate, pairs_of
 
 Steps = Sequence[tuple[bool | None, float]]

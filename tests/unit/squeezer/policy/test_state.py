@@ -20,7 +20,7 @@ from squeezer.policy.actions import (
     Start,
     Stop,
 )
-from squeezer.policy.draw import Draw
+from squeezer.policy.alone_steps import Draw
 from squeezer.policy.events import (
     BubbleEnded,
     Event,

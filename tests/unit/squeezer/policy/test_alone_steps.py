@@ -5,7 +5,7 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squeezer.policy.draw import DENSE, SPARSE_ROUNDS, Draw
+from squeezer.policy.alone_steps import DENSE, SPARSE_ROUNDS, Draw
 from squeezer.policy.events import JobAttached, Side, SideChanged, StepEnded, StepStarted
 from squeezer.policy.state import GateMachine
 from tests.support.policies import policy
