@@ -4,10 +4,8 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, median, stdev, variance
 
-from squeezer.policy.slowdown import FAR, NEVER_FAR
+from squeezer.policy.slowdown import DEVIATION_OF_MAD, FAR, NEVER_FAR
 from squeezer.reports.metrics import t_quantile_975
-
-_DEVIATION_OF_MAD = 1.4826
 
 
 def winsorized(groups: Sequence[Sequence[float]]) -> list[list[float]]:
@@ -17,7 +15,7 @@ def winsorized(groups: Sequence[Sequence[float]]) -> list[list[float]]:
     """
     levels = [median(group) for group in groups]
     away = [abs(log - level) for group, level in zip(groups, levels, strict=True) for log in group]
-    far = max(NEVER_FAR, FAR * _DEVIATION_OF_MAD * median(away))
+    far = max(NEVER_FAR, FAR * DEVIATION_OF_MAD * median(away))
     return [
         [min(max(log, level - far), level + far) for log in group] for group, level in zip(groups, levels, strict=True)
     ]

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ds_hooks.shared.processes.identity import ENDED_STATES, start_time
 from ds_hooks.shared.statuses import SIDE_TASK
 
 MARK = "SQUEEZER_SOAK"
 """The environment variable by which all processes of a run are known, whatever becomes of their parents."""
-_ENDED = ("Z", "X")
 _SETTLED_S = 2.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -68,7 +68,7 @@ class Processes:
         try:
             fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
             start = int(fields[19])
-            if fields[0] in _ENDED or (pid, start) in self._others:
+            if fields[0] in ENDED_STATES or (pid, start) in self._others:
                 return None
             environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             if self._mark not in environment:
@@ -142,11 +142,10 @@ def send(process: Process, number: signal.Signals) -> bool:
     except ProcessLookupError:
         return False
     try:
-        fields = Path(f"/proc/{process.pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        if int(fields[19]) != process.start or fields[0] in _ENDED:
+        if start_time(process.pid) != process.start:
             return False
         signal.pidfd_send_signal(pidfd, number)
-    except (ProcessLookupError, FileNotFoundError):
+    except ProcessLookupError:
         return False
     finally:
         os.close(pidfd)

@@ -29,7 +29,8 @@ LEAST_PAIRS = 3
 """Before as many nothing counts as far."""
 LASTING_PAIRS = 3
 """What so many comparisons in a row agree on is far from nothing: a slowdown that has just begun, or ended."""
-_DEVIATION_OF_MAD = 1.4826
+DEVIATION_OF_MAD = 1.4826
+"""The standard deviation of normal noise ÷ its median absolute deviation."""
 
 
 class Pair(NamedTuple):
@@ -102,7 +103,7 @@ class Pairs:
             low, high = level - max(usual, min(last), 0.0) - far, level - min(usual, max(last), 0.0) + far
             alone = [min(max(each, low), high) for each in alone]
         self._ratios.append(ratio)
-        self._deviations.append(_DEVIATION_OF_MAD * median([abs(each - level) for each in (*before, *after)]))
+        self._deviations.append(DEVIATION_OF_MAD * median([abs(each - level) for each in (*before, *after)]))
         return Pair((fmean(before) + fmean(after)) / 2 - fmean(alone), own_ms)
 
 

@@ -28,7 +28,7 @@ SPARED_UNITS = AUDIT_UNITS, GRAPH_UNITS
 """No group is split because one of these is too long for every bubble."""
 
 
-FINISHES_S = 20.0
+EXCLUSIVE_FINISHES_S = 20.0
 """How long a side task without a main job may take to finish its work when it is asked to end."""
 
 
@@ -179,7 +179,7 @@ class ExclusiveGate(OpenGate):
         if END_SIGNAL in signal.sigpending():
             now_s = time.monotonic()
             if self._until_s is None:
-                self._until_s = now_s + FINISHES_S
+                self._until_s = now_s + EXCLUSIVE_FINISHES_S
             if not self.finishes or now_s > self._until_s:
                 raise StopRequested
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from uuid import UUID
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_ENDED = ("Z", "X")
+ENDED_STATES = ("Z", "X")
+"""The kernel's letters for processes that run no more: zombies and dead ones."""
 
 
 class Namespaces(NamedTuple):
@@ -56,7 +57,7 @@ def start_time(pid: int) -> int:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return 0
-    return 0 if fields[0] in _ENDED else int(fields[19])
+    return 0 if fields[0] in ENDED_STATES else int(fields[19])
 
 
 def _namespace(kind: str) -> int:

@@ -28,7 +28,7 @@ def test_what_goes_on_is_finished_but_not_for_ever(monkeypatch: pytest.MonkeyPat
     gate = ExclusiveGate()
     gate.finishes = True
     gate.enter(0)
-    now_s += base.FINISHES_S - 1
+    now_s += base.EXCLUSIVE_FINISHES_S - 1
     gate.enter(HOST_UNIT)
     now_s += 2
     with pytest.raises(StopRequested):
