@@ -36,7 +36,7 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The side task asks its gate from now on. Until then, only the device could stop it.
+    """The side task asks its gate from now on. Until now, only signals could stop it, and only on a CPU.
 
     Attributes:
         trials: how many the study has in all.

@@ -181,6 +181,7 @@ class DeviceGate:
     """
 
     CLOSED = 0
+    """Holds every unit back."""
     FORCED = 2**31 - 1
     """Lets every waiting unit through, because its process must end. Devices compare signed numbers."""
     ANY = FORCED - 1
