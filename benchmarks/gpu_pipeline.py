@@ -80,7 +80,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a short warm-up, few rounds")
     parser.add_argument("--one-gpu", action="store_true", help="both stages on one device, by two launchers")
     parser.add_argument("--rounds", type=int, metavar="N")
-    parser.add_argument("--warm-up", type=int, metavar="N", help="so many squeezed steps before the first round")
+    parser.add_argument("--warm-up", type=int, metavar="N", help="squeezed steps before the first round")
     parser.add_argument("--records", type=Path, metavar="DIR", help="keep the run's records there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw steps and the summary there")
     options = parser.parse_args()

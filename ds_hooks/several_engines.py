@@ -39,7 +39,7 @@ class Successor:
         steps: the engine's.
         others: changes with each step of the engine that has, or had, the hooks.
         patience: how many steps of `engine` without any of the other's.
-        take_over: called once, after so many.
+        take_over: called once, after that many.
         on_fault: takes what `take_over` raised.
     """
 

@@ -40,7 +40,7 @@ class Study(abc.ABC):
         rungs: epochs after which a trial reports a score and may be stopped; it always reports after the last.
         search: None: trials train on until Optuna's pruner stops them. ``"asha"``: they pause at each rung, and the
             best are promoted to the next.
-        reduction_factor: with ``"asha"``, one in so many is promoted.
+        reduction_factor: with ``"asha"``, one trial in this many is promoted.
         direction: ``"maximize"`` or ``"minimize"`` the score.
         directions: such a word for each of several objectives; none: `direction` counts. Then `score` returns a tuple,
             or `metric` names as many, and no trial is pruned.

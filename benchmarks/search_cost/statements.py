@@ -35,7 +35,7 @@ class Statements:
 
 
 def sustained(storage: str, directory: Path, workers: int, seconds: float, *, are_whole: bool) -> dict[str, Any]:
-    """Let so many workers of one study train simulated trials, as fast as they can.
+    """Let `workers` workers of one study train simulated trials, as fast as they can.
 
     Each holds as many trials as it would fuse, and gives signs of life.
 

@@ -26,7 +26,7 @@ from ds_hooks.shared.private_file import check_ours, make_dir, write_text
 from ds_hooks.shared.study_files import journal_path, trials_directory
 
 SERVES_S = 180.0
-"""A worker that has noted nothing for so long serves the study no more."""
+"""A worker that has noted nothing for this long no longer serves the study."""
 
 IDLE_S = 300.0
 """How long a worker leaves a study that has nothing to do for it, if another one waits, or whose storage is away."""

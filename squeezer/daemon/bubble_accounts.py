@@ -127,7 +127,7 @@ class BubbleCounter:
         self.sums.overrun_ns += overrun_ns
 
     def ready(self, t_ns: int, busy_ms: float) -> None:
-        """The side task asks its gate from now on, and has used so much before."""
+        """The side task asks its gate from now on, and has used `busy_ms` before."""
         self._ready_ns, self._ready_busy_ns = t_ns, round(busy_ms * 1e6)
 
     def progress(self, now: Progress) -> None:

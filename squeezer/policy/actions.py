@@ -14,9 +14,9 @@ class ForgetPlan:
 class PlanSlot:
     """Let the side task run for `permit_ns` from the start of each bubble of `slot`; 0: not at all.
 
-    If the bubble lasts so long, it may run again in each of the `renewals`: (from, until) in ns after its start. With
-    `opens_before_ns`, all these times count from the end of the bubble before, and only what begins earlier than so
-    long after that end is opened.
+    If the bubble lasts long enough, it may run again in each of the `renewals`: (from, until) in ns after its start.
+    With `opens_before_ns`, all these times count from the end of the bubble before, and only a bubble that begins
+    within `opens_before_ns` of that end is opened.
     """
 
     slot: int

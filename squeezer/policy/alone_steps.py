@@ -12,7 +12,7 @@ from dataclasses import dataclass
 DENSE = 0.5
 """The share of blocks left alone while the guard knows little, or is suspicious."""
 SPARSE_ROUNDS = 2
-"""While the slowdown is known closely, one round of so many in a row has a block left alone, at random."""
+"""While the slowdown is known closely, one round in this many, drawn at random, has a block left alone."""
 _64_BITS = 2**64 - 1
 
 

@@ -22,13 +22,13 @@ from squeezer.policy.slowdown import Pairs, estimate
 ERROR_RATE = 0.05
 LEAST_PAIRS = 2
 MOST_PAIRS = 256
-"""What is older is forgotten."""
+"""Older comparisons are forgotten."""
 EXPECTED_SQUARED = 0.5
 """In the mixture over slowdowns: less makes the bound tighter for large ones, more for small ones."""
 LEAST_DEVIATION = 0.002
 """Of a comparison: equal steps do not prove that machines are exact."""
 LEARNING_PAIRS = 8
-"""Until then, and after each new beginning, the draw is dense."""
+"""The draw is dense until there are this many, and again after each new beginning."""
 SUSPICIOUS = 1.4
 """In standard errors above the budget, over 8 comparisons or more. Only makes the draw dense, so it costs little."""
 STARTLING = 3.0
@@ -36,8 +36,9 @@ STARTLING = 3.0
 SURE_PAIRS = 16
 """Fewer comparisons do not make the draw sparse."""
 SURE_BUDGETS = 2.0
-"""The draw is sparse where the slowdown is surely below so many budgets. A block of two steps, still fast from the
-squeezing before it, makes squeezing look worse than it is, so many jobs that lose nothing stay just above 0."""
+"""The draw is sparse once the slowdown is surely below this multiple of the budget. A block of two steps,
+still fast from the squeezing before it, makes squeezing look worse than it is, so many jobs that lose nothing stay just
+above 0."""
 
 
 class Finding(NamedTuple):

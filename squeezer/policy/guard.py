@@ -1,10 +1,11 @@
 """Keeps the main job's slowdown within its budget while it runs. Pure: steps in, decisions out.
 
-Blocks of steps are left alone at random (`draw`), and each is compared with the squeezed steps beside it (`slowdown`).
-A sequential test (`evidence`) decides by these comparisons: the gate is shut when the slowdown is surely above the
-budget. No rhythm, drift or slow phase of job and machine can pass for a slowdown, because they do not know the draw.
+Blocks of steps are left alone at random (`alone_steps`), and each is compared with the squeezed steps beside it
+(`slowdown`). A sequential test (`evidence`) decides by these comparisons: the gate is shut when the slowdown is surely
+above the budget. No rhythm, drift or slow phase of job and machine can pass for a slowdown, because they do not know
+the draw.
 
-Three times are tested so: the steps; the *gaps* between them, such as loading, in proportion to a step; and *long
+Three times are tested this way: the steps; the *gaps* between them, such as loading, in proportion to a step; and *long
 gaps*, such as evaluations and checkpoints, which are compared with each other. A side task's overruns are exact
 evidence, and need no test (`margins`).
 

@@ -22,13 +22,13 @@ MOST_ALONE_STEPS = 16
 FAR = 4.0
 """In standard deviations, as judged by median absolute deviations."""
 NEVER_FAR = 0.01
-"""As a share of a step: whatever lies within is not far, however equal the other steps are."""
+"""As a share of a step: a smaller distance is never far, however equal the other steps are."""
 MEMORY_PAIRS = 64
-"""What is far is judged by so many comparisons."""
+"""Far is judged by this many of the latest comparisons."""
 LEAST_PAIRS = 3
-"""Before as many nothing counts as far."""
+"""With fewer comparisons, nothing counts as far."""
 LASTING_PAIRS = 3
-"""What so many comparisons in a row agree on is far from nothing: a slowdown that has just begun, or ended."""
+"""If this many comparisons in a row agree, none is far: a slowdown has just begun, or ended."""
 DEVIATION_OF_MAD = 1.4826
 """The standard deviation of normal noise ÷ its median absolute deviation."""
 

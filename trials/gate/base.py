@@ -96,10 +96,10 @@ class Gate(Protocol):
         """
 
     def expect(self, unit: int, cost_ns: float) -> None:
-        """Forecast that `unit` takes so long on the device, whatever it took before."""
+        """Forecast that `unit` takes `cost_ns` on the device, whatever it took before."""
 
     def fits(self, needs_ns: float) -> bool:
-        """Whether pieces of work that take so long each could use most of the time of the last bubbles."""
+        """Whether pieces of work of `needs_ns` each could use most of the time of the last bubbles."""
 
     def rest(self) -> None:
         """End the last unit. No device work follows before the next `enter`."""

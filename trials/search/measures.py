@@ -19,7 +19,7 @@ class Measures:
         self._is_idle: Callable[[], bool] = lambda: False
 
     def watch(self, busy_ns: Callable[[], int], patience_s: float) -> None:
-        """Tell from now on when the worker's device has been idle for so long; `busy_ns` is how long it was busy."""
+        """Notice from now on when the device has been idle for `patience_s`; `busy_ns` returns how long it was busy."""
         self._is_idle = _Idle(busy_ns, patience_s)
 
     def built(self, number: int, structure: str) -> None:
@@ -67,7 +67,7 @@ class Measures:
 
 
 class _Idle:
-    """Whether a number has not changed for so long."""
+    """Whether a number has not changed for some time."""
 
     def __init__(self, busy_ns: Callable[[], int], patience_s: float) -> None:
         self._busy_ns, self._patience_s = busy_ns, patience_s

@@ -307,9 +307,9 @@ class SearchWorker:
         Args:
             number: the trial's.
             write: writes to Optuna's storage.
-            released_at: the trial ends or pauses with this, after so many epochs.
-            kept: a checkpoint holds so many epochs.
-            back_to: the trial continues after so many epochs, and what was kept of later ones is lost.
+            released_at: the number of epochs after which the trial ends or pauses with this.
+            kept: the number of epochs that a checkpoint holds.
+            back_to: the number of epochs after which the trial continues; what was kept of later ones is lost.
             lets_go: another worker may have the trial.
         """
         claim, operation = self._held[number].claim, uuid.uuid4().hex

@@ -21,11 +21,11 @@ class Refilling:
         self._joining_ns = self._epoch_ns = 0.0
 
     def joined(self, ns: int) -> None:
-        """Trials have joined a group, which took so long."""
+        """Trials have joined a group, which took this time."""
         self._joining_ns = _mean(self._joining_ns, ns)
 
     def trained(self, ns: int) -> None:
-        """A group has trained for an epoch, which took so long."""
+        """A group has trained for an epoch, which took this time."""
         self._epoch_ns = _mean(self._epoch_ns, ns)
 
     def least(self, rows: int) -> int:

@@ -58,7 +58,7 @@ class Roster:
         return [Reader(number, params, epoch, *place) for number, params, epoch, place in trials]
 
     def note_losses(self, losses_K: Tensor, batches: int) -> None:
-        """Keep the losses of a step, ``[K]``: means over so many batches."""
+        """Keep the losses of a step, ``[K]``: means over that many batches."""
         begun = [history.steps > 0 for history in self.histories]
         self.losses_K, own_K = losses_K, losses_K.double() * batches
         if all(begun):

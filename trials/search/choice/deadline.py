@@ -16,7 +16,7 @@ SLOW = 0.1
 """The quantile of the study's rate, over minutes, that is expected of the time to come."""
 
 ENOUGH_S = 180.0
-"""A rate counts once it has been seen for so long, or for as long as the rest of the study takes at that rate."""
+"""A rate counts once it has been seen for this long, or for as long as the rest of the study takes at that rate."""
 
 FAR_S = 100 * 365 * 86400.0
 """A later end has no date."""

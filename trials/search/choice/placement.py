@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 GAIN = 1.2
-"""An order changes only if the new one is worth so many times as much. Speeds are measured, and vary."""
+"""An order changes only if the new one is worth this many times as much. Speeds are measured, and vary."""
 
 INFEASIBLE = -1e12
 """The worth of a structure where it does not fit; with -inf, there might be no solution."""
@@ -71,7 +71,7 @@ def trial_name(number: int) -> str:
 
 
 def groups(waiting: int, fused: int) -> int:
-    """How many groups so many trials make."""
+    """How many groups that number of trials makes."""
     return ceil(waiting / fused)
 
 

@@ -82,7 +82,7 @@ class Ranking:
         """Return the numbers of the trials to promote: from the highest rung down, the best first.
 
         Args:
-            factor: one in so many is promoted.
+            factor: one trial in `factor` is promoted.
         """
         found: list[int] = []
         for rung, ranked in reversed(self._ranked.items()):

@@ -25,7 +25,7 @@ class LateEpochs:
         self._ended[claim.trial] = claim, trained
 
     def note(self, epochs: Mapping[int, int]) -> None:
-        """The side task has trained so many epochs of each of these trials."""
+        """The side task has trained these numbers of epochs, by trial."""
         for number in self._ended.keys() & epochs.keys():
             claim, counted = self._ended[number]
             if epochs[number] > counted:

@@ -27,8 +27,8 @@ Mode = Literal["training", "evaluation"]
 MODES: tuple[Mode, ...] = ("training", "evaluation")
 
 MOST_KINDS = 6
-"""Of so many kinds of steps in each mode, the first is audited whatever it costs: steps on whole batches, on an epoch's
-last, on batches of each trial's own, of one trial and of several. Batches may differ in length without end."""
+"""The first step of each kind is audited whatever it costs, for this many kinds in each mode: on whole batches, on an
+epoch's last, on batches of each trial's own, of one trial and of several. Batches may differ in length without end."""
 
 NUDGED_RUNS = 4
 """How often a trial takes the step alone, each time nudged differently, before a difference counts."""

@@ -15,8 +15,8 @@ ASKING_NS, READING_NS = 2_000, 10_000
 step, with cold caches, reading takes ten times as long as in a loop: 1% of the smallest models' steps."""
 
 READING_SHARE, MOST_UNREAD = 0.1, 64
-"""The clock is read so seldom that this takes at most a tenth of what audits may cost, but when asked so many times at
-the latest."""
+"""Reading the clock may take at most a tenth of what audits may cost, so it is read seldom, but at the latest when
+asked this many times."""
 
 
 class Budget:

@@ -35,7 +35,7 @@ class History:
         self.total, self.steps, self.mark = 0.0, 0, ""
 
     def note_score(self, epochs: int, score: Score, metrics: Mapping[str, float]) -> None:
-        """Keep the score and the metrics after so many epochs."""
+        """Keep the score and the metrics after that many epochs."""
         self.scores[epochs] = score
         if metrics:
             self.metrics[epochs] = dict(metrics)
