@@ -2,8 +2,10 @@
 
 import json
 import re
+from collections.abc import Sequence
+from math import inf
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import pytest
@@ -190,6 +192,30 @@ def test_how_well_the_guard_tells_a_slowdown_from_noise() -> None:
     assert f"(`late`): 1%, 3%, 10% | {' | '.join(map(', '.join, columns))} |\n" in text
     worst = max(cell["lost"] for cell in cells if cell["held_out"] and not cell["slowdown"])
     assert f"lost at most {worst:.1%} of the squeezing" in text
+
+
+def test_how_soon_the_guard_finds_a_slowdown() -> None:
+    cells = json.loads((RESULTS / "guard_power.json").read_text(encoding="utf-8"))["cells"]
+
+    def steps(deviation: float, slowdown: float, kinds: Sequence[str] = ()) -> list[float]:
+        """The median run's, of each kind of noise that is not held out, or of `kinds`; infinite: never."""
+        wanted = [
+            cell
+            for cell in cells
+            if (cell["deviation"], cell["slowdown"]) == (deviation, slowdown)
+            and (cell["kind"] in kinds if kinds else not cell["held_out"] and cell["kind"] != LATE)
+        ]
+        return [inf if cell["shut_after"][1] is None else cell["shut_after"][1] for cell in wanted]
+
+    ordinary = [fmean(steps(0.03, slowdown, ("white", "bursts"))) for slowdown in (0.4, 0.04, 0.02)]
+    expected = "a slowdown of 40% after {:.0f} steps (median), 4% after {:.0f}, and 2% after {:.0f}.".format(*ordinary)
+    assert expected in " ".join(text_of("docs/benchmarks.md").split())
+    most = sorted(steps(0.03, 0.02))[1:-2]
+    assert f"needs {round(most[0], -2):.0f} to {round(most[-1], -2):,.0f} of them to find one of 2%" in " ".join(
+        text_of("README.md").split()
+    )
+    noisy = f"If steps vary by 10%, it needs about {round(median(steps(0.1, 0.04)), -2):.0f} to find a slowdown of 4%"
+    assert noisy in " ".join(text_of("docs/promises.md").split())
 
 
 def test_what_adapters_cost() -> None:
