@@ -30,6 +30,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from ds_hooks.notice import notice
+from ds_hooks.shared.renamed_commands import refuse
 
 USAGE = "usage: python -m ds_hooks [--module] SCRIPT [ARGUMENT …]"
 
@@ -109,9 +110,9 @@ def _split(arguments: list[str]) -> tuple[bool, str, list[str]]:
         (moved if rest[0].startswith("--local_rank") else own).append(rest.pop(0))
     unknown = [option for option in own if option != "--module"]
     if unknown:
-        raise SystemExit(f"ds_hooks: unknown option {unknown[0]!r}; allowed before the script is --module\n{USAGE}")
+        refuse("ds_hooks", f"unknown option {unknown[0]!r}; allowed before the script is --module\n{USAGE}")
     if not rest:
-        raise SystemExit(f"ds_hooks: no training script named\n{USAGE}")
+        refuse("ds_hooks", f"no training script named\n{USAGE}")
     return "--module" in own, rest[0], [*moved, *rest[1:]]
 
 
@@ -126,7 +127,7 @@ def main(arguments: list[str] | None = None) -> None:
     """
     is_module, script, script_arguments = _split(sys.argv[1:] if arguments is None else arguments)
     if not is_module and not Path(script).exists():
-        raise SystemExit(f"ds_hooks: no such training script: {script}")
+        refuse("ds_hooks", f"no such training script: {script}")
     finder = _AttachWhenImported()
     sys.meta_path.insert(0, finder)
     main_pid = os.getpid()

@@ -16,6 +16,7 @@ from optuna.trial import TrialState
 from ds_hooks.shared import wire
 from ds_hooks.shared.page.file import page_path, socket_path
 from ds_hooks.shared.page.layout import PAGE_BYTES, PAGE_MAGIC, Field
+from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
 from tests.support.paths import STUDIES
 from tests.support.sandbox import Sandbox, is_alive, new_sandbox, wait_for
 from tests.support.slow_cases import others_slow
@@ -365,6 +366,6 @@ def test_a_script_without_a_pipeline_engine_keeps_its_exit_status(
 )
 def test_a_command_line_that_runs_no_script(sandbox: Sandbox, options: list[str], says: str) -> None:
     status, output = sandbox.run_to_end("-m", "ds_hooks", *options)
-    assert status != 0
+    assert status == USER_ERROR_STATUS
     assert output.startswith("ds_hooks: ") and says in output
     assert "Traceback" not in output
