@@ -20,6 +20,7 @@ FORBIDDEN = {
     "launch": ("launch/rank.py", "import ds_hooks.handle"),
     "installed-alone": ("squeezer/doctor.py", "import benchmarks.study"),
     "benchmarks": ("benchmarks/study.py", "from tests.support import sandbox"),
+    "benchmarks-of-hooks": ("benchmarks/study.py", "from ds_hooks import schedule"),
     "policy": ("squeezer/policy/forecast.py", "import time"),
     "trials-floors": ("trials/fusion/own_code/trees.py", "import trials.training.group"),
     "gates-are-abstract": ("trials/training/group.py", "from trials.gate.cpu import CpuGate"),
