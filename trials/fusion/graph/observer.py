@@ -107,12 +107,33 @@ def _questioned(code: CodeType) -> dict[str, str]:
     found = {}
     steps = [step for step in dis.get_instructions(code) if step.opname not in ("PUSH_NULL", "PRECALL")]
     for index, step in enumerate(steps):
-        before, after = steps[max(index - 1, 0)], steps[index + 1 :]
+        after = steps[index + 1 :]
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval in ("type", "callable", "id"):
             if after and not _calls(after[0]):  # else it is an argument itself, as in isinstance(x, type)
                 found.update(dict.fromkeys(_asked(after), f"{step.argval}()"))
         elif step.opname == "IS_OP":
-            found.update(dict.fromkeys([""] if _calls(before) else _variables(before), "is"))
+            found.update(dict.fromkeys(_compared(steps[:index]), "is"))
+    return found
+
+
+def _compared(steps: Sequence[dis.Instruction]) -> list[str]:
+    """Return which of the two values on the stack after `steps` an ``is`` asks about: none if one of them is None.
+
+    A value of the graph never is: attributes and layers of which it may be are another matter of the trace's.
+    """
+    found: list[str] = []
+    loads = [(step, name) for step in steps for name in _variables(step) or (None,)]
+    for _ in range(2):
+        attributes: list[str] = []
+        while loads and loads[-1][0].opname == "LOAD_ATTR":
+            attributes.insert(0, str(loads.pop()[0].argval))
+        step, name = loads.pop() if loads else (None, None)
+        if name is not None:
+            found.append(".".join((name, *attributes)))
+        elif step is None or step.opname not in ("LOAD_CONST", "LOAD_GLOBAL", "LOAD_NAME"):
+            return [*found, ""]  # what was on the stack before is not known
+        elif step.argval is None:
+            return []
     return found
 
 

@@ -79,7 +79,7 @@ def _traced(model: nn.Module, training: bool, method: str) -> Traced:
             tracer.traced_func_name = method
             with recording(lambda: tracer.calls_with_buffers), observer:
                 graph = tracer.trace(model, concrete_args=fixed)
-        tracer.check_flags(model)
+        tracer.check(model)
         own_tensors.check()
         refuse_questions(observer)
     except RefusedError:

@@ -71,8 +71,17 @@ def recording(changing: Callable[[], object] = lambda: None) -> Iterator[None]:
         yield
 
 
+_PERHAPS_NONE = ("grad", "_grad", "grad_fn", "_base")
+"""Attributes of a tensor that may be None. A graph would freeze the answer to ``is None``, which no value notices."""
+
+
 class _Unknown(fx.Proxy):
     """Refuses questions about a value that is known only when the graph runs."""
+
+    def _refused(self, what: str) -> FuseError:
+        """Return the error for what the caller's caller does with the value. See `Tracer.refused`."""
+        tracer: Tracer = self.tracer  # type: ignore[assignment]
+        return tracer.refused(f"{source_line(sys._getframe(2))} {what}")
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -81,13 +90,19 @@ class _Unknown(fx.Proxy):
         if caller.f_code is type(nn.Parameter).__instancecheck__.__code__ and caller.f_back is not None:
             caller = caller.f_back  # for the user's code, or for PyTorch's
         if not is_library(caller) or caller.f_code is torch.is_tensor.__code__:
-            raise FuseError(f"{source_line(caller)} asks for the class of a value")
+            raise self.tracer.refused(  # type: ignore[attr-defined]
+                f"{source_line(caller)} asks for the class of a value"
+            )
         return type(self)
 
     def __getattr__(self, name: str) -> Any:
         """Record the attribute. Whether a value has it is not known, but tensors are."""
         if not name.startswith("__") and not hasattr(Tensor, name):
-            raise FuseError(f"{source_line(sys._getframe(1))} reads the attribute '{name}', which a tensor lacks")
+            raise self._refused(f"reads the attribute '{name}', which a tensor lacks")
+        if name.startswith("__array_"):
+            raise self._refused("makes an array of a value")
+        if name in _PERHAPS_NONE:
+            raise self._refused(f"reads the attribute '{name}', which may be None when the graph runs")
         return Attribute(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -95,12 +110,40 @@ class _Unknown(fx.Proxy):
         if name == "requires_grad" and self.node.op == "get_attr":
             raise refused_freezing(str(self.node.target))
         if hasattr(Tensor, name):
-            raise FuseError(f"{source_line(sys._getframe(1))} sets the attribute '{name}' of a value")
+            raise self._refused(f"sets the attribute '{name}' of a value")
         super().__setattr__(name, value)
 
     def __copy__(self) -> Any:
         """Refuse it: a copy of a value is not the value."""
-        raise FuseError(f"{source_line(sys._getframe(1))} copies a value; allowed: x.clone()")
+        raise self._refused("copies a value; allowed: x.clone()")
+
+    def __hash__(self) -> int:
+        """Refuse it to the user's code: a set or a dict would not find an equal value."""
+        if not is_library(sys._getframe(1)):
+            raise self._refused("looks for a value in a set or a dict")
+        return super().__hash__()
+
+    def __repr__(self) -> str:
+        """Refuse it to the user's code: the text is not the value's."""
+        if not is_library(sys._getframe(1)):
+            raise self._refused("makes text of a value")
+        return super().__repr__()
+
+    __str__ = __repr__
+
+    def __format__(self, form: str) -> str:
+        """See `__repr__`."""
+        raise self._refused("makes text of a value")
+
+    def _number(self) -> Any:
+        """Refuse it: the number is not known."""
+        raise self._refused("makes a number of a value")
+
+    __int__ = __float__ = __complex__ = _number
+
+    def __len__(self) -> int:
+        """Refuse it: the length is not known."""
+        raise self._refused("asks for the length of a value; allowed: x.size(0)")
 
 
 class Proxy(_Unknown):
@@ -133,6 +176,7 @@ class Tracer(fx.Tracer):
         self._around = surroundings()
         self._flags = {} if model is None else flags(model)
         self.calls_with_buffers = 0
+        self._first_refused: Exception | None = None
 
     def create_proxy(self, *of: Any, **options: Any) -> fx.Proxy:
         """See `fx.Tracer`. None of it is the user's code, so whoever observes that is spared most calls of a trace."""
@@ -154,9 +198,43 @@ class Tracer(fx.Tracer):
         """See `fx.Tracer`. A ``chunk`` has as many parts as the call asks for; with fewer, it fails when run."""
         count = _parts(obj.node)
         if count is None:
-            return super().iter(obj)
+            with self._noting():
+                return super().iter(obj)
         obj.node.meta["counted"] = True
         return iter([operator.getitem(obj, index) for index in range(count)])
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """See `fx.Tracer`."""
+        with self._noting():
+            return super().to_bool(obj)
+
+    def refused(self, reason: str) -> FuseError:
+        """Return the error for what a graph would freeze.
+
+        It is kept for `check`: the user's code may catch it, and take the branch that it has for errors.
+        """
+        error = FuseError(reason)
+        self._first_refused = self._first_refused or error
+        return error
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._first_refused = self._first_refused or error
+            raise
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse the trace of `model` if the forward has changed a mode, or has caught what was refused.
+
+        Raises:
+            RefusedError: a parameter is frozen, or trained again.
+            Exception: anything else.
+        """
+        self.check_flags(model)
+        if self._first_refused is not None:
+            raise self._first_refused
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """See `fx.Tracer`."""
@@ -175,7 +253,8 @@ class Tracer(fx.Tracer):
             raise FuseError(f"{type(m).__name__} has a _call_impl of its own, or hooks that the forward sets")
         self.calls_with_buffers += m.training and next(m.buffers(), None) is not None
         plain = plain_forward(m)
-        return super().call_module(m, forward if plain is None else partial(plain, m), args, kwargs)
+        found = super().call_module(m, forward if plain is None else partial(plain, m), args, kwargs)
+        return (found[0], None) if type(m) is nn.MultiheadAttention and _has_no_weights(args, kwargs) else found
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> Any:
         """See `fx.Tracer`."""
@@ -210,6 +289,11 @@ def set_flags(module: nn.Module, before: dict[tuple[str, int], bool]) -> None:
         inner.training = before["training", id(inner)]
     for own in module.parameters():
         own.requires_grad_(before["requires_grad", id(own)])
+
+
+def _has_no_weights(args: Any, kwargs: Any) -> bool:
+    """Whether the second output of a call of an attention is None, for which the user's code may ask."""
+    return kwargs.get("need_weights", args[4] if len(args) > 4 else True) is False
 
 
 def _parts(node: fx.Node) -> int | None:

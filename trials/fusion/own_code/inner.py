@@ -125,10 +125,25 @@ class Calls(TorchFunctionMode):
     def __init__(self, call: Callable[[Callable[..., Any], Any, dict[str, Any]], Any]) -> None:
         super().__init__()
         self._call = call
+        self._error = ""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See `TorchFunctionMode`."""
-        return self._call(func, args, kwargs or {})
+        try:
+            return self._call(func, args, kwargs or {})
+        except Exception as error:
+            self._error = self._error or f"{type(error).__name__}: {error}"  # it would hold all trials' tensors
+            raise
+
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        """Refuse code that has caught an error: it may have gone another way than it does for one trial.
+
+        Raises:
+            FuseError: it has.
+        """
+        super().__exit__(kind, *error)
+        if kind is None and self._error:
+            raise FuseError(f"the code catches {self._error}")
 
 
 def _owned(inputs: Sequence[Any], dims: Sequence[Any]) -> list[bool]:

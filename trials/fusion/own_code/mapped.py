@@ -132,10 +132,8 @@ class Mapped:
     def ways(self) -> Iterator[tuple[str, str]]:
         """Yield the layers inside, and how each is computed."""
         for inner in self._inner.values():
-            yield (
-                inner.units.name.removesuffix(" forward"),
-                f"loop over trials: {self.looped}" if self.looped else inner.way(),
-            )
+            way = f"loop over trials: {self.looped}" if self.looped else inner.way()
+            yield inner.units.name.removesuffix(" forward"), way
 
     def way(self, reason: str) -> str:
         """Return how the module is computed. `reason` is why it has no rule."""
@@ -168,6 +166,8 @@ class Mapped:
         with held or nullcontext():
             if by_vmap and restore is not None:
                 output, reason = self._try_vmap(args, kwargs, dims, restore)
+                if output is None and unchanged is not None:
+                    unchanged.check()  # a global variable may hold what exists under `vmap` alone
             if output is None and versions == [tensor._version for tensor in inputs]:
                 output = self._trials(args, kwargs, dims, restore)
         if versions != [tensor._version for tensor in inputs]:

@@ -75,11 +75,9 @@ class OneByOne:
         memory = {name: _memory(tensor) for name, tensor in tensors.items()}
         others: list[str] = []
         try:
-            with _recurrent_weights_in_place():
+            with _recurrent_weights_in_place(), _refusing_to_freeze():
                 yield tensors, others
         except RuntimeError as error:
-            if "requires_grad flags of leaf" in str(error):
-                raise refused_freezing("what may be a parameter") from error
             if "Unbind" not in str(error):
                 raise
             raise ChangedError(self._parameters.keys() - self._once.keys()) from error
@@ -122,7 +120,8 @@ def in_slots(own: Sequence[Slot]) -> Iterator[list[str]]:
     for (table, name, _, _), view in zip(own, views, strict=True):
         table[name] = view
     try:
-        yield others
+        with _refusing_to_freeze():
+            yield others
         new = {
             whole: table[name]
             for (table, name, whole, _), view, was in zip(own, views, memory, strict=True)
@@ -134,6 +133,17 @@ def in_slots(own: Sequence[Slot]) -> Iterator[list[str]]:
     finally:
         for (table, name, _, _), tensor in zip(own, before, strict=True):
             table[name] = tensor
+
+
+@contextmanager
+def _refusing_to_freeze() -> Iterator[None]:
+    """Refuse what PyTorch refuses of the rows of a parameter."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "requires_grad flags of leaf" in str(error):
+            raise refused_freezing("what may be a parameter") from error
+        raise
 
 
 def mark(parameters: Iterable[Any]) -> None:

@@ -19,7 +19,8 @@ from trials.fusion.graph.surroundings import (
 
 _ALONE: frozenset[Any] = frozenset(
     (
-        *(getattr(Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn", "grad", "_version")),
+        *(getattr(Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn", "grad")),
+        *(getattr(Tensor, name).__get__ for name in ("_base", "_version")),
         *(getattr(Tensor, name).__set__ for name in ("requires_grad", "grad", "data")),
         *(Tensor.requires_grad_, Tensor.register_hook, Tensor.retain_grad, Tensor.backward),
         *(torch.autograd.grad, torch.autograd.backward),

@@ -135,6 +135,14 @@ def grad_mode(y: Tensor, t: Tensor) -> Tensor:
     return y.mean() * (2 if torch.is_grad_enabled() else 3)
 
 
+def caught(y: Tensor, t: Tensor) -> Tensor:
+    try:
+        scale = float(y.detach().square().mean())
+    except Exception:
+        scale = 1.0
+    return y.mean() * scale
+
+
 def in_a_nested_function(y: Tensor, t: Tensor) -> Tensor:
     return y.mean() * sum(rate for rate in RATE)
 
@@ -149,6 +157,9 @@ OWN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "derivatives": penalty,
     "a number": lambda y, t: y.mean() * y.sum().item(),
     "a branch": lambda y, t: y.mean() if y.sum() > 0 else y.sum(),
+    "a number, or else": caught,
+    "identity of an attribute": lambda y, t: y.mean() if y.dtype is torch.float64 else y.sum(),
+    "text": lambda y, t: y.mean() if "64" in str(y.dtype) else y.sum(),
     "autocast that is off": cast,
     "a global in a nested function": in_a_nested_function,
 }
