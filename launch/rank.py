@@ -102,6 +102,8 @@ def daemon_pid_path(directory: Path, local_rank: int) -> Path:
 
 
 def _pin_cores(local_rank: int, local_size: int) -> None:
+    if local_rank >= local_size:
+        return  # the launcher does not say how many ranks share the machine, as Flux's, and binds them itself
     share = core_share(sorted(os.sched_getaffinity(0)), local_rank, local_size)
     os.sched_setaffinity(0, share)
     os.environ.setdefault("OMP_NUM_THREADS", str(len(share)))

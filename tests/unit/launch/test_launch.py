@@ -132,19 +132,6 @@ def test_a_bad_line_ends_with_one_message_and_code_2(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("cores", [1, 2, 3, 5, 8, 64])
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_shares_of_cores_are_even_contiguous_and_disjoint(cores: int, ranks: int) -> None:
-    all_cores = [10 + core for core in range(cores)]
-    shares = [rank.core_share(all_cores, r, ranks) for r in range(ranks)]
-    assert all(shares)
-    if ranks <= cores:
-        assert [core for share in shares for core in share] == all_cores
-        assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    else:
-        assert {core for share in shares for core in share} == set(all_cores)
-
-
 def test_the_local_rank_stays_before_the_script_for_the_hooks() -> None:
     option, script = rank.split_arguments(["--local_rank=1", "train.py", "--lr", "1"])
     assert (option, script) == ("--local_rank=1", ["train.py", "--lr", "1"])
