@@ -4,7 +4,6 @@ import os
 import socket
 import uuid
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 import optuna
@@ -32,9 +31,15 @@ def identity(directory: Path) -> str:
         make_dir(directory)
         written = file.with_name(f"{uuid.uuid4().hex}.tmp")
         write_text(written, uuid.uuid4().hex)
-        with suppress(FileExistsError):
+        try:
             os.link(written, file)  # whole or not at all, also on NFS
-        written.unlink()
+        except FileExistsError:
+            pass
+        except (
+            OSError
+        ):  # no links there, as on FAT or an object store: of hosts that begin at once, the last one counts
+            written.replace(file)
+        written.unlink(missing_ok=True)
     return f"{file.read_text()} {socket.gethostname()}:{directory.absolute()}"
 
 
