@@ -1,9 +1,10 @@
-"""Refuses what the methods of a study keep in its attributes for one trial: all trials share the study."""
+"""Refuses what the methods of a study keep for one trial, in its attributes or elsewhere: all trials share that."""
 
 import copy
 import inspect
+import sys
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -13,7 +14,7 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from trials.fusion.compared.describe import Describer
-from trials.fusion.compared.reads import names_in
+from trials.fusion.compared.reads import content, names_in
 from trials.fusion.errors import FuseError, RefusedError
 from trials.study import Study
 
@@ -63,7 +64,9 @@ def building(study: Study) -> Iterator[list[Any]]:
 
 
 class StudyState:
-    """Tries whether a function of a study keeps something in the study's attributes, on which its results depend.
+    """Tries whether a function of a study keeps something on which its results depend.
+
+    That may be in attributes of the study or its class, in global variables, or in what functions have enclosed.
 
     Args:
         study: the user's.
@@ -73,7 +76,7 @@ class StudyState:
 
     def __init__(self, study: Study, name: str, functions: Callable[[Study], Mapping[str, Callable[..., Any]]]) -> None:
         self._study, self._name, self._functions = study, name, functions
-        self._names = _names(type(study), ("loss", "score"))
+        self._names = _names(type(study), ("loss", "score")) | {"loss", "score"}
 
     def prove(self, calls: Sequence[Callable[[Callable[..., Any]], Any]]) -> None:
         """Try it, once for each study.
@@ -90,9 +93,10 @@ class StudyState:
         known.add(self._name)
         try:
             alone, after = self._copy(), self._copy()
-            before = self._described(alone)
+            before = {**self._described(alone), **outer_state(type(self._study))}
             expected = calls[0](self._functions(alone)[self._name])
-            changed = sorted(name for name, value in self._described(alone).items() if before.get(name) != value)
+            now = {**self._described(alone), **outer_state(type(self._study))}
+            changed = sorted(name for name, value in now.items() if before.get(name) != value)
             if not changed:
                 return
             function = self._functions(after)[self._name]
@@ -102,8 +106,8 @@ class StudyState:
         if not _alike(expected, found):
             known.discard(self._name)
             raise RefusedError(
-                f"Study.{self._name} changes the study's attribute '{changed[0]}', on which its results depend, and "
-                "all trials share the study; allowed: a buffer of the model, or what does not change results"
+                f"Study.{self._name} changes {changed[0]}, on which its results depend, and all trials share that; "
+                "allowed: a buffer of the model, or what does not change results"
             )
 
     def _copy(self) -> Study:
@@ -117,32 +121,76 @@ class StudyState:
 
     def _described(self, study: Study) -> dict[str, Any]:
         own = vars(study)
-        found: dict[str, Any] = {name: id(value) for name, value in own.items() if name not in self._names}
-        for name in self._names & own.keys():
-            value = own[name]
-            parameters = list(value.parameters()) if isinstance(value, nn.Module) else []
-            found[name] = Describer(parameters=parameters)(value)
-        return found
+        return {
+            f"the study's attribute '{name}'": _described(value) if name in self._names else id(value)
+            for name, value in own.items()
+        }
+
+
+def _described(value: Any) -> Hashable:
+    """Describe a value; of a module, all but the parameters."""
+    return Describer(parameters=list(value.parameters()) if isinstance(value, nn.Module) else [])(value)
+
+
+def outer_state(kind: type[Study]) -> dict[str, Hashable]:
+    """Describe what loss and score of a study may read beside its attributes and their arguments, each by its name."""
+    found: dict[str, Hashable] = {}
+
+    def describe(where: str, table: Mapping[str, Any], names: Iterable[str]) -> None:
+        for name in names:
+            value = table.get(name)
+            if not isinstance(value, (types.ModuleType, types.FunctionType, type, property, staticmethod, classmethod)):
+                found[f"{where} '{name}'"] = _described(value)
+
+    functions = _functions(kind, ("loss", "score"))
+    names = set[str]().union(*(names_in(function.__code__) for function in functions))
+    for function in functions:
+        table, inside = function.__globals__, names_in(function.__code__)
+        describe("the global variable", table, inside & table.keys())
+        for owner in (table[name] for name in inside & table.keys()):
+            if isinstance(owner, (type, types.ModuleType)) and _is_near(owner, function):
+                describe(f"{owner.__name__}'s attribute", vars(owner), names & vars(owner).keys())
+        cells = zip(function.__code__.co_freevars, map(content, function.__closure__ or ()), strict=True)
+        describe("the enclosed variable", dict(cells), function.__code__.co_freevars)
+        defaults = {function.__name__: (function.__defaults__, function.__kwdefaults__)}
+        describe("the default arguments of", defaults, defaults)
+    for each in kind.__mro__[: kind.__mro__.index(Study)]:
+        describe(f"{each.__name__}'s attribute", vars(each), names & vars(each).keys())
+    return found
+
+
+def _is_near(owner: Any, function: types.FunctionType) -> bool:
+    """Whether a class or a module is the user's, and no library's."""
+    home = str(owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__)
+    file = str(getattr(sys.modules.get(home), "__file__", None))
+    return home == function.__module__ or not ("site-packages" in file or home.partition(".")[0] in _LIBRARIES)
+
+
+_LIBRARIES = {*sys.stdlib_module_names, "torch", "trials"}
 
 
 @cache
-def _names(kind: type[Study], methods: Collection[str]) -> frozenset[str]:
+def _names(kind: type[Study], methods: tuple[str, ...]) -> frozenset[str]:
     """Return all names in the code of `methods` of a study, and of what they call by name."""
-    found: set[str] = set()
-    seen: set[types.CodeType] = set()
+    return frozenset[str]().union(*(names_in(function.__code__) for function in _functions(kind, methods)))
+
+
+@cache
+def _functions(kind: type[Study], methods: tuple[str, ...]) -> tuple[types.FunctionType, ...]:
+    """Return the functions that are `methods` of a study, and those that they call by name."""
+    seen: dict[types.CodeType, types.FunctionType] = {}
     waiting: list[Any] = [vars(each).get(name) for each in kind.__mro__ for name in methods]
     while waiting:
         function = inspect.unwrap(_plain(waiting.pop()))
         if not isinstance(function, types.FunctionType) or function.__code__ in seen:
             continue
-        seen.add(function.__code__)
+        seen[function.__code__] = function
         names = names_in(function.__code__)
-        found |= names
         waiting += [vars(each).get(name) for each in kind.__mro__ for name in names]
         home = str(function.__module__).partition(".")[0]
         of_module = (function.__globals__.get(name) for name in names)
         waiting += [each for each in of_module if str(getattr(each, "__module__", "")).partition(".")[0] == home]
-    return frozenset(found)
+    return tuple(seen.values())
 
 
 def _plain(value: Any) -> Any:

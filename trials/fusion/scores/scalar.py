@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, fx
 
+from trials.fusion.compared.reads import PLAIN
 from trials.fusion.errors import FuseError, RefusedError, is_out_of_memory
 from trials.fusion.graph.observer import Observer, refuse_questions
 from trials.fusion.graph.steps import CallStep, Ref, State, Step
@@ -371,6 +372,8 @@ def _is_pure(function: types.FunctionType, bound: bool) -> bool:
     """Whether its code reads nothing but its inputs, constants and functions of torch, and changes nothing."""
     code = function.__code__
     inside = any(isinstance(constant, types.CodeType) for constant in code.co_consts)
+    if any(not isinstance(default, PLAIN) for default in function.__defaults__ or ()) or function.__kwdefaults__:
+        return False
     if inside or function.__closure__ or code.co_cellvars or (bound and _reads(code, code.co_varnames[0])):
         return False
     for name in {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}:

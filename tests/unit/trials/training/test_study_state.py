@@ -1,4 +1,4 @@
-"""What a study's methods keep in its attributes: refused if results of one trial would depend on the others."""
+"""What a study's methods keep, in its attributes or elsewhere: refused if a trial's results would depend on others."""
 
 from collections.abc import Callable
 from typing import Any
@@ -106,6 +106,100 @@ def test_so_is_one_that_keeps_what_was_first() -> None:
         train(study_of(of_the_first), 3)
 
 
+class Criterion(nn.Module):
+    """Divides by the mean over its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean: Tensor
+        self.register_buffer("mean", torch.ones((), dtype=torch.float64))
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        loss = plain(outputs)
+        self.mean = 0.9 * self.mean + 0.1 * loss.detach()
+        return loss / self.mean
+
+
+CRITERION, CALLS, COUNT = Criterion(), [0], 0
+
+
+def by_a_global_module(self: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+    loss: Tensor = CRITERION(outputs)
+    return loss
+
+
+def by_a_global_number(self: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+    global COUNT
+    COUNT += 1
+    return plain(outputs) * min(1.0, COUNT / 1000)
+
+
+def counted() -> int:
+    CALLS.append(1)
+    return len(CALLS)
+
+
+def by_a_function(self: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+    return plain(outputs) * counted()
+
+
+def by_its_class(self: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+    type(self).number += 1
+    return plain(outputs) * self.number
+
+
+def by_a_class(self: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+    Counted.number += 1
+    return plain(outputs) * Counted.number
+
+
+class Counted:
+    number = 0
+
+
+def by_default(self: Any, outputs: Tensor, targets: Tensor, calls: Any = [0]) -> Tensor:  # noqa: B006 - that is tried
+    calls.append(1)
+    return plain(outputs) * len(calls)
+
+
+def enclosing() -> Loss:
+    calls = [0]
+
+    def enclosed(self: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+        calls.append(1)
+        return plain(outputs) * len(calls)
+
+    return enclosed
+
+
+ELSEWHERE: dict[str, tuple[Loss, str]] = {
+    "a global module": (by_a_global_module, "the global variable 'CRITERION'"),
+    "a global number": (by_a_global_number, "the global variable 'COUNT'"),
+    "a list of a function's": (by_a_function, "the global variable 'CALLS'"),
+    "its class": (by_its_class, "Own's attribute 'number'"),
+    "another class": (by_a_class, "Counted's attribute 'number'"),
+    "a default": (by_default, "the default arguments of 'by_default'"),
+    "a variable around it": (enclosing(), "the enclosed variable 'calls'"),
+}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_so_is_one_that_keeps_it_elsewhere(name: str, size: int) -> None:
+    loss, where = ELSEWHERE[name]
+    study = study_of(loss)
+    type(study).number = 0  # type: ignore[attr-defined]
+    with pytest.raises(RefusedError, match=rf"Study\.loss changes {where}, on which its results depend"):
+        train(study, size)
+
+
+def test_so_is_one_that_the_study_holds() -> None:
+    study = study_of(noting)
+    study.loss = enclosing().__get__(study)  # type: ignore[method-assign]
+    with pytest.raises(RefusedError, match=r"Study\.loss changes the study's attribute 'loss', on which"):
+        train(study, 3)
+
+
 def tabled(self: Any, outputs: Tensor, targets: Tensor) -> Tensor:
     """Makes once what each call would make again."""
     if self.table is None:
@@ -121,8 +215,17 @@ def noting(self: Any, outputs: Tensor, targets: Tensor) -> Tensor:
     return loss
 
 
+SEEN: list[float] = []
+
+
+def noting_elsewhere(self: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+    loss = plain(outputs)
+    SEEN.append(loss.item())
+    return loss
+
+
 @pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("loss", [tabled, noting], ids=["table", "notes"])
+@pytest.mark.parametrize("loss", [tabled, noting, noting_elsewhere], ids=["table", "notes", "notes elsewhere"])
 def test_what_results_do_not_depend_on_may_be_kept(loss: Loss, size: int) -> None:
     study = study_of(loss)
     group = train(study, size)
