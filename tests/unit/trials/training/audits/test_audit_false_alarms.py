@@ -15,6 +15,7 @@ from tests.support.own_optimizers import OWN_OPTIMIZERS
 from tests.support.rich_study import RichStudy
 from tests.support.toy_models import Branching, DataDependent, dcgan_discriminator, dcgan_generator
 from trials import Study, TrialGroup
+from trials.fusion.layers.norm import FusedBatchNorm
 from trials.gate.base import OpenGate
 from trials.optim.registry import RULES
 from trials.training.audits.audit import Audit
@@ -127,6 +128,28 @@ def test_batch_norm_over_tiny_batches(batch: int) -> None:
     inputs = [torch.randn(batch, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
     for kind in (torch.float32, torch.float64):
         assert_no_alarm(toy(chaotic, inputs, kind, "adam"), 3, 4)
+
+
+class Tenths(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.double() / 10
+
+
+def test_whole_numbers_that_a_chaotic_model_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No parameter comes before the layer in which rounding decides."""
+    run = FusedBatchNorm.run
+
+    def rounded(layer: FusedBatchNorm, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
+        signs = torch.arange(6).unsqueeze(1) % 2 * 2 - 1  # as a sum in another order might
+        return run(layer, x + x * signs * torch.finfo(x.dtype).eps, per_trial, training)
+
+    monkeypatch.setattr(FusedBatchNorm, "run", rounded)
+    inputs = [torch.full((6, 4), 3 + batch) for batch in range(2)]
+
+    def chaotic(n: int) -> nn.Module:
+        return nn.Sequential(Tenths(), nn.BatchNorm1d(4, eps=1e-34, track_running_stats=False), nn.Linear(4, 3))
+
+    assert_no_alarm(toy(chaotic, inputs, torch.float64, "sgd"))
 
 
 class Plain(nn.Module):
