@@ -37,6 +37,8 @@ def test_it_is_not_given_the_jobs_identity_and_dies_before_the_job_does(sandbox:
     for cache in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR"):
         assert Path(found["environment"][cache]).is_relative_to(sandbox.run)
     assert (found["oom_score_adj"], found["data"]) == (1000, resource.RLIM_INFINITY)
+    side = sandbox.word(Field.SIDE_PROCESS)
+    assert os.getpgid(side) == side and os.getsid(side) == os.getsid(daemon.pid), "a group of its own, not a session"
     search = wait_for(lambda: sandbox.word(Field.SEARCH_PROCESS), "the search worker")
     assert Path(f"/proc/{search}/oom_score_adj").read_text() == "1000\n"
     main = sandbox.word(Field.MAIN_PID)
