@@ -123,7 +123,7 @@ def wakeup_on_signals() -> socket.socket:
     reader, writer = socket.socketpair()
     reader.setblocking(False)
     writer.setblocking(False)
-    signal.set_wakeup_fd(writer.detach())
+    signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)  # one signal says all
     for number in asked_to_end():
         signal.signal(number, lambda *_: None)
     return reader
