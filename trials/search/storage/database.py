@@ -59,12 +59,16 @@ def database_url(named: str) -> str:
     SQLAlchemy's default for PostgreSQL was psycopg2 before 2.1. Some services still hand out `postgres://`.
 
     Raises:
-        StorageError: a password has an @, which would pass half of it for a host's name, and into messages.
+        StorageError: a password has an @, which would pass half of it for a host's name, and into messages; or a
+            file's path has a ?, behind which SQLAlchemy drops what is no setting.
     """
     scheme, separator, rest = named.partition("://")
     url = f"{_DRIVER}://{rest}" if separator and scheme in ("postgres", "postgresql") else named
     if "@" in (sa.make_url(url).host or ""):
         raise StorageError(f"the password in {hide_password(named)} has an @; allowed: %40 in its place")
+    _, mark, settings = rest.partition("?")
+    if mark and scheme.startswith("sqlite") and not all("=" in each for each in settings.split("&")):
+        raise StorageError(f"the path in {named} has a ?; allowed: %3F in its place")
     return url
 
 

@@ -71,10 +71,10 @@ def open_storage(named: str) -> BaseStorage:
                 f"the study's storage {named} is not Optuna's journal; allowed: a journal, a path where there is no "
                 "file yet, or a database's URL, such as sqlite:///study.db"
             ) from None
+    url = database_url(named)
     file = storage_file(named)
     if file is not None:
         _make_private(file)
-    url = database_url(named)
     return RDBStorage(url, engine_kwargs=engine_options(url))
 
 

@@ -12,7 +12,7 @@ from optuna.study import StudyDirection
 from ds_hooks.shared.study_files import trials_directory
 from tests.support.fused_and_solo import AtOnce
 from tests.support.simulated import Pretended
-from trials.search.storage.database import SQLITE_PATIENCE_S, connect
+from trials.search.storage.database import SQLITE_PATIENCE_S, StorageError, connect
 from trials.search.storage.optuna_storage import open_storage
 from trials.search.worker import SearchWorker, WorkerConfig
 
@@ -33,6 +33,17 @@ def test_files_lie_where_the_study_is_called_so(name: str, tmp_path: Path) -> No
         assert (directory / "claims.db").exists()
     engine.dispose()
     assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("path", ["q?x/study.db", "study?", "a?b=c&d"])
+def test_a_path_that_would_be_cut_off_is_refused(path: str, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"has a \?; allowed: %3F in its place"):
+        open_storage(f"sqlite:///{tmp_path}/{path}")
+    assert not list(tmp_path.iterdir())
+    database = open_storage(f"sqlite:///{tmp_path}/q%3Fx.db?timeout=7")
+    assert isinstance(database, RDBStorage)
+    database.engine.dispose()
+    assert [file.name for file in tmp_path.iterdir()] == ["q?x.db"]
 
 
 def test_no_name_leads_out_of_the_directory_of_studies(tmp_path: Path) -> None:
