@@ -240,7 +240,7 @@ def _deadline(parsed: argparse.Namespace) -> int:
 def _add_deadline(parser: argparse.ArgumentParser) -> None:
     _add_study(parser)
     add_location(parser)
-    described = "such as '2026-12-01 08:00', local or with a zone; default: the study's own deadline, if it has one"
+    described = "such as '2099-12-31 08:00', local or with a zone; default: the study's own deadline, if it has one"
     parser.add_argument("--by", metavar="TIME", help=described)
 
 
@@ -345,7 +345,7 @@ COMMANDS = (
     Command(
         name="deadline",
         summary="show when a study will end, and whether its deadline is admitted",
-        example="trials deadline examples/digits.py --by '2026-12-01 08:00'",
+        example="trials deadline examples/digits.py --by '2099-12-31 08:00'",
         run=_deadline,
         add_arguments=_add_deadline,
     ),

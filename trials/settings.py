@@ -11,7 +11,7 @@ from trials.shrinking.settings import problems_of
 
 WORDS = "'maximize' or 'minimize'"
 
-TIMES = "a date and a time, such as '2026-12-01 08:00', which is local, or with a zone: '2026-12-01 08:00+01:00'"
+TIMES = "a date and a time, such as '2099-12-31 08:00', which is local, or with a zone: '2099-12-31 08:00+01:00'"
 
 _NAMES = {
     "shared": "patterns of names, such as ('base.*',)",

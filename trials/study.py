@@ -56,7 +56,7 @@ class Study(abc.ABC):
             named here, a trial whose parameter is trainable, or differs, is an error.
         audit: when a fused trial is compared with the trial alone: on first batches and then once per ``"epoch"``, at
             the ``"start"`` only, or never (False).
-        deadline: when the study should have ended, as in ``"2026-12-01 08:00"``, local or with a zone; None: whenever.
+        deadline: when the study should have ended, as in ``"2099-12-31 08:00"``, local or with a zone; None: whenever.
             It is admitted or refused, and changes nothing that is trained.
         shrink: how many times narrower the models are that the trials train, or a `trials.Shrink`, so that their best
             hyperparameters are those of the model that `model` builds; None: as `model` builds them.

@@ -139,7 +139,7 @@ BAD = {
         with_settings("deadline = '2026-12-01'"),
         "deadline = '2026-12-01'; allowed: None, or",
     ),
-    "a deadline in words": (with_settings("deadline = 'tomorrow'"), "a date and a time, such as '2026-12-01 08:00'"),
+    "a deadline in words": (with_settings("deadline = 'tomorrow'"), "a date and a time, such as '2099-12-31 08:00'"),
     "a deadline as a number": (with_settings("deadline = 8"), "deadline = 8; allowed: None, or a date and a time"),
     "constructor": (GOOD + "    def __init__(self): self.x = 1 / 0\n", r"Mine\(\) failed: line 14: ZeroDivisionError"),
 }
