@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import optuna
 
-from trials.fusion import FuseError
 from trials.gate.base import AUDIT_UNITS, OpenGate
 from trials.study import Study
 from trials.training.audits.audit import Audit
@@ -14,7 +13,6 @@ from trials.training.audits.table import audit_lines
 from trials.training.group import TrialGroup
 from trials.training.member import build_member, group_key
 from trials.training.scores.objectives import Score
-from trials.training.shrunk import NO_BATCHES
 
 
 class _Names(OpenGate):
@@ -38,10 +36,7 @@ def explain(study: Study) -> list[str]:
     """
     gate = _Names()
     group = _two_trials(study, gate)
-    batch = next(group.batches(0), None)
-    if batch is None:
-        raise FuseError(NO_BATCHES)
-    group.train_step(*batch)
+    group.train_step(*next(group.batches(0)))
     group.evaluate()
     ways = group.ways()
     width = max((len(name) for name, _ in ways), default=0)
@@ -66,8 +61,6 @@ def check(study: Study) -> list[str]:
         steps += 1
         if steps < AUDITED_STEPS:
             group.unproven.add("training")
-    if not steps:
-        raise FuseError(NO_BATCHES)
     group.end_epoch()
     seconds = time.monotonic() - begin_s
     for _ in range(AUDITED_STEPS - 1 if study.audit else 0):

@@ -85,6 +85,11 @@ def as_batch(given: Any, source: str = "Study.batches") -> Batch:
     return as_plain(given[0], source), as_plain(given[1], source)
 
 
+def no_batches(epoch: int) -> FuseError:
+    """The error of a study that gives nothing to train on in an epoch: its trials would end untrained."""
+    return FuseError(f"the study gave no batches in epoch {epoch}; allowed: at least one, each time that it is asked")
+
+
 class Reader(NamedTuple):
     """A trial, and the epoch whose batches it reads, counted from 0.
 
@@ -156,7 +161,8 @@ def rounds(
         marks: takes the mark of what each trial has got so far, by its number; see `BatchesSeen`.
 
     Raises:
-        FuseError: trials at the same epoch have batches of their own that differ in number or shape.
+        FuseError: an epoch has no batches, or trials at the same epoch have some of their own that differ in number or
+            shape.
         SharedLoaderError: epochs cannot be read side by side. Raised before any batch.
         ReplayError: what was skipped is not what trials have trained on. Raised before any batch.
     """
@@ -169,7 +175,7 @@ def rounds(
             owners += here
             for reader, its in zip(here, own, strict=True):
                 seen = BatchesSeen()
-                batches = _read(() if its is None else its, "Study.trial_batches", None if marks is None else seen)
+                batches = _read(its, reader, "Study.trial_batches", None if marks is None else seen)
                 _skip([reader], batches, seen, skipped)
                 readings.append(([reader.number], accumulated(study, batches), seen))
             continue
@@ -179,7 +185,7 @@ def rounds(
             raise SharedLoaderError
         loaders.append(loader)
         seen = BatchesSeen()
-        batches = _read(given, "Study.batches", None if marks is None else seen)
+        batches = _read(given, here[0], "Study.batches", None if marks is None else seen)
         _skip(here, batches, seen, skipped)
         reading = accumulated(study, batches)
         # reading the first batch draws the epoch's order, before another epoch is asked for
@@ -244,12 +250,15 @@ def _skip(readers: Sequence[Reader], batches: Iterator[Batch], seen: BatchesSeen
         raise ReplayError(others, readers[0].epoch)
 
 
-def _read(given: Iterable[Any], source: str, seen: BatchesSeen | None = None) -> Iterator[Batch]:
-    for each in given:
-        batch = as_batch(each, source)
+def _read(given: Iterable[Any] | None, reader: Reader, source: str, seen: BatchesSeen | None = None) -> Iterator[Batch]:
+    is_empty = given is not None and not reader.place
+    for each in () if given is None else given:
+        is_empty, batch = False, as_batch(each, source)
         if seen is not None:
             seen.add(batch)
         yield batch
+    if is_empty:
+        raise no_batches(reader.epoch)
 
 
 def _version(tensor: Tensor) -> int:

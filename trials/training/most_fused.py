@@ -93,8 +93,6 @@ def _step_s(study: Study, group: TrialGroup) -> float:
     the same few batches, as a loader may be slow.
     """
     batches = list(islice(group.batches(0), LEAST_STEPS + 1))
-    if not batches:
-        raise ValueError("Study.batches gives no batch for epoch 0")
     # schedulers that step with each batch may allow no more steps than a trial has
     most = len(batches) * study.epochs if study.scheduler_every == "step" else None
     took_s: list[float] = []

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from trials.fusion.errors import FuseError
 from trials.fusion.own_code.streams import undisturbed
 from trials.shrinking.depth import drop, set_branches, shallower
 from trials.shrinking.errors import ShrinkError
@@ -21,13 +20,10 @@ from trials.shrinking.rules import NONE, Multipliers, clipping, multipliers
 from trials.shrinking.settings import Shrink, as_shrink
 from trials.shrinking.slicing import Shrunk, apply, scale_tied_heads, try_out, zero_readouts
 from trials.study import Study
-from trials.training.batches import batches_of
+from trials.training.batches import batches_of, no_batches
 
 _plans: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Study -> what was found for models of each structure."""
-
-
-NO_BATCHES = "the study gave no batches in epoch 0; allowed: at least one"
 
 
 def takes_shrink(study: Study) -> bool:
@@ -84,7 +80,7 @@ def inputs_of(study: Study, params: dict[str, Any], number: int = 0) -> Any:
     own = study.trial_batches(params, number, 0)
     first = next(iter(batches_of(study, params, 0) if own is None else own), None)
     if first is None:
-        raise FuseError(NO_BATCHES)
+        raise no_batches(0)
     return first[0]
 
 

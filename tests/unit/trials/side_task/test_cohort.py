@@ -9,6 +9,7 @@ import torch
 from optuna.trial import TrialState
 
 from ds_hooks.shared import statuses
+from ds_hooks.shared.trial_attributes import REASON
 from tests.support.fused_and_solo import Batch
 from tests.support.logged import logged
 from tests.support.side_task_runs import Seven, Starving, assert_as_alone, data, make_study, run
@@ -65,6 +66,21 @@ def test_trials_at_epochs_of_different_lengths_take_turns_and_each_is_trained_as
     assert capsys.readouterr().err.count(UNLIKE_EPOCHS) == 1
     mixed = [at for at, (epochs, _) in enumerate(trained) if len(epochs) > 1]
     assert mixed == [2, 3], "until the shorter epoch was over"
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_trials_that_have_nothing_to_train_on_in_an_epoch_fail(own: bool) -> None:
+    trials, _ = run(own, Starving(()), make_study(own, lambda epoch: 0 if epoch == 1 else 3))
+    assert {trial.state for trial in trials} == {TrialState.FAIL, TrialState.PRUNED}
+    reasons = [trial.user_attrs[REASON] for trial in trials if trial.state is TrialState.FAIL]
+    assert sum("the study gave no batches in epoch 1; allowed: at least one" in reason for reason in reasons) == 5
+
+
+def test_batches_that_are_used_up_fail_trials() -> None:
+    study, given = make_study(False), iter(data(0, 3))
+    study.batches = lambda epoch: given  # type: ignore[assignment, method-assign, return-value]
+    trials, _ = run(False, Starving(()), study)
+    assert TrialState.COMPLETE not in {trial.state for trial in trials}
 
 
 class Trees(Seven):

@@ -15,6 +15,7 @@ from torch.optim import lr_scheduler as lrs
 
 from tests.support.fused_and_solo import ToyStudy
 from tests.support.paths import ROOT
+from trials.fusion import FuseError
 from trials.training.rehearsal import _own_s, _rate, measure_dedicated, rehearse, train_ungated
 
 NICENESS = 10  # beside niceness 0: about a tenth of the core
@@ -73,7 +74,7 @@ def test_schedulers_take_no_more_steps_than_a_trial_has() -> None:
 
 
 def test_a_study_without_batches_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"gives no batch in any epoch"):
+    with pytest.raises(FuseError, match="gave no batches in epoch 0"):
         next(train_ungated(study_of(ToyStudy, 0), 2))
 
 

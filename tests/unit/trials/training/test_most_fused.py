@@ -130,7 +130,7 @@ def test_trials_that_are_pruned_before_they_begin_are_passed_over(caplog: pytest
 @pytest.mark.parametrize(
     ("method", "does", "says"),
     [
-        ("batches", lambda epoch: [], "Study.batches gives no batch"),
+        ("batches", lambda epoch: [], "the study gave no batches in epoch 0"),
         ("suggest", lambda trial: sys.exit(1), "SystemExit"),
     ],
 )
