@@ -12,10 +12,11 @@ from trials.own_logger import own_logger
 from trials.search.choice.draws import Draws
 from trials.search.choice.next_trials import Claimed
 from trials.search.choice.placement import NO_ROOM
-from trials.search.choice.space import as_json
+from trials.search.choice.space import KeptTrial, as_json
 from trials.search.storage.claims import MOST_DEATHS
 from trials.search.storage.database import is_away
 from trials.study import Study, describe_error
+from trials.study_error import StudyError
 
 log = own_logger(__name__)
 
@@ -78,11 +79,13 @@ class Beginner:
         self._seen._thread_local.cached_all_trials = None  # as in `Study.ask`: the sampler must see new trials
         self._draws.begin(number)
         try:
-            trial = self._trials[number] = Trial(self._seen, trial_id)
+            trial = self._trials[number] = KeptTrial(self._seen, trial_id)
             params = self._user_study.suggest(trial)
             trial.set_user_attr(PARAMS, as_json(params))
         except optuna.TrialPruned:
             return Unbegun(number, TrialState.PRUNED)
+        except StudyError:
+            raise
         except (Exception, SystemExit) as error:
             if is_away(error):
                 raise

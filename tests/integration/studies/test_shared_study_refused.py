@@ -197,6 +197,22 @@ def test_a_value_that_json_cannot_hold_is_named(storage: str, tmp_path: Path) ->
         assert "allowed: numbers, texts" in trial.user_attrs["squeezer_reason"]
 
 
+def test_a_choice_that_storages_change_is_named_before_anything_is_kept(storage: str, tmp_path: Path) -> None:
+    class Pairs(Pretended):
+        def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
+            return {**super().suggest(trial), "betas": trial.suggest_categorical("betas", [None, (0.9, 0.99)])}
+
+    class Names(Pretended):
+        def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
+            return {**super().suggest(trial), "betas": trial.suggest_categorical("betas", ["slow", "fast", None, 1])}
+
+    worker = hire(storage, tmp_path, Pairs(3))
+    with pytest.raises(StudyError, match=r"parameter 'betas' has the choice \(0.9, 0.99\), .*; allowed: "):
+        worker.ask(2)
+    worker.stop()
+    assert len(hire(storage, tmp_path, Names(3)).ask(9)["trials"]) == 3
+
+
 VALUES: tuple[Any, ...] = (float("nan"), float("inf"), -0.0, 2**70, "\0 ü \ud800", None, [], {"a": [1, None]})
 
 

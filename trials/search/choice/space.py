@@ -1,6 +1,7 @@
 """What a study suggests must fit its storage: the other trials' parameters, and JSON."""
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -68,6 +69,24 @@ def check_begun(study: Study, begun: FrozenTrial, reason: str) -> None:
             f"trial {begun.number} was begun without hyperparameter {name!r}, which the study has now, and cannot go "
             f"on: {reason}; allowed: another study_name, or a default value for trials without it"
         )
+
+
+class KeptTrial(optuna.Trial):  # type: ignore[misc]  # of an untyped package
+    """A trial whose choices are the same once a storage has kept them: it would give a list for a tuple."""
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+        """Choose one.
+
+        Raises:
+            StudyError: a choice is of a type that storages do not keep. Each later trial would fail for it.
+        """
+        for choice in choices:
+            if choice is not None and not isinstance(choice, (bool, int, float, str)):
+                raise StudyError(
+                    f"parameter {name!r} has the choice {choice!r}, which a storage cannot keep; allowed: numbers, "
+                    "texts, booleans and None, such as names by which the study looks it up"
+                )
+        return super().suggest_categorical(name, choices)
 
 
 def as_json(params: dict[str, Any]) -> str:
