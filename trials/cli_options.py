@@ -95,7 +95,8 @@ def again(parsed: argparse.Namespace) -> str:
     """The options that name the same study on another command line."""
     words = [str(parsed.study)]
     for option, value in (("--study-name", parsed.study_name), ("--storage", parsed.storage)):
-        words += [] if value is None else [option, value]
+        if value is not None:  # one that looks like an option must be told apart
+            words += [f"{option}={value}"] if value.startswith("-") else [option, value]
     if parsed.directory != Path("studies"):
         words += ["--directory", str(parsed.directory)]
     return shlex.join(words)

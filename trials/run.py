@@ -161,7 +161,7 @@ class _Worker:
         os.set_blocking(write_fd, True)
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", SIDE_TASK, "--study", str(config.study), "--study-name", config.name),
+                *(sys.executable, "-m", SIDE_TASK, "--study", str(config.study), f"--study-name={config.name}"),
                 *("--worker", self.name, "--directory", str(config.directory)),
                 *("--device", config.device, "--threads", str(config.threads)),
                 *("--log", str(self.log), "--status-fd", str(write_fd)),

@@ -76,7 +76,7 @@ def releasing_command(study_name: str, studies: Path, worker: str) -> list[str]:
 
     `STORAGE_VARIABLE` names the storage.
     """
-    where = ["--study-name", study_name, "--directory", str(trials_directory(studies, study_name))]
+    where = [f"--study-name={study_name}", "--directory", str(trials_directory(studies, study_name))]
     return [sys.executable, "-P", "-m", RELEASE, *where, "--worker", worker]
 
 
@@ -257,7 +257,7 @@ class Spawner:
             failed = [] if self.given_up is None else [f"--given-up={self.given_up}"]
             return ["--queue", str(config.queue), "--turn", str(60 * config.turn_minutes), *failed]
         directory = trials_directory(self._files.studies, config.study_name)
-        return ["--study", str(config.study), "--study-name", config.study_name, "--directory", str(directory)]
+        return ["--study", str(config.study), f"--study-name={config.study_name}", "--directory", str(directory)]
 
     def _limits(self) -> list[str]:
         most_mb = self._config.memory_mb

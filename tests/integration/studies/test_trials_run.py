@@ -292,6 +292,13 @@ def test_a_storage_and_a_name_of_the_users(place: Path, monkeypatch: pytest.Monk
     assert "weights: there/my%20study/best/trial-" in ran("best", *words).stdout
 
 
+@pytest.mark.usefixtures("place")
+def test_a_name_may_look_like_an_option() -> None:
+    write()
+    said = ran("run", "steady.py", "--study-name=-x").stdout
+    assert said.endswith("Next: trials best steady.py --study-name=-x\n") and len(trials("-x")) == 12
+
+
 def test_a_study_that_fails_says_where(place: Path) -> None:
     Path("steady.py").write_text(STUDY.format(slow_s=0).replace("nn.Tanh()", "nn.Linear(7, 7)"))
     done = ran("run", "steady.py", status=FAILED_STATUS)
