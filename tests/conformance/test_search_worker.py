@@ -14,7 +14,8 @@ from torch import nn
 
 from ds_hooks.shared.trial_attributes import REASON, WORKER
 from tests.support.fused_and_solo import AtOnce, ToyStudy
-from trials.search.storage.claims import MOST_DEATHS
+from trials.search.storage import claim_tables
+from trials.search.storage.claims import LEASE_S, MOST_DEATHS
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.study_error import StudyError
 
@@ -297,6 +298,15 @@ def test_what_an_idle_worker_has_is_taken_rather_than_nothing(hire: Hire) -> Non
         other.report(number, 1, 0.5, True)
     assert other.ask(1)["over"]
     assert {trial.state for trial in other._study.get_trials()} == {TrialState.COMPLETE}
+
+
+def test_what_a_dead_worker_has_is_taken_rather_than_nothing(hire: Hire, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead, other = hire("dead"), hire("other")
+    assert numbers(dead.ask(2)) == [0, 1] and numbers(other.ask(3)) == [2, 3, 4]
+    assert numbers(other.ask(2)) == []
+    now_s = claim_tables.now_s
+    monkeypatch.setattr(claim_tables, "now_s", lambda connection: now_s(connection) + LEASE_S + 1)
+    assert numbers(other.ask(2)) == [0, 1], "at once, and not when it next looks for dead ones"
 
 
 @pytest.mark.parametrize("is_noticed", [True, False])

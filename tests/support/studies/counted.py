@@ -19,11 +19,11 @@ from trials.side_task import checkpoints
 
 checkpoints.PERIOD_S = 0.5
 
-EPOCH_S = 0.2
+EPOCH_S = float(os.environ.get("COUNTED_EPOCH_S", 0.2))
 
 
 class Counted(Tiny):
-    trials = 1000
+    trials = int(os.environ.get("COUNTED_TRIALS", 1000))
     epochs = 8
     rungs = (2, 4)
     search = os.environ.get("COUNTED_SEARCH") or None

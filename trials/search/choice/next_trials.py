@@ -75,7 +75,7 @@ class NextTrials:
 
         Of trials that wait, those come first that this device trains best; see `trials.search.choice.placement`.
         Last come trials to promote for which an exclusive worker has room. They are the longest to train. If there is
-        nothing at all, those of a worker that has trained nothing for long come here.
+        nothing at all, those of workers come here that have died, or of one that has trained nothing for long.
 
         Args:
             held: the claims, locked.
@@ -83,11 +83,20 @@ class NextTrials:
             may_begin: whether trials may begin or be promoted.
         """
         claimed = self._claim(held, most, may_begin=may_begin)
-        if most and not claimed and (taken := held.release_idle(ended_after(self._study))):
-            log.info("%d trials come from a worker that has trained nothing for long", len(taken))
+        if most and not claimed and self._take_from_others(held):
             requeue(self._study, held.claimed())
             claimed = self._claim(held, most, may_begin=may_begin)
         return claimed
+
+    def _take_from_others(self, held: LockedClaims) -> bool:
+        """Release trials of workers that have died, or else of one that is idle. Returns whether there were any."""
+        ended = ended_after(self._study)
+        if held.release_expired(ended):
+            return True
+        taken = held.release_idle(ended)
+        if taken:
+            log.info("%d trials come from a worker that has trained nothing for long", len(taken))
+        return bool(taken)
 
     def _claim(self, held: LockedClaims, most: int, *, may_begin: bool) -> list[Claimed]:
         known = self._study.get_trials(deepcopy=False)
