@@ -12,13 +12,15 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from threading import Thread
+from typing import Any, BinaryIO, Generic, TypeVar
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
@@ -48,10 +50,15 @@ FAILED_STATUS = 1
 LOOK_EVERY_S = 1.0
 """How often the study is read for the progress bar."""
 
+LOOKS_S, LOOKS_LAST_S = 0.5, 10.0
+"""How long a look may hold up what else there is to do, and the last one the end of the run."""
+
 LINE_EVERY_S = 30.0
 """Where there is no terminal, a line takes the bar's place."""
 
 log = own_logger(__name__)
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,6 +268,8 @@ class _Bar:
         self._study: optuna.Study | None = None
         self._bar: tqdm[Any] | None = None
         self._trials: list[FrozenTrial] = []
+        self._look = _Look(self._read)
+        self._best = ""
         self._ended_before = _ended_trials(config)
         self._looked_s = self._said_s = time.monotonic()
 
@@ -279,7 +288,7 @@ class _Bar:
             return
         self._looked_s = now_s
         try:
-            counts = self._counts()
+            counts = self._counts(LOOKS_S)
         except Exception as error:  # no worker has created it yet, or its database is away
             log.debug("the study cannot be read: %s: %s", type(error).__name__, error)
             return
@@ -287,15 +296,15 @@ class _Bar:
         if self._bar is None:
             self._bar = tqdm(total=wanted, initial=_ended(counts), unit="trial", disable=None, dynamic_ncols=True)
         self._bar.n = _ended(counts)
-        self._bar.set_postfix_str(f"{running} running, {self._best()}")
+        self._bar.set_postfix_str(f"{running} running, {self._best}")
         if self._bar.disable and now_s >= self._said_s + LINE_EVERY_S:
             self._said_s = now_s
-            log.info("%d of %d trials have ended, %d are running, %s", _ended(counts), wanted, running, self._best())
+            log.info("%d of %d trials have ended, %d are running, %s", _ended(counts), wanted, running, self._best)
 
     def summary(self) -> tuple[list[str], bool]:
         """How the study stands, and whether a trial has completed."""
         try:
-            counts = self._counts()
+            counts = self._counts(LOOKS_LAST_S)
         except Exception as error:
             log.debug("the study cannot be read: %s: %s", type(error).__name__, error)
             return [], False
@@ -303,7 +312,7 @@ class _Bar:
         ended = ", ".join(f"{counts[state]} {name}" for state, name in named.items())
         waiting = counts[TrialState.WAITING] + counts[TrialState.RUNNING]
         unfinished = f", {waiting} unfinished" if waiting else ""
-        return [f"study {self._config.name}: {ended}{unfinished}; {self._best()}"], counts[TrialState.COMPLETE] > 0
+        return [f"study {self._config.name}: {ended}{unfinished}; {self._best}"], counts[TrialState.COMPLETE] > 0
 
     def failure(self, workers: Collection[str]) -> str | None:
         """A trial and why it failed, if all that ended did: of these workers' in this run or, if none has, of all."""
@@ -314,20 +323,50 @@ class _Bar:
         first = (new or ended)[0]
         return f"trial {first.number}: {first.user_attrs.get(REASON, 'it has no reason')}"
 
-    def _counts(self) -> Counter[TrialState]:
-        if self._study is None:
-            self._study = _known(self._config)
-        self._trials = self._study.get_trials(deepcopy=False)
+    def _counts(self, patience_s: float) -> Counter[TrialState]:
+        self._trials, self._best = self._look.result(patience_s)
         return Counter(trial.state for trial in self._trials)
 
-    def _best(self) -> str:
-        assert self._study is not None
-        best = ranked(self._study)
+    def _read(self) -> tuple[list[FrozenTrial], str]:
+        """The trials, and the best of them in words."""
+        if self._study is None:
+            self._study = _known(self._config)
+        trials, best = self._study.get_trials(deepcopy=False), ranked(self._study)
         if not best:
-            return "no score yet"
+            return trials, "no score yet"
         if len(self._study.directions) > 1:
-            return f"{len(best)} on the front"
-        return f"best score {best[0].value:.4g} (trial {best[0].number})"
+            return trials, f"{len(best)} on the front"
+        return trials, f"best score {best[0].value:.4g} (trial {best[0].number})"
+
+
+class _Look(Generic[_Result]):
+    """Calls `read`, in threads that may hang: a server that has stopped answers nobody, and Ctrl-C must not wait."""
+
+    def __init__(self, read: Callable[[], _Result]) -> None:
+        self._read = read
+        self._thread: Thread | None = None
+        self._found: Future[_Result] = Future()
+
+    def result(self, patience_s: float) -> _Result:
+        """What `read` returns or raises.
+
+        Raises:
+            TimeoutError: it takes longer; the next call waits for the same.
+        """
+        if self._thread is None:
+            self._found = Future()
+            self._thread = Thread(target=self._run, args=(self._found,), daemon=True)
+            self._thread.start()
+        try:
+            return self._found.result(patience_s)
+        finally:
+            self._thread = None if self._found.done() else self._thread
+
+    def _run(self, found: "Future[_Result]") -> None:
+        try:
+            found.set_result(self._read())
+        except Exception as error:
+            found.set_exception(error)
 
 
 def _known(config: RunConfig) -> optuna.Study:
