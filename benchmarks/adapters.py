@@ -3,7 +3,7 @@
 The plain run does the same work on the base, and is the most that fused trials could reach. It trains one adapter where
 they train K. Both take AdamW steps in one process with one thread, in short blocks in random order; CPU time counts.
 Trials train on the same batch of B examples (`shared`), or each on its own (`own`), with which GPT-2 asks for values
-and runs in a loop.
+and runs in a loop; `peft_gpt2_masked` has attention masks and eager attention, and asks for none.
 
 Memory is what a group holds, each storage once, ÷ one base and K adapters, with gradients and optimizer states.
 """
@@ -75,7 +75,16 @@ class Logits(nn.Module):
         return logits
 
 
-def _of_peft(name: str) -> nn.Module:
+class Masked(Logits):
+    """The same of a model that is given attention masks, as a tokenizer's batches have them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of ``x_BT`` tokens."""
+        logits: Tensor = self.model(x, attention_mask=torch.ones_like(x)).logits
+        return logits
+
+
+def _of_peft(name: str, is_masked: bool = False) -> nn.Module:
     """A model of `transformers` with adapters of `peft`, whose forward runs under one `vmap`."""
     import peft
     import transformers
@@ -88,16 +97,19 @@ def _of_peft(name: str) -> nn.Module:
     else:
         given |= {"n_embd": 256, "n_layer": 4, "n_head": 4, "n_positions": TOKENS, "bos_token_id": 1, "eos_token_id": 2}
         base, targets = transformers.GPT2ForSequenceClassification(transformers.GPT2Config(**given)), ["c_attn"]
+    if is_masked:
+        base.set_attn_implementation("eager")  # type: ignore[operator]
     config = peft.LoraConfig(
         task_type="SEQ_CLS", r=RANK, target_modules=targets, lora_dropout=0.05, init_lora_weights=False
     )
-    return Logits(peft.get_peft_model(base, config))
+    return (Masked if is_masked else Logits)(peft.get_peft_model(base, config))
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "own_gpt": _of_users,
     "peft_bert": lambda: _of_peft("bert"),
     "peft_gpt2": lambda: _of_peft("gpt2"),
+    "peft_gpt2_masked": lambda: _of_peft("gpt2", is_masked=True),
 }
 
 
