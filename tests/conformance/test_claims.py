@@ -106,6 +106,27 @@ def test_what_is_released_is_claimed_again_under_a_higher_fence(hire: Hire) -> N
     assert [span for span in other.spans() if span.kept] == [Span(0, 0, 4, True), Span(0, 4, 9, True)]
 
 
+def test_a_worker_that_came_back_under_its_old_name_does_not_pass_for_its_successor(hire: Hire) -> None:
+    one = hire("one")
+    before = sure(one, 0)
+    with one.alone() as held:
+        held.release("one", died=True)
+    assert is_mine(one, sure(one, 0)) and not is_mine(one, before)
+
+
+def test_what_was_written_is_known_again_even_if_the_trial_has_ended_with_it(hire: Hire) -> None:
+    one = hire("one")
+    claim = sure(one, 0)
+    for epoch, operation in ((2, "keeps"), (4, "ends")):
+        for again in (False, True):
+            with one.owned(claim, operation) as owned:
+                assert owned is not None and owned.is_done is again
+                if not again:
+                    owned.end(epoch) if operation == "ends" else owned.keep(epoch)
+    with one.owned(claim, "another") as owned:
+        assert owned is None
+
+
 def test_what_is_trained_of_a_trial_after_its_end_is_counted_once(hire: Hire) -> None:
     one, other = hire("one"), hire("one", "of another study")
     claim = sure(one, 0)
