@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from ds_hooks.shared.secrets import HIDDEN, STORAGE_VARIABLE, hide_password, hide_passwords, without_hidden
 from ds_hooks.shared.study_files import journal_path
@@ -29,7 +30,8 @@ def trial_figures(run: Path, ranks: Sequence[RankRun]) -> dict[str, Any]:
     named = recorded
     if HIDDEN in recorded:
         named = os.environ.get(STORAGE_VARIABLE) or without_hidden(recorded)
-    file = named.removeprefix("sqlite:///").split("?")[0]
+    is_sqlite = named.startswith("sqlite:///")
+    file = unquote(named.removeprefix("sqlite:///").split("?")[0]) if is_sqlite else named
     names = _served(ranks) if side.get("queue") else [side.get("study_name")]
     if not names or ("://" not in file and not Path(file).exists()):
         return dict(NO_TRIALS)  # opening it would create it
