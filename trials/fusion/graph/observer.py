@@ -2,15 +2,17 @@
 
 import dis
 import gc
+import inspect
 import os
 import sys
 import time
 from collections.abc import Hashable, Mapping, Sequence
-from types import CodeType, FrameType
+from contextlib import suppress
+from types import CodeType, FrameType, MemberDescriptorType
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from trials.fusion.errors import FuseError
 
@@ -164,9 +166,19 @@ def _is_unknown(path: str, variables: Mapping[str, Any]) -> bool:
     for attribute in attributes:
         if issubclass(type(value), fx.Proxy):
             break
-        value = getattr(value, attribute, None)
+        value = _attribute(value, attribute)
     # a traced forward sees a value in place of a parameter
     return issubclass(type(value), (fx.Proxy, Tensor) if attributes else fx.Proxy)
+
+
+def _attribute(value: Any, name: str) -> Any:
+    """Return an attribute without running code of the user's or of a library's, but for that of a module's property."""
+    if isinstance(value, nn.Module):
+        with suppress(Exception):
+            return getattr(value, name, None)
+        return None
+    found = inspect.getattr_static(value, name, None)
+    return found.__get__(value) if isinstance(found, MemberDescriptorType) else found
 
 
 def _variables(step: dis.Instruction) -> tuple[str, ...]:

@@ -112,3 +112,22 @@ def test_freezing_of_one_parameter_is_refused_in_words(size: int) -> None:
 
     with pytest.raises(FuseError, match=r"sets requires_grad in .*allowed"):
         assert_fused_is_alone(ToyStudy(lambda n: TwoLayers(freezes).double(), "sgd", batches()), size)
+
+
+class Shy:
+    """Must not be read but by those who own it, as a module that is half imported."""
+
+    @property
+    def state(self) -> object:
+        raise ImportError("read by a stranger")
+
+
+def asks_a_shy_object(m: TwoLayers, x: Tensor) -> Tensor:
+    shy = Shy()
+    is_known = (lambda: shy is not None or shy.state is m)()
+    return m.b(m.a(x) * (2.0 if is_known else 3.0))
+
+
+def test_no_property_of_an_object_is_read_to_answer_a_question() -> None:
+    study = ToyStudy(lambda n: TwoLayers(asks_a_shy_object).double(), "sgd", batches())
+    assert assert_fused_is_alone(study, 3) == "rule FusedLinear"
