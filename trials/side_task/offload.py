@@ -174,7 +174,9 @@ class Offload:
 def tensors_on(kind: str) -> Iterator[Tensor]:
     """Yield all tensors of this process on a kind of device, their gradients, and what they are views of."""
     for found in gc.get_objects():
-        if type(found) in (Tensor, nn.Parameter) and found.device.type == kind and found.layout is torch.strided:
+        if type(found) not in (Tensor, nn.Parameter) or torch._C._functorch.is_functorch_wrapped_tensor(found):
+            continue  # the last may be what a user's cache has kept of a `vmap`, and has no memory of its own
+        if found.device.type == kind and found.layout is torch.strided:
             yield found
             if found.is_leaf and found.grad is not None:
                 yield found.grad

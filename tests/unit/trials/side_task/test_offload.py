@@ -1,5 +1,6 @@
 """Device memory: how many trials fit, and giving way to the main job. The allocator's meter is made up."""
 
+import gc
 import itertools
 import signal
 import threading
@@ -219,6 +220,20 @@ def test_memory_stays_where_it_is_while_something_lies_in_it_that_cannot_be_move
     home.offload.step_ended()
     held.mul_(2j)
     assert stays.sum() == (200j if isinstance(stays, Labelled) else -200j)
+
+
+def test_what_is_kept_of_a_vmap_that_is_over_is_no_tensor_of_this_process() -> None:
+    kept: list[torch.Tensor] = []
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        kept.append(x)
+        return x * 2
+
+    torch.vmap(keep)(torch.ones(3, 2))
+    (wrapper,) = kept
+    assert any(each is wrapper for each in gc.get_objects())
+    assert not any(each is wrapper for each in tensors_on("cpu"))
+    assert all(each.untyped_storage().nbytes() >= 0 for each in tensors_on("cpu"))
 
 
 def test_a_view_s_base_is_found_although_only_the_view_refers_to_it(page: Page) -> None:
