@@ -123,7 +123,7 @@ class Shy:
 
 
 def asks_a_shy_object(m: TwoLayers, x: Tensor) -> Tensor:
-    shy = Shy()
+    shy: Any = Shy()
     is_known = (lambda: shy is not None or shy.state is m)()
     return m.b(m.a(x) * (2.0 if is_known else 3.0))
 
