@@ -123,9 +123,11 @@ class Shy:
 
 
 def asks_a_shy_object(m: TwoLayers, x: Tensor) -> Tensor:
-    shy: Any = Shy()
-    is_known = (lambda: shy is not None or shy.state is m)()
-    return m.b(m.a(x) * (2.0 if is_known else 3.0))
+    def is_known(shy: Any, again: Any) -> bool:
+        return shy is again or shy.state is m
+
+    shy = Shy()
+    return m.b(m.a(x) * (2.0 if is_known(shy, shy) else 3.0))
 
 
 def test_no_property_of_an_object_is_read_to_answer_a_question() -> None:
