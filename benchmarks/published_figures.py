@@ -46,6 +46,12 @@ REAL_JOB_ROWS = {
     "the same, in blocks of 40 steps": "slowdown_in_long_blocks",
 }
 """Row of the table -> the figure in the summary of `benchmarks.real_jobs`."""
+REAL_JOB_PARTS = {
+    "the gate: a side task that only spins ÷ cores that are kept awake": "gate",
+    "a cache that others have filled: one that only runs through a buffer ÷ one that only spins": "caches",
+    "what is left: ours ÷ one that only runs through a buffer": "rest",
+}
+"""The same of what the slowdown consists of."""
 
 
 def main() -> None:
@@ -54,7 +60,9 @@ def main() -> None:
     parser.add_argument("--details", action="store_true", help="every class of scenario and every mode")
     options = parser.parse_args()
     runs = raw_runs("bubble_utilization")
-    print(real_jobs_table(raw_runs("real_jobs")), readme_table(runs), speed_table(runs), other_table(), sep="\n\n")
+    real = raw_runs("real_jobs")
+    tables = real_jobs_table(real), real_job_parts(real), readme_table(runs), speed_table(runs), other_table()
+    print(*tables, sep="\n\n")
     if options.details:
         print("", *details(runs), sep="\n")
 
@@ -68,8 +76,22 @@ def raw_runs(benchmark: str) -> list[dict[str, Any]]:
 def real_jobs_table(runs: Sequence[Mapping[str, Any]]) -> str:
     """What two real jobs pay and yield, in Markdown."""
     figures = real_jobs.summary(runs)
+    lines = _real_job_lines(figures, REAL_JOB_ROWS)
+    yields = []
+    for job in REAL_JOBS:
+        low, high = (f"{100 * bound:.0f}" for bound in figures[f"{job}_yield_ci95"])
+        yields.append(f"{100 * figures[f'{job}_yield']:.0f}% ({low} to {high})")
+    return "\n".join([*lines, f"| yield, of all bubble time in a run with the defaults | {' | '.join(yields)} |"])
+
+
+def real_job_parts(runs: Sequence[Mapping[str, Any]]) -> str:
+    """What the slowdown of two real jobs consists of, in Markdown."""
+    return "\n".join(_real_job_lines(real_jobs.summary(runs), REAL_JOB_PARTS))
+
+
+def _real_job_lines(figures: Mapping[str, Any], rows: Mapping[str, str]) -> list[str]:
     lines = [f"| figure (95% interval) | {' | '.join(REAL_JOBS.values())} |", "|---" * (1 + len(REAL_JOBS)) + "|"]
-    for name, key in REAL_JOB_ROWS.items():
+    for name, key in rows.items():
         cells = []
         for job in REAL_JOBS:
             if f"{job}_{key}" not in figures:
@@ -78,11 +100,7 @@ def real_jobs_table(runs: Sequence[Mapping[str, Any]]) -> str:
             low, high = (_percent(bound, 1) for bound in figures[f"{job}_{key}_ci95"])
             cells.append(f"{_percent(figures[f'{job}_{key}'], 1)} ({low} to {high})")
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    yields = []
-    for job in REAL_JOBS:
-        low, high = (f"{100 * bound:.0f}" for bound in figures[f"{job}_yield_ci95"])
-        yields.append(f"{100 * figures[f'{job}_yield']:.0f}% ({low} to {high})")
-    return "\n".join([*lines, f"| yield, of all bubble time in a run with the defaults | {' | '.join(yields)} |"])
+    return lines
 
 
 def readme_table(runs: Sequence[Mapping[str, Any]]) -> str:

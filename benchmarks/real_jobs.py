@@ -127,6 +127,7 @@ COMPARED = {
         "awake_from_asleep": (AWAKE, ALONE),
         "gate": (PLACEBO, AWAKE),
         "caches": (CACHE_PLACEBO, PLACEBO),
+        "rest": (PREEMPTIVE, CACHE_PLACEBO),
     },
     "long": {"slowdown_in_long_blocks": (PREEMPTIVE, ALONE)},
 }

@@ -15,6 +15,7 @@ from benchmarks.published_figures import (
     over_own_single,
     raw_runs,
     readme_table,
+    real_job_parts,
     real_jobs_table,
 )
 from benchmarks.shared.paths import RESULTS, ROOT
@@ -49,8 +50,11 @@ def runs() -> list[dict[str, Any]]:
 
 
 def test_the_documents_have_the_tables_of_these_runs(runs: list[dict[str, Any]]) -> None:
-    real = real_jobs_table(raw_runs("real_jobs"))
-    tables = {"README.md": [real, readme_table(runs)], "docs/benchmarks.md": [speed_table(runs), other_table()]}
+    real = raw_runs("real_jobs")
+    tables = {
+        "README.md": [real_jobs_table(real), readme_table(runs)],
+        "docs/benchmarks.md": [real_jobs_table(real), real_job_parts(real), speed_table(runs), other_table()],
+    }
     for document, of_it in tables.items():
         text = (ROOT / document).read_text(encoding="utf-8")
         for table in of_it:
@@ -64,6 +68,7 @@ def test_the_command_prints_the_tables(
     main()
     parts = [
         real_jobs_table(raw_runs("real_jobs")),
+        real_job_parts(raw_runs("real_jobs")),
         readme_table(runs),
         speed_table(runs),
         other_table(),
