@@ -8,7 +8,8 @@ Each job runs in three ways, beside a study that is searched and pruned, and nev
   the idle class spins and touches no memory; *alone*, where cores sleep through bubbles; and two placebos, in which our
   side task goes through its gate, but its units only *spin*, or only run through a *buffer* as large as the core's own
   cache. The claim is ours ÷ awake, for a core that slept is slower afterwards. Ours ÷ alone is what a report shows.
-  Spin ÷ awake is the gate's share, and buffer ÷ spin that of a cache that others have filled.
+  Spin ÷ awake is the gate's share, ours ÷ spin that of the work, and buffer ÷ spin that of a cache that others have
+  filled.
 - *long*: one run in rounds of two long blocks, *ours* and *alone*. A step left alone among squeezed ones finds cores
   still awake, and the next squeezed ones find cores that slept. Long blocks show what a job that is never squeezed
   would gain.
@@ -127,7 +128,7 @@ COMPARED = {
         "awake_from_asleep": (AWAKE, ALONE),
         "gate": (PLACEBO, AWAKE),
         "caches": (CACHE_PLACEBO, PLACEBO),
-        "rest": (PREEMPTIVE, CACHE_PLACEBO),
+        "work": (PREEMPTIVE, PLACEBO),
     },
     "long": {"slowdown_in_long_blocks": (PREEMPTIVE, ALONE)},
 }

@@ -34,7 +34,7 @@ def steps(
 def test_slowdowns_are_found_in_noise_drift_and_bursts(disturbed: dict[str, Any]) -> None:
     found = summary([{"scenario": "pretrain_cost", "steps_ms": steps(300, noise=0.02, **disturbed)}])
     truths = {"slowdown": OURS, "slowdown_from_asleep": OURS - SLEPT, "awake_from_asleep": -SLEPT}
-    for name, truth in {**truths, "gate": GATE, "caches": CACHES, "rest": OURS - GATE - CACHES}.items():
+    for name, truth in {**truths, "gate": GATE, "caches": CACHES, "work": OURS - GATE}.items():
         low, high = found[f"pretrain_{name}_ci95"]
         within = 0.75 * (high - low)  # three standard errors
         assert abs(found[f"pretrain_{name}"] - math.expm1(truth)) < within < 0.0075
