@@ -11,9 +11,9 @@ export DS_BUILD_OPS := 0
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # That operation is this environment's own: two environments that share one compile it over and over.
 export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
-# Each test starts processes of our own, which would else be compiled again in each.
+# Tests and demos start many processes, each of which would otherwise compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
-# DeepSpeed compiles it in the first run of an environment, a minute long, while one rank waits for the other.
+# DeepSpeed compiles an operation in the first run of an environment, which takes up to a minute.
 COMPILE := DS_ACCELERATOR=cpu $(BIN)/python -c 'from deepspeed.comm.torch import build_shm_op; build_shm_op()' > /dev/null
 
 .PHONY: install demo demo-shrink test lint-beside-compilation test-alone test-slow test-matrix test-zoo lint format bench clean

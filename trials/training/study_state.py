@@ -93,9 +93,9 @@ class StudyState:
         known.add(self._name)
         try:
             alone, after = self._copy(), self._copy()
-            before = {**self._described(alone), **outer_state(type(self._study))}
+            before = {**self._described(alone), **_outer_state(type(self._study))}
             expected = calls[0](self._functions(alone)[self._name])
-            now = {**self._described(alone), **outer_state(type(self._study))}
+            now = {**self._described(alone), **_outer_state(type(self._study))}
             changed = sorted(name for name, value in now.items() if before.get(name) != value)
             if not changed:
                 return
@@ -132,7 +132,7 @@ def _described(value: Any) -> Hashable:
     return Describer(parameters=list(value.parameters()) if isinstance(value, nn.Module) else [])(value)
 
 
-def outer_state(kind: type[Study]) -> dict[str, Hashable]:
+def _outer_state(kind: type[Study]) -> dict[str, Hashable]:
     """Describe what loss and score of a study may read beside its attributes and their arguments, each by its name."""
     found: dict[str, Hashable] = {}
 

@@ -66,7 +66,7 @@ class Observer:
             gc.enable()
 
     def _event(self, frame: FrameType, event: str, called: Any) -> None:
-        if event == "c_call":  # half of all, and as many end, of which nothing is asked
+        if event == "c_call":  # calls into C and their ends, which are ignored, are half of all events
             if id(frame.f_code) in self._users and _hashable_in(called):
                 self._note(called.__name__, frame)
         elif event == "call":

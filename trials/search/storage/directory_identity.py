@@ -35,9 +35,7 @@ def identity(directory: Path) -> str:
             os.link(written, file)  # whole or not at all, also on NFS
         except FileExistsError:
             pass
-        except (
-            OSError
-        ):  # no links there, as on FAT or an object store: of hosts that begin at once, the last one counts
+        except OSError:  # no hard links there, as on FAT: of hosts that begin at once, the last one counts
             written.replace(file)
         written.unlink(missing_ok=True)
     return f"{file.read_text()} {socket.gethostname()}:{directory.absolute()}"
