@@ -22,23 +22,15 @@ from benchmarks.utilization.class_figures import (
     harvest_ratio_range,
     intervals_above_zero,
     signed,
-    speed_cells,
     speed_table,
 )
 from benchmarks.utilization.scenario_classes import CLASSES, GHOST_STAGES
 from benchmarks.windows.modes import ALONE, COOPERATIVE, NAIVE, ORACLE, PREEMPTIVE, SCHED_IDLE, STEP_GRAIN
 from squeezer.reports.metrics import t_quantile_975
 
-README_MODES = (COOPERATIVE, PREEMPTIVE)
 MODES = (COOPERATIVE, PREEMPTIVE, STEP_GRAIN, SCHED_IDLE, NAIVE, ALONE)
 HOOKED = {"real_two_ranks": "real job", "ghost_4_0_4": "first of 4 stages", "ghost_4_1_4": "second of 4 stages"}
 SMALL_MLP = "mlp_32"
-GHOST_ROWS = {
-    1: "slowdown, ghost stages",
-    3: "harvest, long bubbles",
-    4: "harvest, short bubbles: lowest to highest",
-}
-"""Place in `speed_cells` -> the row of the README."""
 REAL_JOBS = {"pretrain": "a Transformer, `examples/pretrain.py`", "denoise": "convolutions, `examples/denoise.py`"}
 REAL_JOB_ROWS = {
     "slowdown, against cores that are kept awake": "slowdown",
@@ -64,8 +56,7 @@ def main() -> None:
     runs = raw_runs("bubble_utilization")
     real = raw_runs("real_jobs")
     parts = real_job_parts(raw_runs("real_jobs_placebos"))
-    tables = real_jobs_table(real), parts, readme_table(runs), speed_table(runs), other_table()
-    print(*tables, sep="\n\n")
+    print(real_jobs_table(real), parts, speed_table(runs), other_table(), sep="\n\n")
     if options.details:
         print("", *details(runs), sep="\n")
 
@@ -106,19 +97,10 @@ def _real_job_lines(figures: Mapping[str, Any], rows: Mapping[str, str]) -> list
     return lines
 
 
-def readme_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """The figures of our two modes on ghost stages, and those of both, in Markdown."""
-    lines = ["| figure (95% interval) | cooperative: the only mode on a GPU | preemptive: the default on a CPU |"]
-    lines.append("|---|---|---|")
-    cells = [speed_cells(runs, mode) for mode in README_MODES]
-    lines += [f"| {name} | {' | '.join(of_mode[at] for of_mode in cells)} |" for at, name in GHOST_ROWS.items()]
-    hooks, *_, fused, _ = _other_figures()
-    named = (
-        ("slowdown by the hooks alone, real job", hooks),
-        ("speed of fused trials ÷ one after another, 10 models", fused),
-    )
-    lines += [f"| {name} | {value} | the same |" for name, (_, value, _) in named]
-    return "\n".join(lines)
+def fused_gains() -> tuple[float, float]:
+    """What fusing gains, in the geometric mean of all models at their best K, and of all but the small MLP."""
+    gains = {run["scenario"]: planned_point(run["by_k"])["speedup"] for run in raw_runs("fusion")}
+    return geometric_mean(gains.values()), geometric_mean(gain for name, gain in gains.items() if name != SMALL_MLP)
 
 
 def other_table() -> str:
@@ -135,8 +117,7 @@ def _other_figures() -> Iterator[tuple[str, str, str]]:
         bounds = " to ".join(_percent(bound, 2) for bound in interval)
         yield f"hooks alone, {name}: slowdown", f"{_percent(slowdown, 2)} ({bounds})", "hooks_overhead"
     runs = raw_runs("fusion")
-    every = geometric_mean(planned_point(run["by_k"])["speedup"] for run in runs)
-    others = geometric_mean(planned_point(run["by_k"])["speedup"] for run in runs if run["scenario"] != SMALL_MLP)
+    every, others = fused_gains()
     name = f"fused training against one trial after another: geometric mean of {len(runs)} models at their best K"
     yield name, f"{every:.1f}×; without the small MLP {others:.1f}×", "fusion"
     (small,) = (run for run in runs if run["scenario"] == SMALL_MLP)
