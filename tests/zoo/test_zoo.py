@@ -33,12 +33,11 @@ def test_fused_trials_are_the_trials_alone(library: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_the_document_has_a_row_for_each(library: str) -> None:
+def test_the_document_names_each(library: str) -> None:
     text = (ROOT / "docs" / "models.md").read_text()
     section = text.partition(f"## {library}\n")[2].partition("\n## ")[0]
     try:
-        assert set(re.findall(r"^\| (.+?) \|", section, re.MULTILINE)) >= cases(library).keys(), (
-            "python -m tests.zoo.table"
-        )
+        rows = re.findall(r"^\| \w+ \| (.+?) \|", section, re.MULTILINE)
+        assert {name for row in rows for name in row.split("; ")} >= cases(library).keys(), "python -m tests.zoo.table"
     except MissingError as error:
         pytest.skip(str(error))
