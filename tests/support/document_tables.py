@@ -11,6 +11,7 @@ import inspect
 import json
 import re
 import struct
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -217,17 +218,9 @@ def _default(name: str, field: FieldInfo) -> str:
 
 
 def _layers() -> str:
-    found: dict[str, set[str]] = {}
-    for kind, made in (*registry.RULES.items(), *registry.FORWARDS.items()):
-        homes = [each.__module__ for each in (made, *getattr(made, "__mro__", ()))]  # one made by `type` has none
-        home = next(home for home in homes if home.startswith("trials."))
-        if kind.__module__.startswith("torch."):
-            found.setdefault(home.rpartition(".")[2], set()).add(kind.__name__)
-    for name, made in registry.NAMED.items():
-        found.setdefault(made.__module__.rpartition(".")[2], set()).add(
-            f"{name.rpartition('.')[2]} of {name.partition('.')[0]}"
-        )
-    return _table("file | layers", ((f"`{file}.py`", _joined(names)) for file, names in sorted(found.items())))
+    names = {kind.__name__ for kind in (*registry.RULES, *registry.FORWARDS) if kind.__module__.startswith("torch.")}
+    names |= {f"{name.rpartition('.')[2]} of {name.partition('.')[0]}" for name in registry.NAMED}
+    return textwrap.fill(_joined(names), 120)
 
 
 def _optimizers() -> str:
