@@ -57,7 +57,7 @@ class SqueezeTable(_Table):
     alone_share: Annotated[float, Field(ge=0, le=0.5, description="a number from 0 to 0.5")] = 0.1
     """share of the steps that are left alone, drawn at random: the baseline of the slowdown. The guard leaves half of \
 the steps alone while it knows little, and half of this share once it knows that the slowdown is below twice the \
-budget. 0: none, so no slowdown in the report, and the guard sees overruns only"""
+budget. 0: none, so no slowdown is reported, and the guard sees overruns only"""
     alone_block_steps: _Count = 2
     """steps in a row that are left alone at a time"""
     observe_steps: _Count = 6
@@ -67,19 +67,18 @@ budget. 0: none, so no slowdown in the report, and the guard sees overruns only"
 more after overruns"""
     preemptive: bool = Field(default=True, description="true or false")
     """true: a permit lasts to the bubble's true end, where the side task is stopped (SIGSTOP); false: it ends before \
-the forecast end, and a unit that has started runs to its end. On a GPU always false, because a GPU cannot stop a \
-unit"""
+the forecast end, and a unit that has started runs on. On a GPU always false: it cannot stop a unit"""
     min_bubble_ms: _Positive = 2.0
-    """slots with a shorter mean bubble stay shut, and so do bubbles that are known to be shorter. Such a bubble is \
-mostly the transfer itself, which a side task slows down"""
+    """slots with a shorter mean bubble stay shut, and so do bubbles known to be shorter: they are mostly the transfer \
+itself, which a side task slows down"""
     forecast_quantile: Annotated[float, Field(ge=0, le=0.5, description="a number from 0 to 0.5")] = 0.4
     """the forecast is this quantile of a slot's last 32 lengths, of which the latest count most. Lower is more \
 careful and fills less. On a GPU at most 0.05"""
     kinds: Annotated[
         tuple[str, ...], Field(min_length=1, description="a list of some of " + ", ".join(k.name for k in WaitKind))
     ] = tuple(kind.name for kind in WaitKind if kind is not NOT_IDLE)
-    """the kinds of wait that are opened. REDUCE_GRADS is shut by default, because DeepSpeed copies and sums gradients \
-there; the cost of squeezing it is not measured"""
+    """the kinds of wait that are opened. In REDUCE_GRADS DeepSpeed copies and sums gradients; the cost of squeezing \
+it is not measured"""
 
     def policy(self, guard: "GuardTable") -> Policy:
         """The same for the daemon's state machine, in nanoseconds, with what guards it."""
@@ -138,8 +137,7 @@ class SideTable(_Table):
         description="a database URL for Optuna, such as sqlite:///study.db, or the path of an Optuna journal, "
         "relative to where the command is started; or env:NAME or @FILE, which hold one of them",
     )
-    """where Optuna keeps the study. A URL with a password is better kept in an environment variable, `env:NAME`, or \
-in a file of your own, `@FILE`"""
+    """where Optuna keeps the study. Keep a URL with a password in a variable or in a file of your own"""
     study_directory: Path | None = Field(default=None, description=_FROM_WHERE_STARTED)
     """where the study, its checkpoints and its best weights are. Later runs continue what they find there"""
     priority: Literal["idle", "nice"] = Field(default="idle", description='"idle" or "nice"')
@@ -150,8 +148,8 @@ core when a bubble begins, 1 to 2 ms before the main job really waits"""
     """threads with which it computes"""
     memory_mb: _Positive | None = Field(default=None, description="a number above 0")
     """MiB of host memory that each process of the side task may allocate, including about 240 for libraries. If \
-trials do not fit, fewer train at once. Where the side task's control group has a memory controller, this limits their \
-sum, too. With or without a limit, the kernel ends the side task first when the machine runs out of memory"""
+trials do not fit, fewer train at once. Where its control group has a memory controller, this limits their sum, too. \
+In any case, the kernel ends the side task first when the machine runs out of memory"""
     max_restarts: _CountOrNone = 2
     """how often a side task that died is restarted; with `queue`: how often in a row, before its study has failed"""
 
@@ -218,14 +216,14 @@ class DeviceTable(_Table):
 
     kind: Literal["auto", "cpu", "cuda"] = Field(default="auto", description='"auto", "cpu" or "cuda"')
     """the main job's device. auto: `$DS_ACCELERATOR`, else `cuda` on a machine with an NVIDIA device. If the job \
-uses the other kind, the daemon says so and nothing runs in its bubbles"""
+uses the other kind, the daemon says so and squeezes nothing"""
     memory_fraction: Annotated[float, Field(gt=0, le=1, description="a number above 0, at most 1")] = 0.25
     """the side task's largest share of the GPU's memory, including its CUDA context (600 MiB); it limits how many \
 trials are fused"""
     reserve_mb: _NotNegative = 1024.0
     """MiB of the GPU that stay free for the main job, or 5% of the most that it has reserved, if that is more. If \
-less is free, the side task moves its state to the host's memory, and back when there is room. If less than a quarter \
-of it is free for three seconds, the daemon ends the side task (this needs NVML, the driver's library)"""
+less is free, the side task moves its state to the host's memory; if less than a quarter of it for three seconds, the \
+daemon ends the side task (this needs NVML, the driver's library)"""
     mps: Literal["auto", True, False] = Field(default="auto", description='"auto", true or false')
     """whether the side task shares the GPU through the main job's MPS server, with a priority below normal. auto: if \
 the job is surely a client of a server of yours; true: it must be one, and where process ids cannot be compared, as in \
@@ -244,18 +242,19 @@ class RunTable(_Table):
     """where records go"""
     pin_cores: bool = Field(default=True, description="true or false")
     """on a CPU, `ds_squeeze` gives each rank an even share of the machine's cores, unless `--bind_cores_to_rank` \
-does, and as many threads, unless `OMP_NUM_THREADS` is set. The number of threads decides how sums are rounded, so \
-compare losses with those of a job that has as many"""
+does, and as many threads, unless `OMP_NUM_THREADS` is set. Threads decide how sums are rounded: compare losses with \
+those of a job that has as many"""
     trace_steps: _CountOrNone = 40
     """steps in `trace.json`, at most"""
     keep_mb: Annotated[float, Field(ge=1, allow_inf_nan=False, description="a number, 1 or more")] = 64.0
-    """megabytes on disk for a rank's details (bubbles, instructions, units). Older ones are deleted, so figures of \
-bubbles and units cover the last steps; step times cover all"""
+    """megabytes on disk for a rank's details (bubbles, instructions, units). The default holds at least half an hour \
+of ten-second steps with 32 micro-batches. Older ones are deleted, so figures of bubbles and units cover the last \
+steps; step times cover all"""
     record_events: bool = Field(default=False, description="true or false")
-    """true: also record each event that the daemon handled, and what it did, for `squeezer replay`"""
+    """true: also record each event that the daemon handled and its actions, for `squeezer replay`"""
     calibrate_s: _NotNegative = 2.0
-    """seconds after the job in which the side task's rate alone is measured; 0: not measured, and no harvest in the \
-report"""
+    """seconds after the job in which the side task's rate alone is measured; 0: not, so no harvest and yield are \
+reported"""
 
     @property
     def keep_bytes(self) -> int:

@@ -40,6 +40,8 @@ from trials.optim import registry as optim_registry
 _BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _TYPES = {"B": "u8", "H": "u16", "I": "u32", "i": "i32", "q": "i64", "Q": "u64", "4s": "4 bytes"}
 _FORMAT = re.compile(r"\d*s|[a-zA-Z]")
+_FROM_WHERE_STARTED = ", relative to where the command is started"
+"""What the document says once, of all paths."""
 _DEFAULTS_IN_WORDS = {
     "kinds": f"all but {wire.NOT_IDLE.name}",
     "study": "required without `queue`",
@@ -204,7 +206,8 @@ def _keys(table: type[BaseModel]) -> str:
     meanings = _meanings(table)
     rows = []
     for name, field in table.model_fields.items():
-        rows.append((f"`{name}`", _default(name, field), field.description, meanings[name]))
+        allowed = (field.description or "").removesuffix(_FROM_WHERE_STARTED)
+        rows.append((f"`{name}`", _default(name, field), allowed, meanings[name]))
     return _table("key | default | allowed | meaning", rows)
 
 
@@ -250,8 +253,8 @@ def _statuses() -> str:
 
 
 def _commands(program: str, commands: Iterable[Command]) -> str:
-    rows = ((f"`{program} {each.name}`", each.summary, f"`{each.example}`") for each in commands)
-    return _table("command | what it does | example", rows)
+    rows = ((f"`{program} {each.name}`", each.summary) for each in commands)
+    return _table("command | what it does", rows)
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
