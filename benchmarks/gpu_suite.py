@@ -41,7 +41,9 @@ class Promise(NamedTuple):
 
 def main() -> int:
     """Measure, print the table, write. Returns 1 if a promise is broken."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{NAME}", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{NAME}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: the fake driver")
     parser.add_argument("--quick", action="store_true", help="few windows")
     parser.add_argument("--json", type=Path, metavar="DIR", help="write DIR/gpu_suite.json")

@@ -21,7 +21,9 @@ from benchmarks.shared.paths import ROOT
 
 def parse(name: str, about: str) -> argparse.Namespace:
     """Parse `--quick`, `--json FILE` and `--only SCENARIO`."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=about)
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="a rough answer in about three minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw runs and the summary there")
     parser.add_argument("--only", metavar="SCENARIO", help="measure this one, and keep the others that FILE holds")
