@@ -227,8 +227,8 @@ daemon ends the side task (this needs NVML, the driver's library)"""
     mps: Literal["auto", True, False] = Field(default="auto", description='"auto", true or false')
     """whether the side task shares the GPU through the main job's MPS server, with a priority below normal. auto: if \
 the job is surely a client of a server of yours; true: it must be one, and where process ids cannot be compared, as in \
-containers, it is taken to be; false: never. Without MPS bubbles are only observed. **With MPS a fatal fault of the \
-side task can end the main job**"""
+containers, it is taken to be; false: never. Without MPS bubbles are only observed, unless a measurement found turns \
+to be sound on that device. **With MPS a fatal fault of the side task can end the main job**"""
     mps_thread_percent: Annotated[int, Field(ge=1, le=100, description="a whole number from 1 to 100")] | None = Field(
         default=None, description="a whole number from 1 to 100"
     )
