@@ -77,7 +77,7 @@ def plan_of(
     Raises:
         ShrinkError: see `shrink`.
     """
-    copy_ = copy.deepcopy(model)
+    copy_ = _copied(model)
     trace = Trace()
     attributes = substitute(copy_, trace, divide, by)
     kept = dict(kept_modules(copy_, keep_))
@@ -116,7 +116,7 @@ def shown_by(model: nn.Module, batch: Any) -> Shown:
     Raises:
         ShrinkError: see `shrink`.
     """
-    copy_ = copy.deepcopy(model)
+    copy_ = _copied(model)
     trace = Trace()
     calls, _, ends = _traced(copy_, trace, batch, {})
     return Shown(_fans(trace, copy_, calls), _readouts(trace, ends), trace.branches)
@@ -127,6 +127,16 @@ def work_of(model: nn.Module, batch: Any) -> int:
     trace = Trace()
     _traced(copy.deepcopy(model), trace, batch, {})
     return _work(trace, 1)[0]
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise ShrinkError(
+            f"{type(model).__name__} cannot be copied: {in_words(error)}; allowed: models that copy.deepcopy takes, so "
+            "torch.nn.utils.parametrizations.weight_norm in place of torch.nn.utils.weight_norm"
+        ) from error
 
 
 def _traced(

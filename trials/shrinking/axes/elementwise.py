@@ -1,13 +1,13 @@
 """What functions that treat all elements alike, and reductions, mean for axes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from trials.shrinking.axes.axis import Axis, cut, is_free, join, keep, one
-from trials.shrinking.axes.trace import Call, Trace, operation, sizes_as_axes
+from trials.shrinking.axes.trace import ELEMENTWISE, Call, Trace, operation, sizes_as_axes
 
 _OF_ONE = (
     "abs acos alpha_dropout angle asin atan bernoulli bfloat16 bitwise_not bool ceil celu clamp clamp_max clamp_min "
@@ -44,11 +44,27 @@ def together(trace: Trace, tensors: Sequence[Tensor], shape: Sequence[int], call
 @operation(*_OF_ONE.split(), *_OF_SEVERAL.split())
 def _elementwise(trace: Trace, call: Call) -> tuple[Axis, ...]:
     axes = together(trace, call.tensors, call.made.shape, call)
-    for tensor in call.tensors:
-        known = trace.known(tensor)
-        if known.origin is not None and len(call.tensors) > 1:
-            grows = [i for i, axis in enumerate(known.axes) if axis.size > 1]
-            trace.use(tensor, grows, ())
+    known = [trace.known(tensor) for tensor in call.tensors]
+    if not all(each.is_weight for each in known):  # weights that are multiplied show what they are in a later use
+        for tensor, each in zip(call.tensors, known, strict=True):
+            trace.use(tensor, [i for i, axis in enumerate(each.axes) if axis.size > 1], ())
+    return axes
+
+
+ELEMENTWISE.update(_OF_SEVERAL.split(), ["_weight_norm"])
+
+
+@operation("_weight_norm")
+def _weight_norm(trace: Trace, call: Call) -> tuple[Axis, ...]:
+    """Rows of length g in the direction of v. Those of a narrow v, as it begins, are as long as the target's."""
+    (v, g), dim = call.args[:2], call.get(2, "dim", 0)
+    axes = trace.axes(v)
+    if dim == -1:
+        for axis in axes:
+            if is_free(axis):
+                keep(axis, f"{call.where}: the norm of a whole weight depends on the number of elements")
+    else:
+        join(axes[dim], trace.axes(g)[dim], call.where)
     return axes
 
 
@@ -80,8 +96,10 @@ def _over_an_axis(trace: Trace, call: Call) -> tuple[Axis, ...]:
     dim = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 and isinstance(call.args[1], int) else None)
     if call.name == "normalize":
         dim = call.get(2, "dim", 1)
-    for i in _dims(dim, len(axes)):
-        _keep_reduced(axes[i], call)
+    over = _dims(dim, len(axes))
+    if call.name != "normalize" or not _is_length_of_weights(trace, call, over):
+        for i in over:
+            _keep_reduced(axes[i], call)
     return axes
 
 
@@ -111,7 +129,7 @@ def _reduced(trace: Trace, call: Call, keeps: bool) -> Any:
         position = 2 if call.name in ("norm", "vector_norm", "topk", "quantile") else 1
         dim = call.args[position] if len(call.args) > position and not isinstance(call.args[position], bool) else None
     over = set(_dims(dim, len(axes)))
-    if keeps:
+    if keeps and not _is_length_of_weights(trace, call, over):
         for i in over:
             _keep_reduced(axes[i], call)
     outputs = [each for each in tree_leaves(call.made) if isinstance(each, Tensor)]
@@ -126,6 +144,14 @@ def _reduced(trace: Trace, call: Call, keeps: bool) -> Any:
             own = [axis for i, axis in enumerate(axes) if i not in over]
         found.append(tuple(own))
     return found
+
+
+def _is_length_of_weights(trace: Trace, call: Call, over: Collection[int]) -> bool:
+    """Whether it gives the lengths of a weight's rows, which the initial values of a surrogate keep."""
+    if call.name not in ("norm", "vector_norm", "normalize") or not trace.known(call.args[0]).is_weight:
+        return False
+    power = call.kwargs.get("p", call.get(1, "ord", 2.0))
+    return power in (2, "fro", None) and len(over) < call.args[0].ndim
 
 
 def _keep_reduced(axis: Axis, call: Call) -> None:

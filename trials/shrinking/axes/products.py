@@ -127,6 +127,7 @@ def _conv(trace: Trace, call: Call) -> tuple[Axis, ...]:
         join(channels, own[1], f"{call.where} joins axes that are made otherwise")
     else:
         _grouped(channels, out, own[1], groups, call)
+    trace.use(weight, (0,), (1,))
     return _convolved(trace, call, axes, own, out, bias, nd)
 
 
@@ -141,6 +142,8 @@ def _conv_transpose(trace: Trace, call: Call) -> tuple[Axis, ...]:
     if groups != 1:
         out = Axis(own[1].size * int(groups))
         _grouped(own[0], out, own[1], groups, call)
+    else:
+        trace.use(weight, (1,), (0,))
     return _convolved(trace, call, axes, own, out, bias, nd)
 
 
@@ -162,6 +165,7 @@ def _convolved(
 ) -> tuple[Axis, ...]:
     if bias is not None:
         join(out, trace.axes(bias)[0], call.where)
+        trace.use(bias, (0,), ())
     for axis in (*own[2:], *axes[-nd:]):
         keep(axis, "a spatial axis")
     spatial = [Axis(size, "a spatial axis") for size in call.made.shape[-nd:]]

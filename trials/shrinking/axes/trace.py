@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from trials.shrinking.axes.axis import Axis, is_free, join, keep
+from trials.shrinking.axes.origin import Shown, broadcast, fans_in_use, of_parameter, rearranged
 from trials.shrinking.axes.sizes import Dim, axis_of
 
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
@@ -29,7 +30,7 @@ class Known:
     Attributes:
         axes: the class of each of its axes.
         node: the number of the call that made it; parameters and inputs have 0.
-        origin: the name of the parameter that it is or shows, and which of its axes each axis is; None: it is none.
+        shown: the parameters that it is or shows.
         last: the parameters of the last layers before it, if only functions with a slope at zero follow them.
         linear: the same, if nothing but linear functions follow them.
         is_weight: whether it depends on parameters alone.
@@ -37,7 +38,7 @@ class Known:
 
     axes: tuple[Axis, ...]
     node: int = 0
-    origin: tuple[str, tuple[int | None, ...]] | None = None
+    shown: Shown = ()
     last: frozenset[str] = frozenset()
     linear: frozenset[str] = frozenset()
     is_weight: bool = False
@@ -94,6 +95,9 @@ _SLOPED = (
     "elu erf exp expm1 gelu leaky_relu log1p log_softmax logsigmoid sigmoid silu sin softmax softmin softplus tanh"
 )
 """Functions that are not flat at zero, so that layers before them can begin at zero."""
+
+ELEMENTWISE: set[str] = set()
+"""The functions that broadcast tensors and treat all their elements alike, and those that act as one."""
 
 _OUT_PROJECTION = (11, "out_proj_weight"), (12, "out_proj_bias")
 
@@ -163,7 +167,7 @@ class Trace(TorchFunctionMode):
         """Begin with a tensor: each axis a class of its own, kept for `reason` if there is one."""
         known = Known(tuple(Axis(size, reason) for size in tensor.shape), is_weight=is_weight)
         if name is not None:
-            known.origin = name, tuple(range(tensor.ndim))
+            known.shown = of_parameter(name, tensor.ndim)
         return self._note(tensor, known)
 
     def known(self, tensor: Tensor) -> Known:
@@ -193,11 +197,9 @@ class Trace(TorchFunctionMode):
 
     def use(self, tensor: Tensor, out: Iterable[int], into: Iterable[int]) -> None:
         """If a tensor is a parameter, note which of its axes are outputs and inputs in this use."""
-        origin = self.known(tensor).origin
-        if origin is not None:
-            name, positions = origin
-            found = [tuple(sorted(p for i in each if (p := positions[i]) is not None)) for each in (out, into)]
-            self.uses.setdefault(name, Counter())[found[0], found[1]] += 1
+        out, into = tuple(out), tuple(into)
+        for each in self.known(tensor).shown:
+            self.uses.setdefault(each.name, Counter())[fans_in_use(each, tensor.shape, out, into)] += 1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function, and note what it means for axes."""
@@ -224,36 +226,34 @@ class Trace(TorchFunctionMode):
         several = axes if isinstance(axes, list) else [axes]
         self._node += 1
         sources = [self.known(tensor) for tensor in call.tensors]
-        weights = [s.origin[0] for s in sources if s.origin is not None]
-        last, linear = self._last(call, sources, frozenset(weights))
+        weights = frozenset(each.name for source in sources for each in source.shown)
+        last, linear = self._last(call, sources)
         self._parents[self._node] = tuple({s.node for s in sources if s.node})
-        self._params_of[self._node] = frozenset(weights)
+        self._params_of[self._node] = weights
         is_weight = bool(sources) and all(s.is_weight for s in sources)
         if call.name in ("add", "iadd", "radd") and len(sources) == 2:
             self._add(sources[0], sources[1], call)
         for output, own in zip(outputs, several, strict=True):
             if tuple(axis.size for axis in own) != tuple(output.shape):
                 raise AssertionError(f"{call.where}: {[axis.size for axis in own]} for {list(output.shape)}")
-            origin = self._origin(call, own) if is_weight else None
-            self._note(output, Known(tuple(own), self._node, origin, last, linear, is_weight))
+            shown = self._shown(call, sources, own) if is_weight else ()
+            self._note(output, Known(tuple(own), self._node, shown, last, linear, is_weight))
 
-    def _origin(self, call: Call, own: Sequence[Axis]) -> tuple[str, tuple[int | None, ...]] | None:
-        """What is made of a parameter alone shows it."""
-        if len(call.tensors) != 1:
-            return None
-        known = self.known(call.tensors[0])
-        if known.origin is None:
-            return None
-        of = {id(axis): position for axis, position in zip(known.axes, known.origin[1], strict=True)}
-        return known.origin[0], tuple(of.get(id(axis)) for axis in own)
+    def _shown(self, call: Call, sources: Sequence[Known], own: Sequence[Axis]) -> Shown:
+        """The parameters that the result of a call on weights alone shows."""
+        if len(sources) == 1:
+            is_whole = call.name in (*_LINEAR.split(), *_SCALING.split(), *_SLOPED.split())
+            return rearranged(sources[0].shown, sources[0].axes, own, is_whole)
+        if call.name in ELEMENTWISE:
+            return broadcast([(source.shown, source.axes) for source in sources], own)
+        return ()
 
-    def _last(
-        self, call: Call, sources: Sequence[Known], weights: frozenset[str]
-    ) -> tuple[frozenset[str], frozenset[str]]:
+    def _last(self, call: Call, sources: Sequence[Known]) -> tuple[frozenset[str], frozenset[str]]:
         """The parameters of the last layers, after a call on `sources`."""
+        layers = sources
         if call.name == "multi_head_attention_forward":
-            known = [self.known(call.get(i, name)) for i, name in _OUT_PROJECTION if call.get(i, name) is not None]
-            weights = frozenset(each.origin[0] for each in known if each.origin is not None)
+            layers = [self.known(call.get(i, name)) for i, name in _OUT_PROJECTION if call.get(i, name) is not None]
+        weights = frozenset(each.name for layer in layers for each in layer.shown if each.is_whole)
         if weights:
             return weights, weights
         last: frozenset[str] = frozenset().union(*(s.last for s in sources))
@@ -366,6 +366,11 @@ def _name(func: Any) -> str:
 def _source_line() -> str:
     """The user's line that makes a call."""
     frame = sys._getframe(1)
+    module = ""
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        if frame.f_code is run.__code__:  # no line of the user's, only layers of PyTorch's
+            return f" (in {module})" if module else ""
+        own = frame.f_locals.get("self")
+        module = module or (type(own).__name__ if isinstance(own, nn.Module) else "")
         frame = frame.f_back  # type: ignore[assignment]
     return "" if frame is None else f" ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"

@@ -188,14 +188,14 @@ def test_what_stays_is_listed_with_its_line() -> None:
     assert "node 'sum' (test_shrink.py:" in left(shrink(Summed(), 4, torch.randn(2, 5)))
 
 
-def test_parametrized_layers_stay() -> None:
-    normed = nn.utils.parametrizations.weight_norm(nn.Linear(32, 32))
+def test_layers_with_a_parametrization_that_has_no_rule_stay() -> None:
+    turned = nn.utils.parametrizations.orthogonal(nn.Linear(32, 32))
     model = nn.Sequential(
-        nn.Linear(5, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), normed, nn.ReLU(), nn.Linear(32, 2)
+        nn.Linear(5, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), turned, nn.ReLU(), nn.Linear(32, 2)
     )
     found = shrink(model, 4, torch.randn(2, 5))
     assert shapes(found)["2.weight"] == (32, 16)
-    assert re.search(r"original1' axis 0 stays 32: node '_?weight_norm.*there is no rule for", left(found))
+    assert re.search(r"original' axis 0 stays 32: node '.*' \(in _Orthogonal\).*there is no rule for", left(found))
 
 
 class Rescaled(nn.Module):
