@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,15 @@ from typing import TYPE_CHECKING, Any
 from ds_hooks.shared.command_line import positive
 from ds_hooks.shared.renamed_commands import refuse
 from trials.cli_options import PROGRAM, add_device, add_save, add_threads
+from trials.own_logger import own_logger
 
 if TYPE_CHECKING:
     from trials.study import Study
+
+LINE_EVERY_S = 10.0
+"""How often a line tells how far it is, where there is no terminal."""
+
+log = own_logger(__name__)
 
 
 def shrink(parsed: argparse.Namespace, study: "Study") -> int:
@@ -57,7 +64,8 @@ def rank(parsed: argparse.Namespace, study: "Study") -> int:
     """Print how well surrogates rank random configurations."""
     from trials.surrogates import ranking
 
-    found = _tried(parsed, lambda: ranking(study, parsed.scales, parsed.configurations))
+    with _Progress(parsed.configurations * (1 + len(parsed.scales))) as progress:
+        found = _tried(parsed, lambda: ranking(study, parsed.scales, parsed.configurations, progress.tell))
     if parsed.json:
         print(json.dumps(found))
         return 0
@@ -65,6 +73,31 @@ def rank(parsed: argparse.Namespace, study: "Study") -> int:
     for scale, own in found["scales"].items():
         print(f"÷ {scale}: rank correlation {own['spearman']:.2f}; the best surrogate's regret {own['regret']:.4g}")
     return 0
+
+
+class _Progress:
+    """A progress bar of trials on the standard error stream; lines where there is no terminal."""
+
+    def __init__(self, trials: int) -> None:
+        from tqdm import tqdm
+
+        self._trials = trials
+        self._bar: Any = tqdm(total=trials, unit="trial", disable=None, dynamic_ncols=True, file=sys.stderr)
+        self._said_s = time.monotonic()
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def tell(self, done: float, what: str) -> None:
+        """See `surrogates.Tell`."""
+        self._bar.set_postfix_str(what, refresh=False)
+        self._bar.update(int(done) - self._bar.n)
+        if self._bar.disable and time.monotonic() >= self._said_s + LINE_EVERY_S:
+            self._said_s = time.monotonic()
+            log.info("%d of %d trials have trained; now: %s", done, self._trials, what)
 
 
 def add_rank(parser: argparse.ArgumentParser) -> None:

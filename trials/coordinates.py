@@ -15,6 +15,7 @@ import optuna
 import torch
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 from torch.utils._pytree import tree_leaves
 
 from trials.fusion.own_code.streams import undisturbed
@@ -22,7 +23,7 @@ from trials.gate.base import OpenGate
 from trials.shrinking.axes.trace import copied, run
 from trials.shrinking.settings import Shrink
 from trials.study import Study
-from trials.surrogates import settings_of, shrinking
+from trials.surrogates import settings_of, shrinking, that_fuse
 from trials.training.group import TrialGroup
 from trials.training.member import build_member
 from trials.training.shrunk import for_target, inputs_of
@@ -90,17 +91,18 @@ def coordinates(study: Study, scale: int | None) -> Moved:
 
 
 def _at(study: Study, settings: Shrink, params: dict[str, Any], scale: int, is_plain: bool) -> dict[str, float]:
-    """How far each layer moves, as the mean over some seeds, which are trained as one group."""
+    """How far each layer moves, as the mean over some seeds, which are trained together if they can be."""
     own = for_target(settings) if scale == 1 else replace(settings, by=scale)
     with shrinking(study, own), undisturbed():
         made = [build_member(study, seed, params) for seed in range(SEEDS)]
         inputs = [inputs_of(study, params, member.number) for member in made]
         before = [_activations(member.model, own) for member, own in zip(made, inputs, strict=True)]
-        group = TrialGroup(study, [replace(each, roles=None) if is_plain else each for each in made], OpenGate())
-        for batch in islice(group.batches(0), STEPS * study.accumulate):
-            group.train_step(*batch)
-        for row, member in enumerate(made):
-            member.model.load_state_dict(group.extract(row)[0])
+        for alike in that_fuse(replace(each, roles=None) if is_plain else each for each in made):
+            group = TrialGroup(study, alike, OpenGate())
+            for batch in islice(group.batches(0), STEPS * study.accumulate):
+                group.train_step(*batch)
+            for row, number in enumerate(group.numbers):
+                made[number].model.load_state_dict(group.extract(row)[0])
         after = [_activations(member.model, own) for member, own in zip(made, inputs, strict=True)]
     pairs = list(zip(before, after, strict=True))
     return {n: sum(float((b[n] - a[n]).abs().mean()) for a, b in pairs) / SEEDS for n in before[0]}
@@ -108,7 +110,7 @@ def _at(study: Study, settings: Shrink, params: dict[str, Any], scale: int, is_p
 
 @torch.no_grad()
 def _activations(model: nn.Module, batch: Any) -> dict[str, Tensor]:
-    """The first output of each module that holds parameters."""
+    """The first output of each layer that holds parameters."""
     found: dict[str, Tensor] = {}
 
     def note(name: str, made: Any) -> None:
@@ -119,7 +121,7 @@ def _activations(model: nn.Module, batch: Any) -> dict[str, Tensor]:
     handles = [
         module.register_forward_hook(lambda _m, _a, made, name=name: note(name, made))
         for name, module in model.named_modules()
-        if name and module._parameters
+        if name and _is_layer(module)
     ]
     training = model.training
     note("the output", run(model.eval(), copied(batch)))
@@ -127,6 +129,11 @@ def _activations(model: nn.Module, batch: Any) -> dict[str, Tensor]:
     for handle in handles:
         handle.remove()
     return found
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """Whether it holds parameters; what makes a layer's weight of them puts out no activations."""
+    return bool(module._parameters or is_parametrized(module)) and not isinstance(module, ParametrizationList)
 
 
 class Middle(optuna.trial.FixedTrial):  # type: ignore[misc]  # of an untyped package

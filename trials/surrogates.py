@@ -1,9 +1,10 @@
 """What shrinking does to a study's model, and how its surrogates rank trials: `trials shrink` and `trials rank`."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import optuna
@@ -19,7 +20,7 @@ from trials.shrinking.settings import Shrink, as_shrink
 from trials.shrinking.slicing import warnings_about
 from trials.study import Study
 from trials.training.group import TrialGroup
-from trials.training.member import build, build_member, group_key
+from trials.training.member import Member, build, build_member, group_key
 from trials.training.scores.objectives import first_of
 from trials.training.shrunk import for_target, inputs_of, takes_shrink
 from trials.training.transferable import what_transfers
@@ -98,8 +99,20 @@ def lines_of(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def ranking(study: Study, scales: Sequence[int], configurations: int) -> dict[str, Any]:
+Tell = Callable[[float, str], None]
+"""Is told after each training step how many trials have trained so far, parts of them included, and what trains now."""
+
+
+def ranking(
+    study: Study, scales: Sequence[int], configurations: int, tell: Tell = lambda done, what: None
+) -> dict[str, Any]:
     """Train the same random configurations at full size and at each scale, and compare their ranks.
+
+    Args:
+        study: the user's.
+        scales: factors of the width.
+        configurations: how many.
+        tell: see `Tell`.
 
     Raises:
         ShrinkError: see `described`.
@@ -108,13 +121,13 @@ def ranking(study: Study, scales: Sequence[int], configurations: int) -> dict[st
     chosen = [study.suggest(draws.ask()) for _ in range(configurations)]
     settings = settings_of(study, scales[0])
     with shrinking(study, for_target(settings)):
-        wanted = trained_scores(study, chosen)
+        wanted = trained_scores(study, chosen, lambda done, what: tell(done, f"full size, {what}"))
     found: dict[str, Any] = {"configurations": chosen, "target": wanted, "scales": {}}
     sign = 1 if (study.directions or (study.direction,))[0] == "maximize" else -1
     best = max(range(len(chosen)), key=lambda i: sign * _worst_if_nan(wanted[i], sign))
-    for scale in scales:
+    for i, scale in enumerate(scales, 1):
         with shrinking(study, replace(settings, by=scale, regularizers=True)):
-            scores = trained_scores(study, chosen)
+            scores = trained_scores(study, chosen, partial(_tell_more, tell, i * configurations, scale))
         top = max(range(len(chosen)), key=lambda i: sign * _worst_if_nan(scores[i], sign))
         ranks = [[_worst_if_nan(each, sign) for each in column] for column in (wanted, scores)]
         found["scales"][scale] = {
@@ -125,23 +138,35 @@ def ranking(study: Study, scales: Sequence[int], configurations: int) -> dict[st
     return found
 
 
-def trained_scores(study: Study, chosen: Sequence[dict[str, Any]]) -> list[float]:
+def _tell_more(tell: Tell, before: int, scale: int, done: float, what: str) -> None:
+    tell(before + done, f"÷ {scale}, {what}")
+
+
+def trained_scores(study: Study, chosen: Sequence[dict[str, Any]], tell: Tell) -> list[float]:
     """Train trials with these hyperparameters to the end, fused where they can be, and return their scores."""
     members = [build_member(study, number, params) for number, params in enumerate(chosen)]
-    groups: dict[Any, list[Any]] = {}
-    for member in members:
-        groups.setdefault(group_key(member), []).append(member)
     scores: dict[int, float] = {}
-    for alike in groups.values():
+    done = 0.0
+    for alike in that_fuse(members):
         for begin in range(0, len(alike), study.rows):
             group = TrialGroup(study, alike[begin : begin + study.rows], OpenGate())
             for epoch in range(study.epochs):
-                for batch in group.batches(epoch):
+                for step, batch in enumerate(group.batches(epoch), 1):
                     group.train_step(*batch)
+                    tell(done, f"epoch {epoch + 1} of {study.epochs}, batch {step}")
                 group.end_epoch()
+                done += len(group.numbers) / study.epochs
             for number, score in zip(group.numbers, group.evaluate(), strict=True):
                 scores[number] = first_of(score)
     return [scores[number] for number in range(len(chosen))]
+
+
+def that_fuse(members: Iterable[Member]) -> list[list[Member]]:
+    """The trials in groups of those that can be fused."""
+    groups: dict[Hashable, list[Member]] = {}
+    for member in members:
+        groups.setdefault(group_key(member), []).append(member)
+    return list(groups.values())
 
 
 @contextmanager

@@ -1,15 +1,21 @@
 """What `trials shrink` and `trials rank` print."""
 
+import io
 import json
+import re
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from torch import nn
 
 from tests.support.logged import logged
 from tests.support.paths import ROOT
-from trials import load_study
+from trials import cli_shrinking, load_study
 from trials.cli import main
 from trials.coordinates import Moved, coordinates, slope_of
 
@@ -90,6 +96,46 @@ def test_rank(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "4 random configurations, trained at full size and as surrogates:"
     assert [line.partition(":")[0] for line in lines[1:]] == ["÷ 2", "÷ 4"]
+
+
+def test_rank_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(cli_shrinking, "LINE_EVERY_S", 0.0)
+    assert main(["rank", str(NARROW), "--scales", "2", "--configurations", "4"]) == 0
+    said = capsys.readouterr()
+    told = re.findall(r"(\d) of 8 trials have trained; now: (.*)", said.err)
+    assert told[0] == ("0", "full size, epoch 1 of 2, batch 1")
+    assert told[-1] == ("6", "÷ 2, epoch 2 of 2, batch 20")
+    assert len(told) == 2 * 2 * 20 and "trained; now" not in said.out
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    with cli_shrinking._Progress(8) as progress:
+        progress.tell(0, "full size, epoch 1 of 2, batch 1")
+        time.sleep(0.15)  # a bar is drawn ten times a second at most
+        progress.tell(4, "÷ 2, epoch 1 of 2, batch 1")
+    assert "4/8" in screen.getvalue() and "÷ 2, epoch 1" in screen.getvalue()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Normed(type(load_study(NARROW))):
+    """Of models that cannot be fused."""
+
+    def model(self, params: dict[str, Any]) -> nn.Module:
+        layers = super().model(params)
+        layers[2] = nn.utils.parametrizations.weight_norm(layers[2])
+        return layers
+
+
+def test_models_that_do_not_fuse_are_checked_one_by_one() -> None:
+    found = coordinates(Normed(), 4)
+    assert found.steep() == {}
+    assert set(found.shrunk) == {"0", "2", "4", "the output"}, "a weight is no activation"
 
 
 def test_transfer_needs_a_storage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
