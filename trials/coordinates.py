@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from trials.fusion.own_code.streams import undisturbed
 from trials.gate.base import OpenGate
-from trials.shrinking.axes.trace import copied, run
+from trials.shrinking.axes.run import copied, run
 from trials.shrinking.settings import Shrink
 from trials.study import Study
 from trials.surrogates import settings_of, shrinking, that_fuse

@@ -66,7 +66,7 @@ def fans_of(
 
 def _known_axes(owner: nn.Module, own: str, tensor: Tensor) -> Axes | None:
     """The axes of a parameter of a class of PyTorch's."""
-    if isinstance(owner, _GAINS) or (tensor.ndim <= 1 and type(owner).__module__.startswith("torch.nn.")):
+    if isinstance(owner, _GAINS) or (tensor.ndim <= 1 and _is_pytorchs(owner)):
         return tuple(range(tensor.ndim)), None
     if isinstance(owner, nn.MultiheadAttention) and own in ("bias_k", "bias_v"):
         return 2, None
@@ -78,6 +78,12 @@ def _known_axes(owner: nn.Module, own: str, tensor: Tensor) -> Axes | None:
     if is_conv1d(owner):
         return IN_OUT if tensor.ndim == 2 else (0, None)
     return None
+
+
+def _is_pytorchs(owner: nn.Module) -> bool:
+    """Whether its class is a layer of PyTorch's, or inherits from one."""
+    classes = type(owner).__mro__
+    return any(each.__module__.startswith("torch.nn.modules.") and each is not nn.Module for each in classes)
 
 
 def is_conv1d(module: nn.Module) -> bool:

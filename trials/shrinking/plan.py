@@ -17,7 +17,8 @@ from trials.shrinking.axes import elementwise as _elementwise  # noqa: F401 - ea
 from trials.shrinking.axes import products as _products  # noqa: F401
 from trials.shrinking.axes import shapes as _shapes  # noqa: F401
 from trials.shrinking.axes.axis import Axis, is_free, keep, leaves, new_size
-from trials.shrinking.axes.trace import Branch, Trace, copied, keep_tensors, run
+from trials.shrinking.axes.run import copied, run
+from trials.shrinking.axes.trace import Branch, Trace, keep_tensors
 from trials.shrinking.depth import Shallower, shallower
 from trials.shrinking.errors import ShrinkError
 from trials.shrinking.fans import Axes

@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import mode
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from trials.shrinking.attributes import set_sizes
 from trials.shrinking.axes.axis import Axis, index_of, new_size
-from trials.shrinking.axes.trace import copied, run
+from trials.shrinking.axes.run import copied, run
 from trials.shrinking.depth import drop, set_branches
 from trials.shrinking.errors import ShrinkError, ShrinkWarning
 from trials.shrinking.fans import Axes
@@ -24,6 +25,9 @@ from trials.shrinking.tied import make_tied
 
 NARROW = 32
 """Narrower layers than this behave unlike wide ones."""
+
+MIXED = 0.2
+"""From this share of inputs that stay, a layer with others that shrink moves visibly further."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +203,14 @@ def _warn(plan: Plan, made: Shrunk) -> None:
         warnings.warn(text, ShrinkWarning, stacklevel=3)
 
 
+def _share_that_stays(role: Role, found: Mapping[str, Role]) -> float:
+    """The share of a surrogate's inputs that have not shrunk, where others have by the factor of most parameters."""
+    if role.r_in == 1 or role.tied:
+        return 0.0
+    whole = mode(each.r_in for each in found.values() if each.r_in != 1)
+    return (role.r_in - whole) / (1 - whole) / role.r_in
+
+
 def warnings_about(found: Mapping[str, Role], left: Sequence[Left], work: tuple[int, int]) -> Iterator[str]:
     """Yield what may keep a surrogate from telling much about its target."""
     narrow = {
@@ -212,6 +224,14 @@ def warnings_about(found: Mapping[str, Role], left: Sequence[Left], work: tuple[
         yield (
             f"'{name}' has only {size} units in the surrogate; below {NARROW}, rates transfer less well; allowed: a "
             "smaller factor"
+        )
+    mixed = [(r, name) for name, role in found.items() if (r := _share_that_stays(role, found)) > MIXED]
+    if mixed:
+        share, name = max(mixed)
+        yield (
+            f"of the inputs of '{name}' in the surrogate, {share:.0%} are of sizes that stay, beside others that "
+            "shrink: it has one rate for both, at which those that stay move it further than in the target; allowed: "
+            "a layer of its own for these inputs, whose outputs are added"
         )
     before, after = work
     if after * 2 > before:

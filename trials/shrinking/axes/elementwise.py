@@ -24,7 +24,7 @@ _OF_SEVERAL = (
     "floordiv fmax fmin fmod ge greater greater_equal gt heaviside hypot iadd imul isclose isub itruediv ldexp le "
     "lerp less less_equal logaddexp logical_and logical_or logical_xor lt masked_fill maximum min_ minimum mod mul "
     "multiply ne not_equal or polar pow radd rdiv remainder rfloordiv rmul rpow rsub rtruediv sub subtract "
-    "true_divide truediv where xlogy xor"
+    "true_divide truediv xlogy xor"
 )
 
 
@@ -44,14 +44,26 @@ def together(trace: Trace, tensors: Sequence[Tensor], shape: Sequence[int], call
 @operation(*_OF_ONE.split(), *_OF_SEVERAL.split())
 def _elementwise(trace: Trace, call: Call) -> tuple[Axis, ...]:
     axes = together(trace, call.tensors, call.made.shape, call)
-    known = [trace.known(tensor) for tensor in call.tensors]
-    if not all(each.is_weight for each in known):  # weights that are multiplied show what they are in a later use
-        for tensor, each in zip(call.tensors, known, strict=True):
-            trace.use(tensor, [i for i, axis in enumerate(each.axes) if axis.size > 1], ())
+    use_as_vectors(trace, call.tensors)
     return axes
 
 
-ELEMENTWISE.update(_OF_SEVERAL.split(), ["_weight_norm"])
+def use_as_vectors(trace: Trace, tensors: Sequence[Tensor]) -> None:
+    """Note parameters that meet activations unit by unit. If all are weights, a later use shows what they are."""
+    known = [trace.known(tensor) for tensor in tensors]
+    if not all(each.is_weight for each in known):
+        for tensor, each in zip(tensors, known, strict=True):
+            trace.use(tensor, [i for i, axis in enumerate(each.axes) if axis.size > 1], ())
+
+
+@operation("where")
+def _where(trace: Trace, call: Call) -> Any:
+    if len(call.args) + len(call.kwargs) > 1:
+        return _elementwise(trace, call)
+    return [tuple(Axis(size, f"{call.where} picks elements") for size in each.shape) for each in call.made]
+
+
+ELEMENTWISE.update(_OF_SEVERAL.split(), ["where", "_weight_norm"])
 
 
 @operation("_weight_norm")

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from trials.shrinking.axes.axis import Axis, cut, factors_of, is_free, join, keep, one, product, split, total
-from trials.shrinking.axes.elementwise import together
+from trials.shrinking.axes.elementwise import together, use_as_vectors
 from trials.shrinking.axes.sizes import Dim
 from trials.shrinking.axes.trace import Call, Trace, operation
 
@@ -202,6 +202,7 @@ def _cat(trace: Trace, call: Call) -> tuple[Axis, ...]:
         for i, axis in enumerate(trace.axes(tensor)):
             if i != dim:
                 join(first[i], axis, f"{call.where} joins axes that are made otherwise")
+    use_as_vectors(trace, tensors)
     first[dim] = total([trace.axes(tensor)[dim] for tensor in tensors])
     return tuple(first)
 
@@ -210,6 +211,7 @@ def _cat(trace: Trace, call: Call) -> tuple[Axis, ...]:
 def _stack(trace: Trace, call: Call) -> tuple[Axis, ...]:
     tensors, dim = call.get(0, "tensors"), call.get(1, "dim", 0) % call.made.ndim
     axes = list(together(trace, list(tensors), tensors[0].shape, call))
+    use_as_vectors(trace, tensors)
     return (*axes[:dim], Axis(len(tensors), f"a count of {len(tensors)} stacked tensors"), *axes[dim:])
 
 
@@ -248,6 +250,18 @@ def _one_axis(trace: Trace, call: Call) -> tuple[Axis, ...]:
     return tuple(
         axis if axis.size == size else Axis(size, call.where) for axis, size in zip(axes, call.made.shape, strict=True)
     )
+
+
+@operation("index_add", "index_copy")
+def _index_add(trace: Trace, call: Call) -> tuple[Axis, ...]:
+    """Rows of one tensor are added to some of another's."""
+    axes = list(trace.axes(call.args[0]))
+    dim, source = call.get(1, "dim") % len(axes), trace.axes(call.get(3, "source", call.kwargs.get("tensor")))
+    _keep_counted(axes[dim], call)
+    for i, axis in enumerate(source):
+        if i != dim:
+            join(axes[i], axis, f"{call.where} joins axes that are made otherwise")
+    return tuple(axes)
 
 
 def _picked_axes(call: Call, count: int) -> list[int]:

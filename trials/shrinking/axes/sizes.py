@@ -3,6 +3,7 @@
 from typing import Any
 
 from trials.shrinking.axes.axis import Axis, is_free, keep, one, product, total
+from trials.shrinking.axes.run import source_line
 
 
 class Dim(int):
@@ -53,7 +54,8 @@ class Dim(int):
     def __float__(self) -> float:
         """A number that is computed from a width would be another one in the surrogate, so the axis stays."""
         if is_free(self.axis):
-            whole = Axis(int(self), "the code computes a number from it, which would be another in the surrogate")
+            reason = f"the code computes a number from it{source_line()}, which would be another in the surrogate"
+            whole = Axis(int(self), reason)
             self.quotients.append((self.axis, one(), whole))
         return float(int(self))
 

@@ -4,23 +4,20 @@ The forward runs as it is, on real numbers. PyTorch shows each call of one of it
 subclasses of tensors; `operations` lists what each call means for the axes.
 """
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from trials.shrinking.axes.axis import Axis, is_free, join, keep
 from trials.shrinking.axes.origin import Shown, broadcast, fans_in_use, of_parameter, rearranged
+from trials.shrinking.axes.run import source_line
 from trials.shrinking.axes.sizes import Dim, axis_of
-
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
 @dataclass(slots=True)
@@ -209,13 +206,13 @@ class Trace(TorchFunctionMode):
         if name in ("shape", "size"):
             return self._sizes(args, kwargs, made)
         if name == "setitem":
-            self._apply(Call(name, tuple(args), kwargs, args[0][args[1]], f"node '{name}'{_source_line()}"))
+            self._apply(Call(name, tuple(args), kwargs, args[0][args[1]], f"node '{name}'{source_line()}"))
             return made
         if not any(isinstance(each, Tensor) for each in tree_leaves(made)):
             return made
         node = name if name not in self._counts else f"{name}_{self._counts[name]}"
         self._counts[name] = self._counts.get(name, 0) + 1
-        call = Call(name, tuple(args), kwargs, made, f"node '{node}'{_source_line()}")
+        call = Call(name, tuple(args), kwargs, made, f"node '{node}'{source_line()}")
         self._apply(call)
         return made
 
@@ -317,18 +314,6 @@ class Trace(TorchFunctionMode):
         return known
 
 
-def run(model: nn.Module, batch: Any) -> Any:
-    """Call a model with the inputs of a batch."""
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
-
-
-def copied(batch: Any) -> Any:
-    """A batch whose tensors are its own."""
-    return tree_map(lambda each: each.clone() if isinstance(each, Tensor) else each, batch)
-
-
 def keep_tensors(trace: Trace, tensors: Iterable[Any], reason: str) -> None:
     """Let tensors stay as they are."""
     for tensor in tensors:
@@ -361,16 +346,3 @@ def _name(func: Any) -> str:
     if name.startswith("__") and name.endswith("__"):
         return name.strip("_")
     return name.rstrip("_")
-
-
-def _source_line() -> str:
-    """The user's line that makes a call."""
-    frame = sys._getframe(1)
-    module = ""
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
-        if frame.f_code is run.__code__:  # no line of the user's, only layers of PyTorch's
-            return f" (in {module})" if module else ""
-        own = frame.f_locals.get("self")
-        module = module or (type(own).__name__ if isinstance(own, nn.Module) else "")
-        frame = frame.f_back  # type: ignore[assignment]
-    return "" if frame is None else f" ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
