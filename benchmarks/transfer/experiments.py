@@ -42,8 +42,8 @@ class Drift:
 DRIFTS = {
     "drift_mlp_sgd": Drift("mlp", "sgd", (16, 64, 256, 1024), -1, 11, 220),
     "drift_mlp_adam": Drift("mlp", "adam", (16, 64, 256, 1024), -8, 11, 220),
-    "drift_transformer": Drift("transformer", "adam", (16, 32, 64, 128), -7, 9, 300, plain=False),
-    "drift_cnn": Drift("cnn", "adam", (4, 8, 16, 32), -6, 9, 220, plain=False),
+    "drift_transformer": Drift("transformer", "adam", (16, 128), -7, 9, 200, plain=False),
+    "drift_cnn": Drift("cnn", "adam", (4, 32), -6, 9, 220, plain=False),
 }
 
 

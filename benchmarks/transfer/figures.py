@@ -1,6 +1,6 @@
 """From runs to the summary."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from math import inf, log2
 from statistics import fmean, stdev
 from typing import Any
@@ -97,33 +97,44 @@ def ranks(runs: Runs) -> dict[str, Any]:
 
 
 def speedup(runs: Runs) -> dict[str, Any]:
-    """The time of Optuna with its pruner ÷ ours, until a target has ended whose rate is as good as the best.
+    """The time of Optuna ÷ ours, until a target has ended that is as good as the best known.
 
-    As good is: its mean loss over seeds is at most the lowest one, and one standard deviation over seeds. Where Optuna
-    prunes all such rates, its last trial's end counts, which is too early.
+    As good is: its held-out loss is at most the mean over seeds of the best known configuration, and one standard
+    deviation. Where Optuna's budget gives no such target, its last trial's end counts, which is too early.
     """
-    nothing: dict[str, Any] = {"end_to_end_speedup": None, "end_to_end_speedup_low": None}
-    repeats = sorted({run["repeat"] for run in runs})
-    if not repeats:
-        return nothing
-    by = {(run["who"], run["repeat"]): run for run in runs}
-    pairs = []
-    for repeat in repeats:
-        judged = by["judge", repeat]["losses"]
-        best = min((losses for _, losses in judged), key=fmean)
-        good = {rate for rate, losses in judged if fmean(losses) <= fmean(best) + stdev(best)}
-        theirs, ours = (_reached(by[who, repeat]["trace"], good) for who in ("optuna, median", "ours"))
-        last = max(seconds for seconds, _, _ in by["optuna, median", repeat]["trace"])
-        pairs.append((min(theirs, last), ours))
-    made = {"end_to_end_reached": sum(1 for _, ours in pairs if ours < inf) / len(pairs)}
-    if any(each == inf for pair in pairs for each in pair):
-        return {**nothing, **made}
-    ratio, (low, _) = ratio_with_ci95(pairs)
-    return {"end_to_end_speedup": 1 + ratio, "end_to_end_speedup_low": 1 + low, **made}
+    made: dict[str, Any] = {
+        f"end_to_end_{name}": None for name in ("speedup", "speedup_low", "speedup_unpruned", "speedup_unpruned_low")
+    }
+    if not runs:
+        return made
+    good, timed = goal(runs), [run for run in runs if run["who"] != "judge"]
+    by = {(run["who"], run["repeat"]): run["trace"] for run in timed}
+    repeats = sorted({run["repeat"] for run in timed})
+    ours = [_reached(by["ours", repeat], good) for repeat in repeats]
+    made["end_to_end_reached"] = sum(1 for each in ours if each < inf) / len(ours)
+    for name, pruner in (("speedup", "median"), ("speedup_unpruned", "none")):
+        theirs = [by[f"optuna, {pruner}", repeat] for repeat in repeats]
+        made[f"end_to_end_{pruner}_reached"] = sum(1 for each in theirs if _reached(each, good) < inf) / len(ours)
+        if len(ours) > 1 and max(ours) < inf:
+            pairs = [(min(_reached(each, good), _end(each)), own) for each, own in zip(theirs, ours, strict=True)]
+            ratio, (low, _) = ratio_with_ci95(pairs)
+            made |= {f"end_to_end_{name}": 1 + ratio, f"end_to_end_{name}_low": 1 + low}
+    return made
 
 
-def _reached(trace: Iterable[Sequence[float]], good: Collection[float]) -> float:
-    return min((seconds for seconds, _, rate in trace if rate in good), default=inf)
+def goal(runs: Runs) -> float:
+    """The held-out loss at which a target is as good as the best known configuration."""
+    (judged,) = (run["losses"] for run in runs if run["who"] == "judge")
+    best: list[float] = min(judged, key=fmean)
+    return fmean(best) + stdev(best)
+
+
+def _reached(trace: Iterable[Sequence[Any]], good: float) -> float:
+    return min((float(seconds) for seconds, loss, _ in trace if loss <= good), default=inf)
+
+
+def _end(trace: Iterable[Sequence[Any]]) -> float:
+    return max(float(seconds) for seconds, _, _ in trace)
 
 
 def _means(losses: Sequence[float], seeds: int) -> list[float]:

@@ -77,7 +77,7 @@ class Sweep(Study):
         return cross_entropy(outputs, targets)
 
 
-def trained(study: Sweep, chosen: Sequence[dict[str, Any]], together: int = 64) -> list[tuple[float, float]]:
+def trained(study: Study, chosen: Sequence[dict[str, Any]], together: int = 64) -> list[tuple[float, float]]:
     """Train trials of these settings, and return each one's training loss at the end and its held-out loss.
 
     What diverges has the losses infinity.

@@ -166,8 +166,12 @@ def test_a_study_is_timed_to_a_target_that_luck_does_not_set_and_net_of_the_slow
     assert optuna.startswith("| `optuna` | 40.0 (40.0 to 40.0) | 40.0 | – | 150 |")
 
 
-def test_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transfer() -> None:
     runs = [{"scenario": "oracles", **run} for run in experiments.EXPERIMENTS["oracles"](True)]
     assert figures.summary(runs)
-    monkeypatch.setattr(end_to_end, "WIDTH", 32)
-    assert end_to_end._ours(2, 4, 0)
+    with end_to_end.workers(2) as ask:
+        traces = [end_to_end.ours(ask, 32, 2, 0), end_to_end.plain(ask, 2, 0, "median")]
+        judged = end_to_end.judged(ask, traces, 1, 2)
+    for trace in traces:
+        assert len(trace) == 2 and all(seconds > 0 and loss > 0 for seconds, loss, _ in trace)
+    assert len(judged) == 1 and len(judged[0]) == 2

@@ -56,17 +56,18 @@ def test_ranks_and_regret() -> None:
     assert found["regret_sd"] == pytest.approx(1.0 / 0.1414, rel=0.01)
 
 
-def test_the_speedup_is_to_a_rate_that_is_as_good_whatever_its_one_run_gave() -> None:
-    runs: list[dict[str, Any]] = []
+def test_the_speedup_is_to_a_target_as_good_as_the_best_known() -> None:
+    runs: list[dict[str, Any]] = [{"who": "judge", "losses": [[0.30, 0.29, 0.31], [0.2, 0.5, 0.5]]}]  # 0.30 + 0.01
     for repeat in range(3):
-        runs.append({"who": "ours", "repeat": repeat, "trace": [(2.0 + 0.1 * repeat, 0.35, 0.01)]})
-        lucky, good = (1.0, 0.25, 0.5), (8.0 + repeat, 0.3, 0.02)
-        runs.append({"who": "optuna, median", "repeat": repeat, "trace": [lucky, good]})
-        losses = [(0.01, [0.3, 0.29]), (0.02, [0.3, 0.28]), (0.5, [0.4, 0.5])]
-        runs.append({"who": "judge", "repeat": repeat, "losses": losses})
+        early: Any = (1.0, 0.35, {})
+        runs.append({"who": "ours", "repeat": repeat, "trace": [early, (2.0 + 0.1 * repeat, 0.309, {})]})
+        runs.append({"who": "optuna, median", "repeat": repeat, "trace": [early, (8.0 + repeat, 0.25, {})]})
+        runs.append({"who": "optuna, none", "repeat": repeat, "trace": [early, (20.0, 0.32, {})]})
     found = speedup(runs)
     assert 3.5 < found["end_to_end_speedup_low"] < found["end_to_end_speedup"] < 5
-    runs[0]["trace"] = [(2.0, 0.2, 0.5)]  # not as good
+    assert found["end_to_end_speedup_unpruned"] == pytest.approx(20 / 2.1, rel=0.01), "its budget's end"
+    assert (found["end_to_end_median_reached"], found["end_to_end_none_reached"]) == (1, 0)
+    runs[1]["trace"] = [(2.0, 0.32, {})]  # not as good
     assert speedup(runs)["end_to_end_speedup"] is None
     assert speedup(runs)["end_to_end_reached"] == pytest.approx(2 / 3)
 
