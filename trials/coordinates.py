@@ -105,7 +105,8 @@ def _at(study: Study, settings: Shrink, params: dict[str, Any], scale: int, is_p
                 made[number].model.load_state_dict(group.extract(row)[0])
         after = [_activations(member.model, own) for member, own in zip(made, inputs, strict=True)]
     pairs = list(zip(before, after, strict=True))
-    return {n: sum(float((b[n] - a[n]).abs().mean()) for a, b in pairs) / SEEDS for n in before[0]}
+    same = [n for n in before[0] if all(a[n].shape == b[n].shape for a, b in pairs)]  # others got other examples
+    return {n: sum(float((b[n] - a[n]).abs().mean()) for a, b in pairs) / SEEDS for n in same}
 
 
 @torch.no_grad()

@@ -11,7 +11,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from tests.support.logged import logged
 from tests.support.paths import ROOT
@@ -130,6 +131,34 @@ class Normed(type(load_study(NARROW))):
         layers = super().model(params)
         layers[2] = nn.utils.parametrizations.weight_norm(layers[2])
         return layers
+
+
+class Expert(nn.Module):
+    """A layer that at first gets all examples, and then those for which a gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.gate, self.expert = nn.Linear(20, 128), nn.Linear(128, 1, bias=False), nn.Linear(128, 128)
+        self.last = nn.Linear(128, 2)
+        nn.init.zeros_(self.gate.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.first(x))
+        opened = self.gate(y)
+        (rows,) = torch.where(opened[:, 0] >= 0)
+        return self.last(y.index_add(0, rows, self.expert(y[rows]) * (1 + opened[rows])))
+
+
+class Routed(type(load_study(NARROW))):
+    """Of such models."""
+
+    def model(self, params: dict[str, Any]) -> nn.Module:
+        return Expert()
+
+
+def test_layers_that_get_other_examples_later_are_not_compared() -> None:
+    found = coordinates(Routed(), 4)
+    assert {"first", "last", "the output"} <= set(found.shrunk) and "expert" not in found.shrunk
 
 
 def test_models_that_do_not_fuse_are_checked_one_by_one() -> None:
