@@ -17,6 +17,7 @@ NAMES = (
     "shortest_bubble",
     "real_jobs",
     "bubble_utilization",
+    "ghost_twins",
     "fusion",
     "most_fused",
     "adapters",

@@ -13,8 +13,9 @@ Shape letters: B images in a batch, C channels, H × W pixels.
 import argparse
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import deepspeed
 import torch
@@ -86,7 +87,7 @@ def batches(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield clean + NOISE * torch.randn(clean.shape, generator=generator), clean
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=400)
@@ -99,7 +100,37 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--losses", type=Path, help="where rank 0 writes each step's loss as a hexadecimal float")
     parser.add_argument("--local_rank", type=int, default=0, help="set by the launcher")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def make_pipeline(options: argparse.Namespace) -> PipelineModule:
+    """All layers, of which a rank builds those of its stage."""
+    layers = [
+        LayerSpec(Stem, options.width),
+        *(LayerSpec(Residual, options.width) for _ in range(options.layers)),
+        LayerSpec(Image, options.width),
+    ]
+    # equal numbers of layers: the first of two stages has more of the heavy ones
+    return PipelineModule(layers, num_stages=options.stages, loss_fn=F.mse_loss, partition_method="uniform")
+
+
+def make_config(options: argparse.Namespace) -> dict[str, Any]:
+    """DeepSpeed's configuration."""
+    return {
+        "train_micro_batch_size_per_gpu": options.micro_batch_size,
+        "gradient_accumulation_steps": options.micro_batches,
+        "optimizer": {"type": "AdamW", "params": {"torch_adam": True, "lr": options.learning_rate}},
+        "scheduler": {
+            "type": "WarmupDecayLR",
+            "params": {
+                "total_num_steps": options.steps,
+                "warmup_num_steps": min(20, options.steps),
+                "warmup_max_lr": options.learning_rate,
+            },
+        },
+        "gradient_clipping": 1.0,
+        "steps_per_print": 10**9,
+    }
 
 
 def main() -> None:
@@ -109,31 +140,11 @@ def main() -> None:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_SIZE", "1"))))
     deepspeed.init_distributed()
     torch.manual_seed(options.seed + torch.distributed.get_rank())  # the stages begin with different weights
-    layers = [
-        LayerSpec(Stem, options.width),
-        *(LayerSpec(Residual, options.width) for _ in range(options.layers)),
-        LayerSpec(Image, options.width),
-    ]
-    # equal numbers of layers: the first of two stages has more of the heavy ones
-    model = PipelineModule(layers, num_stages=options.stages, loss_fn=F.mse_loss, partition_method="uniform")
+    model = make_pipeline(options)
     engine, _, _, _ = deepspeed.initialize(
         model=model,
         model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
-        config={
-            "train_micro_batch_size_per_gpu": options.micro_batch_size,
-            "gradient_accumulation_steps": options.micro_batches,
-            "optimizer": {"type": "AdamW", "params": {"torch_adam": True, "lr": options.learning_rate}},
-            "scheduler": {
-                "type": "WarmupDecayLR",
-                "params": {
-                    "total_num_steps": options.steps,
-                    "warmup_num_steps": min(20, options.steps),
-                    "warmup_max_lr": options.learning_rate,
-                },
-            },
-            "gradient_clipping": 1.0,
-            "steps_per_print": 10**9,
-        },
+        config=make_config(options),
     )
     is_first = torch.distributed.get_rank() == 0
     data = batches(options.micro_batch_size, options.seed)

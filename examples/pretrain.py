@@ -11,8 +11,9 @@ Shape letters: B sequences in a batch, T tokens in a sequence, D the width, V th
 import argparse
 import os
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import deepspeed
 import torch
@@ -84,8 +85,9 @@ def read_text() -> Tensor:
     return torch.frombuffer(bytearray(b"\n".join(file.read_bytes() for file in files)), dtype=torch.uint8)
 
 
-def batches(text: Tensor, batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(batch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Endless random (input, target) pairs, each (batch, TOKENS)."""
+    text = read_text()
     generator = torch.Generator().manual_seed(seed)
     window = torch.arange(TOKENS + 1)
     while True:
@@ -94,7 +96,7 @@ def batches(text: Tensor, batch: int, seed: int) -> Iterator[tuple[Tensor, Tenso
         yield chunk[:, :-1], chunk[:, 1:]
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300, help="default: 300, as the demo's study needs")
@@ -107,7 +109,27 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--losses", type=Path, help="where rank 0 writes each step's loss as a hexadecimal float")
     parser.add_argument("--local_rank", type=int, default=0, help="set by the launcher")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def make_pipeline(options: argparse.Namespace) -> PipelineModule:
+    """All layers, of which a rank builds those of its stage."""
+    layers = [
+        LayerSpec(Embedding, options.width),
+        *(LayerSpec(Block, options.width) for _ in range(options.layers)),
+        LayerSpec(Head, options.width),
+    ]
+    return PipelineModule(layers, num_stages=options.stages, loss_fn=loss_of)
+
+
+def make_config(options: argparse.Namespace) -> dict[str, Any]:
+    """DeepSpeed's configuration."""
+    return {
+        "train_micro_batch_size_per_gpu": options.micro_batch_size,
+        "gradient_accumulation_steps": options.micro_batches,
+        "optimizer": {"type": "Adam", "params": {"torch_adam": True, "lr": options.learning_rate}},
+        "steps_per_print": 10**9,
+    }
 
 
 def main() -> None:
@@ -117,24 +139,14 @@ def main() -> None:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_SIZE", "1"))))
     deepspeed.init_distributed()
     torch.manual_seed(options.seed + torch.distributed.get_rank())  # the stages begin with different weights
-    layers = [
-        LayerSpec(Embedding, options.width),
-        *(LayerSpec(Block, options.width) for _ in range(options.layers)),
-        LayerSpec(Head, options.width),
-    ]
-    model = PipelineModule(layers, num_stages=options.stages, loss_fn=loss_of)
+    model = make_pipeline(options)
     engine, _, _, _ = deepspeed.initialize(
         model=model,
         model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
-        config={
-            "train_micro_batch_size_per_gpu": options.micro_batch_size,
-            "gradient_accumulation_steps": options.micro_batches,
-            "optimizer": {"type": "Adam", "params": {"torch_adam": True, "lr": options.learning_rate}},
-            "steps_per_print": 10**9,
-        },
+        config=make_config(options),
     )
     is_first = torch.distributed.get_rank() == 0
-    data = batches(read_text(), options.micro_batch_size, options.seed)
+    data = batches(options.micro_batch_size, options.seed)
     losses = options.losses if is_first and options.losses is not None else Path(os.devnull)
     with losses.open("w", encoding="ascii", buffering=1) as written:  # a killed run leaves those that it came to
         for step in range(1, options.steps + 1):

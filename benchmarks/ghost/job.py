@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.ghost.model import StageTime, Timing
+from benchmarks.ghost.network import EXAMPLES, Network, of_example
 from benchmarks.ghost.program import GhostShape
 from benchmarks.ghost.stage import GhostStage
 from benchmarks.shared.toggle import Toggled
@@ -64,9 +66,10 @@ class Oracle:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ghost.job")
-    parser.add_argument("--stages", type=int, required=True)
+    parser.add_argument("--example", choices=list(EXAMPLES), help="what is trained, and its shape; default: blocks")
+    parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--stage", type=int, required=True)
-    parser.add_argument("--micro-batches", type=int, required=True)
+    parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--dualpipev", action="store_true")
     parser.add_argument("--slow-last", type=float, default=1.0)
     parser.add_argument("--jitter", type=float, default=0.0)
@@ -83,6 +86,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--toggle", type=int, default=0, metavar="W", help="attach for W steps, detach for W, and so on"
     )
+    parser.add_argument("--calibrate", type=Path, help="only write what the stage's work takes, in ns")
+    parser.add_argument("--pace", type=Path, nargs="*", default=[], help="those files of all stages, in order")
     parser.add_argument("--model", type=Path, help="where to write what the model says of each step's length, in ms")
     parser.add_argument("--times", type=Path, help="with --toggle: where each step's time goes")
     return parser.parse_args()
@@ -94,46 +99,69 @@ def main() -> None:
     if options.core is not None:
         os.sched_setaffinity(0, {options.core})
     torch.set_num_threads(1)
-    named = {field.name for field in fields(GhostShape)}
-    shape = GhostShape(**{name: value for name, value in vars(options).items() if name in named})
-    with GhostStage(shape, micro_batch_size=options.micro_batch_size) as stage:
+    shape, network = _shape_and_network(options)
+    with GhostStage(shape, micro_batch_size=options.micro_batch_size, network=network) as stage:
         if options.wait_for_side:
             wait_for_side()
         wait_for_files(options.wait_for)
-        # only when all is quiet, because the ghosts become as fast as this stage is now
-        halved = None
-        if options.resize_step is not None:
-            stage.resize(options.micro_batch_size // 2)
-            stage.calibrate()
-            halved = stage.timing
-            stage.resize(options.micro_batch_size)
+        halved = _calibrate(stage, options)  # only when all is quiet: the ghosts become as fast as this stage is now
+        if options.calibrate is not None:
+            options.calibrate.write_text(json.dumps(stage.time))
+        elif options.toggle:
+            _toggle(stage, options)
+        else:
+            _train(stage, options, halved)
+
+
+def _shape_and_network(options: argparse.Namespace) -> tuple[GhostShape, Network | None]:
+    if options.example is not None:
+        return of_example(options.example, options.stage)
+    named = {field.name for field in fields(GhostShape)}
+    return GhostShape(**{name: value for name, value in vars(options).items() if name in named}), None
+
+
+def _calibrate(stage: GhostStage, options: argparse.Namespace) -> Timing | None:
+    """Pace the ghosts. Returns the timing of halved micro-batches, if they will be."""
+    halved = None
+    if options.resize_step is not None:
+        stage.resize(options.micro_batch_size // 2)
         stage.calibrate()
-        if options.toggle:
-            toggled = Toggled(stage.engine, options.toggle)
-            for _ in range(options.steps):
-                toggled.before_step()
-                stage.train_batch()
-                toggled.after_step()
-            toggled.close()
-            options.times.write_text(json.dumps(toggled.steps))
-            return
-        steps = options.steps
-        if ENVIRONMENT in os.environ:
-            windows = Windows.of_environment()
-            stage.wire.on_wait = Oracle(windows).on_wait
-            cycles = max(options.least_cycles, round(options.seconds * 1e3 / stage.step_ms / windows.length))
-            steps = steps or windows.first_step(cycles) - 1
-        handle = attach(stage.engine)
-        modelled_ms: list[float] = []
-        for step in range(steps):
-            if step == options.resize_step:
-                modelled_ms = stage.modelled_step_ms(step)
-                stage.resize(options.micro_batch_size // 2, halved)
-            stage.train_batch()
-        handle.detach()
-        if options.model is not None:
-            modelled_ms += stage.modelled_step_ms(steps - len(modelled_ms))
-            options.model.write_text(json.dumps(modelled_ms))
+        halved = stage.timing
+        stage.resize(options.micro_batch_size)
+    stage.calibrate()
+    if options.pace:
+        stage.pace([StageTime(*json.loads(path.read_text())) for path in options.pace])
+    return halved
+
+
+def _toggle(stage: GhostStage, options: argparse.Namespace) -> None:
+    toggled = Toggled(stage.engine, options.toggle)
+    for _ in range(options.steps):
+        toggled.before_step()
+        stage.train_batch()
+        toggled.after_step()
+    toggled.close()
+    options.times.write_text(json.dumps(toggled.steps))
+
+
+def _train(stage: GhostStage, options: argparse.Namespace, halved: Timing | None) -> None:
+    steps = options.steps
+    if ENVIRONMENT in os.environ:
+        windows = Windows.of_environment()
+        stage.wire.on_wait = Oracle(windows).on_wait
+        cycles = max(options.least_cycles, round(options.seconds * 1e3 / stage.step_ms / windows.length))
+        steps = steps or windows.first_step(cycles) - 1
+    handle = attach(stage.engine)
+    modelled_ms: list[float] = []
+    for step in range(steps):
+        if step == options.resize_step:
+            modelled_ms = stage.modelled_step_ms(step)
+            stage.resize(options.micro_batch_size // 2, halved)
+        stage.train_batch()
+    handle.detach()
+    if options.model is not None:
+        modelled_ms += stage.modelled_step_ms(steps - len(modelled_ms))
+        options.model.write_text(json.dumps(modelled_ms))
 
 
 if __name__ == "__main__":

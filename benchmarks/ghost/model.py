@@ -26,15 +26,27 @@ class Stall(NamedTuple):
     length_ns: int
 
 
+class StageTime(NamedTuple):
+    """Mean durations of one stage's work."""
+
+    forward_ns: int
+    backward_ns: int
+    optimizer_ns: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Durations of a stage's work. `stage_ratios` has one factor per stage, or is empty (all 1.0)."""
+    """Durations of a stage's work. `stage_ratios` has one factor per stage, or is empty (all 1.0).
+
+    Where `stages` is not empty, it has all stages' own durations instead.
+    """
 
     forward_ns: int
     backward_ns: int
     optimizer_ns: int = 0
     latency_ns: int = 0
     stage_ratios: tuple[float, ...] = ()
+    stages: tuple[StageTime, ...] = ()
     jitter: float = 0.0  # every compute is scaled by a factor drawn from 1 - jitter .. 1 + jitter
     jitter_step: int = 0  # from this step on
     steady_stage: int = -1  # the true one: as a ghost in a replay it does not jitter
@@ -43,6 +55,9 @@ class Timing:
 
     def compute_ns(self, stage: int, what: str) -> float:
         """Mean duration of one compute op on `stage`."""
+        if self.stages:
+            own: int = getattr(self.stages[stage], f"{what}_ns")
+            return own
         base_ns = {"forward": self.forward_ns, "backward": self.backward_ns, "optimizer": self.optimizer_ns}[what]
         return base_ns * (self.stage_ratios[stage] if self.stage_ratios else 1.0)
 

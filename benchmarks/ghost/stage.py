@@ -22,8 +22,9 @@ from unittest import mock
 
 import torch
 
-from benchmarks.ghost.engine import build_engine, feed
-from benchmarks.ghost.model import Stall, Timing, Wait, replay, steady_bubble_ratio
+from benchmarks.ghost.engine import build_engine
+from benchmarks.ghost.model import StageTime, Stall, Timing, Wait, replay, steady_bubble_ratio
+from benchmarks.ghost.network import Network, blocks, noise
 from benchmarks.ghost.program import GhostShape, stage_program
 
 
@@ -38,6 +39,7 @@ class GhostStage:
         hidden: H, width of every Linear+GELU block.
         layers: blocks in each stage; in DualPipeV, in both stages of a rank together.
         micro_batch_size: B, rows of the x_BH that the stages exchange.
+        network: what is trained instead of blocks of that size.
         forward_ms_hint: the ghosts' forward time until `calibrate` is called; a backward takes twice as long.
 
     Raises:
@@ -51,6 +53,7 @@ class GhostStage:
         hidden: int = 512,
         layers: int = 4,
         micro_batch_size: int = 512,
+        network: Network | None = None,
         forward_ms_hint: float = 10.0,
     ) -> None:
         from deepspeed.runtime.pipe import schedule
@@ -63,8 +66,8 @@ class GhostStage:
         self._undo = contextlib.ExitStack()
         self._hidden = hidden
         try:
-            size_BH = (micro_batch_size, hidden)
-            self.engine, self.wire = build_engine(shape, self.programs, size_BH=size_BH, layers=layers, undo=self._undo)
+            network = network or blocks(shape, size_BH=(micro_batch_size, hidden), layers=layers)
+            self.engine, self.wire = build_engine(shape, self.programs, network, self._undo)
         except BaseException:
             self.close()
             raise
@@ -87,7 +90,7 @@ class GhostStage:
         return float(self.engine.train_batch())
 
     def resize(self, micro_batch_size: int, timing: Timing | None = None) -> None:
-        """Change the size of micro-batches from the next step on.
+        """Change the size of micro-batches of blocks from the next step on.
 
         Args:
             micro_batch_size: B.
@@ -96,7 +99,7 @@ class GhostStage:
         size_BH = (micro_batch_size, self._hidden)
         self.engine.set_train_micro_batch_size(micro_batch_size)
         self.engine.reset_activation_shape()
-        feed(self.engine, size_BH, seed=self.shape.seed)
+        self.engine.set_dataiterator(noise(size_BH, seed=self.shape.seed))
         self.wire.resize(size_BH)
         if timing is not None:
             self.timing = timing
@@ -167,6 +170,26 @@ class GhostStage:
                 gaps_ns["rest"].append(time.monotonic_ns() - mark_ns)
         self.timing = self._timing(*(round(statistics.median(gaps)) for gaps in gaps_ns.values()))
         self.wire.restart(self.timing)
+
+    def pace(self, stages: Sequence[StageTime]) -> None:
+        """Let each ghost take as long as its own stage did when it was calibrated, at the machine's present speed.
+
+        The machine may have become faster or slower since: all times are scaled by those of the true stage, now and
+        then. Call it after `calibrate`.
+
+        Args:
+            stages: all stages' times, from the same moment.
+        """
+        own, then = self.timing, stages[self.shape.stage]
+        speed = (own.forward_ns + own.backward_ns) / (then.forward_ns + then.backward_ns)
+        scaled = [StageTime(*(round(each_ns * speed) for each_ns in stage)) for stage in stages]
+        self.timing = replace(own, stages=tuple(scaled))
+        self.wire.restart(self.timing)
+
+    @property
+    def time(self) -> StageTime:
+        """What `calibrate` has measured."""
+        return StageTime(self.timing.forward_ns, self.timing.backward_ns, self.timing.optimizer_ns)
 
     def _timing(self, forward_ns: int, backward_ns: int, optimizer_ns: int) -> Timing:
         """An ordinary stage's durations, from the true stage's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ class GhostWire:
     Args:
         programs: one program for each stage.
         stage: the true stage.
-        size_BH: rows and columns of the float32 tensors that stages exchange.
+        size: of the float32 tensors that stages exchange.
         dtype_id: DeepSpeed's number for float32 in its tensor metadata.
         broadcast: DeepSpeed's own broadcast, which the replacement calls.
         all_reduce: that of DeepSpeed's communication backend, which the replacement calls.
@@ -53,7 +54,7 @@ class GhostWire:
         programs: Sequence[Sequence[Op]],
         stage: int,
         *,
-        size_BH: tuple[int, int],
+        size: tuple[int, ...],
         dtype_id: int,
         broadcast: Callable[..., Any],
         all_reduce: Callable[..., Any],
@@ -65,20 +66,20 @@ class GhostWire:
         self._real_broadcast = broadcast
         self._real_all_reduce = all_reduce
         self._dtype_id, self._seed = dtype_id, seed
-        self.resize(size_BH)
+        self.resize(size)
         self.at_once = True
         self.on_wait: Callable[[int], None] | None = None
         self.loss_group: Any = None
         self.norm_group: Any = None
         self.queues = False
 
-    def resize(self, size_BH: tuple[int, int]) -> None:
+    def resize(self, size: tuple[int, ...]) -> None:
         """Exchange tensors of this size from now on."""
-        self._meta = torch.tensor([0, self._dtype_id, len(size_BH), *size_BH], dtype=torch.int32)  # 0: a single tensor
+        self._meta = torch.tensor([0, self._dtype_id, len(size), *size], dtype=torch.int32)  # 0: a single tensor
         generator = torch.Generator().manual_seed(self._seed)
         self._payloads = {
-            "activation": torch.randn(size_BH, generator=generator),
-            "gradient": torch.randn(size_BH, generator=generator) / (size_BH[0] * size_BH[1]),
+            "activation": torch.randn(size, generator=generator),
+            "gradient": torch.randn(size, generator=generator) / math.prod(size),
         }
 
     def restart(self, timing: Timing) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from math import isfinite
 from typing import Any
 
 import pytest
@@ -119,6 +120,29 @@ def test_both_ends_of_a_dualpipev_pipeline_train_and_change_their_size(stage: in
     losses, steps = found
     assert steps == 2 and len(losses) == 5
     assert all(loss > 0 for loss in losses) == (stage == 0), "rank 0 holds the loss"
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("example", ["pretrain", "denoise"])
+def test_a_twin_of_an_examples_stage_trains_beside_ghosts_of_another_pace(example: str, stage: int) -> None:
+    found = run(f"""
+        from benchmarks.ghost.model import StageTime
+        from benchmarks.ghost.network import of_example
+        shape, network = of_example("{example}", {stage})
+        with GhostStage(shape, network=network) as stage:
+            stage.calibrate(steps=2)
+            own = stage.time
+            slow = StageTime(*(3 * each for each in own))
+            stage.pace([own, slow] if shape.stage == 0 else [slow, own])
+            losses = [stage.train_batch() for _ in range(3)]
+            expected = stage.modelled_step_ms(3)
+            idle = stage.measured_bubble_ratio()
+            print(json.dumps((losses, expected, own.forward_ns + own.backward_ns, shape.micro_batches, idle)))
+    """)
+    losses, expected_ms, own_ns, micro_batches, idle = found
+    assert all(loss > 0 for loss in losses) == (stage == 1) and all(map(isfinite, losses))
+    assert expected_ms[1] >= 3 * micro_batches * own_ns / 1e6 * 0.99, "the other stage is three times as slow"
+    assert idle > 0.4
 
 
 def test_same_seed_gives_the_same_losses_and_close_leaves_nothing() -> None:

@@ -18,7 +18,7 @@ from tests.matrix.modes import EVERY, MICRO_BATCHES, MODES, STEPS, WAITS_BEFORE,
 from tests.support.patient import wait_until_squeezed
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-from pretrain import VOCABULARY, Block, Embedding, Head, batches, loss_of, read_text
+from pretrain import VOCABULARY, Block, Embedding, Head, batches, loss_of
 
 WIDTH = 64
 BATCH = 4
@@ -58,7 +58,7 @@ def make_model(mode: Mode) -> nn.Module:
 
 def make_data(mode: Mode, replica: int) -> Any:
     if not mode.is_dualpipev:
-        return batches(read_text(), BATCH, replica)
+        return batches(BATCH, replica)
     generator = torch.Generator().manual_seed(replica)
     return ((x, x.flip(1)) for x in iter(lambda: torch.randn(BATCH, WIDTH, generator=generator), None))
 
