@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from trials import Member, Study, TrialGroup, build_member
 from trials.gate.base import HOST_UNIT, OpenGate
+from trials.training.member import Built, build
 
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
 
@@ -100,21 +101,19 @@ class AtOnce(Executor):
         return future
 
 
-def only_optimizer(member: Member) -> torch.optim.Optimizer:
+def only_optimizer(trial: Member | Built) -> torch.optim.Optimizer:
     """The optimizer of a trial that has one."""
-    assert isinstance(member.optimizer, torch.optim.Optimizer)
-    return member.optimizer
+    assert isinstance(trial.optimizer, torch.optim.Optimizer)
+    return trial.optimizer
 
 
 class Solo:
-    """One trial trained alone by ordinary PyTorch, from the same seed."""
+    """One trial trained alone by ordinary PyTorch, from the same seed. Nothing traces its model or looks at it."""
 
     def __init__(self, study: Study, number: int, params: dict[str, Any] | None = None) -> None:
         self.study, self.params = study, params or {"n": number}
-        member = build_member(study, number, self.params)
-        assert member.rng_state is not None
-        self.model, self.rng_state = member.model, member.rng_state
-        self.optimizer = only_optimizer(member)
+        built = build(study, number, self.params)
+        self.model, self.optimizer, self.rng_state = built.model, only_optimizer(built), built.rng_state
         self.loss = float("nan")
 
     def step(self, inputs: Any, targets: Any) -> None:

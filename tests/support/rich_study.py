@@ -8,7 +8,8 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from tests.support.fused_and_solo import Batch, Solo, ToyStudy, called, given_params, only_optimizer
-from trials import Study, build_member
+from trials import Study
+from trials.training.member import build
 
 Schedule = Callable[[int, torch.optim.Optimizer], Any]
 
@@ -52,12 +53,10 @@ class RichSolo(Solo):
     """One trial of any study in an ordinary loop, with PyTorch's own schedulers, clipping and `GradScaler`."""
 
     def __init__(self, study: Study, number: int) -> None:
-        member = build_member(study, number, {"n": number})
-        assert member.rng_state is not None
-        self.study, self.number, self.params = study, number, member.params
-        self.model, self.rng_state = member.model, member.rng_state
-        self.optimizer = only_optimizer(member)
-        self.schedulers: Sequence[LRScheduler] = member.schedulers
+        self.study, self.number, self.params = study, number, {"n": number}
+        built = build(study, number, self.params)
+        self.model, self.optimizer, self.rng_state = built.model, only_optimizer(built), built.rng_state
+        self.schedulers: Sequence[LRScheduler] = built.schedulers
         self.scaler = study.scaler(self.params) or torch.amp.GradScaler("cpu", enabled=False)
         self.epochs = 0
         self.losses: list[float] = []
