@@ -93,7 +93,8 @@ class Tree:
         """Files with such a name. A pattern leads to no Python file: a linter reads them all and uses none."""
         if "*" not in pattern:
             return self._by_name.get(pattern, ())
-        return [f for f in self._files if fnmatch(PurePosixPath(f).name, pattern) and not f.endswith(".py")]
+        names = (name for name in self._by_name if fnmatch(name, pattern) and not name.endswith(".py"))
+        return [file for name in names for file in self._by_name[name]]
 
     def _imported(self, module: str) -> Iterator[str]:
         """The module's file, and those of the packages that it lies in."""
@@ -153,11 +154,11 @@ def configured_names(text: str) -> Names:
 
 def python_names(text: str, file: str) -> Names:
     """Imports, wherever they stand, and the words of all strings but docstrings."""
-    tree = ast.parse(text)
+    nodes = list(ast.walk(ast.parse(text)))
     names = Names()
     package = module_name(file) if file.endswith("__init__.py") else module_name(file).rpartition(".")[0]
-    descriptions = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    descriptions = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         if isinstance(node, ast.Import):
             names.imports.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -168,6 +169,6 @@ def python_names(text: str, file: str) -> Names:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in descriptions:
             names.words.update(WORD.findall(node.value))
             names.runs.update(RUN_AS_MODULE.findall(node.value))
-    if "-m" in {getattr(node, "value", None) for node in ast.walk(tree) if isinstance(node, ast.Constant)}:
+    if "-m" in {node.value for node in nodes if isinstance(node, ast.Constant)}:
         names.runs.update(names.words)
     return names
