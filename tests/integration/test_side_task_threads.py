@@ -20,7 +20,7 @@ def shut_s(sandbox: Sandbox) -> float:
 
 def stands_still(sandbox: Sandbox, side: int) -> None:
     """In times without a bubble, in which the core is free."""
-    for _ in range(3):
+    for _ in range(2):
         wait_for(lambda: 0.2 < shut_s(sandbox) < 0.5, "a long time outside bubbles")
         used = cpu_ticks(side)
         time.sleep(0.3)

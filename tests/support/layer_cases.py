@@ -183,7 +183,10 @@ LAYERS: dict[str, Case] = {
 KINDS = {type(make(0)): name for name, (_, make) in reversed(LAYERS.items())}
 """Each kind of layer, and the first of its cases."""
 OF_EACH_KIND = others_slow(LAYERS, KINDS.values())
-"""All cases, of which one of each kind is quick: for what `test_layer_behind_another` shows of every case, too."""
+"""All cases, of which one of each kind is quick: for what `test_layer_behind_another` shows of most cases, too."""
+USUAL = [name for name in LAYERS if name in KINDS.values() or not ("1d" in name or "3d" in name)]
+"""One of each kind, and all others but those along one or three axes: a rule has the same code for any number."""
+WITH_WEIGHTS = [name for name, (_, make) in LAYERS.items() if list(make(0).parameters())]
 
 
 def batches(*shape: int) -> list[Tensor]:

@@ -251,7 +251,7 @@ def test_damaged_weights_are_named_and_not_taken(
     assert study.user_attrs[ARTIFACTS]["files"].keys() == {"best.json", "trial-0.pt", "trial-3.pt"}, "it is whole there"
 
 
-@pytest.mark.parametrize("is_away", ["at the start", "when trials end"])
+@pytest.mark.parametrize("is_away", others_slow(["at the start", "when trials end"], ["when trials end"]))
 def test_what_is_uploaded_of_the_best_is_never_replaced_by_less(
     is_away: str, database: str, tmp_path: Path, store: Store
 ) -> None:

@@ -16,6 +16,7 @@ from benchmarks import adapters, audit, fusion, guard_power, neighbour, pauses, 
 from benchmarks.search_cost import __main__ as search_cost
 from benchmarks.shared.fused_models import Alone, Classes, Together, alternate
 from benchmarks.transfer import end_to_end, experiments, figures
+from tests.support.slow_cases import others_slow
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +102,7 @@ def test_refill(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finite(refill._summary(runs))
 
 
-@pytest.mark.parametrize("scenario", ["random_sqlite", "asha_journal"])
+@pytest.mark.parametrize("scenario", others_slow(["random_sqlite", "asha_journal"], ["asha_journal"]))
 def test_search_cost(scenario: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_cost, "SIZES", (10,))
     monkeypatch.setattr(search_cost, "QUICK_TRIALS", 3)

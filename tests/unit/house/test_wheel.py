@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import INSTALLED, ROOT
+from tests.support.slow_cases import others_slow
 
 METADATA = ("LICENSE", "README.md", "pyproject.toml", "setup.cfg")
 COMMANDS = ("ds_squeeze", "squeezer", "trials")
@@ -79,6 +80,6 @@ def test_every_module_is_imported_from_the_wheel(installed: Path, tmp_path: Path
     assert all(Path(path).is_relative_to(installed) for path in found)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", others_slow(COMMANDS, ["trials"]))
 def test_a_command_of_the_wheel_shows_its_help(command: str, installed: Path, tmp_path: Path) -> None:
     assert f"usage: {command}" in run([installed / "bin" / command, "--help"], tmp_path)

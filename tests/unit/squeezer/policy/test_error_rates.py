@@ -5,6 +5,7 @@ import pytest
 
 from benchmarks.guard_power import MOST_SQUEEZED, bursts, heavy, simulate, white
 from squeezer.policy.evidence import ERROR_RATE, errors_allowed
+from tests.support.slow_cases import others_slow
 
 
 def test_a_bound_that_may_look_at_any_time_is_wrong_as_rarely_as_it_says() -> None:
@@ -25,7 +26,13 @@ def test_a_bound_that_may_look_at_any_time_is_wrong_as_rarely_as_it_says() -> No
 
 @pytest.mark.parametrize(
     ("noise", "deviation", "slowdown", "most_alarms", "most_lost"),
-    [(white, 0.03, 0.0, 1, 0.02), (bursts, 0.1, 0.0, 6, 0.06), (heavy, 0.03, 0.0, 1, 0.02), (white, 0.03, 0.01, 10, 1)],
+    others_slow(
+        [
+            *[(white, 0.03, 0.0, 1, 0.02), (bursts, 0.1, 0.0, 6, 0.06), (heavy, 0.03, 0.0, 1, 0.02)],
+            (white, 0.03, 0.01, 10, 1),
+        ],
+        [(bursts, 0.1, 0.0, 6, 0.06), (white, 0.03, 0.01, 10, 1)],
+    ),
 )
 def test_alarms_in_40_000_steps(noise, deviation, slowdown, most_alarms, most_lost) -> None:  # type: ignore[no-untyped-def]
     outcome = simulate(noise(np.random.default_rng(5), 40_000, deviation), slowdown, 5)
@@ -33,10 +40,16 @@ def test_alarms_in_40_000_steps(noise, deviation, slowdown, most_alarms, most_lo
     assert outcome.squeezed >= MOST_SQUEEZED * (1 - most_lost)
 
 
+SLOWDOWNS = [(0.02, 1000, 0.01), (0.04, 150, 0.01), (0.4, 60, 0.015)]
+
+
 @pytest.mark.parametrize(
-    ("slowdown", "most_steps", "most_cost"), [(0.02, 1000, 0.01), (0.04, 150, 0.01), (0.4, 60, 0.015)]
+    ("noise", "slowdown", "most_steps", "most_cost"),
+    others_slow(
+        [(noise, *slowdown) for noise in (white, bursts) for slowdown in SLOWDOWNS],
+        [(white, *SLOWDOWNS[0]), (bursts, *SLOWDOWNS[1]), (white, *SLOWDOWNS[2])],
+    ),
 )
-@pytest.mark.parametrize("noise", [white, bursts])
 def test_a_slowdown_is_found_and_kept_out(noise, slowdown: float, most_steps: int, most_cost: float) -> None:  # type: ignore[no-untyped-def]
     found = [simulate(noise(np.random.default_rng(seed), 3000, 0.03), slowdown, seed) for seed in range(15)]
     after = sorted(each.shut_at or 3000 for each in found)
@@ -45,7 +58,8 @@ def test_a_slowdown_is_found_and_kept_out(noise, slowdown: float, most_steps: in
 
 
 @pytest.mark.parametrize(
-    ("deviation", "slowdown", "most_steps"), [(0.03, 0.4, 60), (0.001, 0.4, 120), (0.005, 0.05, 120)]
+    ("deviation", "slowdown", "most_steps"),
+    others_slow([(0.03, 0.4, 60), (0.001, 0.4, 120), (0.005, 0.05, 120)], [(0.03, 0.4, 60), (0.001, 0.4, 120)]),
 )
 def test_a_slowdown_that_begins_late_is_found_as_soon(deviation: float, slowdown: float, most_steps: int) -> None:
     """Also where steps have been so equal that the first longer ones look like outliers."""

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from tests.support.fused_and_solo import ToyStudy
 from tests.support.random_models.surroundings import Straight
+from tests.support.slow_cases import crossed
 from tests.support.two_layers import Forward, TwoLayers, assert_fused_is_alone, batches
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")
@@ -73,8 +74,7 @@ FORWARDS: dict[str, tuple[Forward, str]] = {
 }
 
 
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("name", FORWARDS)
+@pytest.mark.parametrize(("name", "size"), crossed(FORWARDS, [1, 2], 2))
 def test_function(name: str, size: int) -> None:
     forward, way = FORWARDS[name]
     found = assert_fused_is_alone(ToyStudy(lambda n: TwoLayers(forward).double(), "sgd", batches()), size)

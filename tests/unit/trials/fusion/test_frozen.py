@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.support.fused_and_solo import ToyStudy
+from tests.support.slow_cases import crossed
 from tests.support.two_layers import Forward, TwoLayers, assert_fused_is_alone, batches, plain
 from trials import FuseError
 from trials.fusion.graph.trace import trace
@@ -87,8 +88,7 @@ QUESTIONS: dict[str, Forward] = {
 }
 
 
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize(("name", "size"), crossed(QUESTIONS, [1, 2], 2))
 def test_question(name: str, size: int) -> None:
     assert not assert_fused_is_alone(study_of(QUESTIONS[name]), size).startswith(RULE)
 
@@ -163,8 +163,7 @@ CHANGING: dict[str, tuple[Forward, Callable[[float], object], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("name", CHANGING)
+@pytest.mark.parametrize(("name", "size"), crossed(CHANGING, [1, 2], 2))
 def test_state_that_the_study_changes(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     forward, change, why = CHANGING[name]
     monkeypatch.setenv("TESTS_SCALE", "1")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tests.support.fused_and_solo import Solo, ToyStudy, assert_fused_is_solo, assert_same_trial, close, members
 from tests.support.optimizer_settings import SETTINGS
+from tests.support.slow_cases import others_slow
 from tests.support.states import reloaded
 from trials import FuseError, Member, TrialGroup
 from trials.fusion.compared.structure import canonical_names, stack, structure
@@ -112,7 +113,13 @@ def test_rate_zero_changes_nothing() -> None:
     assert all(torch.equal(start[name], after[name]) for name in start)
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+# what a setting adds to these is no state
+WITH_STATES = [
+    name for name in SETTINGS if not any(part in name for part in ("decay", "maximize", "dampening", "nesterov"))
+]
+
+
+@pytest.mark.parametrize("name", others_slow(SETTINGS, WITH_STATES))
 def test_state_travels_with_its_trial(name: str) -> None:
     x, y = batch()
     study = ToyStudy(model, SETTINGS[name], [(x, y)])

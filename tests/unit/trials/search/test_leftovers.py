@@ -1,6 +1,7 @@
 """A study that was deleted, or that is in another storage, leaves nothing that passes for another one's of its name."""
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ from optuna.trial import TrialState
 from tests.support.fused_and_solo import AtOnce
 from tests.support.side_task_runs import Direct
 from tests.support.simulated import Pretended, Trainer, assert_ended
+from tests.support.slow_cases import others_slow
 from trials.search.storage.optuna_storage import open_storage
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.study_error import StudyError
+
+KINDS = "journal", "sqlite", "postgresql"
 
 
 def hire(storage: str, directory: Path, name: str = "w") -> SearchWorker:
@@ -39,7 +43,11 @@ def best(directory: Path) -> list[int]:
     return [entry["number"] for entry in json.loads((directory / "best" / "best.json").read_text())]
 
 
-@pytest.mark.parametrize("is_done", [True, False])
+@pytest.mark.parametrize(
+    ("storage_kind", "is_done"),
+    others_slow(product(KINDS, [True, False]), [("journal", False), ("postgresql", True)]),
+    indirect=["storage_kind"],
+)
 def test_a_study_that_was_deleted_begins_anew(is_done: bool, storage: str, tmp_path: Path) -> None:
     directory = tmp_path / "study"
     for _ in range(3):  # workers that died in the deleted study's trials do not count
@@ -60,7 +68,14 @@ def test_a_study_that_was_deleted_begins_anew(is_done: bool, storage: str, tmp_p
     assert best(directory) == [t.number for t in sorted(completed, key=lambda t: -(t.value or 0.0))[:1]]
 
 
-@pytest.mark.parametrize("other", ["sqlite:///{}/other.db", "{}/other.journal"])
+@pytest.mark.parametrize(
+    ("storage_kind", "other"),
+    others_slow(
+        product(KINDS, ["sqlite:///{}/other.db", "{}/other.journal"]),
+        [("journal", "sqlite:///{}/other.db"), ("postgresql", "{}/other.journal")],
+    ),
+    indirect=["storage_kind"],
+)
 def test_another_storage_does_not_take_a_directory_that_is_in_use(other: str, storage: str, tmp_path: Path) -> None:
     directory = tmp_path / "study"
     train(hire(storage, directory), directory)
@@ -84,7 +99,11 @@ def test_a_trial_that_someone_has_closed_while_it_was_claimed_is_no_other_studys
     assert hire(storage, directory).ask(1)["trials"]
 
 
-@pytest.mark.parametrize("index", ["", "[{}]"])
+@pytest.mark.parametrize(
+    ("storage_kind", "index"),
+    others_slow(product(KINDS, ["", "[{}]"]), [("journal", ""), ("journal", "[{}]")]),
+    indirect=["storage_kind"],
+)
 def test_a_damaged_index_of_the_best_holds_nobody_up(index: str, storage: str, tmp_path: Path) -> None:
     directory = tmp_path / "study"
     worker = hire(storage, directory)

@@ -1,6 +1,7 @@
 """Several search workers promote trials of one study: some die, and what the dead still write counts for nothing."""
 
 import random
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -72,8 +73,7 @@ class Trainer:
 STORAGES = ["{}/study.journal", "sqlite:///{}/study.db"]
 
 
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("draw", others_slow(range(6), [0, 1]))
+@pytest.mark.parametrize(("storage", "draw"), others_slow(product(STORAGES, range(6)), [(STORAGES[0], 0)]))
 def test_many_workers_of_which_some_die_end_every_trial_once(storage: str, draw: int, tmp_path: Path) -> None:
     study, chance = Bracket(), random.Random(draw)
     hired = 0

@@ -1,7 +1,7 @@
 """Trials at different epochs in one group: each is trained as alone, and where that is not sure, they are apart."""
 
 from collections.abc import Callable, Iterator
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from ds_hooks.shared.trial_attributes import REASON
 from tests.support.fused_and_solo import Batch
 from tests.support.logged import logged
 from tests.support.side_task_runs import Seven, Starving, assert_as_alone, data, make_study, run
+from tests.support.slow_cases import others_slow
 from tests.support.tree_models import Masked
 from trials.side_task.cohort import SHARED_LOADER, UNLIKE_EPOCHS
 from trials.training.batches import Pinned
@@ -187,8 +188,14 @@ def test_a_loss_that_vmap_cannot_compute_is_mixed_all_the_same(trained: list[tup
     assert any(len(epochs) == 3 for epochs, _ in trained)
 
 
-@pytest.mark.parametrize("wrap", [lambda loader: loader, Pinned])
-@pytest.mark.parametrize("is_known", [False, True])
+def as_it_is(loader: Any) -> Any:
+    return loader
+
+
+@pytest.mark.parametrize(
+    ("is_known", "wrap"),
+    others_slow(product([False, True], [as_it_is, Pinned]), [(False, Pinned), (True, as_it_is)]),
+)
 def test_epochs_that_cannot_be_read_side_by_side_are_read_one_after_another(
     is_known: bool,
     wrap: Callable[[Any], Any],

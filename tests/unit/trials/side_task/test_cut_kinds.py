@@ -12,6 +12,7 @@ from torch.optim import lr_scheduler as lrs
 from tests.support.fused_and_solo import Batch
 from tests.support.interrupted import BATCHES, Asked, Long, result, trained, work
 from tests.support.side_task_runs import data
+from tests.support.slow_cases import others_slow
 from trials.gate.base import StopRequested
 
 
@@ -130,7 +131,7 @@ class OneByOne(Kind):
 KINDS: dict[str, Callable[[], Kind]] = {made.__name__: made for made in (InHalf, TwoOptimizers, OfSizes, OneByOne)}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", others_slow(KINDS, ["TwoOptimizers", "OneByOne"]))
 def test_one_that_is_asked_to_end_gives_the_same(kind: str, tmp_path: Path) -> None:
     directories = [tmp_path / name for name in ("whole", "parts")]
     for directory in directories:

@@ -1,6 +1,7 @@
 """Whole studies with promotion: trials pause at rungs, and whoever promotes them, they give what they give alone."""
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -79,10 +80,15 @@ def assert_ended(worker: SearchWorker, study: Seven) -> list[FrozenTrial]:
     return trials
 
 
-@pytest.mark.parametrize("kept", [True, False])
+BRACKETS = (9, 3, (1, 2), 4), (9, 2, (1, 2, 3), 16), (2, 4, (2,), 1), (11, 4, (1, 3), 5), (4, 2, (1, 4), 3)
+
+
 @pytest.mark.parametrize(
-    ("trials", "factor", "rungs", "fused"),
-    [(9, 3, (1, 2), 4), (9, 2, (1, 2, 3), 16), (2, 4, (2,), 1), (11, 4, (1, 3), 5), (4, 2, (1, 4), 3)],
+    ("trials", "factor", "rungs", "fused", "kept"),
+    others_slow(
+        [(*bracket, kept) for bracket in BRACKETS for kept in (True, False)],
+        [(*bracket, at % 2 == 0) for at, bracket in enumerate(BRACKETS)],
+    ),
 )
 def test_a_whole_study(
     trials: int, factor: int, rungs: tuple[int, ...], fused: int, kept: bool, tmp_path: Path
@@ -158,7 +164,10 @@ def test_one_that_is_killed_is_taken_up_by_its_successor(at: int, tmp_path: Path
     assert_accounts(successor._claims.spans(), assert_ended(successor, again))
 
 
-@pytest.mark.parametrize("storage", ["{}/study.journal", "sqlite:///{}/study.db"])
+STORAGES = ["{}/study.journal", "sqlite:///{}/study.db"]
+
+
+@pytest.mark.parametrize("storage", others_slow(STORAGES, STORAGES[:1]))
 def test_two_workers_by_turns_end_the_study_together(storage: str, tmp_path: Path) -> None:
     for turn in range(60):
         study = bracket()
@@ -215,8 +224,13 @@ class Dying(Direct):
         super().send(**request)
 
 
-@pytest.mark.parametrize("before", ["the report", "waiting", "the claim"])
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize(
+    ("before", "kept"),
+    others_slow(
+        product(["the report", "waiting", "the claim"], [True, False]),
+        [("the report", False), ("waiting", True), ("the claim", True)],
+    ),
+)
 def test_a_worker_that_dies_while_a_trial_pauses(
     before: str, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

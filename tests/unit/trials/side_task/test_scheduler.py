@@ -13,6 +13,7 @@ from ds_hooks.shared import statuses
 from ds_hooks.shared.statuses import Status
 from tests.support.fused_and_solo import alike, close
 from tests.support.side_task_runs import MS, Direct, Starving, assert_as_alone, make_study, run
+from tests.support.slow_cases import others_slow
 from trials.fusion.layers.linear import FusedLinear
 from trials.gate.base import GateError, Starved
 from trials.side_task import scheduler
@@ -20,7 +21,7 @@ from trials.side_task.cohort import Fit
 from trials.training.group import TrialGroup
 
 
-@pytest.fixture(scope="module", params=[False, True])
+@pytest.fixture(scope="module", params=others_slow([False, True], [True]))
 def whole(request: pytest.FixtureRequest) -> tuple[bool, list[FrozenTrial], list[Status]]:
     """Whether trials have their own batches, and a run in which nothing is split."""
     return request.param, *run(request.param, Starving(()))
@@ -194,7 +195,7 @@ def test_a_device_that_fails_is_no_trials_fault(monkeypatch: pytest.MonkeyPatch)
     assert [request for request in sent if "fail" in request] == []
 
 
-@pytest.mark.parametrize("fits", [3, 1])
+@pytest.mark.parametrize("fits", others_slow([3, 1], [1]))
 def test_trials_that_do_not_fit_into_the_memory_are_trained_in_smaller_groups_and_give_the_same(
     whole: tuple[bool, list[FrozenTrial], list[Status]], fits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,7 +62,7 @@ PRUNERS: dict[str, Callable[[], pruners.BasePruner | None]] = {
 }
 
 
-@pytest.mark.parametrize("pruner", PRUNERS)
+@pytest.mark.parametrize("pruner", others_slow(PRUNERS, ["the default", "hyperband", "none"]))
 def test_pruners(pruner: str, tmp_path: Path) -> None:
     study = small(trials=16)
     study.pruner = PRUNERS[pruner]  # type: ignore[method-assign]
@@ -98,7 +98,7 @@ def choose(study: Seven, sampler: Callable[[], samplers.BaseSampler]) -> None:
     ("sampler", "search"),
     others_slow(
         [(sampler, search) for sampler in SAMPLERS for search in (None, "asha")],
-        [*((sampler, "asha") for sampler in SAMPLERS), ("random", None), ("TPE", None)],
+        [("random", None), ("TPE", "asha"), ("NSGA-II", "asha"), ("CMA-ES", "asha")],
     ),
 )
 def test_samplers(sampler: str, search: str | None, tmp_path: Path) -> None:

@@ -230,9 +230,16 @@ def train(study: ToyStudy, size: int, scored_first: bool = False) -> TrialGroup:
     return group
 
 
+WAYS = [(size, scored_first) for size in (1, 3) for scored_first in (False, True)]
+
+
 @pytest.mark.parametrize(
-    ("size", "scored_first"), others_slow([(1, False), (1, True), (3, False), (3, True)], [(1, True), (3, False)])
+    ("kind", "size", "scored_first"),
+    others_slow(
+        [(kind, *way) for kind in EXACT for way in WAYS],
+        [*((kind, 3, False) for kind in EXACT), *((kind, 1, True) for kind in EXACT[::4])],
+    ),
+    ids=lambda value: getattr(value, "__name__", None),
 )
-@pytest.mark.parametrize("kind", EXACT, ids=lambda kind: kind.__name__)
 def test_what_depends_on_shapes_alone_is_exact(kind: type[Base], size: int, scored_first: bool) -> None:
     train(study_of(kind, 5, 3, 7, 5, 3), size, scored_first)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from tests.support.fused_and_solo import RecordingGate, members
 from tests.support.keeping import Base, D, EmptyBuffer, Rotary, study_of
+from tests.support.slow_cases import crossed
 from trials import TrialGroup
 from trials.fusion.errors import RefusedError
 
@@ -318,9 +319,10 @@ def test_what_one_of_several_methods_keeps_is_refused(size: int) -> None:
         group.train_step(*study.data[0])
 
 
-@pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("looks", [False, True])
-@pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    ("kind", "size"), crossed(REFUSED, [1, 3], 3), ids=lambda value: getattr(value, "__name__", None)
+)
 def test_what_results_depend_on_is_refused(
     kind: type[Base], looks: bool, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.fused_and_solo import ToyStudy
+from tests.support.slow_cases import crossed
 from tests.support.two_layers import Forward, TwoLayers, assert_fused_is_alone, batches
 from trials import FuseError
 
@@ -68,8 +69,7 @@ FORWARDS: dict[str, Forward] = {
 }
 
 
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("name", FORWARDS)
+@pytest.mark.parametrize(("name", "size"), crossed(FORWARDS, [1, 3], 3))
 def test_forward(name: str, size: int) -> None:
     def with_number(m: TwoLayers) -> None:
         m.times4 = 2.0  # type: ignore[assignment]

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.support.fused_and_solo import ToyStudy, members
 from tests.support.random_models.surroundings import Halved, Straight
+from tests.support.slow_cases import crossed
 from tests.support.two_layers import Forward, TwoLayers, assert_fused_is_alone, batches, plain
 from trials import FuseError, TrialGroup
 from trials.fusion.graph.trace import trace
@@ -222,8 +223,7 @@ FORWARDS: dict[str, tuple[Forward, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("name", FORWARDS)
+@pytest.mark.parametrize(("name", "size"), crossed(FORWARDS, [1, 2], 2))
 def test_forward(name: str, size: int) -> None:
     forward, way = FORWARDS[name]
     found = assert_fused_is_alone(ToyStudy(lambda n: TwoLayers(forward).double(), "sgd", batches()), size)

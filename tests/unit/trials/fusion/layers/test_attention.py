@@ -102,15 +102,23 @@ def check(own: tuple[bool, bool], call: dict[str, Any], masks: dict[str, Tensor]
     assert_fused_is_solo(lambda n: Attention(n, own, call, masks, **options), inputs, steps=STEPS)
 
 
-@pytest.mark.parametrize("weights", others_slow(WEIGHTS, ["weights per head", "no weights"]))
-@pytest.mark.parametrize("masks", MASKS)
+@pytest.mark.parametrize(
+    ("masks", "weights"),
+    others_slow(
+        product(MASKS, WEIGHTS), [(masks, ("weights per head", "no weights")[at % 2]) for at, masks in enumerate(MASKS)]
+    ),
+)
 def test_masks_and_weights(masks: str, weights: str) -> None:
     check((True, True), WEIGHTS[weights], MASKS[masks], batch_first=True)
 
 
-@pytest.mark.parametrize("masks", others_slow(["no mask", ALL_MASKS], [ALL_MASKS]))
-@pytest.mark.parametrize("weights", ["mean weights", "no weights"])
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(
+    ("options", "weights", "masks"),
+    others_slow(
+        product(OPTIONS, ["mean weights", "no weights"], ["no mask", ALL_MASKS]),
+        [(options, ("mean weights", "no weights")[at % 2], ALL_MASKS) for at, options in enumerate(OPTIONS)],
+    ),
+)
 def test_options_of_the_layer(options: str, weights: str, masks: str) -> None:
     check((True, True), WEIGHTS[weights], MASKS[masks], **OPTIONS[options])
 
@@ -134,9 +142,13 @@ class SelfAttention(nn.Module):
         return self.a(self.attention(x, x, x, **self.call)[0])
 
 
-@pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("batched", [True, False])
-@pytest.mark.parametrize("options", others_slow(["plain", "batch first", "extra key"], ["plain", "extra key"]))
+@pytest.mark.parametrize(
+    ("options", "batched", "first"),
+    others_slow(
+        product(["plain", "batch first", "extra key"], [True, False], [True, False]),
+        [("plain", True, False), ("plain", False, True), ("extra key", True, True), ("extra key", False, False)],
+    ),
+)
 def test_self_attention(options: str, batched: bool, first: bool) -> None:
     kept = OPTIONS[options]
     inputs = sequences(kept.get("batch_first", False), L, batched)
@@ -198,7 +210,8 @@ class Heads(nn.Module):
 @pytest.mark.parametrize(
     ("name", "own"),
     others_slow(
-        product(PRODUCTS, OWN), [case for case in product(PRODUCTS, OWN) if len({*case[1]}) == 2 or case[0] == "plain"]
+        product(PRODUCTS, OWN),
+        [*product(["plain"], OWN), *((name, OWN[1 + at % 2]) for at, name in enumerate(PRODUCTS) if at)],
     ),
 )
 def test_scaled_dot_product_attention(name: str, own: tuple[bool, bool, bool]) -> None:

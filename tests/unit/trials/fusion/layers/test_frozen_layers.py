@@ -1,12 +1,25 @@
 """Every rule on frozen weights that all trials have in common gives what each trial alone gives."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch import nn
 
 from tests.support.common_bits import frozen, held, trained
 from tests.support.fused_and_solo import OPTIMIZERS, ToyStudy, assert_fused_is_solo, members
-from tests.support.layer_cases import IMAGES, KINDS, LAYERS, SIGNALS, VECTORS, batches, before, fresh
+from tests.support.layer_cases import (
+    IMAGES,
+    KINDS,
+    LAYERS,
+    SIGNALS,
+    USUAL,
+    VECTORS,
+    WITH_WEIGHTS,
+    batches,
+    before,
+    fresh,
+)
 from tests.support.slow_cases import others_slow
 from trials import TrialGroup
 from trials.fusion.layers import linear
@@ -17,7 +30,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Implicit dimension choice", "ignore:dropout2d. Received a 3D input"),
 ]
 
-WITH_WEIGHTS = [name for name, (_, make) in LAYERS.items() if list(make(0).parameters())]
 PRODUCTS_AND_NORMS = [name for name in WITH_WEIGHTS if "{}" in name or "norm" in name or "linear" in name]
 PARTS = {"all": lambda name: True, "weights": lambda name: "weight" in name, "biases": lambda name: "bias" in name}
 
@@ -32,7 +44,12 @@ def layer(name: str, n: int, part: str) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("name", "part"), [(name, part) for name in WITH_WEIGHTS for part in PARTS if part == "all" or "{}" in name]
+    ("name", "part"),
+    others_slow(
+        [case for case in product(WITH_WEIGHTS, PARTS) if case[1] == "all" or "{}" in case[0]],
+        [(name, "all") for name in USUAL if name in WITH_WEIGHTS]
+        + [(name, part) for name in KINDS.values() if "{}" in name for part in PARTS],
+    ),
 )
 def test_behind_a_layer_that_differs(name: str, part: str) -> None:
     group = assert_fused_is_solo(
@@ -110,8 +127,13 @@ def test_attention(options: dict[str, int]) -> None:
     assert held(assert_fused_is_solo(lambda n: Model(), batches(*SIGNALS), adamw))
 
 
-@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    others_slow(
+        product((nn.RNN, nn.LSTM, nn.GRU), PARTS),
+        [(nn.RNN, "all"), (nn.LSTM, "all"), (nn.LSTM, "weights"), (nn.GRU, "biases")],
+    ),
+)
 def test_recurrent(kind: type[nn.Module], part: str) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

@@ -9,7 +9,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.support.fused_and_solo import OPTIMIZERS, Solo, ToyStudy, assert_fused_is_solo, members
-from tests.support.layer_cases import IMAGES, LAYERS, OF_EACH_KIND, SIGNALS, VECTORS, batches, before, fresh
+from tests.support.layer_cases import (
+    IMAGES,
+    KINDS,
+    LAYERS,
+    OF_EACH_KIND,
+    SIGNALS,
+    USUAL,
+    VECTORS,
+    WITH_WEIGHTS,
+    batches,
+    before,
+    fresh,
+)
+from tests.support.slow_cases import crossed, others_slow
 from trials import TrialGroup
 from trials.fusion.graph.steps import CallStep
 from trials.fusion.layers import linear
@@ -29,13 +42,17 @@ SAMPLE = (
 )
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", others_slow(LAYERS, USUAL))
 def test_layer_behind_another(name: str) -> None:
     shape, make = LAYERS[name]
     assert_fused_is_solo(lambda n: nn.Sequential(before(name), fresh(make(n))), batches(*shape), steps=STEPS)
 
 
-@pytest.mark.parametrize("name", OF_EACH_KIND)
+# every kind with weights, and every second of the many without, whose rules are alike
+SHARED = [name for at, name in enumerate(KINDS.values()) if name in WITH_WEIGHTS or at % 2]
+
+
+@pytest.mark.parametrize("name", others_slow(LAYERS, SHARED))
 def test_layer_on_the_shared_input(name: str) -> None:
     shape, make = LAYERS[name]
     with torch.no_grad():
@@ -61,8 +78,7 @@ def test_product_with_a_derivative_of_our_own(name: str, frozen: str, monkeypatc
     assert_fused_is_solo(lambda n: nn.Sequential(before(name), layer(n)), batches(*shape), steps=STEPS)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize(("name", "optimizer"), crossed(SAMPLE, OPTIMIZERS, "adam"))
 def test_layer_with_each_optimizer(name: str, optimizer: str) -> None:
     shape, make = LAYERS[name]
     assert_fused_is_solo(lambda n: nn.Sequential(before(name), fresh(make(n))), batches(*shape), optimizer, STEPS)
@@ -218,8 +234,7 @@ FUNCTIONS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(("name", "shared"), crossed(FUNCTIONS, [True, False], False))
 def test_functions_on_examples_need_no_vmap(name: str, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     shape, call = FUNCTIONS[name]
 

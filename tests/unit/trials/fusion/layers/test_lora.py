@@ -13,7 +13,7 @@ from benchmarks.adapters import Logits
 from tests.support.common_bits import held, held_bytes, trained
 from tests.support.fused_and_alone import Verdict, fused_and_alone
 from tests.support.fused_and_solo import OPTIMIZERS, ToyStudy, assert_fused_is_solo, close, members
-from tests.support.slow_cases import others_slow
+from tests.support.slow_cases import crossed, others_slow
 from tests.support.torchvision_import import make_importable
 from trials import TrialGroup
 from trials.fusion.compared.peft_configs import Differs
@@ -84,7 +84,7 @@ def assert_alike(verdict: Verdict) -> None:
     ("base", "config"),
     others_slow(
         [(base, config) for base in BASES for config in ADAPTERS if base == "BERT" or "both" in config],
-        [("GPT-2", "both, rank-stabilized"), ("BERT", "without a rule")],
+        [("GPT-2", "both, rank-stabilized")],
     ),
 )
 def test_adapters_are_what_they_are_alone(base: str, config: str) -> None:
@@ -153,8 +153,7 @@ def plain(number: int, config: Callable[[int], dict[str, Any]], looks: bool = Fa
 
 
 @pytest.mark.parametrize("looks", [False, True])
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("config", ADAPTERS)
+@pytest.mark.parametrize(("config", "size"), crossed(ADAPTERS, [1, 3], 3))
 def test_adapters_in_a_graph_and_in_a_loop(config: str, size: int, looks: bool) -> None:
     stream = torch.Generator().manual_seed(1)
     x = [torch.randn(5, 6, generator=stream) for _ in range(2)]

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from tests.support.fused_and_solo import ToyStudy, assert_fused_is_solo, members
 from tests.support.layer_cases import IMAGES, VECTORS, VOLUMES, batches
+from tests.support.slow_cases import crossed
 from trials import TrialGroup
 from trials.fusion.layers import dropout
 from trials.fusion.layers.dropout import Masks
@@ -160,8 +161,7 @@ FUNCTIONS: dict[str, tuple[tuple[int, ...], Callable[[Tensor, bool], Tensor]]] =
 }
 
 
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(("name", "shared"), crossed(FUNCTIONS, [True, False], False))
 def test_random_functions(name: str, shared: bool) -> None:
     shape, call = FUNCTIONS[name]
 

@@ -71,7 +71,8 @@ class Uses(nn.Module):
     ("kind", "name", "before", "way"),
     others_slow(
         [(*case, way) for case in CASES for way in WAYS],
-        [(*case, WAYS[i // 2 % 2]) for i, case in enumerate(CASES) if (i + i // len(OPTIONS)) % 2],
+        [([*KINDS][i % 4], name, True, WAYS[i // 2 % 2]) for i, name in enumerate(OPTIONS)]
+        + [([*KINDS][1], "all", False, WAYS[0])],
     ),
 )
 def test_recurrent_layer(kind: str, name: str, before: bool, way: str) -> None:

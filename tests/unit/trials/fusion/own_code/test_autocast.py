@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from tests.support.autocast import assert_same_under_autocast, no_worse
 from tests.support.fused_and_solo import OPTIMIZERS, Solo, ToyStudy, members
 from tests.support.layer_cases import LAYERS, OF_EACH_KIND, batches, before, fresh
+from tests.support.slow_cases import others_slow
 from trials import TrialGroup
 from trials.fusion.own_code.autocast import REASON
 from trials.fusion.scores.scalar import Scalar
@@ -31,12 +32,15 @@ def case(name: str, first: bool) -> tuple[Callable[[int], nn.Module], Tensor]:
     return lambda n: nn.Sequential(*layers(n)), batches(*shape)[0]
 
 
+SIZES = others_slow([1, 3], [3])
+
+
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", OF_EACH_KIND)
-def test_layer(name: str) -> None:
-    for size in (1, 3):
-        # how many numbers an RReLU draws depends on its input's signs, and a layer before it may round one of them away
-        ways = assert_same_under_autocast(*case(name, first=name.startswith("RReLU")), size)
-        assert all(way.startswith("rule") for _, way in ways), "none falls to another way in silence"
+def test_layer(name: str, size: int) -> None:
+    # how many numbers an RReLU draws depends on its input's signs, and a layer before it may round one of them away
+    ways = assert_same_under_autocast(*case(name, first=name.startswith("RReLU")), size)
+    assert all(way.startswith("rule") for _, way in ways), "none falls to another way in silence"
 
 
 @pytest.mark.slow
@@ -104,12 +108,12 @@ CALLS: dict[str, Callable[[Any, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("untraced", [False, True])
 @pytest.mark.parametrize("name", CALLS)
-def test_code_between_layers(name: str, untraced: bool) -> None:
+def test_code_between_layers(name: str, untraced: bool, size: int) -> None:
     x = torch.randn(3, 7, 8, generator=torch.Generator().manual_seed(3))
-    for size in (1, 3):
-        assert_same_under_autocast(lambda n: Code(CALLS[name], untraced), x, size)
+    assert_same_under_autocast(lambda n: Code(CALLS[name], untraced), x, size)
 
 
 MORE_LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, Tensor], Tensor]]] = {
@@ -145,12 +149,12 @@ MORE_LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, Tensor], Te
 }
 
 
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", MORE_LAYERS)
-def test_layer_of_several_inputs_or_parts(name: str) -> None:
+def test_layer_of_several_inputs_or_parts(name: str, size: int) -> None:
     make, call = MORE_LAYERS[name]
     x = torch.randn(3, 7, 8, generator=torch.Generator().manual_seed(3))
-    for size in (1, 3):
-        assert_same_under_autocast(lambda n: Code(call, untraced=False, layer=make()), x, size)
+    assert_same_under_autocast(lambda n: Code(call, untraced=False, layer=make()), x, size)
 
 
 def test_what_runs_trial_by_trial_says_so() -> None:

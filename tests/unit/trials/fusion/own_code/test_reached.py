@@ -1,6 +1,7 @@
 """What a trial does not use has no gradient, as alone: its momentum, decay and count of steps stay."""
 
 from collections.abc import Callable, Iterable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 import trials
 from tests.support.fused_and_solo import Solo, ToyStudy, alike, assert_same_trial, close, members
+from tests.support.slow_cases import others_slow
 from trials import TrialGroup
 from trials.gate.base import OpenGate
 
@@ -117,8 +119,13 @@ class Clipping(ToyStudy):
         return 1e9
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    others_slow(
+        product(MODELS, OPTIMIZERS),
+        [(name, [*OPTIMIZERS][(at + more) % 5]) for at, name in enumerate(MODELS) for more in (0, 2)],
+    ),
+)
 def test_equals_solo(name: str, optimizer: str) -> None:
     kind = Clipping if optimizer == "adamw" else ToyStudy
     study = kind(lambda n: MODELS[name](n).double(), OPTIMIZERS[optimizer], batches())
