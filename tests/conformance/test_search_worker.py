@@ -14,6 +14,7 @@ from torch import nn
 
 from ds_hooks.shared.trial_attributes import REASON, WORKER
 from tests.support.fused_and_solo import AtOnce, ToyStudy
+from tests.support.slow_cases import others_slow
 from trials.search.storage import claim_tables
 from trials.search.storage.claims import LEASE_S, MOST_DEATHS
 from trials.search.worker import SearchWorker, WorkerConfig
@@ -40,6 +41,12 @@ class Asked(ToyStudy):
 
 
 Hire = Callable[..., SearchWorker]
+
+
+@pytest.fixture(params=others_slow(["journal", "sqlite", "postgresql"], ["journal", "postgresql"]))
+def storage_kind(request: pytest.FixtureRequest) -> str:
+    """What differs between databases is shown by `test_claims.py` and `test_measured.py`, on all."""
+    return str(request.param)
 
 
 @pytest.fixture

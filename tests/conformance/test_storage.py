@@ -6,10 +6,12 @@ import pytest
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.testing.pytest_storages import StorageTestCase
 
+from tests.support.slow_cases import others_slow
 from trials.search.storage.optuna_storage import open_storage
 
 
-@pytest.mark.parametrize("storage_kind", ["journal", "postgresql"])
+# what workers do with a storage is shown on PostgreSQL by the other files here
+@pytest.mark.parametrize("storage_kind", others_slow(["journal", "postgresql"], ["journal"]))
 class TestOptunasOwn(StorageTestCase):
     @pytest.fixture
     def storage(self, storage: str) -> Iterator[BaseStorage]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.support.fused_and_solo import Solo, ToyStudy, assert_fused_is_solo, assert_same_trial, members
+from tests.support.slow_cases import others_slow
 from trials import FuseError, TrialGroup
 from trials.gate.base import OpenGate
 
@@ -102,7 +103,7 @@ FORWARDS: dict[str, Forward] = {
 }
 
 
-@pytest.mark.parametrize("name", FORWARDS)
+@pytest.mark.parametrize("name", others_slow(FORWARDS, [*FORWARDS][::2]))
 def test_code_between_layers(name: str) -> None:
     x = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
     assert_fused_is_solo(lambda n: Model(FORWARDS[name], n), [x])
