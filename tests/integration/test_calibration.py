@@ -42,6 +42,7 @@ def rows(
 ) -> list[dict[str, Any]]:
     monkeypatch.setattr(Figures, "_count", lambda self, full: REPETITIONS)
     monkeypatch.setattr(MeasuredDevice.offset_ns, "__defaults__", (REPETITIONS,))
+    monkeypatch.setattr(figures_module, "_OPENS_AFTER_S", 1.0)
     environment = {} if side is None else side.environment()
     made = Figures(device, path, environment, quick=True, program=PROGRAM)
     return [{"figure": figure, **row} for figure in figures for row in getattr(made, figure)()]
@@ -89,7 +90,6 @@ def test_a_device_that_takes_little_work_behind_a_shut_gate_is_given_one_unit_in
 def test_where_the_main_job_would_wait_for_a_side_task_that_waits_bubbles_are_only_observed(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures_module, "_OPENS_AFTER_S", 1.0)
     unkind = Unkind(locks=("cuMemFree", "cuMemAlloc"))
     made = fake_device(memory_path / "words", unkind)
     verdict = judged(rows(made, memory_path / "words", monkeypatch, "blocking", side=unkind))
@@ -102,7 +102,7 @@ def test_where_the_main_job_would_wait_for_a_side_task_that_waits_bubbles_are_on
 def test_words_that_take_the_main_jobs_device_too_long_leave_bubbles_observed(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late_ns = 2_000_000
+    late_ns = 500_000
     made = fake_device(memory_path / "words", Unkind(late_ns=late_ns))
     verdict = judged(rows(made, memory_path / "words", monkeypatch, "words"))
     cast(FakeDriver, made.driver).close()
