@@ -14,7 +14,7 @@ import pytest
 from ds_hooks.shared.renamed_commands import MOVED
 from squeezer.config import load_config
 from squeezer.records.reader import load_run
-from tests.support.jobs import PRETRAIN, environment, pretrain, run, short_directory
+from tests.support.jobs import NARROW, PRETRAIN, environment, pretrain, run, short_directory
 from tests.support.paths import ROOT
 from tests.support.sandbox import Child, Sandbox, new_sandbox, wait_for
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 
 HEAVY = ("torch", "optuna", "deepspeed", "numpy", "zmq")
 SQUEEZING = ("squeez", "guard", "harvest", "fill", "trials", "slowdown")
-STEPS = 25
+STEPS = 12
 
 
 def python(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -141,13 +141,13 @@ def observe(*arguments: str) -> list[str]:
 
 @pytest.mark.alone
 def test_observe_shows_the_idle_time_of_an_ordinary_job(tmp_path: Path, directory: Path) -> None:
-    script = pretrain(tmp_path / "losses", STEPS)
+    script = pretrain(tmp_path / "losses", STEPS, NARROW)
     ended = run(observe("--run", "seen", "--num_accelerators", "2", *script), directory, tmp_path / "losses")
     assert ended.status == 0, ended.output
     assert len(ended.losses) == STEPS
     seen = tmp_path / "seen"
     table = ended.output[ended.output.index("2 stages × 1 device") :]
-    assert "4 micro-batches: 23 steps of" in table
+    assert f"4 micro-batches: {STEPS - 2} steps of" in table
     shares = [float(share) for share in re.findall(r"^ +[01] +1 +([\d.]+)% +[\d.]+", table, re.M)]
     assert len(shares) == 2 and all(0 < share < 100 for share in shares)
     hours = [float(of) for of in re.findall(r"^(?: +[01] +1|total +2) +[\d.]+% +([\d.]+)", table, re.M)]

@@ -26,6 +26,8 @@ from tests.support.sandbox import stat, wait_for
 PRETRAIN, DENOISE = (ROOT / "examples" / f"{job}.py" for job in ("pretrain", "denoise"))
 PATIENT = str(ROOT / "tests" / "support" / "patient.py")
 """To be put before a training script, whose steps then wait until every rank has been squeezed."""
+NARROW = 64
+"""A width of the example's model at which most of a step is what the hooks look at: waits and instructions."""
 STARTING_S = 300.0
 """DeepSpeed compiles an operation in its first run on a machine."""
 
@@ -100,9 +102,9 @@ def ds_squeeze(config: Path, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "launch.ds_squeeze", "--squeezer", str(config), "--num_accelerators", "2", *arguments]
 
 
-def pretrain(losses: Path, steps: int) -> list[str]:
+def pretrain(losses: Path, steps: int, width: int = 128) -> list[str]:
     """The example's training script, small."""
-    return [str(PRETRAIN), "--steps", str(steps), "--width", "128", "--losses", str(losses)]
+    return [str(PRETRAIN), "--steps", str(steps), "--width", str(width), "--losses", str(losses)]
 
 
 def denoise(losses: Path, steps: int) -> list[str]:
@@ -130,7 +132,7 @@ def run(command: list[str], directory: Path, losses: Path) -> Ended:
     return Ended(done.returncode, done.stdout, found)
 
 
-def squeeze_patiently(base: Path, steps: int = 120) -> SqueezedRun:
+def squeeze_patiently(base: Path, steps: int = 120, width: int = NARROW) -> SqueezedRun:
     """Run a job whose ranks are both squeezed, with some steps left alone; its files are in `base`."""
     config = base / "squeezer.toml"
     config.write_text(
@@ -149,7 +151,7 @@ calibrate_s = 0.5
 """
     )
     with short_directory() as directory:
-        ended = run(ds_squeeze(config, PATIENT, *pretrain(base / "losses", steps)), directory, base / "losses")
+        ended = run(ds_squeeze(config, PATIENT, *pretrain(base / "losses", steps, width)), directory, base / "losses")
     assert ended.status == 0, ended.output
     return SqueezedRun(base / "run", ended)
 
