@@ -19,7 +19,7 @@ min_bubble_ms = 0.1
 [guard]
 enabled = false
 [side]
-study = "{STUDIES}/endless.py"
+study = "{STUDIES / "endless.py"}"
 [run]
 directory = "run"
 calibrate_s = 0.0
