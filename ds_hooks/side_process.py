@@ -11,6 +11,7 @@ import signal
 from contextlib import suppress
 
 from ds_hooks.shared.page.layout import Field, SideActivity
+from ds_hooks.shared.page.memory_order import light_fence
 from ds_hooks.shared.processes.identity import start_time
 from ds_hooks.shared.processes.signals import WAKE_SIGNAL
 from ds_hooks.shared.processes.strays import Strays
@@ -91,6 +92,7 @@ class SideProcess:
             self._pidfd = os.pidfd_open(pid)
         except OSError:
             return False  # it has ended
+        light_fence()
         if self._words[Field.SIDE_PROCESS_START] not in (0, start_time(pid)):
             self.leave()  # its daemon was killed, it has ended too, and another process has its number now
             self._pid = pid

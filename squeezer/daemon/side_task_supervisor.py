@@ -31,6 +31,14 @@ MEASURE_TIMEOUT_S = 60.0
 log = logging.getLogger(__name__)
 
 
+def announce(words: "memoryview[int]", pid: int) -> None:
+    """Name a new side task's process on its page. Who reads the name finds what belongs to it."""
+    words[Field.SIDE_ACTIVITY] = SideActivity.HOST  # in its place, until it can say so itself
+    words[Field.SIDE_PROCESS_START] = start_time(pid)
+    light_fence()
+    words[Field.SIDE_PROCESS] = pid
+
+
 class SideTaskSupervisor:
     """The side task of one device, over all its processes.
 
@@ -107,10 +115,7 @@ class SideTaskSupervisor:
         group = None if spawner.group is None else str(spawner.group.path)
         limits = spawner.group is not None and spawner.group.limits_memory
         self._record("started", pid=spawner.side.pid, group=group, no_group=spawner.no_group, limits_memory=limits)
-        self._words[Field.SIDE_ACTIVITY] = SideActivity.HOST  # in its place, until it can say so itself
-        self._words[Field.SIDE_PROCESS_START] = start_time(spawner.side.pid)
-        light_fence()
-        self._words[Field.SIDE_PROCESS] = spawner.side.pid
+        announce(self._words, spawner.side.pid)
         self._feed(SideChanged(Side.STARTING))
 
     def _may_start(self) -> bool:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from ds_hooks import side_process
 from ds_hooks.clock import cpu as clock
 from ds_hooks.shared.page import memory_order, plan
 from ds_hooks.shared.page.layout import PAGE_BYTES, Field, SideActivity
+from squeezer.daemon import side_task_supervisor
 from trials.gate import cpu as gate
 
 LIGHT, FULL = "light fence", "full fence"
@@ -34,7 +36,7 @@ class Words(list[int]):
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     found: list[object] = []
-    for module in (clock, plan, gate):
+    for module in (clock, plan, gate, side_process, side_task_supervisor):
         for name, fence in (("light_fence", LIGHT), ("full_fence", FULL)):
             monkeypatch.setattr(module, name, lambda fence=fence: found.append(fence), raising=False)
     return found
@@ -83,6 +85,19 @@ def test_a_side_task_says_then_looks(log: list[object]) -> None:
     last = len(log) - 1 - log[::-1].index(("read", Field.BUBBLE))
     permit = log.index(("read", Field.PERMIT_UNTIL_NS))
     assert permit < last and LIGHT in log[permit:last], "the word is the same after the others were read"
+
+
+def test_a_side_task_is_named_after_what_belongs_to_it_and_read_in_that_order(log: list[object]) -> None:
+    words: Any = Words(log)
+    side_task_supervisor.announce(words, os.getpid())
+    for field in (Field.SIDE_ACTIVITY, Field.SIDE_PROCESS_START):
+        assert between(log, ("write", field), ("write", Field.SIDE_PROCESS)), field
+    words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP  # else it would be stopped
+    side = side_process.SideProcess(words)
+    log.clear()
+    assert not side.halt(let_end=True)
+    assert between(log, ("read", Field.SIDE_PROCESS), ("read", Field.SIDE_PROCESS_START))
+    side.leave()
 
 
 @pytest.fixture
