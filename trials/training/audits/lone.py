@@ -13,7 +13,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.overrides import TorchFunctionMode
 
 from trials.fusion.graph.inputs import arguments, moved
+from trials.fusion.graph.memo import is_saved
 from trials.fusion.graph.trace import FORWARD
+from trials.fusion.own_code.one_by_one import fits
 from trials.fusion.own_code.streams import continue_from, drawing_from, note, seeded_recurrence, undisturbed
 from trials.fusion.own_code.trees import heads
 from trials.fusion.registry import label, ruled
@@ -208,9 +210,12 @@ class Lone:
         """Keep what the step has left behind."""
         self._ask("comparison")
         after = {}
-        for name in self._state.tensors:
+        for name, before in self._state.tensors.items():
             path, _, own = name.rpartition(".")
-            after[name] = getattr(self.model.get_submodule(path), own)
+            found = getattr(self.model.get_submodule(path), own)
+            # what the forward keeps in a buffer for later calls: a group puts it back after each, see `Memo`
+            is_kept = not fits(found, before) and not is_saved(self.model, (path, own))
+            after[name] = before if is_kept else found
         record.updates(self._state.tensors, after, self._state.buffers, self._state.seals)
         named = {id(p): name for name, p in self.model.named_parameters()}
         for phase, optimizer in self.optimizers.items():

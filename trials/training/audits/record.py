@@ -51,16 +51,18 @@ class Record:
         self._calls: Counter[str] = Counter()
 
     def layer(self, name: str, output: Any, per_trial: bool) -> Any:
-        """See `trials.fusion.units.Watch`. The gradient at the output is kept when it comes.
+        """See `trials.fusion.units.Watch`. The gradient at an output of one tensor is kept when it comes.
 
         Returns:
             What takes the output's place; None: nothing does.
         """
-        for own, tensor in zip(self._called(name, output), apart(output)[0], strict=True):
-            if self._only is not None and Key(LAYER, own) not in self._only:
+        tensors = apart(output)[0]
+        for own, tensor in zip(self._called(name, output), tensors, strict=True):
+            if tensor.is_nested or (self._only is not None and Key(LAYER, own) not in self._only):
                 continue
             self.put(LAYER, own, tensor[self.row] if per_trial else tensor)
-            if tensor.requires_grad:
+            # of several, one may be computed from another, whose gradient then depends on where it is looked at
+            if tensor.requires_grad and len(tensors) == 1:
                 tensor.register_hook(self._keeper(own, per_trial))
         return None
 
