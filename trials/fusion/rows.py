@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from trials.fusion.errors import FuseError
+from trials.fusion.own_code.backward import Backward
 from trials.fusion.own_code.reached import Reached
 from trials.fusion.row_moves import joined, parted, taken
 from trials.fusion.shared_base import HeldOnce, same_bits, spread
@@ -25,6 +26,7 @@ class Rows:
         unread: a digest per trial of what its own code may read, though its graph does not.
         generators: one random stream per trial, so a trial's dropout masks do not depend on its neighbours.
         reached: which trials' gradients have reached which parameters.
+        backward: the modules that run by their own code.
         once: the only copies of frozen parameters that all trials have in common. Those in `parameters` are views.
         rebind: lets all that holds these tensors take them anew, after `unshare`.
         again: long layers on a CPU call it between their parts, to ask the gate once more.
@@ -48,7 +50,7 @@ class Rows:
         self.vectors = vectors
         self.aliases = aliases
         self.generators = generators
-        self.reached = Reached()
+        self.reached, self.backward = Reached(), Backward()
         self.unread = unread
         self.again: Callable[[], None] = ask_no_gate
         self.settle: Callable[[], None] = ask_no_gate

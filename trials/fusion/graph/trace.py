@@ -15,6 +15,7 @@ from trials.fusion.graph.observer import Observer, refuse_questions
 from trials.fusion.graph.own_tensors import OwnTensors
 from trials.fusion.graph.surroundings import kept
 from trials.fusion.graph.tracer import OUT_OF_PLACE, Tracer, flags, recording, set_flags
+from trials.fusion.own_code.asked import GRADIENT, asking
 from trials.fusion.own_code.functional import RANDOM, VIEWS
 from trials.fusion.own_code.streams import foreign_streams, kept_streams, refuse_foreign
 from trials.fusion.registry import CALLS, FuseError, label, plain_forward, ruled
@@ -74,7 +75,7 @@ def _traced(model: nn.Module, training: bool, method: str) -> Traced:
         raise FuseError(f"model {name} cannot be traced: its {method} has no first input with a name")
     try:
         model.train(training)
-        with own_tensors:
+        with own_tensors, asking(model.named_parameters(), GRADIENT, _unkept):
             tracer = Tracer(model)
             tracer.traced_func_name = method
             with recording(lambda: tracer.calls_with_buffers), observer:
@@ -100,6 +101,10 @@ def _traced(model: nn.Module, training: bool, method: str) -> Traced:
     if not _drop_defaults(graph, unknown):
         raise FuseError(f"model {name} cannot be traced: its {method} reads inputs that have no names")
     return Traced(_checked(graph, model), observer.codes)
+
+
+def _unkept(attribute: str, name: str) -> FuseError:
+    return FuseError(f"it asks for '{attribute}' of '{name}' itself, which a graph does not keep")
 
 
 def _checked(graph: fx.Graph, model: nn.Module) -> fx.Graph:

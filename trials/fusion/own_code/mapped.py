@@ -76,9 +76,8 @@ class Mapped:
         self._set_modes()
         self._inner: dict[str, Inner] = {}
         self._row: Tensor | None = None
-        self._together = Together()
         self._stream: torch.Generator | None = None
-        self._changing: set[str] = set()
+        self._together, self._changing = Together(), set[str]()
         self._seen = is_graph = isinstance(self.module, fx.GraphModule)  # what tracing saw needs no second look
         self.memo = Memo(nn.Module() if is_graph else self.module, path)
         self._plain, self._is_inside = self.module, is_inside
@@ -157,6 +156,7 @@ class Mapped:
         unchanged, streams = (None, None) if self._seen else (Unchanged(self.module), foreign_streams())
         inputs = [] if getattr(self.module, "inplace", False) else apart((args, kwargs))[0]
         versions = [tensor._version for tensor in inputs]
+        self._rows.backward.check()  # it was no part of a training step, which looks by itself
         self.memo.kept.put_back()  # what a call that failed has left
         if not entered:
             self.units.enter()
@@ -171,13 +171,11 @@ class Mapped:
             if output is None and versions == [tensor._version for tensor in inputs]:
                 output = self._trials(args, kwargs, dims, restore)
         if versions != [tensor._version for tensor in inputs]:
-            raise RefusedError(
-                f"module '{self.label}' changes its input in place, and the next trial and epoch would see that; "
-                "allowed: to change a clone of it"
-            )
+            raise one_by_one.refused_change_of_input(self.label)
         if unchanged is not None and streams is not None:
             unchanged.check()
             refuse_foreign(streams, f"module '{self.label}'")
+            self._rows.backward.watch(self.label, self.module, self.memo.kept)
         self.looped, self._seen = reason, True
         return output
 
@@ -256,6 +254,7 @@ class Mapped:
         (leaves, spec), owned = tree_flatten((args, kwargs)), tree_flatten(dims)[0]
         reached, rows = self._rows.reached, OneByOne(self._parameters, self._buffers, self._changing, self._once)
         rows.watch(reached)
+        first, trained = self._rows.backward.first, () if self._seen else rows.trained
         inputs_K = [
             [leaf] * self._rows.size if dim is None else [leaf[row] for row in range(self._rows.size)]
             for leaf, dim in zip(leaves, owned, strict=True)
@@ -269,7 +268,7 @@ class Mapped:
                 self.units.enter()
             own_args, own_kwargs = tree_unflatten([own_inputs[row] for own_inputs in inputs_K], spec)
             self._varying.set_row(row)
-            with rows.of(row) as (tensors, reshaped), self._drawing_from(generator):
+            with rows.of(row) as (tensors, reshaped), first(trained), self._drawing_from(generator):
                 outputs.append(functional_call(self.module, tensors, own_args, own_kwargs))
             self._set_modes()
             self._put_back(row, reshaped, args, kwargs, dims)
@@ -282,8 +281,9 @@ class Mapped:
     def _alone(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> Any:
         """Run a single trial: the module itself, with views of the row as its tensors."""
         own_args, own_kwargs = of_row((args, kwargs), dims, 0)
+        first, stream = self._rows.backward.first, self._drawing_from(self._rows.generators[0])
         try:
-            with in_slots(self._slots) as reshaped, self._drawing_from(self._rows.generators[0]):
+            with in_slots(self._slots) as (reshaped, own), stream, first(() if self._seen else own):
                 output = self.module(*own_args, **own_kwargs)
         finally:
             self._set_modes()

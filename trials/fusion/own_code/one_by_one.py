@@ -55,6 +55,11 @@ class OneByOne:
             # each row counts its own changes: a backward asks whether a value that it needs has changed
             self._rows[name] = [row.clone() if name in changing else row.data for row in tensor.detach()]
 
+    @property
+    def trained(self) -> list[tuple[str, Tensor]]:
+        """What stands for trained parameters, and their names."""
+        return [(name, row) for name in self._parameters if name not in self._once for row in self._rows[name]]
+
     def watch(self, reached: Reached) -> None:
         """Have noticed which parameters get a gradient."""
         for name, tensor in self._parameters.items():
@@ -106,8 +111,8 @@ def slots(inside: Mapping[str, nn.Module], stacked: Callable[[str], Tensor]) -> 
 
 
 @contextmanager
-def in_slots(own: Sequence[Slot]) -> Iterator[list[str]]:
-    """Let a module have the tensors of the only trial itself. Yields a list; see `OneByOne.of`.
+def in_slots(own: Sequence[Slot]) -> Iterator[tuple[list[str], list[tuple[str, Tensor]]]]:
+    """Let a module have the tensors of the only trial itself. Yields a list as `OneByOne.of` does, and `trained`.
 
     Raises:
         ChangedError: the module's code replaces some, or gives them new data.
@@ -121,7 +126,10 @@ def in_slots(own: Sequence[Slot]) -> Iterator[list[str]]:
         table[name] = view
     try:
         with _refusing_to_freeze():
-            yield others
+            yield (
+                others,
+                [(whole, view) for view, (*_, whole, all_) in zip(views, own, strict=True) if all_.requires_grad],
+            )
         new = {
             whole: table[name]
             for (table, name, whole, _), view, was in zip(own, views, memory, strict=True)
@@ -179,6 +187,14 @@ def refused_change(label: str) -> RefusedError:
     return RefusedError(
         f"module '{label}' replaces a tensor or changes a parameter in its forward, though not for its first batch; "
         "allowed: to do so for every batch, or to change buffers in place"
+    )
+
+
+def refused_change_of_input(label: str) -> RefusedError:
+    """Return the error for the module `label`, which changes its input."""
+    return RefusedError(
+        f"module '{label}' changes its input in place, and the next trial and epoch would see that; allowed: to change "
+        "a clone of it"
     )
 
 
