@@ -5,6 +5,7 @@ import operator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
@@ -26,6 +27,14 @@ FORWARD = "forward"
 
 _CALLS = ("__call__", "_wrapped_call_impl", "_call_impl")
 """What a call of a module runs before its `forward`."""
+
+_ON_GRADIENTS = frozenset(
+    (
+        *("backward", "register_hook", "retain_grad", torch.autograd.grad, torch.autograd.backward),
+        *(Tensor.backward, Tensor.register_hook, Tensor.retain_grad),
+    )
+)
+"""What acts on gradients: those of a graph's steps are all trials', and in evaluation there are none."""
 
 _IN_PLACE = (setattr, operator.setitem, operator.delitem)
 
@@ -249,13 +258,19 @@ def _check(node: fx.Node, model: nn.Module) -> None:
         if isinstance(node.args[0], fx.Node):
             _check_in_place(node, model, node.args[0])
         node.target = OUT_OF_PLACE[node.target]
-    if node.target in RANDOM and node.target not in CALLS:
-        raise FuseError(f"node '{node.name}' calls {name}, which draws random numbers; allowed: dropout")
+    _check_effects(node, name)
     if node.target in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
         raise FuseError(f"node '{node.name}' calls {name}, which works in place; allowed: its out-of-place form")
     if "out" in node.kwargs:
         raise FuseError(f"node '{node.name}' calls {name} with out=; allowed: without")
     _drop_in_place_flag(node, model)
+
+
+def _check_effects(node: fx.Node, name: str) -> None:
+    if node.target in _ON_GRADIENTS:
+        raise FuseError(f"node '{node.name}' calls {name}, which acts on gradients")
+    if node.target in RANDOM and node.target not in CALLS:
+        raise FuseError(f"node '{node.name}' calls {name}, which draws random numbers; allowed: dropout")
 
 
 def _refuse_change_of_input(node: fx.Node, changing: fx.Node) -> None:

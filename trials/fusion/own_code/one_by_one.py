@@ -47,10 +47,11 @@ class OneByOne:
     ) -> None:
         self._parameters, self._stacked, self._changing = parameters, {**parameters, **buffers}, changing
         self._once = once
-        self._rows = {
-            name: [once[name].detach() for _ in tensor] if name in once else _rows(tensor, name in changing)
-            for name, tensor in parameters.items()
-        }
+        with torch.enable_grad():  # in evaluation, too, a parameter can be differentiated by
+            self._rows = {
+                name: [once[name].detach() for _ in tensor] if name in once else _rows(tensor, name in changing)
+                for name, tensor in parameters.items()
+            }
         for name, tensor in buffers.items():
             # each row counts its own changes: a backward asks whether a value that it needs has changed
             self._rows[name] = [row.clone() if name in changing else row.data for row in tensor.detach()]
@@ -117,7 +118,8 @@ def in_slots(own: Sequence[Slot]) -> Iterator[tuple[list[str], list[tuple[str, T
     Raises:
         ChangedError: the module's code replaces some, or gives them new data.
     """
-    views = [tensor.squeeze(0) for *_, tensor in own]
+    with torch.enable_grad():  # in evaluation, too, a parameter can be differentiated by
+        views = [tensor.squeeze(0) for *_, tensor in own]
     mark(view for view, (*_, tensor) in zip(views, own, strict=True) if isinstance(tensor, nn.Parameter))
     memory = [_memory(view) for view in views]
     before = [table[name] for table, name, _, _ in own]

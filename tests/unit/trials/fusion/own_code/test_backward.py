@@ -90,6 +90,13 @@ def hook_with_weight(m: TwoLayers, x: Tensor) -> Tensor:
     return hooked(m, x, lambda g: g * m.b.weight.norm())
 
 
+def hook_of_training(m: TwoLayers, x: Tensor) -> Tensor:
+    y: Tensor = m.a(x)
+    if m.training:
+        y.register_hook(lambda g: g * m.b.weight.norm())
+    return m.b(y)
+
+
 def hook_with_number(m: TwoLayers, x: Tensor) -> Tensor:
     return hooked(m, x, lambda g: g * float(m.norm.get_buffer("running_var").sum()))
 
@@ -130,7 +137,15 @@ def two_names(m: TwoLayers) -> None:
 
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize(
-    "forward", [hook_with_weight, hook_with_number, hook_of_module, function_of_module, of_a_layer_under_two_names]
+    "forward",
+    [
+        hook_with_weight,
+        hook_of_training,
+        hook_with_number,
+        hook_of_module,
+        function_of_module,
+        of_a_layer_under_two_names,
+    ],
 )
 def test_no_parameter_of_the_module_is_a_trials_in_the_backward_pass(forward: Forward, size: int) -> None:
     extra = two_names if forward is of_a_layer_under_two_names else None
@@ -180,7 +195,18 @@ def clearing(m: TwoLayers, x: Tensor) -> Tensor:
     return m.b(m.a(x)) * (1.0 if float(x.sum()) < 1e9 else 2.0)
 
 
+def adapted(m: TwoLayers, x: Tensor) -> Tensor:
+    """A step of a second optimization, also in evaluation."""
+    with torch.enable_grad():
+        (gradient,) = torch.autograd.grad(m.b(m.a(x)).square().mean(), [m.b.weight], create_graph=True)
+    return nn.functional.linear(m.a(x), m.b.weight - 0.1 * gradient)
+
+
+def by_training(m: TwoLayers, x: Tensor) -> Tensor:
+    return m.b(m.a(x)) * (2.0 if m.a.weight.requires_grad else 1.0)
+
+
 @pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("forward", [hook_with_taken_weight, hook_of_parameter, clearing])
+@pytest.mark.parametrize("forward", [hook_with_taken_weight, hook_of_parameter, clearing, adapted, by_training])
 def test_the_rest_is_exact(forward: Forward, size: int) -> None:
     assert_fused_is_alone(study_of(forward), size)
