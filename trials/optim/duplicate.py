@@ -1,16 +1,15 @@
 """Copies an optimizer of any kind, with all that it keeps, onto parameters of its own."""
 
 import copy
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from trials.fusion.compared.contents import contents
-from trials.fusion.errors import FuseError
+from trials.fusion.errors import FuseError, RefusedError
 from trials.optim.packed import inside_of, parameters_of
 
 T = TypeVar("T")
@@ -93,14 +92,35 @@ def shell(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 def stand_in(optimizer: torch.optim.Optimizer) -> Duplicate:
     """An optimizer of the same class and hyperparameters without tensors; it is what schedulers act on."""
     made = shell(optimizer)
-    made.param_groups = plain_groups([{**group, "params": []} for group in optimizer.param_groups])
-    made.state = defaultdict(dict)
+    made.param_groups = plain_groups(optimizer.param_groups)
+    made.state = cast(Any, Unread("state"))
     return Duplicate(made, [(optimizer, made)])
+
+
+class Unread:
+    """Stands for what a stand-in has not: the parameters of a group, or the state."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise RefusedError(
+            f"Study.scheduler reads the {self._what} of its optimizer, which all trials have as one; allowed: the "
+            "numbers in param_groups"
+        )
+
+    __iter__ = __getitem__ = __len__ = __bool__ = __contains__ = _refuse
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what a list or a dict has."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        self._refuse()
 
 
 def plain_groups(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Copies of `param_groups` without parameters."""
-    return [copy.deepcopy(dict(group)) for group in groups]
+    return [copy.deepcopy({**group, "params": Unread("parameters")}) for group in groups]
 
 
 def act_on(value: T, pairs: Sequence[tuple[torch.optim.Optimizer, torch.optim.Optimizer]], what: str) -> T:
@@ -111,6 +131,12 @@ def act_on(value: T, pairs: Sequence[tuple[torch.optim.Optimizer, torch.optim.Op
     """
     made = copy.deepcopy(value, {id(old): new for old, new in pairs})
     refuse_reached(made, [old for old, _ in pairs], what)
+    for path, part in contents(made, beyond={id(new) for _, new in pairs}):
+        if isinstance(part, nn.Parameter):
+            raise FuseError(
+                f"{what}: a copy for its trial holds a Parameter at '{path}', which would stay as it is; allowed: what "
+                "it finds in its optimizer at each step"
+            )
     return made
 
 

@@ -14,7 +14,7 @@ from trials.fusion.errors import FuseError
 from trials.fusion.row_moves import joined, parted, taken
 from trials.fusion.rows import Rows, ask_no_gate
 from trials.optim.block import Block, Counts, Piece, Tables, change_each
-from trials.optim.duplicate import plain_groups, stand_in
+from trials.optim.duplicate import Unread, plain_groups, stand_in
 from trials.optim.facts import Names, rule_of
 from trials.optim.fused import OTHER_STATE, OTHER_WAYS, FusedOptimizer, other_parameters
 from trials.optim.gradients import Gradients
@@ -178,7 +178,7 @@ class VectorOptimizer(FusedOptimizer):
 
     def _groups(self, row: int) -> list[Group]:
         """One trial's `param_groups` as in a `state_dict`, with parameters as indices."""
-        groups = plain_groups([{**group, "params": []} for group in self.groups_K[row]])
+        groups = plain_groups(self.groups_K[row])
         index = {name: position for position, name in enumerate(self._order)}
         for group, names in zip(groups, self._members, strict=True):
             group["params"] = [index[name] for name in names]
@@ -188,7 +188,7 @@ class VectorOptimizer(FusedOptimizer):
         """Give each trial a fresh holder with these `param_groups`."""
         self.holders = [stand_in(self._template).made for _ in groups_K]
         for holder, groups in zip(self.holders, groups_K, strict=True):
-            holder.param_groups = plain_groups([{**group, "params": []} for group in groups])
+            holder.param_groups = plain_groups(groups)
 
     def _state(self, row: int) -> dict[int, dict[str, Any]]:
         tables, counts = self._tables(), self._counts()
@@ -319,7 +319,8 @@ class VectorOptimizer(FusedOptimizer):
     def _check(self, holder: torch.optim.Optimizer) -> None:
         """Refuse what a scheduler or the user has changed and the rules have read for good."""
         name, groups = type(holder).__name__, holder.param_groups
-        if [len(group["params"]) for group in groups] not in (self._counted, self._empty):
+        given = (group["params"] for group in groups)
+        if [0 if isinstance(each, Unread) else len(each) for each in given] not in (self._counted, self._empty):
             raise other_parameters(holder)
         for index, (group, known) in enumerate(zip(groups, self._switches, strict=True)):
             for flag, value in known.items():

@@ -1,7 +1,8 @@
 """A trial's state besides its tensors: schedulers, loss scale, clipping, and whether the trial is lost."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Any
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from trials.fusion.errors import FuseError
+from trials.fusion.errors import FuseError, RefusedError
+from trials.fusion.own_code.streams import foreign_streams, kept_streams, refuse_foreign
 from trials.optim.gradients import Gradients, norms_K, overflowed_K
 from trials.shrinking.rules import Multipliers
 from trials.study import Study
@@ -67,6 +69,19 @@ class Progress:
     clip_norm: float = inf
     clip_value: float = inf
     lost: bool = False
+    _has_stepped: bool = False
+
+    def step(self) -> None:
+        """Step the schedulers that do not act on scores.
+
+        Raises:
+            RefusedError: one of them draws random numbers, which are no trial's there.
+        """
+        own = [each for each in self.schedulers if not isinstance(each, ReduceLROnPlateau)]
+        with nullcontext() if self._has_stepped or not own else _drawing_nothing():
+            for scheduler in own:
+                scheduler.step()
+        self._has_stepped = True
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain containers, without what follows from the trial's hyperparameters."""
@@ -109,10 +124,12 @@ def new_progress(study: Study, params: dict[str, Any], schedulers: list[LRSchedu
     """Return the progress of a fresh trial.
 
     Raises:
-        FuseError: the study gives a limit that is not positive.
+        FuseError: the study gives a limit that is not positive, or not the same each time, or a scaler of its own.
     """
-    norm, value = _limit("clip_norm", study.clip_norm(params)), _limit("clip_value", study.clip_value(params))
+    norm, value = (_limit(method, params) for method in (study.clip_norm, study.clip_value))
     scaler = study.scaler(params)
+    if scaler is not None and not _is_ordinary(scaler):
+        raise FuseError(f"Study.scaler returned {type(scaler).__name__}; allowed: torch.amp.GradScaler itself, None")
     scale = None if scaler is None or not scaler.is_enabled() else Scale(**scaler.state_dict())
     return Progress(schedulers, scale, norm, value)
 
@@ -120,9 +137,19 @@ def new_progress(study: Study, params: dict[str, Any], schedulers: list[LRSchedu
 def step_schedulers(trials: Sequence[Progress]) -> None:
     """Step all schedulers that do not act on scores."""
     for trial in trials:
-        for scheduler in trial.schedulers:
-            if not isinstance(scheduler, ReduceLROnPlateau):
-                scheduler.step()
+        trial.step()
+
+
+@contextmanager
+def _drawing_nothing() -> Iterator[None]:
+    streams, put_back = foreign_streams(), kept_streams()
+    yield
+    refuse_foreign(streams, "Study.scheduler")
+    if put_back():
+        raise RefusedError(
+            "Study.scheduler draws PyTorch's random numbers, of which no trial has its own there; allowed: a "
+            "torch.Generator that it holds, seeded by the trial's hyperparameters"
+        )
 
 
 def wait_for_score(trials: Sequence[Progress]) -> bool:
@@ -202,7 +229,20 @@ class Control:
         return torch.tensor(values, dtype=torch.float64, device=self._device)
 
 
-def _limit(name: str, given: float | None) -> float:
-    if given is not None and not given > 0:
+def _limit(method: Callable[[dict[str, Any]], Any], params: dict[str, Any]) -> float:
+    given, again, name = method(params), method(params), method.__name__
+    if given is None and again is None:
+        return inf
+    if not (isinstance(given, (int, float, np.number)) and given > 0):
         raise FuseError(f"Study.{name} returned {given!r}; allowed: a positive number or None")
-    return inf if given is None else float(given)
+    if given != again:
+        raise FuseError(
+            f"Study.{name} returned {given!r} and then {again!r} for one trial; allowed: the same each time, because a "
+            "trial's limit is constant"
+        )
+    return float(given)
+
+
+def _is_ordinary(scaler: torch.amp.GradScaler) -> bool:
+    """Whether it is PyTorch's own, under any of its names."""
+    return type(scaler).update is torch.amp.GradScaler.update and type(scaler).step is torch.amp.GradScaler.step
