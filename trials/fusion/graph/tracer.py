@@ -1,5 +1,6 @@
 """Records a forward as a graph with `torch.fx`, and refuses what a graph would not keep."""
 
+import dataclasses
 import operator
 import sys
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from trials.fusion.errors import FuseError, refused_freezing
 from trials.fusion.graph.observer import is_library, source_line
@@ -22,6 +23,7 @@ from trials.fusion.graph.surroundings import (
     surroundings,
     without_recomputing,
 )
+from trials.fusion.own_code.trees import know
 from trials.fusion.registry import has_hooks, plain_forward, ruled
 
 _AUGMENTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
@@ -186,6 +188,14 @@ class Tracer(fx.Tracer):
             return super().create_proxy(*of, **options)
         finally:
             sys.setprofile(observing)
+
+    def create_arg(self, a: Any) -> Any:
+        """See `fx.Tracer`."""
+        if dataclasses.is_dataclass(a):
+            know(a)
+            if any(leaf is a for leaf in tree_leaves(a)):
+                raise FuseError(f"it makes a {type(a).__name__}, of which a graph knows no parts")
+        return super().create_arg(a)
 
     def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **options: Any) -> fx.Node:
         """See `fx.Tracer`. A call in other surroundings than the whole forward's is refused."""

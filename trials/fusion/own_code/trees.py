@@ -1,11 +1,13 @@
 """Takes nested containers of tensors apart around a `vmap`, and stacks them after a loop."""
 
+import dataclasses
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch import Tensor, nn
+from torch.utils._pytree import register_pytree_node, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from trials.fusion.errors import FuseError
 
@@ -26,6 +28,31 @@ class Hidden:
         raise FuseError(
             f"{self._what} cannot be returned for several trials at once; allowed: tensors and plain values"
         )
+
+
+def know(value: Any) -> None:
+    """Let PyTorch take the dataclasses in `value` apart, and make them again, as it does tuples and dicts."""
+    while kinds := {type(leaf) for leaf in tree_leaves(value) if _is_plain_dataclass(leaf)}:
+        for kind in kinds:
+            _register(kind)
+
+
+def _is_plain_dataclass(leaf: Any) -> bool:
+    """Whether all that an object has is made of its fields, by the `__init__` that dataclasses get."""
+    if not dataclasses.is_dataclass(leaf) or isinstance(leaf, (type, nn.Module)):
+        return False
+    fields = dataclasses.fields(leaf)
+    takes = inspect.signature(type(leaf)).parameters
+    return list(takes) == [field.name for field in fields] and {*getattr(leaf, "__dict__", takes)} <= {*takes}
+
+
+def _register(kind: type) -> None:
+    names = [field.name for field in dataclasses.fields(kind)]
+    register_pytree_node(
+        kind,
+        lambda value: ([getattr(value, name) for name in names], None),
+        lambda values, _: kind(**dict(zip(names, values, strict=True))),
+    )
 
 
 def apart(value: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
@@ -57,6 +84,7 @@ def heads(output: Any) -> list[Tensor]:
 
 def hide_objects(value: Any, owner: str) -> Any:
     """Return `value` with `Hidden` for everything that may belong to one trial alone."""
+    know(value)
 
     def hide(leaf: Any) -> Any:
         return leaf if isinstance(leaf, (Tensor, *_PLAIN)) else Hidden(f"the {type(leaf).__name__} of {owner}")
