@@ -3,14 +3,14 @@
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from trials.fusion.compared.contents import contents
-from trials.fusion.errors import FuseError, RefusedError
-from trials.optim.packed import inside_of, parameters_of
+from trials.fusion.errors import FuseError
+from trials.optim.packed import Unread, inside_of, parameters_of
 
 T = TypeVar("T")
 
@@ -95,27 +95,6 @@ def stand_in(optimizer: torch.optim.Optimizer) -> Duplicate:
     made.param_groups = plain_groups(optimizer.param_groups)
     made.state = cast(Any, Unread("state"))
     return Duplicate(made, [(optimizer, made)])
-
-
-class Unread:
-    """Stands for what a stand-in has not: the parameters of a group, or the state."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def _refuse(self, *_: Any) -> NoReturn:
-        raise RefusedError(
-            f"Study.scheduler reads the {self._what} of its optimizer, which all trials have as one; allowed: the "
-            "numbers in param_groups"
-        )
-
-    __iter__ = __getitem__ = __len__ = __bool__ = __contains__ = _refuse
-
-    def __getattr__(self, name: str) -> Any:
-        """Refuse what a list or a dict has."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        self._refuse()
 
 
 def plain_groups(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

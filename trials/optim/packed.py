@@ -3,7 +3,7 @@
 import types
 from collections import defaultdict
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trials.fusion.compared.contents import contents
 from trials.fusion.compared.describe import Describer
-from trials.fusion.errors import FuseError
+from trials.fusion.errors import FuseError, RefusedError
 
 Optimizer = torch.optim.Optimizer
 
@@ -64,9 +64,31 @@ def class_values(optimizer: Optimizer) -> list[Hashable]:
     return [(name, describe(value)) for name, value in own if not isinstance(value, (types.FunctionType, property))]
 
 
+class Unread:
+    """Stands for what a stand-in has not: the parameters of a group, or the state."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise RefusedError(
+            f"Study.scheduler reads the {self._what} of its optimizer, which all trials have as one; allowed: the "
+            "numbers in param_groups"
+        )
+
+    __iter__ = __getitem__ = __len__ = __bool__ = __contains__ = _refuse
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what a list or a dict has."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        self._refuse()
+
+
 def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
     """Return its parameters in order."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
+    given = (group["params"] for group in optimizer.param_groups)
+    return [p for own in given if not isinstance(own, Unread) for p in own]
 
 
 def inside_of(optimizer: Optimizer) -> list[Optimizer]:

@@ -14,11 +14,12 @@ from trials.fusion.errors import FuseError
 from trials.fusion.row_moves import joined, parted, taken
 from trials.fusion.rows import Rows, ask_no_gate
 from trials.optim.block import Block, Counts, Piece, Tables, change_each
-from trials.optim.duplicate import Unread, plain_groups, stand_in
+from trials.optim.duplicate import plain_groups, stand_in
 from trials.optim.facts import Names, rule_of
 from trials.optim.fused import OTHER_STATE, OTHER_WAYS, FusedOptimizer, other_parameters
 from trials.optim.gradients import Gradients
 from trials.optim.optimizer_state import OptimizerState, Ordinary
+from trials.optim.packed import Unread
 from trials.optim.registry import Group, Rule, SinglePass, numbers_of, scaled_numbers
 from trials.shrinking.rules import NONE, Multipliers
 

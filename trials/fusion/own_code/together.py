@@ -64,6 +64,9 @@ class Together:
         with ExitStack() as stack:
             stack.enter_context(without_recomputing(refused_checkpoint, self._versions))
             stack.enter_context(replaced(torch.random, default_generator=_NoStream()))
+            # what gives a tensor other memory is lost there, and no mode hears of it
+            stack.enter_context(replaced(torch._C, _swap_tensor_impl=_alone("torch.utils.swap_tensors")))
+            stack.enter_context(replaced(Tensor, set_=_alone("Tensor.set_")))
             self._entered = stack.pop_all()
         return self
 
@@ -109,6 +112,13 @@ def tensor_entries(module: nn.Module, whole: nn.Module) -> list[TensorEntry]:
         for table in tables:
             found += [(table, name, first[id(tensor)]) for name, tensor in table.items() if tensor is not None]
     return found
+
+
+def _alone(name: str) -> Callable[..., Any]:
+    def refuse(*_: Any) -> None:
+        raise FuseError(f"{name} is of one trial alone")
+
+    return refuse
 
 
 class _NoStream:

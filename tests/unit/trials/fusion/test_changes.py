@@ -52,6 +52,17 @@ def counted(m: TwoLayers, x: Tensor) -> Tensor:
     return m.b(m.a(x).tanh() / count)
 
 
+def with_other_memory(m: TwoLayers, x: Tensor) -> Tensor:
+    count = m.get_buffer("count")
+    count.set_(count * 0.9)  # type: ignore[call-overload]
+    return m.b(m.a(x).tanh() * count)
+
+
+def swapped(m: TwoLayers, x: Tensor) -> Tensor:
+    torch.utils.swap_tensors(m.get_buffer("count"), m.get_buffer("count") * 0.9)
+    return m.b(m.a(x).tanh() * m.get_buffer("count"))
+
+
 def decayed(m: TwoLayers, x: Tensor) -> Tensor:
     count = m.get_buffer("count")
     count.data = count.data * 0.9
@@ -75,6 +86,8 @@ FORWARDS: dict[str, tuple[Forward, str]] = {
     "a buffer that the backward needs": (counted, VMAP),
     "a buffer that the backward needs, in a loop": (looking(counted), LOOP),
     "new data of a buffer": (decayed, LOOP),
+    "other memory of a buffer": (with_other_memory, LOOP),
+    "swapped buffer": (swapped, LOOP),
     "a new buffer, and a table": (replaced_and_kept, VMAP),
     "a new buffer, and a table, in a loop": (looking(replaced_and_kept), LOOP),
 }

@@ -76,6 +76,17 @@ def test_a_scheduler_that_holds_parameters() -> None:
             train(RichStudy(model, optimizer, DATA, lambda n, o: Holding(o)))
 
 
+def test_a_trial_is_put_back_with_its_scheduler() -> None:
+    study = RichStudy(model, "adam", DATA, lambda n, o: lrs.StepLR(o, 1, 0.5), "step")
+    group = TrialGroup(study, members(study, range(2)), OpenGate())
+    put_back = group.saved()
+    group.train_step(*DATA[0])
+    after = group.extract(0)[1]["param_groups"][0]["lr"]
+    put_back()
+    group.train_step(*DATA[0])
+    assert group.extract(0)[1]["param_groups"][0]["lr"] == after
+
+
 DRAWING: dict[str, tuple[Callable[[], float], str]] = {
     "torch": (lambda: torch.rand(()).item(), "draws PyTorch's random numbers"),
     "python": (random.random, "draws from Python's random"),
