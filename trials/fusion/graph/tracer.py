@@ -191,7 +191,7 @@ class Tracer(fx.Tracer):
 
     def create_arg(self, a: Any) -> Any:
         """See `fx.Tracer`."""
-        if dataclasses.is_dataclass(a):
+        if dataclasses.is_dataclass(type(a)):
             know(a)
             if any(leaf is a for leaf in tree_leaves(a)):
                 raise FuseError(f"it makes a {type(a).__name__}, of which a graph knows no parts")

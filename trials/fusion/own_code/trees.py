@@ -39,10 +39,11 @@ def know(value: Any) -> None:
 
 def _is_plain_dataclass(leaf: Any) -> bool:
     """Whether all that an object has is made of its fields, by the `__init__` that dataclasses get."""
-    if not dataclasses.is_dataclass(leaf) or isinstance(leaf, (type, nn.Module)):
+    kind = type(leaf)  # isinstance would ask a value of a trace for its class
+    if not dataclasses.is_dataclass(kind) or issubclass(kind, nn.Module):
         return False
-    fields = dataclasses.fields(leaf)
-    takes = inspect.signature(type(leaf)).parameters
+    fields = dataclasses.fields(kind)
+    takes = inspect.signature(kind).parameters
     return list(takes) == [field.name for field in fields] and {*getattr(leaf, "__dict__", takes)} <= {*takes}
 
 
