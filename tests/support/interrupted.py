@@ -89,11 +89,14 @@ def work(
     config = WorkerConfig(storage=str(directory / "study.journal"), study_name="s", worker=name, directory=directory)
     worker = SearchWorker(study, config, AtOnce())
     reported: list[statuses.Status] = []
+    search = line(worker)
+    scheduler = Scheduler(study, gate or OpenGate(), search, reported.append, directory=directory)
     try:
-        Scheduler(study, gate or OpenGate(), line(worker), reported.append, directory=directory).run()
+        scheduler.run()
     except (StopRequested, Killed) as ended:
         if isinstance(ended, StopRequested):
             worker.stop()
+            scheduler.hear_out(search.answers())
         return worker, reported, ended
     return worker, reported, None
 

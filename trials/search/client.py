@@ -59,6 +59,7 @@ class SearchClient:
 
     Attributes:
         pid: the search worker's.
+        last_answers: those that came while it was closed.
     """
 
     def __init__(self, serve: Callable[[TextIO, TextIO], int]) -> None:
@@ -87,6 +88,7 @@ class SearchClient:
         self._pidfd = os.pidfd_open(pid)
         self._send_fd, self._receive_fd = send_fd, receive_fd
         self._buffer, self._is_gone = b"", False
+        self.last_answers: list[dict[str, Any]] = []
 
     def send(self, **request: Any) -> None:
         """Write one request.
@@ -153,7 +155,8 @@ class SearchClient:
         if beside_main and not is_urgent():
             time.sleep(THREADS_END_S)
         _, status = os.waitpid(self.pid, 0)
-        has_recorded = any("recorded" in answer for answer in self._received())
+        self.last_answers = self._received()
+        has_recorded = any("recorded" in answer for answer in self.last_answers)
         os.close(self._pidfd)
         os.close(self._receive_fd)
         return status == 0 or has_recorded

@@ -215,7 +215,7 @@ class SearchWorker:
         return None
 
     def checkpoint(self, number: int, written: Path) -> dict[str, Any] | None:
-        """Take a checkpoint that the side task has written. Returns an answer if the trial is lost."""
+        """Take a checkpoint that the side task has written. Returns whether it did, or that the trial is lost."""
         if number not in self._held:
             written.unlink(missing_ok=True)
             return None
@@ -228,7 +228,7 @@ class SearchWorker:
             self._files.discard(saved)
             return self._lost(number)
         self._files.keep(saved)
-        return None
+        return {"taken": number, "epoch": saved.epoch, "place": saved.place}
 
     def began(
         self, number: int, epoch: int, score: float | list[float] | None = None, history: dict[str, Any] | None = None

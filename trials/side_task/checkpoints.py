@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from trials.own_logger import own_logger
 from trials.search.client import Search
 from trials.search.files import checkpoint_files
 from trials.side_task.checkpoint_format import CheckpointError, load, save, save_weights
+from trials.side_task.saved_work import SavedWork
 from trials.study import Study
 from trials.training.group import TrialGroup
 from trials.training.member import Member, build_member
@@ -70,7 +70,7 @@ class Checkpoints:
         clock_s: the time.
 
     Attributes:
-        lost: trial-samples that were trained in vain, since trials went back to what was saved of them.
+        work: what is trained, and what of it is safe.
     """
 
     def __init__(
@@ -84,9 +84,8 @@ class Checkpoints:
         self._study, self._directory, self._gate, self._search, self._clock_s = study, directory, gate, search, clock_s
         self._saved: dict[int, _Saved] = {}
         self._began_s = 0.0  # the epoch under way
-        self._unsaved: Counter[int] = Counter()
         self._changed: set[int] = set()
-        self.lost = 0
+        self.work = SavedWork()
         self._epochs: dict[int, int] = {}
         self._handed: dict[int, _Written] = {}  # the last of each trial: the search worker may take it much later
         self._milestones: dict[int, int] = {}
@@ -118,7 +117,6 @@ class Checkpoints:
         Raises:
             FuseError: its model cannot be fused with any other.
         """
-        self.lost += self._unsaved.pop(number, 0)
         self._saved_of(number)
         reached = self._epochs.get(number, 0)
         for source in self._sources(number, reached):
@@ -138,10 +136,12 @@ class Checkpoints:
                 if not isinstance(source, Path) or source.exists():  # else the search worker has just renamed it
                     self._warn(f"trial {number}: {error}")
                 continue
+            self.work.continues(number, (state.epoch, state.place))
             self._began(state)
             if pauses:
                 self._keep_paused(state)
             return member
+        self.work.continues(number, None)
         if reached:
             self._search.send(began=number, epoch=0)
         return build_member(self._study, number, params)
@@ -153,7 +153,7 @@ class Checkpoints:
     def trained(self, numbers: Collection[int], samples: int) -> None:
         """Count a step of these trials, in which each has trained on so many samples."""
         for number in numbers:
-            self._unsaved[number] += samples
+            self.work.trained(number, samples)
 
     def step_ended(self, group: TrialGroup, mark: Callable[[int], str]) -> bool:
         """Save all trials of `group` between two steps, if it is time for one of them. Returns whether it was.
@@ -224,17 +224,18 @@ class Checkpoints:
     def _behind(self, group: TrialGroup) -> list[int]:
         """Return the rows of trials that are further than what is saved of them: by a step, or by an epoch's end."""
         trials = enumerate(zip(group.numbers, group.epochs_done, strict=True))
-        return [row for row, (number, epoch) in trials if self._unsaved[number] or epoch > self._epochs.get(number, 0)]
-
-    def unsaved(self, numbers: Iterable[int]) -> int:
-        """How many samples these trials have trained on since they were saved, each trial's counted."""
-        return sum(self._unsaved[number] for number in numbers)
+        return [
+            row
+            for row, (number, epoch) in trials
+            if not self.work.is_written(number) or epoch > self._epochs.get(number, 0)
+        ]
 
     def ended(self, group: TrialGroup, row: int, score: Score) -> str | None:
         """Write the weights of a trial that has ended, if it is among the best so far. Returns the file."""
         keep, sign = self._study.keep_best, 1 if self._study.direction == "maximize" else -1
         self._saved.pop(group.numbers[row], None)
         self._handed.pop(group.numbers[row], None)
+        self.work.ended(group.numbers[row])
         if self._directory is None or not keep or not all(map(math.isfinite, every(score))):
             return None
         if not isinstance(score, list) and self._bar is not None and sign * score <= sign * self._bar:
@@ -296,7 +297,7 @@ class Checkpoints:
         for each in filter(None, written):
             self._epochs[each.number], self._handed[each.number] = each.epoch, each
             self._changed.discard(each.number)
-            del self._unsaved[each.number]
+            self.work.written(each.number, (each.epoch, each.place))
             self._search.send(checkpoint=each.number, file=str(each.path))
 
     def _read_back(self, path: Path) -> None:
@@ -310,7 +311,7 @@ class Checkpoints:
     def _keep_paused(self, state: TrialState) -> None:
         """Keep a paused trial in memory, as it may be promoted here soon; without files, until it is."""
         self._saved.pop(state.number, None)
-        del self._unsaved[state.number]
+        self.work.written(state.number, (state.epoch, state.place))
         try:
             self._paused[state.number] = state if state.device.type == "cpu" else state.on_host()
         except FuseError as error:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from trials.search.config import WorkerConfig
     from trials.side_task.devices import SideDevice
+    from trials.side_task.scheduler import Scheduler
     from trials.study import Study
 
 log = own_logger("trials.side_task.main")  # as a program its name is __main__
@@ -214,6 +215,7 @@ def _serve(
     if page is not None and turn is not None:
         turn.busy_s = partial(_busy_s, page, page.words[Field.BUSY_NS])
     gate: Gate | None = None
+    scheduler: Scheduler | None = None
     has_finished = False
     try:
         device = make_side_device(arguments.device, arguments.memory_fraction, arguments.queue_depth)
@@ -224,7 +226,8 @@ def _serve(
             records = UnitRecords(arguments.units, arguments.units_bytes)
             gate = device.gate(page, records, partial(_report_overrun, report))
         with contextlib.nullcontext() if turn is None else turn.noted():
-            _train(study, device, page, gate, search, report, arguments, turn)
+            scheduler = _ready(study, device, page, gate, search, report, arguments, turn)
+            _train(scheduler)
         has_finished = True
     except StopRequested:
         log.debug("the side task is asked to end")
@@ -246,9 +249,22 @@ def _serve(
         if page is not None and may_unmap:  # else the device may still use the page, which then ends with this process
             page.words[Field.SIDE_ACTIVITY] = SideActivity.HOST  # what the study has left to its end asks no gate
             page.close()
-    if not closed:
+    return _ended(scheduler, search, report, is_closed=closed)
+
+
+def _ended(
+    scheduler: "Scheduler | None",
+    search: SearchClient,
+    report: "Callable[[statuses.Status], None]",
+    *,
+    is_closed: bool,
+) -> int:
+    """Report what the search worker has recorded at its end. Returns the exit status."""
+    if scheduler is not None:
+        scheduler.hear_out(search.last_answers)
+    if not is_closed:
         report(statuses.Error("its search worker could not record all results in time"))
-    return 0 if closed else 1
+    return 0 if is_closed else 1
 
 
 def _in_group(group: Path | None, serve: "Callable[[TextIO, TextIO], int]") -> "Callable[[TextIO, TextIO], int]":
@@ -259,7 +275,7 @@ def _in_group(group: Path | None, serve: "Callable[[TextIO, TextIO], int]") -> "
     return served
 
 
-def _train(
+def _ready(
     study: "Study",
     device: "SideDevice",
     page: Page | None,
@@ -268,7 +284,7 @@ def _train(
     report: "Callable[[statuses.Status], None]",
     arguments: argparse.Namespace,
     turn: Turn | None,
-) -> None:
+) -> "Scheduler":
     from trials.side_task.devices import NoRoomError
     from trials.side_task.scheduler import Scheduler
 
@@ -283,7 +299,10 @@ def _train(
         raise NoRoomError("not even one trial fits into the side task's share of the device's memory")
     give_way()
     offload = None if page is None else device.offload(page, gate, report)
-    scheduler = Scheduler(study, gate, search, report, most, offload, arguments.directory, turn)
+    return Scheduler(study, gate, search, report, most, offload, arguments.directory, turn)
+
+
+def _train(scheduler: "Scheduler") -> None:
     try:
         scheduler.run()
     except SystemExit as error:  # else it would look as if all trials had ended

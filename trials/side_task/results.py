@@ -33,6 +33,7 @@ class Results:
         for number, epoch, is_finite in zip(group.numbers, group.epochs_done, finite, strict=True):
             if not is_finite:
                 self._search.send(fail=number, reason=f"the loss is not finite in epoch {epoch + 1}")
+                self._checkpoints.work.ended(number)
         return [row for row, number in enumerate(group.numbers) if finite[row] and number not in self.dropped]
 
     def report(self, group: TrialGroup, scores: Sequence[Score]) -> list[int]:

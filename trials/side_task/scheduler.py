@@ -9,6 +9,7 @@ units are longer than every bubble is split in halves.
 import logging
 import signal
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ds_hooks.shared import statuses
@@ -91,10 +92,12 @@ class Scheduler:
         self._bases = Bases()
         self._waiting = Waiting(self._build)
         self._checkpoints = Checkpoints(study, directory, gate, search)
+        self._work = self._checkpoints.work
         self._results = Results(study, gate, search, self._checkpoints)
         self._unfit: set[str] = set()
         self._asked = self._exhausted = self._over = False
         self._ask_again_s = 0.0
+        self._said: statuses.Progress | None = None
         self._here = 0  # how many trials were here at the last request for more
         self._accounts, self._refilling = Accounts(gate, self._audits), Refilling()
         work = gate, self._accounts, self._checkpoints, self._results, offload
@@ -116,6 +119,13 @@ class Scheduler:
                 log.warning("trials are not saved at the end: %s: %s", type(error).__name__, error)
             self._report_progress()
             raise
+
+    def hear_out(self, answers: list[dict[str, Any]]) -> None:
+        """Report once more, if the search worker's answers since the end of `run` say that it has taken trials."""
+        for answer in answers:
+            self._take(answer)
+        if self._said is not None and self._said.lost != self._work.in_vain():
+            self.report(replace(self._said, lost=self._work.in_vain()))
 
     def _run(self) -> None:
         ready_ms = self._accounts.ready_ns / 1e6
@@ -145,6 +155,7 @@ class Scheduler:
             self._audits.report()
             self._report_progress()
         self._gate.rest()
+        self._work.all_ended()
         self._report_progress()
         self.report(statuses.Finished(self._accounts.work))
 
@@ -156,8 +167,8 @@ class Scheduler:
 
     def _report_progress(self) -> None:
         numbers = [number for cohort in self._cohorts for number in cohort.numbers]
-        lost = self._checkpoints.lost + self._checkpoints.unsaved(numbers)
-        self.report(self._accounts.progress(len(numbers), lost))
+        self._said = self._accounts.progress(len(numbers), self._work.in_vain())
+        self.report(self._said)
 
     def _rows(self) -> int:
         return sum(len(cohort.numbers) for cohort in self._cohorts)
@@ -186,7 +197,15 @@ class Scheduler:
             self._training.in_use = None
 
     def _take(self, answer: dict[str, Any]) -> None:
-        self._results.dropped |= {answer[how] for how in ("pruned", "lost") if how in answer}
+        match answer:
+            case {"taken": number, "epoch": epoch, "place": place}:
+                self._work.taken(number, (epoch, place))
+            case {"pruned": number}:
+                self._results.dropped.add(number)
+                self._work.ended(number)
+            case {"lost": number}:
+                self._results.dropped.add(number)
+                self._work.left(number)
         if "said" in answer:
             log.log(logging.WARNING if answer["warns"] else logging.INFO, "%s", answer["said"])
         if "trials" in answer:
@@ -331,6 +350,7 @@ class Scheduler:
         """Leave a trial that does not fit to another worker; where it fits on none, it fails."""
         self._gate.rest()
         self._search.send(unfit=number, reason=describe_error(self._study, error or MemoryError(NO_ROOM)))
+        self._work.left(number)
         self._over = False  # it may come back, if the others go
 
     def _crowded(self, fit: Fit, asked: list[dict[str, Any]]) -> None:
@@ -364,3 +384,4 @@ class Scheduler:
         log.debug("they failed here:", exc_info=error)
         for number in numbers:
             self._search.send(fail=number, reason=reason)
+            self._work.ended(number)

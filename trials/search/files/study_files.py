@@ -43,6 +43,11 @@ class Saved:
         """How many epochs it holds."""
         return checkpoint_files.epoch_of(self.file)
 
+    @property
+    def place(self) -> int:
+        """How many batches of the next epoch it holds."""
+        return checkpoint_files.place_of(self.file)
+
 
 class StudyFiles:
     """A worker's view of a study's files.

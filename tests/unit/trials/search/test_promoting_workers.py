@@ -61,7 +61,7 @@ class Trainer:
         self.search.note({number: epoch})
         written = checkpoint_files.temporary_path(self._directory, number, epoch)
         written.write_bytes(b"of no matter")
-        if epoch < self._study.epochs and self.search.checkpoint(number, written) is not None:
+        if epoch < self._study.epochs and self.search.checkpoint(number, written) == {"lost": number}:
             return
         refused = None
         if epoch in self._study.rungs or epoch == self._study.epochs:

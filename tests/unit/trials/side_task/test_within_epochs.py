@@ -1,5 +1,6 @@
 """A side task ends in the middle of an epoch, and another goes on there: as if nothing had happened."""
 
+import errno
 from collections.abc import Iterable
 from functools import cache
 from itertools import pairwise
@@ -33,6 +34,7 @@ from tests.support.interrupted import (
 from tests.support.side_task_runs import Direct
 from tests.support.slow_cases import others_slow
 from trials.gate.base import OpenGate, StopRequested
+from trials.search.files import checkpoint_files
 from trials.search.storage.claims import Claim, Claims
 from trials.search.storage.directory_identity import identity
 from trials.search.worker import SearchWorker, WorkerConfig
@@ -318,3 +320,26 @@ def test_an_error_while_it_saves_is_no_error_of_the_study(
     assert isinstance(ended, StopRequested) and "trials are not saved at the end: MemoryError: no room" in caplog.text
     last = [each for each in reported if isinstance(each, statuses.Progress)][-1]
     assert last.lost == last.work > 0
+
+
+def test_what_the_search_worker_could_not_take_is_lost(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eager: None
+) -> None:
+    """On a disk that is full from the third file on, what is trained again is what the accounts call lost."""
+    _, asked, all_work = uninterrupted("fused", folder)
+    left, publish = 3, checkpoint_files.publish
+
+    def filling(*files: Path) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        publish(*files)
+
+    with monkeypatch.context() as full:
+        full.setattr(checkpoint_files, "publish", filling)
+        _, first, ended = work(make_study(), tmp_path, Asked(asked // 2))
+    assert isinstance(ended, StopRequested) and left < 0
+    last = [each for each in first if isinstance(each, statuses.Progress)][-1]
+    _, second, _ = work(make_study(), tmp_path, name="in the next job")
+    assert last.lost > 0 and last.work - last.lost + trained(second) == all_work
