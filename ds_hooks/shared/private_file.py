@@ -69,3 +69,12 @@ def write_text(path: Path, text: str) -> None:
     """Write a whole file in UTF-8."""
     with open(path, "w", encoding="utf-8", opener=open_private) as file:
         file.write(text)
+
+
+def sync(path: Path) -> None:
+    """Make a file's content, or a directory's entries, durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

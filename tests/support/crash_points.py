@@ -6,13 +6,22 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.support.sandbox import wait_for
 
 CALLS = ("fsync", "fdatasync", "rename", "write", "pwrite64", "ftruncate", "unlink")
+IN_ORDER = (*CALLS, "link")
 KILL, NO_SPACE = "signal=KILL", "error=ENOSPC"
+
+
+class Call(NamedTuple):
+    """A system call, and the files that it names."""
+
+    name: str
+    files: tuple[str, ...]
 
 
 def missing() -> str | None:
@@ -36,6 +45,22 @@ def traced(do: Callable[[], object], inject: str | None = None) -> Counter[str]:
     Returns:
         How often it made each of `CALLS`.
     """
+    said = _trace(do, CALLS, [] if inject is None else ["-e", f"inject={inject}"])
+    return Counter(re.findall(rf"^\d+ +({'|'.join(CALLS)})\(", said, re.MULTILINE))
+
+
+def in_order(do: Callable[[], object]) -> list[Call]:
+    """Run `do` as `traced` does. Returns its calls in the order in which they began; see `IN_ORDER`."""
+    begun = re.findall(rf"^\d+ +({'|'.join(IN_ORDER)})\((.*)", _trace(do, IN_ORDER, ["-y", "-s", "0"]), re.MULTILINE)
+    of_paths = ("rename", "unlink", "link")
+    return [
+        Call(name, tuple(re.findall(r'"([^"]+)"' if name in of_paths else r"^\d+<([^>]+)>", rest)))
+        for name, rest in begun
+    ]
+
+
+def _trace(do: Callable[[], object], calls: Sequence[str], options: Sequence[str]) -> str:
+    """What strace says of `do`."""
     ready_fd, go_fd = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -52,9 +77,9 @@ def traced(do: Callable[[], object], inject: str | None = None) -> Counter[str]:
     os.close(ready_fd)
     with tempfile.TemporaryDirectory(prefix="bsq-") as folder:
         log, said = Path(folder, "trace"), Path(folder, "said")
-        command = ["strace", "-f", "-qqq", "-o", str(log), "-e", f"trace={','.join(CALLS)}", "-p", str(pid)]
+        command = ["strace", "-f", "-qqq", "-o", str(log), "-e", f"trace={','.join(calls)}", *options, "-p", str(pid)]
         with said.open("wb") as output:
-            tracer = subprocess.Popen([*command, *(["-e", f"inject={inject}"] if inject else [])], stderr=output)
+            tracer = subprocess.Popen(command, stderr=output)
         try:
             wait_for(lambda: tracer.poll() is not None or _is_traced(pid), "strace")
             assert tracer.poll() is None, said.read_text()
@@ -62,7 +87,7 @@ def traced(do: Callable[[], object], inject: str | None = None) -> Counter[str]:
             os.close(go_fd)
             os.waitpid(pid, 0)
             tracer.wait()
-        return Counter(re.findall(rf"^\d+ +({'|'.join(CALLS)})\(", log.read_text(), re.MULTILINE))
+        return log.read_text()
 
 
 def _is_traced(pid: int) -> bool:

@@ -1,5 +1,6 @@
 """A search worker ends at any system call that writes, or the disk is full there: the study goes on from each."""
 
+import io
 import json
 import shutil
 from collections.abc import Iterator
@@ -9,11 +10,13 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from tests.support.crash_points import KILL, NO_SPACE, missing, traced
+from tests.support.crash_points import KILL, NO_SPACE, Call, in_order, missing, traced
 from tests.support.fused_and_solo import AtOnce
 from tests.support.side_task_runs import Direct
 from tests.support.simulated import EPOCHS, Pretended, Trainer, assert_ended
 from tests.support.slow_cases import others_slow
+from trials.search.files import artifacts
+from trials.search.files.bounded_store import BoundedStore
 from trials.search.storage import database
 from trials.search.storage.claims import Claims
 from trials.search.storage.database import connect
@@ -106,3 +109,42 @@ def test_some_of_them(storage: str, every: int, how: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("storage", STORAGES)
 def test_every_one(storage: str, how: str, tmp_path: Path) -> None:
     crash(storage, how, all_points(storage, tmp_path / "whole"), tmp_path)
+
+
+def assert_durable(calls: list[Call], names: list[str]) -> None:
+    """Each of these names was given to a file whose content was on disk, and then its directory's entry was.
+
+    Only after that anything was written to a database, or the next file got a name.
+    """
+    named = [(at, call.files) for at, call in enumerate(calls) if call.name in ("rename", "link")]
+    assert {Path(files[1]).name for _, files in named} >= set(names), named
+    for at, (source, target) in named:
+        before = [call.name for call in calls[:at] if call.files[:1] == (source,)]
+        assert before[-1] in ("fsync", "fdatasync"), f"{target}: {before}"
+        written = [call for call in calls[at + 1 :] if call.name != "unlink"]
+        assert written[0] == Call("fsync", (str(Path(target).parent),)), f"{target}: {written[:3]}"
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_files_are_durable_before_anything_names_them(storage: str, tmp_path: Path) -> None:
+    calls = in_order(lambda: train(storage, tmp_path / "study"))
+    checkpoints = [f"2-{fence}.pt" for fence in range(1, TRIALS + 1)]
+    assert_durable(calls, ["directory.id", *checkpoints, "best.json"])
+    weights = {Path(call.files[-1]).name for call in calls if call.name == "rename"} - {*checkpoints, "best.json"}
+    assert weights and weights <= {f"trial-{number}.pt" for number in range(TRIALS)}
+
+
+def test_weights_that_a_dead_worker_left_are_durable(tmp_path: Path) -> None:
+    directory = tmp_path / "study"
+    train(STORAGES[0], directory)
+    (kept,) = directory.glob("best/*.pt")
+    kept.rename(kept.with_suffix(".1.tmp"))
+    assert_durable(in_order(lambda: train(STORAGES[0], directory)), [kept.name, "best.json"])
+
+
+def test_files_from_an_artifact_store_are_durable(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    store = optuna.artifacts.FileSystemArtifactStore(tmp_path / "store")
+    store.write("one", io.BytesIO(b"of no matter"))
+    target, temporary = tmp_path / "1-1.pt", tmp_path / "1-1.tmp"
+    assert_durable(in_order(lambda: artifacts.fetch(BoundedStore(store), "one", target, temporary)), [target.name])

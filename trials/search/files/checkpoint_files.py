@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ds_hooks.shared.private_file import make_dir
+from ds_hooks.shared.private_file import make_dir, sync
 from trials.own_logger import own_logger
 
 log = own_logger(__name__)
@@ -110,14 +110,9 @@ def worth_keeping(names: Sequence[str]) -> list[str]:
 
 def publish(written: Path, target: Path) -> None:
     """Make `written` durable under another name in the same directory, in one step."""
-    with open(written, "rb") as file:
-        os.fsync(file.fileno())
+    sync(written)
     written.rename(target)
-    fd = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    sync(target.parent)
 
 
 def found(folder: Path) -> list[Path]:

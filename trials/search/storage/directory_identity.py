@@ -8,7 +8,7 @@ from pathlib import Path
 
 import optuna
 
-from ds_hooks.shared.private_file import make_dir, write_text
+from ds_hooks.shared.private_file import make_dir, sync, write_text
 from trials.own_logger import own_logger
 from trials.study_error import StudyError
 
@@ -31,12 +31,14 @@ def identity(directory: Path) -> str:
         make_dir(directory)
         written = file.with_name(f"{uuid.uuid4().hex}.tmp")
         write_text(written, uuid.uuid4().hex)
+        sync(written)
         try:
             os.link(written, file)  # whole or not at all, also on NFS
         except FileExistsError:
             pass
         except OSError:  # no hard links there, as on FAT: of hosts that begin at once, the last one counts
             written.replace(file)
+        sync(directory)
         written.unlink(missing_ok=True)
     return f"{file.read_text()} {socket.gethostname()}:{directory.absolute()}"
 
