@@ -7,10 +7,12 @@ at once, with its key, its value and what is allowed.
 
 import difflib
 import math
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -197,8 +199,12 @@ In any case, the kernel ends the side task first when the machine runs out of me
     @field_validator("storage")
     @classmethod
     def _journal_from_here(cls, value: str | None) -> str | None:
-        if value is None or "://" in (value := read_storage(value)):
-            return value
+        if value is None:
+            return None
+        if "://" in (value := read_storage(value)):
+            named = value.removeprefix("sqlite:///")
+            is_relative = named not in (value, "") and not named.startswith(("/", ":memory:", "file:"))
+            return f"sqlite:///{quote(os.getcwd())}/{named}" if is_relative else value
         path = Path(value).absolute()
         if not path.parent.is_dir():
             raise ValueError(f"there is no directory {path.parent}")

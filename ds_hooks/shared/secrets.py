@@ -9,6 +9,7 @@ STORAGE_VARIABLE = "SQUEEZER_STORAGE"
 
 HIDDEN = "***"
 
+_HALF_A_URL = re.compile(r"(sqlite|postgres(ql)?|mysql|mariadb)(\+\w+)?:(?!//)")
 _URL = re.compile(r"^([\w+.-]*://[^:/@]*:).*@", re.DOTALL)
 _USER = re.compile(r"(://[^\s:/@\"']*:)[^\s\"']*@")
 _QUERY = re.compile(r"([?&;][\w.-]*(?:passw|pwd|secret|token)[\w.-]*=)[^&;\s\"'#]*", re.IGNORECASE)
@@ -35,8 +36,16 @@ def read_storage(named: str) -> str:
     """The storage that `env:NAME`, an environment variable, or `@FILE`, a file's only line, names; else `named` itself.
 
     Raises:
-        ValueError: there is nothing to be read; the message says where.
+        ValueError: there is nothing to be read, and the message says where; or it is half a URL.
     """
+    found = _read(named)
+    half = _HALF_A_URL.match(found)
+    if half is not None:
+        raise ValueError(f"a database's URL begins with {half[0]}//")
+    return found
+
+
+def _read(named: str) -> str:
     if named.startswith("env:"):
         variable = named.removeprefix("env:")
         if not os.environ.get(variable):

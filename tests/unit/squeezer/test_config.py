@@ -5,6 +5,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from pydantic import ValidationError
 
 from ds_hooks.shared.wire import WaitKind
@@ -93,11 +94,22 @@ def test_a_queue_takes_the_place_of_a_study(tmp_path: Path, monkeypatch: pytest.
 
 def test_names_of_the_user_win(tmp_path: Path) -> None:
     (tmp_path / "digits.py").touch()
-    side = '[side]\nstudy = "digits.py"\nstudy_name = "mine"\nstorage = "sqlite:///mine.db"\n'
+    side = '[side]\nstudy = "digits.py"\nstudy_name = "mine"\nstorage = "sqlite:////of/mine.db"\n'
     config = load(tmp_path, RUN + side)
     assert config.side is not None
     assert config.side.study_name == "mine"
-    assert config.storage(tmp_path) == "sqlite:///mine.db"
+    assert config.storage(tmp_path) == "sqlite:////of/mine.db"
+
+
+def test_a_database_is_found_from_where_the_command_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "50% of it?"
+    here.mkdir()
+    (here / "digits.py").touch()
+    monkeypatch.chdir(here)
+    side = RUN + '[side]\nstudy = "digits.py"\nstorage = "{}"\n'
+    named = load(here, side.format("sqlite:///my%20db?timeout=7")).storage(here)
+    monkeypatch.chdir("/")
+    assert sa.make_url(named).database == f"{here}/my db" and sa.make_url(named).query == {"timeout": "7"}
 
 
 def test_a_journal_is_found_from_where_the_command_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,7 @@ log = own_logger(__name__)
 _Result = TypeVar("_Result")
 
 _DRIVER = "postgresql+psycopg"
+_SQLITE_SETTINGS = {"timeout", "isolation_level", "detect_types", "check_same_thread", "cached_statements"}
 _CONNECTION = {
     "connect_timeout": CONNECT_TIMEOUT_S,
     # A host that vanishes says nothing: by default its peer waits for hours.
@@ -67,19 +68,38 @@ def database_url(named: str) -> str:
     if "@" in (sa.make_url(url).host or ""):
         raise StorageError(f"the password in {hide_password(named)} has an @; allowed: %40 in its place")
     _, mark, settings = rest.partition("?")
-    if mark and scheme.startswith("sqlite") and not all("=" in each for each in settings.split("&")):
+    if mark and is_sqlite(named) and not _are_settings(settings.split("&")):
         raise StorageError(f"the path in {named} has a ?; allowed: %3F in its place")
     return url
 
 
+def _are_settings(given: list[str]) -> bool:
+    """Whether what stands behind a ? is for SQLite, and no part of a path; as a URI's it may be anything."""
+    pairs = [each.partition("=") for each in given]
+    is_uri = any(name == "uri" for name, *_ in pairs)
+    return is_uri or all(equals and name in _SQLITE_SETTINGS and "/" not in value for name, equals, value in pairs)
+
+
+def is_sqlite(storage: str) -> bool:
+    """Whether a storage is an SQLite database, with whatever driver."""
+    scheme, separator, _ = storage.partition("://")
+    return bool(separator) and scheme.partition("+")[0] == "sqlite"
+
+
+def is_in_memory(storage: str) -> bool:
+    """Whether a storage ends with the process that opens it."""
+    file = (is_sqlite(storage) and sa.make_url(storage).database) or ""
+    return is_sqlite(storage) and (not file or file.startswith((":memory:", "file::memory:")))
+
+
 def is_shared(storage: str) -> bool:
     """Whether a storage is a database to which other hosts and users may write, and not a file of ours."""
-    return "://" in storage and not storage.startswith("sqlite:")
+    return "://" in storage and not is_sqlite(storage)
 
 
 def engine_options(url: str) -> dict[str, Any]:
     """What SQLAlchemy's `create_engine` takes beside `url`, see `database_url`. What the URL says itself wins."""
-    if url.startswith("sqlite:"):
+    if is_sqlite(url):
         return {"connect_args": {"timeout": SQLITE_PATIENCE_S}}
     options: dict[str, Any] = {"pool_pre_ping": True}  # the server may have been restarted since
     if url.startswith(f"{_DRIVER}:"):
@@ -177,7 +197,10 @@ def connect(storage: str, directory: Path | None) -> sa.Engine:
 
     Raises:
         OthersError: the file is another user's work.
+        StorageError: the storage is in memory, and the directory is not.
     """
+    if is_in_memory(storage) and directory is not None:
+        raise StorageError(f"{storage} is in the memory of one process; allowed: a file, such as sqlite:///study.db")
     if is_shared(storage):
         url = database_url(storage)
         # under the lock, each statement must see what others have committed, whatever the server's default is

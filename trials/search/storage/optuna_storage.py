@@ -10,7 +10,7 @@ from optuna.storages.journal import JournalFileBackend
 from sqlalchemy import create_engine, inspect, make_url, text
 
 from ds_hooks.shared.private_file import check_ours, open_private
-from trials.search.storage.database import StorageError, database_url, engine_options
+from trials.search.storage.database import StorageError, database_url, engine_options, is_sqlite
 
 LONGEST_LINE = 1 << 20
 """No line of a journal has nearly as many bytes."""
@@ -47,7 +47,7 @@ def storage_file(named: str) -> str | None:
     """The file that holds a storage, see `open_storage`. None: a server or the memory does."""
     if "://" not in named:
         return named
-    file = (make_url(named).database if named.startswith("sqlite") else "") or ""
+    file = (make_url(named).database if is_sqlite(named) else "") or ""
     return None if not file or file.startswith((":memory:", "file:")) else file
 
 

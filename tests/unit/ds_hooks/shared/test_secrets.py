@@ -52,6 +52,8 @@ def test_a_storage_is_read_from_the_environment_or_a_file(tmp_path: Path, monkey
         ("@/", "/ cannot be read: Is a directory"),
         ("@/dev/null", "/dev/null has 0 words; expected one, a storage's URL"),
         ("@/etc/passwd", "/etc/passwd has "),
+        ("sqlite:study.db", "a database's URL begins with sqlite://"),
+        ("postgresql+psycopg:/me:pw@host/db", "a database's URL begins with postgresql+psycopg://"),
     ],
 )
 def test_a_storage_that_cannot_be_read(named: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

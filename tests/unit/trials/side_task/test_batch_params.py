@@ -75,7 +75,12 @@ class Sized(Study):
 
 def trained(study: Sized, directory: Path | None = None) -> tuple[list[FrozenTrial], list[int]]:
     """The trials, and the sizes of the groups that trained them."""
-    config = WorkerConfig(storage="sqlite:///:memory:", study_name="s", worker="w", directory=directory)
+    config = WorkerConfig(
+        storage="sqlite:///:memory:" if directory is None else f"{directory}/study.journal",
+        study_name="s",
+        worker="w",
+        directory=directory,
+    )
     worker, gate = SearchWorker(study, config, AtOnce()), Starving(())
     sent: list[statuses.Status] = []
     Scheduler(study, gate, Direct(worker), sent.append, directory=directory).run()

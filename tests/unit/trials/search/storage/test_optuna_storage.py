@@ -12,7 +12,7 @@ from optuna.study import StudyDirection
 from ds_hooks.shared.study_files import trials_directory
 from tests.support.fused_and_solo import AtOnce
 from tests.support.simulated import Pretended
-from trials.search.storage.database import SQLITE_PATIENCE_S, StorageError, connect
+from trials.search.storage.database import SQLITE_PATIENCE_S, StorageError, connect, engine_options, is_shared
 from trials.search.storage.optuna_storage import open_storage
 from trials.search.worker import SearchWorker, WorkerConfig
 
@@ -35,7 +35,10 @@ def test_files_lie_where_the_study_is_called_so(name: str, tmp_path: Path) -> No
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
-@pytest.mark.parametrize("path", ["q?x/study.db", "study?", "a?b=c&d"])
+CUT_OFF = ["q?x/study.db", "study?", "a?b=c&d", "q?a=b/study.db", "q?timeout=5/study.db", "q?a=b"]
+
+
+@pytest.mark.parametrize("path", CUT_OFF)
 def test_a_path_that_would_be_cut_off_is_refused(path: str, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"has a \?; allowed: %3F in its place"):
         open_storage(f"sqlite:///{tmp_path}/{path}")
@@ -44,6 +47,24 @@ def test_a_path_that_would_be_cut_off_is_refused(path: str, tmp_path: Path) -> N
     assert isinstance(database, RDBStorage)
     database.engine.dispose()
     assert [file.name for file in tmp_path.iterdir()] == ["q?x.db"]
+
+
+def test_a_driver_changes_nothing_about_where_a_database_is(tmp_path: Path) -> None:
+    named = f"sqlite+pysqlite:///{tmp_path}/study.db"
+    assert not is_shared(named) and engine_options(named) == engine_options("sqlite:///study.db")
+    engine = connect(named, tmp_path / "study")
+    with engine.begin():
+        assert (tmp_path / "study" / "claims.db").exists()
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    "storage", ["sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite:///file::memory:?uri=true"]
+)
+def test_a_study_in_memory_is_refused_where_others_would_not_see_it(storage: str, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="is in the memory of one process"):
+        connect(storage, tmp_path)
+    connect(storage, None).dispose()
 
 
 def test_no_name_leads_out_of_the_directory_of_studies(tmp_path: Path) -> None:
