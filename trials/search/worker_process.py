@@ -28,7 +28,7 @@ from trials.search.worker import SearchWorker, WorkerConfig
 from trials.study import Study
 from trials.study_error import StudyError
 
-SIGNS_PER_LEASE, LOOKS_PER_LEASE = 6, 2
+SIGNS_PER_LEASE, LOOKS_PER_LEASE = 6, 3
 """How often, per lease, a worker gives a sign of life, and looks for workers that give none."""
 
 IDLE_LEASES = 10.0
