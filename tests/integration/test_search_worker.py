@@ -20,10 +20,9 @@ from tests.support.paths import STUDIES
 from tests.support.sandbox import children, stat, wait_for
 from trials.search import callbacks
 from trials.search.client import SearchClient
-from trials.search.storage.claims import LEASE_S
 from trials.search.storage.optuna_storage import open_storage
 from trials.search.worker import WorkerConfig
-from trials.search.worker_process import LOOKS_PER_LEASE, serve
+from trials.search.worker_process import serve
 from trials.study import load_study
 
 pytestmark = pytest.mark.integration
@@ -104,10 +103,6 @@ def test_a_callback_that_hangs_costs_neither_trials_nor_answers(
     assert called.read_text() == str(os.SCHED_IDLE)
     trials = optuna.load_study(study_name="s", storage=open_storage(storage)).trials
     assert [trials[each["number"]].state for each in (first, second)] == [TrialState.COMPLETE] * 2
-
-
-def test_trials_of_a_lost_worker_are_taken_over_within_90_s() -> None:
-    assert LEASE_S + LEASE_S / LOOKS_PER_LEASE <= 90
 
 
 def test_trials_of_a_worker_whose_gate_stays_shut_go_to_one_that_has_none(tmp_path: Path) -> None:
