@@ -30,13 +30,13 @@ from ds_hooks.shared import statuses
 from ds_hooks.shared.private_file import make_dir, open_private
 from ds_hooks.shared.processes.endings import true_status
 from ds_hooks.shared.processes.parent import die_with_parent
-from ds_hooks.shared.processes.signals import END_SIGNAL, asked_to_end
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from ds_hooks.shared.status_reader import StatusReader
 from ds_hooks.shared.status_text import differs, too_large
 from ds_hooks.shared.statuses import SIDE_TASK
 from ds_hooks.shared.trial_attributes import REASON, WORKER
 from trials.own_logger import own_logger
+from trials.requests_to_end import RequestsToEnd
 from trials.search.files.best_weights import ranked
 from trials.search.optuna_study import NoStudyError, known_study
 from trials.search.storage.optuna_storage import storage_file
@@ -102,8 +102,8 @@ class Outcome:
 def run(config: RunConfig) -> Outcome:
     """Train the study until no trial is left for this run, or until it is interrupted.
 
-    The first Ctrl-C, or whatever else asks a process to end, releases all trials, and the next run resumes them. The
-    second ends the workers at once.
+    Ctrl-C, or whatever else asks a process to end, releases all trials, and the next run resumes them. Another Ctrl-C
+    ends the workers at once.
 
     Raises:
         OSError: the directory cannot be used.
@@ -115,9 +115,11 @@ def run(config: RunConfig) -> Outcome:
         numbers = islice(_free_numbers(config.directory, stack), config.workers)
         # in this order: a worker that is started later must not inherit an earlier one's pipe
         workers = [stack.enter_context(_Worker(config, number, row)) for row, number in enumerate(numbers)]
-        asked = _pass_on_requests_to_end(workers, stack)
+        asked = RequestsToEnd([worker.process for worker in workers], stack)
         while any(not worker.has_ended for worker in workers):
             _wait(workers)
+            if news := asked.news():
+                log.info("%s", news)
             bar.show(workers)
         lines, has_best = bar.summary()
         if asked:
@@ -234,20 +236,6 @@ def _device(config: RunConfig, row: int) -> dict[str, str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = [str(number) for number in range(config.workers)] if visible is None else visible.split(",")
     return {"CUDA_VISIBLE_DEVICES": devices[row] if row < len(devices) else ""}
-
-
-def _pass_on_requests_to_end(workers: Sequence[_Worker], stack: ExitStack) -> list[int]:
-    """Ask the workers to end whenever this process is asked to. Returns the signals that asked, as they come."""
-    asked: list[int] = []
-
-    def pass_on(number: int, _frame: object) -> None:
-        asked.append(number)
-        for worker in workers:
-            worker.process.send_signal(END_SIGNAL if len(asked) == 1 else signal.SIGKILL)
-
-    for number in asked_to_end():
-        stack.callback(signal.signal, number, signal.signal(number, pass_on))
-    return asked
 
 
 def _wait(workers: Sequence[_Worker]) -> None:

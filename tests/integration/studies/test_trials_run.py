@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.support.sandbox import children, is_alive, wait_for
 from tests.support.slow_cases import others_slow
 from trials import load_study
 from trials.cli import main
+from trials.requests_to_end import AGAIN_S
 from trials.run import FAILED_STATUS, INTERRUPTED_STATUS, RunConfig, _Bar
 from trials.search.storage.claims import MOST_DEATHS, Claims
 from trials.search.storage.database import connect, database_url
@@ -182,17 +184,43 @@ def test_a_terminal_shows_a_progress_bar(place: Path) -> None:
     assert "0/12 [" in shown.decode() and "running, best score " in shown.decode()
 
 
-@pytest.mark.parametrize("number", others_slow([signal.SIGINT, signal.SIGTERM], [signal.SIGINT]))
-def test_an_interrupted_study_goes_on(number: signal.Signals, place: Path) -> None:
+ASKED = [[signal.SIGINT], [signal.SIGINT] * 2, [signal.SIGTERM] * 2, [signal.SIGHUP, signal.SIGHUP, signal.SIGTERM]]
+
+
+@pytest.mark.parametrize("asked", others_slow(ASKED, ASKED[1::2]))
+def test_an_interrupted_study_goes_on(asked: list[signal.Signals], place: Path) -> None:
+    """However often it is asked in quick succession, as by a terminal that closes."""
     write(slow_s=0.03)
     with started("run", "steady.py") as process:
         wait_for(has_trained, "a score")
-        process.send_signal(number)
+        for number in asked:
+            process.send_signal(number)
+            time.sleep(0.05)
         said, _ = process.communicate(timeout=60)
         assert process.returncode == INTERRUPTED_STATUS
     states = {trial.state for trial in trials()}
     assert TrialState.WAITING in states and not states & {TrialState.FAIL, TrialState.RUNNING}
     assert " unfinished; " in said and "The same command resumes them." in said
+    write()
+    ran("run", "steady.py")
+    assert_all_ended_once()
+
+
+def test_a_second_ctrl_c_waits_for_nothing(place: Path) -> None:
+    write(slow_s=0.03)
+    with started("run", "steady.py") as process:
+        wait_for(has_trained, "a score")
+        (worker,) = children(process.pid)
+        (search,) = children(worker)
+        os.kill(search, signal.SIGSTOP)  # so it saves nothing
+        process.send_signal(signal.SIGINT)
+        time.sleep(AGAIN_S)
+        assert is_alive(worker)
+        process.send_signal(signal.SIGINT)
+        wait_for(lambda: not is_alive(worker), "the worker's end")
+        os.kill(search, signal.SIGCONT)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == INTERRUPTED_STATUS and "another Ctrl-C ends the workers at once" in said
     write()
     ran("run", "steady.py")
     assert_all_ended_once()
