@@ -57,13 +57,19 @@ def is_mine(claims: Claims, claim: Claim) -> bool:
 def test_a_sign_of_life_says_again_only_what_has_changed(hire: Hire) -> None:
     one = hire("one")
     claims = [sure(one, trial) for trial in range(3)]
-    written: list[object] = []
-    sa.event.listen(one._engine, "before_cursor_execute", lambda c, _, statement, *rest: written.append(statement))
+    written: list[int] = []
+
+    def note(_c: object, _cursor: object, statement: str, values: list[object], _context: object, many: bool) -> None:
+        if "UPDATE squeezer_claim" in statement:
+            written.append(len(values) if many else 1)
+
+    sa.event.listen(one._engine, "before_cursor_execute", note)
 
     def count(trained: dict[int, int]) -> int:
         written.clear()
         one.renew(Sign(trained))
-        return len([each for each in written if "UPDATE squeezer_claim" in str(each)])
+        assert len(written) <= 1, "in one go"
+        return sum(written)
 
     assert [count({0: 2, 1: 2, 2: 1}), count({0: 2, 1: 2, 2: 1}), count({0: 2, 1: 3, 2: 1})] == [3, 0, 1]
     with one.owned(claims[0]) as owned:
@@ -72,6 +78,21 @@ def test_a_sign_of_life_says_again_only_what_has_changed(hire: Hire) -> None:
     assert count({0: 2, 1: 3, 2: 1}) == 1, "what a checkpoint has set back"
     sure(one, 3)
     assert count({0: 2, 1: 3, 2: 1, 3: 0}) == 4, "any may have been lost and claimed anew"
+
+
+def test_a_server_waits_for_its_disk_where_something_was_written(hire: Hire) -> None:
+    one = hire("one")
+    claim = sure(one, 0)
+    if one._engine.dialect.name != "postgresql":
+        pytest.skip("a file of ours never does")
+    sa.event.listen(one._engine, "begin", lambda c: c.exec_driver_sql("SET LOCAL synchronous_commit = on"))
+    found = {}
+    for writes in (False, True, False):
+        with one.owned(claim, writes=writes) as mine:
+            assert mine is not None
+            found[writes] = mine._c.execute(sa.text("SHOW synchronous_commit")).scalar_one()
+    with one.alone() as held:
+        assert held._c.execute(sa.text("SHOW synchronous_commit")).scalar_one() == found[True] != found[False] == "off"
 
 
 def test_a_trial_has_one_owner(hire: Hire) -> None:

@@ -312,11 +312,11 @@ class SearchWorker:
             back_to: the number of epochs after which the trial continues; what was kept of later ones is lost.
             lets_go: another worker may have the trial.
         """
-        claim, operation = self._held[number].claim, uuid.uuid4().hex
-        structure = self.measures.structure(number)
+        claim, operation, structure = self._held[number].claim, uuid.uuid4().hex, self.measures.structure(number)
+        counts = lets_go or {released_at, kept, back_to} != {None}
 
         def owned(again: bool) -> bool:
-            with self._claims.owned(claim, operation, structure) as mine:
+            with self._claims.owned(claim, operation, structure, writes=counts) as mine:
                 if mine is None or mine.is_done:
                     return mine is not None
                 try:

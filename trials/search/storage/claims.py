@@ -136,17 +136,21 @@ class Claims:
             yield LockedClaims(c, self._study, self._worker, self._lease_s, self._directory, placement)
 
     @contextmanager
-    def owned(self, claim: Claim, operation: str | None = None, structure: str | None = None) -> Iterator[Owned | None]:
+    def owned(
+        self, claim: Claim, operation: str | None = None, structure: str | None = None, *, writes: bool = True
+    ) -> Iterator[Owned | None]:
         """Hold a trial of this worker's, and commit at the end; None: it is another's now.
 
         Args:
             claim: this worker's.
             operation: a name for what is written. Whoever does not know whether it was committed comes again with it.
             structure: the name of the trial's, if it has been built here.
+            writes: whether claims or accounts change. A server need not wait for its disk if only the row was locked.
         """
         self._told.pop(claim.trial, None)
         with self._engine.begin() as c:
-            row = self._lock(c, CLAIM, (CLAIM.c.study == self._study) & (CLAIM.c.trial == claim.trial))
+            chosen = (CLAIM.c.study == self._study) & (CLAIM.c.trial == claim.trial)
+            row = self._lock(c, CLAIM, chosen, writes=writes)
             is_done = row is not None and operation is not None and row.operation == operation
             is_ours = row is not None and row.worker == self._worker and row.fence == claim.fence
             always = {"operation": operation, **({} if structure is None else {"structure": structure})}
@@ -182,11 +186,8 @@ class Claims:
                 c.execute(WORKER.insert().values(study=self._study, **values, **lives))
                 self._told_speeds = {}
             # in the order in which `LockedClaims.release` locks them
-            for trial in sorted(trial for trial, said in told.items() if self._told.get(trial) != said):
-                row = (CLAIM.c.study == self._study) & (CLAIM.c.trial == trial) & (CLAIM.c.worker == self._worker)
-                epoch, structure = told[trial]
-                known = {} if structure is None else {"structure": structure}
-                c.execute(CLAIM.update().where(row).values(trained=epoch, **known))
+            news = sorted(trial for trial, said in told.items() if self._told.get(trial) != said)
+            self._tell(c, {trial: told[trial] for trial in news})
             before = self._told_speeds
             speeds = {name: speed for name, speed in sign.speeds.items() if _differs(speed, before.get(name))}
             write_speeds(c, self._study, self._worker, speeds)
@@ -195,6 +196,15 @@ class Claims:
         self._told = told
         self._told_speeds |= speeds
         return date_s
+
+    def _tell(self, c: sa.Connection, news: Mapping[int, tuple[int, str | None]]) -> None:
+        """Write up to which epoch trials are trained here, and their structures if they are known, all at once."""
+        mine = (CLAIM.c.study == self._study) & (CLAIM.c.worker == self._worker)
+        statement = CLAIM.update().where(mine, CLAIM.c.trial == sa.bindparam("of"))
+        known: sa.ColumnElement[str] = sa.func.coalesce(sa.bindparam("named"), CLAIM.c.structure)
+        rows = [{"of": trial, "to": epoch, "named": structure} for trial, (epoch, structure) in news.items()]
+        if rows:
+            c.execute(statement.values(trained=sa.bindparam("to"), structure=known), rows)
 
     def account(self) -> Account:
         """What has been trained in all, and when."""
@@ -210,7 +220,7 @@ class Claims:
         """Close the connections."""
         self._engine.dispose()
 
-    def _lock(self, c: sa.Connection, table: sa.Table, where: sa.ColumnElement[bool]) -> Any:
+    def _lock(self, c: sa.Connection, table: sa.Table, where: sa.ColumnElement[bool], *, writes: bool = True) -> Any:
         """Lock one row until the end of the transaction. Returns it; None: there is none.
 
         A host that falls silent must not hold others up: the server ends its transaction before they need the row.
@@ -219,6 +229,8 @@ class Claims:
         if c.dialect.name == "postgresql":
             silent_ms = str(int(self._lease_s * 500))
             columns.append(sa.func.set_config("idle_in_transaction_session_timeout", silent_ms, True))
+            if not writes:
+                columns.append(sa.func.set_config("synchronous_commit", "off", True))
         return c.execute(sa.select(*columns).where(where).with_for_update()).first()
 
 

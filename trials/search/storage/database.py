@@ -1,6 +1,7 @@
 """How a study's database is reached: which driver, what is asked of a connection, and for how long it may be away."""
 
 import errno
+import math
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from optuna.exceptions import StorageInternalError
 from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError, SQLAlchemyError
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from ds_hooks.shared.private_file import check_ours, make_dir, open_private
 from ds_hooks.shared.secrets import hide_password, hide_passwords
@@ -25,6 +26,9 @@ CONNECT_TIMEOUT_S = 10
 
 PATIENCE_S, PAUSES_S = 600.0, (0.1, 0.3, 1.0, 3.0, 10.0)
 """For how long a worker tries again while its database is away, and how long it waits before each try."""
+
+RESTS_S = 1.0
+"""A connection that has not been used for so long may have died: the server was restarted, or the host was asleep."""
 
 START_PATIENCE_S = 10.0
 """The same when a worker begins: the address may be wrong."""
@@ -103,11 +107,28 @@ def engine_options(url: str) -> dict[str, Any]:
         return {"connect_args": {"timeout": SQLITE_PATIENCE_S}}
     options: dict[str, Any] = {"pool_pre_ping": True}  # the server may have been restarted since
     if url.startswith(f"{_DRIVER}:"):
+        options = {"pool_events": [(_rests, "checkin"), (_is_woken, "checkout")]}
         said = sa.make_url(url).query
         # PgBouncer gives each transaction another connection, which knows no statements that were prepared before
         connection = {"prepare_threshold": None, **_CONNECTION}
         options["connect_args"] = {name: value for name, value in connection.items() if name not in said}
     return options
+
+
+def _rests(_connection: object, record: ConnectionPoolEntry) -> None:
+    record.info["rests_since_s"] = time.monotonic()
+
+
+def _is_woken(connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:
+    """Ask a connection that has rested whether it is alive. SQLAlchemy itself would ask before each transaction."""
+    if time.monotonic() - record.info.get("rests_since_s", math.inf) <= RESTS_S:
+        return
+    try:
+        connection.autocommit = True
+        connection.execute("SELECT 1")
+        connection.autocommit = False
+    except connection.OperationalError:
+        raise sa.exc.InvalidatePoolError from None
 
 
 class StorageError(Exception):

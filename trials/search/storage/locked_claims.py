@@ -48,10 +48,11 @@ class LockedClaims:
     def claim(self, trial: int) -> Claim | None:
         """Claim a trial for this worker; None if it is another's, or if its checkpoints are elsewhere."""
         chosen = (CLAIM.c.study == self._study) & (CLAIM.c.trial == trial)
-        row = self._c.execute(sa.select(CLAIM).where(chosen)).first()
-        highest = sa.select(sa.func.max(CLAIM.c.fence)).where(CLAIM.c.study == self._study)
-        fence = int(self._c.execute(highest).scalar() or 0) + 1
-        if row is None:
+        highest = sa.select(sa.func.max(CLAIM.c.fence).label("highest")).where(CLAIM.c.study == self._study).subquery()
+        both = sa.select(highest.c.highest, CLAIM).select_from(highest.outerjoin(CLAIM, chosen))
+        row = self._c.execute(both).one()
+        fence = int(row.highest or 0) + 1
+        if row.trial is None:
             fresh = {"worker": self._worker, "epoch": 0, "trained": 0, "deaths": 0}
             self._c.execute(CLAIM.insert().values(study=self._study, trial=trial, fence=fence, **fresh))
             return Claim(trial, fence, 0, 0)

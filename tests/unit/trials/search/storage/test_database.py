@@ -7,6 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from benchmarks.shared import postgres as postgresql
+from trials.search.storage import database as storage_database
 from trials.search.storage.database import (
     CONNECT_TIMEOUT_S,
     StorageError,
@@ -36,7 +37,7 @@ def test_a_url_names_its_driver(named: str, url: str) -> None:
 
 def test_what_a_url_says_counts_more_than_what_we_would() -> None:
     ours = engine_options("postgresql+psycopg://host/db")
-    assert ours["connect_args"]["connect_timeout"] == CONNECT_TIMEOUT_S and ours["pool_pre_ping"]
+    assert ours["connect_args"]["connect_timeout"] == CONNECT_TIMEOUT_S and "pool_pre_ping" not in ours
     theirs = engine_options("postgresql+psycopg://host/db?connect_timeout=3&prepare_threshold=5")
     assert not {"connect_timeout", "prepare_threshold"} & theirs["connect_args"].keys()
     assert theirs["connect_args"]["keepalives_idle"] == ours["connect_args"]["keepalives_idle"]
@@ -52,6 +53,30 @@ def test_a_password_with_an_at_sign_is_refused_and_not_told(scheme: str, open_it
     with pytest.raises(StorageError, match=r"me:\*\*\*@host/db .*%40") as caught:
         open_it(f"{scheme}://me:se@cr@et@host/db")
     assert "cr" not in str(caught.value) and "et@" not in str(caught.value)
+
+
+@pytest.mark.parametrize("rests_s", [0.0, 60.0])
+@pytest.mark.parametrize("open_it", [lambda url: connect(url, None), lambda url: open_storage(url).engine])
+def test_a_connection_that_has_rested_is_asked_whether_it_lives(
+    open_it: Callable[[str], sa.Engine], rests_s: float, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One in use is not: that would take as long as a statement, and a statement says it too."""
+    engine, server = open_it(database), sa.create_engine(database_url(database))
+    monkeypatch.setattr(storage_database, "RESTS_S", rests_s)
+
+    def backend() -> int:
+        with engine.begin() as c:
+            return int(c.execute(sa.text("SELECT pg_backend_pid()")).scalar_one())
+
+    before = {backend() for _ in range(3)}
+    others = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = current_database()"
+    with server.begin() as c:
+        assert c.execute(sa.text(f"{others} AND pid != pg_backend_pid()")).all()
+    tries: list[bool] = []
+    assert patiently(lambda again: tries.append(again) or backend()) not in before
+    assert tries == ([False, True] if rests_s else [False])
+    for each in (engine, server):
+        each.dispose()
 
 
 def test_a_server_that_finds_us_slow_is_waited_for_even_at_the_start(database: str) -> None:
