@@ -16,6 +16,7 @@ from typing import Any
 
 import optuna
 
+from benchmarks.search_cost.ceiling import ceiling
 from benchmarks.search_cost.per_trial import costs_after
 from benchmarks.search_cost.simulated import ASHA, DEFAULT, RANDOM
 from benchmarks.search_cost.statements import sustained
@@ -60,6 +61,8 @@ def _runs(scenario: str, server: postgres.Server | None, is_quick: bool) -> Iter
                 with _study("postgresql", server) as (storage, directory):
                     seconds = QUICK_SECONDS if is_quick else SECONDS
                     found = sustained(storage, directory, workers, seconds, are_whole=are_whole)
+                if not are_whole:
+                    found |= _of_ceiling(found, server, seconds)
                 yield {"scenario": scenario, "are_whole": are_whole, **found}
         return
     search, _, kind = scenario.partition("_")
@@ -67,6 +70,15 @@ def _runs(scenario: str, server: postgres.Server | None, is_quick: bool) -> Iter
         for size in SIZES:
             trials = costs_after(search, storage, directory, size, QUICK_TRIALS if is_quick else TRIALS)
             yield {"scenario": scenario, "size": size, **_medians(trials), "trials": trials}
+
+
+def _of_ceiling(found: dict[str, Any], server: postgres.Server | None, seconds: float) -> dict[str, Any]:
+    """What the server takes of the same statements where no program of ours sends them, and our share of that."""
+    if server is None or server.pgbench is None:
+        return {}
+    with _study("postgresql", server) as (storage, directory):
+        most = ceiling(server.pgbench, storage, directory, found["workers"], seconds)["statements_per_s"]
+    return {"ceiling_per_s": most, "share_of_ceiling": round(found["statements_per_s"] / most, 2)}
 
 
 @contextmanager
@@ -104,6 +116,8 @@ def _summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
             what = "sustained" if run["are_whole"] else "claims"
             for key in ("statements_per_s", "of_claims_per_s", "trials_per_s"):
                 summary[f"{what}_by_{run['workers']}_{key}"] = run[key]
+            if "share_of_ceiling" in run:
+                summary[f"claims_by_{run['workers']}_share_of_ceiling"] = run["share_of_ceiling"]
         else:
             for key in ("cpu_ms", "elapsed_ms", "statements"):
                 summary[f"{run['scenario']}_{run['size']}_{key}"] = run[key]

@@ -61,32 +61,38 @@ def sustained(storage: str, directory: Path, workers: int, seconds: float, *, ar
     return {"workers": workers, **{key: round(sum(each[key] for each in found), 1) for key in found[0]}}
 
 
-def _claim(name: str, storage: str, directory: Path, seconds: float, ready: Any, results: Any) -> None:
+def claim_one(claims: Claims, number: int) -> int:
+    """Claim a trial, and end it after four scores. Returns how many there were."""
     epochs = (2, 4, 7, 10)
+    with claims.alone() as held:
+        held.fences(_ENDLESS)
+        claim = held.claim(number)
+    assert claim is not None
+    for epoch in epochs:
+        is_last = epoch == epochs[-1]
+        with claims.owned(claim, uuid.uuid4().hex, writes=is_last) as mine:
+            assert mine is not None
+            mine.count(None, None, epoch if is_last else None, epoch)
+    return len(epochs)
+
+
+def _claim(name: str, storage: str, directory: Path, seconds: float, ready: Any, results: Any) -> None:
     claims = Claims(connect(storage, directory), NAME, name)
     numbers = iter(range(int(name.removeprefix("w")) * 10**6, _ENDLESS))
     ready.wait()
-    trials = 0
+    trials = reports = 0
     with Statements() as statements:
         begun_s = sign_s = time.monotonic()
         while (now_s := time.monotonic()) < begun_s + seconds:
             if now_s > sign_s + 10:
                 claims.renew(Sign({}))
                 sign_s = now_s
-            with claims.alone() as held:
-                held.fences(_ENDLESS)
-                claim = held.claim(next(numbers))
-            assert claim is not None
-            for epoch in epochs:
-                is_last = epoch == epochs[-1]
-                with claims.owned(claim, uuid.uuid4().hex, writes=is_last) as mine:
-                    assert mine is not None
-                    mine.count(None, None, epoch if is_last else None, epoch)
+            reports += claim_one(claims, next(numbers))
             trials += 1
         took_s = time.monotonic() - begun_s
     claims.close()
     counts = {"statements": statements.count, "of_claims": statements.of_claims}
-    counts |= {"trials": trials, "reports": trials * len(epochs)}
+    counts |= {"trials": trials, "reports": reports}
     results.put({f"{key}_per_s": count / took_s for key, count in counts.items()})
 
 

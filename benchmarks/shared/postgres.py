@@ -56,6 +56,12 @@ class Server:
         self._databases = 0
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pgbench(self) -> Path | None:
+        """The server's own benchmark, which some packages leave out."""
+        program = self._binaries / "pgbench"
+        return program if program.exists() else None
+
     def start(self) -> None:
         """Start it, and wait until it answers."""
         command = [*self._as_user, str(self._binaries / "postgres"), "-D", str(self._data), *self._options]

@@ -56,10 +56,10 @@ class Owned:
         if lets_go:
             self.release(trained)
 
-    def keep(self, epoch: int) -> None:
+    def keep(self, epoch: int, **further: Any) -> None:
         """Count the epochs up to `epoch` as kept: a checkpoint holds them, and perhaps a part of the next one."""
         add_span(self._c, self._row, self._row.epoch, epoch, kept=True)
-        self._update(epoch=epoch, trained=epoch, deaths=0, directory=self._directory)
+        self._update(epoch=epoch, trained=epoch, deaths=0, directory=self._directory, **further)
 
     def go_back(self, epoch: int) -> None:
         """Count all after `epoch`, an earlier checkpoint's or 0, as lost."""
@@ -73,9 +73,8 @@ class Owned:
     def end(self, epoch: int, trained: int = 0) -> None:
         """The trial has ended after `epoch` epochs, and was trained for `trained` before that was known."""
         kept = max(epoch, self._row.epoch)
-        self.keep(kept)
+        self.keep(kept, worker=None)
         add_span(self._c, self._row, kept, trained, kept=False)
-        self._update(worker=None)
 
     def release(self, trained: int) -> None:
         """Let the trial go. What was trained since its last checkpoint, up to `trained`, is lost."""

@@ -7,10 +7,14 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 
 from benchmarks.search_cost.__main__ import median_with_ci95
+from benchmarks.search_cost.ceiling import ceiling
 from benchmarks.search_cost.filled import fill
-from benchmarks.search_cost.simulated import ASHA, RANDOM, search_worker, searched, train_one
+from benchmarks.search_cost.simulated import ASHA, NAME, RANDOM, search_worker, searched, train_one
 from benchmarks.search_cost.statements import Statements
+from benchmarks.shared.postgres import Server
 from trials.search.choice.paused import is_paused
+from trials.search.storage.claims import Claims
+from trials.search.storage.database import connect
 
 STORAGES = ["{}/study.journal", "sqlite:///{}/study.db"]
 
@@ -45,3 +49,17 @@ def test_the_interval_of_a_median_is_of_its_own_values() -> None:
     assert median_with_ci95([3.0, 1.0, 2.0]) == (2.0, [1.0, 3.0])
     middle, (low, high) = median_with_ci95([float(value) for value in range(101)])
     assert (middle, low, high) == (50.0, 40.0, 61.0)
+
+
+def test_a_server_takes_the_claims_statements_from_its_own_benchmark(
+    postgres: Server, database: str, tmp_path: Path
+) -> None:
+    if postgres.pgbench is None:
+        pytest.skip("there is no pgbench beside the server")
+    found = ceiling(postgres.pgbench, database, tmp_path / "study", 2, 1.0)
+    claims = Claims(connect(database, tmp_path / "study"), NAME, "reader")
+    spans = claims.spans()
+    claims.close()
+    assert {(span.from_epoch, span.to_epoch, span.kept) for span in spans} == {(0, 10, True)}
+    assert len({span.trial for span in spans}) == len(spans) >= found["trials_per_s"] > 1, "each ends once, none fails"
+    assert found["statements_per_s"] == pytest.approx(10 * found["trials_per_s"], rel=0.01)
