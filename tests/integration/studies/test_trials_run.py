@@ -184,6 +184,21 @@ def test_a_terminal_shows_a_progress_bar(place: Path) -> None:
     assert "0/12 [" in shown.decode() and "running, best score " in shown.decode()
 
 
+def test_a_terminal_that_closes_takes_no_trial_with_it(place: Path) -> None:
+    write(slow_s=1.5)  # so what is shown until the workers have saved their trials goes nowhere
+    process, terminal = os.forkpty()
+    if process == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "trials", "run", "steady.py"])
+    termios.tcsetwinsize(terminal, (24, 100))
+    shown = b""
+    while b"4 running" not in shown:
+        shown += os.read(terminal, 65536)
+    os.close(terminal)
+    os.waitpid(process, 0)
+    states = {trial.state for trial in trials()}
+    assert states == {TrialState.WAITING}, "all were released"
+
+
 ASKED = [[signal.SIGINT], [signal.SIGINT] * 2, [signal.SIGTERM] * 2, [signal.SIGHUP, signal.SIGHUP, signal.SIGTERM]]
 
 
