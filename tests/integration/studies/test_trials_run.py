@@ -7,52 +7,26 @@ import signal
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
-import optuna
 import pytest
 import sqlalchemy as sa
 import torch
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
-from tests.support.accounts import assert_accounts
 from tests.support.sandbox import children, is_alive, wait_for
 from tests.support.slow_cases import others_slow
+from tests.support.steady_study import STUDY, assert_all_ended_once, has_trained, ran, started, trials, write
 from trials import load_study
 from trials.cli import main
-from trials.requests_to_end import AGAIN_S
-from trials.run import FAILED_STATUS, INTERRUPTED_STATUS, RunConfig, _Bar
-from trials.search.storage.claims import MOST_DEATHS, Claims
-from trials.search.storage.database import connect, database_url
-from trials.search.storage.optuna_storage import open_storage
+from trials.run import FAILED_STATUS, RunConfig, _Bar
+from trials.search.storage.claims import MOST_DEATHS
+from trials.search.storage.database import database_url
 
 pytestmark = pytest.mark.integration
-
-STUDY = """
-import time
-import torch
-from torch import nn
-from trials import Study
-
-class Steady(Study):
-    trials, epochs, fused, rungs = 12, 20, 4, (5, 10)
-    slow_s = float({slow_s})
-
-    def suggest(self, trial): return {{"lr": trial.suggest_float("lr", 0.01, 0.1), "wide": 3}}
-    def model(self, params): return nn.Sequential(nn.Linear(4, params["wide"]), nn.Tanh(), nn.Linear(params["wide"], 1))
-    def optimizer(self, params, model): return torch.optim.SGD(model.parameters(), params["lr"])
-    def loss(self, outputs, targets): return (outputs - targets).square().mean()
-    def score(self, outputs, targets): return -self.loss(outputs, targets)
-    def batches(self, epoch):
-        time.sleep(self.slow_s)
-        inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(epoch))
-        return [(inputs, inputs.sum(1, keepdim=True))]
-    def validation(self): return self.batches(99)
-"""
 
 
 @pytest.fixture
@@ -62,54 +36,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write(slow_s: float = 0.0) -> None:
-    Path("steady.py").write_text(STUDY.format(slow_s=slow_s))
-
-
-@contextmanager
-def started(*words: str) -> Iterator["subprocess.Popen[str]"]:
-    """A `trials` command that runs meanwhile, and no longer."""
-    command = [sys.executable, "-m", "trials", *words]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def ran(*words: str, status: int = 0) -> "subprocess.CompletedProcess[str]":
-    done = subprocess.run([sys.executable, "-m", "trials", *words], capture_output=True, text=True, check=False)
-    assert done.returncode == status, done.stdout + done.stderr
-    return done
-
-
 def status_of(*words: str) -> int | str | None:
     """The exit status of a `trials` command that starts no process."""
     try:
         return main(words)
     except SystemExit as end:
         return end.code
-
-
-def trials(name: str = "steady", storage: str = "studies/study.journal") -> list[FrozenTrial]:
-    try:
-        return optuna.load_study(study_name=name, storage=open_storage(storage)).trials
-    except KeyError:
-        return []
-
-
-def has_trained() -> bool:
-    return Path("studies/study.journal").exists() and any(trial.intermediate_values for trial in trials())
-
-
-def assert_all_ended_once(name: str = "steady", storage: str = "studies/study.journal") -> None:
-    found = trials(name, storage)
-    assert len(found) == 12 and {trial.state for trial in found} <= {TrialState.COMPLETE, TrialState.PRUNED}
-    claims = Claims(connect(storage, Path("studies", name)), name, "")
-    spans = claims.spans()
-    claims.close()
-    assert_accounts(spans, found)
 
 
 @pytest.fixture(scope="module")
@@ -182,63 +114,6 @@ def test_a_terminal_shows_a_progress_bar(place: Path) -> None:
     os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
     assert "0/12 [" in shown.decode() and "running, best score " in shown.decode()
-
-
-def test_a_terminal_that_closes_takes_no_trial_with_it(place: Path) -> None:
-    write(slow_s=1.5)  # so what is shown until the workers have saved their trials goes nowhere
-    process, terminal = os.forkpty()
-    if process == 0:
-        os.execv(sys.executable, [sys.executable, "-m", "trials", "run", "steady.py"])
-    termios.tcsetwinsize(terminal, (24, 100))
-    shown = b""
-    while b"4 running" not in shown:
-        shown += os.read(terminal, 65536)
-    os.close(terminal)
-    os.waitpid(process, 0)
-    states = {trial.state for trial in trials()}
-    assert states == {TrialState.WAITING}, "all were released"
-
-
-ASKED = [[signal.SIGINT], [signal.SIGINT] * 2, [signal.SIGTERM] * 2, [signal.SIGHUP, signal.SIGHUP, signal.SIGTERM]]
-
-
-@pytest.mark.parametrize("asked", others_slow(ASKED, ASKED[1::2]))
-def test_an_interrupted_study_goes_on(asked: list[signal.Signals], place: Path) -> None:
-    """However often it is asked in quick succession, as by a terminal that closes."""
-    write(slow_s=0.03)
-    with started("run", "steady.py") as process:
-        wait_for(has_trained, "a score")
-        for number in asked:
-            process.send_signal(number)
-            time.sleep(0.05)
-        said, _ = process.communicate(timeout=60)
-        assert process.returncode == INTERRUPTED_STATUS
-    states = {trial.state for trial in trials()}
-    assert TrialState.WAITING in states and not states & {TrialState.FAIL, TrialState.RUNNING}
-    assert " unfinished; " in said and "The same command resumes them." in said
-    write()
-    ran("run", "steady.py")
-    assert_all_ended_once()
-
-
-def test_a_second_ctrl_c_waits_for_nothing(place: Path) -> None:
-    write(slow_s=0.03)
-    with started("run", "steady.py") as process:
-        wait_for(has_trained, "a score")
-        (worker,) = children(process.pid)
-        (search,) = children(worker)
-        os.kill(search, signal.SIGSTOP)  # so it saves nothing
-        process.send_signal(signal.SIGINT)
-        time.sleep(AGAIN_S)
-        assert is_alive(worker)
-        process.send_signal(signal.SIGINT)
-        wait_for(lambda: not is_alive(worker), "the worker's end")
-        os.kill(search, signal.SIGCONT)
-        _, said = process.communicate(timeout=60)
-        assert process.returncode == INTERRUPTED_STATUS and "another Ctrl-C ends the workers at once" in said
-    write()
-    ran("run", "steady.py")
-    assert_all_ended_once()
 
 
 @pytest.mark.slow
