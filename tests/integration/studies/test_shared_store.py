@@ -48,7 +48,7 @@ def test_a_trial_goes_on_where_another_host_has_saved_it(
     assert asked(other, 2) == {0: 3, 1: 0}
     assert saved(there, 0) == [f"trial 0 after {epoch} epochs on here" for epoch in (3, 2)], "it may be damaged"
     other.began(0, 3)
-    assert save(other, there, 0, 4) is None
+    assert save(other, there, 0, 4) == {"taken": 0, "epoch": 4, "place": 0}
     assert [name.partition("-")[2][:1] for name in stored(store)] == ["3", "4"]
     other.report(0, 4, 0.5, True)
     other.fail(1, "it failed")
@@ -77,7 +77,7 @@ def test_what_does_not_come_to_the_store_is_kept_where_it_was_saved(
     other = hire(database, there, store)
     assert asked(other, 1) == {0: 3} and saved(there, 0) == ["trial 0 after 1 epochs on here"]
     other.began(0, 1)  # as the side task finds
-    assert save(other, there, 0, 2) is None and [name[:3] for name in stored(store)] == ["0-1", "0-2"]
+    assert "taken" in (save(other, there, 0, 2) or {}) and [name[:3] for name in stored(store)] == ["0-1", "0-2"]
     spans = [(span.from_epoch, span.to_epoch, span.kept) for span in other._claims.spans()]
     assert sorted(spans) == [(0, 1, True), (1, 2, False), (1, 2, True), (2, 3, False)]
 
