@@ -7,12 +7,13 @@ interval, and the lowest and the highest. A test compares the tables in the docu
 import argparse
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, variance
 from typing import Any
 
-from benchmarks import real_jobs
-from benchmarks.fusion import planned_point
+from benchmarks import fusion, real_jobs
+from benchmarks.shared.fusion_rivals import ALONE as ONE_AFTER_ANOTHER
+from benchmarks.shared.fusion_rivals import FUSED, FUSED_ADAMW, PROCESSES, VMAP
 from benchmarks.shared.intervals import ratio_with_ci95
 from benchmarks.shared.paths import RESULTS
 from benchmarks.utilization.class_figures import (
@@ -22,15 +23,32 @@ from benchmarks.utilization.class_figures import (
     harvest_ratio_range,
     intervals_above_zero,
     signed,
+    speed_cells,
     speed_table,
 )
 from benchmarks.utilization.scenario_classes import CLASSES, GHOST_STAGES
 from benchmarks.windows.modes import ALONE, COOPERATIVE, NAIVE, ORACLE, PREEMPTIVE, SCHED_IDLE, STEP_GRAIN
 from squeezer.reports.metrics import t_quantile_975
 
+README_MODES = (COOPERATIVE, PREEMPTIVE)
 MODES = (COOPERATIVE, PREEMPTIVE, STEP_GRAIN, SCHED_IDLE, NAIVE, ALONE)
 HOOKED = {"real_two_ranks": "real job", "ghost_4_0_4": "first of 4 stages", "ghost_4_1_4": "second of 4 stages"}
 SMALL_MLP = "mlp_32"
+MEANS = "÷ one trial after another; with `AdamW(fused=True)`; by `vmap`; in K processes on one core"
+"""What the geometric means of the gains by fusing are ratios to, in order."""
+FUSION_COLUMNS = {
+    ONE_AFTER_ANOTHER: "over one after another (95% CI)",
+    FUSED_ADAMW: "the same, `AdamW(fused=True)`",
+    VMAP: "over `vmap`",
+    PROCESSES: "over K processes",
+}
+"""Rival -> the head of its column."""
+GHOST_ROWS = {
+    1: "slowdown, ghost stages",
+    3: "harvest, long bubbles",
+    4: "harvest, short bubbles: lowest to highest",
+}
+"""Place in `speed_cells` -> the row of the README."""
 REAL_JOBS = {"pretrain": "a Transformer, `examples/pretrain.py`", "denoise": "convolutions, `examples/denoise.py`"}
 REAL_JOB_ROWS = {
     "slowdown, against cores that are kept awake": "slowdown",
@@ -56,7 +74,9 @@ def main() -> None:
     runs = raw_runs("bubble_utilization")
     real = raw_runs("real_jobs")
     parts = real_job_parts(raw_runs("real_jobs_placebos"))
-    print(real_jobs_table(real), parts, speed_table(runs), other_table(), sep="\n\n")
+    tables = real_jobs_table(real), parts, readme_table(runs), speed_table(runs), other_table()
+    fused = fusion_table(raw_runs("fusion"))
+    print(*tables, fused, sep="\n\n")
     if options.details:
         print("", *details(runs), sep="\n")
 
@@ -97,10 +117,16 @@ def _real_job_lines(figures: Mapping[str, Any], rows: Mapping[str, str]) -> list
     return lines
 
 
-def fused_gains() -> tuple[float, float]:
-    """What fusing gains, in the geometric mean of all models at their best K, and of all but the small MLP."""
-    gains = {run["scenario"]: planned_point(run["by_k"])["speedup"] for run in raw_runs("fusion")}
-    return geometric_mean(gains.values()), geometric_mean(gain for name, gain in gains.items() if name != SMALL_MLP)
+def readme_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """The figures of our two modes on ghost stages, and those of both, in Markdown."""
+    lines = ["| figure (95% interval) | cooperative: the only mode on a GPU | preemptive: the default on a CPU |"]
+    lines.append("|---|---|---|")
+    cells = [speed_cells(runs, mode) for mode in README_MODES]
+    lines += [f"| {name} | {' | '.join(of_mode[at] for of_mode in cells)} |" for at, name in GHOST_ROWS.items()]
+    hooks, *_, fused, _ = _other_figures()
+    named = (("slowdown by the hooks alone, real job", hooks), (f"speed of fused trials, {MEANS}", fused))
+    lines += [f"| {name} | {value} | the same |" for name, (_, value, _) in named]
+    return "\n".join(lines)
 
 
 def other_table() -> str:
@@ -116,18 +142,41 @@ def _other_figures() -> Iterator[tuple[str, str, str]]:
         slowdown, interval = ratio_with_ci95(pairs_ms[scenario])
         bounds = " to ".join(_percent(bound, 2) for bound in interval)
         yield f"hooks alone, {name}: slowdown", f"{_percent(slowdown, 2)} ({bounds})", "hooks_overhead"
-    runs = raw_runs("fusion")
-    every, others = fused_gains()
-    name = f"fused training against one trial after another: geometric mean of {len(runs)} models at their best K"
-    yield name, f"{every:.1f}×; without the small MLP {others:.1f}×", "fusion"
-    (small,) = (run for run in runs if run["scenario"] == SMALL_MLP)
+    of = fusion.summary(raw_runs("fusion"))
+    yield f"fused training {MEANS}: geometric mean of {of['models']} models at their best K", _means(of), "fusion"
+    (small,) = (run for run in raw_runs("fusion") if run["scenario"] == SMALL_MLP)
     gain, (low, high) = over_own_single(small)
     yield "the most: a small MLP, against itself fused with K = 1", f"{gain:.0f}× ({low:.1f} to {high:.1f})", "fusion"
 
 
-def geometric_mean(ratios: Iterable[float]) -> float:
-    """Of speedups, where a half and a double cancel."""
-    return math.exp(fmean(map(math.log, ratios)))
+def _means(of: Mapping[str, Any]) -> str:
+    against = ["geometric_mean", *(f"geometric_mean_over_{rival}" for rival in (FUSED_ADAMW, VMAP, PROCESSES))]
+    return "; ".join(f"{of[key]:.1f}×" for key in against)
+
+
+def fusion_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """What fusing gains over each rival at each model's best K, with intervals, in Markdown."""
+    heads = ["model, width", "K = 1", "K = 16", "best K", *FUSION_COLUMNS.values(), "MiB, fused / processes"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    summary = fusion.summary(runs)
+    by_gain = sorted(summary["by_model"].items(), key=lambda item: -item[1][ONE_AFTER_ANOTHER])
+    for model, of in by_gain:
+        cells = [model, *(f"{of['speedup_by_k'][k]:.2f}" for k in ("1", "16")), str(of["best_k"])]
+        cells += [_gain(of, rival) for rival in FUSION_COLUMNS]
+        lines.append(f"| {' | '.join(cells)} | {of['fused_mib']:.0f} / {of['processes_mib']:.0f} |")
+    means = [
+        "geometric_mean",
+        *(f"geometric_mean_over_{rival}" for rival in FUSION_COLUMNS if rival != ONE_AFTER_ANOTHER),
+    ]
+    lines.append(f"| geometric mean | | | | {' | '.join(f'{summary[key]:.2f}' for key in means)} | |")
+    return "\n".join(lines)
+
+
+def _gain(of: Mapping[str, Any], rival: str) -> str:
+    if rival not in of:
+        return "cannot"
+    low, high = of[f"{rival}_ci95"]
+    return f"{of[rival]:.2f} ({low:.2f} to {high:.2f})"
 
 
 def over_own_single(run: Mapping[str, Any]) -> tuple[float, tuple[float, float]]:
@@ -135,9 +184,11 @@ def over_own_single(run: Mapping[str, Any]) -> tuple[float, tuple[float, float]]
 
     The fused code with K = 1 is not plain PyTorch: its optimizer, for one, is faster. Welch's interval, of log ratios.
     """
-    best = planned_point(run["by_k"])
+    best = fusion.best_k(run["by_k"])
     (single,) = (point for point in run["by_k"] if point["k"] == 1)
-    samples = [[math.log(a / b) for a, b in pairs] for pairs in (best["pairs_s"][1::2], single["pairs_s"])]
+    samples = [
+        [math.log(each[ONE_AFTER_ANOTHER] / each[FUSED]) for each in point["rounds_s"]] for point in (best, single)
+    ]
     errors = [variance(sample) / len(sample) for sample in samples]
     degrees = sum(errors) ** 2 / sum(e**2 / (len(s) - 1) for e, s in zip(errors, samples, strict=True))
     middle, half = fmean(samples[0]) - fmean(samples[1]), t_quantile_975(int(degrees)) * math.sqrt(sum(errors))

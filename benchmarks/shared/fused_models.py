@@ -162,18 +162,20 @@ class Classes(Study):
 
 
 class Alone:
-    """One trial in plain PyTorch."""
+    """One trial in plain PyTorch; `fused_optimizer`: with its fused AdamW, which a study must ask for."""
 
-    def __init__(self, study: Classes) -> None:
+    def __init__(self, study: Classes, *, fused_optimizer: bool = False) -> None:
         member = build_member(study, 0, {"lr": 1e-3})
-        self._study, self._model = study, member.model
+        self._study, self.model = study, member.model
         self._optimizer = study.optimizer(member.params, member.model)
+        if fused_optimizer:
+            self._optimizer = torch.optim.AdamW(member.model.parameters(), lr=member.params["lr"], fused=True)
 
     def step(self) -> None:
         """Train on the batch."""
         inputs_B, targets_B = self._study.batch
         self._optimizer.zero_grad()
-        self._study.loss(self._model(inputs_B), targets_B).backward()
+        self._study.loss(self.model(inputs_B), targets_B).backward()
         self._optimizer.step()
 
 

@@ -96,16 +96,6 @@ def test_how_well_rates_transfer() -> None:
     assert f"95% interval from {of['end_to_end_speedup_low']:.2f}" in text
 
 
-def test_what_fusing_gains() -> None:
-    text = text_of("docs/fusing.md").partition("## Figures")[2]
-    for model, of in summary_of("fusion")["by_model"].items():
-        expected = [*(of["speedup_by_k"][k] for k in ("1", "16", "64")), of["planned_k"], of["speedup"]]
-        expected += [*of["speedup_ci95"], of["speedup_over_processes"]]
-        *ratios, fused_mib, processes_mib = numbers_beside(text, model)
-        assert ratios == pytest.approx(expected, abs=0.0051), model
-        assert (fused_mib, processes_mib) == pytest.approx((of["fused_mib"], of["processes_mib"]), abs=0.51), model
-
-
 def test_what_the_chosen_number_of_fused_trials_gains() -> None:
     content = json.loads((RESULTS / "most_fused.json").read_text(encoding="utf-8"))
     found = [run["chosen_speedup"] for run in content["runs"]]

@@ -6,15 +6,20 @@ Commands as users give them: `tests/integration/test_benchmark_commands.py`.
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import adapters, audit, fusion, guard_power, neighbour, pauses, refill, study, wake_up
 from benchmarks.search_cost import __main__ as search_cost
-from benchmarks.shared.fused_models import Alone, Classes, Together, alternate
+from benchmarks.shared import fusion_rivals
+from benchmarks.shared.fused_models import Alone, Classes
+from benchmarks.shared.fusion_rivals import FUSED, RIVALS
 from benchmarks.transfer import end_to_end, experiments, figures
 from tests.support.slow_cases import others_slow
 
@@ -26,6 +31,14 @@ def cores() -> Iterator[None]:
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
     yield
     os.sched_setaffinity(0, before)
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
 
 
 @pytest.fixture
@@ -69,13 +82,34 @@ def test_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(run["rounds_ms"]) == 3 and finite(pauses.summary([run]))
 
 
-def test_fusion() -> None:
-    made = Classes("mlp_32")
-    by_k = []
-    for size in (1, 2):
-        pairs = alternate(Alone(made).step, Together(made, size).step, size, 0.01)
-        by_k.append({"k": size, "pairs_s": pairs})
-    assert fusion.planned_point(by_k)["speedup"] > 0
+def test_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusion_rivals, "PROCESSES_BLOCK_S", 0.01)
+    monkeypatch.setattr(fusion, "_peak_mib", lambda name, size: 100.0)
+    run = fusion.measure("mlp_32", (1, 2), 0.0)
+    assert not run["unable"] and all(set(each) == {FUSED, *RIVALS} for each in run["by_k"][1]["rounds_s"])
+    found = fusion.summary([run])
+    assert all(found[key] > 0 for key in found if key.startswith("geometric_mean")) and found["vmap_models"] == 1
+
+
+@pytest.mark.parametrize("name", ["mlp_32", "resnet18_4"])
+def test_the_rivals_of_fused_trials_train_the_same(name: str, float64: None) -> None:
+    study = Classes(name)
+    stacked, alone = fusion_rivals.Stacked(study, 2), Alone(study, fused_optimizer=True)
+    alone.step()
+    for _ in range(2):
+        stacked.step()
+        alone.step()
+    for parameter, own in alone.model.named_parameters():
+        assert torch.allclose(stacked.parameters[parameter][0], own, atol=1e-9), parameter
+
+
+def test_processes_are_stopped_between_blocks() -> None:
+    with fusion_rivals.on_one_core(), ExitStack() as ends:
+        processes = fusion_rivals.Processes(Classes("mlp_32"), 2, ends)
+        assert processes.rate_per_s(0.2) > 0
+        done = processes.done()
+        time.sleep(0.1)
+        assert processes.done() == done
 
 
 @pytest.mark.parametrize("own", [pytest.param(False, marks=pytest.mark.slow), True])

@@ -10,11 +10,12 @@ import pytest
 from benchmarks.bubble_utilization import REAL, _ghosts
 from benchmarks.published_figures import (
     details,
-    fused_gains,
+    fusion_table,
     main,
     other_table,
     over_own_single,
     raw_runs,
+    readme_table,
     real_job_parts,
     real_jobs_table,
 )
@@ -51,13 +52,10 @@ def runs() -> list[dict[str, Any]]:
 
 def test_the_documents_have_the_tables_of_these_runs(runs: list[dict[str, Any]]) -> None:
     real, placebos = raw_runs("real_jobs"), raw_runs("real_jobs_placebos")
-    every, others = fused_gains()
     tables = {
-        "README.md": [
-            real_jobs_table(real),
-            f"{every:.1f} times as fast as one after another, and {others:.1f} times without",
-        ],
+        "README.md": [real_jobs_table(real), readme_table(runs)],
         "docs/benchmarks.md": [real_jobs_table(real), real_job_parts(placebos), speed_table(runs), other_table()],
+        "docs/fusing.md": [fusion_table(raw_runs("fusion"))],
     }
     for document, of_it in tables.items():
         text = (ROOT / document).read_text(encoding="utf-8")
@@ -73,8 +71,10 @@ def test_the_command_prints_the_tables(
     parts = [
         real_jobs_table(raw_runs("real_jobs")),
         real_job_parts(raw_runs("real_jobs_placebos")),
+        readme_table(runs),
         speed_table(runs),
         other_table(),
+        fusion_table(raw_runs("fusion")),
         "\n".join(details(runs)),
     ]
     assert capsys.readouterr().out == "\n\n".join(parts) + "\n"
@@ -232,8 +232,8 @@ def test_a_gain_over_its_own_single_trial_is_the_ratio_of_two_gains() -> None:
     rng = random.Random(5)
 
     def point(k: int, speedup: float) -> dict[str, Any]:
-        pairs = [(speedup * math.exp(rng.gauss(0, 0.01)), 1.0) for _ in range(40)]
-        return {"k": k, "pairs_s": pairs}
+        rounds = [{"alone": speedup * math.exp(rng.gauss(0, 0.01)), "fused": 1.0} for _ in range(40)]
+        return {"k": k, "rounds_s": rounds}
 
     gain, (low, high) = over_own_single({"by_k": [point(1, 1.25), point(8, 5.0), point(16, 10.0)]})
     assert low < 8.0 < high
