@@ -8,7 +8,7 @@ import pytest
 from squeezer.records.layout import events_path
 from squeezer.records.reader import read_details, read_events
 from tests.support.jobs import ds_squeeze, run, short_directory, units_outside_bubbles
-from tests.support.paths import ROOT, STUDIES
+from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone]
 SCRIPT = str(ROOT / "tests" / "support" / "several_engines_train.py")
@@ -19,7 +19,7 @@ min_bubble_ms = 0.1
 [guard]
 enabled = false
 [side]
-study = "{STUDIES / "endless.py"}"
+study = "{ROOT}/benchmarks/studies/endless_digits.py"
 [run]
 directory = "run"
 calibrate_s = 0.0

@@ -20,7 +20,7 @@ from ds_hooks.shared.page.file import Page, page_path, runtime_dir
 from ds_hooks.shared.page.layout import Field
 
 WIDTH, BATCH = 256, 64
-UNITS = 60
+UNITS = 50
 PATIENCE_S = 120.0
 
 
