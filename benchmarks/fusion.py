@@ -17,13 +17,13 @@ from typing import Any
 import torch
 
 from benchmarks.shared.fused_models import MODELS, QUICK_MODELS, Alone, Classes, Together
-from benchmarks.shared.fusion_rivals import (
+from benchmarks.shared.fusion_baselines import (
     ALONE,
+    BASELINES,
     FUSED,
     FUSED_ADAMW,
     MOST_PROCESSES,
     PROCESSES,
-    RIVALS,
     VMAP,
     Processes,
     Stacked,
@@ -97,13 +97,17 @@ def _arms(study: Classes, size: int, ends: ExitStack, unable: dict[str, str]) ->
 
 
 def _shown(point: Mapping[str, Any]) -> str:
-    found = {rival: speedup(point["rounds_s"], rival) for rival in RIVALS if rival in point["rounds_s"][0]}
-    return ", ".join(f"{ratio:.2f}x {rival} [{low:.2f}, {high:.2f}]" for rival, (ratio, (low, high)) in found.items())
+    found = {
+        baseline: speedup(point["rounds_s"], baseline) for baseline in BASELINES if baseline in point["rounds_s"][0]
+    }
+    return ", ".join(
+        f"{ratio:.2f}x {baseline} [{low:.2f}, {high:.2f}]" for baseline, (ratio, (low, high)) in found.items()
+    )
 
 
-def speedup(rounds_s: Sequence[Mapping[str, float]], rival: str) -> tuple[float, tuple[float, float]]:
-    """(speed of fused trials ÷ that of a rival, its 95% interval)."""
-    ratio, (low, high) = ratio_with_ci95([(each[rival], each[FUSED]) for each in rounds_s])
+def speedup(rounds_s: Sequence[Mapping[str, float]], baseline: str) -> tuple[float, tuple[float, float]]:
+    """(speed of fused trials ÷ that of a baseline, its 95% interval)."""
+    ratio, (low, high) = ratio_with_ci95([(each[baseline], each[FUSED]) for each in rounds_s])
     return 1 + ratio, (1 + low, 1 + high)
 
 
@@ -125,23 +129,27 @@ def geometric_mean(ratios: Iterable[float]) -> float:
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The speedups at each model's best K, and their geometric means over the models.
 
-    `geometric_mean` is that against one trial after another; `geometric_mean_over_the_best` against the fastest rival
-    of each model. `vmap_models` is the number of models that can be mapped. `memory_ratio` is one process with K fused
-    trials ÷ K processes, at the best K: the worst over the smaller size of each model. A best K of 1 means that fusing
-    does not pay, and counts as about 1.
+    `geometric_mean` is that against one trial after another; `geometric_mean_over_the_best`, against the fastest
+    baseline of each model. `vmap_models` is the number of models that can be mapped. `memory_ratio` is one process with
+    K fused trials ÷ K processes, at the best K: the worst over the smaller size of each model. A best K of 1 means that
+    fusing does not pay, and counts as about 1.
     """
     if not runs:
         return {}
     by_model = {run["scenario"]: _at_best(run) for run in runs}
-    against = {rival: [of[rival] for of in by_model.values() if rival in of] for rival in RIVALS if rival != ALONE}
-    means = {f"geometric_mean_over_{rival}": geometric_mean(own) for rival, own in against.items() if own}
+    against = {
+        baseline: [of[baseline] for of in by_model.values() if baseline in of]
+        for baseline in BASELINES
+        if baseline != ALONE
+    }
+    means = {f"geometric_mean_over_{baseline}": geometric_mean(own) for baseline, own in against.items() if own}
     single = [point for run in runs for point in run["by_k"] if point["k"] == 1]
     small = {name.rpartition("_")[0]: by_model[name] for name in reversed(MODELS) if name in by_model}
     return {
         "geometric_mean": geometric_mean(of[ALONE] for of in by_model.values()),
         **means,
         "geometric_mean_over_the_best": geometric_mean(
-            min(of[rival] for rival in RIVALS if rival in of) for of in by_model.values()
+            min(of[baseline] for baseline in BASELINES if baseline in of) for of in by_model.values()
         ),
         "models": len(runs),
         "vmap_models": len(against[VMAP]),
@@ -154,9 +162,9 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _at_best(run: Mapping[str, Any]) -> dict[str, Any]:
     best = best_k(run["by_k"])
     figures: dict[str, Any] = {"best_k": best["k"], **{key: run[key] for key in ("fused_mib", "processes_mib")}}
-    for rival in RIVALS:
-        if rival in best["rounds_s"][0]:
-            figures[rival], figures[f"{rival}_ci95"] = speedup(best["rounds_s"], rival)
+    for baseline in BASELINES:
+        if baseline in best["rounds_s"][0]:
+            figures[baseline], figures[f"{baseline}_ci95"] = speedup(best["rounds_s"], baseline)
     figures["speedup_by_k"] = {str(point["k"]): speedup(point["rounds_s"], ALONE)[0] for point in run["by_k"]}
     return figures
 

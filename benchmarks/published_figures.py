@@ -12,8 +12,8 @@ from statistics import fmean, variance
 from typing import Any
 
 from benchmarks import fusion, real_jobs
-from benchmarks.shared.fusion_rivals import ALONE as ONE_AFTER_ANOTHER
-from benchmarks.shared.fusion_rivals import FUSED, FUSED_ADAMW, PROCESSES, VMAP
+from benchmarks.shared.fusion_baselines import ALONE as ONE_AFTER_ANOTHER
+from benchmarks.shared.fusion_baselines import FUSED, FUSED_ADAMW, PROCESSES, VMAP
 from benchmarks.shared.intervals import ratio_with_ci95
 from benchmarks.shared.paths import RESULTS
 from benchmarks.utilization.class_figures import (
@@ -42,7 +42,7 @@ FUSION_COLUMNS = {
     VMAP: "over `vmap`",
     PROCESSES: "over K processes",
 }
-"""Rival -> the head of its column."""
+"""Baseline -> the head of its column."""
 GHOST_ROWS = {
     1: "slowdown, ghost stages",
     3: "harvest, long bubbles",
@@ -150,33 +150,33 @@ def _other_figures() -> Iterator[tuple[str, str, str]]:
 
 
 def _means(of: Mapping[str, Any]) -> str:
-    against = ["geometric_mean", *(f"geometric_mean_over_{rival}" for rival in (FUSED_ADAMW, VMAP, PROCESSES))]
+    against = ["geometric_mean", *(f"geometric_mean_over_{baseline}" for baseline in (FUSED_ADAMW, VMAP, PROCESSES))]
     return "; ".join(f"{of[key]:.1f}×" for key in against)
 
 
 def fusion_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """What fusing gains over each rival at each model's best K, with intervals, in Markdown."""
+    """What fusing gains over each baseline at each model's best K, with intervals, in Markdown."""
     heads = ["model, width", "K = 1", "K = 16", "best K", *FUSION_COLUMNS.values(), "MiB, fused / processes"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     summary = fusion.summary(runs)
     by_gain = sorted(summary["by_model"].items(), key=lambda item: -item[1][ONE_AFTER_ANOTHER])
     for model, of in by_gain:
         cells = [model, *(f"{of['speedup_by_k'][k]:.2f}" for k in ("1", "16")), str(of["best_k"])]
-        cells += [_gain(of, rival) for rival in FUSION_COLUMNS]
+        cells += [_gain(of, baseline) for baseline in FUSION_COLUMNS]
         lines.append(f"| {' | '.join(cells)} | {of['fused_mib']:.0f} / {of['processes_mib']:.0f} |")
     means = [
         "geometric_mean",
-        *(f"geometric_mean_over_{rival}" for rival in FUSION_COLUMNS if rival != ONE_AFTER_ANOTHER),
+        *(f"geometric_mean_over_{baseline}" for baseline in FUSION_COLUMNS if baseline != ONE_AFTER_ANOTHER),
     ]
     lines.append(f"| geometric mean | | | | {' | '.join(f'{summary[key]:.2f}' for key in means)} | |")
     return "\n".join(lines)
 
 
-def _gain(of: Mapping[str, Any], rival: str) -> str:
-    if rival not in of:
+def _gain(of: Mapping[str, Any], baseline: str) -> str:
+    if baseline not in of:
         return "cannot"
-    low, high = of[f"{rival}_ci95"]
-    return f"{of[rival]:.2f} ({low:.2f} to {high:.2f})"
+    low, high = of[f"{baseline}_ci95"]
+    return f"{of[baseline]:.2f} ({low:.2f} to {high:.2f})"
 
 
 def over_own_single(run: Mapping[str, Any]) -> tuple[float, tuple[float, float]]:

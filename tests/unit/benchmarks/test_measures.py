@@ -17,9 +17,9 @@ import torch
 
 from benchmarks import adapters, audit, fusion, guard_power, neighbour, pauses, refill, study, wake_up
 from benchmarks.search_cost import __main__ as search_cost
-from benchmarks.shared import fusion_rivals
+from benchmarks.shared import fusion_baselines
 from benchmarks.shared.fused_models import Alone, Classes
-from benchmarks.shared.fusion_rivals import FUSED, RIVALS
+from benchmarks.shared.fusion_baselines import BASELINES, FUSED
 from benchmarks.transfer import end_to_end, experiments, figures
 from tests.support.slow_cases import others_slow
 
@@ -83,18 +83,18 @@ def test_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fusion_rivals, "PROCESSES_BLOCK_S", 0.01)
+    monkeypatch.setattr(fusion_baselines, "PROCESSES_BLOCK_S", 0.01)
     monkeypatch.setattr(fusion, "_peak_mib", lambda name, size: 100.0)
     run = fusion.measure("mlp_32", (1, 2), 0.0)
-    assert not run["unable"] and all(set(each) == {FUSED, *RIVALS} for each in run["by_k"][1]["rounds_s"])
+    assert not run["unable"] and all(set(each) == {FUSED, *BASELINES} for each in run["by_k"][1]["rounds_s"])
     found = fusion.summary([run])
     assert all(found[key] > 0 for key in found if key.startswith("geometric_mean")) and found["vmap_models"] == 1
 
 
 @pytest.mark.parametrize("name", ["mlp_32", "resnet18_4"])
-def test_the_rivals_of_fused_trials_train_the_same(name: str, float64: None) -> None:
+def test_the_baselines_of_fused_trials_train_the_same(name: str, float64: None) -> None:
     study = Classes(name)
-    stacked, alone = fusion_rivals.Stacked(study, 2), Alone(study, fused_optimizer=True)
+    stacked, alone = fusion_baselines.Stacked(study, 2), Alone(study, fused_optimizer=True)
     alone.step()
     for _ in range(2):
         stacked.step()
@@ -104,8 +104,8 @@ def test_the_rivals_of_fused_trials_train_the_same(name: str, float64: None) -> 
 
 
 def test_processes_are_stopped_between_blocks() -> None:
-    with fusion_rivals.on_one_core(), ExitStack() as ends:
-        processes = fusion_rivals.Processes(Classes("mlp_32"), 2, ends)
+    with fusion_baselines.on_one_core(), ExitStack() as ends:
+        processes = fusion_baselines.Processes(Classes("mlp_32"), 2, ends)
         assert processes.rate_per_s(0.2) > 0
         done = processes.done()
         time.sleep(0.1)

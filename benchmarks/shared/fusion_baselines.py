@@ -23,7 +23,7 @@ from ds_hooks.shared.processes.parent import die_with_parent
 from trials import build_member
 
 FUSED, ALONE, FUSED_ADAMW, VMAP, PROCESSES = "fused", "alone", "fused_adamw", "vmap", "processes"
-RIVALS = {
+BASELINES = {
     ALONE: "one trial after another in plain PyTorch",
     FUSED_ADAMW: "the same with `AdamW(fused=True)`",
     VMAP: "`torch.func.vmap` over stacked parameters, with `AdamW(fused=True)` for all",
