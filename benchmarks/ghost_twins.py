@@ -31,7 +31,7 @@ from squeezer.reports.report import build_report
 NAME = "ghost_twins"
 STAGES = 2
 ROUNDS, QUICK_ROUNDS = 3, 1
-STEPS, QUICK_STEPS = 140, 80
+STEPS, QUICK_STEPS = 300, 160
 SETTLED_STEP = 10
 """Steps before it are still slow, or learn their bubbles."""
 CONFIG = """
@@ -110,32 +110,36 @@ def _config(run: Path) -> str:
 
 
 def _figures(run: Path, rank: RankRun) -> dict[str, Any]:
-    """Of one stage: median step and bubble lengths in ms, by slot, alone and squeezed; fill and harvest."""
+    """Of one stage: median step and bubble lengths in ms, by slot; fill and harvest.
+
+    Raises:
+        RuntimeError: the side task was not ready before the job ended.
+    """
     report = build_report(run)
     side = report["ranks"][rank.rank if rank.rank in report["ranks"] else str(rank.rank)]["side"]
-    figures: dict[str, Any] = {"fill": side["fill"], "harvest": side["harvest"]}
+    if side["fill"] is None or side["harvest"] is None:
+        raise RuntimeError("the side task has trained nothing: the job needs more steps, or a machine that is not busy")
     settled = {step["step"]: step for step in rank.records["step"] if step["step"] >= SETTLED_STEP}
-    for name, squeezed in (("alone", False), ("squeezed", True)):
-        own = {number for number, step in settled.items() if step["squeezed"] is squeezed}
-        by_slot: dict[int, list[float]] = {}
-        for bubble in rank.records["bubble"]:
-            if bubble["step"] in own:
-                by_slot.setdefault(bubble["slot"], []).append((bubble["end_ns"] - bubble["start_ns"]) / 1e6)
-        # a slot that seldom waits has a median of 0
-        lengths = {slot: ms + [0.0] * (len(own) - len(ms)) for slot, ms in sorted(by_slot.items())}
-        figures[name] = {
-            "steps": len(own),
-            "step_ms": median((settled[n]["end_ns"] - settled[n]["start_ns"]) / 1e6 for n in own) if own else None,
-            "slots_ms": {str(slot): round(median(ms), 4) for slot, ms in lengths.items()},
-            "bubble_ms": sum(map(sum, lengths.values())) / len(own) if own else None,
-        }
-    return figures
+    by_slot: dict[int, list[float]] = {}
+    for bubble in rank.records["bubble"]:
+        if bubble["step"] in settled:
+            by_slot.setdefault(bubble["slot"], []).append((bubble["end_ns"] - bubble["start_ns"]) / 1e6)
+    # a slot that seldom waits has a median of 0
+    lengths = {slot: ms + [0.0] * (len(settled) - len(ms)) for slot, ms in sorted(by_slot.items())}
+    return {
+        "fill": side["fill"],
+        "harvest": side["harvest"],
+        "steps": len(settled),
+        "step_ms": median((step["end_ns"] - step["start_ns"]) / 1e6 for step in settled.values()),
+        "slots_ms": {str(slot): round(median(ms), 4) for slot, ms in lengths.items()},
+        "bubble_ms": sum(map(sum, lengths.values())) / len(settled),
+    }
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Per job and stage: twin against real stage, means over the rounds with 95% intervals.
 
-    `_bubble` is the ratio of bubble times per squeezed step, less 1; `_slots` the sum of what the bubbles of single
+    `_bubble` is the ratio of bubble times per step, less 1; `_slots` the sum of what the bubbles of single
     slots differ by, as a share of the real bubble time; `_fill` and `_harvest` are differences.
     """
     figures: dict[str, Any] = {"rounds": len({run["round"] for run in runs})}
@@ -175,13 +179,12 @@ def _signed(figures: Mapping[str, Any], key: str) -> str:
 
 
 def _compared(real: Mapping[str, Any], twin: Mapping[str, Any]) -> dict[str, float]:
-    ours, theirs = real["squeezed"], twin["squeezed"]
-    slots = {*ours["slots_ms"], *theirs["slots_ms"]}
-    apart_ms = sum(abs(ours["slots_ms"].get(slot, 0.0) - theirs["slots_ms"].get(slot, 0.0)) for slot in slots)
+    ours_ms, theirs_ms = real["slots_ms"], twin["slots_ms"]
+    apart_ms = sum(abs(ours_ms.get(slot, 0.0) - theirs_ms.get(slot, 0.0)) for slot in {*ours_ms, *theirs_ms})
     return {
-        "bubble": theirs["bubble_ms"] / ours["bubble_ms"] - 1,
-        "slots": apart_ms / sum(ours["slots_ms"].values()),
-        "step": theirs["step_ms"] / ours["step_ms"] - 1,
+        "bubble": twin["bubble_ms"] / real["bubble_ms"] - 1,
+        "slots": apart_ms / sum(ours_ms.values()),
+        "step": twin["step_ms"] / real["step_ms"] - 1,
         "fill": twin["fill"] - real["fill"],
         "harvest": twin["harvest"] - real["harvest"],
     }

@@ -9,8 +9,8 @@ from benchmarks.ghost_twins import STAGES, summary, table
 
 
 def stage(scale: float, fill: float) -> dict[str, Any]:
-    part = {"steps": 9, "step_ms": 100 * scale, "slots_ms": {"1": 10 * scale, "4": 30 / scale}, "bubble_ms": 40 * scale}
-    return {"alone": part, "squeezed": part, "fill": fill, "harvest": fill / 2}
+    lengths = {"slots_ms": {"1": 10 * scale, "4": 30 / scale}, "bubble_ms": 40 * scale}
+    return {"steps": 9, "step_ms": 100 * scale, **lengths, "fill": fill, "harvest": fill / 2}
 
 
 def test_differences_are_those_between_twin_and_real_stage() -> None:
@@ -35,6 +35,6 @@ def test_differences_are_those_between_twin_and_real_stage() -> None:
 
 def test_a_slot_that_only_one_of_them_has_counts_as_missing_in_the_other() -> None:
     real, twin = stage(1.0, 0.8), stage(1.0, 0.8)
-    twin["squeezed"] = {**twin["squeezed"], "slots_ms": {"1": 10.0}}
+    twin["slots_ms"] = {"1": 10.0}
     run = {"scenario": "pretrain", "round": 0, "real": [real] * STAGES, "twin": [twin] * STAGES}
     assert summary([run])["pretrain_0_slots"] == pytest.approx(30 / 40)
