@@ -201,17 +201,18 @@ def alternate(
     pairs: list[tuple[float, float]] = []
     end_s = time.monotonic() + seconds
     while len(pairs) < 6 or (time.monotonic() < end_s and len(pairs) < 60):
-        one, other = (_time(alone, solo_steps) * size, _time(fused, fused_steps))
+        one, other = (time_of_steps_s(alone, solo_steps) * size, time_of_steps_s(fused, fused_steps))
         pairs.append((one, other))
     return pairs
 
 
 def _count(step: Callable[[], None], seconds: float) -> int:
     """The number of steps that fill `seconds`."""
-    return max(1, int(seconds / _time(step, 1)))
+    return max(1, int(seconds / time_of_steps_s(step, 1)))
 
 
-def _time(step: Callable[[], None], count: int) -> float:
+def time_of_steps_s(step: Callable[[], None], count: int) -> float:
+    """The mean time of so many steps, in seconds."""
     start_s = time.perf_counter()
     for _ in range(count):
         step()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, stack_module_state
 
-from benchmarks.shared.fused_models import Alone, Classes
+from benchmarks.shared.fused_models import Alone, Classes, time_of_steps_s
 from benchmarks.shared.processes import child
 from ds_hooks.shared.processes.parent import die_with_parent
 from trials import build_member
@@ -123,8 +123,8 @@ def timed_steps(step: Callable[[], None], times: int = 1) -> Timed:
     """An arm whose blocks are as many steps as fill `BLOCK_S`; a step is done `times` times for all trials."""
     for _ in range(2):
         step()
-    count = max(1, int(BLOCK_S / _time_s(step, 1)))
-    return lambda: _time_s(step, count) * times
+    count = max(1, int(BLOCK_S / time_of_steps_s(step, 1)))
+    return lambda: time_of_steps_s(step, count) * times
 
 
 def timed_processes(processes: Processes, step_s: float, size: int) -> Timed:
@@ -141,10 +141,3 @@ def rounds(arms: Mapping[str, Timed], seconds: float) -> list[dict[str, float]]:
         times_s = {name: arms[name]() for name in draw.sample(list(arms), len(arms))}
         found.append({name: round(times_s[name], 7) for name in arms})
     return found
-
-
-def _time_s(step: Callable[[], None], count: int) -> float:
-    began_s = time.perf_counter()
-    for _ in range(count):
-        step()
-    return (time.perf_counter() - began_s) / count
