@@ -8,7 +8,7 @@ Source: PyTorch, "CUDA Graphs" (notes/cuda), whole-network capture.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from trials.fusion.errors import is_out_of_memory
-from trials.fusion.own_code.streams import saved
+from trials.fusion.layers import philox
+from trials.fusion.own_code.streams import lendings, saved
 from trials.fusion.rows import Rows
 from trials.fusion.units import Units
 from trials.own_logger import own_logger
@@ -57,6 +58,7 @@ class _Shape:
     seen: int = 0
     ordinary_ns: int = 0
     proven: int = 0
+    lends: bool = False
     refused: bool = False
     graph: "_Graph | None" = None
 
@@ -146,10 +148,10 @@ class Captured:
     def _timed(self, known: _Shape, inputs: Any, targets: Any, compute: Compute) -> Pass:
         """Take an ordinary pass, and note the device time: a graph takes no more."""
         self._units.settle()
-        before_ns = self._units.busy_ns()
+        before_ns, before = self._units.busy_ns(), lendings()
         result = compute(inputs, targets)
         self._units.settle()
-        known.ordinary_ns = self._units.busy_ns() - before_ns
+        known.ordinary_ns, known.lends = self._units.busy_ns() - before_ns, lendings() != before
         return result
 
     def _captures(self, known: _Shape, inputs: Any, targets: Any, compute: Compute) -> bool:
@@ -162,7 +164,7 @@ class Captured:
         known.proven = 0
         try:
             with self._units.unasked():
-                result, recorded = record(lambda: compute(*given), rows)
+                result, recorded = record(lambda: compute(*given), rows, known.lends)
         except Exception as error:
             rows.forget_gradients()
             self._refuse(known, f"it cannot be recorded: {_first_line(error)}")
@@ -289,23 +291,45 @@ def can_capture(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def record(run: Callable[[], Pass], rows: Rows) -> tuple[Pass, Recorded]:
-    """Record what `run` queues for the trials in `rows`, without doing it. The current stream is not the default."""
+def record(run: Callable[[], Pass], rows: Rows, lends: bool) -> tuple[Pass, Recorded]:
+    """Record what `run` queues for the trials in `rows`, without doing it. The current stream is not the default.
+
+    Args:
+        run: queues a pass.
+        rows: the trials.
+        lends: whether PyTorch's own operations draw from the trials' streams in it. Then all do.
+    """
     graph, pool, device = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle(), torch.cuda.current_device()
     streams = [*rows.generators, torch.cuda.default_generators[device]]
     before = [stream.clone_state() for stream in streams]
-    for stream in rows.generators:
-        graph.register_generator_state(stream)
-    try:
-        graph.capture_begin(pool, capture_error_mode="thread_local")  # another thread looks at events meanwhile
-        result = run()
-        graph.capture_end()
-    except BaseException:
-        _abandon(graph, pool, device)
-        for stream, state in zip(streams, before, strict=True):
-            stream.graphsafe_set_state(state)  # in older versions the other takes itself for recorded for ever
-        raise
-    return result, graph
+    with nullcontext() if lends else philox.recorded(rows.generators) as drawn:
+        if lends:
+            for stream in rows.generators:
+                graph.register_generator_state(stream)
+        try:
+            graph.capture_begin(pool, capture_error_mode="thread_local")  # another thread looks at events meanwhile
+            result = run()
+            graph.capture_end()
+        except BaseException:
+            _abandon(graph, pool, device)
+            for stream, state in zip(streams, before, strict=True):
+                stream.graphsafe_set_state(state)  # in older versions the other takes itself for recorded for ever
+            raise
+    return result, graph if drawn is None else _Drawn(graph, drawn)
+
+
+@dataclass
+class _Drawn:
+    """A graph whose random numbers come from `drawn`."""
+
+    graph: Recorded
+    drawn: philox.Recording
+
+    def replay(self) -> None:
+        """See `Recorded`."""
+        self.drawn.before_replay()
+        self.graph.replay()
+        self.drawn.after_replay()
 
 
 _broken: list[object] = []

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trials.fusion.layers import philox
 from trials.fusion.own_code.streams import lent
 from trials.fusion.registry import Layer, call_rule, leading, lift, rule
 from trials.fusion.rows import Rows, ask_no_gate
@@ -62,6 +63,19 @@ class Masks:
 
         There PyTorch has one kernel for a whole dropout, which draws in an order of its own and scales in float32.
         """
+        wide = torch.promote_types(x_K.dtype, torch.float32)
+        order = None if x_K[0].is_contiguous() else _order_in_memory(x_K)
+        in_order = x_K.detach() if order is None else x_K.detach().permute(order)
+        numbers = self._for_kernel(x_K, wide)
+        noise_K = philox.noise(in_order, self.generators, self.rates_K, numbers)
+        if noise_K is None:
+            noise_K = self._drawn_one_by_one(x_K) * numbers[2].view(-1, *[1] * (x_K.ndim - 1))
+        elif order is not None:
+            noise_K = noise_K.permute([order.index(axis) for axis in range(len(order))])
+        return (x_K * noise_K).to(x_K.dtype)
+
+    def _drawn_one_by_one(self, x_K: Tensor) -> Tensor:
+        """What each trial keeps, drawn by PyTorch's kernel."""
         keeps = []
         for x, rate, generator in zip(x_K.detach(), self.rates_K, self.generators, strict=True):
             dense = x if x.is_contiguous() else torch.empty_like(x)  # gaps would change the order
@@ -70,9 +84,18 @@ class Masks:
                     keeps.append(torch.native_dropout(dense, rate, True)[1])
             else:
                 keeps.append(torch.full_like(dense, rate < 1, dtype=torch.bool))
-        wide = torch.promote_types(x_K.dtype, torch.float32)
-        noise_K = torch.stack(keeps).to(wide)
-        return (x_K * noise_K.div_(self._vector("divisor", noise_K, _divisor))).to(x_K.dtype)
+        return torch.stack(keeps)
+
+    def _for_kernel(self, x_K: Tensor, wide: torch.dtype) -> Tensor:
+        """The `numbers` of `philox.noise`."""
+        key = (wide, x_K.device, 1, "kernel")
+        if key not in self._vectors:
+            like = x_K.new_empty((), dtype=wide)
+            draws, keep, divisor = (
+                leading([number(rate) for rate in self.rates_K], like, 1) for number in (_draws, _keep_rate, _divisor)
+            )
+            self._vectors[key] = torch.stack([draws, keep, torch.ones_like(divisor).div_(divisor)])
+        return self._vectors[key]
 
     def alpha_drop(self, x_K: Tensor, noise_ndim: int | None = None) -> Tensor:
         """Set elements to SELU's negative limit, and keep mean and variance (Klambauer et al. 2017, section 3)."""
@@ -144,6 +167,10 @@ def _bernoulli_compares(device_type: str) -> bool:
 
 def _keep_rate(rate: float) -> float:
     return 1 - rate
+
+
+def _draws(rate: float) -> float:
+    return float(0 < rate < 1)
 
 
 def _divisor(rate: float) -> float:

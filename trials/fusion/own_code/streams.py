@@ -81,12 +81,22 @@ def drawing_from(generator: torch.Generator) -> Iterator[None]:
             torch.cuda.set_rng_state(device, generator.device)
 
 
+_lendings = 0
+
+
+def lendings() -> int:
+    """How often a stream was lent so far."""
+    return _lendings
+
+
 @contextmanager
 def lent(generator: torch.Generator) -> Iterator[None]:
     """While entered, operations on the CUDA device of `generator` draw from it where they can be given none.
 
     Nothing is copied, unlike in `drawing_from`, so what runs meanwhile must be short.
     """
+    global _lendings
+    _lendings += 1
     index = generator.device.index
     default = torch.cuda.default_generators[torch.cuda.current_device() if index is None else index]
     others = default.graphsafe_get_state()

@@ -35,7 +35,7 @@ class Played:
         restore()
 
     @classmethod
-    def of(cls, run: Callable[[], Pass], rows: Rows) -> tuple[Pass, "Played"]:
+    def of(cls, run: Callable[[], Pass], rows: Rows, lends: bool) -> tuple[Pass, "Played"]:
         """In place of `cuda_graph.record`."""
         graph = cls(run, rows)
         return graph.result, graph
@@ -204,7 +204,7 @@ def test_a_graph_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch, caplo
 
 
 def test_what_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def record(run: Callable[[], Pass], rows: Rows) -> tuple[Pass, Played]:
+    def record(run: Callable[[], Pass], rows: Rows, lends: bool) -> tuple[Pass, Played]:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     monkeypatch.setattr(cuda_graph, "record", record)

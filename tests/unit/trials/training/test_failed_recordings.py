@@ -103,7 +103,7 @@ def test_a_recording_that_fails_leaves_the_device_as_before(device: Device, can_
         raise RuntimeError("operation not permitted when stream is capturing")
 
     with pytest.raises(RuntimeError, match="not permitted"):
-        record(run, rows)
+        record(run, rows, True)
     assert not device.under_way
     assert device.pools == ([POOL] if can_end else []), "the pool of a recording that has ended goes with its graph"
     assert not any(stream.is_recorded for stream in (*rows.generators, *torch.cuda.default_generators))
@@ -114,7 +114,7 @@ def test_an_end_that_fails_counts_as_failed(device: Device) -> None:
     rows: Any = Streams()
     device.can_end = False
     with pytest.raises(RuntimeError, match="previous error"):
-        record(lambda: (torch.zeros(2), torch.zeros(())), rows)
+        record(lambda: (torch.zeros(2), torch.zeros(())), rows, True)
     assert not device.under_way and not any(stream.is_recorded for stream in rows.generators)
 
 
@@ -128,9 +128,9 @@ class Plain(ToyStudy):
 def test_after_a_recording_that_could_not_be_ended_none_is_tried(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(run: Callable[[], Any], rows: Any) -> Any:
+    def fail(run: Callable[[], Any], rows: Any, lends: bool) -> Any:
         own: Any = Streams()
-        return record(lambda: 1 / 0, own)  # type: ignore[arg-type, return-value]
+        return record(lambda: 1 / 0, own, True)  # type: ignore[arg-type, return-value]
 
     device.can_end = False
     monkeypatch.setattr(cuda_graph, "record", fail)

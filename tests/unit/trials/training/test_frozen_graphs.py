@@ -21,7 +21,7 @@ WIDTH = 6
 
 @pytest.fixture(autouse=True)
 def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def record(run: Callable[[], Pass], rows: Rows) -> tuple[Pass, Frozen]:
+    def record(run: Callable[[], Pass], rows: Rows, lends: bool) -> tuple[Pass, Frozen]:
         graph = Frozen(run, rows)
         return graph.result, graph
 
