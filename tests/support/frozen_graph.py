@@ -29,20 +29,38 @@ class Frozen(TorchDispatchMode):
     def __init__(self, run: Callable[[], Pass], rows: Rows) -> None:
         super().__init__()
         self._calls: list[tuple[Any, Any, Any, Any]] = []
+        self._own: set[int] = set()
+        self._written: dict[int, tuple[Tensor, Tensor]] = {}
         restore = saved(rows.buffers, rows.generators)
         try:
             with self:
                 self.result = run()
         finally:
             restore()
+            for memory, before in self._written.values():
+                memory.copy_(before)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Do an operation, and keep it."""
         if func in _REFUSED:
             raise RuntimeError("operation not permitted when stream is capturing")
+        for given, argument in zip(args, func._schema.arguments, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                self._keep(given)
+        self._keep((kwargs or {}).get("out"))
         made = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            known = {_place(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+            self._own |= {_place(x) for x in tree_leaves(made) if isinstance(x, Tensor)} - known
         self._calls.append((func, args, kwargs or {}, made))
         return made
+
+    def _keep(self, written: Any) -> None:
+        """Keep the memory of what is about to be written, if it was there before: a device only records."""
+        for tensor in tree_leaves(written):
+            if isinstance(tensor, Tensor) and _place(tensor) not in self._own | self._written.keys():
+                memory = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+                self._written[_place(tensor)] = memory, memory.clone()
 
     def replay(self) -> None:
         """Do all of it again."""
@@ -56,3 +74,7 @@ class Frozen(TorchDispatchMode):
                 for kept, new in zip(tree_leaves(made), tree_leaves(again), strict=True):
                     if isinstance(kept, Tensor) and id(kept) not in given and kept is not new:
                         kept.copy_(new)
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

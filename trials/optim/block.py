@@ -48,7 +48,8 @@ class Block:
         by_row: whether it is updated trial by trial, by a kernel that passes over the memory once.
         waits: whether the parameters have no gradient in the step under way.
         skip: the rows that stay as they are in the step under way.
-        vectors: the coefficients of the step under way, or, by row, nothing.
+        table: the coefficients of the step under way, ``[n, K, ...]``, or, by row, nothing.
+        coefficients: their names.
         numbers_K: by row, each trial's hyperparameters.
         common: the hyperparameters that are equal for all trials.
     """
@@ -73,7 +74,9 @@ class Block:
         self.counts = counts
         self.waits = False
         self.skip: list[int] = []
-        self.vectors: dict[str, Tensor] = {}
+        self.table = torch.empty(0)
+        self.coefficients: tuple[str, ...] = ()
+        self._vectors: dict[str, Tensor] = {}
         self.numbers_K: Sequence[Mapping[str, float]] = ()
         self.common: Mapping[str, float] = {}
         self._parameters = [parameters[name] for name in names]
@@ -126,6 +129,21 @@ class Block:
         axes = 2 if self.rule.elementwise else self.like.ndim
         return self.part, self.like.dtype, axes, b"".join([values.tobytes() for values in counts.values()])
 
+    def use(self, names: tuple[str, ...], table: Tensor) -> None:
+        """Take the coefficients of the next steps from `table`."""
+        self.coefficients, self.table = names, table
+        self._vectors = dict(zip(names, table.unbind(0), strict=True))
+
+    def state(self) -> list[Tensor]:
+        """Return all tensors that `step` changes."""
+        kept = (t for own in self._pieces.values() for t in own) if self._apart else self._state.values()
+        return [p.detach() for p in self._parameters] + list(kept)
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether all that `step` does is queued on the device, and reads nothing of the host's but `table`."""
+        return self._single_pass is None and not self.skip
+
     def step(self, piece: Piece, scratch: Tensor, change: Gradients | None, again: Callable[[], None]) -> None:
         """Update a piece of the parameters of all trials but those in `self.skip`.
 
@@ -173,10 +191,10 @@ class Block:
         steps = set(np.delete(self.counts["step"], skip).tolist()) if self._single_pass and piece[1] == 1 else set()
         if self._single_pass is not None and len(steps) == 1 and self.common.keys() >= self._single_pass.shared:
             step = torch.tensor(steps.pop(), dtype=torch.float32)
-            self._single_pass.update_common(p, g, s, self.vectors, self.common, step, work)
+            self._single_pass.update_common(p, g, s, self._vectors, self.common, step, work)
         else:
             for index, (own, gradient, *rest) in enumerate(zip(p, g, *work, strict=True)):
-                self.rule.update(own, gradient, {kind: t[index] for kind, t in s.items()}, self.vectors, *rest)
+                self.rule.update(own, gradient, {kind: t[index] for kind, t in s.items()}, self._vectors, *rest)
         for tensor, rows in kept:
             tensor[skip] = rows
 

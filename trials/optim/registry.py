@@ -5,7 +5,7 @@ weights of a trial.
 """
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -193,3 +193,14 @@ def numbers_of(groups: list[Group]) -> dict[str, NDArray[Any]]:
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             made[name] = np.array([float(group[name]) for group in groups])
     return made
+
+
+def by_trial(numbers: Mapping[str, NDArray[Any]]) -> list[dict[str, float]]:
+    """One dictionary per trial."""
+    return [dict(zip(numbers, own, strict=True)) for own in zip(*(v.tolist() for v in numbers.values()), strict=True)]
+
+
+def common_of(numbers_K: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Those that are equal for all trials."""
+    first = numbers_K[0] if numbers_K else {}
+    return {name: value for name, value in first.items() if all(own[name] == value for own in numbers_K)}

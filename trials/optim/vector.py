@@ -20,11 +20,12 @@ from trials.optim.fused import OTHER_STATE, OTHER_WAYS, FusedOptimizer, other_pa
 from trials.optim.gradients import Gradients
 from trials.optim.optimizer_state import OptimizerState, Ordinary
 from trials.optim.packed import Unread
-from trials.optim.registry import Group, Rule, SinglePass, numbers_of, scaled_numbers
+from trials.optim.registry import Group, Rule, SinglePass, by_trial, common_of, numbers_of, scaled_numbers
 from trials.shrinking.rules import NONE, Multipliers
 
-UNIT_ELEMENTS = 1 << 18
-"""How many weights of all trials one unit updates: about half a millisecond of one core, and within its cache."""
+UNIT_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 22}
+"""How many weights of all trials one unit updates: half a millisecond of a core, within its cache; half of that here,
+where less would be launches alone."""
 
 MOST_AHEAD = 64
 """For how many steps at most coefficients are computed at once."""
@@ -60,7 +61,8 @@ class VectorOptimizer(FusedOptimizer):
         given = {name: [saved.get(i, {}) for saved in saved_K] for i, name in enumerate(self._order)}
         # what is held once never has a gradient, and needs no state
         self._idle = {name for name, states in given.items() if name in rows.once and not any(states)}
-        self._most = max(UNIT_ELEMENTS // max(widest, self.size), 1)
+        device = next((p.device.type for p in rows.parameters.values()), "cpu")
+        self._most = max(UNIT_ELEMENTS.get(device, UNIT_ELEMENTS["cpu"]) // max(widest, self.size), 1)
         self._entries: list[list[Block]] = []
         self._scratch: dict[torch.dtype, Tensor] = {}
         self._plan()
@@ -80,14 +82,41 @@ class VectorOptimizer(FusedOptimizer):
         self, enter: Callable[[int], None] = ask_no_gate, gradients: Gradients | None = None, skip: Sequence[int] = ()
     ) -> None:
         """See `FusedOptimizer`."""
-        ready = False
+        if not self._work:
+            return
+        enter(0)
+        self.begin(skip)
+        if self._entries[0][0].like.device.type == "cpu":
+            enter(0)  # coefficients of many steps at once take as long as a unit
+        self.update(enter, gradients)
+
+    def begin(self, skip: Sequence[int] = ()) -> list[Block]:
+        """Choose the coefficients of this step, and count it; parameters without a gradient do not count it.
+
+        Returns:
+            What `update` changes.
+        """
+        if self._numbers is None or self._live:
+            self._read()
+            if self._agree() != self._alike:
+                self._pack(self._tables(), self._counts())
+        absent = self._rows.absent()
+        for blocks in self._entries:
+            if any(block.is_torn(absent) for block in blocks):
+                blocks[:] = [part for block in blocks for part in block.parts(absent)]
+            for block in blocks:
+                block.waits = block.like.grad is None
+                block.skip = sorted({*skip, *absent.get(block.names[0], ())})
+                if not block.waits:
+                    self._advance(block)
+        return [block for blocks in self._entries for block in blocks if not block.waits]
+
+    @torch.no_grad()
+    def update(self, enter: Callable[[int], None] = ask_no_gate, gradients: Gradients | None = None) -> None:
+        """Take the step that has begun. The arguments are those of `step`, but unit 0 has been entered."""
         for unit, (entry, piece) in enumerate(self._work):
-            enter(unit)
-            if not ready:
-                self._begin(skip)
-                if self._entries[entry][0].like.device.type == "cpu":
-                    enter(unit)  # coefficients of many steps at once take as long as a unit
-                ready = True
+            if unit:
+                enter(unit)
             for block in self._entries[entry]:
                 if not block.waits:
                     change = None if gradients is None else gradients.scaled(self._parts[block.part][1])
@@ -100,7 +129,7 @@ class VectorOptimizer(FusedOptimizer):
         self._pack(tables, self._counts())
 
     def check_movable(self) -> None:
-        """See `FusedOptimizer`. The rules hold no other views than their blocks'."""
+        """See `FusedOptimizer`; blocks let go of theirs."""
 
     def let_go(self) -> None:
         """See `FusedOptimizer`."""
@@ -291,29 +320,13 @@ class VectorOptimizer(FusedOptimizer):
             dtype: torch.empty(4, self.size * width, dtype=dtype, device=device) for dtype, width in widths.items()
         }
 
-    def _begin(self, skip: Sequence[int]) -> None:
-        """Choose the coefficients of this step; parameters without a gradient do not count it."""
-        if self._numbers is None or self._live:
-            self._read()
-            if self._agree() != self._alike:
-                self._pack(self._tables(), self._counts())
-        absent = self._rows.absent()
-        for blocks in self._entries:
-            if any(block.is_torn(absent) for block in blocks):
-                blocks[:] = [part for block in blocks for part in block.parts(absent)]
-            for block in blocks:
-                block.waits = block.like.grad is None
-                block.skip = sorted({*skip, *absent.get(block.names[0], ())})
-                if not block.waits:
-                    self._advance(block)
-
     def _read(self) -> None:
         """Take the hyperparameters as they are now."""
         for holder in self.holders:
             self._check(holder)
         self._numbers = [scaled_numbers(numbers_of([g[i] for g in self.groups_K]), own) for i, own in self._parts]
-        self._numbers_K = [_by_trial(numbers) for numbers in self._numbers]
-        self._common = [_common(one) for one in self._numbers_K]
+        self._numbers_K = [by_trial(numbers) for numbers in self._numbers]
+        self._common = [common_of(one) for one in self._numbers_K]
         self._foreseen.clear()
         self._ahead = 1
 
@@ -347,7 +360,7 @@ class VectorOptimizer(FusedOptimizer):
             if key not in self._foreseen:
                 self._foresee(block)
             names, table, after = self._foreseen[key]
-            block.vectors = dict(zip(names, table.unbind(0), strict=True))
+            block.use(names, table)
             block.common = self._common[block.part]
         if block.skip:
             after = {name: values.copy() for name, values in after.items()}
@@ -384,14 +397,3 @@ class VectorOptimizer(FusedOptimizer):
 
 def _counts_of(counts: Mapping[str, Counts], rows: Sequence[int]) -> dict[str, Counts]:
     return {name: {kind: values[rows] for kind, values in own.items()} for name, own in counts.items()}
-
-
-def _by_trial(numbers: Mapping[str, NDArray[Any]]) -> list[dict[str, float]]:
-    """One dictionary per trial."""
-    return [dict(zip(numbers, own, strict=True)) for own in zip(*(v.tolist() for v in numbers.values()), strict=True)]
-
-
-def _common(numbers_K: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Those that are equal for all trials."""
-    first = numbers_K[0] if numbers_K else {}
-    return {name: value for name, value in first.items() if all(own[name] == value for own in numbers_K)}

@@ -10,7 +10,7 @@ Source: PyTorch, "CUDA Graphs" (notes/cuda), whole-network capture.
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -39,6 +39,7 @@ log = own_logger(__name__)
 
 Pass = tuple[Tensor, Tensor]
 """Each trial's loss, ``[K]``, and the total that was differentiated."""
+Result = TypeVar("Result")
 Compute = Callable[[Any, Any], Pass]
 """Does forward, loss and backward of a batch's inputs and targets, and leaves gradients at the parameters."""
 
@@ -60,11 +61,11 @@ class _Shape:
     proven: int = 0
     lends: bool = False
     refused: bool = False
-    graph: "_Graph | None" = None
+    graph: "PassGraph | None" = None
 
 
-@dataclass
-class _Graph:
+@dataclass(eq=False)
+class PassGraph:
     """A recorded pass, with the tensors that it reads and writes."""
 
     recorded: Recorded
@@ -85,16 +86,21 @@ class Captured:
         rows: of the group.
         units: where the graphs' units are numbered; a graph is one unit.
         name: of the first.
+
+    Attributes:
+        latest: the proven graph that took the last pass; None: it was an ordinary one.
     """
 
     def __init__(self, rows: Rows, units: Units, name: str) -> None:
         self._rows, self._units, self._name, self._other = rows, units, name, f"{name}, its proof"
         self._shapes: dict[Hashable, _Shape] = {}
+        self.latest: PassGraph | None = None
         _in_use.add(self)
 
     def forget(self) -> None:
         """Drop all graphs: the trials' tensors have changed."""
         self._shapes.clear()
+        self.latest = None
 
     def costs_ns(self) -> list[float]:
         """The device time of each proven graph."""
@@ -112,6 +118,7 @@ class Captured:
         Returns:
             As `compute` does; the gradients are the parameters'.
         """
+        self.latest = None
         given = tensors((inputs, targets))
         if any(tensor.requires_grad or tensor.layout is not torch.strided for tensor in given):
             return compute(inputs, targets)  # a copy would take their gradients
@@ -135,6 +142,7 @@ class Captured:
         assert known.graph is not None  # just captured
         if known.proven < PROVEN_STEPS:
             return self._prove(known, inputs, targets, cost_ns, compute)
+        self.latest = known.graph
         return self._replay(known, known.graph, inputs, targets)
 
     def _known(self, shape: Hashable) -> _Shape | None:
@@ -172,12 +180,12 @@ class Captured:
                 torch.cuda.empty_cache()
             return False
         gradients = {name: p.grad for name, p in rows.parameters.items() if p.grad is not None}
-        known.graph = _Graph(recorded, given, result, gradients, self._addresses())
+        known.graph = PassGraph(recorded, given, result, gradients, self._addresses())
         rows.forget_gradients()
         return True
 
     def _replay(
-        self, known: _Shape, graph: _Graph, inputs: Any, targets: Any, around: "Sequence[torch.cuda.Event]" = ()
+        self, known: _Shape, graph: PassGraph, inputs: Any, targets: Any, around: "Sequence[torch.cuda.Event]" = ()
     ) -> Pass:
         """Launch a graph, with two events `around` it."""
         self._enter(known.unit)
@@ -291,11 +299,11 @@ def can_capture(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def record(run: Callable[[], Pass], rows: Rows, lends: bool) -> tuple[Pass, Recorded]:
+def record(run: Callable[[], Result], rows: Rows, lends: bool) -> tuple[Result, Recorded]:
     """Record what `run` queues for the trials in `rows`, without doing it. The current stream is not the default.
 
     Args:
-        run: queues a pass.
+        run: queues it.
         rows: the trials.
         lends: whether PyTorch's own operations draw from the trials' streams in it. Then all do.
     """
@@ -334,6 +342,11 @@ class _Drawn:
 
 _broken: list[object] = []
 """Recordings that could not be ended. The process records no more: PyTorch does not promise its state after one."""
+
+
+def is_broken() -> bool:
+    """Whether this process records no more."""
+    return bool(_broken)
 
 
 def _abandon(graph: "torch.cuda.CUDAGraph", pool: Any, device: int) -> None:

@@ -12,11 +12,13 @@ from trials.fusion.graph.trace import FORWARD
 from trials.fusion.units import Units
 from trials.gate.base import GRAPH_UNITS
 from trials.optim import FusedOptimizer
+from trials.optim.gradients import Gradients
 from trials.shrinking.rules import Multipliers
 from trials.training.audits.record import LOSS, Record, named_batch
 from trials.training.batches import Batch
 from trials.training.cuda_graph import Captured
 from trials.training.progress import Control
+from trials.training.step_graph import StepGraphs
 
 
 class Phase:
@@ -34,6 +36,7 @@ class Phase:
         self._fused, self._forward, self._units = fused, fused.phases[name], units
         self._prefix = "" if name == FORWARD else f"{name} "
         self.captured = Captured(fused.rows, units, f"{GRAPH_UNITS}{self._prefix}forward, loss and backward")
+        self._steps = StepGraphs(fused.rows, units, optimizer)
 
     def number_units(self) -> None:
         """Number the units after the forward's: the loss, its backward and the layers' backwards."""
@@ -103,6 +106,10 @@ class Phase:
         control.watch(losses_K, sum(totals[1:], totals[0]).item())
         if control.lost:
             rows.put_back(control.lost)
+        latest = None if captured is None or control.lost else captured.latest
+        if latest is not None and self._steps.takes(latest):
+            self._steps.run(latest, self._enter_step, lambda: self._changed(control), control)
+            return losses_K
         gradients, skip = None, control.lost
         if control.touches:
             self._units.enter(self._units.number("gradients"))
@@ -166,6 +173,10 @@ class Phase:
         clipped = found if self.name == FORWARD else trained
         scales = [self.optimizer.scales[name] for name in clipped] if self.optimizer.scales else []
         return list(trained.values()), list(clipped.values()), scales
+
+    def _changed(self, control: Control) -> Gradients | None:
+        """How the gradients are changed where no trial is lost, and none scales its loss."""
+        return control.gradients(*self._gradients())[0] if control.touches else None
 
     def _enter_step(self, index: int) -> None:
         self._units.enter(self._step_units[index])

@@ -227,7 +227,7 @@ def test_gradients_that_come_and_go(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["sgd with momentum", "adamw", "nadam with decay", "rmsprop, centered", "adadelta"])
 def test_long_steps_are_divided(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trials.optim.vector.UNIT_ELEMENTS", 16 * 7)
+    monkeypatch.setattr("trials.optim.vector.UNIT_ELEMENTS", {"cpu": 16 * 7})
     group = assert_fused_is_solo(model, [batch()[0]], SETTINGS[name], steps=5)
     steps = [unit for unit in group._units.names if unit.startswith("optimizer step")]
     assert len(steps) == 8  # 4·5 weights in three, 5 biases, 5·3 weights in three, 3 biases
@@ -297,5 +297,5 @@ def test_kernels_of_a_single_pass(
 ) -> None:
     monkeypatch.setattr("trials.optim.block.ROW_COLUMNS", columns)
     monkeypatch.setattr("trials.optim.block.MANY_WEIGHTS", many)
-    monkeypatch.setattr("trials.optim.vector.UNIT_ELEMENTS", elements)
+    monkeypatch.setattr("trials.optim.vector.UNIT_ELEMENTS", {"cpu": elements})
     assert_fused_is_solo(model, [batch()[0]], ALIKE[name], steps=5, size=size)

@@ -130,7 +130,7 @@ def test_after_a_recording_that_could_not_be_ended_none_is_tried(
 ) -> None:
     def fail(run: Callable[[], Any], rows: Any, lends: bool) -> Any:
         own: Any = Streams()
-        return record(lambda: 1 / 0, own, True)  # type: ignore[arg-type, return-value]
+        return record(lambda: 1 / 0, own, True)
 
     device.can_end = False
     monkeypatch.setattr(cuda_graph, "record", fail)

@@ -11,8 +11,10 @@ from tests.support.frozen_graph import Frozen
 from tests.support.fused_and_solo import RecordingGate, ToyStudy, members, same_bits
 from trials import TrialGroup
 from trials.fusion.rows import Rows
-from trials.training import cuda_graph, group
+from trials.optim import block
+from trials.training import cuda_graph, group, step_graph
 from trials.training.cuda_graph import PROVEN_STEPS, WARM_UP_STEPS, Pass
+from trials.training.step_graph import StepGraphs
 
 BEFORE = 1 + WARM_UP_STEPS + PROVEN_STEPS + 1
 """After so many steps, a graph stands for those that follow."""
@@ -53,14 +55,17 @@ def made(count: int, *shape: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def assert_same(
-    batches: Sequence[Any], optimizer: Any = "adam", make: Callable[[int], nn.Module] = drops_first
+    batches: Sequence[Any],
+    optimizer: Any = "adam",
+    make: Callable[[int], nn.Module] = drops_first,
+    study: type[ToyStudy] = Plain,
 ) -> None:
     """Train by graphs, and without: all is the same after each step."""
     groups = []
     for graphs in (True, False):
-        study = Plain(make, optimizer)
-        study.cuda_graphs = graphs
-        groups.append(TrialGroup(study, members(study, range(3)), RecordingGate()))
+        own = study(make, optimizer)
+        own.cuda_graphs = graphs
+        groups.append(TrialGroup(own, members(own, range(3)), RecordingGate()))
     one, other = groups
     for batch in batches:
         for each in groups:
@@ -73,6 +78,80 @@ def assert_same(
 def test_steps_are_the_same_in_every_bit() -> None:
     assert_same(made(10, 5))
     assert Frozen.replays == 10 - 1 - WARM_UP_STEPS
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[StepGraphs]:
+    """The optimizers that step by graphs, as on a device: without the single-pass kernels of a CPU."""
+    found: list[StepGraphs] = []
+    run = StepGraphs.run
+
+    def seen(self: StepGraphs, *args: Any) -> None:
+        found.append(self)
+        run(self, *args)
+
+    monkeypatch.setattr(block, "SinglePass", type(None))
+    monkeypatch.setattr(StepGraphs, "run", seen)
+    return found
+
+
+OPTIMIZERS: dict[str, Callable[[int, Any], torch.optim.Optimizer]] = {
+    "Adam": lambda n, parameters: torch.optim.Adam(parameters, lr=0.01 * (n + 1), weight_decay=0.1),
+    "AdamW": lambda n, parameters: torch.optim.AdamW(parameters, lr=0.01 * (n + 1), amsgrad=True),
+    "SGD": lambda n, parameters: torch.optim.SGD(parameters, lr=0.01 * (n + 1), momentum=0.9, maximize=True),
+    "NAdam": lambda n, parameters: torch.optim.NAdam(parameters, lr=0.01 * (n + 1)),
+    "RAdam": lambda n, parameters: torch.optim.RAdam(parameters, lr=0.01 * (n + 1)),
+    "RMSprop": lambda n, parameters: torch.optim.RMSprop(parameters, lr=0.01 * (n + 1), momentum=0.5, centered=True),
+    "Adagrad": lambda n, parameters: torch.optim.Adagrad(parameters, lr=0.01 * (n + 1), lr_decay=0.1),
+    "Adamax": lambda n, parameters: torch.optim.Adamax(parameters, lr=0.01 * (n + 1)),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_of_the_optimizer_by_graph(steps: list[StepGraphs], name: str) -> None:
+    count = BEFORE + PROVEN_STEPS + 4
+    assert_same(made(count, 5), OPTIMIZERS[name])
+    assert len(steps) > PROVEN_STEPS
+    assert Frozen.replays == count - 1 - WARM_UP_STEPS + len(steps)
+
+
+class Scheduled(Plain):
+    """Whose rates change at each step, and whose gradients are clipped by norm and by value."""
+
+    scheduler_every = "step"
+
+    def scheduler(self, params: dict[str, Any], optimizer: Any) -> Any:
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    def clip_norm(self, params: dict[str, Any]) -> float | None:
+        return 0.05 * (1 + params["n"])
+
+    def clip_value(self, params: dict[str, Any]) -> float | None:
+        return 0.02
+
+
+def test_steps_by_graph_with_rates_that_change_and_clipping(steps: list[StepGraphs]) -> None:
+    count = BEFORE + PROVEN_STEPS + 4
+    assert_same(made(count, 5), OPTIMIZERS["Adam"], study=Scheduled)
+    assert Frozen.replays == count - 1 - WARM_UP_STEPS + len(steps)
+
+
+def test_a_trial_that_is_lost_is_left_as_it_is(steps: list[StepGraphs]) -> None:
+    """Its last step has begun by graph, and ends without."""
+    batches = made(BEFORE + PROVEN_STEPS + 6, 5)
+    batches[-3][0][0, 0] = float("inf")
+    assert_same(batches, OPTIMIZERS["Adam"])
+    assert len(steps) >= PROVEN_STEPS + 2
+
+
+def test_a_step_whose_graph_is_stale_is_found(
+    steps: list[StepGraphs], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Coefficients that are not copied in are those of the step that was recorded."""
+    monkeypatch.setattr(step_graph._Step, "copy_in", lambda self: None)
+    with caplog.at_level("INFO", logger="trials"):
+        assert_same(made(BEFORE + PROVEN_STEPS + 4, 5), OPTIMIZERS["Adam"])
+    assert "it gave other weights than an ordinary step" in caplog.text
 
 
 def test_batches_in_another_order_in_memory() -> None:
