@@ -36,6 +36,8 @@ OBSERVE_STEPS = 8
 WINDOW_STEPS = 8
 WINDOWS, QUICK_WINDOWS = 10, 2
 """Pairs of a window alone and one beside a side task."""
+WARM_UP_WINDOWS = 12
+"""Squeezed windows that are not counted, in which real trials are built, and their steps recorded as graphs."""
 MARGIN_NS = 300_000
 MIN_BUBBLE_NS = 1_500_000
 QUANTILE = 0.4
@@ -174,6 +176,9 @@ def _measure(bench: Bench, way: str, windows: int, *, spinning: bool) -> dict[st
             raise RuntimeError(f"the hooks are off: {handle.fault}")
         with bench.side(way, page) as side:
             step = _window(bench, stage, listener, stream, OBSERVE_STEPS)
+            if way == "trials":
+                listener.plan(squeezed=True, slots=True)
+                step += sum(_window(bench, stage, listener, stream, WINDOW_STEPS) for _ in range(WARM_UP_WINDOWS))
             bounds, busy_ns = [], []
             for squeezed in (False, True) * windows:
                 listener.plan(squeezed=squeezed, slots=way != "naive")
