@@ -90,7 +90,7 @@ class StepGraphs:
             return
         step.copy_in()
         if step.proven < PROVEN_STEPS:
-            self._prove(after, step, change)
+            self._prove(after, step, enter, change)
         else:
             step.recorded.replay()
 
@@ -119,13 +119,18 @@ class StepGraphs:
         made = self._steps[after] = _Step(key, list(blocks), tables, recorded)
         return made
 
-    def _prove(self, after: PassGraph, step: _Step, change: Change) -> None:
-        """Take the step both ways, from the same state, and compare. The ordinary one counts."""
+    def _prove(self, after: PassGraph, step: _Step, enter: Callable[[int], None], change: Change) -> None:
+        """Take the step both ways, from the same state, and compare. The ordinary one counts.
+
+        The gate is asked for each part, none of which takes longer than a step.
+        """
         held = [tensor for block in step.blocks for tensor in block.state()]
         try:
             before = [tensor.clone() for tensor in held]
+            enter(0)
             step.recorded.replay()
             try:
+                enter(0)
                 found = [tensor.clone() for tensor in held]
             finally:
                 torch._foreach_copy_(held, before)
@@ -136,7 +141,9 @@ class StepGraphs:
             self._refuse("there is no room to prove it", error)
             self._ordinary(change)
             return
+        enter(0)
         self._ordinary(change)
+        enter(0)
         same = [_alike(one, other) for one, other in zip(found, held, strict=True)]
         all_same = torch.stack(same).all()
         self._units.settle()
