@@ -3,14 +3,16 @@
     python -m benchmarks.ghost_twins [--quick] [--json FILE] [--only JOB]
 
 In each round an example trains in two stages beside our side tasks, with the defaults. Then each of its stages trains
-once more as a ghost stage, on one core: the same layers, batches and micro-batches in DeepSpeed's own engine, while the
-other stage is only modelled, with the times that its own calibration measured. Of real stage and twin are compared: the
-length of each slot's bubble, the bubble time of a step, fill and harvest.
+once more as a ghost stage: the same layers, batches and micro-batches in DeepSpeed's own engine, while the other stage
+is only modelled, with the times that its own calibration measured. Both twins run at once, as do their calibrations,
+each on a core, for cores that share memory and clock slow each other. Of real stage and twin are compared: the length
+of each slot's bubble, the bubble time of a step, fill and harvest.
 
 What a ghost cannot show is a slowdown: its other stages are never late because of ours, and its messages cost no CPU
 time.
 """
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,7 +24,7 @@ from typing import Any
 from benchmarks.ghost.network import EXAMPLES
 from benchmarks.shared.intervals import mean_and_ci95
 from benchmarks.shared.paths import ROOT
-from benchmarks.shared.processes import environment, last_core, run_directories, start
+from benchmarks.shared.processes import environment, run_directories, start
 from benchmarks.shared.results import commit, finish, kept_runs, parse, write
 from benchmarks.studies import ENDLESS_DIGITS
 from squeezer.records.reader import RankRun, load_run
@@ -40,6 +42,7 @@ study = "{study}"
 [run]
 directory = "{run}"
 """
+Process = subprocess.Popen[bytes]
 MODULE = [sys.executable, "-m"]
 
 
@@ -62,13 +65,23 @@ def main() -> int:
 def measure(job: str, steps: int) -> dict[str, Any]:
     """One round: the real job, and then the twin of each stage. Per stage its figures, see `_figures`."""
     real = _real(job, steps)
-    with run_directories() as (_, pages):
-        paces = [pages.parent / f"stage{stage}.json" for stage in range(STAGES)]
-        for stage, pace in enumerate(paces):
-            command = [*_ghost_job(job, stage), "--calibrate", str(pace)]
-            subprocess.run(command, env=environment(pages), cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-        twins = [_twin(job, stage, steps, paces) for stage in range(STAGES)]
-    return {"real": real, "twin": twins}
+    with ExitStack() as folders:
+        runs = [folders.enter_context(run_directories()) for _ in range(STAGES)]
+        paces = [pages.parent / "pace.json" for _, pages in runs]
+        with ExitStack() as ends:
+            calibrations = [
+                start([*_ghost_job(job, stage), "--calibrate", str(pace)], environment(pages), ends)
+                for stage, (pace, (_, pages)) in enumerate(zip(paces, runs, strict=True))
+            ]
+            for process in calibrations:
+                _end_well(process)
+        with ExitStack() as ends:
+            twins = [_start_twin(job, stage, steps, paces, *runs[stage], ends) for stage in range(STAGES)]
+            for main, daemon in twins:
+                _end_well(main)
+                daemon.wait(120)
+        found = [_figures(run, rank) for run, _ in runs for rank in load_run(run)]
+    return {"real": real, "twin": found}
 
 
 def _real(job: str, steps: int) -> list[dict[str, Any]]:
@@ -80,25 +93,29 @@ def _real(job: str, steps: int) -> list[dict[str, Any]]:
         return [_figures(run, rank) for rank in load_run(run)]
 
 
-def _twin(job: str, stage: int, steps: int, paces: Sequence[Path]) -> dict[str, Any]:
-    with run_directories() as (run, pages), ExitStack() as ends:
-        run.mkdir()
-        config, env = _config(run), environment(pages)
-        command = [*_ghost_job(job, stage), "--steps", str(steps), "--wait-for-side"]
-        main = start([*command, "--pace", *map(str, paces)], env, ends)
-        daemon = [*MODULE, "squeezer", "daemon", "--config", config, "--job-pid", str(main.pid)]
-        squeezer = start(["taskset", "-c", last_core(), *daemon], env, ends)
-        _end_well(main)
-        squeezer.wait(120)
-        (rank,) = load_run(run)
-        return _figures(run, rank)
+def _start_twin(
+    job: str, stage: int, steps: int, paces: Sequence[Path], run: Path, pages: Path, ends: ExitStack
+) -> tuple[Process, Process]:
+    """The ghost and its daemon."""
+    run.mkdir()
+    env = environment(pages)
+    command = [*_ghost_job(job, stage), "--steps", str(steps), "--wait-for-side", "--pace", *map(str, paces)]
+    main = start(command, env, ends)
+    daemon = [*MODULE, "squeezer", "daemon", "--config", _config(run), "--job-pid", str(main.pid)]
+    return main, start(["taskset", "-c", str(_core(stage)), *daemon], env, ends)
+
+
+def _core(stage: int) -> int:
+    """The core of a stage's twin."""
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[stage - STAGES]
 
 
 def _ghost_job(job: str, stage: int) -> list[str]:
-    return [*MODULE, "benchmarks.ghost.job", "--example", job, "--stage", str(stage), "--core", last_core()]
+    return [*MODULE, "benchmarks.ghost.job", "--example", job, "--stage", str(stage), "--core", str(_core(stage))]
 
 
-def _end_well(process: "subprocess.Popen[bytes]") -> None:
+def _end_well(process: Process) -> None:
     if process.wait():
         raise RuntimeError(f"{process.args!r} ended with status {process.returncode}")
 
