@@ -1,5 +1,8 @@
 """The masks of all trials by one kernel are those that PyTorch's kernel draws for each trial alone."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -8,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.support.fused_and_solo import ToyStudy, members, same_bits
+from tests.support.paths import ROOT
 from trials import TrialGroup
 from trials.fusion.layers import philox
 from trials.fusion.layers.dropout import Masks
@@ -15,13 +19,17 @@ from trials.fusion.rows import generator
 from trials.gate.base import OpenGate
 from trials.training.member import build_on
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 RATES = 0.1, 0.0, 0.5, 1.0, 0.999
 SHAPES = [(1,), (2,), (3, 3), (4,), (255,), (257, 2), (1024,), (33, 63), (700, 1000), (3001, 1001), (1 << 22,)]
+
+
+def test_the_kernel_draws_what_is_published() -> None:
+    """On the host, in Triton's interpreter."""
+    pytest.importorskip("triton", reason="Triton comes with PyTorch for CUDA: the kernel of the masks is NOT shown")
+    command = [sys.executable, "-m", "tests.support.philox_reference"]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"}, check=True)
 
 
 def both(x_K: Tensor, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor, list[torch.Generator]]:
@@ -40,6 +48,8 @@ def both(x_K: Tensor, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor, 
     return found[0], found[1], streams
 
 
+@pytest.mark.gpu
+@on_a_gpu
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_every_bit(shape: tuple[int, ...], kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +71,8 @@ ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.gpu
+@on_a_gpu
 @pytest.mark.parametrize("order", ORDERS)
 def test_orders_in_memory(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x_K = ORDERS[order](torch.randn(len(RATES), 3, 8, 6, 10, device="cuda"))
@@ -110,6 +122,8 @@ class Plain(ToyStudy):
         return functional.mse_loss(outputs, targets)
 
 
+@pytest.mark.gpu
+@on_a_gpu
 @pytest.mark.parametrize("name", MODELS)
 def test_steps_by_graph(name: str) -> None:
     """Weights and streams are those of ordinary steps, with masks by PyTorch's kernel or ours."""
