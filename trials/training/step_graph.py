@@ -85,6 +85,7 @@ class StepGraphs:
             key = (*((id(block), block.coefficients, block.table.shape) for block in blocks), also)
             if step is None or step.key != key:
                 step = self._record(after, key, blocks, change)
+                enter(0)  # nothing is queued any more, and what follows must wait
         if step is None:
             self._ordinary(change)
             return

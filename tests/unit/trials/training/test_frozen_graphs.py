@@ -144,6 +144,52 @@ def test_a_trial_that_is_lost_is_left_as_it_is(steps: list[StepGraphs]) -> None:
     assert len(steps) >= PROVEN_STEPS + 2
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_is_queued_ungated_after_a_recording(
+    steps: list[StepGraphs], fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Settled(RecordingGate):
+        """Knows whether it was asked since all had ended."""
+
+        asked = True
+
+        def enter(self, unit: int) -> None:
+            self.asked = True
+
+        def settle(self) -> None:
+            self.asked = False
+
+    gate = Settled()
+    found: list[bool] = []
+    recordings: list[Any] = []
+    ordinary, replay, record = StepGraphs._ordinary, Frozen.replay, cuda_graph.record
+
+    def recorded(run: Callable[[], Any], rows: Rows, lends: bool) -> Any:
+        recordings.append(run)
+        if fails and len(recordings) > 1:  # the first is of the pass
+            raise RuntimeError("operation not permitted when stream is capturing")
+        try:
+            return record(run, rows, lends)
+        finally:
+            found.clear()  # what was recorded was not done
+
+    def seen(do: Callable[..., None]) -> Callable[..., None]:
+        def run(*args: Any) -> None:
+            found.append(gate.asked)
+            do(*args)
+
+        return run
+
+    monkeypatch.setattr(cuda_graph, "record", recorded)
+    monkeypatch.setattr(StepGraphs, "_ordinary", seen(ordinary))
+    monkeypatch.setattr(Frozen, "replay", seen(replay))
+    study = Plain(drops_first, OPTIMIZERS["Adam"])
+    trials = TrialGroup(study, members(study, range(3)), gate)
+    for batch in made(BEFORE + PROVEN_STEPS + 2, 5):
+        trials.train_step(*batch)
+    assert len(recordings) == 2 and found and all(found)
+
+
 def test_a_step_whose_graph_is_stale_is_found(
     steps: list[StepGraphs], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
