@@ -26,12 +26,15 @@ class MessageSender:
     Messages wait until the next `flush` and leave in one multipart message. The socket's thread and the daemon then
     wake once per step, while the device is idle, and never during compute.
 
+    What finds no daemon waits for one more flush. Connecting takes longer than a job may take from `attach` to its
+    first bubble, and the begin of its first step would be lost.
+
     Args:
         pyzmq: the package.
         endpoint: of the daemon's socket, such as ``ipc:///dev/shm/run/device0.sock``.
 
     Attributes:
-        dropped: how many messages found no daemon.
+        dropped: how many messages found no daemon twice.
 
     Raises:
         NoRoomError: this process may open no more files, or start no more threads.
@@ -53,15 +56,17 @@ class MessageSender:
         self._hello = b""
         self._hello_due = False
         self._waiting: list[bytes] = []
+        self._refused = 0  # how many of these, the first ones, have found no daemon once
         self._seq = 0
         self.dropped = 0
 
     def hello(self, t_ns: int, message: Hello) -> None:
         """Introduce the main job as soon as there is a daemon, and again to each one that replaces it.
 
-        What waits is of another engine of this process, and leaves before.
+        What waits is of another engine of this process, and leaves before or never.
         """
         self.flush()
+        self._drop(len(self._waiting))
         self._hello = encode(0, t_ns, message)
         self._hello_due = True
         self.flush()
@@ -94,15 +99,22 @@ class MessageSender:
         parts = [self._hello, *waiting] if self._hello_due else waiting
         if not parts:
             return True
-        self._waiting = []
         try:
             self._socket.send_multipart(parts, self._zmq.DONTWAIT)
         except self._zmq.Again:
-            self.dropped += len(parts)
+            self._drop(self._refused)
+            self._refused = len(self._waiting)
             self._hello_due = True
             return False
+        self._waiting, self._refused = [], 0
         self._hello_due = False
         return True
+
+    def _drop(self, first: int) -> None:
+        """Give up the first ones of what waits."""
+        del self._waiting[:first]
+        self._refused = 0
+        self.dropped += first
 
     def close(self, linger_ms: int = 200) -> None:
         """Close the socket; what is queued has `linger_ms` to leave."""

@@ -123,7 +123,7 @@ class Daemon:
 
 
 def connect(engine: Engine, daemon: Daemon) -> None:
-    """Train until the socket's thread has connected: messages before that are dropped, and counted."""
+    """Train until the socket's thread has connected: older messages are dropped, and counted."""
     for _ in range(10_000):
         engine.train_batch()
         if daemon.is_connected():
