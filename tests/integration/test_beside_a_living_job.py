@@ -45,7 +45,7 @@ def test_a_daemon_that_is_told_to_end_beside_its_job_measures_nothing_and_lets_t
     sandbox: Sandbox, number: signal.Signals
 ) -> None:
     job = sandbox.job()
-    daemon = sandbox.daemon_of(job, sandbox.config("stubborn.py"))
+    daemon = sandbox.daemon_of(job, sandbox.config("stubborn.py", calibrate_s=2.0))
     side = trains(sandbox)
     job.change(compute_ms=40, stall_ms=600)
     wait_for(lambda: stat(side)[:1] == ["T"], "a stopped side task")
@@ -266,8 +266,7 @@ def test_beside_a_job_of_another_session_a_side_task_has_one_that_gives_way(sand
 
 def measuring(sandbox: Sandbox) -> tuple[Path, Child]:
     """A configuration, and its daemon after the job's end, which measures the dedicated rate for ten minutes."""
-    config = sandbox.config("lasting.py")
-    config.write_text(f"{config.read_text()}\ncalibrate_s = 600.0\n")
+    config = sandbox.config("lasting.py", calibrate_s=600.0)
     job = sandbox.job()
     daemon: Child = sandbox.daemon_of(job, config)
     wait_for(lambda: sandbox.events("progress"), "an epoch")

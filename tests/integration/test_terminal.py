@@ -56,7 +56,7 @@ def test_ctrl_c_ends_all_and_what_we_print_stops_nothing_on_a_terminal_for_the_f
 ) -> None:
     with new_terminal(sandbox) as terminal:
         terminal.type("stty tostop\n")
-        terminal.type(rank_command(sandbox, sandbox.config("crashes.py")) + "\n")
+        terminal.type(rank_command(sandbox, sandbox.config("crashes.py", max_restarts=0)) + "\n")
         wait_for(lambda: "is given up" in terminal.said(), "what the daemon prints")
         daemon = sandbox.word(Field.DAEMON_PID)
         assert os.getpgid(daemon) != os.getpgid(sandbox.word(Field.MAIN_PID)), (

@@ -168,8 +168,12 @@ class Sandbox:
         studies: Path | None = None,
         queue: Path | None = None,
         priority: str = "idle",
+        calibrate_s: float = 0.0,
     ) -> Path:
-        """Write a configuration that squeezes all steps but the first six; in a queue, turns take 0.6 s."""
+        """Write a configuration that squeezes all steps but the first six; in a queue, turns take 0.6 s.
+
+        By default no side task is started after the job for its dedicated rate: that takes as long as most tests do.
+        """
         lines = ["[squeeze]", "alone_share = 0.0", f"preemptive = {preemptive}".lower()]
         lines += ["[guard]", f"enabled = {guard}".lower(), "retry_steps = 50"]  # a noisy machine may set it off
         if study is not None:
@@ -178,7 +182,7 @@ class Sandbox:
             lines += [f'priority = "{priority}"', *([] if studies is None else [f'study_directory = "{studies}"'])]
         if queue is not None:
             lines += ["[side]", f'queue = "{queue}"', "turn_minutes = 0.01"]
-        lines += ["[run]", f'directory = "{self.run}"']
+        lines += ["[run]", f'directory = "{self.run}"', f"calibrate_s = {calibrate_s}"]
         path = self.files / f"{study}.toml"
         path.write_text("\n".join(lines))
         return path
