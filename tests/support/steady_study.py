@@ -3,13 +3,15 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from tests.support.accounts import assert_accounts
+from trials.cli import main
 from trials.search.storage.claims import Claims
 from trials.search.storage.database import connect
 from trials.search.storage.optuna_storage import open_storage
@@ -57,6 +59,18 @@ def ran(*words: str, status: int = 0) -> "subprocess.CompletedProcess[str]":
     done = subprocess.run([sys.executable, "-m", "trials", *words], capture_output=True, text=True, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     return done
+
+
+def told(*words: str, status: int = 0) -> tuple[str, str]:
+    """What a `trials` command that starts no worker prints and says, without a process of its own."""
+    printed, said = StringIO(), StringIO()
+    with redirect_stdout(printed), redirect_stderr(said):
+        try:
+            ended: int | str | None = main(words)
+        except SystemExit as end:
+            ended = end.code
+    assert ended == status, said.getvalue()
+    return printed.getvalue(), said.getvalue()
 
 
 def trials(name: str = "steady", storage: str = "studies/study.journal") -> list[FrozenTrial]:

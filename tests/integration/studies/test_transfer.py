@@ -16,6 +16,7 @@ from ds_hooks.shared.trial_attributes import SOURCE
 from tests.support.paths import ROOT
 from tests.support.sandbox import wait_for
 from tests.support.slow_cases import others_slow
+from tests.support.steady_study import told
 from trials import load_study
 from trials.search.files.best_weights import params_of
 from trials.search.storage.optuna_storage import open_storage
@@ -111,7 +112,7 @@ def test_surrogates_then_the_target(tmp_path: Path, searched: Path) -> None:
     again = trials("transfer", str(NARROW), "--top", "2", directory=studies)
     assert again.returncode == 0, again.stderr
     assert len(optuna.load_study(study_name="narrow-target", storage=storage).get_trials()) == 2
-    shown = trials("best", str(NARROW), "--study-name", "narrow-target", directory=studies).stdout
+    shown, _ = told("best", str(NARROW), "--study-name", "narrow-target", "--directory", str(studies))
     assert score_of(NARROW, loaded(shown)) == pytest.approx(saved["score"], rel=1e-5)
     assert "a surrogate's" not in shown
 
@@ -121,7 +122,7 @@ def test_the_best_of_a_study_that_shrinks_is_a_surrogate(own: bool, tmp_path: Pa
     studies, file = tmp_path / "studies" if own else searched, own_way(tmp_path) if own else NARROW
     if own:
         assert trials("run", str(file), directory=studies).returncode == 0
-    shown = trials("best", str(file), "--save", str(tmp_path / file.stem), directory=studies).stdout
+    shown, _ = told("best", str(file), "--save", str(tmp_path / file.stem), "--directory", str(studies))
     saved = json.loads(next((tmp_path / file.stem).glob("trial-*.json")).read_text())
     model = loaded(shown)
     assert model.get_parameter("0.weight").shape == (32, 20)

@@ -4,6 +4,7 @@ import json
 import re
 import sqlite3
 import time
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime, timedelta
@@ -18,6 +19,7 @@ from ds_hooks.shared.trial_attributes import MILESTONE
 from tests.support.logged import logged
 from tests.support.paths import ROOT
 from trials.cli import main
+from trials.cli_options import again
 from trials.search.storage.optuna_storage import open_storage
 
 STUDY = """
@@ -232,6 +234,22 @@ def test_close_makes_no_journal(tmp_path: Path, capsys: pytest.CaptureFixture[st
 )
 def test_a_mistake_in_the_command_line(words: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert says in refused(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (None, []),
+        ("mine", ["--study-name", "mine"]),
+        ("my own", ["--study-name", "'my own'"]),
+        ("-x", ["--study-name=-x"]),
+    ],
+)
+def test_the_next_command_names_the_same_study(name: str | None, words: list[str]) -> None:
+    parsed = Namespace(study=Path("mine.py"), study_name=name, storage="x.db", directory=Path("there"))
+    assert again(parsed) == " ".join(["mine.py", *words, "--storage x.db --directory there"])
+    parsed.storage, parsed.directory = None, Path("studies")
+    assert again(parsed) == " ".join(["mine.py", *words]), "without what is so by default"
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
