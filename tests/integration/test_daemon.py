@@ -235,6 +235,7 @@ def test_a_daemon_that_falls_silent_ends_the_squeezing(sandbox: Sandbox, hold: P
     assert daemon.kill(signal.SIGTERM) == 0
 
 
+@pytest.mark.slow
 def test_a_killed_side_task_is_restarted_and_finishes_the_same_trials(sandbox: Sandbox, hold: Path) -> None:
     daemon = sandbox.daemon(sandbox.config("tiny.py"), TINY_HOLD=str(hold))
     job = sandbox.job()

@@ -13,7 +13,6 @@ from squeezer.records.layout import study_directory
 from tests.support.accounts import assert_accounts
 from tests.support.paths import STUDIES
 from tests.support.sandbox import Child, Sandbox, wait_for
-from tests.support.slow_cases import others_slow
 from trials.run import INTERRUPTED_STATUS
 from trials.search.files.checkpoint_files import found, place_of, trial_directory
 from trials.search.storage.claims import Claims
@@ -49,7 +48,8 @@ def result(sandbox: Sandbox, studies: Path) -> tuple[list[Any], dict[str, Any]]:
     return [listed[number] for number in NUMBERS], weights
 
 
-@pytest.mark.parametrize("how", others_slow(["the job ends", "Ctrl-C", "killed"], ["killed"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["the job ends", "Ctrl-C", "killed"])
 def test_a_study_goes_on_in_the_middle_of_an_epoch(how: str, sandbox: Sandbox) -> None:
     studies, other = study_directory(sandbox.run), sandbox.files / "uninterrupted"
     begun = sandbox.files / "begun"
