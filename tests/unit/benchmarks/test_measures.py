@@ -201,11 +201,14 @@ def test_a_study_is_timed_to_a_target_that_luck_does_not_set_and_net_of_the_slow
     assert optuna.startswith("| `optuna` | 40.0 (40.0 to 40.0) | 40.0 | – | 150 |")
 
 
-def test_transfer() -> None:
+@pytest.mark.parametrize("processes", others_slow([1, 2], [1]))
+def test_transfer(processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process takes long to load what it needs."""
+    monkeypatch.setattr(end_to_end, "PROCESSES", processes)
     runs = [{"scenario": "oracles", **run} for run in experiments.EXPERIMENTS["oracles"](True)]
     assert figures.summary(runs)
     with end_to_end.workers(2) as ask:
-        traces = [end_to_end.ours(ask, 32, 2, 0), end_to_end.plain(ask, 2, 0, "median")]
+        traces = [end_to_end.ours(ask, 16 * processes, 2, 0), end_to_end.plain(ask, 2, 0, "median")]
         judged = end_to_end.judged(ask, traces, 1, 2)
     for trace in traces:
         assert len(trace) == 2 and all(seconds > 0 and loss > 0 for seconds, loss, _ in trace)

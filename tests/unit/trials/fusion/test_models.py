@@ -176,7 +176,7 @@ MODELS: dict[str, tuple[Callable[[int], nn.Module], Callable[[], Tensor]]] = {
 def test_model(name: str) -> None:
     make, batch = MODELS[name]
     x = batch()
-    assert_fused_is_solo(make, [x, x.flip(0), x.roll(1, 0)], steps=3)
+    assert_fused_is_solo(make, [x, x.flip(0)], steps=2)
 
 
 @pytest.mark.parametrize("name", ["MLP", "ResNet-18", "GPT", "LSTM", "GPT-2"])

@@ -114,6 +114,7 @@ def test_a_damaged_index_of_the_best_holds_nobody_up(index: str, storage: str, t
     assert len(best(directory)) == 1
 
 
+@pytest.mark.parametrize("storage_kind", others_slow(KINDS, ["journal", "postgresql"]), indirect=True)
 def test_a_worker_that_begins_takes_no_claims_from_those_that_live(storage: str, tmp_path: Path) -> None:
     """Whatever trials there are: begun, enqueued, added as ended, closed by others."""
     directory = tmp_path / "study"
