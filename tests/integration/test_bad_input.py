@@ -124,9 +124,7 @@ BAD_STUDIES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "study", others_slow(BAD_STUDIES, [BAD_STUDIES[0], BAD_STUDIES[3]]), ids=lambda study: study.file
-)
+@pytest.mark.parametrize("study", others_slow(BAD_STUDIES, [BAD_STUDIES[3]]), ids=lambda study: study.file)
 def test_a_side_task_that_cannot_start_is_given_up_and_the_job_goes_on(
     sandbox: Sandbox, tmp_path: Path, study: BadStudy
 ) -> None:

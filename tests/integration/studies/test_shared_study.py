@@ -99,6 +99,7 @@ def hirer(storage: str, directory: Path, study: Pretended, lease_s: float) -> Ca
     return hire
 
 
+@pytest.mark.slow
 def test_eight_workers_that_begin_at_once_on_an_empty_database_make_one_study(database: str, tmp_path: Path) -> None:
     study = Pretended(20)
     hire = hirer(database, tmp_path, study, lease_s=60)
@@ -122,7 +123,7 @@ def every(period_s: float, times: int) -> Callable[[], bool]:
 # of the others' writes `test_crash_points.py` looks at each
 @pytest.mark.parametrize("storage_kind", others_slow(KINDS, ["postgresql"]), indirect=True)
 @pytest.mark.parametrize(
-    ("trials", "lease_s", "period_s", "times"), [(40, 2, 0.4, 4), pytest.param(200, 5, 2.0, 20, marks=pytest.mark.slow)]
+    ("trials", "lease_s", "period_s", "times"), [(24, 2, 0.3, 3), pytest.param(200, 5, 2.0, 20, marks=pytest.mark.slow)]
 )
 def test_workers_die_in_the_middle_and_each_trial_ends_once(
     trials: int, lease_s: float, period_s: float, times: int, storage: str, tmp_path: Path
@@ -147,9 +148,9 @@ def test_workers_die_in_the_middle_and_each_trial_ends_once(
 def test_a_server_that_crashes_again_and_again_loses_nothing(restarts: int, tmp_path: Path) -> None:
     if (missing := postgresql.missing()) is not None:
         pytest.skip(missing)
-    study = Pretended(20 * restarts)
+    study = Pretended(12 * restarts)
     with postgresql.running() as server, server.database() as name:  # its writes are synced: they must survive
-        hire, is_due = hirer(server.url(name), tmp_path, study, lease_s=10), every(1.0, restarts)
+        hire, is_due = hirer(server.url(name), tmp_path, study, lease_s=10), every(0.6, restarts)
 
         def crash() -> bool:
             if is_due():

@@ -77,6 +77,7 @@ def test_the_wheel_holds_every_module_and_all_package_data(wheel: Path) -> None:
     assert any(name.endswith(".service") for name in names)
 
 
+@pytest.mark.slow
 def test_every_module_is_imported_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     files = [file for file in packaged_files() if file.endswith(".py") and not file.endswith("__main__.py")]
     modules = [file.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for file in files]

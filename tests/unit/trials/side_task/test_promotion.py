@@ -150,7 +150,7 @@ def test_more_trials_than_memory_keeps_go_on_from_files(tmp_path: Path, monkeypa
     assert_accounts(worker._claims.spans(), assert_ended(worker, study))
 
 
-@pytest.mark.parametrize("at", others_slow(range(20, 800, 60), range(20, 800, 180)))
+@pytest.mark.parametrize("at", others_slow(range(20, 800, 60), range(20, 800, 300)))
 def test_one_that_is_killed_is_taken_up_by_its_successor(at: int, tmp_path: Path) -> None:
     study = bracket()
     first = hire(study, tmp_path)
