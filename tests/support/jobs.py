@@ -20,7 +20,7 @@ from ds_hooks.shared.page.layout import Field, Role
 from ds_hooks.shared.unit_record import UNIT_RECORD
 from squeezer.records.layout import events_path, units_path
 from squeezer.records.reader import read_details, read_events
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, STUDIES
 from tests.support.sandbox import stat, wait_for
 
 PRETRAIN, DENOISE = (ROOT / "examples" / f"{job}.py" for job in ("pretrain", "denoise"))
@@ -143,7 +143,7 @@ alone_share = 0.3
 [guard]
 enabled = false
 [side]
-study = "{ROOT}/benchmarks/studies/endless_digits.py"
+study = "{STUDIES / "endless.py"}"
 [run]
 directory = "run"
 trace_steps = 1000
