@@ -2,6 +2,7 @@
 
 import mmap
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,8 @@ def test_a_stream_that_waits_holds_those_on_its_hardware_queue(
         driver.launch(other, 1 * MS)
         if runs_meanwhile:
             wait_for(lambda: driver.kernels, "the other stream's kernel")
+        else:
+            time.sleep(0.05)  # in which a queue of its own would begin it
         assert bool(driver.kernels) is runs_meanwhile
         words[0] = 1
         wait_for(lambda: driver.kernels, "the other stream's kernel")
