@@ -12,7 +12,7 @@ import pytest
 from benchmarks.gpu.fake_driver import DEFAULT_STREAM, FakeDriver
 from ds_hooks import attach
 from ds_hooks.clock import cuda as clock_module
-from ds_hooks.clock.cuda import CudaClock, PolledCudaClock, cuda_clock
+from ds_hooks.clock.cuda import WORD_MAX, CudaClock, PolledCudaClock, cuda_clock
 from ds_hooks.shared import cuda_driver as driver_module
 from ds_hooks.shared.cuda_driver import DriverError
 from ds_hooks.shared.device_uuid import read_device_uuid
@@ -116,6 +116,47 @@ def test_a_bubble_takes_four_calls_of_the_driver_and_no_stream_of_its_own(page: 
         assert list(driver.called) == calls
     assert clock.leave(wait=True)
     assert driver.streams == {DEFAULT_STREAM}
+
+
+def test_the_gate_is_the_last_word_that_opens_and_the_first_that_shuts(
+    page: Page, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = new_clock(CudaClock, page, driver)
+    gate, batches = clock._device_words.address(Field.DEVICE_GATE), []
+    monkeypatch.setattr(driver, "write_words", lambda _, values: batches.append([address for address, _ in values]))
+    clock.open(1, 3, 5 * MS), clock.close()
+    opened, shut = batches
+    assert (opened.index(gate), shut.index(gate)) == (len(opened) - 1, 0)
+    assert clock.leave(wait=True)
+
+
+def test_a_permit_longer_than_a_word_holds_is_cut_and_not_wrapped_around(clock: CudaClock, page: Page) -> None:
+    clock.open(1, 3, WORD_MAX + 5 * MS)
+    assert clock.permit_ns == WORD_MAX
+    until(lambda: page.words[Field.DEVICE_GATE])
+    assert page.words[Field.DEVICE_GATE] == WORD_MAX // 1000
+    assert page.words[Field.PERMIT_LENGTH_NS] == WORD_MAX
+    clock.close()
+    assert clock.leave(wait=True)
+
+
+def test_a_bubble_that_counts_from_the_end_of_another_stays_shut(
+    clock: CudaClock, driver: FakeDriver, page: Page
+) -> None:
+    clock.open(1, 3, 5 * MS, opens_before_ns=1 * MS)
+    end = clock.close()
+    until(lambda: driver.is_done(end))
+    assert [page.words[f] for f in (Field.BUBBLE, Field.DEVICE_GATE)] == [0, 0], "nobody knows its begin by now"
+    assert clock.leave(wait=True)
+
+
+def test_a_clock_whose_device_refuses_to_shut_the_gate_does_so_itself(page: Page, driver: FakeDriver) -> None:
+    clock = new_clock(CudaClock, page, driver)
+    clock.open(1, 3, 5 * MS)
+    until(lambda: page.words[Field.DEVICE_GATE])
+    driver.fail("write_words", at=1)
+    assert not clock.leave(wait=True), "nobody knows what the device still does"
+    assert page.words[Field.DEVICE_GATE] == DeviceGate.CLOSED and not page.is_open()
 
 
 def test_a_wait_that_is_not_planned_writes_nothing_and_is_timed(
