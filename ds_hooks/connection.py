@@ -2,7 +2,7 @@
 
 import os
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ds_hooks.clock.base import BubbleClock
@@ -11,6 +11,7 @@ from ds_hooks.message_sender import MessageSender
 from ds_hooks.notice import notice
 from ds_hooks.pending import PendingMessages
 from ds_hooks.pyzmq import load_pyzmq
+from ds_hooks.shared.cuda_driver import DriverError
 from ds_hooks.shared.page.file import Page, page_path, socket_of
 from ds_hooks.shared.page.layout import Field
 from ds_hooks.shared.wire import Bye
@@ -51,7 +52,8 @@ class Connection:
         self.words[Field.MAIN_PID] = 0
         self.clock.leave(wait=not fault)
         self._page.close()
-        self.pending.send_known()
+        with suppress(DriverError):  # a device that refuses to say where it is
+            self.pending.send_known()
         self.sender.goodbye(time.monotonic_ns(), Bye(self._rank, fault))
         self.sender.close()
 

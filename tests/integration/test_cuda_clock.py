@@ -312,6 +312,21 @@ def test_hooks_whose_device_refuses_calls_from_now_on_leave_no_gate_open(
     assert words[Field.PERMIT_LEFT] == 0 or words[Field.DEVICE_GATE] == DeviceGate.CLOSED, "nor do units that it gave"
 
 
+def test_hooks_whose_device_does_not_say_any_more_where_it_is_say_goodbye_all_the_same(
+    tmp_path: Path, driver: FakeDriver, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=FAKE_CUDA))
+    monkeypatch.setattr(clock_module, "CudaDriver", lambda: driver)
+    engine = DeviceEngine(page_path(tmp_path / "hooks", 0), driver)
+    handle = attach(engine, directory=tmp_path / "hooks", local_rank=0)
+    connect(engine, daemon)
+    for later in range(1, 200):
+        driver.fail("is_done", at=later)
+    engine.train_batch()
+    assert "is_done: refused" in str(handle.fault)
+    assert [message.fault for message in daemon.hear_all() if isinstance(message, Bye)] == [1]
+
+
 def test_a_thread_that_the_device_refuses_shuts_the_gate_and_says_so(page: Page, driver: FakeDriver) -> None:
     clock = new_clock(PolledCudaClock, page, driver)
     clock.open(1, 3, 5 * MS)
