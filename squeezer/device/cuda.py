@@ -117,12 +117,12 @@ class CudaDevice:
             mode = self._mode_of[1]  # a device that is not to be asked now is not open for that
         self._mode_of = meters, mode
         reason = "" if mode is None else shut_to_others(mode)
-        return "" if reason and self._has_server() else reason
+        return "" if reason and self._has_server(self._words[Field.MAIN_PID]) else reason
 
-    def _has_server(self) -> bool:
-        """Whether the main job is the client of an MPS server that a side task would use."""
+    def _has_server(self, main_pid: int) -> bool:
+        """Whether that rank is the client of an MPS server that a side task would use."""
         with suppress(CannotShareError):
-            return sharing.way_to_share(self._config.mps, self._words[Field.MAIN_PID], "") is not None
+            return sharing.way_to_share(self._config.mps, main_pid, "") is not None
         return False
 
     def arguments(self) -> list[str]:
@@ -177,9 +177,9 @@ class CudaDevice:
         plan_steps(words, 0, 0)
 
     def _is_at_server(self, main_pid: int) -> bool:
-        """Whether that rank uses the side task's MPS server, if it has one."""
+        """Whether that rank uses the side task's MPS server; or none that it could use, if it takes turns."""
         if self._server is None:
-            return True
+            return not self._has_server(main_pid)
         try:
             return mps.server_of(main_pid).is_same(self._server)
         except mps.MpsError:

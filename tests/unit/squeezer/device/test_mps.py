@@ -329,6 +329,20 @@ def test_a_client_cannot_follow_to_a_job_without_its_server(control: FakeMps, ru
         assert device.join(other.pid, None), "there is none yet"
 
 
+def test_who_takes_turns_does_not_stay_beside_a_job_whose_server_it_could_use(
+    control: FakeMps, run: Run, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing, "why_no_turns", lambda _: "")
+    main, other = run("/nowhere"), run(control.pipes)
+    control.serve(other.pid)
+    for configured, follows in (("auto", False), (False, True)):
+        device = CudaDevice(page.words, DeviceTable(mps=configured), 0, {})
+        device.prepare(main.pid)
+        with known_as(run("/nowhere")) as side:
+            assert device.join(main.pid, side)
+            assert device.join(other.pid, side) is follows
+
+
 def ended_under_mps(control: FakeMps, run: Run, page: Page, is_client: bool = True) -> int:
     """How a side task that does not end by itself is ended."""
     main, process = run(control.pipes), run(control.pipes)
