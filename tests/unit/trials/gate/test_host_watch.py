@@ -68,6 +68,23 @@ def test_what_is_left_of_a_permit_is_shown_while_the_driver_holds_the_host(world
     ]
 
 
+def test_what_a_slow_host_launches_after_the_permit_waits_for_the_next_bubble_though_this_one_is_open(
+    world: World,
+) -> None:
+    gate, begin_ns = world.gate(), world.now_ns
+    learn(world, gate, 2 * MS)
+    world.bubble(1, 0, 30 * MS, permit_ns=4 * MS)
+    world.bubble(2, 50 * MS, 20 * MS)
+    world.run(gate, 0, 1 * MS, "first")
+    for ms in range(60):
+        gate.look_for_host()
+        if ms == 8:
+            world._work.append(("second", 1 * MS, 0))
+        world.pass_time(1 * MS)
+    starts_ms = {name: round((start - begin_ns) / MS) for name, start, _ in world.kernels}
+    assert starts_ms == {"first": 0, "second": 50}
+
+
 def run_in(file: Path, code: str, **names: object) -> Any:
     """The function `f` of `code`, as if that stood in `file`."""
     scope: dict[str, Any] = dict(names)
