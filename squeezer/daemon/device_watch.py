@@ -93,8 +93,7 @@ class DeviceWatch:
         if look.free_bytes is not None:
             self._memory_limit.measured(look.free_bytes)
             self._low.look(look.free_bytes)
-        if self._mode_bars:
-            self._mode_bars = self._device.bars_side_task()
+        self._mode_bars = self._device.bars_side_task()
         self._say()
         self._say_errors(look, self._meters.lost)
 

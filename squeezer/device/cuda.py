@@ -67,6 +67,7 @@ class CudaDevice:
         self._visible = visible_device(environment, local_rank)
         self._side_sees = ""
         self._server: mps.Server | None = None
+        self._at_server = -1  # a main job that was found at a server, so its control program is not asked again
         if words[Field.DEVICE_GATE] == DeviceGate.FORCED:  # left by a daemon that was killed
             words[Field.DEVICE_GATE] = DeviceGate.CLOSED
 
@@ -117,7 +118,13 @@ class CudaDevice:
             mode = self._mode_of[1]  # a device that is not to be asked now is not open for that
         self._mode_of = meters, mode
         reason = "" if mode is None else shut_to_others(mode)
-        return "" if reason and self._has_server(self._words[Field.MAIN_PID]) else reason
+        main_pid = self._words[Field.MAIN_PID]
+        if not reason or main_pid == self._at_server:
+            return ""
+        if not self._has_server(main_pid):
+            return reason
+        self._at_server = main_pid
+        return ""
 
     def _has_server(self, main_pid: int) -> bool:
         """Whether that rank is the client of an MPS server that a side task would use."""

@@ -151,6 +151,31 @@ def test_an_exclusive_device_bars_it_from_the_start_until_the_mode_is_another(wo
     assert world.events[1:] == [SideBarred("")]
 
 
+def test_a_device_that_becomes_exclusive_lets_its_side_task_go(world: World) -> None:
+    """The next main job could not open it while the side task has it open."""
+    watch = world.watch()
+    watch.job_attached()
+    world.looks(watch)
+    world.fake.mode = 3
+    world.looks(watch, 2)
+    (barred,) = world.events
+    assert isinstance(barred, SideBarred) and "EXCLUSIVE_PROCESS" in barred.reason
+
+
+def test_whether_a_job_has_a_server_on_an_exclusive_device_is_asked_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(CudaDevice, "_has_server", lambda self, pid: asked.append(pid) or True)
+    world.fake.mode = 3
+    watch = world.watch()
+    for pid in (7, 8):
+        world.words[Field.MAIN_PID] = pid
+        watch.job_attached()
+        world.looks(watch, 3)
+    assert asked == [7, 8] and world.events == [], "a program has to be started for it"
+
+
 def test_an_exclusive_device_whose_meters_fail_stays_shut(world: World) -> None:
     world.fake.mode = 3
     watch = world.watch()
