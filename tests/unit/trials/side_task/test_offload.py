@@ -131,6 +131,7 @@ def test_what_is_only_cached_is_given_back_first(page: Page) -> None:
     home.limit(1000)
     home.offload.step_ended()
     assert (home.reported, page.words[Field.SIDE_BYTES]) == ([], 400)
+    assert home.gate.asked == [HOST_UNIT], "freeing waits for what is queued, so it is done in a bubble"
 
 
 def test_all_goes_to_the_host_in_pieces_through_the_gate_and_comes_back_when_there_is_room(page: Page) -> None:
