@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from squeezer.calibration.verdict import Verdict
+from squeezer.calibration.verdict import VERSION, Verdict
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 _NOWHERE = "/dev/null"
@@ -65,9 +65,11 @@ def kept(uuid: str, driver: str, *, mps: bool, file: Path) -> Verdict | None:
 
 
 def _is_ours(verdict: Verdict) -> bool:
-    """Whether all that is used later is of its type."""
+    """Whether all that is used later is of its type, and means what it means here."""
     numbers = (verdict.margin_ns, verdict.opening_ns, verdict.queue_depth, verdict.version)
-    return isinstance(verdict.sound, bool) and all(isinstance(each, int) for each in numbers)
+    if not (isinstance(verdict.sound, bool) and all(isinstance(each, int) for each in numbers)):
+        return False
+    return min(numbers) >= 0 and verdict.queue_depth > 0 and verdict.version <= VERSION
 
 
 def _key(uuid: str, driver: str, mps: bool) -> str:

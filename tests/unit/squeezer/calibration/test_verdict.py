@@ -10,7 +10,7 @@ import pytest
 
 from squeezer.calibration import measure
 from squeezer.calibration.measure import described
-from squeezer.calibration.verdict import QUEUE_DEPTH, judge
+from squeezer.calibration.verdict import QUEUE_DEPTH, VERSION, judge
 from squeezer.calibration.verdict_store import driver_version, keep, kept, state_file
 from tests.support.measured_rows import in_turns, with_mps
 
@@ -185,6 +185,18 @@ def test_what_an_earlier_version_kept_is_known_to_be_old(tmp_path: Path) -> None
     old = kept("GPU-1", "580.1", mps=True, file=file)
     assert old is not None and old.is_old and not verdict.is_old
     assert (old.sound, old.margin_ns, old.queue_depth) == (verdict.sound, verdict.margin_ns, QUEUE_DEPTH)
+
+
+@pytest.mark.parametrize(
+    "says", [{"version": VERSION + 1}, {"queue_depth": 0}, {"margin_ns": -1}, {"opening_ns": 0.5}, {"sound": 1}]
+)
+def test_what_this_version_cannot_mean_is_no_verdict(says: dict[str, float], tmp_path: Path) -> None:
+    file = tmp_path / "devices.json"
+    keep("GPU-1", "580.1", judge(with_mps(), mps=True), mps=True, file=file)
+    ((name, entry),) = json.loads(file.read_text()).items()
+    assert kept("GPU-1", "580.1", mps=True, file=file) is not None
+    file.write_text(json.dumps({name: entry | says}))
+    assert kept("GPU-1", "580.1", mps=True, file=file) is None
 
 
 @pytest.mark.parametrize("text", ["", "no json", "[]", '{"1, driver 580.1, MPS": {"sound": true}}', ODD])
