@@ -34,7 +34,7 @@ def why_no_turns(uuid: str) -> str:
     """Why a main job and a side task may not take turns on the device `uuid`, without MPS; empty: they may."""
     verdict = verdict_of(uuid, mps=False)
     if verdict is None:
-        return "turns were not measured on this device"
+        return f"turns were not measured on this device with this driver: {state_file()} has no such verdict"
     if not verdict.sound:
         return f"turns were measured not to be sound on this device: {verdict.reason}"
     return OLD if verdict.is_old else ""
@@ -48,7 +48,11 @@ def refuse_unsound(uuid: str) -> None:
     """
     verdict = verdict_of(uuid, mps=True)
     if verdict is None:
-        log.warning("this device was not measured with MPS; run `squeezer doctor --measure` while no job runs")
+        log.warning(
+            "this device was not measured with MPS and this driver: %s has no such verdict; run `squeezer doctor "
+            "--measure` while no job runs",
+            state_file(),
+        )
     elif not verdict.sound:
         raise CannotShareError(f"by measurement with MPS, bubbles on this device are only observed: {verdict.reason}")
     elif verdict.is_old:

@@ -1,59 +1,27 @@
 """Which MPS server a process uses, whether a side task may join it, and how it leaves: by a fake control program."""
 
 import os
-import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ds_hooks.shared.device_uuid import write_device_uuid
-from ds_hooks.shared.page.file import Page, page_path
-from ds_hooks.shared.page.layout import DeviceGate, Field
+from ds_hooks.shared.page.file import Page
 from squeezer.calibration.verdict import QUEUE_DEPTH, VERSION, Verdict
 from squeezer.calibration.verdict_store import keep, state_file
 from squeezer.config import DeviceTable
-from squeezer.device import CannotShareError, CudaDevice, SideProcess, mps, sharing
+from squeezer.device import CannotShareError, CudaDevice, mps, sharing
 from squeezer.device.mps import MpsError, server_of, terminate_client
 from squeezer.device.sharing import way_to_share, why_no_turns
-from tests.support.fake_mps import FakeMps, fake_mps
+from tests.support.fake_mps import FakeMps
 from tests.support.fake_nvml import GPU, NUMBER, FakeNvml, nvml_of
 from tests.support.sandbox import children
 
 MS = 1_000_000
-OBSTINATE = "import signal, time; signal.signal(15, signal.SIG_IGN); print(); time.sleep(1000)"
 Run = Callable[..., subprocess.Popen[bytes]]
-
-
-@pytest.fixture
-def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMps]:
-    monkeypatch.setattr(mps, "LIMIT_S", 60.0)
-    monkeypatch.delenv(mps.PIPE_VARIABLE, raising=False)
-    with fake_mps(tmp_path / "mps") as made:
-        monkeypatch.setenv("PATH", made.path)
-        yield made
-
-
-@pytest.fixture
-def run() -> Iterator[Run]:
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(pipes: Path | str | None, program: str = OBSTINATE) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, **({} if pipes is None else {mps.PIPE_VARIABLE: str(pipes)})}
-        process = subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE)
-        started.append(process)
-        assert process.stdout is not None
-        process.stdout.readline()
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
 
 
 def why_not(pid: int) -> str:
@@ -203,23 +171,23 @@ def measured(
     keep(GPU, "580.1", verdict, mps=mps, file=state_file({"XDG_STATE_HOME": str(tmp_path)}))
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nothing"))
-
-
 @pytest.mark.parametrize(("sound", "driver"), [(True, "580.1"), (False, "580.1"), (True, "590.0")])
 def test_turns_are_sound_where_they_were_measured_so_with_this_driver(
     sound: bool, driver: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert "not measured" in why_no_turns(GPU)
+    assert "not measured" in why_no_turns(GPU) and str(state_file()) in why_no_turns(GPU)
     measured(monkeypatch, tmp_path, mps=False, sound=sound)
     monkeypatch.setattr(sharing, "driver_version", lambda: driver)
     assert (why_no_turns(GPU) == "") == (sound and driver == "580.1")
 
 
 def test_a_server_is_not_used_on_a_device_where_that_was_measured_to_delay_the_main_job(
-    control: FakeMps, run: Run, page: Page, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    control: FakeMps,
+    run: Run,
+    page: Page,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     main = run(control.pipes)
     control.serve(main.pid)
@@ -227,6 +195,7 @@ def test_a_server_is_not_used_on_a_device_where_that_was_measured_to_delay_the_m
     device = CudaDevice(page.words, DeviceTable(), 0, {}, nvml_of(FakeNvml()))
     device.prepare(main.pid)
     assert device.least_margin_ns() == 0, "nothing is known"
+    assert f"was not measured with MPS and this driver: {state_file()} has" in caplog.text
     measured(monkeypatch, tmp_path, mps=True, sound=True, margin_ns=500_000)
     device.prepare(main.pid)
     assert device.least_margin_ns() == 500_000
@@ -277,115 +246,3 @@ def test_the_side_task_queues_as_much_as_was_measured_for_the_way_in_which_it_sh
     control.serve(main.pid)
     device.prepare(main.pid)
     assert device.arguments()[-2:] == ["--queue-depth", "1"]
-
-
-# The device
-
-
-@pytest.fixture
-def page(tmp_path: Path) -> Iterator[Page]:
-    opened = Page.open(page_path(tmp_path / "pages", 0))
-    yield opened
-    opened.close()
-
-
-def test_the_side_task_gets_the_main_jobs_server_at_a_low_priority(control: FakeMps, run: Run, page: Page) -> None:
-    main = run(control.pipes)
-    control.serve(main.pid)
-    device = CudaDevice(page.words, DeviceTable(mps_thread_percent=30), 0, {})
-    assert device.environment(1)[mps.PIPE_VARIABLE] == "/dev/null" and not device.recovers
-    device.prepare(main.pid)
-    named = device.environment(1)
-    assert named[mps.PIPE_VARIABLE] == str(control.pipes)
-    assert (named["CUDA_MPS_CLIENT_PRIORITY"], named["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]) == ("1", "30")
-    assert device.recovers
-
-
-def test_turns_go_by_no_server(control: FakeMps, run: Run, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = CudaDevice(page.words, DeviceTable(), 0, {})
-    with pytest.raises(CannotShareError):
-        device.prepare(run(control.pipes).pid)
-    monkeypatch.setattr(sharing, "why_no_turns", lambda _: "")
-    device.prepare(run(control.pipes).pid)
-    assert device.environment(1)[mps.PIPE_VARIABLE] == "/dev/null"
-
-
-@contextmanager
-def known_as(process: subprocess.Popen[bytes]) -> Iterator[SideProcess]:
-    pidfd = os.pidfd_open(process.pid)
-    yield SideProcess(pid=process.pid, pidfd=pidfd)
-    os.close(pidfd)
-
-
-def test_a_client_cannot_follow_to_a_job_without_its_server(control: FakeMps, run: Run, page: Page) -> None:
-    main, other = run(control.pipes), run("/nowhere")
-    control.serve(main.pid)
-    device = CudaDevice(page.words, DeviceTable(), 0, {})
-    device.prepare(main.pid)
-    with known_as(run(control.pipes)) as side:
-        control.serve(main.pid, side.pid)
-        assert device.join(main.pid, side)
-        assert not device.join(other.pid, side)
-        assert device.join(other.pid, None), "there is none yet"
-
-
-def test_who_takes_turns_does_not_stay_beside_a_job_whose_server_it_could_use(
-    control: FakeMps, run: Run, page: Page, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sharing, "why_no_turns", lambda _: "")
-    main, other = run("/nowhere"), run(control.pipes)
-    control.serve(other.pid)
-    for configured, follows in (("auto", False), (False, True)):
-        device = CudaDevice(page.words, DeviceTable(mps=configured), 0, {})
-        device.prepare(main.pid)
-        with known_as(run("/nowhere")) as side:
-            assert device.join(main.pid, side)
-            assert device.join(other.pid, side) is follows
-
-
-def ended_under_mps(control: FakeMps, run: Run, page: Page, is_client: bool = True) -> int:
-    """How a side task that does not end by itself is ended."""
-    main, process = run(control.pipes), run(control.pipes)
-    control.serve(main.pid, *([process.pid] if is_client else []))
-    device = CudaDevice(page.words, DeviceTable(), 0, {})
-    device.prepare(main.pid)
-    with known_as(process) as side:
-        device.end(side, 0.05, beside_main=False)
-    assert page.words[Field.DEVICE_GATE] == DeviceGate.CLOSED
-    return process.wait()
-
-
-def test_a_client_is_dropped_by_its_server_before_it_is_killed(control: FakeMps, run: Run, page: Page) -> None:
-    assert ended_under_mps(control, run, page) == -signal.SIGKILL
-    assert len(control.lines("terminated")) == 1, "the fake notes living clients only"
-
-
-def test_who_holds_nothing_of_the_device_is_killed_at_once(control: FakeMps, run: Run, page: Page) -> None:
-    assert ended_under_mps(control, run, page, is_client=False) == -signal.SIGKILL
-    assert not any("terminate" in line for line in control.lines("asked"))
-
-
-def test_a_server_that_hangs_delays_the_kill_but_not_for_ever(
-    control: FakeMps, run: Run, page: Page, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    control.be("hangs at terminate_client")
-    monkeypatch.setattr(mps, "LIMIT_S", 0.5)
-    assert ended_under_mps(control, run, page) == -signal.SIGKILL
-    assert control.lines("terminated") == []
-    assert any("terminate_client" in line for line in control.lines("asked"))
-
-
-def test_the_gate_can_be_held_open_while_the_server_is_slow(
-    control: FakeMps, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    main = run(control.pipes)
-    control.serve(main.pid)
-    server = server_of(main.pid)
-    control.be("hangs at terminate_client")
-    monkeypatch.setattr(mps, "LIMIT_S", 0.5)
-    held: list[bool] = []
-    assert not terminate_client(server, main.pid, lambda: held.append(True))
-    assert len(held) > 2
-    control.be("")
-    assert terminate_client(server, main.pid, lambda: None)
-    assert not terminate_client(server, main.pid, lambda: None), "it is no client any more"
