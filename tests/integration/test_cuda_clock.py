@@ -14,7 +14,7 @@ from ds_hooks import attach
 from ds_hooks.clock import cuda as clock_module
 from ds_hooks.clock.cuda import WORD_MAX, CudaClock, PolledCudaClock, cuda_clock
 from ds_hooks.shared import cuda_driver as driver_module
-from ds_hooks.shared.cuda_driver import DriverError
+from ds_hooks.shared.cuda_driver import DriverError, address_of
 from ds_hooks.shared.device_uuid import read_device_uuid
 from ds_hooks.shared.page.file import Page, make_private_dir, page_path
 from ds_hooks.shared.page.layout import ClockKind, DeviceGate, Field, Role
@@ -205,6 +205,9 @@ def test_the_page_stays_as_long_as_the_device_may_write_to_it(clock: CudaClock, 
     assert not clock.leave(wait=False)
     assert clock.leave(wait=True)
     assert page.words[Field.BUBBLE] == 1 << 1
+    mapping = f"{address_of(page.words):x}-"
+    page.close()
+    assert mapping in Path("/proc/self/maps").read_text()
 
 
 @pytest.mark.parametrize("call", ["create_stream", "register", "write_words", "wait_for_words", "record"])
