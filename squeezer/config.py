@@ -221,8 +221,8 @@ class DeviceTable(_Table):
     """How the side task shares the device of its rank. On a CPU only `kind` matters."""
 
     kind: Literal["auto", "cpu", "cuda"] = Field(default="auto", description='"auto", "cpu" or "cuda"')
-    """the main job's device. auto: `$DS_ACCELERATOR`, else `cuda` on a machine with an NVIDIA device. If the job \
-uses the other kind, the daemon says so and squeezes nothing"""
+    """the main job's device. auto: `$DS_ACCELERATOR`, else `cuda` on a machine with an NVIDIA device that \
+`$CUDA_VISIBLE_DEVICES` does not hide. If the job uses the other kind, the daemon says so and squeezes nothing"""
     memory_fraction: Annotated[float, Field(gt=0, le=1, description="a number above 0, at most 1")] = 0.25
     """the side task's largest share of the GPU's memory, including its CUDA context (600 MiB); it limits how many \
 trials are fused"""

@@ -22,6 +22,9 @@ DEVICES: dict[str, Callable[["memoryview[int]", DeviceTable, int], Device]] = {"
 CUDA_SIGNS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
 """One of these exists where there is a CUDA device."""
 
+HIDES_ALL = ("", "-1")
+"""As the first of `CUDA_VISIBLE_DEVICES`, which ends at what is no device."""
+
 
 def kind_of(
     config: DeviceTable,
@@ -34,7 +37,9 @@ def kind_of(
     named = environment.get("DS_ACCELERATOR")
     if named is not None:
         return named if named in DEVICES else "cpu"
-    return "cuda" if any(exists(sign) for sign in CUDA_SIGNS) else "cpu"
+    first, _, _ = environment.get("CUDA_VISIBLE_DEVICES", "0").partition(",")
+    is_hidden = first.strip() in HIDES_ALL
+    return "cuda" if not is_hidden and any(exists(sign) for sign in CUDA_SIGNS) else "cpu"
 
 
 __all__ = [

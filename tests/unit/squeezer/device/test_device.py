@@ -42,6 +42,14 @@ def test_the_kind_is_the_users_or_what_deepspeed_will_choose(
 
 
 @pytest.mark.parametrize(
+    ("visible", "kind"),
+    [("", "cpu"), ("-1", "cpu"), (" -1,0", "cpu"), ("0,-1", "cuda"), ("1,0", "cuda"), (GPU, "cuda")],
+)
+def test_where_all_gpus_are_hidden_the_job_computes_on_cores(visible: str, kind: str) -> None:
+    assert kind_of(DeviceTable(), {"CUDA_VISIBLE_DEVICES": visible}, lambda path: True) == kind
+
+
+@pytest.mark.parametrize(
     ("visible", "local_rank", "device"),
     [(None, 2, "2"), ("", 1, "1"), ("4,5,6", 1, "5"), ("GPU-a, GPU-b", 1, "GPU-b"), ("7", 3, "7")],
 )
