@@ -38,6 +38,8 @@ _NAMES = frozenset(
         # how the main job uses its device
         "CUDA_LAUNCH_BLOCKING",
         "CUDA_DEVICE_MAX_CONNECTIONS",
+        "CUDA_SCALE_LAUNCH_QUEUES",
+        "PYTORCH_NO_CUDA_MEMORY_CACHING",
         "PYTORCH_ALLOC_CONF",
         "PYTORCH_CUDA_ALLOC_CONF",
         # the main job's run in a tracker
