@@ -55,6 +55,7 @@ class CudaClock:
         self._free: list[int] = []
         self._unread = 0
         self._step_begins: deque[int] = deque()
+        self._step_stream: int | None = None  # on which the step began
         self._last = 0
         self._newest = 0
         self._device_ns = 0  # time of `_last`, in device time since the first event
@@ -68,13 +69,17 @@ class CudaClock:
     def open(self, step: int, slot: int, permit_ns: int, opens_before_ns: int = 0) -> int:
         """See `BubbleClock`. What is queued next is a wait.
 
-        With `opens_before_ns` the bubble stays shut, since the host cannot know yet when the one before it has ended.
+        With `opens_before_ns` the bubble stays shut, since the host cannot know yet when the one before it has ended;
+        and on another stream than the step began on, since that one may compute meanwhile.
         """
         self.epoch += 1
-        self.permit_ns, permit_ns = 0, 0 if opens_before_ns else min(permit_ns, WORD_MAX)
-        begin = self.stamp()
+        stream = self._compute_stream()
+        stays_shut = opens_before_ns or self._step_stream not in (None, stream)
+        self.permit_ns, permit_ns = 0, 0 if stays_shut else min(permit_ns, WORD_MAX)
+        begin = self._stamp_on(stream)
         if permit_ns:
             self._queue_writes(
+                stream,
                 (Field.STEP, step),
                 (Field.SLOT, slot),
                 (Field.PERMIT_LENGTH_NS, permit_ns),
@@ -87,14 +92,16 @@ class CudaClock:
 
     def close(self) -> int:
         """See `BubbleClock`. The wait is queued now."""
+        stream = self._compute_stream()
         if self.permit_ns:
-            self._queue_writes((Field.DEVICE_GATE, DeviceGate.CLOSED), (Field.BUBBLE, self.epoch << 1))
+            self._queue_writes(stream, (Field.DEVICE_GATE, DeviceGate.CLOSED), (Field.BUBBLE, self.epoch << 1))
             self.permit_ns = 0
-        return self.stamp()
+        return self._stamp_on(stream)
 
     def begin_step(self) -> int:
         """See `BubbleClock`. Here the times may be set by the host's clock again."""
-        begin = self.stamp()
+        stream = self._step_stream = self._compute_stream()
+        begin = self._stamp_on(stream)
         self._step_begins.append(begin)
         return begin
 
@@ -104,11 +111,14 @@ class CudaClock:
         Raises:
             DriverError: the device refuses, or the last 65 536 stamps are unread.
         """
+        return self._stamp_on(self._compute_stream())
+
+    def _stamp_on(self, stream: int) -> int:
         if self._unread >= STAMPS_AT_MOST:
             raise DriverError(f"the device is {self._unread} stamps behind the host")
         self._unread += 1
         event = self._newest = self._free.pop() if self._free else self._driver.create_event()
-        self._driver.record(event, self._compute_stream())
+        self._driver.record(event, stream)
         return event
 
     def time_ns(self, stamp: int) -> int | None:
@@ -176,9 +186,9 @@ class CudaClock:
     def _start_writing(self) -> None:
         self._device_words = DeviceWords(self._driver, self._words, probe=Field.PROBE)
 
-    def _queue_writes(self, *values: tuple[int, int]) -> None:
-        """Let the device write words, in this order, when it has come to this place of the compute stream."""
-        self._device_words.write(self._compute_stream(), *((field, value & WORD_MAX) for field, value in values))
+    def _queue_writes(self, stream: int, *values: tuple[int, int]) -> None:
+        """Let the device write words, in this order, when it has come to this place of the stream."""
+        self._device_words.write(stream, *((field, value & WORD_MAX) for field, value in values))
 
     def _stop_writing(self) -> bool:
         self._device_words.release()
@@ -201,7 +211,7 @@ class PolledCudaClock(CudaClock):
         self._thread = threading.Thread(target=self._look, name="bubble clock", daemon=True)
         self._thread.start()
 
-    def _queue_writes(self, *values: tuple[int, int]) -> None:
+    def _queue_writes(self, stream: int, *values: tuple[int, int]) -> None:
         if self._fault is not None:
             raise self._fault
         # an event of the thread's own, since the other one may be read and recorded again before the thread looks
@@ -209,7 +219,7 @@ class PolledCudaClock(CudaClock):
             own = self._looked_at.get_nowait()
         except queue.Empty:
             own = self._driver.create_event()
-        self._driver.record(own, self._compute_stream())
+        self._driver.record(own, stream)
         self._work.put((own, values))
 
     def _stop_writing(self) -> bool:

@@ -150,6 +150,24 @@ def test_a_bubble_that_counts_from_the_end_of_another_stays_shut(
     assert clock.leave(wait=True)
 
 
+def test_a_wait_on_another_stream_than_the_steps_stays_shut(page: Page, driver: FakeDriver) -> None:
+    """The step's own stream may compute meanwhile."""
+    stream = DEFAULT_STREAM
+    clock = CudaClock(page, driver, lambda: stream, time.monotonic_ns)
+    clock.begin_step()
+    stream = driver.create_stream()
+    clock.open(1, 3, 5 * MS)
+    assert clock.permit_ns == 0
+    end = clock.close()
+    until(lambda: driver.is_done(end))
+    assert [page.words[f] for f in (Field.BUBBLE, Field.DEVICE_GATE)] == [0, 0]
+    clock.begin_step()
+    clock.open(2, 3, 5 * MS)
+    until(lambda: page.words[Field.DEVICE_GATE])
+    clock.close()
+    assert clock.leave(wait=True)
+
+
 def test_a_clock_whose_device_refuses_to_shut_the_gate_does_so_itself(page: Page, driver: FakeDriver) -> None:
     clock = new_clock(CudaClock, page, driver)
     clock.open(1, 3, 5 * MS)
