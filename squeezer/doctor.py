@@ -158,7 +158,8 @@ def main_measure(environment: Mapping[str, str], device: int, nvml: Nvml | None 
         clients = sorted(pid for server in servers for pid in server.clients)  # in a container NVML may not see them
         if clients:
             raise MeasureError(f"others use the MPS server, maybe on this device: {', '.join(map(str, clients))}")
-        for line in measure(mps=has_server, environment={**environment, "CUDA_VISIBLE_DEVICES": seen}):
+        named = seen if meters is None else meters.uuid() or seen  # CUDA may number devices in another order
+        for line in measure(mps=has_server, environment={**environment, "CUDA_VISIBLE_DEVICES": named}):
             print(line)
     except (MeasureError, MpsError) as error:
         print(f"no verdict is kept: {error}")
