@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -213,6 +214,27 @@ def test_a_killed_owners_side_task_on_a_gpu_is_left_to_end_by_itself(place: Path
         assert is_alive(int(side)) and Path(path).exists()
     finally:
         os.kill(int(side), signal.SIGKILL)
+    wait_for(lambda: not is_alive(int(side)), "its end")
+    remove_dead_groups()
+    assert not Path(path).exists()
+
+
+def test_a_container_that_shares_the_tree_leaves_side_tasks_alone_whose_numbers_it_cannot_see(place: Path) -> None:
+    unshare = ("unshare", "--pid", "--fork", "--mount-proc")
+    if subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        pytest.skip("this user may make no PID namespace, so nothing is shown")
+    command = [sys.executable, "-c", OWNER, "busy", "--page", "x", "--device", "cuda"]
+    owner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    path, side = sorted((first_line(owner) for _ in range(2)), key=str.isdecimal)
+    try:
+        owner.kill()
+        owner.wait()
+        make = "from squeezer.daemon.side_processes.control_group import make_side_group; make_side_group().close()"
+        subprocess.run([*unshare, sys.executable, "-c", make], check=True, cwd=ROOT)
+        assert is_alive(int(side)) and Path(path).exists()
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(int(side), signal.SIGKILL)
     wait_for(lambda: not is_alive(int(side)), "its end")
     remove_dead_groups()
     assert not Path(path).exists()

@@ -22,6 +22,8 @@ from squeezer.daemon.side_processes.orphans import ends_by_itself
 from squeezer.daemon.side_processes.parent_group import NoGroupError, parent_of_groups, reason
 
 _PREFIX = "squeezer-side-"
+_NOT_HERE = 0
+"""The kernel's number of a process in a group that this PID namespace does not show."""
 _MAKE_TRIES = 3
 _END_TIMEOUT_S = 15.0
 """A killed process ends at once, unless it waits for a device, or for a core on which it has idle time only."""
@@ -88,7 +90,7 @@ class SideGroup:
                 data += more
         except OSError:
             return None
-        return set(map(int, data.split())) - {0}  # 0: not in this PID namespace
+        return set(map(int, data.split())) - {_NOT_HERE}
 
     def cpu_ns(self) -> int | None:
         """The CPU time of all processes of the side task, also of those that have ended; None: the group is gone."""
@@ -187,10 +189,10 @@ def _remove_dead(parent: Path) -> None:
 
 
 def _ends_by_itself(path: Path) -> bool:
-    """Whether a side task is in it that nobody may kill; a later start removes the group."""
+    """Whether a side task is in it that nobody may kill, or may be; a later start removes the group."""
     with suppress(OSError):  # its owner was killed while it made it
-        processes = (path / "side" / "cgroup.procs").read_text(encoding="ascii").split()
-        return any(map(ends_by_itself, map(int, processes)))
+        processes = map(int, (path / "side" / "cgroup.procs").read_text(encoding="ascii").split())
+        return any(pid == _NOT_HERE or ends_by_itself(pid) for pid in processes)
     return False
 
 
