@@ -120,3 +120,44 @@ def test_whoever_is_killed_nothing_hangs_and_the_gate_is_shut(sandbox: Sandbox, 
     assert gate_is_shut(sandbox)
     for left in sandbox.directory.iterdir():  # by processes that were all killed; their successors would take it over
         left.unlink()
+
+
+def test_a_job_that_dies_in_a_bubble_leaves_its_side_task_to_the_next_job(sandbox: Sandbox, hold: Path) -> None:
+    job = start_job(sandbox)
+    daemon = start_daemon(sandbox, hold)
+    sandbox.works()
+    job.change(bubble_ms=60_000)
+    wait_for(lambda: stays_open(sandbox), "a long bubble")
+    assert job.kill(signal.SIGKILL) == -signal.SIGKILL
+    wait_for(lambda: not sandbox.word(Field.BUBBLE) & 1, "the daemon to shut the gate in its place")
+    assert sandbox.word(Field.DEVICE_GATE) == DeviceGate.CLOSED
+    before = sandbox.word(Field.UNITS_RUN)
+    time.sleep(0.5)
+    assert sandbox.word(Field.UNITS_RUN) <= before + 2, "what had begun"
+    second = start_job(sandbox)
+    sandbox.works()
+    assert len(sandbox.side("started")) == 1, "the same one goes on"
+    second.beats(3)
+    assert daemon.kill(signal.SIGTERM) == 0
+    assert second.finish() == 0 and "[ds_hooks]" not in second.said(), second.said()
+
+
+def test_a_daemon_that_is_killed_in_a_bubble_is_followed_by_one_whose_side_task_trains(
+    sandbox: Sandbox, hold: Path
+) -> None:
+    job = start_job(sandbox)
+    daemon = start_daemon(sandbox, hold)
+    sandbox.works()
+    side = sandbox.word(Field.SIDE_PID)
+    job.change(bubble_ms=3000)
+    wait_for(lambda: stays_open(sandbox), "a long bubble")
+    assert daemon.kill(signal.SIGKILL) == -signal.SIGKILL
+    job.change(bubble_ms=30)
+    second = start_daemon(sandbox, hold)
+    wait_for(lambda: not is_alive(side), "the end of its side task")
+    wait_for(lambda: sandbox.word(Field.SIDE_PID) not in (0, side), "another")
+    sandbox.works()
+    assert sandbox.word(Field.DEVICE_GATE) != DeviceGate.FORCED
+    job.beats(3)
+    assert second.kill(signal.SIGTERM) == 0
+    assert job.finish() == 0 and "[ds_hooks]" not in job.said(), job.said()
