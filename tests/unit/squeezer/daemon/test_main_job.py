@@ -1,0 +1,73 @@
+"""What the policy learns of a device when its main job says hello."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ds_hooks.shared import wire
+from ds_hooks.shared.page.layout import ClockKind, Field
+from squeezer.config import Config, RunTable, SqueezeTable
+from squeezer.daemon.correlator import Correlator
+from squeezer.daemon.main_job import POLLED_LATE_NS, MainJob
+from squeezer.daemon.memory_limit import MemoryLimit
+from squeezer.policy.events import Event, JobAttached
+from squeezer.policy.state import GateMachine
+from squeezer.records.facts import Job
+from squeezer.records.writer import Recorder
+
+MS = 1_000_000
+HELLO = wire.Hello(pid=os.getpid(), rank=0, world_size=2, stage=0, stages=2, micro_batches=4, master_port=29500)
+
+
+@pytest.mark.parametrize(
+    ("margin_ms", "kind", "late_ns"),
+    [
+        (0.5, ClockKind.CUDA, 1 * MS),
+        (1.5, ClockKind.CUDA, 0),
+        (4.0, ClockKind.CUDA, 0),
+        (0.5, ClockKind.CUDA_POLLED, 1 * MS + POLLED_LATE_NS),
+        (4.0, ClockKind.CUDA_POLLED, POLLED_LATE_NS),
+    ],
+)
+def test_a_measured_margin_and_shortest_bubble_reach_the_policy(
+    margin_ms: float, kind: int, late_ns: int, tmp_path: Path
+) -> None:
+    words = memoryview(bytearray(512)).cast("q")
+    words[Field.MAIN_PID], words[Field.CLOCK_KIND] = os.getpid(), kind
+    config = Config(run=RunTable(directory=tmp_path), squeeze=SqueezeTable(margin_ms=margin_ms))
+    machine = GateMachine(config.squeeze.policy(config.guard))
+    measured: Any = SimpleNamespace(
+        name="cuda", stops=False, least_margin_ns=lambda: 1500_000, least_bubble_ns=lambda: 8 * MS
+    )
+    receiver: Any = SimpleNamespace(new_job=lambda: None)
+    watched: dict[int, Callable[[], None]] = {}
+    recorder = Recorder(tmp_path, 0)
+    events: list[Event] = []
+    job = MainJob(
+        config=config,
+        words=words,
+        memory_limit=MemoryLimit(words, 0),
+        device=measured,
+        join=lambda pid: None,
+        receiver=receiver,
+        correlator=Correlator(machine.forecast.of, host_measures=False),
+        machine=machine,
+        watched=watched,
+        recorder=recorder,
+        feed=events.append,
+        fault=lambda what: pytest.fail(what),
+        first_attached=lambda: None,
+        step_started=lambda step: None,
+        owner_ended=lambda: None,
+        owner_pid=None,
+    )
+    job._take(5, HELLO)
+    job.unwatch()
+    (fact,) = (each for each in recorder._waiting if isinstance(each, Job))
+    recorder.close()
+    assert events == [JobAttached(late_ns, 29500, 8 * MS)]
+    assert fact.least_bubble_ns == 8 * MS
