@@ -1,5 +1,6 @@
 """The measurements of a device, on the fake driver: two processes, real words between them, and every figure ends."""
 
+import faulthandler
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import pytest
 
 from benchmarks.gpu.fake_calibration import Unkind, fake_device
 from benchmarks.gpu.fake_driver import FakeDriver
+from squeezer.calibration import __main__ as calibration
 from squeezer.calibration import figures as figures_module
 from squeezer.calibration import measure as measure_module
 from squeezer.calibration.figures import MARGINS_US, Figures
@@ -182,3 +184,46 @@ def test_a_device_that_cannot_be_measured_is_not_judged(
     with pytest.raises(MeasureError, match=said):
         list(measure(mps=True, environment={"XDG_STATE_HOME": str(tmp_path)}))
     assert not (tmp_path / "bubble-squeezer").exists()
+
+
+def rows_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_each_row_is_on_disk_before_the_next_one_is_measured(
+    device: MeasuredDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, seen = tmp_path / "rows.jsonl", []
+
+    class Dying:
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+
+        def slices(self) -> Iterator[dict[str, Any]]:
+            for number in range(2):
+                yield {"number": number}
+                seen.append([row["number"] for row in rows_of(file) if "number" in row])
+            raise LateError("the device is gone")
+
+    monkeypatch.setattr(MeasuredDevice, "open", lambda path: device)
+    monkeypatch.setattr(device, "uuid", lambda: "GPU-1")
+    monkeypatch.setattr(calibration, "Figures", Dying)
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["", str(file), "--one", "--figures", "slices"])
+    assert calibration.main() == 1
+    assert seen == [[0], [0, 1]]
+    assert rows_of(file)[0]["uuid"] == "GPU-1" and "the device is gone" in rows_of(file)[-1]["error"]
+
+
+def test_a_figure_that_takes_too_long_ends_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "rows.jsonl"
+
+    def run(command: list[str], *, timeout: float, **_: Any) -> "subprocess.CompletedProcess[bytes]":
+        if command[-1] == "slices":
+            raise subprocess.TimeoutExpired(command, timeout)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(sys, "argv", ["", str(file), "--figures", "slices,words"])
+    assert calibration.main() == 1
+    (row,) = rows_of(file)
+    assert row["figure"] == "slices" and row["error"].startswith("not done within")
