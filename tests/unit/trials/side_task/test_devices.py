@@ -12,6 +12,7 @@ from ds_hooks.shared.page.layout import Field
 from tests.support.fake_torch_cuda import GB, TOTAL_BYTES, fake_torch_cuda
 from tests.support.fused_and_solo import OPTIMIZERS
 from tests.support.rich_study import RichStudy
+from trials.gate.unit_records import UnitRecords
 from trials.optim.several import by_phase
 from trials.side_task import devices
 from trials.side_task.devices import CpuSideDevice, CudaSideDevice, SideDeviceError, make_side_device
@@ -37,6 +38,19 @@ def test_the_allocators_share_leaves_room_for_the_context(cuda: list[tuple[Any, 
     make_side_device("cuda", 0.25)
     (share,) = [args[0] for name, *args in cuda if name == "set_per_process_memory_fraction"]
     assert share * TOTAL_BYTES + CONTEXT_BYTES == pytest.approx(0.25 * TOTAL_BYTES)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_its_gate_queues_as_much_as_was_measured(
+    depth: int, cuda: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate: Any = SimpleNamespace(limit_queue=lambda units: cuda.append(("limit", units)))
+    monkeypatch.setattr(devices, "CudaDriver", lambda: None)
+    monkeypatch.setattr(devices, "CudaGate", lambda *_, **named: cuda.append(("uuid", named["device_uuid"])) or gate)
+    monkeypatch.setattr(devices, "die_with_parent", lambda *, wanted: cuda.append(("dies", wanted)))
+    page: Any = None
+    assert make_side_device("cuda", 0.25, depth).gate(page, UnitRecords(), lambda slot, ns: None) is gate
+    assert cuda[-3:] == [("uuid", 0x89F4A2C1000011112222F33344445555), ("limit", depth), ("dies", False)]
 
 
 def test_the_devices_name_is_a_number(cuda: list[tuple[Any, ...]]) -> None:
