@@ -87,13 +87,13 @@ class DeviceWatch:
             return
         begin_ns = self._clock_ns()
         look = self._meters.look()
+        self._mode_bars = self._device.bars_side_task()
         self._next_ns = begin_ns + max(EVERY_NS, int((self._clock_ns() - begin_ns) / LOOKING_SHARE))
         if look != Look():
             self._recorder.add("device", t_ns=begin_ns, **asdict(look))
         if look.free_bytes is not None:
             self._memory_limit.measured(look.free_bytes)
             self._low.look(look.free_bytes)
-        self._mode_bars = self._device.bars_side_task()
         self._say()
         self._say_errors(look, self._meters.lost)
 
