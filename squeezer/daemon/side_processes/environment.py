@@ -54,6 +54,7 @@ _PREFIXES = (
     *("SLURM", "SRUN_", "SBATCH_", "OMPI_", "PMI_", "PMIX_", "PRTE_", "ORTE_", "MV2_", "MVP_", "I_MPI_", "HYDRA_"),
     *("PALS_", "FLUX_", "JSM_"),
     *("TORCHELASTIC_", "TORCH_NCCL_", "TORCH_DIST", "NCCL_", "DS_AUTOTUNING", "AZUREML_"),
+    "PYTORCH_TUNABLEOP_",  # it would measure in bubbles, and write to the rank's file
     "CUDA_MPS_",  # the device names anew what holds for the side task
 )
 _CACHES = {
