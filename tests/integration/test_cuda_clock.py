@@ -201,6 +201,19 @@ def test_a_time_is_not_known_before_the_device_has_come_there(clock: CudaClock, 
     assert clock.leave(wait=True)
 
 
+def test_a_device_that_stands_still_is_not_followed_for_ever(
+    clock: CudaClock, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock_module, "STAMPS_AT_MOST", 4)
+    stamps = [clock.stamp() for _ in range(4)]
+    with pytest.raises(DriverError, match="4 stamps behind"):
+        clock.stamp()
+    until(lambda: driver.is_done(stamps[-1]))
+    assert all(clock.time_ns(stamp) is not None for stamp in stamps)
+    clock.stamp()
+    assert clock.leave(wait=True)
+
+
 def test_times_come_to_the_hosts_clock_and_lengths_stay_the_devices(clock: CudaClock, driver: FakeDriver) -> None:
     lengths_ns, late_ns = [], []
     for _ in range(5):
