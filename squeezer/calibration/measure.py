@@ -28,6 +28,8 @@ def measure_rows(environment: Mapping[str, str] = os.environ) -> list[dict[str, 
     Raises:
         MeasureError: it cannot be measured.
     """
+    if environment.get("CUDA_LAUNCH_BLOCKING") == "1":
+        raise MeasureError("CUDA_LAUNCH_BLOCKING is 1: a launch would wait for what is to be launched beside it")
     with tempfile.TemporaryDirectory(prefix="bsq-measure-") as folder:
         file = Path(folder) / "rows.jsonl"
         command = [sys.executable, "-m", "squeezer.calibration", str(file), "--figures", ",".join(FIGURES)]

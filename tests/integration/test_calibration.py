@@ -186,6 +186,12 @@ def test_a_device_that_cannot_be_measured_is_not_judged(
     assert not (tmp_path / "bubble-squeezer").exists()
 
 
+def test_where_launches_block_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("it would hang until its limit"))
+    with pytest.raises(MeasureError, match="CUDA_LAUNCH_BLOCKING is 1"):
+        list(measure(mps=True, environment={"CUDA_LAUNCH_BLOCKING": "1"}))
+
+
 def rows_of(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
