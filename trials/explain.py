@@ -10,6 +10,7 @@ from trials.gate.base import AUDIT_UNITS, OpenGate
 from trials.study import Study
 from trials.training.audits.audit import Audit
 from trials.training.audits.table import audit_lines
+from trials.training.endless import expect_to_be_watched
 from trials.training.group import TrialGroup
 from trials.training.member import build_member, group_key
 from trials.training.scores.objectives import Score
@@ -51,6 +52,7 @@ def check(study: Study) -> list[str]:
     Raises:
         FuseError: the model cannot be fused, or there is nothing to train on.
     """
+    expect_to_be_watched(study)
     audit = Audit(study)
     audit.tables = []
     group = _two_trials(study, OpenGate(), audit)

@@ -9,6 +9,7 @@ from torch import Tensor
 from trials.fusion import FuseError
 from trials.study import Study
 from trials.training.batches_seen import BatchesSeen
+from trials.training.endless import with_an_end
 from trials.training.trees import as_plain, copied, examples, form, pinned, row_of, stacked, tensors
 
 
@@ -175,7 +176,7 @@ def rounds(
             owners += here
             for reader, its in zip(here, own, strict=True):
                 seen = BatchesSeen()
-                batches = _read(its, reader, "Study.trial_batches", None if marks is None else seen)
+                batches = _read(study, its, reader, "Study.trial_batches", None if marks is None else seen)
                 _skip([reader], batches, seen, skipped)
                 readings.append(([reader.number], accumulated(study, batches), seen))
             continue
@@ -185,7 +186,7 @@ def rounds(
             raise SharedLoaderError
         loaders.append(loader)
         seen = BatchesSeen()
-        batches = _read(given, here[0], "Study.batches", None if marks is None else seen)
+        batches = _read(study, given, here[0], "Study.batches", None if marks is None else seen)
         _skip(here, batches, seen, skipped)
         reading = accumulated(study, batches)
         # reading the first batch draws the epoch's order, before another epoch is asked for
@@ -250,9 +251,11 @@ def _skip(readers: Sequence[Reader], batches: Iterator[Batch], seen: BatchesSeen
         raise ReplayError(others, readers[0].epoch)
 
 
-def _read(given: Iterable[Any] | None, reader: Reader, source: str, seen: BatchesSeen | None = None) -> Iterator[Batch]:
+def _read(
+    study: Study, given: Iterable[Any] | None, reader: Reader, source: str, seen: BatchesSeen | None
+) -> Iterator[Batch]:
     is_empty = given is not None and not reader.place
-    for each in () if given is None else given:
+    for each in () if given is None else with_an_end(study, given, source, f" of epoch {reader.epoch + 1}"):
         is_empty, batch = False, as_batch(each, source)
         if seen is not None:
             seen.add(batch)

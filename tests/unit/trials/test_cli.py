@@ -21,6 +21,7 @@ from tests.support.paths import ROOT
 from trials.cli import main
 from trials.cli_options import again
 from trials.search.storage.optuna_storage import open_storage
+from trials.training import endless
 
 STUDY = """
 import torch
@@ -130,6 +131,25 @@ def test_check_trains_a_whole_epoch(tmp_path: Path, capsys: pytest.CaptureFixtur
     path.write_text(STUDY.replace("    trials", "    audit = False; trials", 1))
     assert main(["check", str(path)]) == 0
     assert capsys.readouterr().out.splitlines()[3:] == ["audit   none: Study.audit is False"]
+
+
+@pytest.mark.parametrize("method", ["batches", "validation"])
+def test_check_says_that_batches_seem_to_have_no_end(
+    method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(endless, "CHECKED_S", 0.0)
+    path = tmp_path / "mine.py"
+    path.write_text(f"""{STUDY.replace(f"def {method}", "def few")}
+    def {method}(self, *epoch):
+        for step in range(40):
+            yield torch.randn(5, 2, 4), torch.zeros(5)
+        raise KeyboardInterrupt  # somebody has waited for long enough
+""")
+    assert main(["check", str(path)]) == 130
+    text = capsys.readouterr().err
+    counts = re.findall(rf"Study\.{method} has given (\d+) batches.* and goes on", text)
+    assert counts == ["1", "3", "7", "15", "31"], "so many need no further word"
+    assert "itertools.islice" in text and text.endswith("\nInterrupted.\n")
 
 
 def test_check_finds_what_is_wrong_in_a_later_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

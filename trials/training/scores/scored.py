@@ -17,6 +17,7 @@ from trials.training.audits.audit import Audit, Mode
 from trials.training.audits.lone import Lone
 from trials.training.audits.record import SCORE, Record
 from trials.training.batches import BatchCopy, as_batch, shapes
+from trials.training.endless import with_an_end
 from trials.training.group_state import GroupState
 from trials.training.phase import Phase
 from trials.training.scores.metrics import Validated, metrics_of, on_host, score_of
@@ -62,7 +63,7 @@ class ScoredGroup(GroupState, abc.ABC):
         for phase in self._phases:
             phase.before_evaluation()
         validated: list[Validated] = []
-        for batch in self._study.validation():
+        for batch in with_an_end(self._study, self._study.validation(), "Study.validation"):
             inputs_B, targets_B = as_batch(batch, "Study.validation")
             size = examples(inputs_B, targets_B)
             scores_K, own = self._audited_scores(inputs_B, targets_B)
