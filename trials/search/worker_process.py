@@ -9,14 +9,17 @@ which others would take over its trials.
 """
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 from ds_hooks.shared import logs
 from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
+from ds_hooks.shared.processes.identity import is_stopped
 from ds_hooks.shared.processes.parent import die_with_parent
 from ds_hooks.shared.processes.priority import yield_the_core
 from ds_hooks.shared.secrets import hide_passwords
@@ -75,7 +78,9 @@ def serve(
             worker = SearchWorker(study, config, holder)
             if busy_ns is not None:
                 worker.measures.watch(busy_ns, IDLE_LEASES * config.lease_s)
-            pulse.submit(_live, worker, config.lease_s, over)
+            # beside a main job it is stopped between bubbles
+            is_suspended = partial(is_stopped, os.getppid()) if busy_ns is None else lambda: False
+            pulse.submit(_live, worker, config.lease_s, over, is_suspended)
             for line in requests:
                 if not is_idle and attached():
                     run_when_idle()
@@ -153,10 +158,15 @@ def _answer_to(worker: SearchWorker, request: dict[str, Any]) -> dict[str, Any] 
     return None
 
 
-def _live(worker: SearchWorker, lease_s: float, over: threading.Event) -> None:
-    """Give signs of life, and take over from those that give none."""
+def _live(worker: SearchWorker, lease_s: float, over: threading.Event, is_suspended: Callable[[], bool]) -> None:
+    """Give signs of life, and take over from those that give none.
+
+    A side task that its user suspends trains nothing, so its trials are for others, although this process runs on.
+    """
     count = 0
     while not over.wait(lease_s / SIGNS_PER_LEASE):
+        if is_suspended():
+            continue
         count += 1
         try:
             worker.renew()

@@ -53,11 +53,21 @@ def why_apart(found: Namespaces) -> str | None:
 
 def start_time(pid: int) -> int:
     """When process `pid` started, in the kernel's ticks since boot; 0: there is none, or it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return 0
+    fields = _stat(pid)
     return 0 if fields[0] in ENDED_STATES else int(fields[19])
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal, such as Ctrl-Z's, has stopped process `pid`."""
+    return _stat(pid)[0] == "T"
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel says of a process, from its state on; of one that is gone, that it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return [ENDED_STATES[0]]
 
 
 def _namespace(kind: str) -> int:

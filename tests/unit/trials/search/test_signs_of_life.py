@@ -43,7 +43,7 @@ def longest_s(moments_s: list[float]) -> float:
 def test_a_busy_worker_finds_the_trials_of_a_dead_one_in_time() -> None:
     clock = Clock()
     living = Living(clock)
-    _live(living, LEASE_S, clock)  # type: ignore[arg-type]
+    _live(living, LEASE_S, clock, lambda: False)  # type: ignore[arg-type]
     assert len(living.looks_s) > 100
     assert LEASE_S + longest_s(living.looks_s) <= PROMISED_S, "it may have looked just before the lease ran out"
     assert longest_s(living.signs_s) <= LEASE_S / 5, "some may be late, and the worker is alive"
