@@ -39,7 +39,7 @@ def check_ours(path: Path) -> None:
 
 
 def make_dir(path: Path) -> None:
-    """Make a directory with mode 0700, and those above it as usual, but with 0755 at most.
+    """Make a directory with mode 0700, and those above it as usual, but with 0755 at most. New ones are durable.
 
     Raises:
         OthersError: it is another user's, or all users may write there.
@@ -47,7 +47,7 @@ def make_dir(path: Path) -> None:
     """
     check_ours(path)
     make_parents(path)
-    path.mkdir(mode=0o700, exist_ok=True)
+    _make(path, 0o700)
     if path.stat().st_mode & stat.S_IWOTH:
         raise OthersError(errno.EACCES, f"all users may write there: chmod o-w {path}, or name a directory in it")
 
@@ -57,7 +57,15 @@ def make_parents(path: Path) -> None:
     if not path.parent.exists():
         make_parents(path.parent)
         with suppress(FileExistsError):
-            path.parent.mkdir(mode=0o755)
+            _make(path.parent, 0o755)
+
+
+def _make(path: Path, mode: int) -> None:
+    """Make a directory, unless it is there; a crash of the machine does not lose it."""
+    if path.is_dir():
+        return
+    path.mkdir(mode, exist_ok=True)
+    sync_name(path)
 
 
 def open_private(path: str, flags: int) -> int:
@@ -78,3 +86,9 @@ def sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def sync_name(path: Path) -> None:
+    """Make the entry of a new file or directory durable."""
+    with suppress(PermissionError):  # one may add to a directory that one may not read
+        sync(path.absolute().parent)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tests.support.sandbox import wait_for
 
 CALLS = ("fsync", "fdatasync", "rename", "write", "pwrite64", "ftruncate", "unlink")
-IN_ORDER = (*CALLS, "link")
+IN_ORDER = (*CALLS, "link", "mkdir")
 KILL, NO_SPACE = "signal=KILL", "error=ENOSPC"
 
 
@@ -52,10 +52,11 @@ def traced(do: Callable[[], object], inject: str | None = None) -> Counter[str]:
 def in_order(do: Callable[[], object]) -> list[Call]:
     """Run `do` as `traced` does. Returns its calls in the order in which they began; see `IN_ORDER`."""
     begun = re.findall(rf"^\d+ +({'|'.join(IN_ORDER)})\((.*)", _trace(do, IN_ORDER, ["-y", "-s", "0"]), re.MULTILINE)
-    of_paths = ("rename", "unlink", "link")
+    of_paths = ("rename", "unlink", "link", "mkdir")
     return [
         Call(name, tuple(re.findall(r'"([^"]+)"' if name in of_paths else r"^\d+<([^>]+)>", rest)))
         for name, rest in begun
+        if name != "mkdir" or rest.endswith(" = 0")  # else it was there
     ]
 
 

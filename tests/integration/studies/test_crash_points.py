@@ -114,7 +114,8 @@ def test_every_one(storage: str, how: str, tmp_path: Path) -> None:
 def assert_durable(calls: list[Call], names: list[str]) -> None:
     """Each of these names was given to a file whose content was on disk, and then its directory's entry was.
 
-    Only after that anything was written to a database, or the next file got a name.
+    If the directory was new, its own entry was on disk before, and so were those of all above. Only after that anything
+    was written to a database, or the next file got a name.
     """
     named = [(at, call.files) for at, call in enumerate(calls) if call.name in ("rename", "link")]
     assert {Path(files[1]).name for _, files in named} >= set(names), named
@@ -123,6 +124,11 @@ def assert_durable(calls: list[Call], names: list[str]) -> None:
         assert before[-1] in ("fsync", "fdatasync"), f"{target}: {before}"
         written = [call for call in calls[at + 1 :] if call.name != "unlink"]
         assert written[0] == Call("fsync", (str(Path(target).parent),)), f"{target}: {written[:3]}"
+        for folder in Path(target).parents:
+            made = Call("mkdir", (str(folder),))
+            if made in calls[:at]:
+                since = calls[calls.index(made) : at]
+                assert Call("fsync", (str(folder.parent),)) in since, f"{folder} is there, and may not last"
 
 
 @pytest.mark.parametrize("storage", STORAGES)
@@ -130,6 +136,10 @@ def test_files_are_durable_before_anything_names_them(storage: str, tmp_path: Pa
     calls = in_order(lambda: train(storage, tmp_path / "study"))
     checkpoints = [f"2-{fence}.pt" for fence in range(1, TRIALS + 1)]
     assert_durable(calls, ["directory.id", *checkpoints, "best.json"])
+    storage_file = str(tmp_path / "study" / storage.rpartition("/")[2])
+    before = calls[: next(at for at, call in enumerate(calls) if call.files == (storage_file,))]
+    identified = max(at for at, call in enumerate(before) if call.name == "unlink")
+    assert Call("fsync", (str(tmp_path / "study"),)) in before[identified:], "the storage is there, and may not last"
     weights = {Path(call.files[-1]).name for call in calls if call.name == "rename"} - {*checkpoints, "best.json"}
     assert weights and weights <= {f"trial-{number}.pt" for number in range(TRIALS)}
 

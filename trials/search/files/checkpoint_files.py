@@ -39,6 +39,8 @@ def trial_directory(directory: Path, number: int) -> Path:
 def temporary_path(directory: Path, number: int, epoch: int, place: int = 0) -> Path:
     """A file to write a checkpoint into, of this process alone; its directory is made.
 
+    Whether that lasts is up to `publish`, as this is called in a main job's bubbles.
+
     Args:
         directory: the study's.
         number: the trial's.
@@ -46,7 +48,8 @@ def temporary_path(directory: Path, number: int, epoch: int, place: int = 0) -> 
         place: how many batches of the next epoch it holds.
     """
     folder = trial_directory(directory, number)
-    make_dir(folder)
+    make_dir(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)
     return folder / f"{epoch}{f'_{place}' if place else ''}.{os.getpid()}.tmp"
 
 
@@ -110,9 +113,12 @@ def worth_keeping(names: Sequence[str]) -> list[str]:
 
 def publish(written: Path, target: Path) -> None:
     """Make `written` durable under another name in the same directory, in one step."""
+    folder = target.parent
     sync(written)
+    if all(name.endswith(".tmp") for name in os.listdir(folder)):  # it may be new
+        sync(folder.parent)
     written.rename(target)
-    sync(target.parent)
+    sync(folder)
 
 
 def found(folder: Path) -> list[Path]:

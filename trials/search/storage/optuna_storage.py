@@ -9,7 +9,7 @@ from optuna.storages._rdb.models import BaseModel
 from optuna.storages.journal import JournalFileBackend
 from sqlalchemy import create_engine, inspect, make_url, text
 
-from ds_hooks.shared.private_file import check_ours, open_private
+from ds_hooks.shared.private_file import check_ours, open_private, sync_name
 from trials.search.storage.database import StorageError, database_url, engine_options, is_sqlite
 
 LONGEST_LINE = 1 << 20
@@ -113,3 +113,4 @@ def _make_private(file: str) -> None:
     check_ours(Path(file))
     if not os.path.exists(file):
         os.close(open_private(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC))
+        sync_name(Path(file))
