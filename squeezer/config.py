@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from ds_hooks.shared.secrets import hide_password, hide_passwords, read_storage
 from ds_hooks.shared.study_files import journal_path
+from ds_hooks.shared.user_paths import user_path
 from ds_hooks.shared.wire import NOT_IDLE, WaitKind
 from squeezer.policy.alone_steps import Draw
 from squeezer.policy.state import Policy
@@ -160,7 +161,7 @@ In any case, the kernel ends the side task first when the machine runs out of me
     def _beside_the_file(cls, value: object, info: ValidationInfo) -> object:
         if not isinstance(value, str):
             return value
-        path = Path((info.context or {}).get(_FOLDER_OF_FILE, "."), value).resolve()
+        path = Path((info.context or {}).get(_FOLDER_OF_FILE, "."), user_path(value)).resolve()
         if not path.is_file():
             raise ValueError(f"there is no file {path}")
         return path
@@ -191,7 +192,7 @@ In any case, the kernel ends the side task first when the machine runs out of me
     def _from_here(cls, value: object) -> object:
         if not isinstance(value, str):
             return value
-        path = Path(value).absolute()
+        path = Path(user_path(value)).absolute()
         if path.exists() and not path.is_dir():
             raise ValueError("it is not a directory")
         return path
@@ -270,7 +271,7 @@ reported"""
     @field_validator("directory", mode="before")
     @classmethod
     def _from_here(cls, value: object) -> object:
-        return Path(value).absolute() if isinstance(value, str) and value else value
+        return Path(user_path(value)).absolute() if isinstance(value, str) and value else value
 
 
 class Config(_Table):

@@ -4,6 +4,8 @@ import os
 import re
 from pathlib import Path
 
+from ds_hooks.shared.user_paths import user_path, user_storage
+
 STORAGE_VARIABLE = "SQUEEZER_STORAGE"
 """Passes the storage's URL to processes: other users read a command line, but no environment."""
 
@@ -36,9 +38,9 @@ def read_storage(named: str) -> str:
     """The storage that `env:NAME`, an environment variable, or `@FILE`, a file's only line, names; else `named` itself.
 
     Raises:
-        ValueError: there is nothing to be read, and the message says where; or it is half a URL.
+        ValueError: there is nothing to be read, and the message says where; or it is half a URL, or see `user_path`.
     """
-    found = _read(named)
+    found = user_storage(_read(named))
     half = _HALF_A_URL.match(found)
     if half is not None:
         raise ValueError(f"a database's URL begins with {half[0]}//")
@@ -52,7 +54,7 @@ def _read(named: str) -> str:
             raise ValueError(f"the environment variable {variable} is not set")
         return os.environ[variable]
     if named.startswith("@"):
-        file = Path(named.removeprefix("@"))
+        file = Path(user_path(named.removeprefix("@")))
         try:
             lines = file.read_text(encoding="utf-8").split()
         except (OSError, UnicodeDecodeError) as error:

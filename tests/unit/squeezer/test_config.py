@@ -47,6 +47,19 @@ def test_the_demo_has_the_defaults() -> None:
     assert demo.run == minimal.run.model_copy(update={"directory": demo.run.directory})
 
 
+def test_a_home_is_meant_by_its_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.py").touch()
+    side = '[side]\nstudy = "~/mine.py"\nstudy_directory = "~/kept"\nstorage = "sqlite:///~/study.db"\n'
+    config = load(tmp_path, '[run]\ndirectory = "~/out"\n' + side)
+    assert config.run.directory == tmp_path / "out" and config.side is not None
+    assert (config.side.study, config.side.study_directory) == (tmp_path / "mine.py", tmp_path / "kept")
+    assert config.side.storage == f"sqlite:///{tmp_path}/study.db"
+    side = '[side]\nstudy = "mine.py"\nstudy_directory = "$SCRATCH/kept"\nstorage = "sqlite:///$SCRATCH/study.db"\n'
+    found = mistakes(tmp_path, '[run]\ndirectory = "$SCRATCH/out"\n' + side)
+    assert len(found) == 3 and all("$SCRATCH is not replaced in a path" in each for each in found), found
+
+
 def test_paths_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "digits.py").touch()
     (tmp_path / "elsewhere").mkdir()

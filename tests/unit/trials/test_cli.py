@@ -330,6 +330,14 @@ def test_a_deadline_that_is_no_time_or_of_no_study(
     assert not (tmp_path / "else").exists() and not (tmp_path / "studies" / "x").exists()
 
 
+def test_a_home_behind_an_equals_sign(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert f"no journal {tmp_path}/else/study.journal" in refused(capsys, "best", "mine.py", "--directory=~/else")
+    assert f"no database {tmp_path}/else.db" in refused(capsys, "best", "mine.py", "--storage=sqlite:///~/else.db")
+
+
 @pytest.mark.parametrize("before", ["return Model()", "trials, epochs = 4, 1"])
 def test_an_interrupt_in_the_studys_own_code_ends_it_in_a_word(
     before: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
