@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from ds_hooks.shared.secrets import hide_password, hide_passwords, read_storage
-from ds_hooks.shared.study_files import journal_path
+from ds_hooks.shared.study_files import journal_path, trials_directory
 from ds_hooks.shared.user_paths import user_path
 from ds_hooks.shared.wire import NOT_IDLE, WaitKind
 from squeezer.policy.alone_steps import Draw
@@ -246,7 +246,7 @@ class RunTable(_Table):
     """Where a run's records go, and what is done around it."""
 
     directory: Annotated[Path, Field(description="the path of a directory, relative to where the command is started")]
-    """where records go"""
+    """where records go, and the study, unless `study_directory` names another place"""
     pin_cores: bool = Field(default=True, description="true or false")
     """on a CPU, `ds_squeeze` gives each rank an even share of the machine's cores, unless `--bind_cores_to_rank` \
 does, and as many threads, unless `OMP_NUM_THREADS` is set. Threads decide how sums are rounded: compare losses with \
@@ -282,6 +282,18 @@ class Config(_Table):
     side: SideTable | None = Field(default=None, description="a table")
     device: DeviceTable = Field(default_factory=DeviceTable, description="a table")
     run: RunTable = Field(description="a table")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _run_of_the_study(cls, content: Any) -> Any:
+        """A run without a directory goes where the next one with its study will go, too."""
+        run = content.get("run", {})
+        if not isinstance(run, Mapping) or "directory" in run:
+            return content
+        side = content.get("side")
+        known = side if isinstance(side, Mapping) else {"study": "observed"}
+        name = known.get("study_name") or Path(str(known.get("study") or known.get("queue") or "study")).stem
+        return {**content, "run": {**run, "directory": str(trials_directory(Path("runs"), str(name)))}}
 
     def without_stops(self) -> "Config":
         """The same for a device that cannot halt a side task in the middle of its work."""
@@ -350,11 +362,7 @@ def _explain(mistake: Mapping[str, Any]) -> str:
         return f"unknown key {dotted} = {mistake['input']!r}{_suggest(key, table)}"
     allowed = table.model_fields[key].description
     if mistake["type"] == "missing":
-        where = f"{dotted} is missing" if tables else f"the table [{key}] is missing"
-        needed = (
-            [name for name, field in _TABLES[key].model_fields.items() if field.is_required()] if not tables else []
-        )
-        return where + (f"; it needs {', '.join(needed)}" if needed else f"; allowed: {allowed}")
+        return f"{dotted} is missing; allowed: {allowed}"
     reason = f": {mistake['ctx']['error']}" if mistake["type"] == "value_error" else ""
     value = mistake["input"]
     return f"{dotted} = {_as_toml(value)} is not allowed{reason}; allowed: {allowed}"

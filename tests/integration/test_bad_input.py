@@ -69,8 +69,8 @@ class Mistake:
 
 RUN = '[run]\ndirectory = "run"\n'
 MISTAKES = [
-    Mistake("missing-table", "[squeeze]\n", ("the table [run] is missing", "directory")),
-    Mistake("missing-key", "[run]\ncalibrate_s = 0\n", ("run.directory is missing", "the path of a directory")),
+    Mistake("no-table", "run = 3\n", ("run = 3 is not allowed", "a table")),
+    Mistake("missing-key", RUN + "[side]\n", ("side.study is missing", "an existing Python file")),
     Mistake("misspelt", "[squeeze]\nmargin_mss = 1.0\n" + RUN, ("squeeze.margin_mss = 1.0", "did you mean margin_ms?")),
     Mistake("type", '[squeeze]\nmargin_ms = "little"\n' + RUN, ('squeeze.margin_ms = "little"', "a number, 0 or more")),
     Mistake("no-study", '[side]\nstudy = "gone.py"\n' + RUN, ("side.study", "there is no file", "gone.py")),

@@ -47,6 +47,7 @@ _DEFAULTS_IN_WORDS = {
     "study": "required without `queue`",
     "queue": "none",
     "study_name": "the file's name without `.py`",
+    "directory": "`runs/` and the study's name",
     "storage": "`study.journal` in `study_directory`",
     "study_directory": "`study` in the run's directory",
     "mps_thread_percent": "all",
@@ -212,8 +213,6 @@ def _keys(table: type[BaseModel]) -> str:
 
 
 def _default(name: str, field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
     if name in _DEFAULTS_IN_WORDS:
         return _DEFAULTS_IN_WORDS[name]
     assert field.default is not None and field.default is not PydanticUndefined, f"say what {name} is by default"

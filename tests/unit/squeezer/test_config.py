@@ -29,9 +29,10 @@ def mistakes(folder: Path, text: str) -> list[str]:
     return [line.removeprefix(name) for line in lines]
 
 
-def test_only_the_run_directory_is_required(tmp_path: Path) -> None:
-    config = load(tmp_path, RUN)
+def test_nothing_is_required(tmp_path: Path) -> None:
+    config = load(tmp_path, "")
     assert config.side is None
+    assert config.run.directory == Path.cwd() / "runs" / "observed"
     assert config.squeeze.kinds == tuple(kind.name for kind in WaitKind if kind is not WaitKind.REDUCE_GRADS)
     assert (config.squeeze.alone_share, config.squeeze.alone_block_steps, config.squeeze.observe_steps) == (0.1, 2, 6)
     assert (config.guard.enabled, config.guard.slowdown_budget, config.guard.retry_steps) == (True, 0.01, 200)
@@ -209,11 +210,32 @@ def test_a_device_that_cannot_halt_work_is_never_preemptive(tmp_path: Path) -> N
 
 
 def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
-    assert len(mistakes(tmp_path, '[squeeze]\nmargin_ms = -1\nfoo = 1\n[side]\npriority = "low"\n[run]\n')) == 5
+    text = '[squeeze]\nmargin_ms = -1\nfoo = 1\n[side]\npriority = "low"\n[run]\nkeep = 3\n'
+    assert len(mistakes(tmp_path, text)) == 5
 
 
-def test_a_missing_table_says_what_it_needs(tmp_path: Path) -> None:
-    assert mistakes(tmp_path, "") == ["the table [run] is missing; it needs directory"]
+@pytest.mark.parametrize(
+    ("side", "name"),
+    [
+        ('study = "digits.py"', "digits"),
+        ('study = "digits.py"\nstudy_name = "of/mine"', "of%2Fmine"),
+        ('study = "digits.py"\nstudy_name = ".."', "%.."),
+        ('queue = "all"', "all"),
+    ],
+)
+def test_a_run_without_a_directory_is_named_after_its_study(side: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "digits.py").touch()
+    for run in ("", "[run]\nkeep_mb = 9.0\n"):
+        assert load(tmp_path, f"{run}[side]\n{side}\n").run.directory == Path.cwd() / "runs" / name
+    config = load(tmp_path, '[run]\ndirectory = "out"\n[side]\nstudy = "digits.py"\n')
+    assert config.run.directory == Path.cwd() / "out"
+
+
+def test_a_table_that_is_none_is_a_mistake(tmp_path: Path) -> None:
+    assert mistakes(tmp_path, "run = 3\n") == ["run = 3 is not allowed; allowed: a table"]
+    (tmp_path / "study.py").touch()
+    found = mistakes(tmp_path, "[side]\nstudy = 3\n")
+    assert found and all(each.startswith("side.study = 3 is not allowed") for each in found)
 
 
 @pytest.mark.parametrize("text", ["[run\n", "run = ", '[run]\ndirectory = "a"\ndirectory = "b"'])
