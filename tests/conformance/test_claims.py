@@ -208,6 +208,38 @@ def test_a_worker_without_a_sign_of_life_loses_its_trials(hire: Hire, now_s: lis
     assert not is_mine(one, claim)
 
 
+@pytest.mark.parametrize("by_s", [3600, -3600])
+def test_a_database_whose_clock_is_set_costs_checkpoints_at_most(by_s: int, hire: Hire, now_s: list[float]) -> None:
+    now_s[0] = 10_000.0
+    one, other = hire("one"), hire("other")
+    for worker in (one, other):
+        worker.renew(Sign({}))
+    claim = sure(one, 0)
+    now_s[0] += by_s
+    other.renew(Sign({}))
+    with other.alone() as held:
+        assert held.release_expired() == [0], "its lease has another time, and nobody can say whether it lives"
+    assert not is_mine(one, claim), "it lives, and writes nothing"
+    one.renew(Sign({}))
+    again = sure(one, 0)
+    assert again.fence > claim.fence and is_mine(one, again)
+    with other.alone() as held:
+        assert held.release_expired() == [], "now both have the new time"
+
+
+def test_a_database_whose_clock_is_set_back_a_little_finds_the_dead_later(hire: Hire, now_s: list[float]) -> None:
+    now_s[0] = 10_000.0
+    dead, other = hire("dead"), hire("other")
+    dead.renew(Sign({}))
+    sure(dead, 0)
+    now_s[0] -= 300
+    for later_s, found in ((300 + 59, []), (2, [0])):
+        now_s[0] += later_s
+        other.renew(Sign({}))
+        with other.alone() as held:
+            assert held.release_expired() == found
+
+
 def test_a_worker_never_takes_its_own_trials_for_lost(hire: Hire, now_s: list[float]) -> None:
     one = hire("one")
     one.renew(Sign({}))
