@@ -1,10 +1,13 @@
-"""Paths that another user may have laid."""
+"""Paths that another user may have laid, and what file systems refuse."""
 
+import errno
+import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from ds_hooks.shared.private_file import check_ours
+from ds_hooks.shared.private_file import check_ours, sync
 
 
 def test_a_loop_of_links_is_an_error_and_no_endless_search(tmp_path: Path) -> None:
@@ -17,3 +20,20 @@ def test_a_loop_of_links_is_an_error_and_no_endless_search(tmp_path: Path) -> No
 def test_a_link_to_nothing_is_no_matter(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("missing")
     check_ours(tmp_path / "a")
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+def test_only_a_directory_that_cannot_be_synced_is_no_matter(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some file systems refuse it for directories. An error of the disk is never passed over."""
+
+    def refuse(fd: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError):
+        sync(tmp_path / "file")
+    with pytest.raises(OSError) if code == errno.EIO else nullcontext():
+        sync(tmp_path)
