@@ -174,9 +174,9 @@ class MainJob:
             return Shut.ENDED
         if machine.side is not Side.READY:
             return Shut.STARTING
-        if machine.squeezed:
-            return None
-        return Shut.GUARD if machine.squeezed is None else Shut.ALONE
+        if machine.squeezed is False:
+            return Shut.ALONE
+        return None if machine.guard.allows else Shut.GUARD
 
     def _bye(self, message: wire.Bye) -> None:
         if message.fault:

@@ -225,10 +225,18 @@ class GateMachine:
         self.squeezed = False
         if self.is_squeezed(event.step) and self.side is not Side.NONE:
             self.squeezed = True if self.side is Side.READY and self.guard.allows else None
+        elif self.steps.from_step <= event.step < self.steps.until_step:
+            self.squeezed = None  # planned for a side task that has become ready since
         return [*map(Note, decisions), *self._plan(self._steps_from(event.step)), *self._start_if_due()]
 
     def is_squeezed(self, step: int) -> bool:
-        """Whether the draw lets `step` (counted from 1) be squeezed. A block is drawn once, before it is planned."""
+        """Whether `step` (counted from 1) may be squeezed: the draw decides, once per block and before it is planned.
+
+        While a side task starts that is stopped at the true end of each bubble, all steps may: there is nothing to
+        compare yet, and bubbles without a forecast stay shut.
+        """
+        if self.side is Side.STARTING and self.policy.preemptive:
+            return True
         block = self.policy.draw.block_of(step)
         if block not in self._drawn:
             if len(self._drawn) > AHEAD_STEPS + 1:

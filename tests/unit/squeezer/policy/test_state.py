@@ -270,13 +270,6 @@ def test_the_daemon_wakes_in_the_longest_bubble(machine: GateMachine) -> None:
     assert FlushAt(3) in ended(machine, 1, 50, 50, 50, 50, 50, 50, 50, 50, 50, 50, slot=3)
 
 
-def test_one_that_starts_during_a_job_waits_for_a_bubble(machine: GateMachine) -> None:
-    assert machine.handle(SideChanged(Side.STARTING)) == []
-    machine.handle(SideChanged(Side.NONE))
-    machine.handle(JobAttached())
-    assert machine.handle(SideChanged(Side.STARTING)) == [Stop()]
-
-
 def test_a_lost_job_ends_the_plan_and_frees_what_was_stopped(machine: GateMachine) -> None:
     attached(machine)
     machine.handle(StepStarted(10))
@@ -358,9 +351,9 @@ def histories(draw: st.DrawFn) -> list[Event]:
     return draw(st.lists(kinds, max_size=80))
 
 
-@given(histories())
-def test_no_order_of_events_breaks_the_invariants(history: list[Event]) -> None:
-    machine = GateMachine(policy())
+@given(histories(), st.booleans())
+def test_no_order_of_events_breaks_the_invariants(history: list[Event], preemptive: bool) -> None:
+    machine = GateMachine(policy(preemptive=preemptive))
     permits_ns: dict[int, int] = {}
     steps = NO_STEPS
     step = 0
@@ -375,7 +368,7 @@ def test_no_order_of_events_breaks_the_invariants(history: list[Event]) -> None:
                     permits_ns, steps = {}, NO_STEPS
                 case PlanSlot():
                     permits_ns[action.slot] = action.permit_ns
-                    assert action.permit_ns == 0 or 0 < action.permit_ns <= 29 * MS
+                    assert action.permit_ns in {0, LONGEST_NS} if preemptive else 0 <= action.permit_ns <= 29 * MS
                 case PlanSteps():
                     steps = action
                     planned = range(action.from_step, action.until_step)
