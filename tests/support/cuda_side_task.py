@@ -19,7 +19,7 @@ from trials.side_task import devices
 from trials.side_task import main as side_task
 from trials.side_task.devices import CpuSideDevice
 from trials.study import Study
-from trials.training.most_fused import MostFused
+from trials.training.most_fused import Known, MostFused
 from trials.training.rehearsal import try_out
 
 KERNEL_NS = 1_000_000
@@ -51,7 +51,7 @@ class FakeCudaSideDevice(CpuSideDevice):
         die_with_parent(wanted=False)  # as CudaSideDevice
         return made
 
-    def rehearse(self, study: Study, page: Page | None, gate: Gate) -> MostFused:
+    def rehearse(self, study: Study, page: Page | None, gate: Gate, known: Known | None = None) -> MostFused:
         try_out(study, gate, 2)
         return MostFused(study.rows)
 

@@ -24,7 +24,7 @@ from trials.side_task.offload import CudaMeter, Offload, tensors_on
 from trials.study import Study
 from trials.training.batches import Pinned
 from trials.training.member import build_on
-from trials.training.most_fused import MostFused
+from trials.training.most_fused import Known, MostFused
 from trials.training.rehearsal import rehearse, try_out
 
 _BLOCKING_SYNC = 4
@@ -57,13 +57,14 @@ class SideDevice(Protocol):
             on_overrun: called with (slot, ns) of a unit that ran on after its bubble, if the device notices.
         """
 
-    def rehearse(self, study: Study, page: Page | None, gate: Gate) -> MostFused:
+    def rehearse(self, study: Study, page: Page | None, gate: Gate, known: Known | None = None) -> MostFused:
         """Train throw-away trials, so that imports, compilations and errors come first.
 
         Args:
             study: the user's.
             page: the device's; None: there is no main job.
             gate: asked before each unit, unless the main job stops this process.
+            known: what was found before about this study, if anything.
 
         Returns:
             How many trials to fuse at most. 0: not even one fits.
@@ -83,9 +84,9 @@ class CpuSideDevice:
         """See `CpuGate`. The main job itself notices overruns."""
         return CpuGate(page, records)
 
-    def rehearse(self, study: Study, page: Page | None, gate: Gate) -> MostFused:
+    def rehearse(self, study: Study, page: Page | None, gate: Gate, known: Known | None = None) -> MostFused:
         """Train without the gate: the main job stops this process at the end of every bubble."""
-        return rehearse(study)
+        return rehearse(study, known)
 
     def offload(self, page: Page, gate: Gate, report: Callable[[Status], None]) -> Offload | None:
         """Return None: the machine's memory is large."""
@@ -149,7 +150,7 @@ class CudaSideDevice:
         die_with_parent(wanted=False)  # the stream may be waiting then; the gate ends this process
         return gate
 
-    def rehearse(self, study: Study, page: Page | None, gate: Gate) -> MostFused:
+    def rehearse(self, study: Study, page: Page | None, gate: Gate, known: Known | None = None) -> MostFused:
         """Train one trial, then two, for some steps in bubbles. Their peaks of memory show how many fit."""
         peaks = []
         for trials in (1, 2):

@@ -286,6 +286,7 @@ def _ready(
     turn: Turn | None,
 ) -> "Scheduler":
     from trials.side_task.devices import NoRoomError
+    from trials.side_task.kept_choices import KeptChoices
     from trials.side_task.scheduler import Scheduler
 
     def give_way() -> None:
@@ -294,7 +295,8 @@ def _ready(
 
     if page is not None and page.words[Field.MAIN_PID]:  # if a main job comes later, the daemon sees to it
         give_way()
-    most = device.rehearse(study, page, gate)
+    known = None if arguments.directory is None else KeptChoices(arguments.directory)
+    most = device.rehearse(study, page, gate, known)
     if not most.trials:
         raise NoRoomError("not even one trial fits into the side task's share of the device's memory")
     give_way()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle, islice
+from typing import Protocol
 
 from trials.fusion.errors import is_out_of_memory
 from trials.study import Study
@@ -34,6 +35,16 @@ class MostFused:
 
     trials: int
     gain: float | None = None
+
+
+class Known(Protocol):
+    """What was found before, on this machine and elsewhere."""
+
+    def find(self, of_study: str) -> MostFused | None:
+        """Return what was found here in that situation; None: nothing that still holds."""
+
+    def keep(self, of_study: str, found: MostFused) -> None:
+        """Keep what was found, if that is possible."""
 
 
 def most_fused(study: Study, most: int, group_of: Callable[[int], TrialGroup]) -> MostFused:

@@ -1,7 +1,9 @@
 """Throw-away training: the rehearsal before a study, and the rate that a dedicated device would reach."""
 
+import hashlib
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -15,10 +17,10 @@ from trials.fusion.shared_base import Bases
 from trials.gate.base import HOST_UNIT, Gate, OpenGate
 from trials.own_logger import own_logger
 from trials.study import Study
-from trials.training.batches import fuse_batches, work_of
+from trials.training.batches import fuse_batches, shapes, work_of
 from trials.training.group import TrialGroup
-from trials.training.member import build_member, group_key
-from trials.training.most_fused import MostFused, describe, most_fused
+from trials.training.member import Member, build_member, group_key, structure_name
+from trials.training.most_fused import Known, MostFused, describe, most_fused
 
 log = own_logger(__name__)
 
@@ -45,19 +47,35 @@ def train_ungated(study: Study, trials: int) -> Iterator[tuple[int, float]]:
         group.keep([])  # it refers to itself, and the next one needs its memory
 
 
-def rehearse(study: Study) -> MostFused:
+def rehearse(study: Study, known: Known | None = None) -> MostFused:
     """Train two throw-away trials for some steps, so that imports, compilations and errors come first.
+
+    Args:
+        study: the user's.
+        known: what was found before; None: nothing.
 
     Returns:
         How many trials to fuse.
     """
     try:
-        group = _random_group(study, 2, OpenGate())
-        for batch in islice(group.batches(0), STEPS_TRIED):
-            group.train_step(*batch)
+        members = _random_members(study, 2)
+        of_study, seen = _structures(members), list[Hashable]()
+        group = TrialGroup(study, members, OpenGate())
+        for inputs, targets, per_trial in islice(group.batches(0), STEPS_TRIED):
+            seen.append((shapes((inputs, targets)), per_trial))
+            group.train_step(inputs, targets, per_trial)
         group.end_epoch()
         _try_mixed(study, _random_group(study, 2, OpenGate()), OpenGate())
-        return how_many(study)
+        if known is None or not _is_measured(study):
+            return how_many(study)
+        situation = _situation(study, of_study, seen)
+        found = known.find(situation)
+        if found is None:
+            found = how_many(study)
+            known.keep(situation, found)
+        else:
+            log.info("trials that train at once: %d, as measured before (%s)", found.trials, describe(found))
+        return found
     except (Exception, SystemExit) as error:
         _say_rehearsal_failed(study, error)
         return MostFused(study.rows)
@@ -68,13 +86,33 @@ def how_many(study: Study) -> MostFused:
 
     Not on a GPU: the host's time, which counts here, is not the device's.
     """
-    most = min(study.rows, study.trials)
-    if study.fused != "auto" or most == 1 or torch.cuda.is_initialized():
+    if not _is_measured(study):
         return MostFused(study.rows)
     with undisturbed():
-        found = most_fused(study, most, lambda trials: _random_group(study, trials, OpenGate()))
+        found = most_fused(study, _most(study), lambda trials: _random_group(study, trials, OpenGate()))
     log.info("trials that train at once: %d (%s)", found.trials, describe(found))
     return found
+
+
+def _is_measured(study: Study) -> bool:
+    return study.fused == "auto" and _most(study) > 1 and not torch.cuda.is_initialized()
+
+
+def _most(study: Study) -> int:
+    return min(study.rows, study.trials)
+
+
+def _structures(members: list[Member]) -> list[str]:
+    return [structure_name(group_key(member)) for member in members]
+
+
+def _situation(study: Study, structures: list[str], seen: list[Hashable]) -> str:
+    """Name all of the study that decides how many trials train fastest: its code, models, optimizers and batches."""
+    modules = [sys.modules.get(each.__module__) for each in type(study).__mro__]
+    files = dict.fromkeys(getattr(module, "__file__", None) for module in modules)
+    code = [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files if file is not None]
+    facts = code, structures, seen, _most(study), study.accumulate, study.autocast
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 STEPS_TRIED = 3
@@ -170,7 +208,12 @@ def _waited_s() -> float:
 
 
 def _random_group(study: Study, trials: int, gate: Gate) -> TrialGroup:
-    """Return a group of trials with random hyperparameters: the first one's, where others would not join it."""
+    """Return a group of trials with random hyperparameters."""
+    return TrialGroup(study, _random_members(study, trials), gate)
+
+
+def _random_members(study: Study, trials: int) -> list[Member]:
+    """Return trials with random hyperparameters: the first one's, where others would not join it."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     draws = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     bases, members = Bases(), [build_member(study, 0, _suggested(study, draws))]
@@ -180,7 +223,7 @@ def _random_group(study: Study, trials: int, gate: Gate) -> TrialGroup:
         members.append(member if is_like else build_member(study, number, members[0].params))
     for member in members:
         bases.adopt(member.model)
-    return TrialGroup(study, members, gate)
+    return members
 
 
 MOST_PRUNED = 100

@@ -3,6 +3,7 @@
     DIRECTORY/claims.db                     see `trials.search.storage.claims`
     DIRECTORY/host.lock                     see `trials.search.storage.host_lock`
     DIRECTORY/directory.id                  see `trials.search.storage.directory_identity`
+    DIRECTORY/most-fused.json               see `trials.side_task.kept_choices`
     DIRECTORY/checkpoints/7/12-2.pt         trial 7 after epoch 12, written under fence 2
     DIRECTORY/checkpoints/7/12_340-2.pt     the same trial 340 batches later, in the middle of epoch 13
     DIRECTORY/best/trial-7.pt               a `state_dict` that the user's own module loads
