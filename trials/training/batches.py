@@ -219,7 +219,8 @@ def fuse_batches(batches: Sequence[Batch]) -> tuple[Any, Any, bool]:
     first = batches[0]
     if all(batch is first for batch in batches):
         return (*first, False)
-    if len({shapes(batch) for batch in batches}) > 1:
+    distinct = {id(batch): batch for batch in batches}.values()  # trials at the same epoch have one
+    if len({shapes(batch) for batch in distinct}) > 1:
         raise FuseError(f"the trials' batches {UNLIKE}; allowed: equal ones for all trials of a step")
     inputs, targets = (stacked(given) for given in zip(*batches, strict=True))
     return inputs, targets, True

