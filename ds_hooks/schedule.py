@@ -1,11 +1,13 @@
 """Where the bubbles of a step are, found in its schedule before it runs.
 
 DeepSpeed's schedules are pure, so every wait is known in advance. Waits with no compute between them are one bubble.
-Its *slot* is the index of its first instruction. `ReduceGrads` computes while it waits, so it joins no other bubble.
+Its *slot* is the index of its first instruction, counted on from one schedule to the next. `ReduceGrads` computes while
+it waits, so it joins no other bubble.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ds_hooks.shared.wire import InstructionKind, WaitKind
 
@@ -72,6 +74,54 @@ class Waits:
     def passive(self) -> frozenset[str]:
         """The names of the instructions that neither wait nor compute, so that a bubble spans them."""
         return _P2P if self.queued_p2p else frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedSlots:
+    """One schedule's instructions, and the numbers of its slots.
+
+    Attributes:
+        order: one `Slot` per instruction.
+        first: the number of the first; those of the others, and of the loss, follow.
+        collectives: the numbers of the collectives inside the optimizer's instruction that have been met, in order.
+    """
+
+    order: Sequence[Slot]
+    first: int
+    collectives: list[int]
+
+
+class SlotNumbers:
+    """Numbers the slots of all schedules of one engine, each by itself.
+
+    A job may change its schedule, as by `set_train_batch_size`. What was learnt and planned for a bubble of one must
+    not hold for a bubble of another that has the same index.
+
+    Args:
+        waits: what waits in this engine.
+    """
+
+    def __init__(self, waits: Waits) -> None:
+        self._waits = waits
+        self._known: dict[Hashable, NumberedSlots] = {}
+        self._next = 0
+
+    def of(self, schedule: Any) -> NumberedSlots:
+        """The slots of `schedule`, the same whenever it comes again."""
+        key = (type(schedule), schedule.micro_batches, schedule.stages, schedule.stage_id)
+        found = self._known.get(key)
+        if found is None:
+            names = (type(command).__name__ for commands in schedule.steps() for command in commands)
+            found = self._known[key] = NumberedSlots(find_slots(names, self._waits), self._next, [])
+            self._next += len(found.order) + 1
+        return found
+
+    def of_collective(self, slots: NumberedSlots, index: int) -> int:
+        """The slot of the collective `index` of the optimizer's instruction. A schedule does not say how many come."""
+        while index >= len(slots.collectives):
+            slots.collectives.append(self._next)
+            self._next += 1
+        return slots.collectives[index]
 
 
 def find_slots(names: Iterable[str], waits: Waits) -> Sequence[Slot]:

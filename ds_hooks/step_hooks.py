@@ -11,7 +11,7 @@ from typing import Any
 
 from ds_hooks.connection import Connection
 from ds_hooks.engine import AttachError
-from ds_hooks.schedule import Slot, Waits, find_slots
+from ds_hooks.schedule import NumberedSlots, SlotNumbers, Waits
 from ds_hooks.shared.page.layout import Field
 from ds_hooks.shared.page.plan import planned_permit
 from ds_hooks.shared.wire import (
@@ -53,7 +53,6 @@ class StepHooks:
         self.in_optimizer = False
         """The optimizer's instruction runs now."""
         self._engine = engine
-        self._waits = waits
         self._words = connection.words
         self._clock = clock = connection.clock
         self._clock_ns = time.monotonic_ns
@@ -64,8 +63,9 @@ class StepHooks:
             sender.send_later if clock.follows_host else connection.pending.send
         )
         self._times_instructions = clock.follows_host
-        self._schedules: dict[tuple[Any, ...], list[Slot]] = {}
-        self._slots: list[Slot] = []
+        self._numbers = SlotNumbers(waits)
+        self._numbered = NumberedSlots((), 0, [])
+        self._slots, self._first_slot = self._numbered.order, 0
         self._index = 0
         self._steps = steps
         self._step = steps.begun
@@ -115,12 +115,8 @@ class StepHooks:
         if not self._awaits_schedule:
             return
         self._awaits_schedule = False
-        key = (type(schedule), schedule.micro_batches, schedule.stages, schedule.stage_id)
-        slots = self._schedules.get(key)
-        if slots is None:
-            names = (type(command).__name__ for commands in schedule.steps() for command in commands)
-            slots = self._schedules[key] = list(find_slots(names, self._waits))
-        self._slots = slots
+        numbered = self._numbered = self._numbers.of(schedule)
+        self._slots, self._first_slot = numbered.order, numbered.first
         self._index = 0
         self.in_schedule = True
 
@@ -140,7 +136,7 @@ class StepHooks:
         if slot.name != name:
             raise AttachError(f"instruction {self._index} is {name}, but the schedule announced {slot.name}")
         if slot.opens is not None:
-            return self._open_bubble(self._index, slot.opens)
+            return self._open_bubble(self._first_slot + self._index, slot.opens)
         self.in_optimizer = slot.kind is InstructionKind.OPTIMIZER_STEP
         return self._clock_ns()
 
@@ -166,7 +162,8 @@ class StepHooks:
         """
         if async_op or (group is not None and group.size() < 2) or self._is_open:
             return False
-        self._open_bubble(len(self._slots) + 1 + self._collectives, WaitKind.OPTIMIZER_STEP)
+        slot = self._numbers.of_collective(self._numbered, self._collectives)
+        self._open_bubble(slot, WaitKind.OPTIMIZER_STEP)
         self._collectives += 1
         return True
 
@@ -174,7 +171,8 @@ class StepHooks:
         """Before the loss is broadcast. Its slot comes after the last instruction's."""
         engine = self._engine
         waits = engine.is_data_parallel or (engine.is_pipe_parallel and not engine.is_last_stage())
-        self._loss_begin_ns = self._open_bubble(len(self._slots), WaitKind.LOSS) if waits else self._clock_ns()
+        slot = self._first_slot + len(self._slots)
+        self._loss_begin_ns = self._open_bubble(slot, WaitKind.LOSS) if waits else self._clock_ns()
 
     def end_loss(self) -> None:
         """After the loss is there."""

@@ -160,7 +160,7 @@ class Instructions(NamedTuple):
     base_ns: int
     """start of the step"""
     items: tuple[tuple[int, int, int, int], ...]
-    """an `InstructionKind`, a slot, begin and end in ns after `base_ns`; zeros after the last"""
+    """an `InstructionKind`, the index in its schedule, begin and end in ns after `base_ns`; zeros after the last"""
 
 
 class Bye(NamedTuple):

@@ -232,6 +232,37 @@ def test_the_plan_gives_a_bubble_its_permit(handle: Handle, engine: Engine, daem
     assert permits_ns == [0, 5_000_000, 0]
 
 
+def test_a_changed_schedule_has_slots_of_its_own(
+    daemon: Daemon, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after `set_train_batch_size`: what was learnt of one schedule's bubbles must not open those of another."""
+    backend = Backend(engine)
+    monkeypatch.setitem(sys.modules, "deepspeed.comm.comm", SimpleNamespace(cdb=backend))
+    collectives = 1
+
+    def optimizer(self: Engine) -> None:
+        for _ in range(collectives):
+            backend.all_reduce("norm", "+", Group(2))
+        self._run("OptimizerStep")
+
+    monkeypatch.setattr(Engine, "_INSTRUCTION_MAP", {**Engine._INSTRUCTION_MAP, OptimizerStep: optimizer})
+    handle = attach(engine, directory=tmp_path / "run", local_rank=0)
+    connect(engine, daemon)
+    steps = []
+    for micro_batches, collectives in ((1, 1), (2, 1), (2, 2), (1, 2), (2, 1)):  # noqa: B007 - the optimizer's
+        monkeypatch.setattr(Schedule, "micro_batches", micro_batches)
+        engine.train_batch()
+        steps.append(daemon.page.words[Field.STEP])
+    handle.detach()
+    starts = [message for message in daemon.hear_all() if isinstance(message, BubbleStart)]
+    slots = [[start.slot for start in starts if start.step == step] for step in steps]
+    assert slots[0] == [1, 4, 3], "the wait, the optimizer's collective, the loss"
+    assert slots[1] == [6, 9, 8]
+    assert slots[2] == [6, 9, 10, 8], "the step has one more"
+    assert slots[3] == [1, 4, 11, 3], "so does this, after the other's"
+    assert slots[4] == slots[1]
+
+
 def test_a_plan_of_the_engine_before_opens_no_bubble(handle: Handle, engine: Engine, daemon: Daemon) -> None:
     """Until the daemon has heard of the one that takes over: their steps may have the same numbers."""
     second = Engine(daemon.page.path)
