@@ -148,7 +148,13 @@ class CpuGate(UnitCosts):
         return self._clock.now_ns()
 
     def is_alone(self) -> bool:
-        """See `Gate.is_alone`. A main job whose hooks have left still computes, as long as its process lives."""
+        """See `Gate.is_alone`.
+
+        A main job whose hooks have left still computes, as long as its process lives. One that has begun again computes
+        before its hooks come; but its daemon waits already for this side task's.
+        """
+        if self._words[Field.NEXT_DAEMON]:
+            return False
         self._note_main_job()
         pid, start = self._main_job
         return not pid or start_time(pid) != start

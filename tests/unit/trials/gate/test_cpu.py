@@ -11,7 +11,6 @@ import trials.gate.cpu as gate_module
 from ds_hooks.shared.page.file import Page, page_path
 from ds_hooks.shared.page.layout import Field, SideActivity
 from ds_hooks.shared.page.plan import plan_slot
-from ds_hooks.shared.processes.identity import start_time
 from ds_hooks.shared.rotating_file import RotatingFile
 from ds_hooks.shared.unit_record import UNIT_RECORD
 from squeezer.records.reader import read_groups
@@ -186,41 +185,6 @@ def test_units_numbered_anew_begin_with_host_work_which_asks_too(world: World) -
     world.while_asleep = [lambda: world.open(2, 20 * MS)]
     gate.use(["b"], 1)
     assert world.sleeps == 2, "the bubble had ended"
-
-
-def test_asked_to_end_it_finishes_what_goes_on_once_no_main_job_is_there(world: World) -> None:
-    gate = CpuGate(world.page)
-    gate.use(["a"], 1)
-    gate.finishes = True
-    world.while_asleep = [lambda: signal.SIGTERM]
-    for _ in range(3):
-        gate.enter(0)
-        world.work(1 * MS)
-    assert gate.is_alone() and world.sleeps == 1
-    gate.finishes = False
-    with pytest.raises(StopRequested):
-        gate.enter(HOST_UNIT)
-
-
-def test_asked_to_end_beside_a_main_job_it_finishes_in_bubbles_only_and_not_for_long(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate = CpuGate(world.page)
-    gate.use(["a"], 1)
-    gate.finishes = True
-    world.words[Field.MAIN_PID], world.words[Field.MAIN_START] = os.getpid(), start_time(os.getpid())
-    world.while_asleep = [lambda: signal.SIGTERM, lambda: None, lambda: world.open(1, 20 * MS)]
-    gate.enter(0)
-    assert not gate.is_alone() and world.sleeps == 3
-    world.close(1)
-    world.while_asleep = [lambda: world.work(round(gate_module.FINISHES_S * 1e9) + MS)]
-    with pytest.raises(StopRequested):
-        gate.enter(0)
-    assert world.words[Field.UNITS_RUN] == 1
-    world.words[Field.MAIN_PID] = 0
-    assert not gate.is_alone(), "its hooks have left, but its process lives"
-    world.words[Field.MAIN_PID], world.words[Field.MAIN_START] = os.getpid(), start_time(os.getpid()) + 1
-    assert gate.is_alone(), "its process has ended, and another has its number"
 
 
 def test_a_unit_that_never_ran_needs_room(world: World) -> None:
