@@ -1,6 +1,7 @@
 """What must be equal in the optimizers of fused trials, and which optimizers cannot be fused."""
 
 import inspect
+from collections import deque
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -93,6 +94,22 @@ def refuse_views(optimizer: torch.optim.Optimizer) -> None:
             )
 
 
+def _refuse_ids(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that tells its parameters apart by ``id(p)``: its copy has others."""
+    own = {id(p) for p in parameters_of(optimizer)}
+    for path, value in contents(optimizer):
+        kept = list(vars(value).values()) if hasattr(value, "__dict__") and not isinstance(value, type) else []
+        if isinstance(value, Mapping):
+            kept += [*value, *value.values()]
+        elif isinstance(value, (list, tuple, set, frozenset, deque)):
+            kept += value
+        if any(type(each) is int and each in own for each in kept):
+            raise FuseError(
+                f"optimizer {type(optimizer).__name__} keeps id(p) of a parameter in '{path}', and its copy has other "
+                "parameters; allowed: the parameter itself, also as a key"
+            )
+
+
 def _settings(made: type[Rule], optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], Hashable]:
     """Return the settings that the rule `made` wants to be equal, by param group."""
     describe = Describer()
@@ -114,6 +131,7 @@ def _refuse_own_ways(names: Names, optimizer: torch.optim.Optimizer) -> None:
     """Refuse what a copy of the optimizer, over views of its trial's rows, would do in another way."""
     name = type(optimizer).__name__
     refuse_views(optimizer)
+    _refuse_ids(optimizer)
     if method := _replaced_in(optimizer):
         raise FuseError(
             f"optimizer {name} has a {method}() of its own on this instance; allowed: a method of its class"

@@ -162,6 +162,19 @@ class Viewing(torch.optim.SGD):
         self.flat = self.param_groups[0]["params"][0].detach().view(-1)
 
 
+class Numbering(torch.optim.SGD):
+    """Tells parameters apart by their ids, or by themselves."""
+
+    def __init__(self, params: Iterable[Any], key: Callable[[Any], object]) -> None:
+        super().__init__(params, lr=0.1)
+        self.key, self.numbers = key, {key(p): number for number, p in enumerate(self.param_groups[0]["params"])}
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            p.grad.mul_(1 + self.numbers.get(self.key(p), 100))
+        super().step()
+
+
 class LateViewing(torch.optim.SGD):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -229,6 +242,7 @@ def untrained(ps: Iterable[Any]) -> torch.optim.Optimizer:
 
 REFUSED: dict[str, tuple[Callable[[Iterable[Any]], torch.optim.Optimizer], str]] = {
     "a view": (Viewing, r"Viewing keeps a view of a parameter as '\.flat'; allowed: the parameter itself, or a copy"),
+    "ids": (lambda ps: Numbering(ps, id), r"Numbering keeps id\(p\) of a parameter in '\.numbers', and its copy has"),
     "gradients": (lambda ps: Zeroing(ps, lr=0.1), r"zero_grad\(\) of optimizer Zeroing leaves gradients"),
     "a function": (
         Enclosing,
@@ -253,6 +267,14 @@ def test_refused(name: str) -> None:
     study = ToyStudy(model, lambda n, ps: make(ps))
     with pytest.raises(FuseError, match=message):
         TrialGroup(study, members(study, range(2)), OpenGate())
+
+
+def itself(parameter: Any) -> Any:
+    return parameter
+
+
+def test_parameters_may_be_told_apart_by_themselves() -> None:
+    assert_fused_is_solo(model, [x for x, _ in batches(3)], lambda n, ps: Numbering(ps, itself), steps=3, size=3)
 
 
 def group_of(make: Make) -> TrialGroup:
