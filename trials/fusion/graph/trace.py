@@ -16,7 +16,7 @@ from trials.fusion.graph.observer import Observer, refuse_questions
 from trials.fusion.graph.own_tensors import OwnTensors
 from trials.fusion.graph.surroundings import kept
 from trials.fusion.graph.tracer import OUT_OF_PLACE, Tracer, flags, recording, set_flags
-from trials.fusion.own_code.asked import GRADIENT, asking
+from trials.fusion.own_code.asked import GRADIENT, MEMORY, asking, own_attributes
 from trials.fusion.own_code.functional import RANDOM, VIEWS
 from trials.fusion.own_code.streams import foreign_streams, kept_streams, refuse_foreign
 from trials.fusion.registry import CALLS, FuseError, label, plain_forward, ruled
@@ -82,9 +82,10 @@ def _traced(model: nn.Module, training: bool, method: str) -> Traced:
     unknown, fixed = unknown_inputs(model, method)
     if not unknown:
         raise FuseError(f"model {name} cannot be traced: its {method} has no first input with a name")
+    asked = (*GRADIENT, *MEMORY, *own_attributes(model))
     try:
         model.train(training)
-        with own_tensors, asking(model.named_parameters(), GRADIENT, _unkept):
+        with own_tensors, asking(model.named_parameters(), asked, _unkept, model.named_buffers()):
             tracer = Tracer(model)
             tracer.traced_func_name = method
             with recording(lambda: tracer.calls_with_buffers), observer:

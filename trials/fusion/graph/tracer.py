@@ -23,6 +23,7 @@ from trials.fusion.graph.surroundings import (
     surroundings,
     without_recomputing,
 )
+from trials.fusion.own_code.asked import MEMORY
 from trials.fusion.own_code.trees import know
 from trials.fusion.registry import has_hooks, plain_forward, ruled
 
@@ -73,6 +74,7 @@ def recording(changing: Callable[[], object] = lambda: None) -> Iterator[None]:
         yield
 
 
+_ATTRIBUTES = frozenset(dir(Tensor))
 _PERHAPS_NONE = ("grad", "_grad", "grad_fn", "_base")
 """Attributes of a tensor that may be None. A graph would freeze the answer to ``is None``, which no value notices."""
 
@@ -99,12 +101,14 @@ class _Unknown(fx.Proxy):
 
     def __getattr__(self, name: str) -> Any:
         """Record the attribute. Whether a value has it is not known, but tensors are."""
-        if not name.startswith("__") and not hasattr(Tensor, name):
+        if not name.startswith("__") and name not in _ATTRIBUTES:
             raise self._refused(f"reads the attribute '{name}', which a tensor lacks")
         if name.startswith("__array_"):
             raise self._refused("makes an array of a value")
         if name in _PERHAPS_NONE:
             raise self._refused(f"reads the attribute '{name}', which may be None when the graph runs")
+        if name in MEMORY:
+            raise self._refused(f"reads the attribute '{name}', about memory that a graph does not keep")
         return Attribute(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:

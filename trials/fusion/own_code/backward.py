@@ -4,7 +4,7 @@ There a module has no trial's tensors any more, nor may it keep anything.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from trials.fusion.errors import RefusedError
 from trials.fusion.graph.module_attributes import ModuleAttributes
-from trials.fusion.own_code.asked import asking
+from trials.fusion.own_code.asked import ASKED, asking
 
 _ALLOWED = (
     "allowed: a tensor that the forward has taken from the module before (weight = self.weight), save_for_backward, or "
@@ -29,10 +29,16 @@ class Backward:
         self._asked: list[tuple[str, Tensor]] = []
 
     @contextmanager
-    def first(self, trained: Sequence[tuple[str, Tensor]]) -> Iterator[None]:
-        """Enter it around the first forward of a module. What stands for `trained` parameters answers no question."""
+    def first(
+        self, trained: Sequence[tuple[str, Tensor]], others: Sequence[tuple[str, Tensor]], own: Iterable[str]
+    ) -> Iterator[None]:
+        """Enter it around the first forward of a module.
+
+        What stands for `trained` parameters answers no question, not even about its `own` attributes; the `others`
+        answer none about their memory.
+        """
         self._asked += trained
-        with asking(trained) if trained else nullcontext():
+        with asking(trained, (*ASKED, *own), buffers=others) if trained or others else nullcontext():
             yield
 
     def watch(self, label: str, module: nn.Module, kept: ModuleAttributes) -> None:

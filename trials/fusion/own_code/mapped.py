@@ -14,13 +14,13 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from trials.fusion.compared.describe import plain_tensors
 from trials.fusion.compared.sharing import refuse_outside, refuse_shared
 from trials.fusion.compared.structure import Unchanged, rule_for
 from trials.fusion.errors import FuseError, RefusedError, is_out_of_memory
 from trials.fusion.graph.memo import KeepsInsideError, LoneCall, Memo
 from trials.fusion.graph.surroundings import as_written, reentrant_checkpoint, without_recomputing
 from trials.fusion.own_code import autocast, one_by_one
+from trials.fusion.own_code.asked import asking, own_attributes
 from trials.fusion.own_code.inner import Below, Call, Calls, Inner
 from trials.fusion.own_code.one_by_one import ChangedError, OneByOne, fits, in_slots, mark, slots
 from trials.fusion.own_code.streams import continue_from, drawing_from, foreign_streams, note, refuse_foreign, saved
@@ -58,6 +58,7 @@ class Mapped:
         Raises:
             RefusedError: the module cannot be copied, or its code finds tensors elsewhere.
         """
+        self._own = own_attributes(module)
         self.module = template(module, path)
         refuse_outside(module, path, self.module)
         self.label, self.looped, self.units = label(module, path), "", units
@@ -69,9 +70,6 @@ class Mapped:
             plain = plain_forward(inner)
             if plain is not None:  # its own branches on values, which `vmap` cannot do
                 inner.forward = partial(plain, inner)
-            for name, tensor in plain_tensors(inner).items():  # each trial has its own of these too
-                delattr(inner, name)
-                inner.register_buffer(name, tensor, persistent=False)
         without_data(self.module)
         self._set_modes()
         self._inner: dict[str, Inner] = {}
@@ -214,7 +212,9 @@ class Mapped:
             self._row = row
             mark(parameters.values())
             tensors = {**parameters, **buffers}
-            with Calls(self.call), self._together.given(tensors, self._changing, self._versions):
+            given = self._together.given(tensors, self._changing, self._versions)
+            asked = asking(parameters.items(), self._own) if self._own and not self._seen else nullcontext()
+            with Calls(self.call), given, asked:
                 output = functional_call(self.module, tensors, args, kwargs)
             outputs, rebuild = apart(hide_objects(output, f"module '{self.label}'"))
             together[:] = [rebuild]
@@ -254,7 +254,7 @@ class Mapped:
         (leaves, spec), owned = tree_flatten((args, kwargs)), tree_flatten(dims)[0]
         reached, rows = self._rows.reached, OneByOne(self._parameters, self._buffers, self._changing, self._once)
         rows.watch(reached)
-        first, trained = self._rows.backward.first, () if self._seen else rows.trained
+        first, asked = self._rows.backward.first, ([], []) if self._seen else rows.asked
         inputs_K = [
             [leaf] * self._rows.size if dim is None else [leaf[row] for row in range(self._rows.size)]
             for leaf, dim in zip(leaves, owned, strict=True)
@@ -268,7 +268,7 @@ class Mapped:
                 self.units.enter()
             own_args, own_kwargs = tree_unflatten([own_inputs[row] for own_inputs in inputs_K], spec)
             self._varying.set_row(row)
-            with rows.of(row) as (tensors, reshaped), first(trained), self._drawing_from(generator):
+            with rows.of(row) as (tensors, reshaped), first(*asked, self._own), self._drawing_from(generator):
                 outputs.append(functional_call(self.module, tensors, own_args, own_kwargs))
             self._set_modes()
             self._put_back(row, reshaped, args, kwargs, dims)
@@ -283,7 +283,7 @@ class Mapped:
         own_args, own_kwargs = of_row((args, kwargs), dims, 0)
         first, stream = self._rows.backward.first, self._drawing_from(self._rows.generators[0])
         try:
-            with in_slots(self._slots) as (reshaped, own), stream, first(() if self._seen else own):
+            with in_slots(self._slots) as (reshaped, own), stream, first(() if self._seen else own, (), self._own):
                 output = self.module(*own_args, **own_kwargs)
         finally:
             self._set_modes()

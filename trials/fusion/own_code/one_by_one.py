@@ -57,9 +57,11 @@ class OneByOne:
             self._rows[name] = [row.clone() if name in changing else row.data for row in tensor.detach()]
 
     @property
-    def trained(self) -> list[tuple[str, Tensor]]:
-        """What stands for trained parameters, and their names."""
-        return [(name, row) for name in self._parameters if name not in self._once for row in self._rows[name]]
+    def asked(self) -> tuple[list[tuple[str, Tensor]], list[tuple[str, Tensor]]]:
+        """What stands for trained parameters, and for all other tensors, with their names."""
+        trained = self._parameters.keys() - self._once.keys()
+        found = [(name, row) for name, rows in self._rows.items() for row in rows]
+        return [each for each in found if each[0] in trained], [each for each in found if each[0] not in trained]
 
     def watch(self, reached: Reached) -> None:
         """Have noticed which parameters get a gradient."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from trials.fusion.compared.describe import plain_tensors
 from trials.fusion.errors import RefusedError
 
 
@@ -30,9 +31,15 @@ def template(module: nn.Module, path: str) -> nn.Module:
 
 
 def without_data(module: nn.Module) -> None:
-    """Take away the tensors of a template, so that code which reads them without being given a trial's own fails."""
+    """Take away the tensors of a template, so that code which reads them without being given a trial's own fails.
+
+    Those that are plain attributes become buffers: each trial has its own of these, too.
+    """
     empty: dict[int, Tensor] = {}
     for inner in module.modules():
+        for name, plain in plain_tensors(inner).items():
+            delattr(inner, name)
+            inner.register_buffer(name, plain, persistent=False)
         for table in (inner._parameters, inner._buffers):
             for name, tensor in table.items():
                 if tensor is not None:

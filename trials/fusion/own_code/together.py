@@ -20,9 +20,10 @@ from trials.fusion.graph.surroundings import (
 _ALONE: frozenset[Any] = frozenset(
     (
         *(getattr(Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn", "grad")),
-        *(getattr(Tensor, name).__get__ for name in ("_base", "_version")),
+        *(getattr(Tensor, name).__get__ for name in ("_base", "_version", "output_nr")),
         *(getattr(Tensor, name).__set__ for name in ("requires_grad", "grad", "data")),
         *(Tensor.requires_grad_, Tensor.register_hook, Tensor.retain_grad, Tensor.backward),
+        *(Tensor._is_view, Tensor.storage_offset),
         *(torch.autograd.grad, torch.autograd.backward),
     )
 )

@@ -67,6 +67,34 @@ def hook_by_taken_gradient(m: TwoLayers, x: Tensor) -> Tensor:
     return hooked(m, x, lambda g: g if weight.grad is None else g * 2)
 
 
+def by_storage(m: TwoLayers, x: Tensor) -> Tensor:
+    return m.b(m.a(x)) * sum(m.a.weight.detach().storage().tolist())
+
+
+def by_all_storages(m: TwoLayers, x: Tensor) -> Tensor:
+    return m.b(m.a(x)) * sum(parameter.untyped_storage().nbytes() for parameter in m.parameters())
+
+
+def by_offset(m: TwoLayers, x: Tensor) -> Tensor:
+    return m.b(m.a(x)) * (1 + m.a.bias.storage_offset()) * float(x.sum())
+
+
+def by_version(m: TwoLayers, x: Tensor) -> Tensor:
+    return m.b(m.a(x)) * m.a.weight._version
+
+
+def by_own_attribute(m: TwoLayers, x: Tensor) -> Tensor:
+    return m.b(m.a(x)) * getattr(m.a.weight, "scale", 1.0)
+
+
+def looping_by_own_attribute(m: TwoLayers, x: Tensor) -> Tensor:
+    return by_own_attribute(m, x) * float(x.sum())
+
+
+def by_all_own_attributes(m: TwoLayers, x: Tensor) -> Tensor:
+    return m.b(m.a(x)) * sum(getattr(parameter, "scale", 1.0) for parameter in m.parameters())
+
+
 def hook_after_accumulation(m: TwoLayers, x: Tensor) -> Tensor:
     if m.training:
         m.a.weight.register_post_accumulate_grad_hook(lambda p: None)
@@ -76,14 +104,45 @@ def hook_after_accumulation(m: TwoLayers, x: Tensor) -> Tensor:
 ASKING = [
     *(by_gradient, by_all_gradients, by_gradient_by_name, by_clipped_gradients, by_leaf, catching, copied_layer),
     *(hook_by_gradient, hook_by_taken_gradient, hook_after_accumulation),
+    *(by_storage, by_all_storages, by_offset, by_version),
+    *(by_own_attribute, looping_by_own_attribute, by_all_own_attributes),
 ]
+
+
+def with_scale(m: TwoLayers) -> None:
+    vars(m.a.weight)["scale"] = 2.0
 
 
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("forward", ASKING)
 def test_questions_that_only_a_parameter_alone_answers_are_refused(forward: Forward, size: int) -> None:
     with pytest.raises(FuseError, match=r"asks for '.*' of the parameter"):
-        assert_fused_is_alone(study_of(forward), size)
+        assert_fused_is_alone(study_of(forward, with_scale), size)
+
+
+def by_the_memory_of_all_buffers(m: TwoLayers, x: Tensor) -> Tensor:
+    return m.b(m.a(x)) * sum(buffer.untyped_storage().nbytes() for buffer in m.buffers())
+
+
+def by_the_memory_of_a_buffer(m: TwoLayers, x: Tensor) -> Tensor:
+    return m.b(m.norm(m.a(x))) * sum(m.norm.get_buffer("running_var").storage().tolist())
+
+
+@pytest.mark.parametrize("forward", [by_the_memory_of_all_buffers, by_the_memory_of_a_buffer])
+def test_so_are_questions_about_the_memory_of_buffers(forward: Forward) -> None:
+    assert_fused_is_alone(study_of(forward), 1)
+    with pytest.raises(FuseError, match=r"asks for '.*storage' of the parameter 'norm.running"):
+        assert_fused_is_alone(study_of(forward), 3)
+
+
+def looping_by_memory_of_values(m: TwoLayers, x: Tensor) -> Tensor:
+    y: Tensor = m.a(x)
+    return m.b(y) * len(y.storage()) * (1 + y.storage_offset()) * float(x.sum())
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_what_it_computes_answers_for_itself_and_attributes_that_it_does_not_read_do_not_matter(size: int) -> None:
+    assert_fused_is_alone(study_of(looping_by_memory_of_values, with_scale), size)
 
 
 def hook_with_weight(m: TwoLayers, x: Tensor) -> Tensor:
