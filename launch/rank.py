@@ -113,6 +113,8 @@ def _start_daemon(local_rank: int) -> None:
     from ds_hooks.shared.page.file import DIRECTORY_VARIABLE, make_private_dir
     from squeezer.own_packages import check_own_packages
 
+    if not os.path.exists("/proc/self"):
+        raise OSError("/proc is not mounted, by which processes find each other")
     check_own_packages()  # before any code of a user's module that is called as one of them runs here
     from launch.leftovers import move_records_aside
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import zmq
 
 from ds_hooks.shared import wire
-from ds_hooks.shared.page.file import DIRECTORY_VARIABLE, SOCKET_PATH_MAX_BYTES
+from ds_hooks.shared.page.file import DIRECTORY_VARIABLE, why_too_long
 from ds_hooks.shared.processes.signals import asked_to_end
 
 MAXIMUM_BATCH = 64
@@ -34,11 +34,8 @@ class Receiver:
     """
 
     def __init__(self, path: Path, fault: Callable[[str], None]) -> None:
-        if len(str(path)) > SOCKET_PATH_MAX_BYTES:
-            raise DaemonError(
-                f"the socket path {path} has {len(str(path))} characters; allowed: {SOCKET_PATH_MAX_BYTES}; "
-                f"set ${DIRECTORY_VARIABLE} to a shorter directory"
-            )
+        if (why := why_too_long(path)) is not None:
+            raise DaemonError(why)
         if path.exists() and not path.is_socket():
             raise DaemonError(
                 f"{path} is taken by something that is not a socket; remove it or set ${DIRECTORY_VARIABLE}"

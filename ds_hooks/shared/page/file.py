@@ -91,6 +91,17 @@ def socket_of(page: Path) -> Path:
     return page.with_suffix(".sock")
 
 
+def why_too_long(socket: Path) -> str | None:
+    """Say why there can be no socket at that path; None: there can."""
+    length_bytes = len(os.fsencode(socket))
+    if length_bytes <= SOCKET_PATH_MAX_BYTES:
+        return None
+    return (
+        f"the socket path {socket} has {length_bytes} bytes; allowed: {SOCKET_PATH_MAX_BYTES}; set "
+        f"${DIRECTORY_VARIABLE} to a shorter directory"
+    )
+
+
 class Page:
     """One mapped page. Use `Page.open`.
 
@@ -104,7 +115,10 @@ class Page:
         self._fd = fd
         self._roles: list[Role] = []
         # a map keeps a copy of its descriptor, with the lock of that: so it gets one that has none
-        unlocked_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            unlocked_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise PageError("/proc is not mounted, by which processes find each other") from None
         self._map = mmap.mmap(unlocked_fd, PAGE_BYTES)
         os.close(unlocked_fd)
         self.words: memoryview[int] = memoryview(self._map).cast("q")

@@ -1,0 +1,94 @@
+"""Ranks on machines that lack what every other machine has: the training goes on, and says why nothing is squeezed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ds_hooks.shared.page.file import DIRECTORY_VARIABLE
+from launch.rank import CONFIG, RUN
+from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.integration
+
+TRAIN = """
+from pathlib import Path
+from ds_hooks import attach
+from tests.support.hooked_engine import Engine
+engine = Engine(Path("/none"))
+handle = attach(engine)
+print(handle.enabled, engine.train_batch(), flush=True)
+handle.detach()
+"""
+MOUNTS = {
+    "no /proc": "mount --bind {empty} /proc",
+    "a hidden /proc": "mount -o remount,hidepid=2 /proc",
+    "a full directory of pages": "mount -t tmpfs -o size=4k,mode=700 tmpfs {pages} && echo > {pages}/full",
+    "a directory of pages of 1 MiB": "mount -t tmpfs -o size=1M,mode=700 tmpfs {pages}",
+}
+SAYS = {"no /proc": "/proc is not mounted", "a full directory of pages": "No space left on device"}
+
+
+def train(tmp_path: Path, before: str = "true", **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Start a rank as DeepSpeed does, after a shell's command in mounts of its own."""
+    script, config, run = tmp_path / "train.py", tmp_path / "squeezer.toml", tmp_path / "run"
+    script.write_text(TRAIN)
+    config.write_text(f'[run]\ndirectory = "{run}"\npin_cores = false\n')
+    for made in (run, tmp_path / "pages", tmp_path / "empty"):
+        made.mkdir(mode=0o700)
+    command = [sys.executable, str(ROOT / "launch" / "rank.py"), "--local_rank=0", str(script)]
+    named = {CONFIG: str(config), RUN: str(run), DIRECTORY_VARIABLE: str(tmp_path / "pages"), "PYTHONPATH": str(ROOT)}
+    shell = before.format(empty=tmp_path / "empty", pages=tmp_path / "pages")
+    return subprocess.run(
+        [*(["unshare", "-m"] if "mount" in before else []), "bash", "-c", f'{shell} && exec "$@"', "bash", *command],
+        env={**os.environ, **named, "RANK": "0", **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may mount, so odd mounts are NOT shown to do no harm")
+@pytest.mark.parametrize("name", MOUNTS)
+def test_in_odd_mounts_it_trains(tmp_path: Path, name: str) -> None:
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
+        pytest.skip("unshare is not allowed here, so odd mounts are NOT shown to do no harm")
+    done = train(tmp_path, MOUNTS[name])
+    assert (done.returncode, done.stdout) == (0, f"{name not in SAYS} 0.5\n"), done.stderr
+    assert "Traceback" not in done.stderr
+    if name in SAYS:
+        assert "training continues" in done.stderr and SAYS[name] in done.stderr
+
+
+ENVIRONMENTS = {
+    "no folder for temporary files": {"TMPDIR": "/none"},
+    "a home that cannot be written": {"HOME": "/proc"},
+    "a locale without UTF-8": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+}
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_in_an_odd_environment_it_trains(tmp_path: Path, name: str) -> None:
+    done = train(tmp_path, **ENVIRONMENTS[name])
+    assert (done.returncode, done.stdout) == (0, "True 0.5\n"), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("limit", ["ulimit -n 64", "ulimit -v 4000000"])
+def test_with_few_files_or_little_memory_it_trains(tmp_path: Path, limit: str) -> None:
+    done = train(tmp_path, limit)
+    assert (done.returncode, done.stdout) == (0, "True 0.5\n"), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_with_too_long_a_name_of_the_directory_of_pages_it_trains_and_says_so(tmp_path: Path) -> None:
+    long = tmp_path / ("long" * 15) / ("long" * 15)
+    for each in (long.parent, long):
+        each.mkdir(mode=0o700)
+    done = train(tmp_path, **{DIRECTORY_VARIABLE: str(long)})
+    assert (done.returncode, done.stdout) == (0, "False 0.5\n"), done.stderr
+    assert "training continues" in done.stderr and "long" in done.stderr
+    assert "Traceback" not in done.stderr
