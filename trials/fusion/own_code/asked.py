@@ -18,7 +18,7 @@ from trials.fusion.graph.observer import is_library
 from trials.fusion.graph.surroundings import replaced
 
 GRADIENT = ("grad",)
-MEMORY = ("storage", "untyped_storage", "storage_offset", "_base", "_is_view", "output_nr", "_version")
+MEMORY = ("storage", "untyped_storage", "storage_offset", "_is_view", "output_nr", "_version")
 """Of buffers, too, and of all that shares memory with them, such as ``weight.detach()``."""
 ASKED = (*GRADIENT, "is_leaf", "grad_fn", "retains_grad", "register_post_accumulate_grad_hook", "__deepcopy__", *MEMORY)
 _untyped_storage = Tensor.untyped_storage
