@@ -24,7 +24,7 @@ handle.detach()
 """
 MOUNTS = {
     "no /proc": "mount --bind {empty} /proc",
-    "a hidden /proc": "mount -o remount,hidepid=2 /proc",
+    "a hidden /proc": "mount -t proc -o hidepid=2 proc /proc",
     "a full directory of pages": "mount -t tmpfs -o size=4k,mode=700 tmpfs {pages} && echo > {pages}/full",
     "a directory of pages of 1 MiB": "mount -t tmpfs -o size=1M,mode=700 tmpfs {pages}",
 }
