@@ -5,6 +5,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from ds_hooks.shared.processes.signals import END_SIGNAL, asked_to_end
 
@@ -18,7 +19,8 @@ class RequestsToEnd:
 
     Args:
         workers: their processes.
-        stack: when it is closed, signals are as they were.
+        stack: when it is closed, signals are as they were, unless there was a request. Then this process is about to
+            end, and further ones must not kill it while it says what was kept.
     """
 
     def __init__(self, workers: Sequence["subprocess.Popen[bytes]"], stack: ExitStack) -> None:
@@ -26,7 +28,7 @@ class RequestsToEnd:
         self._first_s: float | None = None
         self._has_said_so = False
         for number in asked_to_end():
-            stack.callback(signal.signal, number, signal.signal(number, self._pass_on))
+            stack.callback(self._put_back, number, signal.signal(number, self._pass_on))
 
     def __bool__(self) -> bool:
         """Whether there has been one."""
@@ -46,6 +48,10 @@ class RequestsToEnd:
             self._send(END_SIGNAL)
         elif number == signal.SIGINT and now_s >= self._first_s + AGAIN_S:
             self._send(signal.SIGKILL)
+
+    def _put_back(self, number: signal.Signals, before: Any) -> None:
+        if not self:
+            signal.signal(number, before)
 
     def _send(self, number: signal.Signals) -> None:
         for worker in self._workers:
