@@ -50,8 +50,7 @@ class RequestsToEnd:
             self._send(signal.SIGKILL)
 
     def _put_back(self, number: signal.Signals, before: Any) -> None:
-        if not self:
-            signal.signal(number, before)
+        signal.signal(number, signal.SIG_IGN if self else before)  # the end of Python undoes handlers, but not this
 
     def _send(self, number: signal.Signals) -> None:
         for worker in self._workers:

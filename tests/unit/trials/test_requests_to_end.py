@@ -17,8 +17,17 @@ with ExitStack() as stack:
     if first is not None:
         os.kill(os.getpid(), first)
         assert asked
-os.kill(os.getpid(), later)
-print("said what was kept")
+if first is None:
+    os.kill(os.getpid(), later)
+
+
+class Last:
+    def __del__(self, write=os.write, kill=os.kill, pid=os.getpid()):  # when Python has undone its handlers
+        kill(pid, later)
+        write(1, b"said what was kept")
+
+
+sys.last = Last()
 """
 SIGNALS = "SIGINT", "SIGTERM", "SIGHUP"
 
@@ -30,7 +39,7 @@ def ended_by(first: str, later: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("later", SIGNALS)
 def test_after_a_request_no_other_cuts_short_what_is_said_at_the_end(later: str) -> None:
-    assert ended_by("SIGTERM", later) == (0, "said what was kept\n")
+    assert ended_by("SIGTERM", later) == (0, "said what was kept")
 
 
 @pytest.mark.parametrize("later", SIGNALS[1:])
