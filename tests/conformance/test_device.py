@@ -135,10 +135,11 @@ def test_who_does_not_end_is_killed(device: Device, obstinate: Side) -> None:
 
 def test_signals_to_a_side_task_that_has_ended_are_lost_in_peace(device: Device, side: Side) -> None:
     device.end(side.process, PATIENCE_S, beside_main=False)
-    side.status()
+    status = side.status()
     for act in (device.stop, device.resume):
         act(side.process)
     device.end(side.process, PATIENCE_S, beside_main=False)
+    assert side.status() == status
 
 
 def test_after_the_end_the_gate_is_not_left_open(device: Device, side: Side, page: Page) -> None:
