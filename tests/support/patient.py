@@ -2,7 +2,8 @@
 
 Before an even step, from the 12th on, rank 1 waits until rank 0's side task has run some units in the bubble that
 this makes. Before an odd step, from the 17th on, it is the other way round. Each takes the first such step that
-the other's daemon means to squeeze. So every rank is squeezed, however busy the machine is, and no number changes.
+the other's daemon means to squeeze and in which the other's bubble opens. So every rank is squeezed, however busy the
+machine is, and no number changes.
 
 Where each rank has a launcher, PATIENT_DIRECTORIES names their runtime directories, in the order of ranks.
 """
@@ -25,6 +26,8 @@ WAITS_FROM = {1: 12, 0: 17}
 UNITS = 150
 PATIENCE_S = 100.0
 """Less than a test's own, so that it is the test that says what is missing."""
+OPENS_WITHIN_S = 1.0
+"""What waits longer for a bubble is in a wait that stays shut: a late one, say, whose forecast end is too near."""
 
 train_batch = PipelineEngine.train_batch
 
@@ -38,17 +41,25 @@ def page_of(rank: int) -> Path:
     return found
 
 
-def wait_until_squeezed(rank: int) -> None:
-    """Return once the side task of `rank` has run some units, or is not what it was: its daemon or itself killed."""
-    deadline_s = time.monotonic() + PATIENCE_S
+def wait_until_squeezed(rank: int) -> bool:
+    """Wait until the side task of `rank` has run some units, or is not what it was: its daemon or itself killed.
+
+    Returns:
+        False if no bubble has opened.
+    """
+    started_s = time.monotonic()
     page = Page.open(page_of(rank), create=False)
     words = page.words
     daemon, side, until = words[Field.DAEMON_PID], words[Field.SIDE_PROCESS], words[Field.UNITS_RUN] + UNITS
-    while words[Field.UNITS_RUN] < until and time.monotonic() < deadline_s:
-        if not is_alive(daemon) or words[Field.SIDE_PROCESS] != side:
+    opened = False
+    while words[Field.UNITS_RUN] < until and time.monotonic() < started_s + PATIENCE_S:
+        opened = opened or bool(words[Field.BUBBLE] & 1)
+        given_up = not opened and time.monotonic() > started_s + OPENS_WITHIN_S
+        if given_up or not is_alive(daemon) or words[Field.SIDE_PROCESS] != side:
             break
         time.sleep(0.01)
     page.close()
+    return opened
 
 
 def may_be_squeezed(rank: int, step: int) -> bool:
@@ -62,9 +73,8 @@ def may_be_squeezed(rank: int, step: int) -> bool:
 def train_batch_patiently(self: PipelineEngine, *args: object, **kwargs: object) -> object:
     rank, step = torch.distributed.get_rank(), self.global_steps + 1
     since = step - WAITS_FROM.get(rank, step + 1)
-    if since >= 0 and since % 2 == 0 and may_be_squeezed(1 - rank, step):
+    if since >= 0 and since % 2 == 0 and may_be_squeezed(1 - rank, step) and wait_until_squeezed(1 - rank):
         del WAITS_FROM[rank]
-        wait_until_squeezed(1 - rank)
     return train_batch(self, *args, **kwargs)
 
 
