@@ -17,13 +17,13 @@ VALIDATION = 397
 
 
 class Digits(Study):
-    """128 trials, of which 16 train at once on each device. The width is fixed, so all trials can be fused.
+    """512 trials, of which 16 train at once on each device. The width is fixed, so all trials can be fused.
 
-    As many as end in the bubbles of the demo's 300 steps where these are a quarter of the time, which differs between
-    machines: where they are less, some trials wait for the next run.
+    More than end in the bubbles of the demo's 300 steps, so that these are used to the job's last step, however fast
+    the machine is. The next job would go on with the rest.
     """
 
-    trials = 128
+    trials = 512
     fused = 16
     epochs = 10
     rungs: tuple[int, ...] = (2, 4, 7)
