@@ -185,12 +185,13 @@ def numbers_of(groups: list[Group]) -> dict[str, NDArray[Any]]:
     """The numbers of K trials' same param group as vectors, without those that only some of the trials have."""
     made: dict[str, NDArray[Any]] = {}
     for name, value in groups[0].items() if groups else ():
-        if not all(name in group for group in groups):
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not (is_number or name == "betas") or not all(name in group for group in groups):
             continue
         if name == "betas":
             pairs = np.array([[float(beta) for beta in group["betas"]] for group in groups])
             made["beta1"], made["beta2"] = pairs[:, 0], pairs[:, 1]
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        else:
             made[name] = np.array([float(group[name]) for group in groups])
     return made
 

@@ -324,7 +324,8 @@ class VectorOptimizer(FusedOptimizer):
         """Take the hyperparameters as they are now."""
         for holder in self.holders:
             self._check(holder)
-        self._numbers = [scaled_numbers(numbers_of([g[i] for g in self.groups_K]), own) for i, own in self._parts]
+        numbers = {i: numbers_of([g[i] for g in self.groups_K]) for i in {i for i, _ in self._parts}}
+        self._numbers = [scaled_numbers(numbers[i], own) for i, own in self._parts]
         self._numbers_K = [by_trial(numbers) for numbers in self._numbers]
         self._common = [common_of(one) for one in self._numbers_K]
         self._foreseen.clear()
