@@ -36,9 +36,30 @@ class Replaced(NamedTuple):
             vars(self.owner).pop(self.name)
 
 
+def below(owner: Any, name: str) -> Callable[..., Any]:
+    """What an attribute that is set on `owner` hides: its own, or what its class has at the time of the call.
+
+    Scripts patch DeepSpeed's classes, also after their engine was built.
+    """
+    before = getattr(owner, name)
+    if name in vars(owner):
+        return before  # type: ignore[no-any-return]
+
+    def current(*args: Any, **kwargs: Any) -> Any:
+        kind = type(owner)
+        for each in kind.__mro__:
+            if name in vars(each):
+                found = vars(each)[name]
+                bind = getattr(type(found), "__get__", None)
+                return (found if bind is None else bind(found, owner, kind))(*args, **kwargs)
+        return before(*args, **kwargs)
+
+    return current
+
+
 def keep_out_of_copies(engine: Any, replaced: Sequence[Replaced]) -> Replaced:
     """Let copies of `engine` be without our wrappers, which would train `engine` itself."""
-    state_of = engine.__getstate__
+    state_of = below(engine, "__getstate__")
 
     def state() -> Any:
         found = state_of()
@@ -75,25 +96,27 @@ class Instrument:
         self._replaced: list[Replaced] = []
         self._instructions: dict[type, tuple[Any, Any]] = {}
         """Kind of instruction to our wrapper and what it wraps."""
+        self._map_before: dict[type, Any] | None = None
+        """The map that the engine itself held; None: its class's is used."""
 
     def wrap(self) -> None:
         """Set the wrappers."""
         engine, hooks = self._engine, self.hooks
-        self._instructions = {
-            kind: (self._around_instruction(kind, run), run) for kind, run in engine._INSTRUCTION_MAP.items()
-        }
-        self._replace(engine, "_INSTRUCTION_MAP", {kind: ours for kind, (ours, _) in self._instructions.items()})
+        self._map_before = vars(engine).get("_INSTRUCTION_MAP")
+        self._instructions = {}
+        self._replace(engine, "_INSTRUCTION_MAP", {})
+        self._follow_map()
         around = (
             ("train_batch", hooks.begin_step, hooks.end_step),
-            ("_exec_schedule", hooks.begin_schedule, hooks.end_schedule),
+            ("_exec_schedule", self._begin_schedule, hooks.end_schedule),
             ("_aggregate_total_loss", hooks.begin_loss, hooks.end_loss),
         )
         for name, before, after in around:
-            self._replace(engine, name, self._around(getattr(engine, name), before, after))
+            self._replace(engine, name, self._around(below(engine, name), before, after))
         backend = getattr(sys.modules.get("deepspeed.comm.comm"), "cdb", None)
         if backend is not None:
             # it outlives an engine that the script drops, and must not hold it
-            self._replace(backend, "all_reduce", _around_collective(weakref.ref(self), backend.all_reduce))
+            self._replace(backend, "all_reduce", _around_collective(weakref.ref(self), below(backend, "all_reduce")))
             weakref.finalize(engine, self._replaced[-1].restore).atexit = False
         self._replaced.append(keep_out_of_copies(engine, tuple(self._replaced)))
         HOOKED.add(engine)
@@ -111,6 +134,29 @@ class Instrument:
     def _replace(self, owner: Any, name: str, ours: Any) -> None:
         self._replaced.append(Replaced(owner, name, ours, vars(owner).get(name)))
         setattr(owner, name, ours)
+
+    def _begin_schedule(self, *schedule: Any) -> None:
+        self._follow_map()
+        self.hooks.begin_schedule(*schedule)
+
+    def _follow_map(self) -> None:
+        """Take over what a script has changed since in the map that ours hides. What it has set in ours stays."""
+        hidden = type(self._engine)._INSTRUCTION_MAP if self._map_before is None else self._map_before
+        known, ours = self._instructions, self._replaced[0].ours
+        if hidden == {kind: run for kind, (_, run) in known.items()}:
+            return
+        for kind in {**known, **hidden}:
+            wrapper, run = known.pop(kind, (None, None))
+            is_ours = ours.get(kind) is wrapper
+            if kind not in hidden:
+                if is_ours:
+                    del ours[kind]
+                continue
+            if hidden[kind] is not run:
+                wrapper, run = self._around_instruction(kind, hidden[kind]), hidden[kind]
+            known[kind] = wrapper, run
+            if is_ours:
+                ours[kind] = wrapper
 
     def _was_changed(self, ours: Any) -> bool:
         """Whether others have set instructions of their own in our map. It stays then, without our wrappers."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from ds_hooks.engine import WAITING
-from ds_hooks.instrument import Replaced, is_of_a_signal_handler, keep_out_of_copies
+from ds_hooks.instrument import Replaced, below, is_of_a_signal_handler, keep_out_of_copies
 from ds_hooks.step_hooks import Steps
 
 AT_ONCE = 1
@@ -62,7 +62,7 @@ class Successor:
         self._since = steps.begun
         self._waits = True
         self._replaced = Replaced(
-            engine, "train_batch", self._around(engine.train_batch), vars(engine).get("train_batch")
+            engine, "train_batch", self._around(below(engine, "train_batch")), vars(engine).get("train_batch")
         )
         engine.train_batch = self._replaced.ours
         self._copies = keep_out_of_copies(engine, [self._replaced])

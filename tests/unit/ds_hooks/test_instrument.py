@@ -16,7 +16,8 @@ from ds_hooks import Handle, attach
 from ds_hooks.shared.page.layout import Field
 from ds_hooks.shared.page.plan import plan_slot, plan_steps
 from ds_hooks.shared.wire import WaitKind
-from tests.support.hooked_engine import Daemon, Engine, ForwardPass, connect
+from tests.support import hooked_engine
+from tests.support.hooked_engine import Daemon, Engine, ForwardPass, OptimizerStep, RecvGrad, Schedule, connect
 
 
 def test_an_error_of_the_training_goes_through_and_leaves_the_gate_shut(
@@ -115,6 +116,54 @@ def test_an_instruction_that_others_replace_stays_theirs(
     assert engine._INSTRUCTION_MAP[ForwardPass] is mine[ForwardPass]
     engine.train_batch()
     assert len(seen) == 1 and [name for name, _ in engine.seen] == ["ForwardPass", "RecvGrad", "OptimizerStep", "loss"]
+
+
+@pytest.mark.parametrize("name", ["train_batch", "_exec_schedule", "_aggregate_total_loss"])
+def test_a_method_that_others_replace_in_the_class_is_the_one_that_runs(
+    handle: Handle, engine: Engine, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(Engine, name, others_wrap(getattr(Engine, name), seen))
+    assert engine.train_batch() == 0.5
+    assert seen == [name] and ("RecvGrad", True) in engine.seen
+    handle.detach()
+    assert engine.train_batch() == 0.5
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("holder", ["class", "engine"])
+def test_instructions_that_others_replace_add_or_remove_below_the_hooks_are_the_ones_that_run(
+    engine: Engine, daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holder: str
+) -> None:
+    theirs = dict(Engine._INSTRUCTION_MAP)
+    if holder == "class":
+        monkeypatch.setattr(Engine, "_INSTRUCTION_MAP", theirs)
+    else:
+        vars(engine)["_INSTRUCTION_MAP"] = theirs
+    handle = attach(engine, directory=tmp_path / "run", local_rank=0)
+    seen: list[str] = []
+    theirs[ForwardPass] = others_wrap(theirs[ForwardPass], seen)
+    engine.train_batch()
+    assert len(seen) == 1 and ("RecvGrad", True) in engine.seen
+
+    class Own: ...
+
+    class OwnSchedule(Schedule):
+        def steps(self) -> Iterator[list[object]]:
+            yield [Own()]
+            yield [RecvGrad(), OptimizerStep()]
+
+    theirs[Own] = lambda engine: seen.append("own")
+    theirs[ForwardPass] = Engine._INSTRUCTION_MAP[ForwardPass]
+    monkeypatch.setattr(hooked_engine, "Schedule", OwnSchedule)
+    engine.train_batch()
+    assert seen[1:] == ["own"]
+    del theirs[Own]
+    with pytest.raises(KeyError, match="Own"):
+        engine.train_batch()
+    assert handle.enabled, handle.fault
+    handle.detach()
+    assert engine._INSTRUCTION_MAP is theirs
 
 
 def test_hooks_that_leave_in_the_middle_of_a_step_hook_nothing_more(
