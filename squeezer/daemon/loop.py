@@ -243,6 +243,7 @@ class Daemon:
 
     def _join(self, main_pid: int) -> None:
         """Run where this job does, the side task too, which may have served another job before."""
+        self._silence = Silence()
         side = None if self._side_task is None else self._side_task.process
         if not self._device.join(main_pid, side) and self._side_task is not None:
             self._side_task.kill("it cannot follow the job to its device or session; a new side task starts there")

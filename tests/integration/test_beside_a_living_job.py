@@ -82,6 +82,26 @@ def test_a_lock_that_a_stopped_side_task_holds_is_released(sandbox: Sandbox, tmp
     assert "JobSilent" in {action["cause"] for action in sandbox.events("action")}
 
 
+@pytest.mark.slow
+def test_a_job_that_pauses_now_and_then_does_not_cost_a_side_task_its_start_each_time(sandbox: Sandbox) -> None:
+    job = sandbox.job()
+    daemon = sandbox.daemon_of(job, sandbox.config("starts_slowly.py"))
+    pids = []
+    for _ in range(3):
+        wait_for(lambda: sandbox.word(Field.PLAN_UNTIL_STEP), "a daemon that knows its job's steps")
+        job.beats(20)  # more than it remembers: a long step is borne longer
+        pids.append(wait_for(lambda: sandbox.word(Field.SIDE_PROCESS), "the side task"))
+        job.change(stall_ms=7000)
+        wait_for(lambda: silent_s(sandbox) > 2, "a pause")
+        job.change(stall_ms=0)
+        job.beats(1)
+    job.beats(3)
+    pids.append(sandbox.word(Field.SIDE_PROCESS))
+    assert pids[0] != pids[1] == pids[2] == pids[3], "killed once: it might have held a lock"
+    assert job.finish() == 0
+    assert daemon.ended() == 0
+
+
 def test_hooks_that_leave_while_the_side_task_starts_take_it_along(sandbox: Sandbox) -> None:
     daemon = sandbox.daemon(sandbox.config("starts_slowly.py"))
     job = sandbox.job()
