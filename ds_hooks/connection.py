@@ -46,16 +46,23 @@ class Connection:
         """Give the page back and say goodbye, after what is known by now."""
         if os.getpid() != self._pid:
             return  # a forked child, such as a data-loading worker: all this is its parent's
-        self.side.halt()  # it may be starting, and would run on
-        self.side.leave()
+        with ExitStack() as in_reverse:  # each of it, whatever fails
+            in_reverse.callback(self.sender.close)
+            in_reverse.callback(self._say_goodbye, fault)
+            in_reverse.callback(self._page.close)
+            in_reverse.callback(self.clock.leave, wait=not fault)
+            in_reverse.callback(self._give_back, fault)
+            in_reverse.callback(self.side.leave)
+            self.side.halt()  # it may be starting, and would run on
+
+    def _give_back(self, fault: int) -> None:
         self.words[Field.HOOK_FAULTS] += fault
         self.words[Field.MAIN_PID] = 0
-        self.clock.leave(wait=not fault)
-        self._page.close()
+
+    def _say_goodbye(self, fault: int) -> None:
         with suppress(DriverError):  # a device that refuses to say where it is
             self.pending.send_known()
         self.sender.goodbye(time.monotonic_ns(), Bye(self._rank, fault))
-        self.sender.close()
 
 
 def connect(directory: Path, local_rank: int, device: str, rank: int) -> Connection:

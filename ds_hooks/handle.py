@@ -6,6 +6,7 @@ import sys
 import time
 import traceback
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -188,14 +189,19 @@ class Handle:
         """Stop for good after a fault, once and loudly."""
         if self.fault is not None:
             return
+        self.fault = type(error).__name__
+        with suppress(Exception):  # as where the script lets no source be read
+            self._tell(error)
+        try:
+            self._leave(fault=1)
+        except Exception as second:
+            notice(f"rank {self._rank}: cleaning up failed too: {type(second).__name__}")
+
+    def _tell(self, error: BaseException) -> None:
         self.fault = f"{type(error).__name__}: {error}"
         notice(f"rank {self._rank}: switched off; training continues without squeezing: {error}")
         if not isinstance(error, (AttachError, DriverError, NoPyzmqError, NoRoomError, PageError)):
             notice("".join(traceback.format_exception(error)))
-        try:
-            self._leave(fault=1)
-        except Exception as second:
-            notice(f"rank {self._rank}: cleaning up failed too: {second}")
 
     def _leave(self, fault: int) -> None:
         if self._place is not None and _TURNS.get(self._place) is self._steps:

@@ -62,6 +62,49 @@ def test_a_fault_in_any_hook_switches_them_off_once_and_the_step_goes_on(
     assert daemon.hear_all()[-1].fault == 1
 
 
+def test_a_fault_that_comes_again_in_leaving_shuts_the_gate_and_gives_the_page_back(
+    handle: Handle, engine: Engine, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect(engine, daemon)
+    assert handle._connection is not None
+    plan_slot(daemon.page.words, 1, 10**9)
+    plan_steps(daemon.page.words, 1, 10**9)
+    side = handle._connection.side
+
+    def refused() -> None:
+        monkeypatch.setattr(side, "halt", refused)
+        raise RuntimeError("a hook of the script's lets nobody send signals")
+
+    monkeypatch.setattr(side, "wake", refused)
+    assert engine.train_batch() == 0.5
+    assert not handle.enabled
+    assert not daemon.page.is_open()
+    assert daemon.page.words[Field.MAIN_PID] == 0
+    assert daemon.hear_all()[-1].fault == 1
+
+
+class SpeechlessError(Exception):
+    """Cannot be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("not even this")
+
+
+def test_a_fault_that_cannot_be_told_is_kept_from_the_training(
+    handle: Handle, engine: Engine, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault() -> None:
+        raise SpeechlessError
+
+    assert handle._hooks is not None and handle._instrument is not None
+    handle._instrument.unwrap()
+    monkeypatch.setattr(handle._hooks, "begin_loss", fault)
+    handle._instrument.wrap()
+    assert engine.train_batch() == 0.5
+    assert handle.fault == "SpeechlessError" and not handle.enabled
+    assert not daemon.page.is_open()
+
+
 def others_wrap(run: Callable[..., Any], seen: list[str]) -> Callable[..., Any]:
     @functools.wraps(run)
     def theirs(*args: Any, **kwargs: Any) -> Any:
