@@ -34,7 +34,11 @@ class SideProcess:
         self._stopped = self._surely = False
 
     def wake(self) -> None:
-        """Let it run, or continue it."""
+        """Let it run, or continue it.
+
+        Raises:
+            OSError: this process can no longer signal it: see `halt`.
+        """
         if not self._is_there():
             return
         words = self._words
@@ -53,6 +57,10 @@ class SideProcess:
         Args:
             let_end: let a unit of device work end first, unless the side task has processes of its own: those would
                 run on as long. A second call, without this, stops a unit that still runs.
+
+        Raises:
+            OSError: this process can no longer signal it, because it has become another user's, say, or has opened all
+                the files that it may. Whoever cannot halt a side task must not let it run.
         """
         if not self._can_halt:
             return False
@@ -85,13 +93,14 @@ class SideProcess:
         if pid == self._pid:
             return self._pidfd >= 0
         self.leave()
-        self._pid = pid
         if not pid:
             return False
         try:
             self._pidfd = os.pidfd_open(pid)
-        except OSError:
+        except ProcessLookupError:
+            self._pid = pid
             return False  # it has ended
+        self._pid = pid
         light_fence()
         if self._words[Field.SIDE_PROCESS_START] not in (0, start_time(pid)):
             self.leave()  # its daemon was killed, it has ended too, and another process has its number now
@@ -109,7 +118,7 @@ class SideProcess:
     def _send(self, number: signal.Signals) -> bool:
         try:
             signal.pidfd_send_signal(self._pidfd, number)
-        except OSError:
+        except ProcessLookupError:
             self._stopped = False  # it has ended
             return False
         return True

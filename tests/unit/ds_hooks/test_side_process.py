@@ -1,11 +1,12 @@
 """How the main job wakes and halts a side task: a real process, real signals."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,36 @@ def becomes(process: subprocess.Popen[str], states: str) -> None:
     deadline_s = time.monotonic() + 30
     while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] not in states:
         assert time.monotonic() < deadline_s, f"never in one of {states}"
+
+
+def no_file_is_left() -> Callable[[], None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def another_user() -> Callable[[], None]:
+    if os.getuid() != 0:
+        pytest.skip("only root may become another user, so a script that does is NOT shown to do no harm")
+    os.setresuid(65534, 65534, 0)
+    return lambda: os.setresuid(0, 0, 0)
+
+
+@pytest.mark.parametrize("becomes_unable", [no_file_is_left, another_user])
+@pytest.mark.parametrize("call", ["wake", "halt"])
+def test_one_that_can_no_longer_be_signalled_is_not_taken_for_one_that_has_ended(
+    page: Page, process: subprocess.Popen[str], becomes_unable: Callable[[], Callable[[], None]], call: str
+) -> None:
+    side = SideProcess(page.words)
+    page.words[Field.SIDE_PID] = process.pid
+    page.words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP if call == "wake" else SideActivity.HOST
+    able_again = becomes_unable()
+    try:
+        with pytest.raises(OSError):
+            getattr(side, call)()
+    finally:
+        able_again()
+    side.leave()
 
 
 def test_a_starting_one_is_halted_and_goes_on_without_a_signal_that_would_end_it(
