@@ -11,18 +11,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from statistics import fmean
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 from benchmarks.ghost.model import Timing
 from benchmarks.ghost.program import GhostShape
 from benchmarks.gpu.fake_driver import DEFAULT_STREAM, FakeDriver
+from benchmarks.gpu.fake_torch import fake_torch
 from benchmarks.gpu.ghost_stream import RECEIVES, WAYS, StreamStage, programs_of
 from benchmarks.gpu.parts import UNIT_US, Bench, Side
 from benchmarks.shared.intervals import ratio_with_ci95
 from ds_hooks import attach
-from ds_hooks.clock import cuda as clock_module
 from ds_hooks.shared import wire
 from ds_hooks.shared.page.file import Page, make_private_dir, page_path, socket_path
 from ds_hooks.shared.page.layout import Field, Role
@@ -129,17 +127,7 @@ def _compute_stream(bench: Bench) -> Iterator[int]:
         torch.cuda.init()
         yield int(torch.cuda.current_stream().cuda_stream)
         return
-    cuda = SimpleNamespace(
-        current_stream=lambda: SimpleNamespace(cuda_stream=DEFAULT_STREAM),
-        current_device=lambda: 0,
-        get_device_properties=lambda device: SimpleNamespace(),
-        max_memory_reserved=lambda: 0,
-        mem_get_info=lambda: (0, 0),
-    )
-    with (
-        mock.patch.dict(sys.modules, {"torch": SimpleNamespace(cuda=cuda)}),
-        mock.patch.object(clock_module, "CudaDriver", lambda: driver),
-    ):
+    with fake_torch(driver):
         yield DEFAULT_STREAM
 
 

@@ -6,17 +6,15 @@ The main job is the test. Its wait ends only when the test lets it, so nothing h
 import itertools
 import mmap
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Protocol
 
 import pytest
 
 from benchmarks.gpu.fake_driver import DEFAULT_STREAM, FakeDriver
-from ds_hooks.clock import cuda as cuda_module
+from benchmarks.gpu.fake_torch import fake_torch
 from ds_hooks.clock.base import BubbleClock
 from ds_hooks.clock.cpu import CpuClock
 from ds_hooks.clock.cuda import CudaClock, PolledCudaClock
@@ -290,16 +288,9 @@ def test_cpu_times_are_told_where_they_mean_something(clock: BubbleClock, page: 
         assert (without, first, used_ns, main_ns, main_used_ns) == (-1, -1, 0, -1, 0)
 
 
-def test_each_device_has_one_clock(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = SimpleNamespace(
-        current_stream=lambda: SimpleNamespace(cuda_stream=DEFAULT_STREAM),
-        current_device=lambda: 0,
-        get_device_properties=lambda device: SimpleNamespace(uuid=None),
-    )
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+def test_each_device_has_one_clock(page: Page) -> None:
     made: dict[str, Any] = {}
-    with FakeDriver() as driver:
-        monkeypatch.setattr(cuda_module, "CudaDriver", lambda: driver)
+    with FakeDriver() as driver, fake_torch(driver):
         for device in CLOCKS:
             made[device] = clock_for(device, page, time.monotonic_ns)
             assert made[device].leave(wait=True)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -203,34 +203,16 @@ def _check(owners: "list[subprocess.Popen[str]]", told: list[set[str]]) -> None:
     wait_for(lambda: not any(is_alive(int(pid)) for pid in living_child), "its end")
 
 
-def test_a_killed_owners_side_task_on_a_gpu_is_left_to_end_by_itself(place: Path) -> None:
+@contextmanager
+def a_killed_owners_gpu_side_task() -> Iterator[None]:
+    """It lives on and keeps its group, whatever is done meanwhile; once it has ended, the group can be removed."""
     command = [sys.executable, "-c", OWNER, "busy", "--page", "x", "--device", "cuda"]
     owner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     path, side = sorted((first_line(owner) for _ in range(2)), key=str.isdecimal)
     try:
         owner.kill()
         owner.wait()
-        make_side_group().close()  # as the daemon of another device does
-        assert is_alive(int(side)) and Path(path).exists()
-    finally:
-        os.kill(int(side), signal.SIGKILL)
-    wait_for(lambda: not is_alive(int(side)), "its end")
-    remove_dead_groups()
-    assert not Path(path).exists()
-
-
-def test_a_container_that_shares_the_tree_leaves_side_tasks_alone_whose_numbers_it_cannot_see(place: Path) -> None:
-    unshare = ("unshare", "--pid", "--fork", "--mount-proc")
-    if subprocess.run([*unshare, "true"], capture_output=True).returncode:
-        pytest.skip("this user may make no PID namespace, so nothing is shown")
-    command = [sys.executable, "-c", OWNER, "busy", "--page", "x", "--device", "cuda"]
-    owner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    path, side = sorted((first_line(owner) for _ in range(2)), key=str.isdecimal)
-    try:
-        owner.kill()
-        owner.wait()
-        make = "from squeezer.daemon.side_processes.control_group import make_side_group; make_side_group().close()"
-        subprocess.run([*unshare, sys.executable, "-c", make], check=True, cwd=ROOT)
+        yield
         assert is_alive(int(side)) and Path(path).exists()
     finally:
         with suppress(ProcessLookupError):
@@ -238,6 +220,20 @@ def test_a_container_that_shares_the_tree_leaves_side_tasks_alone_whose_numbers_
     wait_for(lambda: not is_alive(int(side)), "its end")
     remove_dead_groups()
     assert not Path(path).exists()
+
+
+def test_a_killed_owners_side_task_on_a_gpu_is_left_to_end_by_itself(place: Path) -> None:
+    with a_killed_owners_gpu_side_task():
+        make_side_group().close()  # as the daemon of another device does
+
+
+def test_a_container_that_shares_the_tree_leaves_side_tasks_alone_whose_numbers_it_cannot_see(place: Path) -> None:
+    unshare = ("unshare", "--pid", "--fork", "--mount-proc")
+    if subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        pytest.skip("this user may make no PID namespace, so nothing is shown")
+    with a_killed_owners_gpu_side_task():
+        make = "from squeezer.daemon.side_processes.control_group import make_side_group; make_side_group().close()"
+        subprocess.run([*unshare, sys.executable, "-c", make], check=True, cwd=ROOT)
 
 
 def test_two_owners_that_start_at_once_do_not_remove_each_others(place: Path) -> None:

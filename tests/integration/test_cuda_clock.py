@@ -1,6 +1,5 @@
 """Marks of a device with streams: what the device writes and when, on a driver whose streams are threads."""
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,9 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.gpu.fake_driver import DEFAULT_STREAM, FakeDriver
+from benchmarks.gpu.fake_torch import FREE_BYTES, PEAK_BYTES, UUID, fake_torch
 from ds_hooks import attach
 from ds_hooks.clock import cuda as clock_module
 from ds_hooks.clock.cuda import WORD_MAX, CudaClock, PolledCudaClock, cuda_clock
+from ds_hooks.handle import Handle
 from ds_hooks.shared import cuda_driver as driver_module
 from ds_hooks.shared.cuda_driver import DriverError, address_of
 from ds_hooks.shared.device_uuid import read_device_uuid
@@ -25,14 +26,6 @@ from trials.gate.bubble_watch import BubbleWatch
 
 MS = 1_000_000
 PATIENCE_S = 30.0
-UUID = "89f4a2c1-0000-1111-2222-f33344445555"
-FAKE_CUDA = SimpleNamespace(
-    current_stream=lambda: SimpleNamespace(cuda_stream=DEFAULT_STREAM),
-    current_device=lambda: 0,
-    get_device_properties=lambda device: SimpleNamespace(uuid=UUID),
-    max_memory_reserved=lambda: 7 << 30,
-    mem_get_info=lambda: (9 << 30, 80 << 30),
-)
 
 
 @pytest.fixture
@@ -243,12 +236,11 @@ def test_the_page_stays_as_long_as_the_device_may_write_to_it(clock: CudaClock, 
 
 @pytest.mark.parametrize("call", ["create_stream", "register", "write_words", "wait_for_words", "record"])
 def test_a_device_that_cannot_write_words_is_polled(
-    call: str, page: Page, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    call: str, page: Page, driver: FakeDriver, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=FAKE_CUDA))
-    monkeypatch.setattr(clock_module, "CudaDriver", lambda: driver)
     driver.fail(call, at=1)
-    clock = cuda_clock(page, time.monotonic_ns)
+    with fake_torch(driver):
+        clock = cuda_clock(page, time.monotonic_ns)
     assert isinstance(clock, PolledCudaClock) and page.words[Field.CLOCK_KIND] == ClockKind.CUDA_POLLED
     assert f"{call}: refused on purpose" in capsys.readouterr().err
     assert clock.leave(wait=True)
@@ -277,13 +269,18 @@ class DeviceEngine(Engine):
         self._driver.launch(DEFAULT_STREAM, {"RecvGrad": 8 * MS, "loss": 2 * MS}.get(name, 1 * MS), name)
 
 
-def test_hooks_on_a_device_tell_true_times_and_never_wait(
-    tmp_path: Path, driver: FakeDriver, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=FAKE_CUDA))
-    monkeypatch.setattr(clock_module, "CudaDriver", lambda: driver)
+@pytest.fixture
+def hooked(tmp_path: Path, driver: FakeDriver, daemon: Daemon) -> Iterator[tuple[DeviceEngine, Handle]]:
+    """An engine on the device, and the hooks on it, attached once the daemon listens."""
     engine = DeviceEngine(page_path(tmp_path / "hooks", 0), driver)
-    handle = attach(engine, directory=tmp_path / "hooks", local_rank=0)
+    with fake_torch(driver):
+        yield engine, attach(engine, directory=tmp_path / "hooks", local_rank=0)
+
+
+def test_hooks_on_a_device_tell_true_times_and_never_wait(
+    hooked: tuple[DeviceEngine, Handle], driver: FakeDriver, daemon: Daemon
+) -> None:
+    engine, handle = hooked
     assert handle.enabled, handle.fault
     page = daemon.page
     plan_slot(page.words, 1, 5 * MS)
@@ -300,7 +297,7 @@ def test_hooks_on_a_device_tell_true_times_and_never_wait(
     while not daemon.is_connected():
         engine.train_batch()
     handle.detach()
-    assert (page.words[Field.MAIN_PEAK_BYTES], page.words[Field.FREE_BYTES]) == (7 << 30, 9 << 30)
+    assert (page.words[Field.MAIN_PEAK_BYTES], page.words[Field.FREE_BYTES]) == (PEAK_BYTES, FREE_BYTES)
     assert f"{read_device_uuid(page.words):032x}" == UUID.replace("-", "")
     messages = daemon.hear_all()
     starts = {(m.step, m.slot): m for m in messages if isinstance(m, BubbleStart)}
@@ -314,12 +311,9 @@ def test_hooks_on_a_device_tell_true_times_and_never_wait(
 @pytest.mark.parametrize("ahead", [True, False])
 @pytest.mark.parametrize(("call", "at"), [("write_words", 1), ("write_words", 2), ("record", 3), ("record", 4)])
 def test_hooks_whose_device_refuses_calls_from_now_on_leave_no_gate_open(
-    call: str, at: int, ahead: bool, tmp_path: Path, driver: FakeDriver, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+    call: str, at: int, ahead: bool, hooked: tuple[DeviceEngine, Handle], driver: FakeDriver, daemon: Daemon
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=FAKE_CUDA))
-    monkeypatch.setattr(clock_module, "CudaDriver", lambda: driver)
-    engine = DeviceEngine(page_path(tmp_path / "hooks", 0), driver)
-    handle = attach(engine, directory=tmp_path / "hooks", local_rank=0)
+    engine, handle = hooked
     words = daemon.page.words
     connect(engine, daemon)  # a goodbye that comes earlier is dropped
     until(lambda: driver.is_idle(DEFAULT_STREAM))
@@ -347,12 +341,9 @@ def test_hooks_whose_device_refuses_calls_from_now_on_leave_no_gate_open(
 
 
 def test_hooks_whose_device_does_not_say_any_more_where_it_is_say_goodbye_all_the_same(
-    tmp_path: Path, driver: FakeDriver, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+    hooked: tuple[DeviceEngine, Handle], driver: FakeDriver, daemon: Daemon
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=FAKE_CUDA))
-    monkeypatch.setattr(clock_module, "CudaDriver", lambda: driver)
-    engine = DeviceEngine(page_path(tmp_path / "hooks", 0), driver)
-    handle = attach(engine, directory=tmp_path / "hooks", local_rank=0)
+    engine, handle = hooked
     connect(engine, daemon)
     for later in range(1, 200):
         driver.fail("is_done", at=later)

@@ -4,7 +4,6 @@ The device is a driver whose streams are threads. What it finds on the page when
 of the stream's order, not of time.
 """
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +13,8 @@ import pytest
 from deepspeed.runtime.pipe import schedule as schedules
 
 from benchmarks.gpu.fake_driver import DEFAULT_STREAM, FakeDriver
+from benchmarks.gpu.fake_torch import fake_torch
 from ds_hooks import attach
-from ds_hooks.clock import cuda as clock_module
 from ds_hooks.shared.page.file import Page, page_path
 from ds_hooks.shared.page.layout import DeviceGate, Field
 from ds_hooks.shared.page.plan import plan_slot, plan_steps
@@ -94,24 +93,15 @@ class Engine:
 
 @pytest.fixture
 def driver(memory_path: Path) -> Iterator[FakeDriver]:
-    with FakeDriver() as made:
+    with FakeDriver() as made, fake_torch(made):
         yield made
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])
 @pytest.mark.parametrize("kind", [schedules.TrainSchedule, pytest.param(DualPipeV, marks=NEEDS_DUALPIPEV)])
 def test_the_gate_is_open_in_waits_and_shut_wherever_the_device_computes(
-    kind: Any, stage: int, memory_path: Path, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+    kind: Any, stage: int, memory_path: Path, driver: FakeDriver
 ) -> None:
-    cuda = SimpleNamespace(
-        current_stream=lambda: SimpleNamespace(cuda_stream=DEFAULT_STREAM),
-        current_device=lambda: 0,
-        get_device_properties=lambda device: SimpleNamespace(),
-        max_memory_reserved=lambda: 0,
-        mem_get_info=lambda: (0, 0),
-    )
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    monkeypatch.setattr(clock_module, "CudaDriver", lambda: driver)
     directory = memory_path / "pages"
     page = Page.open(page_path(directory, 0))
     for slot in range(SLOTS):

@@ -154,6 +154,12 @@ def test_where_it_cannot_be_known_the_users_word_counts(control: FakeMps, run: R
     assert not terminate_client(found, 77, lambda: None), "77 may be anybody here"
 
 
+@pytest.fixture
+def device(page: Page) -> CudaDevice:
+    write_device_uuid(page.words, NUMBER)
+    return CudaDevice(page.words, DeviceTable(), 0, {}, nvml_of(FakeNvml()))
+
+
 def measured(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -184,15 +190,13 @@ def test_turns_are_sound_where_they_were_measured_so_with_this_driver(
 def test_a_server_is_not_used_on_a_device_where_that_was_measured_to_delay_the_main_job(
     control: FakeMps,
     run: Run,
-    page: Page,
+    device: CudaDevice,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     main = run(control.pipes)
     control.serve(main.pid)
-    write_device_uuid(page.words, NUMBER)
-    device = CudaDevice(page.words, DeviceTable(), 0, {}, nvml_of(FakeNvml()))
     device.prepare(main.pid)
     assert device.least_margin_ns() == 0, "nothing is known"
     assert f"was not measured with MPS and this driver: {state_file()} has" in caplog.text
@@ -211,14 +215,12 @@ def test_what_an_earlier_version_measured_bars_as_before_and_allows_no_turns(
     sound: bool,
     control: FakeMps,
     run: Run,
-    page: Page,
+    device: CudaDevice,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     main = run(control.pipes)
-    write_device_uuid(page.words, NUMBER)
-    device = CudaDevice(page.words, DeviceTable(), 0, {}, nvml_of(FakeNvml()))
     for mps_ in (True, False):
         measured(monkeypatch, tmp_path, mps=mps_, sound=sound, margin_ns=500_000, version=1)
     again = r"earlier version.*`squeezer doctor --measure` again" if sound else "it was measured so"
@@ -234,11 +236,9 @@ def test_what_an_earlier_version_measured_bars_as_before_and_allows_no_turns(
 
 
 def test_the_side_task_queues_as_much_as_was_measured_for_the_way_in_which_it_shares_the_device(
-    control: FakeMps, run: Run, page: Page, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    control: FakeMps, run: Run, device: CudaDevice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     main = run(control.pipes)
-    write_device_uuid(page.words, NUMBER)
-    device = CudaDevice(page.words, DeviceTable(), 0, {}, nvml_of(FakeNvml()))
     assert "--queue-depth" not in device.arguments()
     measured(monkeypatch, tmp_path, mps=True, sound=True, queue_depth=1)
     measured(monkeypatch, tmp_path, mps=False, sound=True, queue_depth=2)

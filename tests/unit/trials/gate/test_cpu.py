@@ -2,13 +2,11 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import trials.gate.cpu as gate_module
-from ds_hooks.shared.page.file import Page, page_path
 from ds_hooks.shared.page.layout import Field, SideActivity
 from ds_hooks.shared.page.plan import plan_slot
 from ds_hooks.shared.rotating_file import RotatingFile
@@ -22,10 +20,8 @@ from trials.gate.unit_records import UnitRecords
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    page = Page.open(page_path(tmp_path / "pages", 0))
-    yield World(page, monkeypatch)
-    page.close()
+def world(cpu_world: World) -> World:
+    return cpu_world
 
 
 def test_an_open_gate_lets_a_unit_start_without_a_sleep(world: World) -> None:

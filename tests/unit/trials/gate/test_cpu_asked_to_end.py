@@ -2,13 +2,10 @@
 
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 import trials.gate.cpu as gate_module
-from ds_hooks.shared.page.file import Page, page_path
 from ds_hooks.shared.page.layout import Field
 from ds_hooks.shared.processes.identity import start_time
 from tests.support.cpu_world import MS, World
@@ -17,10 +14,8 @@ from trials.gate.cpu import CpuGate
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    page = Page.open(page_path(tmp_path / "pages", 0))
-    yield World(page, monkeypatch)
-    page.close()
+def world(cpu_world: World) -> World:
+    return cpu_world
 
 
 def test_asked_to_end_it_finishes_what_goes_on_once_no_main_job_is_there(world: World) -> None:

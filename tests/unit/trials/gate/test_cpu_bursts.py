@@ -1,12 +1,10 @@
 """When the CPU gate accounts for units: short ones in bursts, known ones many at once. Clock and sleep are fakes."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import trials.gate.cpu as gate_module
-from ds_hooks.shared.page.file import Page, page_path
 from ds_hooks.shared.page.layout import Field
 from ds_hooks.shared.unit_record import UNIT_RECORD
 from squeezer.records.reader import read_groups
@@ -18,10 +16,8 @@ from trials.gate.unit_records import UnitRecords
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    page = Page.open(page_path(tmp_path / "pages", 0))
-    yield World(page, monkeypatch)
-    page.close()
+def world(cpu_world: World) -> World:
+    return cpu_world
 
 
 def known(world: World, gate: CpuGate, *costs_ns: int) -> None:
