@@ -1,5 +1,6 @@
 """What ends, leaves or signals our processes while the main job lives: nothing of ours may run ungated beside it."""
 
+import fcntl
 import os
 import signal
 import time
@@ -230,18 +231,22 @@ def test_a_crashed_daemon_is_replaced_and_the_job_squeezed_on(sandbox: Sandbox, 
     assert job.finish() == 0
 
 
-def test_a_side_task_that_starts_before_the_hooks_are_heard_waits_for_a_bubble(sandbox: Sandbox) -> None:
+def test_a_side_task_that_starts_before_the_hooks_are_heard_waits_for_a_bubble(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
     """That of a crashed daemon's successor, in a long step, say."""
     job = sandbox.job()
     keeper = sandbox.daemon_of(job, sandbox.config("starts_slowly.py"))
     first = wait_for(lambda: sandbox.word(Field.SIDE_PROCESS), "the side task")
-    job.change(stall_ms=15_000)
-    wait_for(lambda: silent_s(sandbox) > 0.5, "a long time without bubbles")
-    os.kill(sandbox.word(Field.DAEMON_PID), signal.SIGKILL)
-    second = wait_for(lambda: (now := sandbox.word(Field.SIDE_PROCESS)) != first and now, "the next side task")
-    wait_for(lambda: stat(second)[:1] == ["T"], "its stop", patience_s=5)
-    assert silent_s(sandbox) > 0.5, "no bubble has come"
-    job.change(stall_ms=0)
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        job.change(lock=lock.name)
+        wait_for(lambda: silent_s(sandbox) > 0.5, "a long time without bubbles")
+        os.kill(sandbox.word(Field.DAEMON_PID), signal.SIGKILL)
+        second = wait_for(lambda: (now := sandbox.word(Field.SIDE_PROCESS)) != first and now, "the next side task")
+        wait_for(lambda: stat(second)[:1] == ["T"], "its stop", patience_s=5)
+        assert silent_s(sandbox) > 0.5, "no bubble has come"
+        job.change(lock="")
     used = cpu_ticks(second)
     wait_for(lambda: cpu_ticks(second) > used + 5, "it starts in bubbles")
     assert job.finish() == 0
