@@ -106,29 +106,22 @@ for name, use in uses.items():
 """)
 
 
-def test_one_that_is_loaded_already_stays() -> None:
-    run(
-        "import torch._dynamo as own\nfrom trials.late_compiler import *\nload_compiler_late()\nimport torch._dynamo\n"
-        "assert torch._dynamo is own and is_compiler_loaded()"
-    )
-
-
-def test_whoever_only_looks_finds_its_file_and_does_not_load_it() -> None:
-    run(f"""{BEFORE}
+STAYS = """
+import torch._dynamo as own
+load_compiler_late()
+import torch._dynamo
+assert torch._dynamo is own and is_compiler_loaded()
+"""
+LOOKS = """
 import inspect
 from importlib.util import find_spec
 found = inspect.getfile(torch._dynamo), find_spec("torch._dynamo").origin, torch._dynamo.__package__
 assert not is_compiler_loaded()
-torch._dynamo.reset()
+"""
+FOUND = """
 assert found == (torch._dynamo.__file__, torch._dynamo.__spec__.origin, torch._dynamo.__package__)
-""")
-
-
-@pytest.mark.parametrize(
-    "asks", ["torch._dynamo.is_compiling()", pytest.param("torch.compiler.disable(len)([])", marks=pytest.mark.slow)]
-)
-def test_a_forward_that_loads_it_is_traced(asks: str) -> None:
-    run(f"""{BEFORE}
+"""
+TRACES = """
 from tests.support.fused_and_solo import ToyStudy
 from tests.support.two_layers import TwoLayers, assert_fused_is_alone, batches
 
@@ -139,7 +132,28 @@ def forward(m, x):
 
 study = ToyStudy(lambda n: TwoLayers(forward).double(), "sgd", batches())
 assert assert_fused_is_alone(study, 1) == "rule FusedLinear" and is_compiler_loaded()
-""")
+"""
+
+
+def test_whoever_looks_does_not_load_it_a_forward_that_does_is_traced_and_then_it_stays() -> None:
+    """Each by itself is a slow test."""
+    run(BEFORE + LOOKS + TRACES.format(asks="torch._dynamo.is_compiling()") + FOUND + STAYS)
+
+
+@pytest.mark.slow
+def test_one_that_is_loaded_already_stays() -> None:
+    run("from trials.late_compiler import *" + STAYS)
+
+
+@pytest.mark.slow
+def test_whoever_only_looks_finds_its_file_and_does_not_load_it() -> None:
+    run(BEFORE + LOOKS + "torch._dynamo.reset()" + FOUND)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asks", ["torch._dynamo.is_compiling()", "torch.compiler.disable(len)([])"])
+def test_a_forward_that_loads_it_is_traced(asks: str) -> None:
+    run(BEFORE + TRACES.format(asks=asks))
 
 
 @pytest.mark.slow
