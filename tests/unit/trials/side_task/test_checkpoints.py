@@ -200,7 +200,7 @@ def test_a_checkpoint_of_another_structure_is_named_and_its_trial_begins_anew(
     assert "is of another structure" in caplog.text
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("epochs", others_slow([1, 2], [1]))
 def test_a_trial_that_was_trained_for_longer_than_trials_now_are_goes_back(epochs: int, tmp_path: Path) -> None:
     study = make_study(False)
     with pytest.raises(StopRequested):
@@ -317,7 +317,7 @@ def score(study: Seven, model: torch.nn.Module) -> float:
     return sum(value * count for value, count in pairs) / sum(count for _, count in pairs)
 
 
-@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("keep", others_slow([1, 2], [2]))
 def test_a_best_trial_that_cannot_be_written_leaves_what_was_the_best_before(
     keep: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,7 +57,7 @@ def test_freed_rows_are_given_to_new_trials_and_each_is_trained_as_alone(
     ]
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("own", others_slow([False, True], [True]))
 def test_trials_at_epochs_of_different_lengths_take_turns_and_each_is_trained_as_alone(
     own: bool, trained: list[tuple[set[int], int]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -69,7 +69,7 @@ def test_trials_at_epochs_of_different_lengths_take_turns_and_each_is_trained_as
     assert mixed == [2, 3], "until the shorter epoch was over"
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("own", others_slow([False, True], [False]))
 def test_trials_that_have_nothing_to_train_on_in_an_epoch_fail(own: bool) -> None:
     trials, _ = run(own, Starving(()), make_study(own, lambda epoch: 0 if epoch == 1 else 3))
     assert {trial.state for trial in trials} == {TrialState.FAIL, TrialState.PRUNED}
@@ -104,7 +104,7 @@ def in_dicts(batches: list[Batch], seed: int) -> list[Batch]:
     return [(own, {"weight": own["x"][:, 0, 0].exp().mean(), "name": "w"}) for own in inputs]
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("own", others_slow([False, True], [True]))
 def test_batches_of_dicts_are_mixed(own: bool, trained: list[tuple[set[int], int]]) -> None:
     study = Trees(lambda n: Masked().double(), make_study(False).make_optimizer, in_dicts(data(0, 3), 0))
     study.length = lambda epoch: 3

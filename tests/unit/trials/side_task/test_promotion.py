@@ -111,7 +111,9 @@ def test_a_study_of_one_trial_completes_it(tmp_path: Path) -> None:
     assert trial.state is TrialState.COMPLETE and list(trial.intermediate_values) == [1, 2, 4]
 
 
-@pytest.mark.parametrize(("rungs", "epochs"), [((2,), 4), ((2, 3), 4), ((1,), 2)])
+@pytest.mark.parametrize(
+    ("rungs", "epochs"), others_slow([((2,), 4), ((2, 3), 4), ((1,), 2)], [((2, 3), 4), ((1,), 2)])
+)
 def test_trials_that_paused_at_a_rung_that_is_gone_train_on_to_the_next(
     rungs: tuple[int, ...], epochs: int, tmp_path: Path
 ) -> None:
@@ -150,7 +152,7 @@ def test_more_trials_than_memory_keeps_go_on_from_files(tmp_path: Path, monkeypa
     assert_accounts(worker._claims.spans(), assert_ended(worker, study))
 
 
-@pytest.mark.parametrize("at", others_slow(range(20, 800, 60), range(20, 800, 300)))
+@pytest.mark.parametrize("at", others_slow(range(20, 800, 60), [320]))
 def test_one_that_is_killed_is_taken_up_by_its_successor(at: int, tmp_path: Path) -> None:
     study = bracket()
     first = hire(study, tmp_path)
@@ -261,7 +263,7 @@ def test_a_full_disk_costs_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {"torn": lambda b: b[: len(b) // 2], "empty": lambda b: b""}
 
 
-@pytest.mark.parametrize("what", DAMAGE)
+@pytest.mark.parametrize("what", others_slow(DAMAGE, ["torn"]))
 def test_a_damaged_checkpoint_costs_only_epochs(what: str, tmp_path: Path) -> None:
     study = bracket()
     worker = hire(study, tmp_path)

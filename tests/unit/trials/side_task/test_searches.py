@@ -114,7 +114,7 @@ def test_samplers(sampler: str, search: str | None, tmp_path: Path) -> None:
     assert len(drawn) >= study.trials - 2, "a child of NSGA's may be as its parent"
 
 
-@pytest.mark.parametrize("search", [None, "asha"])
+@pytest.mark.parametrize("search", others_slow([None, "asha"], ["asha"]))
 def test_a_seeded_random_search_gives_the_same_bits_again(search: str | None, tmp_path: Path) -> None:
     found = []
     for place in (tmp_path / "first", tmp_path / "again"):

@@ -1,6 +1,7 @@
 """Steps on the gradients of several batches: each fused trial is as the trial alone in an ordinary loop."""
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.support.fused_and_solo import OPTIMIZERS, Batch, assert_same_trial, c
 from tests.support.logged import logged
 from tests.support.rich_study import RichSolo, RichStudy
 from tests.support.side_task_runs import Starving, assert_as_alone, make_study, run
+from tests.support.slow_cases import others_slow
 from tests.support.tree_models import CASES, study_of
 from trials import Study, TrialGroup, build_member
 from trials.gate.base import OpenGate
@@ -75,8 +77,7 @@ def assert_as_in_a_loop(study: Study, size: int, steps: int, audit: Audit | None
     return group
 
 
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(("size", "own"), others_slow(product([1, 3], [False, True]), [(1, False), (3, True)]))
 @pytest.mark.parametrize(("accumulate", "steps"), [(1, 5), (2, 3), (3, 2), (9, 1)])
 def test_a_step_is_of_so_many_batches_and_the_last_of_what_is_left(
     size: int, own: bool, accumulate: int, steps: int
@@ -103,7 +104,7 @@ def test_schedulers_clipping_and_loss_scaling_see_whole_steps(every: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["dict", "mask now and then", "labels inside", "a branch on a mask", "nested"])
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", others_slow([1, 2], [2]))
 def test_batches_in_any_containers_accumulate(name: str, size: int) -> None:
     study = study_of(name, count=5)
     study.accumulate = 2
@@ -157,8 +158,9 @@ def test_a_trial_that_is_lost_in_a_batch_keeps_what_it_was() -> None:
         assert_same_trial(group, row, solo)
 
 
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("times", [(), {2, 5}])
+@pytest.mark.parametrize(
+    ("own", "times"), others_slow(product([False, True], [(), {2, 5}]), [(False, ()), (True, {2, 5})])
+)
 def test_a_whole_run(own: bool, times: Any) -> None:
     study = make_study(own)
     study.accumulate = 2

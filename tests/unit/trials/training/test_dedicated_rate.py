@@ -87,7 +87,7 @@ def _print_rates() -> None:
             os.nice(NICENESS)
             done: list[int] = []
             start_s = time.monotonic()
-            rate = _rate((done.append(step[0]) or step for step in steps(cpu_s=0.01)), seconds=1.0)
+            rate = _rate((done.append(step[0]) or step for step in steps(cpu_s=0.01)), seconds=0.4)
             print(rate, sum(done) / (time.monotonic() - start_s))
         finally:
             busy.kill()

@@ -161,7 +161,7 @@ def test_splitting_takes_no_second_copy(model: str, optimizer: str) -> None:
     assert most <= 1.1 * (copied * trial + code) + scratch
 
 
-@pytest.mark.parametrize("optimizer", others_slow(OWN, ["adamw", "two modes"]))
+@pytest.mark.parametrize("optimizer", others_slow(OWN, ["two modes"]))
 def test_joining_and_leaving_take_the_room_of_one_tensor(optimizer: str) -> None:
     study = study_of("deep", optimizer)
     tensor, joins = WIDTH * WIDTH * 4, 3

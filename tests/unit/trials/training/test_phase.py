@@ -1,6 +1,7 @@
 """Several optimizers in a trial: a pair of networks that are trained in turns, fused and alone."""
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch.nn import functional
 from torch.optim import lr_scheduler as lrs
 
 from tests.support.fused_and_solo import Batch, RecordingGate, ToyStudy, close, members
+from tests.support.slow_cases import others_slow
 from tests.support.states import reloaded
 from tests.support.toy_models import dcgan_discriminator, dcgan_generator
 from trials import FuseError, TrialGroup, build_member
@@ -112,8 +114,9 @@ def assert_same(group: TrialGroup, row: int, alone: Alone) -> None:
                 close(optimizers[phase]["state"][index][kind], value, f"row {row} {phase} {index} {kind}")
 
 
-@pytest.mark.parametrize("clip", [None, 0.05])
-@pytest.mark.parametrize("traced", [True, False])
+@pytest.mark.parametrize(
+    ("traced", "clip"), others_slow(product([True, False], [None, 0.05]), [(True, 0.05), (False, None)])
+)
 def test_adversaries_in_turns(traced: bool, clip: float | None) -> None:
     study = Adversaries(traced, clip)
     group = TrialGroup(study, members(study, range(3)), OpenGate())

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import cycle, product
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.optim import lr_scheduler as lrs
 
 from tests.support.fused_and_solo import Batch, RecordingGate, assert_same_trial, close, members, same_bits
 from tests.support.rich_study import RichSolo, RichStudy, Schedule
+from tests.support.slow_cases import others_slow
 from tests.support.states import reloaded
 from trials import FuseError, TrialGroup
 from trials.gate.base import OpenGate
@@ -49,6 +51,7 @@ def assert_same(group: TrialGroup, solos: list[RichSolo]) -> None:
             assert saved["_last_lr"] == scheduler.get_last_lr()
 
 
+EVERY = ["epoch", "step"]
 SCHEDULES: dict[str, Schedule] = {
     "LambdaLR": lambda n, o: lrs.LambdaLR(o, lambda epoch: (0.9 - 0.1 * n) ** epoch),
     "MultiplicativeLR": lambda n, o: lrs.MultiplicativeLR(o, lambda epoch: 0.9 - 0.1 * n),
@@ -78,8 +81,7 @@ def test_every_scheduler_is_tested() -> None:
     assert known <= SCHEDULES.keys()
 
 
-@pytest.mark.parametrize("every", ["epoch", "step"])
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("name", "every"), others_slow(product(SCHEDULES, EVERY), [*zip(SCHEDULES, cycle(EVERY))]))
 def test_schedulers(name: str, every: str) -> None:
     study = RichStudy(model, momentum, batches(), SCHEDULES[name], every)
     group = TrialGroup(study, members(study, range(3)), OpenGate())
@@ -191,8 +193,13 @@ def test_gradients_are_a_unit_of_their_own() -> None:
     assert gate.units[-2:] == ["gradients", "optimizer step"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("settings", ["plain", "clipped", "scaled"])
+@pytest.mark.parametrize(
+    ("settings", "dtype"),
+    others_slow(
+        product(["plain", "clipped", "scaled"], [torch.float32, torch.float64]),
+        [("plain", torch.float64), ("clipped", torch.float32), ("scaled", torch.float32)],
+    ),
+)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "rprop"])
 def test_a_lost_trial_is_frozen_and_harms_none(optimizer: str, settings: str, dtype: torch.dtype) -> None:
     def make(poison: bool) -> tuple[TrialGroup, RichStudy]:
@@ -256,8 +263,10 @@ class Statistics(nn.Module):
         return y.tanh()
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+@pytest.mark.parametrize(
+    ("value", "optimizer"),
+    others_slow(product([torch.inf, torch.nan], ["sgd", "adamw"]), [(torch.inf, "sgd"), (torch.nan, "adamw")]),
+)
 @pytest.mark.parametrize(("traced", "kind"), [(True, "BatchNorm1d"), (False, "BatchNorm1d"), (True, "InstanceNorm1d")])
 def test_buffers_of_a_lost_trial_stay_too(traced: bool, kind: str, value: float, optimizer: str) -> None:
     shape = (5, 6) if kind == "BatchNorm1d" else (5, 3, 6)

@@ -19,6 +19,9 @@ from trials.training.audits.audit import Audit
 from trials.training.batches import BatchCopy, Pinned, as_batch, fuse_batches, shapes
 from trials.training.trees import examples, stacked
 
+FEW = list(CASES)[::3]
+"""For what is shown of all cases with the same batches for all trials."""
+
 
 def solos_of(study: TreeStudy, size: int) -> list[Solo]:
     return [Solo(study, number) for number in range(size)]
@@ -45,7 +48,7 @@ def test_the_same_batches_for_all(name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", others_slow([1, 3], [3]))
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", others_slow(CASES, FEW))
 def test_batches_of_each_trials_own(name: str, size: int) -> None:
     study = study_of(name)
     group = TrialGroup(study, members(study, range(size)), OpenGate())
@@ -57,7 +60,7 @@ def test_batches_of_each_trials_own(name: str, size: int) -> None:
     assert_as_alone(group, solos)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", others_slow(CASES, FEW))
 @pytest.mark.parametrize("per_trial", others_slow([False, True], [True]))
 def test_audits_agree(name: str, per_trial: bool) -> None:
     study = study_of(name, count=3)
