@@ -34,6 +34,7 @@ from ds_hooks.shared.processes.signals import asked_to_end
 from ds_hooks.shared.renamed_commands import MOVED
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from ds_hooks.shared.study_queue import Submissions
+from ds_hooks.shared.user_paths import user_path
 from launch import rank
 from launch.build_locks import BuildLockWatch, unheld_build_locks
 from launch.leftovers import (
@@ -91,6 +92,10 @@ def take_flag(
         value = arguments[at + 1]
     if not value or value.startswith("-"):
         raise LaunchError(f"{_FLAG} needs the path of a configuration file\n{USAGE}")
+    try:
+        value = user_path(value)
+    except ValueError as error:
+        raise LaunchError(f"{_FLAG} {value}: {error}") from None
     rest = [*arguments[:at], *arguments[at + width :]]
     parsed = _parse(rest, parse)
     script_at = len(rest) - len(parsed.user_args) - 1

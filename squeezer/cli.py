@@ -17,6 +17,7 @@ from ds_hooks.shared.command_line import (
     positive,
     refuse_unknown_command,
     run_command,
+    typed_path,
 )
 from ds_hooks.shared.renamed_commands import refuse
 
@@ -100,15 +101,15 @@ def _serve(parsed: argparse.Namespace, earlier_ended: str | None = None) -> int:
 
 
 def _add_daemon(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the configuration (TOML)")
+    parser.add_argument("--config", type=typed_path, required=True, metavar="FILE", help="the configuration (TOML)")
     parser.add_argument(
-        "--run", dest="run_directory", type=Path, metavar="DIR", help="where records go; default: run.directory"
+        "--run", dest="run_directory", type=typed_path, metavar="DIR", help="where records go; default: run.directory"
     )
     parser.add_argument("--local-rank", type=int, default=0, metavar="N", help="the device's number on this machine")
     parser.add_argument(
         "--job-pid", type=int, metavar="PID", help="serve only this process, end with it, and restart after a crash"
     )
-    parser.add_argument("--pid-file", type=Path, metavar="FILE", help="a file to remove at the end")
+    parser.add_argument("--pid-file", type=typed_path, metavar="FILE", help="a file to remove at the end")
 
 
 def _remove(pid_file: Path) -> None:
@@ -152,7 +153,7 @@ def _add_why(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", type=Path, metavar="RUN", help="a run's directory")
+    parser.add_argument("directory", type=typed_path, metavar="RUN", help="a run's directory")
 
 
 def _doctor(parsed: argparse.Namespace) -> int:
@@ -192,7 +193,7 @@ def _replay(parsed: argparse.Namespace) -> int:
 def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "recorded",
-        type=Path,
+        type=typed_path,
         metavar="FILE",
         help="a recorded trace (.jsonl.gz), or the directory of a run with record_events = true",
     )
@@ -219,7 +220,7 @@ def _add_observe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run",
         dest="run_directory",
-        type=Path,
+        type=typed_path,
         metavar="DIR",
         help="where records go; must come first; default: runs/observe-DATE-TIME",
     )
@@ -241,8 +242,8 @@ def _submit(parsed: argparse.Namespace) -> int:
 
 
 def _add_submit(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("study", type=Path, metavar="STUDY", help=STUDY_HELP)
-    parser.add_argument("--queue", type=Path, required=True, metavar="DIR", help=QUEUE_HELP)
+    parser.add_argument("study", type=typed_path, metavar="STUDY", help=STUDY_HELP)
+    parser.add_argument("--queue", type=typed_path, required=True, metavar="DIR", help=QUEUE_HELP)
     parser.add_argument("--study-name", metavar="NAME", help=STUDY_NAME_HELP)
     parser.add_argument(
         "--priority", type=int, default=0, metavar="N", help="studies of lower priority wait for this one; default: 0"
@@ -267,7 +268,7 @@ def _queue(parsed: argparse.Namespace) -> int:
 
 
 def _add_queue(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", type=Path, metavar="DIR", help=QUEUE_HELP)
+    parser.add_argument("directory", type=typed_path, metavar="DIR", help=QUEUE_HELP)
     parser.add_argument("--withdraw", metavar="NAME", help="end this study first; its trials are kept")
 
 

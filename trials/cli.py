@@ -5,7 +5,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -17,6 +16,7 @@ from ds_hooks.shared.command_line import (
     positive,
     refuse_unknown_command,
     run_command,
+    typed_path,
 )
 from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
 from ds_hooks.shared.renamed_commands import refuse
@@ -68,7 +68,7 @@ def _explain(parsed: argparse.Namespace) -> int:
 
 
 def _add_study(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("study", type=Path, metavar="STUDY", help=STUDY_HELP)
+    parser.add_argument("study", type=typed_path, metavar="STUDY", help=STUDY_HELP)
 
 
 def _add_examined(parser: argparse.ArgumentParser) -> None:

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from ds_hooks.shared import logs
-from ds_hooks.shared.command_line import STUDY_NAME_HELP, positive
+from ds_hooks.shared.command_line import STUDY_NAME_HELP, positive, typed_path
 from ds_hooks.shared.renamed_commands import refuse
 from ds_hooks.shared.secrets import hide_password, hide_passwords, read_storage
 from ds_hooks.shared.study_files import journal_path, trials_directory
-from ds_hooks.shared.user_paths import user_path
 
 PROGRAM = "trials"
 
@@ -74,15 +73,7 @@ def add_location(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--study-name", metavar="NAME", help=STUDY_NAME_HELP)
     parser.add_argument("--storage", metavar="WHERE", help=f"{STORAGES}; default: study.journal in the directory")
     described = "where studies, checkpoints and best weights are; default: studies"
-    parser.add_argument("--directory", type=_path, default=Path("studies"), metavar="DIR", help=described)
-
-
-def _path(text: str) -> Path:
-    """Shells leave the ~ in `--directory=~/studies` as it is."""
-    try:
-        return Path(user_path(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text}: {error}") from None
+    parser.add_argument("--directory", type=typed_path, default=Path("studies"), metavar="DIR", help=described)
 
 
 def add_device(parser: argparse.ArgumentParser, cuda: str = "the first visible device") -> None:
@@ -97,7 +88,7 @@ def add_threads(parser: argparse.ArgumentParser) -> None:
 
 def add_save(parser: argparse.ArgumentParser) -> None:
     """The option that keeps trials as files."""
-    parser.add_argument("--save", type=_path, metavar="DIR", help="write hyperparameters and weights there")
+    parser.add_argument("--save", type=typed_path, metavar="DIR", help="write hyperparameters and weights there")
 
 
 def again(parsed: argparse.Namespace) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ds_hooks.shared.command_line import positive
+from ds_hooks.shared.command_line import positive, typed_path
 from ds_hooks.shared.renamed_commands import refuse
 from trials.cli_options import PROGRAM, add_device, add_save, add_threads
 from trials.own_logger import own_logger
@@ -56,7 +56,7 @@ def add_shrink(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     parser.add_argument("--scale", type=int, metavar="S", help="how many times narrower; default: the study's")
     described = "train a few steps at several widths, and draw how far activations move, as SVG"
-    parser.add_argument("--coordinates", type=Path, metavar="FILE", help=described)
+    parser.add_argument("--coordinates", type=typed_path, metavar="FILE", help=described)
     parser.add_argument("--json", action="store_true", help="as JSON, for programs")
 
 

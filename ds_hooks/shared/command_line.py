@@ -9,11 +9,13 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
 from ds_hooks.shared.renamed_commands import MOVED, refuse
+from ds_hooks.shared.user_paths import user_path
 
 DISTRIBUTION = "bubble-squeezer"
 
@@ -122,6 +124,14 @@ def positive(kind: Callable[[str], float]) -> Callable[[str], float]:
 
     parse.__name__ = f"positive {kind.__name__}"  # argparse names it in its error
     return parse
+
+
+def typed_path(text: str) -> Path:
+    """The type of an argument that is a path. Shells leave the ~ in `--directory=~/studies` as it is."""
+    try:
+        return Path(user_path(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}") from None
 
 
 def version() -> str:

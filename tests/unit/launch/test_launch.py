@@ -75,6 +75,13 @@ def test_the_scripts_own_flag_is_left_to_the_script() -> None:
         take_flag(["train.py", "--squeezer", "theirs"], deepspeed_parser)
 
 
+def test_a_home_is_meant_where_no_shell_has_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert take_flag(["--squeezer=~/s.toml", "train.py"], deepspeed_parser)[0] == f"{tmp_path}/s.toml"
+    with pytest.raises(LaunchError, match=r"--squeezer \$HOME/s\.toml: \$HOME is not replaced in a path"):
+        take_flag(["--squeezer=$HOME/s.toml", "train.py"], deepspeed_parser)
+
+
 @pytest.mark.parametrize("line", ["train.py", "--squeezer", "--squeezer= train.py", "--squeezer --num_gpus 2 train.py"])
 def test_a_missing_flag_or_value_is_said(line: str) -> None:
     with pytest.raises(LaunchError, match="--squeezer"):

@@ -72,6 +72,33 @@ def test_a_mistake_is_said_in_one_line(
     assert printed.err.startswith(says) and printed.err.count("\n") == 1 and printed.out == ""
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("submit ~/gone.py --queue=q", "squeezer submit: there is no file {home}/gone.py"),
+        ("queue ~/q", "squeezer queue: there is no directory {home}/q"),
+        ("report ~/run", "squeezer: {home}/run: no records"),
+        ("daemon --config=~/gone.toml", "squeezer: {home}/gone.toml: cannot read"),
+        (
+            "submit x.py --queue=~nobody-of-this-name/q",
+            "squeezer submit: argument --queue: ~nobody-of-this-name/q: there",
+        ),
+        ("submit x.py --queue=$HOME/q", "squeezer submit: argument --queue: $HOME/q: $HOME is not replaced in a path"),
+        (
+            "daemon --config=x --run=$HOME/x",
+            "squeezer daemon: argument --run: $HOME/x: $HOME is not replaced",
+        ),
+    ],
+)
+def test_a_path_that_no_shell_has_read_means_what_it_does_everywhere(
+    line: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("squeezer.daemon.daemon_keeper.shield", lambda serve: serve(None))
+    assert ended(line.split()) == 2
+    assert capsys.readouterr().err.startswith(says.format(home=tmp_path))
+
+
 @pytest.mark.parametrize("old", [old for old in MOVED if old.split()[0] in MAINS])
 def test_a_command_that_moved_says_where(old: str, capsys: pytest.CaptureFixture[str]) -> None:
     program, word = old.split()
