@@ -1,6 +1,7 @@
 """Opens the storage, named in the configuration, where Optuna keeps a study."""
 
 import fcntl
+import json
 import os
 from pathlib import Path
 
@@ -60,22 +61,39 @@ def open_storage(named: str) -> BaseStorage:
 
     Raises:
         OthersError: the file is another user's work.
-        StorageError: the file is no journal.
+        StorageError: the file is no journal, or a damaged one.
     """
     if "://" not in named:
         _make_private(named)
         try:
             return JournalStorage(JournalFileBackend(named, _FileLock(named)))
         except (ValueError, KeyError, TypeError):
-            raise StorageError(
-                f"the study's storage {named} is not Optuna's journal; allowed: a journal, a path where there is no "
-                "file yet, or a database's URL, such as sqlite:///study.db"
-            ) from None
+            raise StorageError(f"the study's storage {named} is {_fault(named)}") from None
     url = database_url(named)
     file = storage_file(named)
     if file is not None:
         _make_private(file)
     return RDBStorage(url, engine_kwargs=engine_options(url))
+
+
+def _fault(journal: str) -> str:
+    """Say what is wrong with a journal that Optuna cannot read, and what would be right."""
+    with open(journal, "rb") as file:
+        are_entries = [_is_entry(line) for line in file]
+    if not any(are_entries):
+        return (
+            "not Optuna's journal; allowed: a journal, a path where there is no file yet, or a database's URL, such as "
+            "sqlite:///study.db"
+        )
+    where = "" if all(are_entries) else f" in line {are_entries.index(False) + 1} of {len(are_entries)}"
+    return f"damaged{where}; allowed: an earlier copy of it, or another storage and study_directory"
+
+
+def _is_entry(line: bytes) -> bool:
+    try:
+        return "op_code" in json.loads(line)
+    except (ValueError, TypeError):
+        return False
 
 
 def complete(storage: BaseStorage) -> BaseStorage:

@@ -3,8 +3,10 @@
 import fcntl
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
+import optuna
 import pytest
 from optuna.storages import JournalStorage, RDBStorage
 from optuna.study import StudyDirection
@@ -33,6 +35,22 @@ def test_files_lie_where_the_study_is_called_so(name: str, tmp_path: Path) -> No
         assert (directory / "claims.db").exists()
     engine.dispose()
     assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    "torn", [lambda line: line[: len(line) // 2], lambda line: b"\0" * len(line), lambda line: b"{}"]
+)
+def test_a_line_that_was_damaged_is_named(torn: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    path = tmp_path / "study.journal"
+    study = optuna.create_study(storage=open_storage(str(path)))
+    for _ in range(3):
+        study.ask()
+    lines = path.read_bytes().split(b"\n")
+    lines[2] = torn(lines[2])
+    path.write_bytes(b"\n".join(lines))
+    with pytest.raises(StorageError, match=rf"study\.journal is damaged in line 3 of {len(lines) - 1}; allowed: an ea"):
+        open_storage(str(path))
+    assert path.read_bytes() == b"\n".join(lines), "nothing of it is lost"
 
 
 CUT_OFF = ["q?x/study.db", "study?", "a?b=c&d", "q?a=b/study.db", "q?timeout=5/study.db", "q?a=b"]
