@@ -10,7 +10,7 @@ from trials.fusion import FuseError
 from trials.study import Study
 from trials.training.batches_seen import BatchesSeen
 from trials.training.endless import with_an_end
-from trials.training.trees import as_plain, copied, examples, form, pinned, row_of, stacked, tensors
+from trials.training.trees import as_plain, copied, examples, form, mapped, pinned, row_of, stacked, tensors
 
 
 class SharedLoaderError(Exception):
@@ -104,11 +104,14 @@ class Reader(NamedTuple):
     mark: str = ""
 
 
-def accumulated(study: Study, batches: Iterator[Batch]) -> Iterator[Batch]:
+def accumulated(study: Study, batches: Iterator[Batch], alone: bool = True) -> Iterator[Batch]:
     """Return the batches of an epoch as they are taken: one for each step or, if steps accumulate, several.
 
-    Several are one batch, both parts of which are tuples with one entry for each of them.
+    Several are one batch, both parts of which are tuples with one entry for each of them. They are copies, because a
+    loader may fill the same memory again for its next batch; so are all, if others are read meanwhile.
     """
+    if study.accumulate > 1 or not alone:
+        batches = map(_copied, batches)
     if study.accumulate == 1:
         return batches
     return (tuple(zip(*own, strict=True)) for own in iter(lambda: tuple(islice(batches, study.accumulate)), ()))  # type: ignore[misc]
@@ -167,10 +170,10 @@ def rounds(
         SharedLoaderError: epochs cannot be read side by side. Raised before any batch.
         ReplayError: what was skipped is not what trials have trained on. Raised before any batch.
     """
-    readings: list[tuple[list[int], Iterator[Batch], BatchesSeen]] = []
+    places, readings = by_place(readers), list[tuple[list[int], Iterator[Batch], BatchesSeen]]()
     loaders: list[object] = []
     owners: list[Reader] = []
-    for (epoch, _), here in by_place(readers).items():
+    for (epoch, _), here in places.items():
         own = [study.trial_batches(reader.params, reader.number, epoch) for reader in here]
         if any(batches is not None for batches in own):
             owners += here
@@ -178,7 +181,7 @@ def rounds(
                 seen = BatchesSeen()
                 batches = _read(study, its, reader, "Study.trial_batches", None if marks is None else seen)
                 _skip([reader], batches, seen, skipped)
-                readings.append(([reader.number], accumulated(study, batches), seen))
+                readings.append(([reader.number], accumulated(study, batches, len(readers) == 1), seen))
             continue
         given = batches_of(study, here[0].params, here[0].epoch)
         loader = given.given if isinstance(given, Pinned) else given
@@ -188,7 +191,7 @@ def rounds(
         seen = BatchesSeen()
         batches = _read(study, given, here[0], "Study.batches", None if marks is None else seen)
         _skip(here, batches, seen, skipped)
-        reading = accumulated(study, batches)
+        reading = accumulated(study, batches, len(places) == 1)
         # reading the first batch draws the epoch's order, before another epoch is asked for
         readings.append(([reader.number for reader in here], chain(tuple(islice(reading, 1)), reading), seen))
     while True:
@@ -203,6 +206,11 @@ def rounds(
             return
         _check_own(owners, found)
         yield found
+
+
+def _copied(batch: Batch) -> Batch:
+    found: Batch = mapped(lambda tensor: tensor.clone().pin_memory() if tensor.is_pinned() else tensor.clone(), batch)
+    return found
 
 
 def shapes(batch: Batch | None) -> Hashable:
