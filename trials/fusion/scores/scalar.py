@@ -20,6 +20,7 @@ from trials.fusion.graph.surroundings import as_written, kept, reentrant_checkpo
 from trials.fusion.graph.tracer import Tracer, recording
 from trials.fusion.own_code import autocast
 from trials.fusion.own_code.inner import Calls
+from trials.fusion.own_code.reached import Reached
 from trials.fusion.own_code.streams import (
     drawing_from,
     drawing_nothing,
@@ -82,6 +83,7 @@ class Scalar:
         generators: Sequence[torch.Generator],
         per_trial: bool = False,
         params_K: Sequence[Any] = (),
+        reached: Reached | None = None,
     ) -> Tensor:
         """Return one value per trial.
 
@@ -91,6 +93,7 @@ class Scalar:
             generators: a random stream per trial.
             per_trial: whether they have that axis.
             params_K: the trials' hyperparameters, which not every function takes.
+            reached: learns which trials use which outputs.
 
         Returns:
             ``[K]``.
@@ -98,7 +101,7 @@ class Scalar:
         Raises:
             FuseError: it is not a scalar, or draws from streams that no trial has for itself.
         """
-        values_K, targets_before = None, _versions(targets)
+        values_K, targets_before, self._reached = None, _versions(targets), reached
         if self._steps and isinstance(outputs, Tensor) and isinstance(targets, Tensor):
             values_K = self._by_steps(outputs, targets, per_trial)
         if values_K is None:
@@ -262,16 +265,20 @@ class Scalar:
         params_K: Sequence[Any],
     ) -> Any:
         tensors, together = apart(outputs)
-        dims = dims_of(targets, per_trial)
-        values: list[Any] = []
+        rows, dims = [[tensor[row] for row in range(len(tensor))] for tensor in tensors], dims_of(targets, per_trial)
+        reached, values = self._reached or Reached(), list[Any]()
+        for tensor, own in zip(tensors, rows, strict=True):
+            reached.watch(tensor, own)
         for row, generator in enumerate(generators):
             own_targets = of_row(targets, dims, row)
             named = {NAME: params_K[row]} if self._takes_params else {}
             with drawing_from(generator), without_recomputing(reentrant_checkpoint):
-                values.append(self._function(together([tensor[row] for tensor in tensors]), own_targets, **named))
+                values.append(self._function(together([own[row] for own in rows]), own_targets, **named))
             if not isinstance(values[-1], Tensor) or values[-1].ndim:
                 raise self._no_scalar(values[-1], 0)
-        return torch.stack(values)
+        values_K = torch.stack(values)
+        reached.leave(values_K)
+        return values_K
 
 
 def _copied(value: Any) -> Any:
@@ -349,22 +356,8 @@ def _steps_of(graph: fx.Graph) -> tuple[list[Step], int]:
     return [], 0
 
 
-_PURE = (
-    "abs",
-    "bool",
-    "dict",
-    "enumerate",
-    "float",
-    "int",
-    "len",
-    "list",
-    "max",
-    "min",
-    "range",
-    "sum",
-    "tuple",
-    "zip",
-)
+_ALLOWED = (abs, bool, dict, enumerate, float, int, len, list, max, min, range, sum, tuple, zip)
+_PURE = {each.__name__ for each in _ALLOWED}
 """Python's own functions that a loss may call without depending on more than its inputs."""
 
 

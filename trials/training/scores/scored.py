@@ -128,7 +128,8 @@ class ScoredGroup(GroupState, abc.ABC):
     def _per_trial(self, name: str, outputs: Any, targets: Any, per_trial: bool = False) -> Tensor:
         """Evaluate the user's function of one model, a scalar, for each of K models. Returns ``[K]``."""
         targets = moved(targets, self._device)
-        return self._scalars[name](outputs, targets, self._fused.rows.generators, per_trial, self.params)
+        rows = self._fused.rows
+        return self._scalars[name](outputs, targets, rows.generators, per_trial, self.params, rows.reached)
 
     def _precision(self) -> AbstractContextManager[Any]:
         kind = self._study.autocast

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.support.fused_and_solo import OPTIMIZERS, Batch, Solo, assert_same_trial, close
 from tests.support.logged import logged
-from tests.support.rich_study import RichStudy
+from tests.support.rich_study import RichSolo, RichStudy
 from tests.support.slow_cases import others_slow
 from trials import TrialGroup, build_member
 from trials.gate.base import OpenGate
@@ -219,3 +219,37 @@ def test_smoothing_beyond_its_range_fails_as_alone() -> None:
     group = TrialGroup(study, [build_member(study, n, {"n": n, "smoothing": 0.7 * n}) for n in range(3)], OpenGate())
     with pytest.raises(RuntimeError, match=r"label_smoothing must be between 0\.0 and 1\.0"):
         group.train_step(*study.data[0])
+
+
+class TwoHeads(nn.Module):
+    """A head that the loss of some trials alone uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.main, self.further = nn.Linear(4, 5), nn.Linear(5, 3), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        found = torch.tanh(self.body(x))
+        return self.main(found), self.further(found)
+
+
+def with_a_further_head(outputs: Any, targets: Tensor, params: dict[str, Any]) -> Tensor:
+    y, further = outputs
+    loss = y.square().mean()
+    return loss + params["weight"] * further.square().mean() if params["weight"] > 0 else loss
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_what_the_loss_of_one_trial_does_not_use_gets_no_gradient_there(accumulate: int) -> None:
+    study = study_of(with_a_further_head)
+    study.make = lambda n: TwoHeads().double()
+    study.data, study.accumulate = [batch(n) for n in range(4)], accumulate
+    group = TrialGroup(study, [build_member(study, n, params_of(n)) for n in range(3)], OpenGate())
+    for each in group.batches(0):
+        group.train_step(*each)
+    for row in range(3):
+        solo = RichSolo(study, row)
+        solo.params = params_of(row)
+        for at in range(0, 4, accumulate):
+            solo.step(*study.data[at : at + accumulate])
+        assert_same_trial(group, row, solo)
