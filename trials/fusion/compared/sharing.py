@@ -3,10 +3,14 @@
 Stacked tensors share memory only if they are one under several names. All other sharing is refused.
 """
 
+import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.lib.array_utils import byte_bounds
 from torch import Tensor, nn
 
 from trials.fusion.compared.contents import contents
@@ -26,6 +30,8 @@ def ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 def refuse_overlaps(model: nn.Module) -> None:
     """Refuse tensors of `model` that share memory and are not one under several names, and those without strides.
+
+    An array of numpy over a tensor's memory counts as another view of it, unless the tensor is a frozen parameter.
 
     Raises:
         FuseError: it names them.
@@ -59,6 +65,7 @@ def refuse_overlaps(model: nn.Module) -> None:
                     f"'{other}' shares memory with '{one}', but is another view of it; allowed: the same tensor under "
                     "both names, or a clone"
                 )
+    _refuse_arrays(model, own)
 
 
 def refuse_common(models: Sequence[Iterable[tuple[str, Tensor]]]) -> None:
@@ -129,12 +136,38 @@ def _held(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
     registered = {id(t) for table in (model.parameters(), model.buffers()) for t in table}
+    for where, part in _kept(model):
+        if isinstance(part, Tensor) and id(part) not in registered:
+            yield where, part
+
+
+def _kept(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield all that the user's attributes of modules reach, and where it is."""
     inside = {id(each) for each in model.modules()}
     for path, module in model.named_modules():
         for name, value in attributes_of_user(module).items():
-            for where, part in contents(value, f"{path}.{name}" if path else name, beyond=inside):
-                if isinstance(part, Tensor) and id(part) not in registered:
-                    yield where, part
+            yield from contents(value, f"{path}.{name}" if path else name, beyond=inside)
+
+
+def _refuse_arrays(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    ranges = {
+        name: (tensor.data_ptr(), tensor.data_ptr() + _span(tensor) * tensor.element_size())
+        for name, tensor in tensors.items()
+        if tensor.device.type == "cpu" and (tensor.requires_grad or not isinstance(tensor, nn.Parameter))
+    }
+    for where, part in _kept(model):
+        if isinstance(part, _WITH_MEMORY):
+            first, last = byte_bounds(part if isinstance(part, np.ndarray) else np.frombuffer(part, np.uint8))
+            for name, (start, end) in ranges.items():
+                if max(start, first) < min(end, last):
+                    raise FuseError(
+                        f"the {type(part).__name__} '{where}' shares memory with '{name}', whose numbers will be each "
+                        "trial's; allowed: a copy, as by torch.tensor"
+                    )
+
+
+_WITH_MEMORY = (np.ndarray, bytearray, array.array)
+"""What `torch.from_numpy` and `torch.frombuffer` take, and keep the memory of."""
 
 
 def _view(tensor: Tensor) -> object:

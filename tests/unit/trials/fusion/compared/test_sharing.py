@@ -1,8 +1,10 @@
 """Memory that tensors share: kept where it is one tensor under several names, refused where it is not."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -85,6 +87,21 @@ def bits(m: Any) -> None:
     m.register_buffer("two", m.one.view(torch.int32))
 
 
+def array_beneath(m: Any) -> None:
+    m.drawn = np.random.default_rng(0).standard_normal((4, 4))
+    m.a.weight = nn.Parameter(torch.from_numpy(m.drawn))
+
+
+def array_of_a_buffer(m: Any) -> None:
+    m.register_buffer("seen", torch.zeros(4))
+    m.look = partial(np.sum, m.seen.numpy()[1:])
+
+
+def bytes_beneath(m: Any) -> None:
+    m.raw = [bytearray(32)]
+    m.a.bias = nn.Parameter(torch.frombuffer(m.raw[0], dtype=torch.float64))
+
+
 class Special(nn.Parameter):
     pass
 
@@ -108,6 +125,12 @@ REFUSED: dict[str, tuple[Callable[[Any], None], str]] = {
     "an expanded parameter": (expanded, r"parameter 'a\.bias' has several elements in one place; allowed: a clone"),
     "buffers that overlap": (shifted, "'two' shares memory with 'one'"),
     "the same bits": (bits, "'two' shares memory with 'one'"),
+    "an array of numpy": (
+        array_beneath,
+        "the ndarray 'drawn' shares memory with 'a.weight', whose .*; allowed: a copy",
+    ),
+    "an array of a buffer": (array_of_a_buffer, r"the ndarray 'look.args\[0\]' shares memory with 'seen'"),
+    "bytes": (bytes_beneath, r"the bytearray 'raw\[0\]' shares memory with 'a.bias'"),
     "a type of its own": (special, "parameter 'a.weight' is of type Special; allowed: Tensor, nn.Parameter"),
     "sparse": (sparse, r"tensor 'edges' has the layout torch.sparse_coo, which .*; allowed: a dense tensor"),
     "sparse, in a list": (plain_sparse, r"tensor 'edges\[0\]' has the layout torch.sparse_coo"),
@@ -159,6 +182,20 @@ def reading(m: Any, y: Tensor) -> Tensor:
     return m.again(y) @ m.mask + m.seen + m.nothing.sum()
 
 
+def arrays(m: Any) -> None:
+    """Of no tensor, beside one, and of a frozen one."""
+    m.table = np.arange(8.0)
+    m.register_buffer("part", torch.from_numpy(m.table)[4:].clone())
+    whole = np.ones(8)
+    m.other, m.a.bias = whole[:4], nn.Parameter(torch.from_numpy(whole[4:]))
+    m.b.bias = nn.Parameter(torch.from_numpy(np.ones(4)), requires_grad=False)
+    m.fixed = m.b.bias.numpy()
+
+
+def reading_arrays(m: Any, y: Tensor) -> Tensor:
+    return y * m.part + float(m.table.sum() + m.other.sum() + m.fixed.sum())
+
+
 def plain(m: Any) -> None:
     m.seen = torch.zeros(4, dtype=torch.float64)
 
@@ -179,6 +216,7 @@ KEPT: dict[str, tuple[Callable[[Any], None], Callable[[Any, Tensor], Tensor]]] =
     "one buffer": (one_buffer, counting),
     "a plain tensor that is written": (plain, counting_plain),
     "what is only read": (read_only, reading),
+    "arrays": (arrays, reading_arrays),
 }
 
 
