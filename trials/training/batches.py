@@ -10,6 +10,7 @@ from trials.fusion import FuseError
 from trials.study import Study
 from trials.training.batches_seen import BatchesSeen
 from trials.training.endless import with_an_end
+from trials.training.study_state import setting_nothing
 from trials.training.trees import as_plain, copied, examples, form, mapped, pinned, row_of, stacked, tensors
 
 
@@ -144,7 +145,8 @@ def batch_params_of(study: Study, params: dict[str, Any]) -> dict[str, Any]:
 def batches_of(study: Study, params: dict[str, Any], epoch: int) -> Iterable[Batch]:
     """Return what the study gives all trials that train alike."""
     named, read = batch_params_of(study, params), cast("Callable[..., Iterable[Batch]]", study.batches)
-    return read(epoch, named) if study.batch_params else read(epoch)
+    with setting_nothing(study, "Study.batches"):
+        return read(epoch, named) if study.batch_params else read(epoch)
 
 
 def rounds(
@@ -174,7 +176,8 @@ def rounds(
     loaders: list[object] = []
     owners: list[Reader] = []
     for (epoch, _), here in places.items():
-        own = [study.trial_batches(reader.params, reader.number, epoch) for reader in here]
+        with setting_nothing(study, "Study.trial_batches"):
+            own = [study.trial_batches(reader.params, reader.number, epoch) for reader in here]
         if any(batches is not None for batches in own):
             owners += here
             for reader, its in zip(here, own, strict=True):
@@ -264,7 +267,12 @@ def _read(
     study: Study, given: Iterable[Any] | None, reader: Reader, source: str, seen: BatchesSeen | None
 ) -> Iterator[Batch]:
     is_empty = given is not None and not reader.place
-    for each in () if given is None else with_an_end(study, given, source, f" of epoch {reader.epoch + 1}"):
+    batches = iter(() if given is None else with_an_end(study, given, source, f" of epoch {reader.epoch + 1}"))
+    while True:
+        with setting_nothing(study, source):
+            each = next(batches, None)
+        if each is None:
+            break
         is_empty, batch = False, as_batch(each, source)
         if seen is not None:
             seen.add(batch)

@@ -63,6 +63,28 @@ def building(study: Study) -> Iterator[list[Any]]:
         )
 
 
+_OF_ANY_EPOCH = ("loss", "score", "metrics", "scheduler", "clip_norm", "clip_value", "scaler")
+"""Methods that are called when batches of another epoch may have been read since."""
+
+
+@contextmanager
+def setting_nothing(study: Study, source: str) -> Iterator[None]:
+    """Enter it to read a study's batches. What is set there once is taken for common to all epochs.
+
+    Raises:
+        RefusedError: an attribute that methods read which are called later, such as the loss, is set anew.
+    """
+    own = vars(study)
+    before = {name: own[name] for name in _names(type(study), _OF_ANY_EPOCH) & own.keys()}
+    yield
+    for name, value in before.items():
+        if value is not None and own.get(name) is not value and not _same(value, own.get(name)):
+            raise RefusedError(
+                f"{source} sets the study's attribute '{name}' anew, which the loss or another method reads when "
+                "it may be of another epoch; allowed: to give it with the batch, in the inputs or targets"
+            )
+
+
 class StudyState:
     """Tries whether a function of a study keeps something on which its results depend.
 

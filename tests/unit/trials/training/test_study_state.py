@@ -307,3 +307,54 @@ class Caching(ToyStudy):
 
 def test_what_is_the_same_for_all_trials_may_be_set() -> None:
     train(Caching(model, "sgd", batches()), 3)
+
+
+class Annealing(ToyStudy):
+    """Its loss looks at the epoch that was read last."""
+
+    def batches(self, epoch: int) -> list[Batch]:
+        self.epoch = epoch
+        return batches()
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return plain(outputs) * (self.epoch + 1)
+
+
+class AnnealingWithinAGenerator(Annealing):
+    """The same, later."""
+
+    def batches(self, epoch: int) -> Any:
+        for number, batch in enumerate(batches()):
+            self.epoch = epoch + number
+            yield batch
+
+
+@pytest.mark.parametrize("kind", [Annealing, AnnealingWithinAGenerator])
+def test_what_reading_an_epoch_sets_for_the_loss_is_refused(kind: type[Annealing]) -> None:
+    study = kind(model, "sgd", batches())
+    group = TrialGroup(study, members(study, range(2)), OpenGate())
+    with pytest.raises(RefusedError, match=r"Study.batches sets the study's attribute 'epoch' anew, .*; allowed: to"):
+        for epoch in range(2):
+            for batch in group.batches(epoch):
+                group.train_step(*batch)
+
+
+class Loading(ToyStudy):
+    """Reads its data with the first epoch, and counts epochs for nobody but itself."""
+
+    weight: Any = None
+
+    def batches(self, epoch: int) -> list[Batch]:
+        self.weight, self.read = torch.tensor(2.0, dtype=torch.float64), epoch
+        return batches()
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return plain(outputs) * self.weight
+
+
+def test_what_is_the_same_in_all_epochs_may_be_set() -> None:
+    study = Loading(model, "sgd", batches())
+    group = TrialGroup(study, members(study, range(2)), OpenGate())
+    for epoch in range(3):
+        for batch in group.batches(epoch):
+            group.train_step(*batch)
