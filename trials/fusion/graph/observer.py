@@ -1,10 +1,12 @@
 """Watches the user's code while it is traced, for answers that a graph would freeze."""
 
+import ast
 import dis
 import gc
 import inspect
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
@@ -198,6 +200,23 @@ def _asker(frame: FrameType) -> FrameType | None:
 def source_line(frame: FrameType) -> str:
     """Return where a frame is, for messages."""
     return f"{frame.f_code.co_name} in {os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno},"
+
+
+def is_message(frame: FrameType) -> bool:
+    """Whether the line where a frame is belongs to the message of a `torch._assert`, which nothing else reads."""
+    try:
+        lines, first = inspect.getsourcelines(frame.f_code)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, SyntaxError):
+        return False
+    line = frame.f_lineno - max(first, 1) + 1
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and len(node.args) == 2)
+    return any(
+        ast.unparse(call.func) == "torch._assert"
+        and call.args[0].lineno <= line <= (call.end_lineno or 0)
+        and not any(isinstance(each, ast.JoinedStr) for each in ast.walk(call.args[0]))
+        for call in calls
+    )
 
 
 def is_library(frame: FrameType) -> bool:

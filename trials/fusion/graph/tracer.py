@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from trials.fusion.errors import FuseError, refused_freezing
-from trials.fusion.graph.observer import is_library, source_line
+from trials.fusion.graph.observer import is_library, is_message, source_line
 from trials.fusion.graph.surroundings import (
     as_written,
     changed,
@@ -138,8 +138,10 @@ class _Unknown(fx.Proxy):
     __str__ = __repr__
 
     def __format__(self, form: str) -> str:
-        """See `__repr__`."""
-        raise self._refused("makes text of a value")
+        """See `__repr__`. A message is no answer: torchvision's ViT formats one in each forward."""
+        if not is_message(sys._getframe(1)):
+            raise self._refused("makes text of a value")
+        return super().__repr__()
 
     def _number(self) -> Any:
         """Refuse it: the number is not known."""

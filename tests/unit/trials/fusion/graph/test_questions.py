@@ -53,6 +53,7 @@ FORWARDS: dict[str, Forward] = {
     "size in a table": lambda m, x: m.b((y := m.a(x)) * SIZES.get(y.size(1), 1.0)),
     "text": times(lambda y: "64" in str(y.dtype)),
     "formatted": times(lambda y: f"{y.shape}" == "torch.Size([5, 4])"),
+    "formatted in a check": times(lambda y: torch._assert(f"{y.ndim}" == "2", f"{y.ndim}") is None),
     "formatted as of old": times(lambda y: "%s" % y.ndim == "2"),  # noqa: UP031
     "named by a size": lambda m, x: m.b((y := m.a(x)) * getattr(m, f"times{y.size(1)}", 1.0)),
     "a gradient's function": times(lambda y: y.grad_fn is None),
@@ -76,6 +77,22 @@ def test_forward(name: str, size: int) -> None:
 
     forward = FORWARDS[name]
     assert_fused_is_alone(ToyStudy(lambda n: TwoLayers(forward, with_number).double(), "sgd", batches()), size)
+
+
+def checked(m: TwoLayers, x: Tensor) -> Tensor:
+    size = m.a(x).shape[1]
+    torch._assert(
+        size == 4,
+        f"4 features are needed, not {size}",
+    )
+    torch._assert(size > 0, f"no feature: {size}")
+    return m.b(m.a(x))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_message_of_a_check_is_no_question(size: int) -> None:
+    study = ToyStudy(lambda n: TwoLayers(checked).double(), "sgd", batches())
+    assert assert_fused_is_alone(study, size) == "rule FusedLinear"
 
 
 class Attends(nn.Module):
