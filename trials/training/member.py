@@ -24,9 +24,9 @@ from trials.optim.several import Given, Optimizers, as_given, by_phase
 from trials.shrinking.roles import Roles
 from trials.study import Study
 from trials.training.batches import batch_params_of
+from trials.training.building import building
 from trials.training.progress import Progress, new_progress, new_schedulers
 from trials.training.shrunk import model_of, scales_of
-from trials.training.study_state import building
 from trials.training.transferable import refuse_what_does_not
 
 

@@ -1,4 +1,4 @@
-"""Refuses what the methods of a study keep for one trial, in its attributes or elsewhere: all trials share that."""
+"""Refuses what the methods of a study keep for a trial or an epoch, in its attributes or elsewhere: all share that."""
 
 import copy
 import inspect
@@ -6,7 +6,7 @@ import sys
 import types
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,52 +15,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from trials.fusion.compared.describe import Describer
 from trials.fusion.compared.reads import content, names_in
-from trials.fusion.errors import FuseError, RefusedError
+from trials.fusion.errors import RefusedError
 from trials.study import Study
 
-_OF_ALL_TRIALS = (
-    *("loss", "score", "metrics", "batches", "trial_batches", "validation"),
-    *("scheduler", "clip_norm", "clip_value", "scaler"),
-)
-"""Methods that are called for a trial when others may have been built since."""
-
-_set: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Study -> the attributes that building a trial has set."""
 _proven: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Study -> the functions of which it is known that they keep nothing."""
-
-
-@contextmanager
-def building(study: Study) -> Iterator[list[Any]]:
-    """Enter it to build a trial. What is set there once is taken for common to all trials.
-
-    Yields:
-        A list, for the trial's model and optimizers.
-
-    Raises:
-        FuseError: an attribute that methods read which are called later is set anew, or to a part of the trial. It is
-            put back.
-    """
-    names, own = _names(type(study), _OF_ALL_TRIALS), vars(study)
-    before = {name: own[name] for name in names & own.keys()}
-    parts: list[Any] = []
-    yield parts
-    inside = {id(each) for part in parts for each in (part, *_inside(part))}
-    changed = [name for name in names & own.keys() if name not in before or not _same(before[name], own[name])]
-    known = _set.setdefault(study, set())
-    again = sorted(name for name in changed if name in known or id(own[name]) in inside)
-    known.update(changed)
-    for name in again:
-        if name in before:
-            own[name] = before[name]
-        else:
-            del own[name]
-    if again:
-        raise FuseError(
-            f"building a trial sets the study's attribute '{again[0]}' anew, which other methods read when it may be "
-            "another trial's; allowed: the same for all trials, or what a method gets, such as loss(self, outputs, "
-            "targets, params)"
-        )
 
 
 _OF_ANY_EPOCH = ("loss", "score", "metrics", "scheduler", "clip_norm", "clip_value", "scaler")
@@ -75,10 +34,10 @@ def setting_nothing(study: Study, source: str) -> Iterator[None]:
         RefusedError: an attribute that methods read which are called later, such as the loss, is set anew.
     """
     own = vars(study)
-    before = {name: own[name] for name in _names(type(study), _OF_ANY_EPOCH) & own.keys()}
+    before = {name: own[name] for name in names_read(type(study), _OF_ANY_EPOCH) & own.keys()}
     yield
     for name, value in before.items():
-        if value is not None and own.get(name) is not value and not _same(value, own.get(name)):
+        if value is not None and own.get(name) is not value and not is_same(value, own.get(name)):
             raise RefusedError(
                 f"{source} sets the study's attribute '{name}' anew, which the loss or another method reads when "
                 "it may be of another epoch; allowed: to give it with the batch, in the inputs or targets"
@@ -98,7 +57,7 @@ class StudyState:
 
     def __init__(self, study: Study, name: str, functions: Callable[[Study], Mapping[str, Callable[..., Any]]]) -> None:
         self._study, self._name, self._functions = study, name, functions
-        self._names = _names(type(study), ("loss", "score")) | {"loss", "score"}
+        self._names = names_read(type(study), ("loss", "score")) | {"loss", "score"}
 
     def prove(self, calls: Sequence[Callable[[Callable[..., Any]], Any]]) -> None:
         """Try it, once for each study.
@@ -164,13 +123,13 @@ def _outer_state(kind: type[Study]) -> dict[str, Hashable]:
             if not isinstance(value, (types.ModuleType, types.FunctionType, type, property, staticmethod, classmethod)):
                 found[f"{where} '{name}'"] = _described(value)
 
-    functions = _functions(kind, ("loss", "score"))
+    functions = functions_of(kind, ("loss", "score"))
     names = set[str]().union(*(names_in(function.__code__) for function in functions))
     for function in functions:
         table, inside = function.__globals__, names_in(function.__code__)
         describe("the global variable", table, inside & table.keys())
         for owner in (table[name] for name in inside & table.keys()):
-            if isinstance(owner, (type, types.ModuleType)) and _is_near(owner, function):
+            if isinstance(owner, (type, types.ModuleType)) and is_near(owner, function):
                 describe(f"{owner.__name__}'s attribute", vars(owner), names & vars(owner).keys())
         cells = zip(function.__code__.co_freevars, map(content, function.__closure__ or ()), strict=True)
         describe("the enclosed variable", dict(cells), function.__code__.co_freevars)
@@ -181,25 +140,30 @@ def _outer_state(kind: type[Study]) -> dict[str, Hashable]:
     return found
 
 
-def _is_near(owner: Any, function: types.FunctionType) -> bool:
+def is_near(owner: Any, function: types.FunctionType) -> bool:
     """Whether a class or a module is the user's, and no library's."""
     home = str(owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__)
-    file = str(getattr(sys.modules.get(home), "__file__", None))
-    return home == function.__module__ or not ("site-packages" in file or home.partition(".")[0] in _LIBRARIES)
+    return home == function.__module__ or not is_of_library(home)
+
+
+def is_of_library(module: str) -> bool:
+    """Whether a module of this name is nobody's own code."""
+    file = str(getattr(sys.modules.get(module), "__file__", None))
+    return "site-packages" in file or module.partition(".")[0] in _LIBRARIES
 
 
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "trials"}
 
 
-@cache
-def _names(kind: type[Study], methods: tuple[str, ...]) -> frozenset[str]:
-    """Return all names in the code of `methods` of a study, and of what they call by name."""
-    return frozenset[str]().union(*(names_in(function.__code__) for function in _functions(kind, methods)))
+@lru_cache(256)
+def names_read(kind: Hashable, methods: tuple[str, ...]) -> frozenset[str]:
+    """Return all names in the code of `methods` of a class, and of what they call by name."""
+    return frozenset[str]().union(*(names_in(function.__code__) for function in functions_of(kind, methods)))
 
 
-@cache
-def _functions(kind: type[Study], methods: tuple[str, ...]) -> tuple[types.FunctionType, ...]:
-    """Return the functions that are `methods` of a study, and those that they call by name."""
+@lru_cache(256)
+def functions_of(kind: Any, methods: tuple[str, ...]) -> tuple[types.FunctionType, ...]:
+    """Return the functions that are `methods` of a class, and those that they call by name."""
     seen: dict[types.CodeType, types.FunctionType] = {}
     waiting: list[Any] = [vars(each).get(name) for each in kind.__mro__ for name in methods]
     while waiting:
@@ -222,11 +186,8 @@ def _plain(value: Any) -> Any:
     return value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
 
 
-def _inside(part: Any) -> Iterable[Any]:
-    return (*part.modules(), *part.parameters()) if isinstance(part, nn.Module) else ()
-
-
-def _same(one: Any, other: Any) -> bool:
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two values are one, or are equal in type and content."""
     return one is other or Describer()(one) == Describer()(other)
 
 
