@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from squeezer.policy.evidence import Evidence, Finding
-from squeezer.policy.margins import RECENT_STEPS, Margins
+from squeezer.policy.margins import RECENT_STEPS, Change, Margins
 
 LONGEST_DOUBLINGS = 5
 LONG_GAP_TIMES = 5.0
@@ -100,11 +100,21 @@ class Guard:
 
     def overran(self, step: int, slot: int, overrun_ns: int) -> list[Decision]:
         """An opened bubble of `slot` has ended, and the side task used `overrun_ns` of CPU time after it."""
-        change = self._margins.overran(slot, overrun_ns)
+        return self._decided(step, self._margins.overran(slot, overrun_ns), overrun_ns)
+
+    def kept_shut(self, step: int, slot: int) -> list[Decision]:
+        """Nothing fitted into a bubble of `slot`, such as because its margin is too wide."""
+        return self._decided(step, self._margins.kept_shut(slot), 0)
+
+    def side_became_ready(self) -> None:
+        """Forget how far it ran on while it started: it did not ask the gate."""
+        self._margins.forget()
+
+    def _decided(self, step: int, change: Change | None, overrun_ns: int) -> list[Decision]:
         if change is None:
             return []
         figures = {
-            "slot": slot,
+            "slot": change.slot,
             "margin_ms": change.margin_ns / 1e6,
             "overrun_ms": overrun_ns / 1e6,
             "mean_overrun_ms": change.mean_overrun_ns / 1e6,

@@ -17,7 +17,7 @@ MOST_OVERRUN_NS = 1_000_000
 OVERRUN_MEMORY = 16
 """A slot's mean overrun is taken over this many bubbles."""
 NARROW_AFTER = 64
-"""A slot's margin narrows again after this many quiet bubbles."""
+"""A slot's margin narrows again after this many quiet bubbles, or bubbles into which nothing fits before it."""
 MARGIN_DOUBLINGS = 6
 LEAST_MARGIN_NS = 100_000
 
@@ -54,7 +54,7 @@ class Margins:
         self.forget()
 
     def forget(self) -> None:
-        """Another job begins."""
+        """Another job or side task begins to be squeezed."""
         self._margins: dict[int, _Margin] = {}
         self._mean_overruns_ns = 0.0  # of all slots
         self._step_overrun_ns = 0
@@ -96,6 +96,11 @@ class Margins:
         if after_ns == before_ns:
             return None
         return Change(slot=slot, wider=wider, margin_ns=after_ns, overrun_ns=overrun_ns, mean_overrun_ns=mean_ns)
+
+    def kept_shut(self, slot: int) -> Change | None:
+        """Nothing fitted into a bubble of `slot`. Where its margin is wide, it counts as quiet, or it stayed shut."""
+        margin = self._margins.get(slot)
+        return self.overran(slot, 0) if margin is not None and margin.doublings else None
 
     def step_ended(self, duration_ns: int, squeezed: bool | None) -> float | None:
         """A step has ended. Returns the share of overruns in the last squeezed steps, if it breaks the budget."""

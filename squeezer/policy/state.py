@@ -53,6 +53,8 @@ PATIENCE_STEPS = 10
 FIRST_PATIENCE_NS = 60_000_000_000
 """The same before the end of a job's first step, whose length nobody knows."""
 RECENT_STEPS = 8
+ONLY_RENEWALS_NS = 1
+"""The permit of a bubble in which the side task may run only later; 0 would not open it."""
 FLUSH_ELSEWHERE = 1.25
 """The daemon wakes in the longest bubble; another slot's must be longer by this factor to take its place."""
 
@@ -279,6 +281,8 @@ class GateMachine:
             return []
         actions: list[Action] = []
         plan = self._plan_of(event.slot, event.wait, forecast)
+        if self._has_side and plan.permit_ns <= ONLY_RENEWALS_NS:
+            actions += map(Note, self.guard.kept_shut(self._step_number, event.slot))
         if plan != self._plans.get(event.slot, PlanSlot(event.slot, 0)):
             self._plans[event.slot] = plan
             actions.append(plan)
@@ -303,7 +307,8 @@ class GateMachine:
             margin_ns = min(margin_ns, max(LEAST_MARGIN_NS, end.high_ns - end.low_ns))
         intervals_ns = self.forecast.intervals_ns(slot, margin_ns + self._late_ns)
         if not intervals_ns or intervals_ns[0][0]:
-            return PlanSlot(slot, int(bool(intervals_ns)), tuple(intervals_ns), opens_before_ns)  # 0 would not open it
+            permit_ns = ONLY_RENEWALS_NS if intervals_ns else 0
+            return PlanSlot(slot, permit_ns, tuple(intervals_ns), opens_before_ns)
         (_, permit_ns), *renewals = intervals_ns
         return PlanSlot(slot, permit_ns, tuple(renewals), opens_before_ns)
 
@@ -311,6 +316,8 @@ class GateMachine:
         assert isinstance(event, SideChanged)
         self.side = event.side
         self._releasing = False
+        if self.side is Side.READY:
+            self.guard.side_became_ready()
         if not self._has_side:
             return [*self._plan(NO_STEPS), *([] if self._waits_for_main else self._start_if_due())]
         # until a bubble begins, it has no time to start in
