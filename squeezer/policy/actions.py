@@ -25,6 +25,10 @@ class PlanSlot:
     opens_before_ns: int = 0
 
 
+ONLY_RENEWALS_NS = 1
+"""The permit of a bubble in which the side task may run only later; 0 would not open it."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlanSteps:
     """Let the plan hold from `from_step` until before `until_step`, and for no other step."""

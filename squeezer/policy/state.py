@@ -2,9 +2,8 @@
 
 It never acts during a bubble. It plans ahead how long the side task may run in the bubbles of each slot, and in which
 steps; the main job opens and closes bubbles by this plan without asking. `squeezer.daemon.loop` feeds the events and
-carries out the actions. The table at the end lists what each event does in each state, and where it may lead. Anything
-else is an error that carries the machine's story. `python -m squeezer.policy.state` prints the table as the diagram in
-docs/architecture.md.
+carries out the actions. The table at the end lists what each event does in each state. Anything else is an error with
+the machine's story. `python -m squeezer.policy.state` prints the table as the diagram in docs/architecture.md.
 """
 
 from collections import deque
@@ -14,6 +13,7 @@ from enum import Enum
 
 from squeezer.policy.actions import (
     NO_STEPS,
+    ONLY_RENEWALS_NS,
     Action,
     Continue,
     FlushAt,
@@ -53,8 +53,6 @@ PATIENCE_STEPS = 10
 FIRST_PATIENCE_NS = 60_000_000_000
 """The same before the end of a job's first step, whose length nobody knows."""
 RECENT_STEPS = 8
-ONLY_RENEWALS_NS = 1
-"""The permit of a bubble in which the side task may run only later; 0 would not open it."""
 FLUSH_ELSEWHERE = 1.25
 """The daemon wakes in the longest bubble; another slot's must be longer by this factor to take its place."""
 
@@ -234,8 +232,7 @@ class GateMachine:
     def is_squeezed(self, step: int) -> bool:
         """Whether `step` (counted from 1) may be squeezed: the draw decides, once per block and before it is planned.
 
-        While a side task starts that is stopped at the true end of each bubble, all steps may: there is nothing to
-        compare yet, and bubbles without a forecast stay shut.
+        With `preemptive`, all steps may be while a side task starts: there is nothing to compare yet.
         """
         if self.side is Side.STARTING and self.policy.preemptive:
             return True
@@ -266,8 +263,7 @@ class GateMachine:
         self._duration_ns = event.duration_ns
         self._recent_steps_ns.append(event.duration_ns)
         decisions = self.guard.step_ended(event.step, event.duration_ns, self.squeezed)
-        # at once, where the guard has shut the gate
-        return [*map(Note, decisions), *([] if self.guard.allows else self._plan(NO_STEPS))]
+        return [*map(Note, decisions), *([] if self.guard.allows else self._plan(NO_STEPS))]  # shut at once
 
     def _overrun(self, event: Event) -> list[Action]:
         assert isinstance(event, Overran)
@@ -279,10 +275,9 @@ class GateMachine:
         forecast = self.forecast.of(event.slot)
         if forecast is None:
             return []
-        actions: list[Action] = []
         plan = self._plan_of(event.slot, event.wait, forecast)
-        if self._has_side and plan.permit_ns <= ONLY_RENEWALS_NS:
-            actions += map(Note, self.guard.kept_shut(self._step_number, event.slot))
+        shut = self._has_side and plan.permit_ns <= ONLY_RENEWALS_NS
+        actions: list[Action] = [*map(Note, self.guard.kept_shut(self._step_number, event.slot))] if shut else []
         if plan != self._plans.get(event.slot, PlanSlot(event.slot, 0)):
             self._plans[event.slot] = plan
             actions.append(plan)
@@ -307,8 +302,7 @@ class GateMachine:
             margin_ns = min(margin_ns, max(LEAST_MARGIN_NS, end.high_ns - end.low_ns))
         intervals_ns = self.forecast.intervals_ns(slot, margin_ns + self._late_ns)
         if not intervals_ns or intervals_ns[0][0]:
-            permit_ns = ONLY_RENEWALS_NS if intervals_ns else 0
-            return PlanSlot(slot, permit_ns, tuple(intervals_ns), opens_before_ns)
+            return PlanSlot(slot, ONLY_RENEWALS_NS if intervals_ns else 0, tuple(intervals_ns), opens_before_ns)
         (_, permit_ns), *renewals = intervals_ns
         return PlanSlot(slot, permit_ns, tuple(renewals), opens_before_ns)
 

@@ -247,30 +247,6 @@ def test_a_permit_ends_earlier_in_a_slot_that_overran(machine: GateMachine) -> N
     assert ended(machine, 10) == [PlanSlot(4, 8 * MS, (STALLED_10,))]
 
 
-@pytest.mark.parametrize("lengths_ms", [(10, 10), (10, 10, 10, 90, 10)], ids=["shut", "only renewals"])
-def test_a_slot_that_its_margin_keeps_shut_is_tried_again(machine: GateMachine, lengths_ms: tuple[int, ...]) -> None:
-    attached(machine)
-    ended(machine, *lengths_ms)
-    for _ in range(6):
-        machine.handle(Overran(4, 3 * MS))
-    ended(machine, 10)
-    assert machine.guard.margin_ns(4) == 64 * MS
-    plans = [action for action in ended(machine, *[10] * 64 * 6) if isinstance(action, PlanSlot)]
-    assert plans and plans[-1].permit_ns == 2 * MS, "less a margin of 8 ms: from here on it is opened"
-    for _ in range(3 * 64):
-        machine.handle(Overran(4, 0))
-    assert ended(machine, 10)[0] == PlanSlot(4, 9 * MS, (STALLED_10,))
-
-
-def test_what_overran_while_it_started_is_forgotten(machine: GateMachine) -> None:
-    attached(machine, Side.STARTING)
-    ended(machine, 10, 10)
-    machine.handle(Overran(4, 3 * MS))
-    assert machine.guard.margin_ns(4) == 2 * MS
-    machine.handle(SideChanged(Side.READY))
-    assert machine.guard.margin_ns(4) == 1 * MS
-
-
 def test_a_step_whose_start_was_lost_is_not_judged(machine: GateMachine) -> None:
     attached(machine)
     machine.handle(StepStarted(4))
