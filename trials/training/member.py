@@ -25,7 +25,8 @@ from trials.shrinking.roles import Roles
 from trials.study import Study
 from trials.training.batches import batch_params_of
 from trials.training.building import building
-from trials.training.progress import Progress, new_progress, new_schedulers
+from trials.training.progress import Progress, new_progress
+from trials.training.schedulers import new_schedulers
 from trials.training.shrunk import model_of, scales_of
 from trials.training.transferable import refuse_what_does_not
 

@@ -108,18 +108,6 @@ class Progress:
         self.lost = state["lost"]
 
 
-def new_schedulers(study: Study, params: dict[str, Any], optimizer: Any) -> list[LRScheduler]:
-    """Return the trial's schedulers as a list."""
-    given = study.scheduler(params, optimizer)
-    if given is None:
-        return []
-    made = list(given) if isinstance(given, Sequence) else [given]
-    for each in made:
-        if not isinstance(each, (LRScheduler, ReduceLROnPlateau)):
-            raise FuseError(f"Study.scheduler returned {type(each).__name__}; allowed: torch schedulers, a list, None")
-    return made
-
-
 def new_progress(study: Study, params: dict[str, Any], schedulers: list[LRScheduler]) -> Progress:
     """Return the progress of a fresh trial.
 

@@ -1,8 +1,10 @@
 """Schedulers, clipping, loss scaling, lost trials and own batches: each trial has what it would have alone."""
 
+import random
 import warnings
 from collections.abc import Callable, Iterator
-from itertools import cycle, product
+from functools import partial
+from itertools import count, cycle, product
 from typing import Any
 
 import pytest
@@ -93,6 +95,33 @@ def test_schedulers(name: str, every: str) -> None:
     group = reloaded(group)
     run(group, [solos[2], solos[1]], 3)
     assert_same(group, [solos[2], solos[1]])
+
+
+PLACES = count()
+
+
+def chained(optimizer: Any) -> Any:
+    stream = random.Random(0)
+    return lrs.ChainedScheduler([lrs.StepLR(optimizer, 2), lrs.LambdaLR(optimizer, lambda epoch: stream.random())])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "kept"),
+    [
+        (lambda n, o: lrs.LambdaLR(o, lambda epoch, places=PLACES: 0.9 ** next(places)), "count"),
+        (lambda n, o: lrs.LambdaLR(o, lambda epoch: 0.9 ** next(PLACES)), "count in 'PLACES'"),
+        (
+            lambda n, o: lrs.MultiplicativeLR(o, partial(lambda places, epoch: next(places), iter([0.5] * 99))),
+            "list_it",
+        ),
+        (lambda _, o: chained(o), "Random in 'stream'"),
+    ],
+    ids=["default", "global", "partial", "chained"],
+)
+def test_a_schedule_whose_place_no_checkpoint_holds_is_refused(schedule: Schedule, kept: str) -> None:
+    study = RichStudy(model, momentum, batches(), schedule)
+    with pytest.raises(FuseError, match=rf"Study.scheduler keeps a {kept}.*; allowed: a function of the epoch alone"):
+        members(study, [0])
 
 
 def test_beta_is_scheduled_too() -> None:
