@@ -94,6 +94,8 @@ class BubbleCounter:
         sums, length_ns = self.sums, bubble.end_ns - bubble.start_ns
         sums.bubble_ns += length_ns
         side_ns = bubble.side_ns
+        if shut is Shut.STARTING and 0 < self._ready_ns < bubble.end_ns:
+            shut = None  # it has become ready since the step began
         if shut is None and bubble.start_ns < self._ready_ns:  # messages may come later than the word that it is ready
             starting_ns = min(self._ready_ns - bubble.start_ns, length_ns)
             sums.starting_ns += starting_ns
@@ -125,6 +127,10 @@ class BubbleCounter:
     def overran(self, overrun_ns: int) -> None:
         """Count an overrun that only the side task can measure."""
         self.sums.overrun_ns += overrun_ns
+
+    def starts(self) -> None:
+        """Another side task starts."""
+        self._ready_ns = 0
 
     def ready(self, t_ns: int, busy_ms: float) -> None:
         """The side task asks its gate from now on, and has used `busy_ms` before."""
