@@ -115,6 +115,7 @@ class Daemon:
         )
         if self._earlier_ended is not None:
             self._fault(f"the daemon before this one ended with {self._earlier_ended}")
+        self._recorder.write()  # a daemon that is killed soon has been here, too
         served = f"process {os.getpid()} serves device {self._local_rank}; records go to {self._run}"
         log.log(logging.INFO if self._job_pid is None else logging.DEBUG, "%s", served)
         if self._job_pid is not None:

@@ -216,11 +216,13 @@ def test_a_crashed_daemon_is_replaced_and_the_job_squeezed_on(sandbox: Sandbox, 
     keeper = sandbox.daemon_of(job, sandbox.config("tiny.py"), TINY_HOLD=str(hold))
     trains(sandbox)
     for crashes in range(1, 5):
-        daemon = sandbox.word(Field.DAEMON_PID)
+        daemon, side = sandbox.word(Field.DAEMON_PID), sandbox.word(Field.SIDE_PROCESS)
         assert daemon != keeper.pid
         os.kill(daemon, signal.SIGKILL)
         if crashes < 4:
             wait_for(lambda d=daemon: sandbox.word(Field.DAEMON_PID) not in (0, d), "another daemon")
+            wait_for(lambda s=side: sandbox.word(Field.SIDE_PROCESS) not in (0, s), "its side task")
+            assert len(sandbox.events("run")) == crashes + 1, "killed at once, it would have left its record"
         if crashes == 1:
             sandbox.works()
     socket_path(sandbox.directory, 0).unlink()
