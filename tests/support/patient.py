@@ -2,8 +2,9 @@
 
 Before an even step, from the 12th on, rank 1 waits until rank 0's side task has run some units in the bubble that
 this makes. Before an odd step, from the 17th on, it is the other way round. Each takes the first such step that
-the other's daemon means to squeeze and in which the other's bubble opens. So every rank is squeezed, however busy the
-machine is, and no number changes.
+the other's daemon means to squeeze and in which the other's bubble opens. And before each step, a rank waits until the
+other's daemon, if it was killed, has been restarted. So every rank is squeezed, and by the daemon that follows another,
+however busy the machine is, and no number changes.
 
 Where each rank has a launcher, PATIENT_DIRECTORIES names their runtime directories, in the order of ranks.
 """
@@ -70,8 +71,19 @@ def may_be_squeezed(rank: int, step: int) -> bool:
     return planned
 
 
+def wait_for_the_next_daemon(rank: int) -> None:
+    """Wait until the daemon of `rank`, if it was killed, has been replaced."""
+    until_s = time.monotonic() + PATIENCE_S
+    page = Page.open(page_of(rank), create=False)
+    while (daemon := page.words[Field.DAEMON_PID]) and not is_alive(daemon) and time.monotonic() < until_s:
+        time.sleep(0.01)
+    page.close()
+
+
 def train_batch_patiently(self: PipelineEngine, *args: object, **kwargs: object) -> object:
     rank, step = torch.distributed.get_rank(), self.global_steps + 1
+    if step > 1:  # the other has attached
+        wait_for_the_next_daemon(1 - rank)
     since = step - WAITS_FROM.get(rank, step + 1)
     if since >= 0 and since % 2 == 0 and may_be_squeezed(1 - rank, step) and wait_until_squeezed(1 - rank):
         del WAITS_FROM[rank]
