@@ -30,7 +30,7 @@ from trials.search.worker import SearchWorker, WorkerConfig
 from trials.search.worker_process import answers_to
 from trials.side_task.scheduler import Scheduler
 from trials.study import load_study
-from trials.training.batches import fuse_batches
+from trials.training.inputs.batches import fuse_batches
 from trials.training.rehearsal import rehearse
 
 STUDY = ROOT / "examples" / "digits.py"

@@ -10,8 +10,8 @@ from trials.gate.base import AUDIT_UNITS, OpenGate
 from trials.study import Study
 from trials.training.audits.audit import Audit
 from trials.training.audits.table import audit_lines
-from trials.training.endless import expect_to_be_watched
 from trials.training.group import TrialGroup
+from trials.training.inputs.endless import expect_to_be_watched
 from trials.training.member import build_member, group_key
 from trials.training.scores.objectives import Score
 

@@ -9,8 +9,8 @@ from trials.gate.base import HOST_UNIT, Gate, Starved
 from trials.own_logger import own_logger
 from trials.study import Study
 from trials.training.audits.audit import Audit
-from trials.training.batches import Batch, Reader, SharedLoaderError, by_place, fuse_batches, rounds, shapes
 from trials.training.group import TrialGroup
+from trials.training.inputs.batches import Batch, Reader, SharedLoaderError, by_place, fuse_batches, rounds, shapes
 from trials.training.member import Member, structure_name
 
 UNLIKE_EPOCHS = "the study's epochs differ in the number or the form of their batches"

@@ -22,7 +22,7 @@ from trials.own_logger import own_logger
 from trials.side_task.fit import most_trials
 from trials.side_task.offload import CudaMeter, Offload, tensors_on
 from trials.study import Study
-from trials.training.batches import Pinned
+from trials.training.inputs.batches import Pinned
 from trials.training.member import build_on
 from trials.training.most_fused import Known, MostFused
 from trials.training.rehearsal import rehearse, try_out

@@ -11,8 +11,8 @@ from trials.side_task.cohort import Cohort, starved_status
 from trials.side_task.offload import Offload
 from trials.side_task.results import Results
 from trials.study import Study
-from trials.training.batches import work_of
 from trials.training.group import TrialGroup
+from trials.training.inputs.batches import work_of
 
 
 class EpochTraining:

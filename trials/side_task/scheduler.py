@@ -30,7 +30,7 @@ from trials.side_task.results import Results
 from trials.side_task.turn import Turn, TurnOver
 from trials.side_task.waiting import Waiting
 from trials.study import Study, describe_error
-from trials.training.batches import ReplayError
+from trials.training.inputs.batches import ReplayError
 from trials.training.member import Member, group_key, structure_name
 from trials.training.most_fused import MostFused
 

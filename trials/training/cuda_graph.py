@@ -22,8 +22,8 @@ from trials.fusion.own_code.streams import lendings, saved
 from trials.fusion.rows import Rows
 from trials.fusion.units import Units
 from trials.own_logger import own_logger
-from trials.training.batches import shapes
-from trials.training.trees import mapped, tensors
+from trials.training.inputs.batches import shapes
+from trials.training.inputs.trees import mapped, tensors
 
 WARM_UP_STEPS = 3
 """So many ordinary steps come first: kernels are loaded and chosen in them."""

@@ -20,8 +20,8 @@ from trials.study import Study
 from trials.training.audits.audit import MODES, Audit
 from trials.training.audits.lone import Lone, part_names
 from trials.training.audits.record import Record
-from trials.training.batches import BatchCopy, Reader, fuse_batches, parts, rounds, shapes
 from trials.training.cuda_graph import can_capture
+from trials.training.inputs.batches import BatchCopy, Reader, fuse_batches, parts, rounds, shapes
 from trials.training.malloc import keep_freed_memory
 from trials.training.member import Member, build_member, facts_of, fuse_optimizers_of, restored
 from trials.training.phase import Phase

@@ -14,7 +14,7 @@ from trials.optim.several import Optimizers
 from trials.study import Study
 from trials.training.audits.compare import is_continuous
 from trials.training.audits.record import SCALE, STREAM, Record
-from trials.training.batches import Reader
+from trials.training.inputs.batches import Reader
 from trials.training.roster import Roster
 from trials.training.scores.objectives import Score
 from trials.training.trial_state import TrialState

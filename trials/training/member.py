@@ -23,10 +23,10 @@ from trials.optim.duplicate import act_on
 from trials.optim.several import Given, Optimizers, as_given, by_phase
 from trials.shrinking.roles import Roles
 from trials.study import Study
-from trials.training.batches import batch_params_of
-from trials.training.building import building
+from trials.training.inputs.batches import batch_params_of
+from trials.training.inputs.building import building
+from trials.training.inputs.schedulers import new_schedulers
 from trials.training.progress import Progress, new_progress
-from trials.training.schedulers import new_schedulers
 from trials.training.shrunk import model_of, scales_of
 from trials.training.transferable import refuse_what_does_not
 

@@ -15,8 +15,8 @@ from trials.optim import FusedOptimizer
 from trials.optim.gradients import Gradients
 from trials.shrinking.rules import Multipliers
 from trials.training.audits.record import LOSS, Record, named_batch
-from trials.training.batches import Batch
 from trials.training.cuda_graph import Captured
+from trials.training.inputs.batches import Batch
 from trials.training.progress import Control
 from trials.training.step_graph import StepGraphs
 

@@ -17,8 +17,8 @@ from trials.fusion.shared_base import Bases
 from trials.gate.base import HOST_UNIT, Gate, OpenGate
 from trials.own_logger import own_logger
 from trials.study import Study
-from trials.training.batches import fuse_batches, shapes, work_of
 from trials.training.group import TrialGroup
+from trials.training.inputs.batches import fuse_batches, shapes, work_of
 from trials.training.member import Member, build_member, group_key, structure_name
 from trials.training.most_fused import Known, MostFused, describe, most_fused
 

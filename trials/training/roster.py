@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trials.training.batches import Reader
+from trials.training.inputs.batches import Reader
 from trials.training.member import Member
 from trials.training.progress import Progress
 from trials.training.scores.history import History

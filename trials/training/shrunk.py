@@ -20,7 +20,7 @@ from trials.shrinking.rules import NONE, Multipliers, clipping, multipliers
 from trials.shrinking.settings import Shrink, as_shrink
 from trials.shrinking.slicing import Shrunk, apply, scale_tied_heads, try_out, zero_readouts
 from trials.study import Study
-from trials.training.batches import batches_of, no_batches
+from trials.training.inputs.batches import batches_of, no_batches
 
 _plans: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Study -> what was found for models of each structure."""

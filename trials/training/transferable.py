@@ -20,7 +20,7 @@ from trials.optim.several import by_phase
 from trials.shrinking.errors import ShrinkError
 from trials.shrinking.settings import as_shrink
 from trials.study import Study
-from trials.training.schedulers import new_schedulers
+from trials.training.inputs.schedulers import new_schedulers
 from trials.training.shrunk import model_of, takes_shrink
 
 Fate = Literal["transfers", "regularizer", "width", "unknown"]

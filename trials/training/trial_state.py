@@ -14,9 +14,9 @@ from trials.fusion.ways import Way
 from trials.optim.optimizer_state import OptimizerState, from_plain
 from trials.optim.several import by_phase
 from trials.study import Study
-from trials.training.batches import batch_params_of
+from trials.training.inputs.batches import batch_params_of
+from trials.training.inputs.trees import mapped
 from trials.training.member import Built, Member, build
-from trials.training.trees import mapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from tests.support.paths import ROOT
 from trials.cli import main
 from trials.cli_options import again
 from trials.search.storage.optuna_storage import open_storage
-from trials.training import endless
+from trials.training.inputs import endless
 
 STUDY = """
 import torch

@@ -28,10 +28,10 @@ from trials.shrinking.scaled_optimizer import clip_gradients, scaled
 from trials.study import Study
 from trials.training.audits.compare import is_continuous
 from trials.training.audits.record import LOSS, SCALE, SCORE, STREAM, Record, named_batch
-from trials.training.batches import parts
+from trials.training.inputs.batches import parts
+from trials.training.inputs.trees import copied, mapped, tensors
 from trials.training.scores.objectives import joined_scores
 from trials.training.shrunk import by_id, scales_of
-from trials.training.trees import copied, mapped, tensors
 from trials.training.trial_state import TrialState
 
 Around = Callable[[], AbstractContextManager[Any]]

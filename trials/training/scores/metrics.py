@@ -12,8 +12,8 @@ from trials.fusion.errors import FuseError, is_out_of_memory
 from trials.fusion.own_code.trees import Hidden
 from trials.own_logger import own_logger
 from trials.study import Study
+from trials.training.inputs.trees import mapped, row_of
 from trials.training.scores.objectives import Score, first_of
-from trials.training.trees import mapped, row_of
 
 log = own_logger(__name__)
 

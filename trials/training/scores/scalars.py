@@ -10,8 +10,8 @@ from trials.fusion.scores.scalar import Scalar
 from trials.fusion.ways import Way
 from trials.own_logger import own_logger
 from trials.study import Study
+from trials.training.inputs.study_state import StudyState
 from trials.training.scores.objectives import score_functions
-from trials.training.study_state import StudyState
 
 log = own_logger(__name__)
 

@@ -16,13 +16,13 @@ from trials.gate.base import HOST_UNIT, Gate
 from trials.training.audits.audit import Audit, Mode
 from trials.training.audits.lone import Lone
 from trials.training.audits.record import SCORE, Record
-from trials.training.batches import BatchCopy, as_batch, shapes
-from trials.training.endless import with_an_end
 from trials.training.group_state import GroupState
+from trials.training.inputs.batches import BatchCopy, as_batch, shapes
+from trials.training.inputs.endless import with_an_end
+from trials.training.inputs.trees import examples
 from trials.training.phase import Phase
 from trials.training.scores.metrics import Validated, metrics_of, on_host, score_of
 from trials.training.scores.objectives import Score, per_trial_scores
-from trials.training.trees import examples
 
 
 class ScoredGroup(GroupState, abc.ABC):

@@ -16,8 +16,8 @@ from tests.support.side_task_runs import Seven, Starving, assert_as_alone, data,
 from tests.support.slow_cases import others_slow
 from tests.support.tree_models import Masked
 from trials.side_task.cohort import SHARED_LOADER, UNLIKE_EPOCHS
-from trials.training.batches import Pinned
 from trials.training.group import TrialGroup
+from trials.training.inputs.batches import Pinned
 
 
 @pytest.fixture(autouse=True)

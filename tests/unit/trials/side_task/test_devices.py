@@ -16,7 +16,7 @@ from trials.gate.unit_records import UnitRecords
 from trials.optim.several import by_phase
 from trials.side_task import devices
 from trials.side_task.devices import CpuSideDevice, CudaSideDevice, SideDeviceError, make_side_device
-from trials.training.batches import Pinned
+from trials.training.inputs.batches import Pinned
 from trials.training.member import build
 
 

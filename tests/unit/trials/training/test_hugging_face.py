@@ -14,7 +14,7 @@ from tests.support.torchvision_import import make_importable
 from trials import TrialGroup
 from trials.gate.base import OpenGate
 from trials.training.audits.audit import Audit
-from trials.training.batches import fuse_batches
+from trials.training.inputs.batches import fuse_batches
 
 make_importable()
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")

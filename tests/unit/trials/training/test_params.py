@@ -16,7 +16,7 @@ from tests.support.slow_cases import others_slow
 from trials import TrialGroup, build_member
 from trials.gate.base import OpenGate
 from trials.training.audits.audit import Audit
-from trials.training.batches import fuse_batches
+from trials.training.inputs.batches import fuse_batches
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from tests.support.fused_and_solo import Batch, close
 from tests.support.rich_study import RichSolo, RichStudy
 from trials import TrialGroup, build_member
 from trials.gate.base import OpenGate
-from trials.training.batches import Reader, rounds
+from trials.training.inputs.batches import Reader, rounds
 
 TARGETS = torch.zeros(5)
 

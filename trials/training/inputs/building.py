@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from trials.fusion.compared.reads import names_in
 from trials.fusion.errors import FuseError
 from trials.study import Study
-from trials.training.study_state import functions_of, is_near, is_of_library, is_same, names_read
+from trials.training.inputs.study_state import functions_of, is_near, is_of_library, is_same, names_read
 
 _LATER = (
     *("loss", "score", "metrics", "batches", "trial_batches", "validation"),

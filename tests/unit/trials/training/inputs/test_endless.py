@@ -5,8 +5,8 @@ from itertools import count, islice
 import pytest
 
 from tests.support.side_task_runs import Starving, make_study, run
-from trials.training import endless
-from trials.training.endless import with_an_end
+from trials.training.inputs import endless
+from trials.training.inputs.endless import with_an_end
 
 SAID = "Study.batches has given {} batches of epoch 3 in 0 seconds, and goes on"
 

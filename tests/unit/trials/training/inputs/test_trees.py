@@ -16,8 +16,8 @@ from trials import FuseError, TrialGroup
 from trials.fusion.errors import ApartError
 from trials.gate.base import OpenGate
 from trials.training.audits.audit import Audit
-from trials.training.batches import BatchCopy, Pinned, as_batch, fuse_batches, shapes
-from trials.training.trees import examples, stacked
+from trials.training.inputs.batches import BatchCopy, Pinned, as_batch, fuse_batches, shapes
+from trials.training.inputs.trees import examples, stacked
 
 FEW = list(CASES)[::3]
 """For what is shown of all cases with the same batches for all trials."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from trials.training.batches_seen import BatchesSeen
+from trials.training.inputs.batches_seen import BatchesSeen
 
 
 def mark(*batches: Any) -> str:
@@ -78,7 +78,7 @@ def test_what_cannot_be_seen_has_no_mark() -> None:
 def test_another_process_finds_the_same() -> None:
     code = """
 import torch
-from trials.training.batches_seen import BatchesSeen
+from trials.training.inputs.batches_seen import BatchesSeen
 seen = BatchesSeen()
 seen.add(({"b": torch.arange(200.0), "a": "text"}, None))
 print(seen.mark)"""

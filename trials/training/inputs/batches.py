@@ -8,10 +8,10 @@ from torch import Tensor
 
 from trials.fusion import FuseError
 from trials.study import Study
-from trials.training.batches_seen import BatchesSeen
-from trials.training.endless import with_an_end
-from trials.training.study_state import setting_nothing
-from trials.training.trees import as_plain, copied, examples, form, mapped, pinned, row_of, stacked, tensors
+from trials.training.inputs.batches_seen import BatchesSeen
+from trials.training.inputs.endless import with_an_end
+from trials.training.inputs.study_state import setting_nothing
+from trials.training.inputs.trees import as_plain, copied, examples, form, mapped, pinned, row_of, stacked, tensors
 
 
 class SharedLoaderError(Exception):
