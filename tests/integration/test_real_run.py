@@ -51,7 +51,8 @@ def test_yield_and_waterfall_account_for_all_bubble_time(record: Path) -> None:
     for side in (report["side"], *(of["side"] for of in report["ranks"].values())):
         # all may be lost: so short a job saves nothing before its end
         assert 0 <= side["yield"] < 1 and side["yield"] + side["waterfall"]["lost"] > 0, side
-        assert side["waterfall"]["starting"] > 0 and side["waterfall"]["alone"] > 0, side
+        assert side["waterfall"]["alone"] > 0, side
+        assert side["waterfall"]["starting"] >= 0, "0 if it was ready before the first bubble, as on a busy machine"
         assert side["yield"] + sum(side["waterfall"].values()) == pytest.approx(1, abs=0.02), side
 
 

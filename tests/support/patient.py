@@ -43,7 +43,7 @@ def page_of(rank: int) -> Path:
 
 
 def wait_until_squeezed(rank: int) -> bool:
-    """Wait until the side task of `rank` has run some units, or is not what it was: its daemon or itself killed.
+    """Wait until the side task of `rank`, or one that follows it, has run some units, or its daemon was killed.
 
     Returns:
         False if no bubble has opened.
@@ -51,12 +51,12 @@ def wait_until_squeezed(rank: int) -> bool:
     started_s = time.monotonic()
     page = Page.open(page_of(rank), create=False)
     words = page.words
-    daemon, side, until = words[Field.DAEMON_PID], words[Field.SIDE_PROCESS], words[Field.UNITS_RUN] + UNITS
+    daemon, until = words[Field.DAEMON_PID], words[Field.UNITS_RUN] + UNITS
     opened = False
     while words[Field.UNITS_RUN] < until and time.monotonic() < started_s + PATIENCE_S:
         opened = opened or bool(words[Field.BUBBLE] & 1)
         given_up = not opened and time.monotonic() > started_s + OPENS_WITHIN_S
-        if given_up or not is_alive(daemon) or words[Field.SIDE_PROCESS] != side:
+        if given_up or not is_alive(daemon):
             break
         time.sleep(0.01)
     page.close()
