@@ -15,6 +15,7 @@ from ds_hooks.shared.command_line import (
     Command,
     make_parser,
     positive,
+    refuse_command,
     refuse_unknown_command,
     run_command,
     typed_path,
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         own, launched = split_arguments(words[1:])
         words = ["observe", *own]
-    parsed = make_parser(PROGRAM, DESCRIPTION, COMMANDS, _shtab).parse_args(words)
+    parsed = make_parser(PROGRAM, DESCRIPTION, COMMANDS, _shtab).parse(words)
     parsed.launched = launched
 
     from ds_hooks.shared.page.file import PageError
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run_command(parsed)
     except (ConfigError, HiddenPackageError, PageError) as error:
-        refuse(PROGRAM, error)
+        refuse_command(parsed, error)
 
 
 def ds_squeeze() -> None:
@@ -92,7 +93,7 @@ def _serve(parsed: argparse.Namespace, earlier_ended: str | None = None) -> int:
         run = (parsed.run_directory or config.run.directory).absolute()
         daemon = Daemon(config, run, parsed.local_rank, job_pid=parsed.job_pid, earlier_ended=earlier_ended)
     except (ConfigError, DaemonError, HiddenPackageError, PageError, RecordError) as error:
-        refuse(PROGRAM, error)
+        refuse_command(parsed, error)
     logs.set_up(rank=daemon.rank)
     logs.add_file(log_path(run, daemon.rank), rank=daemon.rank, run=run.name)
     adopt_orphans()  # of side tasks
@@ -129,7 +130,7 @@ def _report(parsed: argparse.Namespace) -> int:
     try:
         return main_report(parsed.directory, parsed.json)
     except ReportError as error:
-        refuse(PROGRAM, error)
+        refuse_command(parsed, error)
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
@@ -144,7 +145,7 @@ def _why(parsed: argparse.Namespace) -> int:
     try:
         return main_why(parsed.directory, parsed.rank)
     except ReportError as error:
-        refuse(PROGRAM, error)
+        refuse_command(parsed, error)
 
 
 def _add_why(parser: argparse.ArgumentParser) -> None:
@@ -166,7 +167,7 @@ def _doctor(parsed: argparse.Namespace) -> int:
     if parsed.fix_mps:
         return main_fix_mps(os.environ, run=parsed.run_fix)
     if parsed.run_fix:
-        refuse(f"{PROGRAM} doctor", "--run goes with --fix-mps")
+        refuse_command(parsed, "--run goes with --fix-mps")
     return main_doctor(parsed.device)
 
 
@@ -187,7 +188,7 @@ def _replay(parsed: argparse.Namespace) -> int:
     try:
         return main_replay(parsed.recorded, write=parsed.write)
     except ReplayError as error:
-        refuse(PROGRAM, error)
+        refuse_command(parsed, error)
 
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
@@ -212,7 +213,7 @@ def _observe(parsed: argparse.Namespace) -> int:
     try:
         main_observe(parsed.run_directory, parsed.launched)
     except ObserveError as error:
-        refuse(PROGRAM, error)
+        refuse_command(parsed, error)
 
 
 def _add_observe(parser: argparse.ArgumentParser) -> None:
@@ -232,13 +233,13 @@ def _submit(parsed: argparse.Namespace) -> int:
 
     study = parsed.study.absolute()
     if not study.is_file():
-        refuse(f"{PROGRAM} submit", f"there is no file {study}")
+        refuse_command(parsed, f"there is no file {study}")
     name = study.stem if parsed.study_name is None else parsed.study_name
     submission = Submission(name=name, study=study, priority=parsed.priority, share=parsed.share)
     try:
         return main_submit(submission, parsed.queue)
     except (SubmissionError, OSError) as error:
-        refuse(f"{PROGRAM} submit", error)
+        refuse_command(parsed, error)
 
 
 def _add_submit(parser: argparse.ArgumentParser) -> None:
@@ -264,7 +265,7 @@ def _queue(parsed: argparse.Namespace) -> int:
     try:
         return main_queue(parsed.directory, parsed.withdraw)
     except (SubmissionError, OSError) as error:
-        refuse(f"{PROGRAM} queue", error)
+        refuse_command(parsed, error)
 
 
 def _add_queue(parser: argparse.ArgumentParser) -> None:

@@ -43,7 +43,7 @@ def main_observe(run: Path | None, launched: Sequence[str]) -> NoReturn:
         ObserveError: no script is named, or `run` cannot be written to.
     """
     if not launched:
-        raise ObserveError("observe: no training script is named; see squeezer observe --help")
+        raise ObserveError("no training script is named; see squeezer observe --help")
     run = (run or Path("runs", time.strftime("observe-%Y%m%d-%H%M%S"))).absolute()
     config = run / CONFIG
     try:
@@ -51,7 +51,7 @@ def main_observe(run: Path | None, launched: Sequence[str]) -> NoReturn:
         # a JSON string is a TOML string
         write_text(config, f"[run]\ndirectory = {json.dumps(str(run), ensure_ascii=False)}\n")
     except OSError as error:
-        raise ObserveError(f"observe: cannot write to {run}: {error.strerror}") from None
+        raise ObserveError(f"cannot write to {run}: {error.strerror}") from None
     sys.stdout.flush()
     # -P: a package of the user's that is called launch must not stand in for ours
     os.execv(sys.executable, [sys.executable, "-P", "-m", "launch.ds_squeeze", "--squeezer", str(config), *launched])

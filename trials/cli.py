@@ -14,12 +14,12 @@ from ds_hooks.shared.command_line import (
     Command,
     make_parser,
     positive,
+    refuse_command,
     refuse_unknown_command,
     run_command,
     typed_path,
 )
 from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
-from ds_hooks.shared.renamed_commands import refuse
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from trials import cli_shrinking
 from trials.cli_options import (
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     refuse_unknown_command(PROGRAM, words, [command.name for command in COMMANDS])
     logs.set_up()
     load_compiler_late()
-    return run_command(make_parser(PROGRAM, DESCRIPTION, COMMANDS, _shtab).parse_args(words))
+    return run_command(make_parser(PROGRAM, DESCRIPTION, COMMANDS, _shtab).parse(words))
 
 
 def _check(parsed: argparse.Namespace) -> int:
@@ -84,7 +84,7 @@ def _print_lines(parsed: argparse.Namespace, examine: "Callable[[Study], list[st
         make_side_device(parsed.device, 1.0).adopt(study)
         lines = examine(study)
     except SideDeviceError as error:
-        refuse(f"{PROGRAM} {parsed.command}", error)
+        refuse_command(parsed, error)
     except Exception as error:  # the study is the user's code: anything may come
         _refuse_study(parsed, error)
     print("\n".join(lines))
@@ -105,7 +105,7 @@ def _measure(parsed: argparse.Namespace) -> int:
         found = MostFused(parsed.trials) if parsed.trials else how_many(study)
         measured = measure_dedicated(study, min(found.trials, study.trials), parsed.seconds)
     except SideDeviceError as error:
-        refuse(f"{PROGRAM} measure", error)
+        refuse_command(parsed, error)
     except Exception as error:  # the study is the user's code: anything may come
         _refuse_study(parsed, error)
     if parsed.json:
@@ -136,7 +136,7 @@ def _close(parsed: argparse.Namespace) -> int:
     try:
         ended = close_study(storage, parsed.study_name, parsed.reason)
     except NoStudyError as error:
-        refuse(f"{PROGRAM} close", error)
+        refuse_command(parsed, error)
     except Exception as error:  # of any of many database drivers
         refuse_storage(parsed, storage, error)
     failed = f"{ended.failed} unfinished trial{'s' * (ended.failed != 1)} of {parsed.study_name} ended as failed"
@@ -159,7 +159,7 @@ def _run(parsed: argparse.Namespace) -> int:
     logs.adopt("optuna")
     name, directory, storage = location_of(parsed)
     if not parsed.study.is_file():
-        refuse(f"{PROGRAM} run", f"{parsed.study}: {NO_FILE}")
+        refuse_command(parsed, f"{parsed.study}: {NO_FILE}")
     config = RunConfig(
         study=parsed.study,
         name=name,
@@ -172,7 +172,7 @@ def _run(parsed: argparse.Namespace) -> int:
     try:
         outcome = run(config)
     except OSError as error:
-        refuse(f"{PROGRAM} run", f"{error.filename or directory}: {error.strerror or error}")
+        refuse_command(parsed, f"{error.filename or directory}: {error.strerror or error}")
     if outcome.lines and outcome.status != USER_ERROR_STATUS:
         print(*outcome.lines, *([f"Next: {PROGRAM} best {again(parsed)}"] if outcome.has_best else []), sep="\n")
     return outcome.status
@@ -197,9 +197,9 @@ def _best(parsed: argparse.Namespace) -> int:
         if parsed.save is not None:
             found = [save(each, study, parsed.study, parsed.save) for each in found]
     except (NoStudyError, NoTrialError) as error:
-        refuse(f"{PROGRAM} best", error)
+        refuse_command(parsed, error)
     except OSError as error:
-        refuse(f"{PROGRAM} best", f"{error.filename or parsed.save}: {error.strerror or error}")
+        refuse_command(parsed, f"{error.filename or parsed.save}: {error.strerror or error}")
     except Exception as error:  # of any of many database drivers
         refuse_storage(parsed, storage, error)
     print("\n".join(line for each in found for line in describe(each)))
@@ -226,11 +226,11 @@ def _deadline(parsed: argparse.Namespace) -> int:
     try:
         verdict = verdict_on(study, storage, name, directory, parsed.by or study.deadline)
     except DeadlineError as error:
-        refuse(f"{PROGRAM} deadline", f"--by {error}")
+        refuse_command(parsed, f"--by {error}")
     except NoStudyError as error:
-        refuse(f"{PROGRAM} deadline", error)
+        refuse_command(parsed, error)
     except OSError as error:
-        refuse(f"{PROGRAM} deadline", f"{error.filename or directory}: {error.strerror or error}")
+        refuse_command(parsed, f"{error.filename or directory}: {error.strerror or error}")
     except Exception as error:  # of any of many database drivers
         refuse_storage(parsed, storage, error)
     print(verdict.text)
@@ -279,7 +279,7 @@ def _load(parsed: argparse.Namespace) -> "Study":
     try:
         study = load_study(parsed.study)
     except StudyError as error:
-        refuse(f"{PROGRAM} {parsed.command}", error)
+        refuse_command(parsed, error)
     return study
 
 
@@ -292,12 +292,12 @@ def _loaded(parsed: argparse.Namespace) -> "Study | None":
         return load_study(parsed.study)
     except StudyError as error:
         if parsed.study.is_file():
-            print(f"{PROGRAM} {parsed.command}: {error}", file=sys.stderr)
+            print(f"{parsed.program}: {error}", file=sys.stderr)
         return None
 
 
 def _refuse_study(parsed: argparse.Namespace, error: Exception) -> NoReturn:
-    refuse(f"{PROGRAM} {parsed.command}", f"{parsed.study}: {type(error).__name__}: {error}")
+    refuse_command(parsed, f"{parsed.study}: {type(error).__name__}: {error}")
 
 
 def _shtab() -> ModuleType:

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ds_hooks.shared import logs
-from ds_hooks.shared.command_line import STUDY_NAME_HELP, positive, typed_path
-from ds_hooks.shared.renamed_commands import refuse
+from ds_hooks.shared.command_line import STUDY_NAME_HELP, positive, refuse_command, typed_path
 from ds_hooks.shared.secrets import hide_password, hide_passwords, read_storage
 from ds_hooks.shared.study_files import journal_path, trials_directory
 
@@ -35,7 +34,7 @@ def known_storage(parsed: argparse.Namespace, storage: str) -> str:
         refuse_storage(parsed, storage, error)
     if file is not None and not Path(file).is_file():
         kind = "database" if "://" in storage else "journal"
-        refuse(f"{PROGRAM} {parsed.command}", f"no {kind} {file}; allowed: a journal's path or a database's URL")
+        refuse_command(parsed, f"no {kind} {file}; allowed: a journal's path or a database's URL")
     return storage
 
 
@@ -49,15 +48,15 @@ def location_of(parsed: argparse.Namespace) -> tuple[str, Path, str]:
 def storage_of(parsed: argparse.Namespace) -> str:
     """The storage that a command line names. Other users can read that, so it must hold no password."""
     if hide_password(parsed.storage) != parsed.storage:
-        refuse(
-            f"{PROGRAM} {parsed.command}",
+        refuse_command(
+            parsed,
             "other users can read the password on a command line: put the URL into an environment variable and write "
             "--storage env:NAME, or into a file of your own and write --storage @FILE",
         )
     try:
         return read_storage(parsed.storage)
     except ValueError as error:
-        refuse(f"{PROGRAM} {parsed.command}", f"--storage {parsed.storage}: {error}")
+        refuse_command(parsed, f"--storage {parsed.storage}: {error}")
 
 
 def refuse_storage(parsed: argparse.Namespace, storage: str, error: Exception) -> NoReturn:
@@ -65,7 +64,7 @@ def refuse_storage(parsed: argparse.Namespace, storage: str, error: Exception) -
     from trials.search.storage.database import StorageError, in_short
 
     text = f"{error}" if isinstance(error, StorageError) else f"{hide_password(storage)}: {in_short(error)}"
-    refuse(f"{PROGRAM} {parsed.command}", hide_passwords(text))
+    refuse_command(parsed, hide_passwords(text))
 
 
 def add_location(parser: argparse.ArgumentParser) -> None:

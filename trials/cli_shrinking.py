@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ds_hooks.shared.command_line import positive, typed_path
-from ds_hooks.shared.renamed_commands import refuse
-from trials.cli_options import PROGRAM, add_device, add_save, add_threads
+from ds_hooks.shared.command_line import positive, refuse_command, typed_path
+from trials.cli_options import add_device, add_save, add_threads
 from trials.own_logger import own_logger
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def _draw_coordinates(parsed: argparse.Namespace, study: "Study") -> None:
     try:
         parsed.coordinates.write_text(svg(moved), encoding="utf-8")
     except OSError as error:
-        refuse(f"{PROGRAM} shrink", f"--coordinates {parsed.coordinates}: {error.strerror or error}")
+        refuse_command(parsed, f"--coordinates {parsed.coordinates}: {error.strerror or error}")
     steep = moved.steep()
     for layer, slope in steep.items():
         print(
@@ -175,4 +174,4 @@ def _tried(parsed: argparse.Namespace, do: Callable[[], Any]) -> Any:
     try:
         return do()
     except Exception as error:  # the study is the user's code: anything may come
-        refuse(f"{PROGRAM} {parsed.command}", f"{parsed.study}: {type(error).__name__}: {error}")
+        refuse_command(parsed, f"{parsed.study}: {type(error).__name__}: {error}")

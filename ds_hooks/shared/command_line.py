@@ -46,6 +46,13 @@ class Parser(argparse.ArgumentParser):
         options |= {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
         super().__init__(**options)
 
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """What the words of a command line say. One too many is a mistake in the sub-command that they name."""
+        parsed, unknown = self.parse_known_args(words)
+        if unknown:
+            refuse_command(parsed, f"unrecognized arguments: {' '.join(unknown)}; see {parsed.program} --help")
+        return parsed
+
     def error(self, message: str) -> NoReturn:
         """Exit with one line and the status of a user's mistake."""
         self.exit(USER_ERROR_STATUS, f"{self.prog}: {message}; see {self.prog} --help\n")
@@ -81,13 +88,18 @@ def make_parser(
             command.name, help=command.summary, description=_sentence(command.summary), epilog=_example(command.example)
         )
         command.add_arguments(child)
-        child.set_defaults(run=command.run)
+        child.set_defaults(run=command.run, program=child.prog)
     return parser
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:
     """Give `parser` the option --version."""
     parser.add_argument("--version", action=_Version, help="print the version, and exit")
+
+
+def refuse_command(parsed: argparse.Namespace, message: object) -> NoReturn:
+    """End the process for a mistake of the user's, with one line that begins with the sub-command's name."""
+    refuse(parsed.program, message)
 
 
 def run_command(parsed: argparse.Namespace) -> int:

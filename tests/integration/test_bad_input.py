@@ -37,7 +37,7 @@ def refused(sandbox: Sandbox, *says: str, **environment: str) -> None:
     """A daemon of a good configuration must not start, and must say why in one line."""
     status, output = sandbox.run_to_end(*daemon(sandbox.config()), **environment)
     assert status == 2, output
-    assert output.startswith("squeezer: ") and output.count("\n") == 1, output
+    assert output.startswith("squeezer daemon: ") and output.count("\n") == 1, output
     for words in says:
         assert words in output
 
@@ -95,7 +95,7 @@ def test_a_mistake_in_the_configuration_is_said_before_anything_starts(
     words = daemon(config) if command == "daemon" else ds_squeeze
     status, output = shared.run_to_end(*words, DS_ACCELERATOR="cpu")
     assert status == 2, output
-    prefix = "squeezer: " if command == "daemon" else "ds_squeeze: "
+    prefix = "squeezer daemon: " if command == "daemon" else "ds_squeeze: "
     (line,) = [line for line in output.splitlines() if line.startswith(prefix)]
     assert line.startswith(f"{prefix}{config}: ")
     for said in mistake.says:

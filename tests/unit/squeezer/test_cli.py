@@ -35,6 +35,16 @@ def test_every_help_ends_with_one_example(program: str, command: str, capsys: py
     assert example.strip().startswith(f"{program} {command}") and example.count("\n") == 1
 
 
+@pytest.mark.parametrize(("program", "command"), COMMAND_NAMES)
+def test_a_mistake_begins_with_the_name_of_the_command(
+    program: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needed = {"daemon": ["--config=x"], "submit": ["x", "--queue=x"], "close": ["--storage=x", "--study-name=x"]}
+    words = ["--run"] if command == "observe" else [*needed.get(command, ["x"]), "--nonsense"]
+    assert ended([command, *words], program) == 2
+    assert capsys.readouterr().err.startswith(f"{program} {command}: ")
+
+
 @pytest.mark.parametrize("program", MAINS)
 def test_the_version_is_the_packages(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(["--version"], program) == 0
@@ -54,11 +64,18 @@ def test_the_version_is_the_packages(program: str, capsys: pytest.CaptureFixture
         ),
         ("report", "squeezer report: the following arguments are required: RUN; see squeezer report --help"),
         ("why x --rank one", "squeezer why: argument --rank: invalid int value: 'one'; see squeezer why --help"),
-        ("report x --jso", "squeezer: unrecognized arguments: --jso; see squeezer --help"),
-        ("report gone", "squeezer: gone: no records of a run here; allowed: a directory with rank0.events.jsonl"),
-        ("daemon --config gone.toml", "squeezer: gone.toml: cannot read the configuration: No such file or directory"),
-        ("replay gone", "squeezer: gone: not a recorded trace (.jsonl.gz) nor a run's directory: No such file"),
-        ("observe", "squeezer: observe: no training script is named; see squeezer observe --help"),
+        ("report x --jso", "squeezer report: unrecognized arguments: --jso; see squeezer report --help"),
+        (
+            "report gone",
+            "squeezer report: gone: no records of a run here; allowed: a directory with rank0.events.jsonl",
+        ),
+        (
+            "daemon --config gone.toml",
+            "squeezer daemon: gone.toml: cannot read the configuration: No such file or directory",
+        ),
+        ("why gone", "squeezer why: gone: no records of a run here; allowed: a directory with rank0.events.jsonl"),
+        ("replay gone", "squeezer replay: gone: not a recorded trace (.jsonl.gz) nor a run's directory: No such file"),
+        ("observe", "squeezer observe: no training script is named; see squeezer observe --help"),
         ("observe --run", "squeezer observe: argument --run: expected one argument; see squeezer observe --help"),
     ],
 )
@@ -77,8 +94,8 @@ def test_a_mistake_is_said_in_one_line(
     [
         ("submit ~/gone.py --queue=q", "squeezer submit: there is no file {home}/gone.py"),
         ("queue ~/q", "squeezer queue: there is no directory {home}/q"),
-        ("report ~/run", "squeezer: {home}/run: no records"),
-        ("daemon --config=~/gone.toml", "squeezer: {home}/gone.toml: cannot read"),
+        ("report ~/run", "squeezer report: {home}/run: no records"),
+        ("daemon --config=~/gone.toml", "squeezer daemon: {home}/gone.toml: cannot read"),
         (
             "submit x.py --queue=~nobody-of-this-name/q",
             "squeezer submit: argument --queue: ~nobody-of-this-name/q: there",
