@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from squeezer.records.reader import RankRun, ReportError, load_run
+from squeezer.reports.audit import audit_figures, audit_text
 from squeezer.reports.metrics import SlotFigures, slot_figures
 from squeezer.reports.waterfall import MEANINGS, spent, waterfall_figures, waterfall_lines
 
@@ -15,6 +16,9 @@ CAUSES = {
     "long_gaps": "evaluations and checkpoints take longer after squeezed steps than after those left alone",
     "overrun": "the side task used CPU time outside bubbles",
 }
+
+SHOWN_APART = ("r", "t_ns", "event")
+"""Keys of a side task's record that stand before the others, or nowhere."""
 
 
 def main_why(run: Path, number: int | None) -> int:
@@ -100,9 +104,18 @@ def _side(rank: RankRun) -> Iterator[str]:
         return
     begin_ns = rank.records["run"][0]["t_ns"]  # of the first daemon, where another has taken over
     for event in rank.records["side"]:
-        rest = ", ".join(f"{key} {value}" for key, value in event.items() if key not in ("r", "t_ns", "event"))
+        if event["event"] == "audited":  # after every epoch: below, in one line
+            continue
+        rest = ", ".join(_said(key, value) for key, value in event.items() if key not in SHOWN_APART and value != "")
         name = event["event"].replace("_", " ")
         yield f"  side task   {(event['t_ns'] - begin_ns) / 1e9:6.1f} s: {name}{f' ({rest})' if rest else ''}"
+    audits = audit_figures(rank.records["side"])
+    if audits["audits"]:
+        yield f"  audits      {audit_text(audits)}"
+
+
+def _said(key: str, value: object) -> str:
+    return f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
 
 
 def _slots(rank: RankRun) -> Iterator[str]:

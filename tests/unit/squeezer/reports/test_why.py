@@ -118,6 +118,23 @@ def test_times_count_from_the_first_daemon_of_the_run(tmp_path: Path, capsys: py
     assert "0.1 s: started" in text and "0.2 s: ready" in text, text
 
 
+def test_audits_are_one_line_however_many_epochs_report_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rank = made_up(tmp_path)
+    rank.step(True, 100.0)
+    rank.add("side", t_ns=rank.now_ns, event="started", pid=7, group="here", no_group="")
+    rank.add("side", t_ns=rank.now_ns, event="ready", busy_ms=3104.140556)
+    for audits in (2, 0, 0, 1):
+        figures = {"audits": audits, "mismatches": 0, "audit_ms": 5.0 * audits, "first_ms": 0.0, "all_ms": 100.0}
+        rank.add("side", t_ns=rank.now_ns, event="audited", **figures)
+    rank.write()
+    text = why(tmp_path, capsys)
+    assert "audited" not in text
+    assert "  audits      3 steps compared with a trial alone, 0 differed; cost 3.8% of the side task's time\n" in text
+    assert "started (pid 7, group here)\n" in text and "ready (busy_ms 3104.14)\n" in text
+
+
 def test_one_rank_of_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in (0, 1):
         rank = made_up(tmp_path, number)
