@@ -229,7 +229,8 @@ def finish(run: Path, config: Config, reason: str) -> None:
         _release_trials(run, config)
 
     def trace() -> None:
-        write_trace(run, config.run.trace_steps)
+        with suppress(ReportError):  # no step was seen
+            write_trace(run, config.run.trace_steps)
 
     def picture() -> None:
         if config.side is not None:
@@ -239,7 +240,8 @@ def finish(run: Path, config: Config, reason: str) -> None:
     def report() -> None:
         content = json.loads(write_report(run).read_text(encoding="utf-8"))
         if config.side is None:
-            screen = f"{render_idle(idle_of_run(run))}\n\nRecords and trace.json (for ui.perfetto.dev) are in {run}"
+            what = "Records and trace.json (for ui.perfetto.dev)" if content["main"]["steps"] else "Records"
+            screen = f"{render_idle(idle_of_run(run))}\n\n{what} are in {run}"
         else:
             screen = "\n".join(closing_lines(content, run))
         print(f"\n{screen}" if reason == _ENDED_WELL else f"\n{reason[0].upper()}{reason[1:]}.\n{screen}", flush=True)

@@ -27,15 +27,20 @@ def closing_lines(report: Mapping[str, Any], run: Path) -> list[str]:
         f"Used    {_used(report)}",
         f"Cost    {_cost(report)}",
         f"Next    squeezer report {shown}  |  squeezer why {shown}",
-        f"Files   in {shown}: {_pictured(report)}trace.json (for ui.perfetto.dev)",
+        f"Files   in {shown}: {_files(report)}",
         *(f"Audit   {mismatch_text(found)}" for found in report["side"]["audit"]["mismatches"]),
         *([f"Faults  {'; '.join(faults)}"] if faults else []),
     ]
 
 
-def _pictured(report: Mapping[str, Any]) -> str:
-    step = "step.svg (a step), " if report["main"]["squeezed_share"] else ""
-    return step + ("" if report["side"]["yield"] is None else "yield.svg (what the bubbles gave), ")
+def _files(report: Mapping[str, Any]) -> str:
+    main = report["main"]
+    made = {
+        "step.svg (a step)": main["squeezed_share"],
+        "yield.svg (what the bubbles gave)": report["side"]["yield"] is not None,
+        "trace.json (for ui.perfetto.dev)": main["steps"],
+    }
+    return ", ".join(name for name, is_there in made.items() if is_there) or "report.json"
 
 
 def slowdown_text(main: Mapping[str, Any]) -> str:
@@ -69,6 +74,8 @@ def _trials(trials: Mapping[str, Any]) -> str:
 
 
 def _used(report: Mapping[str, Any]) -> str:
+    if not report["main"]["steps"]:
+        return "no step was seen: the script built no pipeline engine, or its hooks could not work, as said above"
     idle, side = report["bubbles"]["ratio"], report["side"]
     text = f"devices were idle {_percent(idle)} of the time; "
     if side["yield"] is None:

@@ -13,7 +13,7 @@ MISMATCH = {"trial": 3, "trials": 4, "mode": "training", "what": "it is odd", "w
 
 def main_of(slowdown: float | None, interval: tuple[float, float] | None) -> dict[str, Any]:
     figures = {"slowdown": slowdown, "slowdown_ci95": interval, "slowdown_pairs": 25}
-    return {**figures, "step_ms_alone": 100.0, "step_ms_squeezed": 101.25, "squeezed_share": 0.8}
+    return {**figures, "step_ms_alone": 100.0, "step_ms_squeezed": 101.25, "squeezed_share": 0.8, "steps": 300}
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_five_lines_say_what_was_gained_at_what_cost_and_where_to_look(
 
 def test_what_is_unknown_is_not_made_up(tmp_path: Path) -> None:
     report = {
-        "main": {**main_of(None, None), "step_ms_alone": None},
+        "main": {**main_of(None, None), "step_ms_alone": None, "squeezed_share": None, "steps": 0},
         "bubbles": {"ratio": None},
         "side": {
             "fill": None,
@@ -81,10 +81,13 @@ def test_what_is_unknown_is_not_made_up(tmp_path: Path) -> None:
         "ranks": {"0": {"ended": True}, "1": {"ended": False}},
         "missing": [2, 3],
     }
-    gained, used, cost, _, _, audit, faults = closing_lines(report, tmp_path)
+    gained, used, cost, _, files, audit, faults = closing_lines(report, tmp_path)
     assert gained == "Gained  the study cannot be read: no such table"
-    assert used == "Used    devices were idle n/a of the time; trials ran in n/a of that"
+    assert used == (
+        "Used    no step was seen: the script built no pipeline engine, or its hooks could not work, as said above"
+    )
     assert cost == "Cost    unknown: too few steps with and without squeezing to compare"
+    assert files == f"Files   in {tmp_path}: report.json"
     assert audit == "Audit   trial 3 of 4 fused by rules differed in training: it is odd; trained by vmap from there on"
     assert faults == (
         "Faults  no side task was started: there is no server; "
