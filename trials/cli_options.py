@@ -34,7 +34,9 @@ def known_storage(parsed: argparse.Namespace, storage: str) -> str:
         refuse_storage(parsed, storage, error)
     if file is not None and not Path(file).is_file():
         kind = "database" if "://" in storage else "journal"
-        refuse_command(parsed, f"no {kind} {file}; allowed: a journal's path or a database's URL")
+        named = "allowed: a journal's path or a database's URL"
+        unnamed = f"train a study first ({PROGRAM} run), or name its --directory or --storage"
+        refuse_command(parsed, f"no {kind} {file}; {unnamed if parsed.storage is None else named}")
     return storage
 
 

@@ -171,7 +171,12 @@ def _tell_the_target(parsed: argparse.Namespace, study: "Study", name: str, stor
 
 
 def _tried(parsed: argparse.Namespace, do: Callable[[], Any]) -> Any:
+    from trials.search.optuna_study import NoStudyError
+    from trials.transfer import NothingToTransferError
+
     try:
         return do()
+    except (NoStudyError, NothingToTransferError) as error:
+        refuse_command(parsed, error)
     except Exception as error:  # the study is the user's code: anything may come
         refuse_command(parsed, f"{parsed.study}: {type(error).__name__}: {error}")

@@ -240,7 +240,7 @@ def _reasons(text: str) -> Iterator[str]:
     ("words", "message"),
     [
         (("run", "no.py"), "trials run: no.py: no such file; expected a Python file that defines a Study"),
-        (("best", "steady.py"), "trials best: no journal studies/study.journal; allowed: a journal's path or a "),
+        (("best", "steady.py"), "trials best: no journal studies/study.journal; train a study first (trials run), "),
         (("run", "steady.py", "--directory", "steady.py"), "trials run: steady.py: File exists"),
         (("run", "steady.py", "--storage", "env:NOWHERE"), "trials run: --storage env:NOWHERE: the environment variab"),
         (("run", "steady.py", "--storage", "x://me:pw@host/db"), "trials run: other users can read the password on a "),

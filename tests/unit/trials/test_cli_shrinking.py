@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import optuna
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from tests.support.paths import ROOT
 from trials import cli_shrinking, load_study
 from trials.cli import main
 from trials.coordinates import Moved, coordinates, slope_of
+from trials.search.storage.optuna_storage import open_storage
 
 NARROW = ROOT / "tests" / "support" / "studies" / "narrow.py"
 TINY = ROOT / "tests" / "support" / "studies" / "tiny.py"
@@ -171,3 +173,11 @@ def test_transfer_needs_a_storage(tmp_path: Path, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit):
         main(["transfer", str(NARROW), "--directory", str(tmp_path / "none")])
     assert "no journal" in capsys.readouterr().err
+
+
+def test_transfer_needs_surrogates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    storage = str(tmp_path / "study.journal")
+    optuna.create_study(study_name="other", storage=open_storage(storage))
+    with pytest.raises(SystemExit):
+        main(["transfer", str(NARROW), "--directory", str(tmp_path)])
+    assert capsys.readouterr().err == f"trials transfer: there is no study {NARROW.stem}; found: other\n"
