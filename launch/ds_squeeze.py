@@ -357,6 +357,7 @@ def main() -> None:
         print("All other options are those of the deepspeed command:\n", flush=True)
         from deepspeed.launcher import runner
 
+        sys.argv[0] = "deepspeed"  # whose usage it is
         runner.parse_args(["--help"])
     if arguments[:1] == ["--version"]:
         print(f"ds_squeeze {version()}")

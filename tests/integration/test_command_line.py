@@ -85,6 +85,13 @@ def test_the_launcher_has_a_version() -> None:
     assert done.returncode == 0 and re.fullmatch(r"ds_squeeze \d.*\n", done.stdout)
 
 
+def test_the_launchers_help_shows_its_own_usage_and_then_that_of_deepspeed() -> None:
+    done = python("-m", "launch.ds_squeeze", "--help")
+    own, _, deepspeeds = done.stdout.partition("those of the deepspeed command:")
+    assert done.returncode == 0 and own.startswith("usage: ds_squeeze --squeezer FILE")
+    assert "usage: deepspeed " in deepspeeds and "--num_gpus" in deepspeeds
+
+
 @pytest.mark.parametrize(
     ("package", "words", "offered"),
     [
