@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic_core import PydanticCustomError
 
 from ds_hooks.shared.secrets import hide_password, hide_passwords, read_storage
-from ds_hooks.shared.study_files import journal_path, trials_directory
+from ds_hooks.shared.study_paths import journal_path, trials_directory
 from ds_hooks.shared.user_paths import user_path
 from ds_hooks.shared.wire import NOT_IDLE, WaitKind
 from squeezer.policy.alone_steps import Draw

@@ -8,7 +8,7 @@ from typing import NoReturn
 from ds_hooks.shared import logs
 from ds_hooks.shared.command_line import STUDY_NAME_HELP, positive, refuse_command, typed_path
 from ds_hooks.shared.secrets import hide_password, hide_passwords, read_storage
-from ds_hooks.shared.study_files import journal_path, trials_directory
+from ds_hooks.shared.study_paths import journal_path, trials_directory
 
 PROGRAM = "trials"
 

@@ -111,7 +111,7 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
 def transfer(parsed: argparse.Namespace, study: "Study", location: tuple[str, Path, str]) -> int:
     """Train a study's target with the hyperparameters of its best surrogates."""
     from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
-    from ds_hooks.shared.study_files import trials_directory
+    from ds_hooks.shared.study_paths import trials_directory
     from trials.run import INTERRUPTED_STATUS, RunConfig, run
     from trials.search.optuna_study import known_study
     from trials.transfer import lines_for_a_script, prepare, spent, wait_for_half

@@ -9,7 +9,7 @@ from pathlib import Path
 import optuna
 
 from benchmarks.soak.job import Paths
-from ds_hooks.shared.study_files import journal_path
+from ds_hooks.shared.study_paths import journal_path
 from launch.leftovers import remove_dead_directories
 from squeezer.daemon.deepspeed_buffers import SHARED_MEMORY
 from squeezer.daemon.run_directory import LAUNCHER_LOCK

@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ds_hooks.shared.private_file import check_ours, make_dir, write_text
-from ds_hooks.shared.study_files import journal_path, trials_directory
+from ds_hooks.shared.study_paths import journal_path, trials_directory
 
 SERVES_S = 180.0
 """A worker that has noted nothing for this long no longer serves the study."""

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ds_hooks.shared.secrets import HIDDEN, STORAGE_VARIABLE, hide_password, hide_passwords, without_hidden
-from ds_hooks.shared.study_files import journal_path
+from ds_hooks.shared.study_paths import journal_path
 from ds_hooks.shared.trial_attributes import MILESTONE
 from squeezer.records.layout import study_directory
 from squeezer.records.reader import RankRun

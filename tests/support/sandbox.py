@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial
 
 from ds_hooks.shared.page.file import page_path
 from ds_hooks.shared.page.layout import Field
-from ds_hooks.shared.study_files import journal_path
+from ds_hooks.shared.study_paths import journal_path
 from squeezer.daemon.side_processes.control_group import remove_dead_groups
 from squeezer.records.layout import events_path, study_directory
 from squeezer.records.reader import read_details, read_events

@@ -23,7 +23,7 @@ from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
 from ds_hooks.shared.processes.parent import die_with_parent
 from ds_hooks.shared.processes.signals import END_SIGNAL, ignore_signals_to_others
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
-from ds_hooks.shared.study_files import trials_directory
+from ds_hooks.shared.study_paths import trials_directory
 from ds_hooks.shared.study_queue import Submissions
 from trials.gate.base import ExclusiveGate, Gate, GateError, StopRequested, block_signals
 from trials.gate.cuda_queue import IN_FLIGHT

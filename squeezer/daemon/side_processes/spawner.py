@@ -19,7 +19,7 @@ from ds_hooks.shared.private_file import make_dir
 from ds_hooks.shared.processes.parent import adopt_orphans, die_with_parent
 from ds_hooks.shared.processes.priority import MOST_NICE, yield_the_core
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
-from ds_hooks.shared.study_files import trials_directory
+from ds_hooks.shared.study_paths import trials_directory
 from squeezer.config import SideTable
 from squeezer.daemon.side_processes.control_group import SideGroup, make_side_group
 from squeezer.daemon.side_processes.environment import side_environment

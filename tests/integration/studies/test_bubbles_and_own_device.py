@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from optuna.trial import FrozenTrial
 
-from ds_hooks.shared.study_files import journal_path, trials_directory
+from ds_hooks.shared.study_paths import journal_path, trials_directory
 from ds_hooks.shared.trial_attributes import WORKER
 from squeezer.records.layout import study_directory
 from tests.support.accounts import assert_accounts

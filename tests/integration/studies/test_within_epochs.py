@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ds_hooks.shared.study_files import journal_path, trials_directory
+from ds_hooks.shared.study_paths import journal_path, trials_directory
 from squeezer.records.layout import study_directory
 from tests.support.accounts import assert_accounts
 from tests.support.paths import STUDIES

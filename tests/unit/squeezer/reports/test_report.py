@@ -8,7 +8,7 @@ import optuna
 import pytest
 
 from ds_hooks.shared.rotating_file import older
-from ds_hooks.shared.study_files import journal_path
+from ds_hooks.shared.study_paths import journal_path
 from ds_hooks.shared.trial_attributes import MILESTONE
 from ds_hooks.shared.unit_record import UNIT_RECORD
 from squeezer.records.layout import RECORD_VERSION, study_directory, units_path

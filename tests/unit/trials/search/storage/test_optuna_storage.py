@@ -11,7 +11,7 @@ import pytest
 from optuna.storages import JournalStorage, RDBStorage
 from optuna.study import StudyDirection
 
-from ds_hooks.shared.study_files import trials_directory
+from ds_hooks.shared.study_paths import trials_directory
 from tests.support.fused_and_solo import AtOnce
 from tests.support.simulated import Pretended
 from trials.search.storage.database import SQLITE_PATIENCE_S, StorageError, connect, engine_options, is_shared
