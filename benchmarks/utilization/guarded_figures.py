@@ -87,7 +87,7 @@ def guarded_steps(
 
 
 def interval_cost(steps: Sequence[GuardedStep]) -> dict[str, Any] | None:
-    """What squeezing cost the main job in these steps; None with too few steps alone.
+    """What squeezing cost the main job in these steps; None with too few alone steps.
 
     `cost` is a share of all their time: the squeezed steps' slowdown × their share.
     """
@@ -141,7 +141,7 @@ def judge(steps: Sequence[GuardedStep], disturbed_step: int, budget: float) -> d
 
 
 def placebo(run: Mapping[str, Any]) -> dict[str, Any]:
-    """What `judge` finds where there is nothing to find: a third of the squeezed steps passes for steps alone.
+    """What `judge` finds where there is nothing to find: a third of the squeezed steps passes for alone steps.
 
     The two can differ by noise only, so this is how often noise makes the budget seem broken.
 

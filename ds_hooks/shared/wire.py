@@ -94,7 +94,7 @@ class Hello(NamedTuple):
     micro_batches: int
     """micro-batches of a step"""
     master_port: int
-    """the port at which the job's ranks have met, so the same for all, or 0: the seed of the draw of steps alone"""
+    """the port at which the job's ranks have met, so the same for all, or 0: the seed of the draw of alone steps"""
 
 
 class StepStart(NamedTuple):

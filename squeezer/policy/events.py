@@ -19,7 +19,7 @@ class JobAttached:
 
     Attributes:
         late_ns: they open and close a bubble up to this long after its true bounds.
-        seed: of the draw of steps alone; the same for all ranks of the job.
+        seed: of the draw of alone steps; the same for all ranks of the job.
         least_bubble_ns: shorter bubbles are not worth opening on this device, whatever the configuration says.
     """
 

@@ -1,7 +1,7 @@
 """What the device's meters say with squeezing and without: power, energy per step, clocks. Keys: `docs/report.md`.
 
 Energy is counted from look to look, a second or more. Only time that lies wholly within steps of one kind, squeezed or
-alone, counts for it: nothing is split by estimate. Where no run of steps alone lasts that long, they have no figure.
+alone, counts for it: nothing is split by estimate. Where no run of alone steps lasts that long, they have no figure.
 """
 
 from bisect import bisect_right

@@ -1,4 +1,4 @@
-"""The draw of steps alone: the same on every rank, of the share that was asked for, and without a rhythm."""
+"""The draw of alone steps: the same on every rank, of the share that was asked for, and without a rhythm."""
 
 from itertools import groupby
 
