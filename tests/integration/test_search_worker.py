@@ -115,10 +115,10 @@ def test_trials_of_a_worker_whose_gate_stays_shut_go_to_one_that_has_none(tmp_pa
                 study,
                 WorkerConfig(storage=storage, study_name="s", worker=name, directory=tmp_path, lease_s=0.3),
                 attached=lambda: False,
-                busy_ns=busy_ns,
+                busy=busy,
             )
         )
-        for name, busy_ns in (("shut", lambda: 7), ("open", time.monotonic_ns))
+        for name, busy in (("shut", lambda: 7), ("open", time.monotonic_ns))
     )
     shut.send(ask=4)
     assert len(answer(shut)[0]["trials"]) == 4

@@ -82,6 +82,7 @@ def main() -> None:
         worker=options.worker,
         directory=options.directory,
         lease_s=options.lease,
+        exclusive_rows=study.rows,
     )
     search = SearchClient(partial(serve, study, config, attached=lambda: False))
     Scheduler(study, OpenGate(), search, lambda _: None, directory=options.directory).run()

@@ -4,6 +4,7 @@ A *unit* is the smallest piece of work that runs without asking again: the forwa
 loss, or a piece of the optimizer's step. Units have numbers, which `Gate.use` names.
 """
 
+import mmap
 import signal
 import time
 from collections.abc import Sequence
@@ -173,9 +174,15 @@ class ExclusiveGate(OpenGate):
 
     def __init__(self) -> None:
         self._until_s: float | None = None
+        self._entered = memoryview(mmap.mmap(-1, 8)).cast("q")
+
+    def entered(self) -> int:
+        """Return how many units have begun, also in a process that was forked before."""
+        return self._entered[0]
 
     def enter(self, unit: int) -> None:
         """See `Gate.enter`."""
+        self._entered[0] += 1
         if END_SIGNAL in signal.sigpending():
             now_s = time.monotonic()
             if self._until_s is None:

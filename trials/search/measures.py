@@ -18,9 +18,9 @@ class Measures:
         self._structures: dict[int, str] = {}
         self._is_idle: Callable[[], bool] = lambda: False
 
-    def watch(self, busy_ns: Callable[[], int], patience_s: float) -> None:
-        """Notice from now on when the device has been idle for `patience_s`; `busy_ns` returns how long it was busy."""
-        self._is_idle = _Idle(busy_ns, patience_s)
+    def watch(self, busy: Callable[[], int], patience_s: float) -> None:
+        """Notice from now on when the device is idle: when `busy` has returned the same for `patience_s`."""
+        self._is_idle = _Idle(busy, patience_s)
 
     def built(self, number: int, structure: str) -> None:
         """A trial has been built, and its structure has this name."""
@@ -69,12 +69,12 @@ class Measures:
 class _Idle:
     """Whether a number has not changed for some time."""
 
-    def __init__(self, busy_ns: Callable[[], int], patience_s: float) -> None:
-        self._busy_ns, self._patience_s = busy_ns, patience_s
-        self._before_ns, self._since_s = busy_ns(), time.monotonic()
+    def __init__(self, busy: Callable[[], int], patience_s: float) -> None:
+        self._busy, self._patience_s = busy, patience_s
+        self._before, self._since_s = busy(), time.monotonic()
 
     def __call__(self) -> bool:
-        busy_ns, now_s = self._busy_ns(), time.monotonic()
-        if busy_ns != self._before_ns:
-            self._before_ns, self._since_s = busy_ns, now_s
+        busy, now_s = self._busy(), time.monotonic()
+        if busy != self._before:
+            self._before, self._since_s = busy, now_s
         return now_s >= self._since_s + self._patience_s

@@ -47,7 +47,7 @@ def serve(
     answers: TextIO,
     *,
     attached: Callable[[], bool],
-    busy_ns: Callable[[], int] | None = None,
+    busy: Callable[[], int] | None = None,
 ) -> int:
     """Be the search worker: answer requests until they end or one asks to stop.
 
@@ -57,7 +57,7 @@ def serve(
         requests: one JSON object per line.
         answers: the same. An error is written here, and raised if it may be a fault of our code.
         attached: whether a main job has come. If so, even the first trials are found in its idle time.
-        busy_ns: for how long the device has trained in bubbles; None: it has a device of its own.
+        busy: returns a number that changes while the device trains; None: nobody knows.
 
     Returns:
         Its exit status.
@@ -76,10 +76,10 @@ def serve(
         logs.adopt("optuna")
         with naming(config.storage):
             worker = SearchWorker(study, config, holder)
-            if busy_ns is not None:
-                worker.measures.watch(busy_ns, IDLE_LEASES * config.lease_s)
+            if busy is not None:
+                worker.measures.watch(busy, IDLE_LEASES * config.lease_s)
             # beside a main job it is stopped between bubbles
-            is_suspended = partial(is_stopped, os.getppid()) if busy_ns is None else lambda: False
+            is_suspended = partial(is_stopped, os.getppid()) if config.exclusive_rows else lambda: False
             pulse.submit(_live, worker, config.lease_s, over, is_suspended)
             for line in requests:
                 if not is_idle and attached():

@@ -206,7 +206,8 @@ def _serve(
         directory=arguments.directory,
         exclusive_rows=0 if arguments.page is not None else study.rows,
     )
-    served = _search_worker(study, worker_config, arguments.page)
+    place: Path | ExclusiveGate = arguments.page or ExclusiveGate()
+    served = _search_worker(study, worker_config, place)
     # forked before the page is opened, so that only this process holds its locks, and before there is a CUDA context
     search = SearchClient(_in_group(arguments.search_group, served))
     if arguments.log is not None:  # this process's own, as one may turn it over
@@ -221,7 +222,8 @@ def _serve(
         device = make_side_device(arguments.device, arguments.memory_fraction, arguments.queue_depth)
         device.adopt(study)
         if page is None:
-            gate = ExclusiveGate()
+            assert isinstance(place, ExclusiveGate)
+            gate = place
         else:
             records = UnitRecords(arguments.units, arguments.units_bytes)
             gate = device.gate(page, records, partial(_report_overrun, report))
@@ -329,14 +331,16 @@ def _report_overrun(report: "Callable[[statuses.Status], None]", slot: int, over
     report(statuses.Overran(slot, overrun_ns))
 
 
-def _search_worker(study: "Study", config: "WorkerConfig", page: Path | None) -> "Callable[[TextIO, TextIO], int]":
-    """It looks at the page by itself: whether a main job has come, and for how long its bubbles were used."""
+def _search_worker(
+    study: "Study", config: "WorkerConfig", place: Path | ExclusiveGate
+) -> "Callable[[TextIO, TextIO], int]":
+    """It looks by itself whether a main job has come and anything is trained: at the page, or at a gate of its own."""
     from trials.search.worker_process import serve
 
-    if page is None:
-        return partial(serve, study, config, attached=lambda: False)
-    busy_ns = partial(_word, page, Field.BUSY_NS)
-    return partial(serve, study, config, attached=lambda: _word(page, Field.MAIN_PID) != 0, busy_ns=busy_ns)
+    if isinstance(place, ExclusiveGate):
+        return partial(serve, study, config, attached=lambda: False, busy=place.entered)
+    busy_ns = partial(_word, place, Field.BUSY_NS)
+    return partial(serve, study, config, attached=lambda: _word(place, Field.MAIN_PID) != 0, busy=busy_ns)
 
 
 def _word(path: Path, field: int) -> int:

@@ -1,5 +1,6 @@
 """The gate of a device without a main job."""
 
+import os
 import signal
 import threading
 import time
@@ -43,5 +44,16 @@ def test_nothing_else_begins() -> None:
         gate.enter(0)
 
 
-def test_it_is_open() -> None:
-    ExclusiveGate().enter(0)
+def test_it_is_open_and_counts_for_a_process_that_was_forked_before() -> None:
+    gate = ExclusiveGate()
+    reads_fd, writes_fd = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.read(reads_fd, 1)
+        os._exit(gate.entered())
+    for unit in range(3):
+        gate.enter(unit)
+    os.write(writes_fd, b" ")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+    os.close(reads_fd)
+    os.close(writes_fd)
