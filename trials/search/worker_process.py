@@ -26,6 +26,7 @@ from ds_hooks.shared.secrets import hide_passwords
 from trials.gate.process import run_when_idle
 from trials.own_logger import own_logger
 from trials.search.callbacks import run_exit_functions
+from trials.search.optuna_study import NoStudyError, known_study
 from trials.search.storage.database import StorageError, in_short, naming
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.study import Study
@@ -91,7 +92,7 @@ def serve(
                     pulse.shutdown()
                     run_exit_functions(is_over=worker.stop(lambda: say({"recorded": True})))
                     break
-                for answer in _answered(worker, request):
+                for answer in _answered(worker, request, config):
                     say(answer)
         return 0
     except Exception as error:
@@ -105,13 +106,27 @@ def serve(
         over.set()
 
 
-def _answered(worker: SearchWorker, request: dict[str, Any]) -> list[dict[str, Any]]:
+def _answered(worker: SearchWorker, request: dict[str, Any], config: WorkerConfig) -> list[dict[str, Any]]:
     """Return the answers. If the study is wrong, its trials wait for one that is right: nobody has died in them."""
     try:
         return answers_to(worker, request)
     except StudyError:
         worker.stop()
         raise
+    except KeyError:  # Optuna's, for whatever is not there
+        _refuse_deleted(config)
+        raise
+
+
+def _refuse_deleted(config: WorkerConfig) -> None:
+    """Refuse a study that someone has deleted meanwhile."""
+    try:
+        known_study(config.storage, config.study_name)
+    except NoStudyError:
+        raise StudyError(
+            f"study '{config.study_name}' is no longer in its storage {config.storage}: someone has deleted it; "
+            f"allowed: to begin it anew, without {config.directory}"
+        ) from None
 
 
 def _status_of(error: Exception) -> int | None:

@@ -1,8 +1,11 @@
 """Storages and studies that cannot be used: an error names what is wrong, and nothing is lost."""
 
+import json
 import os
 import pickle
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from optuna.samplers import BaseSampler, CmaEsSampler, PartialFixedSampler
 from optuna.trial import TrialState
 
 from benchmarks.shared.postgres import Server
+from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
 from tests.support.fused_and_solo import AtOnce
 from tests.support.sandbox import wait_for
 from tests.support.simulated import Pretended
@@ -227,3 +231,40 @@ def test_other_values_come_back_as_they_were(storage: str, tmp_path: Path) -> No
     for value, first, again in zip(VALUES, begun, taken, strict=True):
         assert pickle.dumps(first["params"]) == pickle.dumps({"odd": value})
         assert repr(again["params"]) == repr({"odd": value})
+
+
+def test_a_study_that_is_deleted_while_it_is_trained_is_named(storage: str, tmp_path: Path) -> None:
+    client = SearchClient(partial(serve, Pretended(6), configured(storage, tmp_path, "w"), attached=lambda: False))
+    client.send(ask=2)
+    (begun,) = wait_for(lambda: client.answers(1.0), "trials")
+    optuna.delete_study(study_name="s", storage=open_storage(storage))
+    with pytest.raises(SearchError, match=r"^study 's' is no longer in its storage .*; allowed: ") as caught:
+        for epoch in range(1, 4):
+            client.send(report=begun["trials"][0]["number"], epoch=epoch, value=0.5, final=False)
+            client.send(ask=1)
+            client.answers(1.0)
+        wait_for(lambda: client.answers(1.0), "its end")
+    assert caught.value.status == USER_ERROR_STATUS, "to begin again would not help"
+    assert not client.close()
+
+
+def test_a_journal_of_a_later_optuna_is_named_and_left_alone(tmp_path: Path) -> None:
+    storage = f"{tmp_path}/study.journal"
+    hire(storage, tmp_path).ask(2)
+    with open(storage, "a") as file:
+        file.write(json.dumps({"op_code": 99, "worker_id": "later", "study_id": 0}) + "\n")
+    before = Path(storage).read_bytes()
+    with pytest.raises(StorageError, match=r"study\.journal is of another version of Optuna: op_code 99 in line \d+"):
+        hire(storage, tmp_path)
+    assert Path(storage).read_bytes() == before
+
+
+def test_a_database_of_a_later_optuna_is_named(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path}/study.db"
+    hire(storage, tmp_path).ask(2)
+    with closing(sqlite3.connect(tmp_path / "study.db")) as c:
+        c.execute("UPDATE alembic_version SET version_num = 'v9.9.9.a'")
+        c.commit()
+    with pytest.raises(StorageError, match=r"study\.db is another version of Optuna's: .*upgrade|updating") as caught:
+        hire(storage, tmp_path)
+    assert "\n" not in str(caught.value)

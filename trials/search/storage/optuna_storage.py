@@ -8,9 +8,11 @@ from pathlib import Path
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages._rdb.models import BaseModel
 from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal._storage import JournalOperation
 from sqlalchemy import create_engine, inspect, make_url, text
 
 from ds_hooks.shared.private_file import check_ours, open_private, sync_name
+from ds_hooks.shared.secrets import hide_password
 from trials.search.storage.database import StorageError, database_url, engine_options, is_sqlite
 
 LONGEST_LINE = 1 << 20
@@ -61,30 +63,39 @@ def open_storage(named: str) -> BaseStorage:
 
     Raises:
         OthersError: the file is another user's work.
-        StorageError: the file is no journal, or a damaged one.
+        StorageError: the file is no journal, or a damaged one; or another version of Optuna has written it.
     """
     if "://" not in named:
         _make_private(named)
         try:
             return JournalStorage(JournalFileBackend(named, _FileLock(named)))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AssertionError):
             raise StorageError(f"the study's storage {named} is {_fault(named)}") from None
     url = database_url(named)
     file = storage_file(named)
     if file is not None:
         _make_private(file)
-    return RDBStorage(url, engine_kwargs=engine_options(url))
+    try:
+        return RDBStorage(url, engine_kwargs=engine_options(url))
+    except RuntimeError as error:  # Optuna's own, with advice
+        raise StorageError(
+            f"the study's storage {hide_password(named)} is another version of Optuna's: {error}"
+        ) from None
 
 
 def _fault(journal: str) -> str:
     """Say what is wrong with a journal that Optuna cannot read, and what would be right."""
-    with open(journal, "rb") as file:
-        are_entries = [_is_entry(line) for line in file]
+    lines = Path(journal).read_bytes().splitlines()
+    are_entries = [_is_entry(line) for line in lines]
     if not any(are_entries):
         return (
             "not Optuna's journal; allowed: a journal, a path where there is no file yet, or a database's URL, such as "
             "sqlite:///study.db"
         )
+    codes = [json.loads(line)["op_code"] for line in lines] if all(are_entries) else []
+    if unknown := sorted(set(codes) - set(JournalOperation), key=codes.index):
+        where = f"op_code {unknown[0]} in line {codes.index(unknown[0]) + 1}"
+        return f"of another version of Optuna: {where}; allowed: that version, or another storage"
     where = "" if all(are_entries) else f" in line {are_entries.index(False) + 1} of {len(are_entries)}"
     return f"damaged{where}; allowed: an earlier copy of it, or another storage and study_directory"
 
