@@ -42,7 +42,7 @@ def test_the_exclusive_worker_trains_them(sandbox: Sandbox, hold: Path) -> None:
 
     own: Child = sandbox.start(Child, *command, **environment)
     wait_for(lambda: trained("run0", promoted=False), "the exclusive worker")
-    daemon = sandbox.daemon(sandbox.config("counted.py", priority="nice"), **environment)
+    daemon = sandbox.daemon(sandbox.config("counted.py", priority="nice"), 0, **environment)
     job = sandbox.job()
     wait_for(lambda: trained("rank0", promoted=False) >= 12, "new trials in bubbles")
     before = trained("run0", promoted=True)
