@@ -18,6 +18,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 from ds_hooks.shared.private_file import check_ours, make_dir, open_private
 from ds_hooks.shared.secrets import hide_password, hide_passwords
 from trials.own_logger import own_logger
+from trials.search.storage.lock_holder import name_holder
 
 SQLITE_PATIENCE_S = 60
 """By default SQLite gives up after five seconds. A search worker in mid-write may wait longer for a core."""
@@ -238,7 +239,7 @@ def connect(storage: str, directory: Path | None) -> sa.Engine:
         arguments = {"timeout": SQLITE_PATIENCE_S, "check_same_thread": False}
         engine = sa.create_engine(sa.URL.create("sqlite", database=str(file)), connect_args=arguments)
     sa.event.listen(engine, "connect", _leave_transactions_to_us)
-    sa.event.listen(engine, "begin", _begin_as_writer)
+    sa.event.listen(engine, "begin", partial(_begin_as_writer, directory))
     return engine
 
 
@@ -267,6 +268,13 @@ def _leave_transactions_to_us(connection: Any, _record: object) -> None:
     connection.execute("PRAGMA synchronous=NORMAL")  # lose the last claims, but no checkpoint
 
 
-def _begin_as_writer(c: sa.Connection) -> None:
+def _begin_as_writer(directory: Path | None, c: sa.Connection) -> None:
     """Take SQLite's lock at the start: a transaction that only later wants to write fails beside another."""
-    c.exec_driver_sql("BEGIN IMMEDIATE")
+    try:
+        c.exec_driver_sql("BEGIN IMMEDIATE")
+    except OperationalError as error:
+        # with WAL its lock is on this file
+        holder = "" if directory is None else name_holder(directory / f"{CLAIMS_FILE}-shm")
+        if not holder:
+            raise
+        raise OperationalError("BEGIN IMMEDIATE", None, sqlite3.OperationalError(f"{error.orig} by {holder}")) from None

@@ -1,10 +1,13 @@
 """How a database is reached."""
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
 
 from benchmarks.shared import postgres as postgresql
 from trials.search.storage import database as storage_database
@@ -14,6 +17,8 @@ from trials.search.storage.database import (
     connect,
     database_url,
     engine_options,
+    in_short,
+    is_away,
     patiently,
 )
 from trials.search.storage.optuna_storage import open_storage
@@ -105,3 +110,28 @@ def test_a_server_that_is_not_there_is_not_waited_for_at_the_start(postgres: pos
     engine = connect(postgres.url("no_such_database"), None)
     with pytest.raises(sa.exc.OperationalError):
         patiently(lambda again: engine.connect(), patience_s=-1.0)
+
+
+def test_who_waits_in_vain_for_the_claims_says_which_process_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_database, "SQLITE_PATIENCE_S", 0.1)
+    journal = str(tmp_path / "study.journal")
+    pid = os.fork()
+    if pid == 0:
+        with connect(journal, tmp_path).begin():
+            os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(0)
+    os.waitpid(pid, os.WUNTRACED)
+    engine = connect(journal, tmp_path)
+    try:
+        with pytest.raises(OperationalError) as caught, engine.begin():
+            pass
+        assert in_short(caught.value).endswith(f"database is locked by process {pid}, which is stopped")
+        assert is_away(caught.value), "it may go on"
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    with engine.begin():
+        pass
+    engine.dispose()
