@@ -15,6 +15,7 @@ from torch import nn
 from ds_hooks.shared.trial_attributes import REASON, WORKER
 from tests.support.fused_and_solo import AtOnce, ToyStudy
 from tests.support.slow_cases import others_slow
+from trials.search.files import checkpoint_files
 from trials.search.storage import claim_tables
 from trials.search.storage.claims import LEASE_S, MOST_DEATHS
 from trials.search.worker import SearchWorker, WorkerConfig
@@ -198,6 +199,26 @@ def test_a_trial_whose_suggestion_ends_one_process_after_another_fails(
     assert numbers(worker.ask(1)) == [1]
     assert worker._study.get_trials()[0].state is TrialState.FAIL
     assert f"trial 0 failed: {MOST_DEATHS} workers died in it" in caplog.text
+
+
+def test_a_trial_that_waited_while_workers_died_is_first_at_its_last_try(hire: Hire, tmp_path: Path) -> None:
+    """It may not have been trained at all. Behind the others it would wait, and be blamed, once more."""
+
+    def save(*saved: int) -> None:
+        for number in saved:
+            written = checkpoint_files.temporary_path(tmp_path, number, 1)
+            written.touch()
+            assert worker.checkpoint(number, written) == {"taken": number, "epoch": 1, "place": 0}
+
+    for _ in range(MOST_DEATHS - 1):
+        worker = hire()
+        assert numbers(worker.ask(4)) == [0, 1, 2, 3]
+        save(0, 1)
+    worker = hire()
+    assert numbers(worker.ask(4)) == [2, 0, 1, 4], "and 3 waits until it has been saved"
+    save(0, 1, 2)
+    worker = hire()
+    assert numbers(worker.ask(4)) == [3, 0, 1, 2]
 
 
 def test_a_trial_whose_last_score_is_no_number_fails_with_that_reason(

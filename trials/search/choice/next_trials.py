@@ -73,7 +73,8 @@ class NextTrials:
     def claim(self, held: LockedClaims, most: int, *, may_begin: bool) -> list[Claimed]:
         """Claim up to `most` trials: those that were begun and left, those to promote, those enqueued, then new ones.
 
-        Of trials that wait, those come first that this device trains best; see `trials.search.choice.placement`.
+        Of trials that wait, those on their last try come first, then those that this device trains best; see
+        `trials.search.choice.placement`.
         Last come trials to promote for which an exclusive worker has room. They are the longest to train. If there is
         nothing at all, those of workers come here that have died, or of one that has trained nothing for long.
 
@@ -133,6 +134,9 @@ class NextTrials:
         begun = [(trial, trial.user_attrs.get(MILESTONE, self._next(0))) for trial in left]
         enqueued = [(trial, self._next(0)) for trial in waiting if PARAMS not in trial.user_attrs]
         placed = self._placed(held, self._fitting(held, [*begun, *promoted]))
+        if left:  # one on its last try has perhaps only waited while workers died; behind others it would wait again
+            last = held.last_tries()
+            placed.sort(key=lambda each: each.trial.number not in last)
         return self._claim_all(held, most, [*placed, *(_Candidate(*each) for each in enqueued)])
 
     def _claim_all(self, held: LockedClaims, most: int, candidates: Sequence[_Candidate]) -> list[Claimed]:

@@ -68,6 +68,11 @@ class LockedClaims:
         self._c.execute(CLAIM.update().where(chosen).values(worker=self._worker, fence=fence, trained=row.epoch))
         return Claim(trial, fence, row.epoch, row.deaths, is_saved)
 
+    def last_tries(self) -> set[int]:
+        """The trials of nobody's that are given up if one more worker dies in them."""
+        free = (CLAIM.c.study == self._study) & CLAIM.c.worker.is_(None)
+        return set(self._c.execute(sa.select(CLAIM.c.trial).where(free, CLAIM.c.deaths == MOST_DEATHS - 1)).scalars())
+
     def _has_last_try(self) -> bool:
         mine = (CLAIM.c.study == self._study) & (CLAIM.c.worker == self._worker)
         return bool(self._c.execute(sa.select(CLAIM.c.trial).where(mine, CLAIM.c.deaths == MOST_DEATHS - 1)).first())
