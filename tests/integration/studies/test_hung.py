@@ -6,7 +6,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from ds_hooks.shared.study_files import journal_path, trials_directory
+from ds_hooks.shared.study_paths import journal_path, trials_directory
 from tests.support.accounts import assert_accounts
 from tests.support.paths import STUDIES
 from tests.support.sandbox import Child, Sandbox, wait_for

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import get_overridable_functions
 
@@ -100,10 +101,11 @@ class _OfInstance:
 
 def _memory(tensor: Tensor) -> int | None:
     """Return whose memory a tensor shares; None: it has none of its own."""
-    try:
-        found: int = _untyped_storage(tensor)._cdata
-    except (RuntimeError, NotImplementedError):
-        return None
+    with torch._C.DisableTorchFunction():  # the question is ours, and so is its error
+        try:
+            found: int = _untyped_storage(tensor)._cdata
+        except (RuntimeError, NotImplementedError):
+            return None
     return found
 
 

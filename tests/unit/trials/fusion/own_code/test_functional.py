@@ -266,6 +266,16 @@ def test_code_that_needs_another_way(name: str) -> None:
     assert re.search(way, "\n".join(how for _, how in group.ways()))
 
 
+def test_a_mark_on_a_parameter_does_not_cost_vmap() -> None:
+    def marked(n: int) -> Model:
+        made = Model(assigning, n)
+        vars(made.a.weight)["_is_initialized"] = True  # as transformers marks each
+        return made
+
+    group = assert_fused_is_solo(marked, [torch.randn(5, 6, generator=torch.Generator().manual_seed(1))], "sgd")
+    assert any(how.startswith("vmap: model Model") for _, how in group.ways())
+
+
 def test_outputs_of_different_shapes_are_refused() -> None:
     study = ToyStudy(lambda n: Model(lambda m, x: torch.nonzero(m.scale > 1).float() * m.own[0], n))
     group = TrialGroup(study, members(study, range(2)), OpenGate())
