@@ -276,7 +276,7 @@ class GateMachine:
         if forecast is None:
             return []
         plan = self._plan_of(event.slot, event.wait, forecast)
-        shut = self._has_side and plan.permit_ns <= ONLY_RENEWALS_NS
+        shut = self._has_side and not plan.permit_ns  # else what it overran by counts
         actions: list[Action] = [*map(Note, self.guard.kept_shut(self._step_number, event.slot))] if shut else []
         if plan != self._plans.get(event.slot, PlanSlot(event.slot, 0)):
             self._plans[event.slot] = plan

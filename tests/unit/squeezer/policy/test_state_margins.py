@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from squeezer.config import GuardTable, SqueezeTable
-from squeezer.policy.actions import Action, PlanSlot
+from squeezer.policy.actions import ONLY_RENEWALS_NS, Action, PlanSlot
 from squeezer.policy.events import BubbleEnded, JobAttached, Overran, Side, SideChanged
 from squeezer.policy.forecast import LONGEST_NS
 from squeezer.policy.state import GateMachine
@@ -37,10 +37,9 @@ def attached(machine: GateMachine, side: Side = Side.READY) -> None:
     machine.handle(SideChanged(side))
 
 
-@pytest.mark.parametrize("lengths_ms", [(10, 10), (10, 10, 10, 90, 10)], ids=["shut", "only renewals"])
-def test_a_slot_that_its_margin_keeps_shut_is_tried_again(machine: GateMachine, lengths_ms: tuple[int, ...]) -> None:
+def test_a_slot_that_its_margin_keeps_shut_is_tried_again(machine: GateMachine) -> None:
     attached(machine)
-    ended(machine, *lengths_ms)
+    ended(machine, 10, 10)
     for _ in range(6):
         machine.handle(Overran(4, 3 * MS))
     ended(machine, 10)
@@ -50,6 +49,20 @@ def test_a_slot_that_its_margin_keeps_shut_is_tried_again(machine: GateMachine, 
     for _ in range(3 * 64):
         machine.handle(Overran(4, 0))
     assert ended(machine, 10)[0] == PlanSlot(4, 9 * MS, (STALLED_10,))
+
+
+def test_a_bubble_that_is_open_for_renewals_alone_counts_once(machine: GateMachine) -> None:
+    attached(machine)
+    ended(machine, *[10, 10, 10, 10, 90] * 6)
+    for _ in range(4):
+        machine.handle(Overran(4, 3 * MS))
+    (plan,) = ended(machine, 10)
+    assert isinstance(plan, PlanSlot) and plan.permit_ns == ONLY_RENEWALS_NS
+    for quiet in range(64):
+        assert machine.guard.margin_ns(4) == 16 * MS, f"after {quiet} quiet bubbles"
+        ended(machine, 90 if quiet % 5 == 4 else 10)
+        machine.handle(Overran(4, 0))
+    assert machine.guard.margin_ns(4) == 8 * MS
 
 
 def test_what_overran_while_it_started_is_forgotten(machine: GateMachine) -> None:
