@@ -128,10 +128,6 @@ class BubbleCounter:
         """Count an overrun that only the side task can measure."""
         self.sums.overrun_ns += overrun_ns
 
-    def starts(self) -> None:
-        """Another side task starts."""
-        self._ready_ns = 0
-
     def ready(self, t_ns: int, busy_ms: float) -> None:
         """The side task asks its gate from now on, and has used `busy_ms` before."""
         self._ready_ns, self._ready_busy_ns = t_ns, round(busy_ms * 1e6)
@@ -149,7 +145,7 @@ class BubbleCounter:
         """The process is gone, and with it what it has not saved."""
         self.sums.lost_work += self._last.lost
         self.sums.lost_ms += self._unreported_ns / 1e6
-        self._last, self._unreported_ns = NOTHING, 0
+        self._last, self._unreported_ns, self._ready_ns = NOTHING, 0, 0
 
     def take(self) -> dict[str, int | float]:
         """Return the sums, and begin anew."""

@@ -116,7 +116,6 @@ class SideTaskSupervisor:
         limits = spawner.group is not None and spawner.group.limits_memory
         self._record("started", pid=spawner.side.pid, group=group, no_group=spawner.no_group, limits_memory=limits)
         announce(self._words, spawner.side.pid)
-        self._correlator.counter.starts()
         self._feed(SideChanged(Side.STARTING))
 
     def _may_start(self) -> bool:
