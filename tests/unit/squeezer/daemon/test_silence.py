@@ -32,10 +32,13 @@ def test_after_one_that_nothing_ended_the_next_are_borne_longer(length_s: int, b
     assert passes(silence, (borne_s + 1) * S) == [borne_s]
 
 
-def test_one_that_a_remedy_has_ended_changes_nothing() -> None:
+def test_one_that_a_remedy_seems_to_have_ended_is_put_to_the_test_once() -> None:
     silence = Silence()
+    assert passes(silence, 5 * S + S // 2) == [5]
+    assert passes(silence, 8 * S) == [], "the job's own pauses of such a length"
+    assert passes(silence, 9 * S + S // 2) == [9], "a lock: the remedy has ended this one again"
     for _ in range(3):
-        assert passes(silence, 5 * S + S // 2) == [5]
+        assert passes(silence, 9 * S + S // 2) == [9]
 
 
 def test_one_that_was_not_noticed_changes_nothing() -> None:
