@@ -43,16 +43,24 @@ TRAINS = Progress(100, 4, 8, 25.0, 1.0, 2.0, 6)
         st.tuples(
             *(st.integers(1, 10**9), st.integers(0, 10**9), st.none() | st.integers(0, 10**9)),
             *(st.booleans(), st.sampled_from([None, *Shut]), st.booleans()),
+            *(st.none() | st.integers(0, 2 * 10**9), st.booleans()),
         )
     )
 )
-def test_each_bubble_is_counted_once(bubbles: list[tuple[int, int, int | None, bool, Shut | None, bool]]) -> None:
+def test_each_bubble_is_counted_once(
+    bubbles: list[tuple[int, int, int | None, bool, Shut | None, bool, int | None, bool]],
+) -> None:
     counter = BubbleCounter()
-    for length_ns, side_ns, main_ns, permit, shut, trains in bubbles:
+    for length_ns, side_ns, main_ns, permit, shut, trains, ready_ns, ended in bubbles:
+        if ready_ns is not None:
+            counter.ready(ready_ns, 0.0)
         counter.progress(replace(NOTHING, trials_running=int(trains)))
-        counter.bubble(bubble(length_ns, side_ns, permit, main_ns=main_ns), shut, 0)
+        counter.bubble(bubble(length_ns, side_ns, permit, main_ns=main_ns), shut, side_ns)
+        if ended:
+            counter.side_ended()
     found = counter.take()
     parts = ("ended", "starting", "alone", "guard", "unopened", "unmeasured", "search", "unused", "main", "side")
+    assert all(found[f"{part}_ns"] >= 0 for part in parts)
     assert sum(found[f"{part}_ns"] for part in parts) == found["bubble_ns"] == sum(each[0] for each in bubbles)
     assert not any(counter.take().values()), "what was taken is not counted again"
 
