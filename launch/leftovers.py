@@ -74,14 +74,14 @@ class RunLock:
             raise RunInUseError(f"another ds_squeeze uses run.directory {self._run}; name another one") from None
         except OSError:
             pass  # a file system without locks, as Lustre without its option `flock`
-        earlier = os.pread(self._fd, 4096, 0).decode(errors="replace")
+        earlier = os.fsdecode(os.pread(self._fd, 4096, 0))
         running = running_daemons(Path(earlier)) if earlier else []
         if running:
             self._close()
             raise RunInUseError(f"daemons of an earlier run still use run.directory {self._run}: processes {running}")
         os.ftruncate(self._fd, 0)
         try:
-            os.pwrite(self._fd, str(self._directory).encode(), 0)
+            os.pwrite(self._fd, os.fsencode(self._directory), 0)
         except OSError:
             self._close()
             raise

@@ -35,6 +35,7 @@ from ds_hooks.shared.status_reader import StatusReader
 from ds_hooks.shared.status_text import differs, too_large
 from ds_hooks.shared.statuses import SIDE_TASK
 from ds_hooks.shared.trial_attributes import REASON, WORKER
+from ds_hooks.shared.user_paths import path_text
 from trials.own_logger import own_logger
 from trials.requests_to_end import RequestsToEnd
 from trials.search.files.best_weights import ranked
@@ -161,7 +162,7 @@ class _Worker:
     """
 
     def __init__(self, config: RunConfig, number: int, row: int) -> None:
-        self.name = f"{os.uname().nodename}:{config.directory.absolute()}:run{number}"
+        self.name = f"{os.uname().nodename}:{path_text(config.directory.absolute())}:run{number}"
         self.log = config.directory / f"{os.uname().nodename}.run{number}.log"
         self.trials: int | None = None
         self.running = 0

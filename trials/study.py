@@ -4,6 +4,7 @@ import abc
 import hashlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -283,7 +284,7 @@ def _refuse_shadows(file: Path) -> None:
 
 
 def _execute(file: Path) -> ModuleType:
-    name = f"_squeezer_study_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
+    name = f"_squeezer_study_{hashlib.sha256(os.fsencode(file)).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise StudyError(f"{file}: not a Python file")

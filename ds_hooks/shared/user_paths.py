@@ -2,6 +2,7 @@
 
 import os
 import re
+from pathlib import Path
 from urllib.parse import quote
 
 _VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
@@ -21,6 +22,11 @@ def user_path(text: str) -> str:
     if found.startswith("~"):
         raise ValueError(f"there is no home {found.partition('/')[0]}; allowed: ./~ for a file of that name")
     return found
+
+
+def path_text(path: Path) -> str:
+    """A path as a part of a name. Bytes that are not UTF-8 come as backslashes and digits: no database takes them."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def user_storage(named: str) -> str:

@@ -60,6 +60,14 @@ def trained(place: Path, finished: tuple[Path, str]) -> str:
     return finished[1]
 
 
+def test_a_directory_whose_name_is_not_utf8_is_as_good_as_any(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"na\xefve")
+    folder.mkdir()
+    (folder / "steady.py").write_text(STUDY.format(slow_s=0.0))
+    done = subprocess.run([sys.executable, "-m", "trials", "run", "steady.py"], cwd=folder, capture_output=True)
+    assert done.returncode == 0 and b" 0 failed; best score" in done.stdout, done.stderr
+
+
 def test_from_a_study_to_its_best_model(place: Path, trained: str) -> None:
     assert_all_ended_once()
     counts = [sum(trial.state is state for trial in trials()) for state in (TrialState.COMPLETE, TrialState.PRUNED)]

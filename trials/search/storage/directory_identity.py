@@ -9,6 +9,7 @@ from pathlib import Path
 import optuna
 
 from ds_hooks.shared.private_file import make_dir, sync, write_text
+from ds_hooks.shared.user_paths import path_text
 from trials.own_logger import own_logger
 from trials.study_error import StudyError
 
@@ -40,7 +41,7 @@ def identity(directory: Path) -> str:
             written.replace(file)
         sync(directory)
         written.unlink(missing_ok=True)
-    return f"{file.read_text()} {socket.gethostname()}:{directory.absolute()}"
+    return f"{file.read_text()} {socket.gethostname()}:{path_text(directory.absolute())}"
 
 
 def beside(store: str, directory: str) -> str:
