@@ -16,6 +16,8 @@ from trials.fusion.compared.sharing import refuse_common, refuse_overlaps, ties
 from trials.fusion.errors import RefusedError
 from trials.fusion.graph.module_attributes import ModuleAttributes
 from trials.fusion.graph.trace import FORWARD, describe, modes, trace
+from trials.fusion.layers.conv import refuse_own_orders
+from trials.fusion.layers.memory_order import kept_order
 from trials.fusion.registry import FuseError, Layer, find, has_hooks, label, refuse
 from trials.fusion.rows import Rows, Vectors, stack_parameters
 
@@ -68,6 +70,7 @@ def structure(model: nn.Module, phases: Sequence[str] = (FORWARD,), untraced: st
     tensors = _tensor_facts(model)
     _refuse_hooks(model)
     _refuse_sparse(model)
+    refuse_own_orders(model)
     mode_tables = modes(model, training=True), modes(model, training=False)
     facts: Facts = own_forwards(model)
     graphs: tuple[fx.Graph | None, ...] = (None,) * (len(phases) + 1)
@@ -310,6 +313,8 @@ def _tensor_facts(model: nn.Module) -> Facts:
             facts[owner, "device"] = str(tensor.device)
             facts[owner, "requires_grad"] = tensor.requires_grad
             facts[owner, "tied to"] = aliases.get(name)
+            if kind == "parameter" and (order := kept_order(tensor)) is not None:
+                facts[owner, "order in memory"] = order
     for name in _plain_tensors(model, ""):
         facts[f"tensor '{name}'", "tied to"] = aliases.get(name)
     return facts | _saved_facts(model)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trials.fusion.layers.memory_order import as_ordered, order_of
 from trials.fusion.layers.precision import type_of
 from trials.fusion.layers.shape import inner
 from trials.fusion.registry import Layer, leading, lift, rule
@@ -168,5 +169,5 @@ class FusedRReLU(Layer):
             return torch.where(x_K > 0, x_K, x_K * leading([(a + b) / 2 for a, b in bounds], x_K, x_K.ndim)), True
         slope_K = torch.empty_like(x_K, memory_format=torch.contiguous_format)
         for drawn, own, (lower, upper), generator in zip(slope_K, x_K.detach(), bounds, self.generators, strict=True):
-            torch.ops.aten.rrelu_with_noise(own, drawn, lower, upper, True, generator)
-        return x_K * slope_K, True
+            alone = torch.ops.aten.rrelu_with_noise(own, drawn, lower, upper, True, generator)
+        return as_ordered(x_K * slope_K, order_of(alone)), True

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trials.fusion.autotune import Turns, choose
+from trials.fusion.errors import RefusedError
+from trials.fusion.layers.memory_order import Order, as_ordered, kept_order, order_of, reordered
 from trials.fusion.layers.per_example import fold
-from trials.fusion.registry import FuseError, JointLayer, Layer, rule
+from trials.fusion.registry import FuseError, JointLayer, Layer, label, rule
 from trials.fusion.rows import Rows
 from trials.fusion.shared_base import only
 
@@ -50,6 +52,8 @@ class _Convolution(Layer):
         self.axes, self.groups, self.out = axes, module.groups, module.out_channels
         self.shared: dict[str, Callable[..., Tensor]] = {"wide": self._wide, "looped": self._looped_shared}
         self.own: dict[str, Callable[..., Tensor]] = {"grouped": self._grouped, "looped": self._looped}
+        self.weight_order = kept_order(module.weight)
+        self._orders: dict[Hashable, Order] = {}
 
     def bind(self, rows: Rows) -> None:
         """See `Layer.bind`."""
@@ -70,13 +74,29 @@ class _Convolution(Layer):
             shape = list(x.shape[1:] if per_trial else x.shape)
             raise FuseError(f"module '{self.label}': input of shape {shape}; allowed: {self.axes} axes and channels")
         if len(self.weight_K) == 1:
-            bias = None if self.bias_KO is None else self.bias_KO.squeeze(0)
-            x = x.squeeze(0) if per_trial else x
-            return call(x, self.weight_K.squeeze(0), bias, groups=self.groups).unsqueeze(0), True
+            return self._alone(x.squeeze(0) if per_trial else x, call).unsqueeze(0), True
+        order = self._order(x, per_trial, call, situation)
         if (weight := only(self.weight_K)) is not None:
-            return self._by_one_kernel(x, per_trial, weight, call)
+            y, own = self._by_one_kernel(x, per_trial, weight, call)
+            return (as_ordered(y, order) if own else as_ordered(y[None], order)[0]), own
         ways, inputs = self.own if per_trial else self.shared, (x, self.weight_K, self.bias_KO, call)
-        return ways[choose(situation, ways, *inputs, turns=self.turns)](*inputs), True
+        return as_ordered(ways[choose(situation, ways, *inputs, turns=self.turns)](*inputs), order), True
+
+    def _alone(self, x: Tensor, call: Call) -> Tensor:
+        """What the first trial alone gives for its input ``x_BI...``."""
+        weight, bias = self.weight_K[0], None if self.bias_KO is None else self.bias_KO[0]
+        return call(x, reordered(weight, self.weight_order), bias, groups=self.groups)
+
+    def _order(self, x: Tensor, per_trial: bool, call: Call, situation: Hashable) -> Order:
+        """The order in memory of what a trial alone gives: that of the input or the weight, as the device decides."""
+        one = x[0] if per_trial else x
+        if self.weight_order is None and order_of(one) is None:
+            return None
+        key = situation, one.shape, one.stride(), one.dtype, one.device
+        if key not in self._orders:
+            with torch.no_grad():
+                self._orders[key] = order_of(self._alone(one, call))
+        return self._orders[key]
 
     def _by_one_kernel(self, x: Tensor, per_trial: bool, weight: Tensor, call: Call) -> tuple[Tensor, bool]:
         """All trials' images by the frozen kernels that they have in common. The bias may be each trial's own."""
@@ -179,3 +199,42 @@ class FusedConvTranspose(_Convolution, JointLayer):
     def widened(self, weight_K: Tensor) -> Tensor:
         """See `_Convolution`."""
         return weight_K.transpose(0, 1).flatten(1, 2)
+
+
+def as_alone(module: nn.Module) -> Callable[..., Any]:
+    """Return the `forward` of a module: of a convolution, on its weight in the order in memory that it has now."""
+    order = kept_order(module.weight) if type(module) in (*_PLAIN, *_TRANSPOSED) else None  # type: ignore[arg-type]
+    if order is None:
+        return module.forward
+    return partial(_on_reordered, module, order)
+
+
+def _on_reordered(module: nn.Module, order: Order, *args: Any, **kwargs: Any) -> Tensor:
+    """Call `module`, whose weight is a row of all trials', which lie as they are numbered."""
+    table: dict[str, Any] = module._parameters
+    given = table["weight"]
+    table["weight"] = reordered(given, order)
+    try:
+        found: Tensor = type(module).forward(module, *args, **kwargs)
+        return found
+    finally:
+        table["weight"] = given
+
+
+def refuse_own_orders(model: nn.Module) -> None:
+    """Refuse weights in ``channels_last`` that the model's own code reads, where the order in memory matters.
+
+    Raises:
+        RefusedError: there are such, and layers that draw a number for each element.
+    """
+    draws = any(
+        (isinstance(m, (nn.Dropout, nn.AlphaDropout)) and m.p) or isinstance(m, nn.RReLU) for m in model.modules()
+    )
+    for path, module in model.named_modules() if draws else ():
+        for name, tensor in module.named_parameters(recurse=False):
+            if kept_order(tensor) is not None and type(module) not in (*_PLAIN, *_TRANSPOSED):
+                raise RefusedError(
+                    f"parameter '{name}' of module '{label(module, path)}' is in channels_last order, which changes "
+                    "what the model's dropout draws, if its own code convolves by it; allowed: the layers of torch.nn "
+                    "for convolutions, or contiguous parameters"
+                )

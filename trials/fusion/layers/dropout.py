@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trials.fusion.layers import philox
+from trials.fusion.layers.memory_order import Order, back, order_of
 from trials.fusion.own_code.streams import lent
 from trials.fusion.registry import Layer, call_rule, leading, lift, rule
 from trials.fusion.rows import Rows, ask_no_gate
@@ -64,14 +65,14 @@ class Masks:
         There PyTorch has one kernel for a whole dropout, which draws in an order of its own and scales in float32.
         """
         wide = torch.promote_types(x_K.dtype, torch.float32)
-        order = None if x_K[0].is_contiguous() else _order_in_memory(x_K)
+        order = _stacked(order_of(x_K[0]))
         in_order = x_K.detach() if order is None else x_K.detach().permute(order)
         numbers = self._for_kernel(x_K, wide)
         noise_K = philox.noise(in_order, self.generators, self.rates_K, numbers)
         if noise_K is None:
             noise_K = self._drawn_one_by_one(x_K) * numbers[2].view(-1, *[1] * (x_K.ndim - 1))
         elif order is not None:
-            noise_K = noise_K.permute([order.index(axis) for axis in range(len(order))])
+            noise_K = noise_K.permute(back(order))
         return (x_K * noise_K).to(x_K.dtype)
 
     def _drawn_one_by_one(self, x_K: Tensor) -> Tensor:
@@ -110,7 +111,7 @@ class Masks:
         if noise_ndim is not None:
             shape: Sequence[int] = (*x_K.shape[:noise_ndim], *[1] * (x_K.ndim - noise_ndim))
         else:
-            order = None if x_K.is_contiguous() else _order_in_memory(x_K)
+            order = None if x_K.is_contiguous() else _stacked(order_of(x_K[0]))
             shape = x_K.shape if order is None else [x_K.shape[axis] for axis in order]
         keep_K = torch.empty(shape, dtype=x_K.dtype, device=x_K.device)
         compared = _bernoulli_compares(x_K.device.type)
@@ -133,7 +134,7 @@ class Masks:
                     part.bernoulli_(1 - rate, generator=generator)
         if compared:
             torch.lt(drawn_K, self._vector("keep", drawn_K, _keep_rate), out=keep_K)
-        return keep_K if order is None else keep_K.permute([order.index(axis) for axis in range(len(order))])
+        return keep_K if order is None else keep_K.permute(back(order))
 
     def _vector(self, name: str, like: Tensor, number: Callable[[float], float]) -> Tensor:
         """A number of each trial's rate, shaped to broadcast against `like`."""
@@ -143,10 +144,9 @@ class Masks:
         return self._vectors[key]
 
 
-def _order_in_memory(x_K: Tensor) -> list[int]:
-    """The axes from the slowest to the fastest in a trial's memory: PyTorch draws in this order, not in the axes'."""
-    strides = torch.empty_like(x_K[0]).stride()
-    return [0, *(axis + 1 for axis in sorted(range(len(strides)), key=lambda axis: -strides[axis]))]
+def _stacked(order: Order) -> list[int] | None:
+    """The order of all trials' axes, of which K is the slowest."""
+    return None if order is None else [0, *(axis + 1 for axis in order)]
 
 
 @functools.cache

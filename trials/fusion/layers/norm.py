@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from trials.fusion.layers.memory_order import as_ordered, kept_order
 from trials.fusion.layers.precision import type_of, widened
 from trials.fusion.registry import FuseError, Layer, leading, lift, rule
 from trials.fusion.rows import Rows
@@ -194,12 +195,15 @@ class FusedBatchNorm(_Affine):
             shape = list(x.shape[1:] if per_trial else x.shape)
             raise FuseError(f"module '{self.label}': input of shape {shape}; allowed: {self.axes} axes")
         x = lift(x, per_trial, self.size)
+        order = kept_order(x[0])
         if training and self.count_K is not None:
             self.count_K.add_(1)
         # the cumulative mean (momentum None) differs between trials that started at different times
         if self.eps is None or self.momentum is None:
-            return super().run(x, True, training)
-        return self._parted(self._plain(self._folded(x), training, self.momentum, self.eps)), True
+            y, own = super().run(x, True, training)
+        else:
+            y, own = self._parted(self._plain(self._folded(x), training, self.momentum, self.eps)), True
+        return as_ordered(y, order), own
 
     def formula(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
         """See `_Affine`."""

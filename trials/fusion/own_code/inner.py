@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from trials.fusion.layers.conv import as_alone
 from trials.fusion.own_code.together import tensor_entries
 from trials.fusion.own_code.trees import apart, dims_of
 from trials.fusion.registry import CALLS, FuseError, JointLayer, Layer, arrange
@@ -64,7 +65,7 @@ class Inner:
     ) -> None:
         """Take a `module` of the `whole`, computed by `rule` or, if that is an error, by `mapped`."""
         self.rule, self.mapped, self.units = rule, mapped, units
-        self.training, self.forward, self.entries = module.training, module.forward, tensor_entries(module, whole)
+        self.training, self.forward, self.entries = module.training, as_alone(module), tensor_entries(module, whole)
 
     def bind(self, rows: Rows) -> None:
         """See `Layer.bind`."""

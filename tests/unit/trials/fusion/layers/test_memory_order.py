@@ -1,0 +1,118 @@
+"""Dropout draws in the order of memory, so fused layers keep the order that a trial alone has, as channels_last."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.support.fused_and_solo import ToyStudy, assert_fused_is_solo, members
+from trials import TrialGroup
+from trials.fusion import FuseError
+from trials.fusion.autotune import pinned
+from trials.gate.base import OpenGate
+
+
+def _last(x: Tensor) -> Tensor:
+    return x.to(memory_format=torch.channels_last)
+
+
+def _weights_last(model: nn.Module) -> nn.Module:
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in its types
+
+
+class Net(nn.Module):
+    """A layer between convolutions, with dropout behind each."""
+
+    def __init__(self, middle: nn.Module) -> None:
+        super().__init__()
+        self.first, self.middle = nn.Conv2d(3, 6, 3, padding=1), middle
+        self.drop, self.last = nn.Dropout(0.4), nn.Conv2d(6, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.drop(self.middle(self.drop(self.first(x)))))
+        return y
+
+
+class Joined(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.drop(torch.cat([self.drop(self.first(x)), self.middle(x)], 1))
+        return y
+
+
+class Moved(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = super().forward(_last(x))
+        return y
+
+
+class Looped(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * (1.0 + x.sum().item()))
+
+
+def _data(last: bool = False) -> list[Tensor]:
+    stream = torch.Generator().manual_seed(1)
+    made = [torch.randn(4, 3, 6, 6, generator=stream) for _ in range(2)]
+    return [_last(x) for x in made] if last else made
+
+
+MIDDLES: dict[str, Callable[[], nn.Module]] = {
+    "convolution": lambda: nn.Conv2d(6, 6, 3, padding=1),
+    "transposed": lambda: nn.ConvTranspose2d(6, 6, 3),
+    "of one pixel": lambda: nn.Conv2d(6, 6, 1),
+    "of channels": lambda: nn.Conv2d(6, 6, 3, groups=6),
+    "batch norm": lambda: nn.Sequential(nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6)),
+    "pool": lambda: nn.MaxPool2d(2),
+    "random slopes": lambda: nn.RReLU(),
+}
+
+
+@pytest.fixture(params=["grouped", "looped"])
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pinned(request.param, "wide"):
+        yield
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("middle", MIDDLES.values(), ids=MIDDLES)
+@pytest.mark.parametrize("size", [1, 3])
+def test_weights_in_channels_last_draw_the_masks_of_the_trial_alone(middle: Callable[[], nn.Module], size: int) -> None:
+    assert_fused_is_solo(lambda n: _weights_last(Net(middle())), _data(), size=size)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("middle", MIDDLES.values(), ids=MIDDLES)
+def test_batches_in_channels_last_draw_the_masks_of_the_trial_alone(middle: Callable[[], nn.Module]) -> None:
+    assert_fused_is_solo(lambda n: Net(middle()), _data(last=True))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("last", [False, True])
+def test_what_is_joined_keeps_the_order(last: bool, size: int) -> None:
+    assert_fused_is_solo(lambda n: _weights_last(Joined(nn.Conv2d(3, 6, 1))), _data(last), size=size)
+
+
+def test_a_forward_may_change_the_order() -> None:
+    assert_fused_is_solo(lambda n: Moved(nn.Identity()), _data())
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_weights_keep_the_order_where_the_forward_is_not_traced(size: int) -> None:
+    assert_fused_is_solo(lambda n: _weights_last(Looped(nn.BatchNorm2d(6))), _data(), size=size)
+
+
+def test_trials_in_different_orders_are_not_fused() -> None:
+    study = ToyStudy(lambda n: _weights_last(Net(nn.Identity())) if n else Net(nn.Identity()))
+    with pytest.raises(FuseError, match="order in memory"):
+        TrialGroup(study, members(study, range(2)), OpenGate())
+
+
+def test_own_code_on_weights_in_channels_last_is_refused_where_the_order_matters() -> None:
+    class Own(nn.Conv2d):
+        """Not PyTorch's."""
+
+    study = ToyStudy(lambda n: _weights_last(nn.Sequential(Own(3, 2, 3), nn.Dropout(0.5))))
+    with pytest.raises(FuseError, match="channels_last order"):
+        members(study, range(1))
+    assert_fused_is_solo(lambda n: _weights_last(nn.Sequential(Own(3, 2, 3), nn.Dropout2d(0.5))), _data())

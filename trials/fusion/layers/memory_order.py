@@ -1,0 +1,68 @@
+"""The order of a trial's axes in memory, such as that of ``channels_last``. Dropout draws in it, so layers keep it.
+
+An order names the axes of one trial's tensor from the slowest to the fastest; None: they lie as they are numbered.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Order = tuple[int, ...] | None
+
+FORMATS: dict[Order, torch.memory_format] = {
+    (0, 2, 3, 1): torch.channels_last,
+    (0, 2, 3, 4, 1): torch.channels_last_3d,
+}
+"""The orders that PyTorch's layers keep."""
+
+
+def order_of(x: Tensor) -> Order:
+    """Return the order of one trial's tensor."""
+    strides = x.stride()
+    if strides == _strides(x.shape, range(x.ndim)):
+        return None
+    # with axes of size 1, a tensor may be contiguous in both orders; its strides say which one a convolution sees
+    kept = next((order for order in FORMATS if order is not None and len(order) == x.ndim), None)
+    if kept is not None and strides == _strides(x.shape, kept):
+        return kept
+    if x.is_contiguous():
+        return None
+    dense = torch.empty_like(x, device="meta").stride()
+    found = tuple(sorted(range(x.ndim), key=lambda axis: -dense[axis]))
+    return None if found == tuple(range(x.ndim)) else found
+
+
+def kept_order(x: Tensor) -> Order:
+    """Return the order of one trial's tensor, if it is one that PyTorch's layers keep; else theirs is the plain one."""
+    order = order_of(x)
+    return order if order in FORMATS else None
+
+
+def as_ordered(y_K: Tensor, order: Order) -> Tensor:
+    """Return ``y_K`` with trials that lie in `order`: if that is not the plain one, one after another without gaps."""
+    if order is None and (y_K.is_contiguous() or order_of(y_K[0]) is None):
+        return y_K
+    there = [0, *(axis + 1 for axis in order or range(y_K.ndim - 1))]
+    if y_K.stride() == _strides(y_K.shape, there):
+        return y_K
+    return y_K.permute(there).clone(memory_format=torch.contiguous_format).permute(back(there))
+
+
+def reordered(x: Tensor, order: Order) -> Tensor:
+    """Return one trial's tensor in an order that is `kept_order`'s."""
+    return x if order is None else x.clone(memory_format=FORMATS[order])
+
+
+def back(order: Sequence[int]) -> list[int]:
+    """Return the permutation that undoes `order`."""
+    return [order.index(axis) for axis in range(len(order))]
+
+
+def _strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a tensor without gaps, as PyTorch gives them to a new one."""
+    found, step = [0] * len(shape), 1
+    for axis in reversed(order):
+        found[axis] = step
+        step *= max(shape[axis], 1)
+    return tuple(found)
