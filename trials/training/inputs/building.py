@@ -106,13 +106,10 @@ class _Kept:
         self.value, self._contents = value, _Contents(value)
 
     def is_still(self, value: Any) -> bool:
-        """Whether it is there, unchanged; a dictionary may have grown, as one that caches does."""
+        """Whether it is there, unchanged; dictionaries and sets in it may have grown, as those that cache do."""
         if value is not self.value:
             return self.value is not None and is_same(self.value, value)
-        before, found = self._contents.text, _Contents(value).text
-        if isinstance(before, dict) and isinstance(found, dict):
-            return before.items() <= found.items()
-        return bool(before == found)
+        return _has_grown_at_most(self._contents.text, _Contents(value).text)
 
     def put_back(self) -> None:
         """Give an object the contents that it had."""
@@ -130,7 +127,7 @@ class _Contents:
     """The plain contents of a value, such as a configuration's; of anything else, which object it is.
 
     Attributes:
-        text: equal if and only if the contents are; of a dictionary, likewise by key.
+        text: equal if and only if the contents are; see `_has_grown_at_most`.
         held: each container inside, and a shallow copy of it.
     """
 
@@ -161,11 +158,29 @@ class _Contents:
                 self.held.append((value, value.copy()))
             if isinstance(value, dict):
                 return {name: self._of(each) for name, each in value.items()}
+            if isinstance(value, (set, frozenset)):
+                return frozenset(map(_key, value))
             return id(value), len(value), tuple(map(self._of, value))
         own = getattr(value, "__dict__", None)
         if isinstance(own, dict) and (isinstance(value, SimpleNamespace) or not is_of_library(type(value).__module__)):
             return id(value), self._of(own)
         return id(value)
+
+
+def _key(value: Any) -> Any:
+    """Describe an element of a set."""
+    return (type(value), repr(value)) if isinstance(value, (bool, int, float, complex, str, bytes)) else id(value)
+
+
+def _has_grown_at_most(one: Any, other: Any) -> bool:
+    """Whether contents are what they were, but for new keys, attributes and elements of sets."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return all(key in other and _has_grown_at_most(one[key], other[key]) for key in one)
+    if isinstance(one, frozenset) and isinstance(other, frozenset):
+        return one <= other
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_has_grown_at_most, one, other))
+    return bool(one == other)
 
 
 _NONE = _Kept(None)

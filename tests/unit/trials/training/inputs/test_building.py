@@ -33,6 +33,34 @@ class Scaled(nn.Module):
         return y * TABLES[4] if 4 in TABLES else y
 
 
+class Masks:
+    """Makes masks once for each length."""
+
+    def __init__(self) -> None:
+        self.made: dict[int, Tensor] = {}
+        self.lengths: set[int] = set()
+        self.by_kind: dict[str, dict[int, Tensor]] = {"causal": {}}
+
+    def of(self, length: int) -> Tensor:
+        self.lengths.add(length)
+        self.by_kind["causal"].setdefault(length, torch.ones(()))
+        return self.made.setdefault(length, torch.ones(()))
+
+
+MASKS = Masks()
+
+
+class Masked(nn.Module):
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        MASKS.of(length)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x) * MASKS.of(4)
+        return y
+
+
 class OfClass(ToyStudy):
     def model(self, params: dict[str, Any]) -> nn.Module:
         Scaled.scale = 1.0 + params["n"]
@@ -125,3 +153,16 @@ def test_counters_and_tables_that_grow_are_not() -> None:
     members(study, range(3))
     assert BUILT[0] >= 3 and TABLES
     TABLES.clear()
+
+
+class Caching(ToyStudy):
+    """Builds models that share an object with tables in it."""
+
+    def model(self, params: dict[str, Any]) -> nn.Module:
+        return Masked(MASKS.of(4 + params["n"]).numel() + params["n"])
+
+
+def test_tables_inside_of_objects_may_grow_too() -> None:
+    study = Caching(lambda n: Scaled(), "sgd", batches())
+    members(study, range(3))
+    assert len(MASKS.made) > 2
