@@ -1,7 +1,8 @@
 """The trials' hyperparameters in the user's loss or score, which is computed for all trials at once."""
 
+import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from trials.fusion.errors import FuseError
+from trials.fusion.errors import FuseError, RefusedError
 
 NAME = "params"
 """A function that has a parameter of this name gets each trial's hyperparameters."""
@@ -26,6 +27,54 @@ def takes_params(function: Callable[..., Any]) -> bool:
 def given(function: Callable[..., Any], params: Any) -> dict[str, Any]:
     """Return what `function` is given by name, of a trial with these hyperparameters."""
     return {NAME: params} if takes_params(function) else {}
+
+
+def leaving(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return `function`, called `name`, so that it refuses to change the hyperparameters that it is given.
+
+    They are the trial's for good, and stand for those of all trials under `vmap`.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        params = kwargs[NAME]
+        before = list(_contents(params))
+        found = function(*args, **kwargs)
+        if not _are_same(before, list(_contents(params))):
+            raise RefusedError(
+                f"{name} changes params, which are the trial's in all later calls; allowed: to change a copy, as "
+                "copy.deepcopy(params) is; a number that changes from step to step can be a buffer of the model"
+            )
+        return found
+
+    return call
+
+
+def _contents(value: Any) -> Iterator[Any]:
+    """Yield the form of nested containers, and what is in them."""
+    if isinstance(value, dict):
+        yield dict.__len__(value)
+        for key, inside in dict.items(value):
+            yield key
+            yield from _contents(inside)
+    elif isinstance(value, (list, tuple)):
+        yield len(value)
+        for inside in value:
+            yield from _contents(inside)
+    elif isinstance(value, Tensor):
+        yield value
+        with torch._C.DisableTorchFunction():  # or code under `vmap` would seem to ask
+            version = value._version
+        yield version
+    else:
+        yield value
+
+
+def _are_same(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    return len(one) == len(other) and all(
+        ours is theirs or (not isinstance(ours, Tensor) and _are_equal((ours, theirs)))
+        for ours, theirs in zip(one, other, strict=True)
+    )
 
 
 class Params:

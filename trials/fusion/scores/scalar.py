@@ -34,7 +34,7 @@ from trials.fusion.own_code.trees import apart, dims_of, of_row
 from trials.fusion.registry import CALLS
 from trials.fusion.rows import generator as stream_of
 from trials.fusion.scores import losses as _losses  # noqa: F401 - fills the table of calls
-from trials.fusion.scores.params import NAME, Params, smoothed, takes_params
+from trials.fusion.scores.params import NAME, Params, leaving, smoothed, takes_params
 from trials.fusion.ways import Way
 
 Called = Callable[[Callable[..., Any]], Any]
@@ -69,8 +69,8 @@ class Scalar:
             prove: called before the user's own code runs for the first time, with calls of it for single trials. It
                 raises `FuseError` if the first one's result depends on the others.
         """
-        self._name, self._function = name, function
         self._takes_params, self._on_loop, self._prove_alone = takes_params(function), on_loop, prove
+        self._name, self._function = name, leaving(function, name) if self._takes_params else function
         self._steps, self._last = _trace(function) if way == "rules" and not self._takes_params else ([], 0)
         self._looped, self._seen, self._stepped = way == "loop", False, False
         self._params: tuple[list[Any], Params] | None = None

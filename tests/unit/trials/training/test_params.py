@@ -13,7 +13,7 @@ from tests.support.fused_and_solo import OPTIMIZERS, Batch, Solo, assert_same_tr
 from tests.support.logged import logged
 from tests.support.rich_study import RichSolo, RichStudy
 from tests.support.slow_cases import others_slow
-from trials import TrialGroup, build_member
+from trials import FuseError, TrialGroup, build_member
 from trials.gate.base import OpenGate
 from trials.training.audits.audit import Audit
 from trials.training.inputs.batches import fuse_batches
@@ -253,3 +253,27 @@ def test_what_the_loss_of_one_trial_does_not_use_gets_no_gradient_there(accumula
         for at in range(0, 4, accumulate):
             solo.step(*study.data[at : at + accumulate])
         assert_same_trial(group, row, solo)
+
+
+def halving(y: Tensor, t: Tensor, params: dict[str, Any]) -> Tensor:
+    params["weight"] = params["weight"] * 0.5
+    return y.square().mean() * params["weight"]
+
+
+def halving_inside(y: Tensor, t: Tensor, params: dict[str, Any]) -> Tensor:
+    params["inner"]["powers"][0] += 1
+    return (y.abs() + 1).pow(params["inner"]["powers"][0]).mean()
+
+
+def counting(y: Tensor, t: Tensor, params: dict[str, Any]) -> Tensor:
+    params["calls"] = params.get("calls", 0) + 1
+    return y.square().mean() * params["calls"]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("loss", [halving, halving_inside, counting])
+def test_a_loss_that_changes_the_hyperparameters_is_refused(loss: Loss, size: int) -> None:
+    study = study_of(loss)
+    group = TrialGroup(study, [build_member(study, n, params_of(n)) for n in range(1, size + 1)], OpenGate())
+    with pytest.raises(FuseError, match="changes params"):
+        group.train_step(*study.data[0])
