@@ -119,6 +119,14 @@ class Lookahead(torch.optim.Optimizer):
                     p.copy_(own)
 
 
+class Bare(Lookahead):
+    """The same, but without what `torch.optim.Optimizer` sets and nobody needs for training."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner)
+        del self.defaults
+
+
 class Assigning(torch.optim.Optimizer):
     """Gives its parameters new data instead of changing it, and looks at marks of theirs."""
 
@@ -155,6 +163,7 @@ OWN_OPTIMIZERS: dict[str, Callable[[int, Iterable[Any]], torch.optim.Optimizer]]
     "two modes": lambda n, ps: Averaging(ps, lr=0.1 * (n + 1), beta=0.9 - 0.1 * n),
     "in attributes": lambda n, ps: Remembering(ps, lr=0.1 * (n + 1)),
     "around another": lambda n, ps: Lookahead(torch.optim.Adam(ps, lr=0.02 * (n + 1)), 2 + n),
+    "without defaults": lambda n, ps: Bare(torch.optim.SGD(ps, lr=0.02 * (n + 1), momentum=0.9)),
     "around one with attributes": lambda n, ps: Lookahead(Remembering(ps, lr=0.1 * (n + 1))),
     "assigned data": lambda n, ps: Assigning(ps, lr=0.1 * (n + 1)),
     "random numbers": lambda n, ps: Noisy(ps, lr=0.1 * (n + 1)),
