@@ -66,7 +66,7 @@ def structure(model: nn.Module, phases: Sequence[str] = (FORWARD,), untraced: st
     Raises:
         FuseError: there is no way to fuse it.
     """
-    _refuse_scripts(model)
+    _refuse_wrapped(model)
     tensors = _tensor_facts(model)
     _refuse_hooks(model)
     _refuse_sparse(model)
@@ -278,11 +278,16 @@ def _refuse_hooks(model: nn.Module) -> None:
             raise FuseError(f"module '{path}' ({type(module).__name__}) has hooks; allowed: none")
 
 
-def _refuse_scripts(model: nn.Module) -> None:
-    """Refuse compiled modules: their code cannot be given another trial's tensors."""
+def _refuse_wrapped(model: nn.Module) -> None:
+    """Refuse compiled modules and those that copy themselves: neither takes another trial's tensors."""
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise RefusedError(f"module '{path}' is compiled by torch.jit; allowed: the module that it was made from")
+        if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            raise RefusedError(
+                f"module '{path}' is a {type(module).__name__}, which trains on several devices or for several "
+                "processes; allowed: the module inside it, since a group of trials trains on one device"
+            )
 
 
 def _refuse_sparse(model: nn.Module) -> None:

@@ -53,6 +53,10 @@ REFUSED: dict[str, tuple[Callable[[int], nn.Module], str]] = {
     "hooks": (with_hook, r"module '0' \(Linear\) has hooks"),
     "hooks of the whole": (with_outer_hook, r"module '' \(Sequential\) has hooks; allowed: none"),
     "tensor hooks": (with_tensor_hook, "parameter 'weight' has hooks; allowed: none"),
+    "data parallel": (
+        lambda n: nn.Sequential(nn.DataParallel(nn.Linear(2, 2))),
+        "module '0' is a DataParallel, .*; allowed: the module inside it",
+    ),
     "extra state": (extra_state, "state_dict entry '_extra_state' is a dict; allowed: tensors"),
     "a saved tensor that is none of the model's": (
         with_state_hook,
