@@ -246,6 +246,22 @@ def has_hooks(module: nn.Module | None) -> bool:
     return any(getattr(module, name) for name in _HOOKS)
 
 
+def instead_of_hooks(module: nn.Module) -> str:
+    """Return what to write instead of a module's hooks."""
+    makers = {type(hook).__name__ for hook in module._forward_pre_hooks.values()}
+    for maker, name in (("WeightNorm", "weight_norm"), ("SpectralNorm", "spectral_norm")):
+        if maker in makers:
+            return f"torch.nn.utils.parametrizations.{name} in place of torch.nn.utils.{name}"
+    if hasattr(module, "weight_mask") or hasattr(module, "bias_mask"):
+        return (
+            "torch.nn.utils.prune.remove, if pruned weights may be trained again, or a parametrization that multiplies "
+            "by the mask (torch.nn.utils.parametrize)"
+        )
+    if module._backward_hooks or module._backward_pre_hooks:
+        return "none; what they do to gradients, an autograd.Function in the forward can do"
+    return "none; what they do, a module around this one can do in its forward"
+
+
 def refuse(path: str, module: nn.Module, setting: str, value: object, allowed: str) -> FuseError:
     """Return the error for an attribute whose value a rule does not handle."""
     return FuseError(f"module '{path}' ({type(module).__name__}): {setting}={value!r} cannot be fused; {allowed}")

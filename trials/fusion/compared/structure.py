@@ -18,7 +18,7 @@ from trials.fusion.graph.module_attributes import ModuleAttributes
 from trials.fusion.graph.trace import FORWARD, describe, modes, trace
 from trials.fusion.layers.conv import refuse_own_orders
 from trials.fusion.layers.memory_order import kept_order
-from trials.fusion.registry import FuseError, Layer, find, has_hooks, label, refuse
+from trials.fusion.registry import FuseError, Layer, find, has_hooks, instead_of_hooks, label, refuse
 from trials.fusion.rows import Rows, Vectors, stack_parameters
 
 Facts = dict[tuple[str, str], Hashable]
@@ -275,7 +275,8 @@ def _refuse_hooks(model: nn.Module) -> None:
         raise FuseError("there are hooks on all modules of the process; allowed: none")
     for path, module in model.named_modules():
         if has_hooks(module):
-            raise FuseError(f"module '{path}' ({type(module).__name__}) has hooks; allowed: none")
+            allowed = instead_of_hooks(module)
+            raise FuseError(f"module '{path}' ({type(module).__name__}) has hooks; allowed: {allowed}")
 
 
 def _refuse_wrapped(model: nn.Module) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from tests.support.fused_and_solo import ToyStudy, members
 from trials import FuseError, Member, TrialGroup, build_member, group_key
@@ -52,6 +53,14 @@ REFUSED: dict[str, tuple[Callable[[int], nn.Module], str]] = {
     "sparse": (lambda n: nn.Embedding(3, 2, sparse=True), "sparse=True cannot be fused; allowed: False"),
     "hooks": (with_hook, r"module '0' \(Linear\) has hooks"),
     "hooks of the whole": (with_outer_hook, r"module '' \(Sequential\) has hooks; allowed: none"),
+    "weights of a norm": (
+        lambda n: nn.Sequential(nn.utils.spectral_norm(nn.Linear(2, 2))),
+        "has hooks; allowed: torch.nn.utils.parametrizations.spectral_norm",
+    ),
+    "pruned weights": (
+        lambda n: nn.Sequential(prune.random_unstructured(nn.Linear(2, 2), "weight", amount=1)),
+        "has hooks; allowed: torch.nn.utils.prune.remove",
+    ),
     "tensor hooks": (with_tensor_hook, "parameter 'weight' has hooks; allowed: none"),
     "data parallel": (
         lambda n: nn.Sequential(nn.DataParallel(nn.Linear(2, 2))),
