@@ -43,24 +43,27 @@ def page_of(rank: int) -> Path:
 
 
 def wait_until_squeezed(rank: int) -> bool:
-    """Wait until the side task of `rank`, or one that follows it, has run some units, or its daemon was killed.
+    """Wait until the side task of `rank` has run some units, or was killed once it ran, or its daemon was killed.
 
     Returns:
-        False if no bubble has opened.
+        False if no bubble has opened, or the side task was ended while it started: it has to be waited for again.
     """
     started_s = time.monotonic()
     page = Page.open(page_of(rank), create=False)
     words = page.words
-    daemon, until = words[Field.DAEMON_PID], words[Field.UNITS_RUN] + UNITS
-    opened = False
-    while words[Field.UNITS_RUN] < until and time.monotonic() < started_s + PATIENCE_S:
-        opened = opened or bool(words[Field.BUBBLE] & 1)
-        given_up = not opened and time.monotonic() > started_s + OPENS_WITHIN_S
-        if given_up or not is_alive(daemon):
-            break
+    daemon, side, before = words[Field.DAEMON_PID], words[Field.SIDE_PROCESS], words[Field.UNITS_RUN]
+    opened, is_over = False, False
+    while not is_over and words[Field.UNITS_RUN] < before + UNITS:
         time.sleep(0.01)
+        waited_s = time.monotonic() - started_s
+        opened = opened or bool(words[Field.BUBBLE] & 1)
+        given_up = not opened and waited_s > OPENS_WITHIN_S
+        if given_up or words[Field.SIDE_PROCESS] != side:
+            break
+        is_over = waited_s > PATIENCE_S or not is_alive(daemon)
+    is_over = is_over or words[Field.UNITS_RUN] > before
     page.close()
-    return opened
+    return is_over
 
 
 def may_be_squeezed(rank: int, step: int) -> bool:
