@@ -21,6 +21,7 @@ from trials.fusion.layers import dropout as _dropout  # noqa: F401
 from trials.fusion.layers import embedding as _embedding  # noqa: F401
 from trials.fusion.layers import linear as _linear  # noqa: F401
 from trials.fusion.layers import lora as _lora  # noqa: F401
+from trials.fusion.layers import noise as _noise  # noqa: F401
 from trials.fusion.layers import norm as _norm  # noqa: F401
 from trials.fusion.layers import per_example as _per_example  # noqa: F401
 from trials.fusion.layers import pool as _pool  # noqa: F401

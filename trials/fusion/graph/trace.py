@@ -271,7 +271,9 @@ def _check_effects(node: fx.Node, name: str) -> None:
     if node.target in _ON_GRADIENTS:
         raise FuseError(f"node '{node.name}' calls {name}, which acts on gradients")
     if node.target in RANDOM and node.target not in CALLS:
-        raise FuseError(f"node '{node.name}' calls {name}, which draws random numbers; allowed: dropout")
+        raise FuseError(
+            f"node '{node.name}' calls {name}, which draws random numbers; allowed: dropout, randn_like, rand_like"
+        )
 
 
 def _refuse_change_of_input(node: fx.Node, changing: fx.Node) -> None:

@@ -233,7 +233,7 @@ def masked(m: Model, x: Tensor) -> Tensor:
 BY_OTHER_WAYS: dict[str, tuple[Forward, str]] = {
     "random numbers": (noisy, "loop over trials: .*random"),
     "random numbers like a tensor": (
-        lambda m, x: m.b(x) * (torch.rand_like(m.a(x)) if m.training else 1),
+        lambda m, x: m.b(x) * (torch.randint_like(m.a(x), 9) if m.training else 1),
         "loop over trials",
     ),
     "gumbel": (lambda m, x: functional.gumbel_softmax(m.a(x)) if m.training else m.b(x), "loop over trials"),
