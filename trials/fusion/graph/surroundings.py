@@ -119,7 +119,12 @@ def without_recomputing(reentrant: Callable[..., Any], state: Callable[[], objec
         state: returns what is equal as long as no buffer has changed. What is recomputed changes buffers twice.
     """
 
-    def keep(*_: Any, **__: Any) -> Iterator[None]:
+    def keep(_function: Any, preserve_rng_state: bool, *_: Any, **__: Any) -> Iterator[None]:
+        if torch.is_grad_enabled() and not preserve_rng_state:
+            raise RefusedError(
+                "torch.utils.checkpoint with preserve_rng_state=False draws other random numbers, such as dropout's, "
+                "when it computes a part of the forward again; allowed: preserve_rng_state=True, the default"
+            )
         before = state()
         yield
         if torch.is_grad_enabled() and state() != before:
@@ -130,7 +135,7 @@ def without_recomputing(reentrant: Callable[..., Any], state: Callable[[], objec
 
     def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
         output = None
-        for _ in keep():
+        for _ in keep(function, preserve_rng_state):
             output = reentrant(function, *args)
         return output
 

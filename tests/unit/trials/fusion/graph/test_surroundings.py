@@ -246,6 +246,22 @@ def test_checkpoint_around_what_changes_buffers(size: int, reentrant: bool, look
         assert_fused_is_alone(study, size)
 
 
+@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("size", [1, 2])
+def test_checkpoint_that_draws_anew(size: int, reentrant: bool, looks: bool) -> None:
+    """Alone, dropout has one mask in the forward, and another in the backward."""
+
+    def forward(m: TwoLayers, x: Tensor) -> Tensor:
+        if looks and m.a(x).sum() > 1e9:
+            return x
+        return m.b(checkpoint(m.drop, m.a(x), use_reentrant=reentrant, preserve_rng_state=False))
+
+    study = ToyStudy(lambda n: TwoLayers(forward).double(), "sgd", batches())
+    with pytest.raises(FuseError, match=r"preserve_rng_state=False draws other.*allowed: preserve_rng_state=True"):
+        assert_fused_is_alone(study, size)
+
+
 def test_layer_with_a_forward_of_its_own() -> None:
     study = ToyStudy(lambda n: TwoLayers(plain, replaced_forward).double(), "sgd", batches())
     assert assert_fused_is_alone(study, 2) == "vmap: module 'a' (Linear) has a forward of its own"
