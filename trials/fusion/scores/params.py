@@ -118,6 +118,10 @@ class Params:
             self._made = dtype, device, made
         return self._made[2]
 
+    def forget_numbers(self) -> None:
+        """Make the tensors of `numbers` anew: the present ones were changed."""
+        self._made = None
+
     def of_one(self, numbers: Sequence[Tensor]) -> dict[str, Any]:
         """Return the hyperparameters of one trial, with these tensors as the numbers."""
         own = {key: list(leaves) for key, (leaves, _) in self._trees.items()}

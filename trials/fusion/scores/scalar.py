@@ -229,9 +229,13 @@ class Scalar:
             with Calls(call), rules:
                 return self._function(together(own), own_targets, **named)
 
-        dims = 0, dims_of(targets, per_trial), 0
+        dims, before = (0, dims_of(targets, per_trial), 0), _versions(numbers_K)
         with as_written():
-            return torch.vmap(one, dims, randomness="error")(tensors, targets, numbers_K)
+            found = torch.vmap(one, dims, randomness="error")(tensors, targets, numbers_K)
+        if params is not None and _versions(numbers_K) != before:
+            params.forget_numbers()
+            raise FuseError("it changes a number of params in place, which would stay so")
+        return found
 
     def _lone_calls(
         self,

@@ -63,6 +63,12 @@ def asking_what_is_equal(y: Tensor, t: Tensor, params: dict[str, Any]) -> Tensor
     return y.mean() * float(params["same"]) if params["same"] > 0.1 else y.std()
 
 
+def growing(y: Tensor, t: Tensor, params: dict[str, Any]) -> Tensor:
+    weight = params["weight"]
+    weight += 1  # of a plain number, this leaves params as it was
+    return y.square().mean() * weight
+
+
 MAPPED: dict[str, Loss] = {
     "weight": lambda y, t, params: F.cross_entropy(y, t) + params["weight"] * y.square().mean(),
     "smoothing": lambda y, t, params: F.cross_entropy(y, t, label_smoothing=params["smoothing"]),
@@ -107,6 +113,7 @@ LOOPED: dict[str, tuple[Loss, str]] = {
         lambda y, t, params: y.mean() * len({**params}),
         "params['even'] is True in one trial and False in another",
     ),
+    "a number that grows": (growing, "changes a number of params in place"),
     "how many": (lambda y, t, params: y.mean() * len(params), "params['even'] is True in one trial"),
 }
 CASES = {**MAPPED, **{name: loss for name, (loss, _) in LOOPED.items()}}
