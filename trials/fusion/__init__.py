@@ -17,6 +17,7 @@ from trials.fusion.layers import activations as _activations  # noqa: F401 - eac
 from trials.fusion.layers import attention as _attention  # noqa: F401
 from trials.fusion.layers import conv as _conv  # noqa: F401
 from trials.fusion.layers import distance as _distance  # noqa: F401
+from trials.fusion.layers import drop_path as _drop_path  # noqa: F401
 from trials.fusion.layers import dropout as _dropout  # noqa: F401
 from trials.fusion.layers import embedding as _embedding  # noqa: F401
 from trials.fusion.layers import linear as _linear  # noqa: F401

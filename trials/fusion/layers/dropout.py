@@ -47,17 +47,18 @@ class Masks:
         self._again = again
         self._vectors: dict[tuple[torch.dtype, torch.device, int, str], Tensor] = {}
 
-    def drop(self, x_K: Tensor, noise_ndim: int | None = None) -> Tensor:
+    def drop(self, x_K: Tensor, noise_ndim: int | None = None, *, scales: bool = True) -> Tensor:
         """Zero each trial's elements with its own rate, and scale the rest by 1 / (1 - rate).
 
         Args:
             x_K: ``[K, ...]``.
             noise_ndim: how many leading axes a mask varies over; the elements beyond share it. None: all axes.
+            scales: whether it scales.
         """
         if x_K.device.type == "cuda" and noise_ndim is None:
             return self._drop_by_kernel(x_K)
         noise_K = self._keep(x_K, noise_ndim)
-        return x_K * noise_K.div_(self._vector("divisor", x_K, _divisor))
+        return x_K * (noise_K.div_(self._vector("divisor", x_K, _divisor)) if scales else noise_K)
 
     def _drop_by_kernel(self, x_K: Tensor) -> Tensor:
         """Drop single elements on a CUDA device.
