@@ -196,10 +196,7 @@ def test_each_trial_draws_from_its_own_stream() -> None:
     assert not torch.equal(own[0].get_state(), streams(1)[0].get_state())
 
 
-LIKE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "outputs": lambda y, t: (y - torch.randn_like(y)).square().mean(),
-    "targets": lambda y, t: (y - torch.randn_like(t)).square().mean(),
-}
+LIKE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"outputs": lambda y, t: y, "targets": lambda y, t: t}
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -207,12 +204,32 @@ LIKE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def test_noise_like_a_tensor_is_each_trials_own(size: int, like: str) -> None:
     y_KBC, t_BC = torch.randn(size, 6, 3), torch.zeros(6, 3)
     before = torch.get_rng_state()
-    scalar = Scalar("Study.loss", LIKE[like])
+    values_K = Scalar("Study.loss", lambda y, t: (y - torch.randn_like(LIKE[like](y, t))).square().mean())(
+        y_KBC, t_BC, streams(size)
+    )
+    assert torch.equal(before, torch.get_rng_state())
+    for y, value, stream in zip(y_KBC, values_K, streams(size), strict=True):
+        torch.testing.assert_close(value, (y - torch.randn(6, 3, generator=stream)).square().mean())
+
+
+TRACED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "outputs": lambda y, t: (y - torch.randint_like(y, 9)).square().mean(),
+    "targets": lambda y, t: (y - torch.randint_like(t, 9)).square().mean(),
+}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("like", TRACED)
+def test_so_is_what_a_trace_draws_only_when_it_runs(size: int, like: str) -> None:
+    y_KBC, t_BC = torch.randn(size, 6, 3), torch.zeros(6, 3)
+    before = torch.get_rng_state()
+    scalar = Scalar("Study.loss", TRACED[like])
     assert scalar._steps, "it is traced, for the trace draws nothing"
     values_K = scalar(y_KBC, t_BC, streams(size))
     assert torch.equal(before, torch.get_rng_state())
     for y, value, stream in zip(y_KBC, values_K, streams(size), strict=True):
-        torch.testing.assert_close(value, (y - torch.randn(6, 3, generator=stream)).square().mean())
+        drawn = torch.empty(6, 3).random_(0, 9, generator=stream)
+        torch.testing.assert_close(value, (y - drawn).square().mean())
 
 
 def test_streams_of_no_trial_are_refused() -> None:
