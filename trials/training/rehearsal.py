@@ -148,8 +148,9 @@ SLICES, MOST_OF_A_SLICE = 4, 4.0
 def measure_dedicated(study: Study, trials: int, seconds: float) -> dict[str, float]:
     """Train fused trials without a gate for `seconds`, to measure the rate of a dedicated device.
 
-    Other work on the machine can only slow this down, so the fastest of four slices counts, and not the time in which
-    the processor ran something else. Where trials are short, building them may take up to three times as long again.
+    Both numbers of trials take turns, so that a machine whose speed drifts is as fast for one as for the other. Time in
+    which the processor ran something else does not count. Where trials are short, building them may take up to three
+    times as long again.
 
     Returns:
         ``{"trials": K, "work_per_s": trials × examples per second}``, without the first steps, and the same for a
@@ -169,8 +170,10 @@ def measure_dedicated(study: Study, trials: int, seconds: float) -> dict[str, fl
     few_steps = train_ungated(study, few)
     _warm_up(few_steps)
     each_s = seconds / SLICES / 2
-    rates = [(_rate(steps, each_s), _rate(few_steps, each_s)) for _ in range(SLICES)]
-    many_per_s, few_per_s = map(max, zip(*rates, strict=True))
+    slices = [(_trained(steps, each_s), _trained(few_steps, each_s)) for _ in range(SLICES)]
+    many_per_s, few_per_s = (
+        sum(work for work, _ in own) / sum(took_s for _, took_s in own) for own in zip(*slices, strict=True)
+    )
     return {"trials": trials, "work_per_s": many_per_s, "few_trials": few, "few_work_per_s": few_per_s}
 
 
@@ -179,13 +182,13 @@ def _warm_up(steps: Iterator[tuple[int, float]]) -> None:
         pass
 
 
-def _rate(steps: Iterator[tuple[int, float]], seconds: float) -> float:
-    """Return the work per second of steps that take `seconds` together, or as many as pass in a multiple of that."""
+def _trained(steps: Iterator[tuple[int, float]], seconds: float) -> tuple[int, float]:
+    """Return work and seconds of steps that take `seconds` together, or of as many as pass in a multiple of that."""
     work, took_s, until_s = 0, 0.0, time.monotonic() + MOST_OF_A_SLICE * seconds
     while took_s <= 0 or (took_s < seconds and time.monotonic() < until_s):  # one that waited may seem to take no time
         more, step_s = next(steps)
         work, took_s = work + more, took_s + step_s
-    return work / took_s
+    return work, took_s
 
 
 def _own_s() -> float:

@@ -16,7 +16,8 @@ from torch.optim import lr_scheduler as lrs
 from tests.support.fused_and_solo import ToyStudy
 from tests.support.paths import ROOT
 from trials.fusion import FuseError
-from trials.training.rehearsal import _own_s, _rate, measure_dedicated, rehearse, train_ungated
+from trials.training import rehearsal
+from trials.training.rehearsal import _own_s, _trained, measure_dedicated, rehearse, train_ungated
 
 NICENESS = 10  # beside niceness 0: about a tenth of the core
 
@@ -56,6 +57,19 @@ class OneCycle(ToyStudy):
         return lrs.OneCycleLR(optimizer, 0.1, total_steps=self.epochs * len(self.data))
 
 
+def test_a_machine_that_changes_its_speed_counts_in_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run has slow moments, too: measured against the fastest only, it would seem to train slowly."""
+    slow_and_fast = {4: [0.3, 0.1], 1: [0.2, 0.1]}
+
+    def scripted(study: Any, trials: int) -> Iterator[tuple[int, float]]:
+        return ((trials, took_s) for took_s in itertools.cycle(slow_and_fast[trials]))
+
+    monkeypatch.setattr(rehearsal, "train_ungated", scripted)
+    measured = measure_dedicated(study_of(ToyStudy, 1), 4, seconds=8 * 0.1)
+    assert measured["work_per_s"] == pytest.approx(4 / 0.2)
+    assert measured["few_work_per_s"] == pytest.approx(1 / 0.15)
+
+
 def study_of(kind: type[ToyStudy], batches: int) -> ToyStudy:
     return kind(lambda n: nn.Linear(3, 2), "adamw", [(torch.ones(5, 3), torch.zeros(5))] * batches)
 
@@ -87,8 +101,8 @@ def _print_rates() -> None:
             os.nice(NICENESS)
             done: list[int] = []
             start_s = time.monotonic()
-            rate = _rate((done.append(step[0]) or step for step in steps(cpu_s=0.01)), seconds=0.4)
-            print(rate, sum(done) / (time.monotonic() - start_s))
+            work, took_s = _trained((done.append(step[0]) or step for step in steps(cpu_s=0.01)), seconds=0.4)
+            print(work / took_s, sum(done) / (time.monotonic() - start_s))
         finally:
             busy.kill()
 
