@@ -94,6 +94,12 @@ def lengths(random: np.random.Generator, steps: int, deviation: float) -> Noise:
     return white(random, steps, deviation) + np.log(random.uniform(0.7, 1.3, steps))
 
 
+def two_lengths(random: np.random.Generator, steps: int, deviation: float) -> Noise:
+    """One step in five, at random, takes 5 to 8 times as long, such as by an evaluation."""
+    long = np.log(random.uniform(5, 8, steps))
+    return white(random, steps, deviation) + np.where(random.uniform(size=steps) < 0.2, long, 0.0)
+
+
 def grows(random: np.random.Generator, steps: int, deviation: float) -> Noise:
     """From its middle on, the job's steps take ten times as long."""
     return white(random, steps, deviation) + np.where(np.arange(steps) > steps / 2, math.log(10), 0.0)
@@ -101,7 +107,7 @@ def grows(random: np.random.Generator, steps: int, deviation: float) -> Noise:
 
 KINDS: dict[str, Make] = {
     make.__name__: make
-    for make in (white, heavy, bursts, thermal, autocorrelated, every_other, periodic, lengths, grows)
+    for make in (white, heavy, bursts, thermal, autocorrelated, every_other, periodic, lengths, two_lengths, grows)
 }
 """Known while the guard was made."""
 
@@ -166,9 +172,11 @@ class Outcome:
     shut: int
 
 
-def simulate(noise: Noise, slowdown: float, seed: int, *, begins: int = 0, ranks: int = 1) -> Outcome:
+def simulate(
+    noise: Noise, slowdown: float, seed: int, *, begins: int = 0, ranks: int = 1, squeeze: SqueezeTable | None = None
+) -> Outcome:
     """One run of a job whose steps after `begins` are longer by `slowdown` where any rank squeezes them."""
-    machines = [GateMachine(SqueezeTable().policy(GuardTable())) for _ in range(ranks)]
+    machines = [GateMachine((squeeze or SqueezeTable()).policy(GuardTable())) for _ in range(ranks)]
     for machine in machines:
         machine.handle(JobAttached(0, seed))
     machines[0].handle(SideChanged(Side.READY))

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks.guard_power import MOST_SQUEEZED, bursts, heavy, simulate, white
+from benchmarks.guard_power import MOST_SQUEEZED, bursts, heavy, simulate, two_lengths, white
+from squeezer.config import SqueezeTable
 from squeezer.policy.evidence import ERROR_RATE, errors_allowed
 from tests.support.slow_cases import others_slow
 
@@ -38,6 +39,15 @@ def test_alarms_in_40_000_steps(noise, deviation, slowdown, most_alarms, most_lo
     outcome = simulate(noise(np.random.default_rng(5), 40_000, deviation), slowdown, 5)
     assert outcome.shut <= most_alarms
     assert outcome.squeezed >= MOST_SQUEEZED * (1 - most_lost)
+
+
+def test_steps_of_two_lengths_at_random_are_hardly_ever_taken_for_a_slowdown() -> None:
+    """Where few squeezed steps lie between alone ones, two comparisons in a row may be far out by chance."""
+    often = SqueezeTable(alone_share=0.3)
+    found = [simulate(two_lengths(np.random.default_rng(s), 6000, 0.02), 0.0, s, squeeze=often) for s in range(3)]
+    assert sum(each.shut for each in found) <= 2
+    harmed = simulate(two_lengths(np.random.default_rng(0), 6000, 0.02), 0.1, 0, squeeze=often)
+    assert harmed.shut > 2 and harmed.squeezed < 0.3, "a true slowdown is found all the same"
 
 
 SLOWDOWNS = [(0.02, 1000, 0.01), (0.04, 150, 0.01), (0.4, 60, 0.015)]
