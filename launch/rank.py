@@ -141,8 +141,12 @@ def _start_apart(command: Sequence[str], environment: Mapping[str, str], pid_fil
         try:
             # in a group of its own: what a terminal sends to the job's processes is for the training
             daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, process_group=0)
-            pid_file.write_text(str(daemon.pid), encoding="ascii")
-            status = 0
+            try:
+                pid_file.write_text(str(daemon.pid), encoding="ascii")
+                status = 0
+            except OSError:
+                daemon.kill()  # the launcher would not wait for it
+                raise
         except OSError as error:
             print(error, file=sys.stderr, flush=True)
         finally:

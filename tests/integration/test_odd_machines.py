@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.shared.page.file import DIRECTORY_VARIABLE
-from launch.rank import CONFIG, RUN
+from ds_hooks.shared.page.file import DIRECTORY_VARIABLE, page_path
+from launch.rank import CONFIG, RUN, daemon_pid_path
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.integration
@@ -92,3 +92,12 @@ def test_with_too_long_a_name_of_the_directory_of_pages_it_trains_and_says_so(tm
     assert (done.returncode, done.stdout) == (0, "False 0.5\n"), done.stderr
     assert "training continues" in done.stderr and "long" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_daemon_that_its_launcher_could_not_find_is_not_left_to_run(tmp_path: Path) -> None:
+    taken = "mkdir {pages}/" + daemon_pid_path(Path(), 0).name
+    done = train(tmp_path, taken)
+    assert (done.returncode, done.stdout) == (0, "True 0.5\n"), done.stderr
+    assert "no daemon, so nothing is squeezed; training continues" in done.stderr
+    assert list((tmp_path / "run").iterdir()) == [], "it has begun no records"
+    assert not page_path(tmp_path / "pages", 0).exists(), "nobody else has held the page"
