@@ -56,16 +56,20 @@ def make_private_dir(path: Path) -> Path:
     """Create `path` with mode 0700, or accept it if it has that mode and this user owns it.
 
     Raises:
-        PageError: it is not a directory, belongs to another user, or is open to others; or a directory above it was
-            made by another user where all may write.
+        PageError: it is not a directory, cannot be made, belongs to another user, or is open to others; or a directory
+            above it was made by another user where all may write.
     """
     try:
         check_ours(path.parent)
+        make_parents(path)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
     except OthersError as error:
         raise PageError(f"{error.strerror}; name another directory with ${DIRECTORY_VARIABLE}") from None
-    make_parents(path)
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700)
+    except OSError as error:
+        raise PageError(
+            f"cannot make the directory {path}: {error.strerror}; name another one with ${DIRECTORY_VARIABLE}"
+        ) from None
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise PageError(f"{path} is not a directory; pages and sockets need one of their own")
@@ -258,6 +262,7 @@ def _publish_new(path: Path) -> int | None:
     words[Field.BOOT_ID : Field.BOOT_ID + len(Namespaces._fields)] = array("q", own_namespaces())
     rest = memoryview(content)
     try:
+        os.fchmod(fd, 0o600)  # a umask may take the owner's own rights
         while rest:  # what is nearly full takes a part
             rest = rest[os.write(fd, rest) :]
         fcntl.flock(fd, fcntl.LOCK_SH)
@@ -276,7 +281,9 @@ def _check_owner(path: Path, fd: int) -> None:
     found = os.fstat(fd)
     if found.st_uid != os.getuid():
         raise PageError(f"the page {path} belongs to user {found.st_uid}, not to {os.getuid()}")
-    if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077:
+    if not stat.S_ISREG(found.st_mode):
+        raise PageError(f"the page {path} is not a file; remove it or name another directory")
+    if found.st_mode & 0o077:
         raise PageError(f"the page {path} has mode {stat.S_IMODE(found.st_mode):04o}; allowed: a file with 0600")
 
 

@@ -44,6 +44,27 @@ def test_a_role_has_one_holder_and_the_other_is_told_who(directory: Path) -> Non
     second.close()
 
 
+def test_a_umask_takes_none_of_the_owners_rights(directory: Path) -> None:
+    before = os.umask(0o277)
+    try:
+        page = Page.open(page_path(directory, 0))
+    finally:
+        os.umask(before)
+    assert page.path.stat().st_mode & 0o777 == 0o600
+    page.close()
+
+
+def test_what_can_be_no_directory_or_page_is_refused_in_words(directory: Path) -> None:
+    (directory / "file").touch()
+    with pytest.raises(PageError, match=r"cannot make the directory .*: Not a directory; name another one"):
+        make_private_dir(directory / "file" / "pages")
+    (directory / "file").unlink()
+    os.mkfifo(page_path(directory, 0), 0o600)
+    with pytest.raises(PageError, match="is not a file; remove it"):
+        Page.open(page_path(directory, 0))
+    page_path(directory, 0).unlink()
+
+
 def write_page(path: Path, version: int, magic: int = PAGE_MAGIC, size: int = PAGE_BYTES) -> None:
     path.write_bytes(struct.pack("<qq", magic, version).ljust(size, b"\0"))
     path.chmod(0o600)
