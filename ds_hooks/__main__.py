@@ -176,7 +176,7 @@ def _run_found(_name: str, spec: importlib.machinery.ModuleSpec, code: CodeType)
 def _run(code: CodeType, **names: Any) -> None:
     """Make it `__main__` for good, not just meanwhile: threads and `atexit` may save objects of its classes later."""
     module = ModuleType("__main__")
-    vars(module).update(names, __builtins__=builtins, __cached__=None)
+    vars(module).update(names, __builtins__=builtins, __cached__=None, __annotations__={})
     sys.modules["__main__"] = module
     exec(code, vars(module))
 

@@ -34,6 +34,7 @@ if __name__ == "__main__":
     import given, random
     found = {"arguments": sys.argv, "path": sys.path, "file": __file__, "beside": has_beside, "given": given.__file__}
     found |= {"random": random.random() < 1, "package": __package__ or "", "flags": list(sys.flags)}
+    found["names"] = sorted(name for name in globals() if name.startswith("__"))
     spawned = multiprocessing.get_context("spawn")
     says = spawned.Queue()
     process = spawned.Process(target=child, args=(says,))
