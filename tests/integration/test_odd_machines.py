@@ -77,6 +77,20 @@ def test_in_an_odd_environment_it_trains(tmp_path: Path, name: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+NAMELESS = 'unset HOME USER LOGNAME && umask 0 && set -- unshare --map-user=54321 --map-group=54321 "$@"'
+"""As in containers whose user is a number: no name and no home can be found."""
+
+
+def test_for_a_user_without_a_name_it_trains(tmp_path: Path) -> None:
+    if subprocess.run(["unshare", "--map-user=54321", "true"], capture_output=True).returncode:
+        pytest.skip("unshare is not allowed here, so a user without a name is NOT shown to do no harm")
+    done = train(tmp_path, NAMELESS)
+    assert (done.returncode, done.stdout) == (0, "True 0.5\n"), done.stderr
+    assert "Traceback" not in done.stderr
+    (log,) = (tmp_path / "run").glob("rank0.log")
+    assert log.stat().st_mode & 0o077 == 0
+
+
 @pytest.mark.parametrize("limit", ["ulimit -n 64", "ulimit -v 4000000"])
 def test_with_few_files_or_little_memory_it_trains(tmp_path: Path, limit: str) -> None:
     done = train(tmp_path, limit)
