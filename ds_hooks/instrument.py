@@ -3,18 +3,21 @@
 Only attributes of these two objects are set. What others set over them later stays theirs: a wrapper of ours below it
 only passes through from then on. Around every hook stands a barrier: an exception of the hook goes to
 `on_fault` and never reaches the training; an exception of the training passes through, and so does one that a signal
-handler of the script raises while a hook happens to run.
+handler or another thread of the script raises while a hook happens to run.
 """
 
 import functools
 import signal
 import sys
+import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ds_hooks.engine import HOOKED
 from ds_hooks.step_hooks import StepHooks
+
+_CALLED_BY_HOOKS = sys.stdlib_module_names | {"ds_hooks", "zmq", "torch", "deepspeed"}
 
 
 class Replaced(NamedTuple):
@@ -171,8 +174,8 @@ class Instrument:
         return True
 
     def fault(self, error: Exception) -> None:
-        """What a hook raised is no error of the training, but what a signal handler of the script raises in it is."""
-        if is_of_a_signal_handler(error):
+        """What a hook raised is no error of the training, but what the script itself raises in it is."""
+        if is_of_the_script(error):
             raise error
         self._on_fault(error)
 
@@ -242,13 +245,23 @@ def _around_collective(of_engine: "weakref.ref[Instrument]", run: Callable[..., 
     return collective
 
 
-def is_of_a_signal_handler(error: Exception) -> bool:
-    """Whether a signal handler of the script has raised it: a time limit, say, or the end of an allocation."""
+def is_of_the_script(error: Exception) -> bool:
+    """Whether the script has raised it while a hook happened to run: a time limit, say, or the end of an allocation.
+
+    Either a signal handler did, or another thread, by `PyThreadState_SetAsyncExc`. The latter shows only by its class,
+    which no code that a hook calls can have raised.
+    """
     handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code not in handlers:
-        trace = trace.tb_next
-    return trace is not None
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if any(frame.f_code in handlers for frame in frames):
+        return True
+    raised_in = (frame.f_globals.get("__name__", "") for frame in frames)
+    return not _is_known(type(error).__module__) and all(map(_is_known, raised_in))
+
+
+def _is_known(module: str) -> bool:
+    """Whether a hook calls code of this module by itself, rather than what the script has put there."""
+    return module.partition(".")[0] in _CALLED_BY_HOOKS
 
 
 def _code_of(handler: Any) -> Any:

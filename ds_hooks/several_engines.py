@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from ds_hooks.engine import WAITING
-from ds_hooks.instrument import Replaced, below, is_of_a_signal_handler, keep_out_of_copies
+from ds_hooks.instrument import Replaced, below, is_of_the_script, keep_out_of_copies
 from ds_hooks.step_hooks import Steps
 
 AT_ONCE = 1
@@ -85,7 +85,7 @@ class Successor:
                 try:
                     self._look()
                 except Exception as error:
-                    if is_of_a_signal_handler(error):
+                    if is_of_the_script(error):
                         raise
                     self._on_fault(error)
             return found

@@ -1,9 +1,12 @@
 """The wrappers: no fault of a hook reaches the training, and the training's own errors pass through."""
 
+import ctypes
 import functools
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -306,6 +309,31 @@ def test_what_a_signal_handler_of_the_script_raises_in_a_hook_is_the_trainings(
     engine.seen.clear()
     engine.eval_batch()
     assert not any(is_open for _, is_open in engine.seen)
+
+
+INJECTIONS = 100
+"""Where an engine computes nothing, at least one in ten hits a hook."""
+
+
+def test_what_another_thread_of_the_script_raises_in_a_hook_is_the_trainings(handle: Handle, engine: Engine) -> None:
+    main, found = ctypes.c_ulong(threading.get_ident()), 0
+
+    def inject(after_s: float) -> None:
+        time.sleep(after_s)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(OutOfTimeError))
+
+    for number in range(INJECTIONS):
+        thread = threading.Thread(target=inject, args=(1e-4 * (number % 20),))
+        try:
+            thread.start()
+            while thread.is_alive():
+                engine.train_batch()
+            engine.train_batch()
+        except OutOfTimeError:
+            found += 1
+        thread.join()
+        assert handle.enabled, handle.fault
+    assert found > INJECTIONS / 2
 
 
 @pytest.mark.parametrize("own_handler", ["object"], indirect=True)
