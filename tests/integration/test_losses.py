@@ -85,6 +85,25 @@ def test_another_kind_of_job_with_evaluations(tmp_path: Path, directory: Path) -
 
 
 @pytest.mark.slow
+def test_in_unusual_ways_of_training(tmp_path: Path, directory: Path) -> None:
+    script, losses, config = (
+        str(ROOT / "tests/support/unusual_train.py"),
+        tmp_path / "losses",
+        tmp_path / "squeezer.toml",
+    )
+    with short_directory() as made:
+        without = run(deepspeed(script, "--losses", str(losses)), made, losses)
+    assert (without.status, len(without.losses)) == (7, len(set(without.losses))), without.output
+    losses.unlink()
+    config.write_text(CONFIG)
+    ended = run(ds_squeeze(config, PATIENT, script, "--losses", str(losses)), directory, losses)
+    assert (ended.status, ended.losses) == (7, without.losses), ended.output
+    assert "switched off" not in ended.output
+    for rank in (0, 1):
+        assert units_path(tmp_path / "run", rank).stat().st_size, "its side task ran"
+
+
+@pytest.mark.slow
 def test_with_hooks_and_without_a_daemon(alone: list[str], tmp_path: Path, directory: Path) -> None:
     losses = tmp_path / "losses"
     ended = run(deepspeed("--module", "ds_hooks", *pretrain(losses, STEPS, NARROW)), directory, losses)

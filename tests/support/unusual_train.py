@@ -1,0 +1,163 @@
+"""Trains a small pipeline in unusual ways, one after another: `unusual_train.py --losses FILE`, an ordinary script.
+
+Nothing here is forbidden to a training, and none of it may change a loss: a storm of signals with handlers, steps in
+threads and under asyncio, tracing, profiling, a frozen collector, forked children, other sizes of the step, evaluations
+in between, an environment that is emptied, an abrupt end with status 7.
+"""
+
+import argparse
+import asyncio
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import deepspeed
+import torch
+from deepspeed.pipe import PipelineModule
+from torch import Tensor, nn
+
+WIDTH, BATCH, MICRO_BATCHES = 128, 32, 4
+PATIENT_STEPS, STEPS_EACH = 22, 4
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH, signal.SIGHUP)
+
+
+def batches() -> Iterator[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    while True:
+        x = torch.randn(BATCH, WIDTH, generator=generator)
+        yield x, x.flip(1)
+
+
+class Script:
+    """The engine, its data, and the losses so far."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(torch.distributed.get_rank())
+        model = PipelineModule(
+            [nn.Linear(WIDTH, WIDTH) for _ in range(8)], num_stages=2, loss_fn=nn.functional.mse_loss
+        )
+        config = {
+            "train_micro_batch_size_per_gpu": BATCH,
+            "gradient_accumulation_steps": MICRO_BATCHES,
+            "optimizer": {"type": "Adam", "params": {"torch_adam": True}},
+            "steps_per_print": 10**9,
+        }
+        self.engine = deepspeed.initialize(model=model, model_parameters=[*model.parameters()], config=config)[0]
+        self.data = batches()
+        self.losses: list[str] = []
+
+    def step(self) -> None:
+        self.losses.append(float(self.engine.train_batch(self.data)).hex())
+
+    def in_a_storm_of_signals(self) -> None:
+        for number in (*SIGNALS, signal.SIGALRM):
+            signal.signal(number, lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+        is_over = threading.Event()
+
+        def storm() -> None:
+            while not is_over.wait(0.003):
+                for number in SIGNALS:
+                    os.kill(os.getpid(), number)
+
+        thread = threading.Thread(target=storm)
+        thread.start()
+        for _ in range(2 * STEPS_EACH):
+            self.step()
+        is_over.set()
+        thread.join()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def in_threads(self) -> None:
+        for _ in range(STEPS_EACH):
+            thread = threading.Thread(target=self.step)
+            thread.start()
+            thread.join()
+
+    def under_asyncio(self) -> None:
+        async def steps() -> None:
+            for _ in range(STEPS_EACH):
+                self.step()
+                await asyncio.get_running_loop().run_in_executor(None, self.step)
+
+        asyncio.run(steps())
+
+    def traced_and_profiled(self) -> None:
+        sys.settrace(lambda *_: None)
+        sys.setprofile(lambda *_: None)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+            for _ in range(STEPS_EACH):
+                self.step()
+        sys.settrace(None)
+        sys.setprofile(None)
+
+    def with_a_frozen_collector_and_another_clock(self) -> None:
+        gc.freeze()
+        gc.disable()
+        before = time.monotonic_ns
+        time.monotonic_ns = lambda: 0
+        for _ in range(STEPS_EACH):
+            self.step()
+        time.monotonic_ns = before
+        gc.enable()
+
+    def beside_forked_children(self) -> None:
+        for _ in range(STEPS_EACH):
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            self.step()
+            os.waitpid(child, 0)
+
+    def with_other_micro_batches_and_evaluations(self) -> None:
+        for micro_batches in (2, 8, 1, MICRO_BATCHES):
+            self.engine.set_train_batch_size(BATCH * micro_batches)
+            for _ in range(STEPS_EACH):
+                self.step()
+            self.engine.eval_batch(self.data)
+
+    def with_no_environment(self) -> None:
+        os.chdir("/")
+        for name in {*os.environ} - {"SQUEEZER_DIR"}:  # of which `patient.py` asks
+            del os.environ[name]
+        for _ in range(STEPS_EACH):
+            self.step()
+
+
+WAYS: tuple[Callable[[Script], None], ...] = (
+    Script.in_a_storm_of_signals,
+    Script.in_threads,
+    Script.under_asyncio,
+    Script.traced_and_profiled,
+    Script.with_a_frozen_collector_and_another_clock,
+    Script.beside_forked_children,
+    Script.with_other_micro_batches_and_evaluations,
+    Script.with_no_environment,
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--local_rank", type=int, default=0)
+    parser.add_argument("--losses", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    deepspeed.init_distributed()
+    script = Script()
+    for _ in range(PATIENT_STEPS):
+        script.step()
+    for way in WAYS:
+        way(script)
+    if torch.distributed.get_rank() == 0:
+        options.losses.write_text("\n".join(script.losses))
+    torch.distributed.barrier()
+    os._exit(7)
+
+
+if __name__ == "__main__":
+    main()
