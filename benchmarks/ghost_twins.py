@@ -4,24 +4,44 @@
 
 In each round an example trains in two stages beside our side tasks, with the defaults. Then each of its stages trains
 once more as a ghost stage: the same layers, batches and micro-batches in DeepSpeed's own engine, while the other stage
-is only modelled, with the times that its own calibration measured. Both twins run at once, as do their calibrations,
-each on a core, for cores that share memory and clock slow each other. Of real stage and twin are compared: the length
-of each slot's bubble, the bubble time of a step, fill and harvest.
+is only modelled. It repeats, step by step, what it did in the real job: its work between two messages, and how long
+each message took once both ends were there (`benchmarks/ghost/recording.py`). Both twins run at once, each on its core,
+so each has a busy neighbour, as the real stages have. While a message is handed over, a twin copies memory, as gloo
+does.
 
-What a ghost cannot show is a slowdown: its other stages are never late because of ours, and its messages cost no CPU
-time.
+The machine's speed drifts, so the ghost's times are scaled by those of the twin's own work, now and when the real job
+ran, and a twin's bubbles are divided by that ratio (*pace*) before they are compared. A harvest rests on a dedicated
+rate that each run measures in two seconds.
+
+Compared are squeezed steps only: the median and the 90th percentile of the bubble in each slot, the share of bubbles in
+the time, fill and harvest. A figure *agrees* if the 95% interval of the twins' differences, over the rounds, lies
+within its bound (`BOUNDS`); it *differs* if it lies wholly outside; else the question is *open*.
+
+What a ghost cannot show is a slowdown: its peers are never late because of ours, so delays cannot compound over ranks.
+Nor does what slows both cores at once slow twin and ghost together, so waits between stages of nearly equal work come
+out longer. *Out of step* shows how much that is: the recording alone is replayed, with the peer's steps moved in time.
+
+FILE is written after each round; if it was stopped, the same command at the same commit continues.
 """
 
+import itertools
+import json
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
-from benchmarks.ghost.network import EXAMPLES
+import numpy as np
+
+from benchmarks.ghost.model import Timing, replay
+from benchmarks.ghost.network import EXAMPLES, of_example
+from benchmarks.ghost.program import Op, programs_of
+from benchmarks.ghost.recording import Recording, out_of_step, read_recordings
 from benchmarks.shared.intervals import mean_and_ci95
 from benchmarks.shared.paths import ROOT
 from benchmarks.shared.processes import environment, run_directories, start
@@ -32,16 +52,29 @@ from squeezer.reports.report import build_report
 
 NAME = "ghost_twins"
 STAGES = 2
-ROUNDS, QUICK_ROUNDS = 3, 1
-STEPS, QUICK_STEPS = 300, 160
+ROUNDS, QUICK_ROUNDS = 5, 1
+STEPS, QUICK_STEPS = (200, 150), (120, 80)
+"""Of the real job, and of a twin: it waits for its side task, while the real job takes some 40 steps until then."""
 SETTLED_STEP = 10
 """Steps before it are still slow, or learn their bubbles."""
+FIGURES = {
+    "median": "single bubbles: their median",
+    "p90": "their 90th percentile",
+    "share": "share of bubbles in the time",
+    "fill": "fill",
+    "harvest": "harvest",
+}
+BOUNDS = {"median": 0.1, "p90": 0.2, "share": 0.02, "fill": 0.05, "harvest": 0.1}
+"""How far twins may be off: the first two are relative errors, weighted by time; the others are differences."""
 CONFIG = """
 [side]
 study = "{study}"
 [run]
 directory = "{run}"
 """
+NONE = (0.0, 0.0)
+Slots = Mapping[str, Sequence[float]]
+"""Slot -> median and 90th percentile in ms."""
 Process = subprocess.Popen[bytes]
 MODULE = [sys.executable, "-m"]
 
@@ -50,69 +83,95 @@ def main() -> int:
     """Measure, print, write."""
     options = parse(NAME, __doc__ or "")
     runs = kept_runs(options)
-    steps = QUICK_STEPS if options.quick else STEPS
+    if options.json and options.json.exists() and not options.only:
+        kept = json.loads(options.json.read_text(encoding="utf-8"))
+        runs = kept["runs"] if kept["commit"] == commit() and kept["quick"] == options.quick else []
     for number in range(QUICK_ROUNDS if options.quick else ROUNDS):
         for job in EXAMPLES:
-            if options.only in (None, job):
-                runs.append({"scenario": job, "round": number, "commit": commit(), **measure(job, steps)})
-                print(job, summary(runs[-1:]), file=sys.stderr, flush=True)
-                if options.json:  # a run that is cut short keeps its results
-                    write(NAME, options, runs, summary(runs))
+            is_done = any((run["scenario"], run["round"]) == (job, number) for run in runs)
+            if options.only not in (None, job) or is_done:
+                continue
+            runs.append({"scenario": job, "round": number, **measure(job, *(QUICK_STEPS if options.quick else STEPS))})
+            print(f"round {number + 1}: {job}", table(summary(runs[-1:])), sep="\n", file=sys.stderr, flush=True)
+            if options.json:
+                write(NAME, options, runs, summary(runs))
     finish(NAME, options, runs, summary(runs))
+    print(table(summary(runs)))
     return 0
 
 
-def measure(job: str, steps: int) -> dict[str, Any]:
-    """One round: the real job, and then the twin of each stage. Per stage its figures, see `_figures`."""
-    real = _real(job, steps)
+def measure(job: str, real_steps: int, twin_steps: int) -> dict[str, Any]:
+    """One round: the real job, and then the twins of its stages. Per stage its figures, see `_figures`."""
     with ExitStack() as folders:
-        runs = [folders.enter_context(run_directories()) for _ in range(STAGES)]
-        paces = [pages.parent / "pace.json" for _, pages in runs]
+        real, *twins = (folders.enter_context(run_directories()) for _ in range(1 + STAGES))
+        _train(job, real_steps, *real)
         with ExitStack() as ends:
-            calibrations = [
-                start([*_ghost_job(job, stage), "--calibrate", str(pace)], environment(pages), ends)
-                for stage, (pace, (_, pages)) in enumerate(zip(paces, runs, strict=True))
-            ]
-            for process in calibrations:
-                _end_well(process)
-        with ExitStack() as ends:
-            twins = [_start_twin(job, stage, steps, paces, *runs[stage], ends) for stage in range(STAGES)]
-            for main, daemon in twins:
+            pairs = [_start_twin(job, stage, twin_steps, real[0], *twins[stage], ends) for stage in range(STAGES)]
+            for main, daemon in pairs:
                 _end_well(main)
                 daemon.wait(120)
-        found = [_figures(run, rank) for run, _ in runs for rank in load_run(run)]
-    return {"real": real, "twin": found}
+        found = [figures for run, _ in twins for figures in _figures_of(run)]
+        shape, _ = of_example(job, 0)
+        programs = programs_of(shape)
+        recordings = read_recordings(real[0], programs)
+        errors = [_out_of_step_errors(programs, recordings, stage) for stage in range(STAGES)]
+        return {"real": _figures_of(real[0]), "twin": found, "out_of_step": errors}
 
 
-def _real(job: str, steps: int) -> list[dict[str, Any]]:
-    with run_directories() as (run, pages):
-        command = [*MODULE, "launch.ds_squeeze", "--squeezer", _config(run), "--num_accelerators", str(STAGES)]
-        command += [str(ROOT / "examples" / f"{job}.py"), "--steps", str(steps)]
-        with ExitStack() as ends:
-            _end_well(start(command, environment(pages), ends))
-        return [_figures(run, rank) for rank in load_run(run)]
+def _out_of_step_errors(
+    programs: Sequence[Sequence[Op]], recordings: Sequence[Recording], stage: int
+) -> dict[str, float]:
+    """By how much the waits of a replay change if only the peers' steps are those of another time."""
+    waits_ms = []
+    for each in (recordings, out_of_step(recordings, stage)):
+        timing = Timing(forward_ns=0, backward_ns=0, meets=True, recorded=tuple(each))
+        by_slot = defaultdict[int, list[float]](list)
+        for wait in replay(programs, timing, steps=len(each[stage].steps))[stage].waits:
+            by_slot[wait.slot].append((wait.end_ns - wait.start_ns) / 1e6)
+        waits_ms.append({str(slot): _middle_and_p90(ms) for slot, ms in by_slot.items()})
+    return _slot_errors(*waits_ms)
+
+
+def _middle_and_p90(ms: Any) -> list[float]:
+    middle, p90 = np.quantile(ms, (0.5, 0.9)).round(4).tolist()
+    return [middle, p90]
+
+
+def _slot_errors(real_ms: Slots, twin_ms: Slots) -> dict[str, float]:
+    """Errors of the medians and of the 90th percentiles, relative to the sum over the slots."""
+    slots = {*real_ms, *twin_ms}
+    errors = {}
+    for index, name in enumerate(("median", "p90")):
+        pairs_ms = [(real_ms.get(slot, NONE)[index], twin_ms.get(slot, NONE)[index]) for slot in slots]
+        errors[name] = sum(abs(real - twin) for real, twin in pairs_ms) / sum(real for real, _ in pairs_ms)
+    return errors
+
+
+def _train(job: str, steps: int, run: Path, pages: Path) -> None:
+    """The real job."""
+    command = [*MODULE, "launch.ds_squeeze", "--squeezer", _config(run), "--num_accelerators", str(STAGES)]
+    command += [str(ROOT / "examples" / f"{job}.py"), "--steps", str(steps)]
+    with ExitStack() as ends:
+        _end_well(start(command, environment(pages), ends))
 
 
 def _start_twin(
-    job: str, stage: int, steps: int, paces: Sequence[Path], run: Path, pages: Path, ends: ExitStack
+    job: str, stage: int, steps: int, real: Path, run: Path, pages: Path, ends: ExitStack
 ) -> tuple[Process, Process]:
     """The ghost and its daemon."""
     run.mkdir()
-    env = environment(pages)
-    command = [*_ghost_job(job, stage), "--steps", str(steps), "--wait-for-side", "--pace", *map(str, paces)]
+    env, core = environment(pages), str(_core(stage))
+    command = [*MODULE, "benchmarks.ghost.job", "--example", job, "--stage", str(stage), "--core", core]
+    command += ["--steps", str(steps), "--wait-for-side", "--recorded", str(real)]
     main = start(command, env, ends)
     daemon = [*MODULE, "squeezer", "daemon", "--config", _config(run), "--job-pid", str(main.pid)]
-    return main, start(["taskset", "-c", str(_core(stage)), *daemon], env, ends)
+    return main, start(["taskset", "-c", core, *daemon], env, ends)
 
 
 def _core(stage: int) -> int:
     """The core of a stage's twin."""
     cores = sorted(os.sched_getaffinity(0))
     return cores[stage - STAGES]
-
-
-def _ghost_job(job: str, stage: int) -> list[str]:
-    return [*MODULE, "benchmarks.ghost.job", "--example", job, "--stage", str(stage), "--core", str(_core(stage))]
 
 
 def _end_well(process: Process) -> None:
@@ -126,85 +185,111 @@ def _config(run: Path) -> str:
     return str(path)
 
 
-def _figures(run: Path, rank: RankRun) -> dict[str, Any]:
-    """Of one stage: median step and bubble lengths in ms, by slot; fill and harvest.
+def _figures_of(run: Path) -> list[dict[str, Any]]:
+    """Of each stage that ran there, over squeezed steps.
+
+    `compute_ms` is the median of a step without its bubbles, `share` the bubbles' share in the time, and `slots_ms` has
+    the median and the 90th percentile of the bubble in each slot.
 
     Raises:
         RuntimeError: the side task was not ready before the job ended.
     """
-    report = build_report(run)
-    side = report["ranks"][rank.rank if rank.rank in report["ranks"] else str(rank.rank)]["side"]
-    if side["fill"] is None or side["harvest"] is None:
+    sides = build_report(run)["ranks"]
+    return [
+        _figures(rank, sides[str(rank.rank) if str(rank.rank) in sides else rank.rank]["side"])
+        for rank in load_run(run)
+    ]
+
+
+def _figures(rank: RankRun, side: Mapping[str, Any]) -> dict[str, Any]:
+    steps = [step for step in rank.records["step"] if step["squeezed"] and step["step"] >= SETTLED_STEP]
+    if side["fill"] is None or side["harvest"] is None or len(steps) < 2:
         raise RuntimeError("the side task has trained nothing: the job needs more steps, or a machine that is not busy")
-    settled = {step["step"]: step for step in rank.records["step"] if step["step"] >= SETTLED_STEP}
-    by_slot: dict[int, list[float]] = {}
+    place = {step["step"]: index for index, step in enumerate(steps)}
+    steps_ms = np.array([step["end_ns"] - step["start_ns"] for step in steps]) / 1e6
+    slots_ms: defaultdict[int, Any] = defaultdict(lambda: np.zeros(len(steps)))  # a slot may do without a wait
     for bubble in rank.records["bubble"]:
-        if bubble["step"] in settled:
-            by_slot.setdefault(bubble["slot"], []).append((bubble["end_ns"] - bubble["start_ns"]) / 1e6)
-    # a slot that seldom waits has a median of 0
-    lengths = {slot: ms + [0.0] * (len(settled) - len(ms)) for slot, ms in sorted(by_slot.items())}
+        if bubble["step"] in place:
+            slots_ms[bubble["slot"]][place[bubble["step"]]] = (bubble["end_ns"] - bubble["start_ns"]) / 1e6
+    bubbles_ms = sum(slots_ms.values())
     return {
+        "steps": len(steps),
+        "compute_ms": float(np.median(steps_ms - bubbles_ms)),
+        "share": float(np.sum(bubbles_ms) / np.sum(steps_ms)),
+        "slots_ms": {str(slot): _middle_and_p90(ms) for slot, ms in sorted(slots_ms.items())},
         "fill": side["fill"],
         "harvest": side["harvest"],
-        "steps": len(settled),
-        "step_ms": median((step["end_ns"] - step["start_ns"]) / 1e6 for step in settled.values()),
-        "slots_ms": {str(slot): round(median(ms), 4) for slot, ms in lengths.items()},
-        "bubble_ms": sum(map(sum, lengths.values())) / len(settled),
     }
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Per job and stage: twin against real stage, means over the rounds with 95% intervals.
+    """Per job and stage: twin against real stage, means over the rounds with 95% intervals, and the verdict on each.
 
-    `_bubble` is the ratio of bubble times per step, less 1; `_slots` the sum of what the bubbles of single
-    slots differ by, as a share of the real bubble time; `_fill` and `_harvest` are differences.
+    `_pace` is the ratio of their own work; `FIGURES` names the others, and `BOUNDS` says what they are. `_out_of_step`
+    are the first two for a replay of the recording, in which only the peers' steps are those of another time.
     """
     figures: dict[str, Any] = {"rounds": len({run["round"] for run in runs})}
-    for job in EXAMPLES:
-        for stage in range(STAGES):
-            pairs = [(run["real"][stage], run["twin"][stage]) for run in runs if run["scenario"] == job]
-            if not pairs:
-                continue
-            found = [_compared(real, twin) for real, twin in pairs]
-            for name in found[0]:
-                mean, interval = mean_and_ci95([each[name] for each in found])
-                figures |= {f"{job}_{stage}_{name}": mean, f"{job}_{stage}_{name}_ci95": interval}
-            for name in ("fill", "harvest"):
-                figures[f"{job}_{stage}_real_{name}"] = fmean(real[name] for real, _ in pairs)
+    for job, stage in itertools.product(EXAMPLES, range(STAGES)):
+        pairs = [(run["real"][stage], run["twin"][stage]) for run in runs if run["scenario"] == job]
+        if not pairs:
+            continue
+        found = [_compared(real, twin) for real, twin in pairs]
+        for name in ("pace", *FIGURES):
+            mean, interval = mean_and_ci95([each[name] for each in found])
+            figures |= {f"{job}_{stage}_{name}": mean, f"{job}_{stage}_{name}_ci95": interval}
+            if name in BOUNDS:
+                figures[f"{job}_{stage}_{name}_verdict"] = _verdict(interval, BOUNDS[name])
+        for name in ("median", "p90"):
+            errors = [run["out_of_step"][stage][name] for run in runs if run["scenario"] == job]
+            figures[f"{job}_{stage}_out_of_step_{name}"] = fmean(errors)
+        for name in ("share", "fill", "harvest"):
+            figures[f"{job}_{stage}_real_{name}"] = fmean(real[name] for real, _ in pairs)
     return figures
 
 
+def _compared(real: Mapping[str, Any], twin: Mapping[str, Any]) -> dict[str, float]:
+    pace = twin["compute_ms"] / real["compute_ms"]
+    twin_ms = {slot: [ms / pace for ms in lengths] for slot, lengths in twin["slots_ms"].items()}
+    differences = {name: twin[name] - real[name] for name in ("share", "fill", "harvest")}
+    return {"pace": pace, **_slot_errors(real["slots_ms"], twin_ms), **differences}
+
+
+def _verdict(interval: Sequence[float] | None, bound: float) -> str:
+    if interval is None:
+        return "open"
+    low, high = interval
+    if -bound <= low and high <= bound:
+        return "agrees"
+    return "differs" if low > bound or high < -bound else "open"
+
+
 def table(figures: Mapping[str, Any]) -> str:
-    """The summary in Markdown."""
-    lines = ["| twin of | bubble time of a step | single slots | fill: real, twin less real | harvest: the same |"]
-    lines.append("|---" * 5 + "|")
-    for job in EXAMPLES:
-        for stage in range(STAGES):
-            key = f"{job}_{stage}"
-            cells = [f"stage {stage} of `{job}.py`", _signed(figures, f"{key}_bubble")]
-            cells.append(f"{figures[f'{key}_slots']:.0%}")
-            for name in ("fill", "harvest"):
-                cells.append(f"{figures[f'{key}_real_{name}']:.0%}, {_signed(figures, f'{key}_{name}')}")
-            lines.append(f"| {' | '.join(cells)} |")
+    """The summary in Markdown: a row per figure, a column per stage."""
+    stages = [
+        (job, stage) for job, stage in itertools.product(EXAMPLES, range(STAGES)) if f"{job}_{stage}_pace" in figures
+    ]
+    lines = [
+        f"| twin, less the real stage | bound | {' | '.join(f'`{job}.py`, stage {stage}' for job, stage in stages)} |"
+    ]
+    lines.append("|---" * (2 + len(stages)) + "|")
+    for name, title in FIGURES.items():
+        cells = [_cell(figures, f"{job}_{stage}", name) for job, stage in stages]
+        lines.append(f"| {title} | {BOUNDS[name]:.0%} | {' | '.join(cells)} |")
+    for name in ("median", "p90"):
+        cells = [f"{figures[f'{job}_{stage}_out_of_step_{name}']:.0%}" for job, stage in stages]
+        lines.append(f"| {FIGURES[name]}, replayed out of step | | {' | '.join(cells)} |")
+    cells = [f"{figures[f'{job}_{stage}_pace']:.2f}" for job, stage in stages]
+    lines.append(f"| pace: the twin's own work ÷ the real stage's | | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _signed(figures: Mapping[str, Any], key: str) -> str:
+def _cell(figures: Mapping[str, Any], stage: str, name: str) -> str:
+    key = f"{stage}_{name}"
+    is_error = f"{stage}_real_{name}" not in figures  # without a sign
+    sign, real = ("", "") if is_error else ("+", f"{figures[f'{stage}_real_{name}']:.0%} ")
     interval = figures[f"{key}_ci95"]
-    bounds = f" ({interval[0]:+.0%} to {interval[1]:+.0%})" if interval else ""
-    return f"{figures[key]:+.0%}{bounds}".replace("-", "−")
-
-
-def _compared(real: Mapping[str, Any], twin: Mapping[str, Any]) -> dict[str, float]:
-    ours_ms, theirs_ms = real["slots_ms"], twin["slots_ms"]
-    apart_ms = sum(abs(ours_ms.get(slot, 0.0) - theirs_ms.get(slot, 0.0)) for slot in {*ours_ms, *theirs_ms})
-    return {
-        "bubble": twin["bubble_ms"] / real["bubble_ms"] - 1,
-        "slots": apart_ms / sum(ours_ms.values()),
-        "step": twin["step_ms"] / real["step_ms"] - 1,
-        "fill": twin["fill"] - real["fill"],
-        "harvest": twin["harvest"] - real["harvest"],
-    }
+    bounds = f" ({' to '.join(f'{bound:{sign}.0%}' for bound in interval)})" if interval else ""
+    return f"{real}{figures[key]:{sign}.0%}{bounds}: {figures[f'{key}_verdict']}".replace("-", "−")
 
 
 if __name__ == "__main__":

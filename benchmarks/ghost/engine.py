@@ -56,7 +56,6 @@ def build_engine(
     for owner, name in ((p2p, "send"), (p2p, "recv"), (comm, "broadcast"), (backend, "all_reduce")):
         undo.enter_context(mock.patch.object(owner, name, getattr(wire, name)))
     if shape.dualpipev:
-        wire.queues = True
         undo.enter_context(mock.patch.object(comm, "batch_isend_irecv", wire.batch))
     with torch.random.fork_rng(), mock.patch.dict(os.environ, {"LOCAL_RANK": os.environ.get("LOCAL_RANK", "0")}):
         torch.manual_seed(shape.seed)

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.ghost.model import StageTime, Timing
+from benchmarks.ghost.model import Timing
 from benchmarks.ghost.network import EXAMPLES, Network, of_example
 from benchmarks.ghost.program import GhostShape
+from benchmarks.ghost.recording import read_recordings
 from benchmarks.ghost.stage import GhostStage
 from benchmarks.shared.toggle import Toggled
 from benchmarks.windows.modes import ENVIRONMENT, ORACLE, Windows
@@ -86,8 +87,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--toggle", type=int, default=0, metavar="W", help="attach for W steps, detach for W, and so on"
     )
-    parser.add_argument("--calibrate", type=Path, help="only write what the stage's work takes, in ns")
-    parser.add_argument("--pace", type=Path, nargs="*", default=[], help="those files of all stages, in order")
+    parser.add_argument("--recorded", type=Path, metavar="RUN", help="ghosts repeat what the ranks of this run did")
     parser.add_argument("--model", type=Path, help="where to write what the model says of each step's length, in ms")
     parser.add_argument("--times", type=Path, help="with --toggle: where each step's time goes")
     return parser.parse_args()
@@ -105,9 +105,7 @@ def main() -> None:
             wait_for_side()
         wait_for_files(options.wait_for)
         halved = _calibrate(stage, options)  # only when all is quiet: the ghosts become as fast as this stage is now
-        if options.calibrate is not None:
-            options.calibrate.write_text(json.dumps(stage.time))
-        elif options.toggle:
+        if options.toggle:
             _toggle(stage, options)
         else:
             _train(stage, options, halved)
@@ -123,14 +121,15 @@ def _shape_and_network(options: argparse.Namespace) -> tuple[GhostShape, Network
 def _calibrate(stage: GhostStage, options: argparse.Namespace) -> Timing | None:
     """Pace the ghosts. Returns the timing of halved micro-batches, if they will be."""
     halved = None
+    if options.recorded is not None:
+        stage.follow(read_recordings(options.recorded, stage.programs))
+        return None
     if options.resize_step is not None:
         stage.resize(options.micro_batch_size // 2)
         stage.calibrate()
         halved = stage.timing
         stage.resize(options.micro_batch_size)
     stage.calibrate()
-    if options.pace:
-        stage.pace([StageTime(*json.loads(path.read_text())) for path in options.pace])
     return halved
 
 

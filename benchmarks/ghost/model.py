@@ -4,6 +4,8 @@ Every stage walks its own program on its own clock. A ghost stage advances lazil
 stage has not sent yet. The true stage reports its actual send times and asks when its next message arrives, so a delay
 in the true stage comes back through the same dependencies as in a real pipeline.
 
+By default a send returns at once. Where stages *meet*, as under gloo, it blocks until the message is taken.
+
 There is no clock and no I/O here. All times are integers in nanoseconds on one axis, which the caller chooses.
 """
 
@@ -15,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from benchmarks.ghost.program import GhostModelError, Op
+from benchmarks.ghost.program import GhostModelError, Op, meeting
+from benchmarks.ghost.recording import Recording
 
 
 class Stall(NamedTuple):
@@ -26,19 +29,11 @@ class Stall(NamedTuple):
     length_ns: int
 
 
-class StageTime(NamedTuple):
-    """Mean durations of one stage's work."""
-
-    forward_ns: int
-    backward_ns: int
-    optimizer_ns: int
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
     """Durations of a stage's work. `stage_ratios` has one factor per stage, or is empty (all 1.0).
 
-    Where `stages` is not empty, it has all stages' own durations instead.
+    Where `recorded` is not empty, it has what all stages did in a real job instead.
     """
 
     forward_ns: int
@@ -46,7 +41,10 @@ class Timing:
     optimizer_ns: int = 0
     latency_ns: int = 0
     stage_ratios: tuple[float, ...] = ()
-    stages: tuple[StageTime, ...] = ()
+    recorded: tuple[Recording, ...] = ()
+    meets: bool = False
+    """Both ends of a message, and all stages in the norm and the loss, go on together, `latency_ns` after the last of
+    them has come; else `latency_ns` is the message's flight, and only receivers wait."""
     jitter: float = 0.0  # every compute is scaled by a factor drawn from 1 - jitter .. 1 + jitter
     jitter_step: int = 0  # from this step on
     steady_stage: int = -1  # the true one: as a ghost in a replay it does not jitter
@@ -55,16 +53,16 @@ class Timing:
 
     def compute_ns(self, stage: int, what: str) -> float:
         """Mean duration of one compute op on `stage`."""
-        if self.stages:
-            own: int = getattr(self.stages[stage], f"{what}_ns")
-            return own
         base_ns = {"forward": self.forward_ns, "backward": self.backward_ns, "optimizer": self.optimizer_ns}[what]
         return base_ns * (self.stage_ratios[stage] if self.stage_ratios else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One receive or sync: begun at `start_ns`, its message was there at `arrival_ns`, it returned at `end_ns`."""
+    """One receive, sync, or send that waits for its receiver.
+
+    It began at `start_ns`, its message was there at `arrival_ns`, and it returned at `end_ns`.
+    """
 
     step: int
     slot: int
@@ -88,12 +86,21 @@ class _Work(NamedTuple):
         duration_ns: its compute time if that is constant; -1: none, or a varying one.
         message: the number of the message it sends; -1: none.
         sources: the numbers of the messages it waits for.
+        place: the number of this message in the step, or of the next one.
     """
 
     op: Op
     duration_ns: int
     message: int
     sources: tuple[int, ...]
+    place: int
+
+
+class Meeting(NamedTuple):
+    """A message of the true stage: all that it waits for is under way from `together_ns`, and there at `end_ns`."""
+
+    together_ns: int
+    end_ns: int
 
 
 @dataclass(slots=True)
@@ -118,6 +125,9 @@ class PipelineModel:
         start_ns: when every stage begins step 0.
         steps: ghosts stop after this many steps; None for no limit, which needs a true stage to block on.
         keep_history: collect waits and step ends for `replay`; a long live run leaves it off.
+
+    Attributes:
+        pace: how many times as long as recorded the ghosts take.
     """
 
     def __init__(
@@ -137,8 +147,9 @@ class PipelineModel:
         self._true_stage = true_stage
         self._steps = steps
         self._keep_history = keep_history
-        self._messages: dict[tuple[str, int, int], int] = {}
-        """(what, micro-batch, source) -> its number, the same in each step."""
+        self.pace = 1.0
+        self._messages: dict[tuple[str, int, int, int], int] = {}
+        """(its meeting, source) -> its number, the same in each step."""
         self._sent_ns: defaultdict[int, dict[int, int]] = defaultdict(dict)
         """Step -> message -> when."""
         self._waiting: dict[tuple[int, int], list[_Walker]] = {}
@@ -150,11 +161,22 @@ class PipelineModel:
             if stage != true_stage
         ]
         self._ready = list(self.walkers)
+        own = [] if true_stage is None else [op for op in programs[true_stage] if op.verb != "compute"]
+        self._places = {op: place for place, op in enumerate(own)}
 
     def sent(self, step: int, op: Op, at_ns: int) -> None:
-        """Record when the true stage sent the message of `op`, or reached its sync. Sends return at once."""
+        """Record when the true stage sent the message of `op`, or reached its sync."""
         assert self._true_stage is not None
-        self._send(step, self._message(op, self._true_stage), at_ns)
+        self._send(step, self._message(op, self._true_stage, self._true_stage), at_ns)
+
+    def meets(self, step: int, op: Op, at_ns: int) -> Meeting:
+        """The true stage has come to the message `op` at `at_ns`: until when it stays there."""
+        if op.verb != "recv" or self._timing.meets:
+            self.sent(step, op, at_ns)
+        if op.verb == "send" and not self._timing.meets:
+            return Meeting(at_ns, at_ns)
+        end_ns = self.arrival_ns(step, op)
+        return Meeting(end_ns - self._own_transfer_ns(op), end_ns)
 
     def arrival_ns(self, step: int, op: Op) -> int:
         """When the message arrives that the true stage's receive or sync `op` waits for.
@@ -171,7 +193,7 @@ class PipelineModel:
             own = f"stage {self._true_stage} at step {step} {op}"
             raise GhostModelError(f"{own} and its ghosts wait for each other: {ghosts}")
         self._forget_before(step - 1)
-        return max(sent_ns[source] for source in sources) + self._timing.latency_ns
+        return max(sent_ns[source] for source in sources) + self._own_transfer_ns(op)
 
     def advance(self) -> None:
         """Move every ghost as far as it can go."""
@@ -179,24 +201,25 @@ class PipelineModel:
             self._walk(self._ready.pop())
 
     def _walk(self, walker: _Walker) -> None:
-        program, latency_ns = walker.program, self._timing.latency_ns
+        program = walker.program
         sent_ns = self._sent_ns[walker.step]
         while self._steps is None or walker.step < self._steps:
-            op, duration_ns, message, sources = program[walker.cursor]
+            op, duration_ns, message, sources, place = program[walker.cursor]
             if duration_ns >= 0:
                 walker.now_ns += duration_ns
             elif message < 0 and not sources:
-                walker.now_ns += self._duration_ns(walker, op)
+                walker.now_ns += self._duration_ns(walker, op, place)
             else:
                 if message >= 0:
                     self._send(walker.step, message, walker.now_ns)
+                transfer_ns = self._transfer_ns(walker, place) if sources else 0
                 arrival_ns = 0
                 for source in sources:
                     at_ns = sent_ns.get(source)
                     if at_ns is None:
                         self._waiting.setdefault((walker.step, source), []).append(walker)
                         return
-                    arrival_ns = max(arrival_ns, at_ns + latency_ns)
+                    arrival_ns = max(arrival_ns, at_ns + transfer_ns)
                 if sources:
                     self._receive(walker, op, arrival_ns)
             walker.cursor += 1
@@ -219,8 +242,22 @@ class PipelineModel:
             wait = Wait(walker.step, op.slot, op.what, op.micro_batch, start_ns, arrival_ns, walker.now_ns)
             walker.waits.append(wait)
 
-    def _duration_ns(self, walker: _Walker, op: Op) -> int:
+    def _transfer_ns(self, walker: _Walker, place: int) -> int:
         timing = self._timing
+        if not timing.recorded:
+            return timing.latency_ns
+        return round(timing.recorded[walker.stage].of_step(walker.step).transfers_ns[place] * self.pace)
+
+    def _own_transfer_ns(self, op: Op) -> int:
+        if not self._timing.recorded:
+            return self._timing.latency_ns
+        assert self._true_stage is not None
+        return round(self._timing.recorded[self._true_stage].shortest_ns[self._places[op]] * self.pace)
+
+    def _duration_ns(self, walker: _Walker, op: Op, place: int) -> int:
+        timing = self._timing
+        if timing.recorded:
+            return round(timing.recorded[walker.stage].of_step(walker.step).segments_ns[place] * self.pace)
         mean_ns = timing.compute_ns(walker.stage, op.what)
         jitters = walker.step >= timing.jitter_step and walker.stage != timing.steady_stage
         jitter = timing.jitter if jitters else 0.0
@@ -231,25 +268,35 @@ class PipelineModel:
         return duration_ns
 
     def _compiled(self, stage: int, program: Sequence[Op]) -> list[_Work]:
-        timing, compiled = self._timing, []
+        timing, compiled, place = self._timing, list[_Work](), 0
         stall = timing.stall
         varies = (timing.jitter and stage != timing.steady_stage) or (stall is not None and stage == stall.stage)
         for op in program:
-            duration_ns = message = -1
-            if op.verb == "compute" and not varies:
-                duration_ns = round(timing.compute_ns(stage, op.what))
-            if op.verb in ("send", "sync"):
-                message = self._message(op, stage)
-            sources = self._sources(op, stage) if op.verb in ("recv", "sync") else ()
-            compiled.append(_Work(op, duration_ns, message, sources))
+            if op.verb == "compute":
+                if not timing.recorded:  # else it is part of what stands before the next message
+                    duration_ns = -1 if varies else round(timing.compute_ns(stage, op.what))
+                    compiled.append(_Work(op, duration_ns, -1, (), place))
+                continue
+            if timing.recorded:
+                compiled.append(_Work(Op(op.slot, "compute", "segment", 0), -1, -1, (), place))
+            speaks = op.verb != "recv" or timing.meets
+            message = self._message(op, stage, stage) if speaks else -1
+            compiled.append(_Work(op, -1, message, self._sources(op, stage), place))
+            place += 1
         return compiled
 
-    def _message(self, op: Op, source: int) -> int:
-        return self._messages.setdefault((op.what, op.micro_batch, source), len(self._messages))
+    def _message(self, op: Op, stage: int, source: int) -> int:
+        return self._messages.setdefault((*meeting(op, stage), source), len(self._messages))
 
     def _sources(self, op: Op, stage: int) -> tuple[int, ...]:
-        others = [source for source in range(self._last_stage + 1) if source != stage]
-        return tuple(self._message(op, source) for source in (others if op.verb == "sync" else [op.peer]))
+        everyone = range(self._last_stage + 1)
+        if self._timing.meets:
+            sources = list(everyone) if op.is_for_all else [stage, op.peer]
+        elif op.verb == "sync":
+            sources = [source for source in everyone if source != stage]
+        else:
+            sources = [op.peer] if op.verb == "recv" else []
+        return tuple(self._message(op, stage, source) for source in sources)
 
     def _forget_before(self, step: int) -> None:
         # Once the true stage waits in step s, every ghost has left step s - 2, so nobody needs its messages.

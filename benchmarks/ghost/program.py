@@ -98,6 +98,21 @@ class Op:
     micro_batch: int
     peer: int = -1
 
+    @property
+    def is_for_all(self) -> bool:
+        """Every stage takes part."""
+        return self.what in ("loss", "norm")
+
+
+def meeting(op: Op, stage: int) -> tuple[str, int, int]:
+    """What the operations of all parties to one message or collective have in common.
+
+    Args:
+        op: a message or collective.
+        stage: one of its parties.
+    """
+    return op.what, op.micro_batch, -1 if op.is_for_all else min(stage, op.peer)
+
 
 def stage_program(schedule: Any, *, clipping: bool = True) -> tuple[Op, ...]:
     """Flatten one stage's schedule into ops, and add the loss broadcast that follows it in `train_batch`.
@@ -137,6 +152,15 @@ def stage_program(schedule: Any, *, clipping: bool = True) -> tuple[Op, ...]:
     loss_stage = 0 if queues else schedule.stages - 1
     own: tuple[Verb, int] = ("send", -1) if stage == loss_stage else ("recv", loss_stage)
     return (*ops, Op(len(instructions), own[0], "loss", 0, own[1]))
+
+
+def programs_of(shape: GhostShape) -> list[tuple[Op, ...]]:
+    """Every stage's operations in a step."""
+    from deepspeed.runtime.pipe import schedule
+
+    kind = schedule.DualPipeVSchedule if shape.dualpipev else schedule.TrainSchedule
+    schedules = [kind(shape.micro_batches, shape.stages, stage) for stage in range(shape.stages)]
+    return [stage_program(one, clipping=shape.clipping) for one in schedules]
 
 
 def _peer(stage: int, verb: Verb, what: str, *, outwards: bool = True) -> int:

@@ -1,8 +1,8 @@
 """One true stage of a pipeline of any size, in one process; DeepSpeed's engine and schedule run untouched.
 
 `torch.distributed`'s fake process group replaces the other ranks. Ghosts replace DeepSpeed's point-to-point functions,
-and answer when the real peers would (`model.py`). A ghost receive sleeps, as gloo's does, and leaves the core free. Use
-one ghost stage at a time; after `close()` the same process can make another.
+and answer when the real peers would (`model.py`). As under gloo, sender and receiver wait for each other, and a wait
+leaves the core free. Use one ghost stage at a time; after `close()` the same process can make another.
 
 `python -m benchmarks.ghost --stages 4 --stage 1 --micro-batches 4` prints each slot's wait beside its forecast.
 """
@@ -23,9 +23,10 @@ from unittest import mock
 import torch
 
 from benchmarks.ghost.engine import build_engine
-from benchmarks.ghost.model import StageTime, Stall, Timing, Wait, replay, steady_bubble_ratio
+from benchmarks.ghost.model import Stall, Timing, Wait, replay, steady_bubble_ratio
 from benchmarks.ghost.network import Network, blocks, noise
-from benchmarks.ghost.program import GhostShape, stage_program
+from benchmarks.ghost.program import GhostShape, programs_of
+from benchmarks.ghost.recording import Recording
 
 
 class GhostStage:
@@ -56,12 +57,8 @@ class GhostStage:
         network: Network | None = None,
         forward_ms_hint: float = 10.0,
     ) -> None:
-        from deepspeed.runtime.pipe import schedule
-
         self.shape = shape
-        kind = schedule.DualPipeVSchedule if shape.dualpipev else schedule.TrainSchedule
-        schedules = [kind(shape.micro_batches, shape.stages, stage) for stage in range(shape.stages)]
-        self.programs = [stage_program(schedule, clipping=shape.clipping) for schedule in schedules]
+        self.programs = programs_of(shape)
         self.timing = self._timing(round(forward_ms_hint * 1e6), round(2 * forward_ms_hint * 1e6), 0)
         self._undo = contextlib.ExitStack()
         self._hidden = hidden
@@ -118,7 +115,10 @@ class GhostStage:
 
     @property
     def waits(self) -> Sequence[Wait]:
-        """Every receive since the start, and every wait for the gradients' norm and the loss; the newest last."""
+        """Every message since the start, with the gradients' norms and the losses; the newest last.
+
+        Of DualPipeV, which sends in batches, no sends.
+        """
         return self.wire.waits
 
     @property
@@ -171,25 +171,10 @@ class GhostStage:
         self.timing = self._timing(*(round(statistics.median(gaps)) for gaps in gaps_ns.values()))
         self.wire.restart(self.timing)
 
-    def pace(self, stages: Sequence[StageTime]) -> None:
-        """Let each ghost take as long as its own stage did when it was calibrated, at the machine's present speed.
-
-        The machine may have become faster or slower since: all times are scaled by those of the true stage, now and
-        then. Call it after `calibrate`.
-
-        Args:
-            stages: all stages' times, from the same moment.
-        """
-        own, then = self.timing, stages[self.shape.stage]
-        speed = (own.forward_ns + own.backward_ns) / (then.forward_ns + then.backward_ns)
-        scaled = [StageTime(*(round(each_ns * speed) for each_ns in stage)) for stage in stages]
-        self.timing = replace(own, stages=tuple(scaled))
+    def follow(self, recordings: Sequence[Recording]) -> None:
+        """Let the ghosts repeat what all stages did in a real job, in place of `calibrate`."""
+        self.timing = replace(self.timing, recorded=tuple(recordings))
         self.wire.restart(self.timing)
-
-    @property
-    def time(self) -> StageTime:
-        """What `calibrate` has measured."""
-        return StageTime(self.timing.forward_ns, self.timing.backward_ns, self.timing.optimizer_ns)
 
     def _timing(self, forward_ns: int, backward_ns: int, optimizer_ns: int) -> Timing:
         """An ordinary stage's durations, from the true stage's."""
@@ -202,6 +187,7 @@ class GhostStage:
             backward_ns=round(backward_ns / own_ratio),
             optimizer_ns=round(optimizer_ns / own_ratio),
             latency_ns=round(shape.latency_us * 1e3),
+            meets=not shape.dualpipev,  # whose sends and receives are launched in batches
             stage_ratios=(*[1.0] * (shape.stages - 1), shape.slow_last),
             jitter=shape.jitter,
             jitter_step=shape.jitter_step,

@@ -11,9 +11,12 @@ from typing import Any
 import torch
 
 from benchmarks.ghost.model import PipelineModel, Timing, Wait
-from benchmarks.ghost.program import Op, StageCursor
+from benchmarks.ghost.program import Op, StageCursor, Verb
+from benchmarks.ghost.recording import Pace
 
 _WAITS_KEPT = 65_536
+_COPIED = 16_384
+"""Numbers that are copied at once while a message is handed over."""
 _META_SIZE = 256  # deepspeed.runtime.pipe.engine.TENSOR_META_SIZE
 
 
@@ -27,7 +30,8 @@ class _Done:
 class GhostWire:
     """Answers the true stage's messages and collectives when real peers would.
 
-    A receive sleeps until its message arrives (the kernel waits, the core is free), on `time.monotonic_ns`'s clock.
+    A wait sleeps until all parties are there (the kernel waits, the core is free), on `time.monotonic_ns`'s clock.
+    Where stages meet, it then copies memory until the message is handed over: gloo takes the core for that, too.
 
     Args:
         programs: one program for each stage.
@@ -39,14 +43,13 @@ class GhostWire:
         seed: of the tensors that arrive.
 
     Attributes:
-        waits: every receive so far, every loss broadcast and norm all-reduce among them, newest last.
+        waits: every receive so far, every loss broadcast and norm all-reduce among them, and where stages meet, every
+            send; newest last.
         step_ends_ns: when each step's loss broadcast returned.
         on_wait: called with the time of arrival when the true stage begins to wait for a message.
         at_once: True: no model and no waits; every message is there already.
         loss_group: the process group of the loss broadcast; broadcasts in other groups pass through.
         norm_group: the same for the all-reduce of the gradients' norm.
-        queues: the engine queues its sends and receives and launches them as a batch (DualPipeV). Its few messages
-            that are no batches, with metadata, are there at once.
     """
 
     def __init__(
@@ -71,16 +74,17 @@ class GhostWire:
         self.on_wait: Callable[[int], None] | None = None
         self.loss_group: Any = None
         self.norm_group: Any = None
-        self.queues = False
 
     def resize(self, size: tuple[int, ...]) -> None:
         """Exchange tensors of this size from now on."""
         self._meta = torch.tensor([0, self._dtype_id, len(size), *size], dtype=torch.int32)  # 0: a single tensor
         generator = torch.Generator().manual_seed(self._seed)
+        self._scratch = torch.zeros(min(_COPIED, math.prod(size)))
         self._payloads = {
             "activation": torch.randn(size, generator=generator),
             "gradient": torch.randn(size, generator=generator) / math.prod(size),
         }
+        self._payload = self._payloads["activation"].view(-1)[: self._scratch.numel()]
 
     def restart(self, timing: Timing) -> None:
         """Forget everything; step 0 begins at `begin`, or with the first message."""
@@ -89,11 +93,14 @@ class GhostWire:
         self._timing = timing
         self._cursor = StageCursor(self._programs[self._stage])
         self._model: PipelineModel | None = None
+        recorded = timing.recorded
+        self._pace = Pace(recorded[self._stage]) if recorded else None
+        self._step_begin_ns = self._waited_ns = 0
 
     def begin(self) -> PipelineModel:
         """Start all ghosts' clocks, unless they run already."""
         if self._model is None:
-            start_ns = time.monotonic_ns()
+            start_ns = self._step_begin_ns = time.monotonic_ns()
             self._model = PipelineModel(self._programs, self._timing, true_stage=self._stage, start_ns=start_ns)
         return self._model
 
@@ -103,28 +110,26 @@ class GhostWire:
             self._model.advance()
 
     def send(self, tensor: torch.Tensor, dest_stage: int, async_op: bool = False) -> None:
-        """Replaces `deepspeed.runtime.pipe.p2p.send`: eager, it returns at once."""
-        now_ns = time.monotonic_ns()
-        if self.at_once or self._is_meta(tensor):
-            return
-        step, op = self._cursor.take("send", "activation" if dest_stage > self._stage else "gradient")
-        self.begin().sent(step, op, now_ns)
+        """Replaces `deepspeed.runtime.pipe.p2p.send`: where stages meet, it waits for the receiver."""
+        start_ns = time.monotonic_ns()
+        if not self.at_once and not self._is_meta(tensor):
+            self._meet("send", "activation" if dest_stage > self._stage else "gradient", start_ns)
 
     def recv(self, tensor: torch.Tensor, src_stage: int, async_op: bool = False) -> None:
-        """Replaces `deepspeed.runtime.pipe.p2p.recv`: sleeps until the ghost's message would arrive."""
+        """Replaces `deepspeed.runtime.pipe.p2p.recv`: sleeps until the ghost's message would arrive.
+
+        Metadata, which travels ahead of the first tensor alone, is there at once.
+        """
         start_ns = time.monotonic_ns()
         what = "activation" if src_stage < self._stage else "gradient"
-        is_meta = self._is_meta(tensor)
         # Filled before the wait: afterwards it would lengthen the wait by the copy.
-        if is_meta:
+        if self._is_meta(tensor):
             tensor[: self._meta.numel()].copy_(self._meta)
-        elif tensor.dim():
-            tensor.copy_(self._payloads[what])
-        if self.at_once or (is_meta and self.queues):
             return
-        # The metadata travels just ahead of its tensor, so the wait is the metadata's, and the tensor finds it done.
-        step, op = self._cursor.peek("recv", what) if is_meta else self._cursor.take("recv", what)
-        self._wait(step, op, start_ns)
+        if tensor.dim():
+            tensor.copy_(self._payloads[what])
+        if not self.at_once:
+            self._meet("recv", what, start_ns)
 
     def batch(self, operations: Sequence[Any]) -> list[_Done]:
         """Replaces `deepspeed.comm.batch_isend_irecv`: sends are eager, and returns when every message has arrived.
@@ -150,13 +155,8 @@ class GhostWire:
         result = self._real_broadcast(tensor, src, group=group, **options)
         if self.at_once or group is not self.loss_group:
             return result
-        if self._sends_loss:
-            step, op = self._cursor.take("send", "loss")
-            self.begin().sent(step, op, start_ns)
-        else:
-            step, op = self._cursor.take("recv", "loss")
-            self._wait(step, op, start_ns)
-        self.step_ends_ns.append(time.monotonic_ns())
+        self._meet("send" if self._sends_loss else "recv", "loss", start_ns)
+        self._end_step()
         return result
 
     def all_reduce(self, tensor: torch.Tensor, op: Any, group: Any = None, async_op: bool = False) -> Any:
@@ -164,27 +164,49 @@ class GhostWire:
         start_ns = time.monotonic_ns()
         result = self._real_all_reduce(tensor, op, group, async_op)
         if not self.at_once and group is not None and group is self.norm_group:
-            step, op = self._cursor.take("sync", "norm")
-            self.begin().sent(step, op, start_ns)
-            self._wait(step, op, start_ns)
+            self._meet("sync", "norm", start_ns)
         return result
 
-    def _wait(self, step: int, op: Op, start_ns: int) -> None:
-        self._wait_for([(step, op)], start_ns)
+    def _end_step(self) -> None:
+        now_ns = time.monotonic_ns()
+        self.step_ends_ns.append(now_ns)
+        if self._pace is not None:
+            self.begin().pace = self._pace.after(now_ns - self._step_begin_ns - self._waited_ns)
+        self._step_begin_ns, self._waited_ns = now_ns, 0
 
-    def _wait_for(self, messages: Sequence[tuple[int, Op]], start_ns: int | None = None) -> None:
-        """Sleep until all have arrived."""
+    def _meet(self, verb: Verb, what: str, start_ns: int) -> None:
+        step, op = self._cursor.take(verb, what)
+        together_ns, end_ns = self.begin().meets(step, op, start_ns)
+        if verb == "send" and not self._timing.meets:
+            return
+        if self.on_wait is not None:
+            self.on_wait(end_ns)
+        _sleep_until(together_ns if self._timing.meets else end_ns)
+        while time.monotonic_ns() < end_ns:
+            self._scratch.copy_(self._payload)
+        self._waited(step, op, start_ns, end_ns)
+
+    def _wait_for(self, messages: Sequence[tuple[int, Op]]) -> None:
+        """Sleep until all of a batch have arrived."""
         arrivals_ns = [self.begin().arrival_ns(step, op) for step, op in messages]
         if self.on_wait is not None and arrivals_ns:
             self.on_wait(max(arrivals_ns))
         for (step, op), arrival_ns in zip(messages, arrivals_ns, strict=True):
-            begin_ns = time.monotonic_ns() if start_ns is None else start_ns
-            left_ns = arrival_ns - time.monotonic_ns()
-            if left_ns > 0:
-                time.sleep(left_ns / 1e9)
-            end_ns = time.monotonic_ns()
-            self.waits.append(Wait(step, op.slot, op.what, op.micro_batch, begin_ns, arrival_ns, end_ns))
+            begin_ns = time.monotonic_ns()
+            _sleep_until(arrival_ns)
+            self._waited(step, op, begin_ns, arrival_ns)
+
+    def _waited(self, step: int, op: Op, start_ns: int, arrival_ns: int) -> None:
+        end_ns = time.monotonic_ns()
+        self._waited_ns += end_ns - start_ns
+        self.waits.append(Wait(step, op.slot, op.what, op.micro_batch, start_ns, arrival_ns, end_ns))
 
     @staticmethod
     def _is_meta(tensor: torch.Tensor) -> bool:
         return tensor.dtype == torch.int32 and tensor.numel() == _META_SIZE
+
+
+def _sleep_until(time_ns: int) -> None:
+    left_ns = time_ns - time.monotonic_ns()
+    if left_ns > 0:
+        time.sleep(left_ns / 1e9)

@@ -19,7 +19,7 @@ from types import SimpleNamespace, TracebackType
 from typing import Any, ClassVar, Self
 
 from benchmarks.ghost.model import PipelineModel, Timing
-from benchmarks.ghost.program import GhostModelError, GhostShape, Op, stage_program
+from benchmarks.ghost.program import GhostModelError, GhostShape, Op, programs_of
 from benchmarks.gpu.device_kernels import Kernels
 from benchmarks.shared.paths import ROOT
 from ds_hooks.shared.cuda_driver import DeviceWords, Driver
@@ -32,14 +32,6 @@ RECEIVES = ("waiting", "spinning")
 SENT, READY, END, PROBE = range(4)
 PEERS_NAP_S = {"cuda": 0.0, "cpu": 5e-5}
 """Poll only with a core to spare; two cores have none."""
-
-
-def programs_of(shape: GhostShape) -> list[tuple[Op, ...]]:
-    """Every stage's operations in a step."""
-    from deepspeed.runtime.pipe.schedule import TrainSchedule
-
-    schedules = [TrainSchedule(shape.micro_batches, shape.stages, stage) for stage in range(shape.stages)]
-    return [stage_program(schedule, clipping=shape.clipping) for schedule in schedules]
 
 
 class StreamStage:

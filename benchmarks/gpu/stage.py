@@ -14,10 +14,10 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.ghost.model import Timing
-from benchmarks.ghost.program import GhostShape
+from benchmarks.ghost.program import GhostShape, programs_of
 from benchmarks.gpu.fake_driver import DEFAULT_STREAM, FakeDriver
 from benchmarks.gpu.fake_torch import fake_torch
-from benchmarks.gpu.ghost_stream import RECEIVES, WAYS, StreamStage, programs_of
+from benchmarks.gpu.ghost_stream import RECEIVES, WAYS, StreamStage
 from benchmarks.gpu.parts import UNIT_US, Bench, Side
 from benchmarks.shared.intervals import ratio_with_ci95
 from ds_hooks import attach

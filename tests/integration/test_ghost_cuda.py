@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.ghost.model import Timing, steady_bubble_ratio
-from benchmarks.ghost.program import GhostShape
+from benchmarks.ghost.program import GhostShape, programs_of
 from benchmarks.gpu.device_kernels import FakeKernels
 from benchmarks.gpu.fake_driver import DEFAULT_STREAM, FakeDriver
-from benchmarks.gpu.ghost_stream import StreamStage, programs_of
+from benchmarks.gpu.ghost_stream import StreamStage
 
 MS = 1_000_000
 STEPS = 6

@@ -8,33 +8,66 @@ from benchmarks.ghost.network import EXAMPLES
 from benchmarks.ghost_twins import STAGES, summary, table
 
 
-def stage(scale: float, fill: float) -> dict[str, Any]:
-    lengths = {"slots_ms": {"1": 10 * scale, "4": 30 / scale}, "bubble_ms": 40 * scale}
-    return {"steps": 9, "step_ms": 100 * scale, **lengths, "fill": fill, "harvest": fill / 2}
+def stage(pace: float = 1.0, error: float = 0.0, points: float = 0.0) -> dict[str, Any]:
+    """A stage on a machine that is `pace` times as slow; its bubbles are off by `error`, its shares by `points`."""
+    return {
+        "steps": 9,
+        "compute_ms": 60 * pace,
+        "slots_ms": {"1": [10 * pace * (1 + error), 20 * pace], "4": [30 * pace * (1 - error), 60 * pace]},
+        "share": 0.4 + points,
+        "fill": 0.8 + points,
+        "harvest": 0.5 + points,
+    }
+
+
+def rounds(*twins: dict[str, Any]) -> list[dict[str, Any]]:
+    """One round per twin, the same for all stages of all jobs."""
+    return [
+        {
+            "scenario": job,
+            "round": number,
+            "real": [stage()] * STAGES,
+            "twin": [twin] * STAGES,
+            "out_of_step": [{"median": 0.03, "p90": 0.04}] * STAGES,
+        }
+        for number, twin in enumerate(twins)
+        for job in EXAMPLES
+    ]
+
+
+def test_a_twin_on_a_slower_machine_is_compared_at_the_real_stages_pace() -> None:
+    found = summary(rounds(*[stage(1.25)] * 3))
+    for job in EXAMPLES:
+        for number in range(STAGES):
+            names = ("pace", "median", "p90", "share", "fill", "harvest")
+            of = {name: found[f"{job}_{number}_{name}"] for name in names}
+            assert of == pytest.approx({"pace": 1.25, "median": 0, "p90": 0, "share": 0, "fill": 0, "harvest": 0})
+            assert {found[f"{job}_{number}_{name}_verdict"] for name in names[1:]} == {"agrees"}
 
 
 def test_differences_are_those_between_twin_and_real_stage() -> None:
-    runs = [
-        {"scenario": job, "round": number, "real": [stage(1.0, 0.8)] * STAGES, "twin": [stage(1.25, 0.7)] * STAGES}
-        for job in EXAMPLES
-        for number in range(3)
-    ]
-    found = summary(runs)
-    for job in EXAMPLES:
-        for number in range(STAGES):
-            of = {name: found[f"{job}_{number}_{name}"] for name in ("bubble", "slots", "step", "fill", "harvest")}
-            assert of == pytest.approx(
-                {"bubble": 0.25, "slots": 8.5 / 40, "step": 0.25, "fill": -0.1, "harvest": -0.05}
-            )
-            assert found[f"{job}_{number}_fill_ci95"] == pytest.approx([-0.1, -0.1])
-    first = (
-        "| stage 0 of `pretrain.py` | +25% (+25% to +25%) | 21% | 80%, −10% (−10% to −10%) | 40%, −5% (−5% to −5%) |"
-    )
-    assert first in table(found).splitlines()
+    found = summary(rounds(*[stage(2.0, 0.5, -0.06)] * 3))
+    expected = {"median": 0.5, "p90": 0.0, "share": -0.06, "fill": -0.06, "harvest": -0.06}
+    assert {name: found[f"denoise_1_{name}"] for name in expected} == pytest.approx(expected)
+    verdicts = [found[f"denoise_1_{name}_verdict"] for name in expected]
+    assert verdicts == ["differs", "agrees", "differs", "differs", "agrees"]
+    shown = table(found).splitlines()
+    cell = "80% −6% (−6% to −6%): differs"
+    assert f"| fill | 5% | {' | '.join([cell] * len(EXAMPLES) * STAGES)} |" in shown
+    assert f"| their 90th percentile, replayed out of step | | {' | '.join(['4%'] * len(EXAMPLES) * STAGES)} |" in shown
+    cell = "50% (50% to 50%): differs"
+    assert f"| single bubbles: their median | 10% | {' | '.join([cell] * len(EXAMPLES) * STAGES)} |" in shown
+
+
+def test_rounds_that_disagree_leave_the_question_open() -> None:
+    found = summary(rounds(stage(points=-0.06), stage(points=0.06), stage()))
+    assert found["pretrain_0_fill"] == pytest.approx(0)
+    assert found["pretrain_0_fill_verdict"] == "open"
+    assert summary(rounds(stage()))["pretrain_0_fill_verdict"] == "open", "one round bounds nothing"
 
 
 def test_a_slot_that_only_one_of_them_has_counts_as_missing_in_the_other() -> None:
-    real, twin = stage(1.0, 0.8), stage(1.0, 0.8)
-    twin["slots_ms"] = {"1": 10.0}
-    run = {"scenario": "pretrain", "round": 0, "real": [real] * STAGES, "twin": [twin] * STAGES}
-    assert summary([run])["pretrain_0_slots"] == pytest.approx(30 / 40)
+    twin = stage()
+    del twin["slots_ms"]["4"]
+    found = summary(rounds(twin))
+    assert (found["pretrain_0_median"], found["pretrain_0_p90"]) == pytest.approx((30 / 40, 60 / 80))

@@ -10,7 +10,6 @@ import pytest
 
 from benchmarks.ghost.model import (
     PipelineModel,
-    StageTime,
     Stall,
     Timing,
     isolated_bubbles_ns,
@@ -190,12 +189,6 @@ def test_no_stage_ends_a_step_before_the_loss_is_known() -> None:
     timing = Timing(forward_ns=1, backward_ns=1, optimizer_ns=5, latency_ns=2, stage_ratios=(1.0, 10.0))
     first, last = replay(programs_of(2, 1), timing, steps=3)
     assert all(own == loss + 2 for own, loss in zip(first.step_ends_ns, last.step_ends_ns, strict=True))
-
-
-def test_stages_may_have_times_of_their_own() -> None:
-    scaled = Timing(forward_ns=3, backward_ns=5, optimizer_ns=7, stage_ratios=(1.0, 2.0))
-    own = Timing(forward_ns=0, backward_ns=0, stages=(StageTime(3, 5, 7), StageTime(6, 10, 14)))
-    assert replay(programs_of(2, 4), own, steps=3) == replay(programs_of(2, 4), scaled, steps=3)
 
 
 def test_jitter_is_bounded_and_repeats_with_its_seed() -> None:
