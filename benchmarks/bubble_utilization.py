@@ -4,7 +4,7 @@ Each scenario is one run in which windows alternate (`windows/modes.py`): nothin
 cooperative; an oracle that knows each bubble's true end; and three baselines (`windows/baselines.py`): naive
 co-location, the kernel's idle class, and gating by whole steps as FreeRide does. Scenarios are a real two-rank job and
 stages of ghost pipelines: balanced, unbalanced, disturbed, and with several side tasks. Two of them are repeated beside
-one other mode.
+one other mode. Ghosts show no delays that compound over ranks, and no CPU time of gloo's (`benchmarks.ghost_twins`).
 
 Keys of the summary without a mode's name are those of the preemptive mode, the default.
 """

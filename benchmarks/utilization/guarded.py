@@ -1,7 +1,8 @@
 """The scenarios `guarded_…`: disturbed ghost stages with the guard on. Does the budget hold over any 50 steps?
 
 The daemon has its defaults, except that a quarter of the steps is left alone, for narrower intervals, and that
-squeezing is tried again soon, so that a run shows it.
+squeezing is tried again soon, so that a run shows it. A ghost's peers are never late because of ours: delays that
+compound over ranks are not judged here.
 """
 
 import json
