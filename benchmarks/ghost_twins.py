@@ -6,8 +6,8 @@ In each round an example trains in two stages beside our side tasks, with the de
 once more as a ghost stage: the same layers, batches and micro-batches in DeepSpeed's own engine, while the other stage
 is only modelled. It repeats, step by step, what it did in the real job: its work between two messages, and how long
 each message took once both ends were there (`benchmarks/ghost/recording.py`). Both twins run at once, each on its core,
-so each has a busy neighbour, as the real stages have. While a message is handed over, a twin copies memory, as gloo
-does.
+once both side tasks are ready, so each has a busy neighbour, as the real stages have. While a message is handed over, a
+twin copies memory, as gloo does.
 
 The machine's speed drifts, so the ghost's times are scaled by those of the twin's own work, now and when the real job
 ran, and a twin's bubbles are divided by that ratio (*pace*) before they are compared. A harvest rests on a dedicated
@@ -64,8 +64,10 @@ FIGURES = {
     "fill": "fill",
     "harvest": "harvest",
 }
+ERRORS = ("median", "p90")
+"""Of the figures, those that are relative errors, weighted by time. The others are differences."""
 BOUNDS = {"median": 0.1, "p90": 0.2, "share": 0.02, "fill": 0.05, "harvest": 0.1}
-"""How far twins may be off: the first two are relative errors, weighted by time; the others are differences."""
+"""How far twins may be off."""
 CONFIG = """
 [side]
 study = "{study}"
@@ -106,7 +108,9 @@ def measure(job: str, real_steps: int, twin_steps: int) -> dict[str, Any]:
         real, *twins = (folders.enter_context(run_directories()) for _ in range(1 + STAGES))
         _train(job, real_steps, *real)
         with ExitStack() as ends:
-            pairs = [_start_twin(job, stage, twin_steps, real[0], *twins[stage], ends) for stage in range(STAGES)]
+            ready = [pages.parent / "ready" for _, pages in twins]
+            options = ["--steps", str(twin_steps), "--recorded", str(real[0]), "--wait-for", *map(str, ready)]
+            pairs = [_start_twin(job, stage, options, *twins[stage], ends) for stage in range(STAGES)]
             for main, daemon in pairs:
                 _end_well(main)
                 daemon.wait(120)
@@ -141,7 +145,7 @@ def _slot_errors(real_ms: Slots, twin_ms: Slots) -> dict[str, float]:
     """Errors of the medians and of the 90th percentiles, relative to the sum over the slots."""
     slots = {*real_ms, *twin_ms}
     errors = {}
-    for index, name in enumerate(("median", "p90")):
+    for index, name in enumerate(ERRORS):
         pairs_ms = [(real_ms.get(slot, NONE)[index], twin_ms.get(slot, NONE)[index]) for slot in slots]
         errors[name] = sum(abs(real - twin) for real, twin in pairs_ms) / sum(real for real, _ in pairs_ms)
     return errors
@@ -156,13 +160,13 @@ def _train(job: str, steps: int, run: Path, pages: Path) -> None:
 
 
 def _start_twin(
-    job: str, stage: int, steps: int, real: Path, run: Path, pages: Path, ends: ExitStack
+    job: str, stage: int, options: Sequence[str], run: Path, pages: Path, ends: ExitStack
 ) -> tuple[Process, Process]:
     """The ghost and its daemon."""
     run.mkdir()
     env, core = environment(pages), str(_core(stage))
-    command = [*MODULE, "benchmarks.ghost.job", "--example", job, "--stage", str(stage), "--core", core]
-    command += ["--steps", str(steps), "--wait-for-side", "--recorded", str(real)]
+    command = [*MODULE, "benchmarks.ghost.job", "--example", job, "--stage", str(stage), "--core", core, *options]
+    command += ["--wait-for-side", "--ready", str(pages.parent / "ready")]
     main = start(command, env, ends)
     daemon = [*MODULE, "squeezer", "daemon", "--config", _config(run), "--job-pid", str(main.pid)]
     return main, start(["taskset", "-c", core, *daemon], env, ends)
@@ -195,10 +199,7 @@ def _figures_of(run: Path) -> list[dict[str, Any]]:
         RuntimeError: the side task was not ready before the job ended.
     """
     sides = build_report(run)["ranks"]
-    return [
-        _figures(rank, sides[str(rank.rank) if str(rank.rank) in sides else rank.rank]["side"])
-        for rank in load_run(run)
-    ]
+    return [_figures(rank, sides[str(rank.rank)]["side"]) for rank in load_run(run)]
 
 
 def _figures(rank: RankRun, side: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,7 +240,7 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             figures |= {f"{job}_{stage}_{name}": mean, f"{job}_{stage}_{name}_ci95": interval}
             if name in BOUNDS:
                 figures[f"{job}_{stage}_{name}_verdict"] = _verdict(interval, BOUNDS[name])
-        for name in ("median", "p90"):
+        for name in ERRORS:
             errors = [run["out_of_step"][stage][name] for run in runs if run["scenario"] == job]
             figures[f"{job}_{stage}_out_of_step_{name}"] = fmean(errors)
         for name in ("share", "fill", "harvest"):
@@ -274,8 +275,9 @@ def table(figures: Mapping[str, Any]) -> str:
     lines.append("|---" * (2 + len(stages)) + "|")
     for name, title in FIGURES.items():
         cells = [_cell(figures, f"{job}_{stage}", name) for job, stage in stages]
-        lines.append(f"| {title} | {BOUNDS[name]:.0%} | {' | '.join(cells)} |")
-    for name in ("median", "p90"):
+        unit = "%" if name in ERRORS else " points"
+        lines.append(f"| {title} | {100 * BOUNDS[name]:.0f}{unit} | {' | '.join(cells)} |")
+    for name in ERRORS:
         cells = [f"{figures[f'{job}_{stage}_out_of_step_{name}']:.0%}" for job, stage in stages]
         lines.append(f"| {FIGURES[name]}, replayed out of step | | {' | '.join(cells)} |")
     cells = [f"{figures[f'{job}_{stage}_pace']:.2f}" for job, stage in stages]
@@ -285,11 +287,11 @@ def table(figures: Mapping[str, Any]) -> str:
 
 def _cell(figures: Mapping[str, Any], stage: str, name: str) -> str:
     key = f"{stage}_{name}"
-    is_error = f"{stage}_real_{name}" not in figures  # without a sign
-    sign, real = ("", "") if is_error else ("+", f"{figures[f'{stage}_real_{name}']:.0%} ")
-    interval = figures[f"{key}_ci95"]
-    bounds = f" ({' to '.join(f'{bound:{sign}.0%}' for bound in interval)})" if interval else ""
-    return f"{real}{figures[key]:{sign}.0%}{bounds}: {figures[f'{key}_verdict']}".replace("-", "−")
+    shown = "{:.0%}" if name in ERRORS else "{:+.0f}"
+    values = [figures[key], *(figures[f"{key}_ci95"] or ())]
+    value, *bounds = (shown.format(value if name in ERRORS else 100 * value).replace("-", "−") for value in values)
+    real = "" if name in ERRORS else f"{figures[f'{stage}_real_{name}']:.0%}, "
+    return f"{real}{value}{f' ({bounds[0]} to {bounds[1]})' if bounds else ''}: {figures[f'{key}_verdict']}"
 
 
 if __name__ == "__main__":

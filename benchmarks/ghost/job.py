@@ -83,6 +83,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--least-cycles", type=int, default=3)
     parser.add_argument("--core", type=int)
     parser.add_argument("--wait-for-side", action="store_true")
+    parser.add_argument("--ready", type=Path, metavar="FILE", help="make this file once the side task is there")
     parser.add_argument("--wait-for", type=Path, nargs="*", default=[], metavar="FILE")
     parser.add_argument(
         "--toggle", type=int, default=0, metavar="W", help="attach for W steps, detach for W, and so on"
@@ -103,6 +104,8 @@ def main() -> None:
     with GhostStage(shape, micro_batch_size=options.micro_batch_size, network=network) as stage:
         if options.wait_for_side:
             wait_for_side()
+        if options.ready is not None:
+            options.ready.touch()
         wait_for_files(options.wait_for)
         halved = _calibrate(stage, options)  # only when all is quiet: the ghosts become as fast as this stage is now
         if options.toggle:
