@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 COMMANDS = {
     "hooks_overhead": "ghost_4_1_4",
     "real_jobs": "denoise_cost",
+    "ghost_twins": "denoise",
     "bubble_utilization": "ghost_4_1_4",
     "shortest_bubble": "cooperative",
     "fusion": "mlp_32",
