@@ -37,6 +37,12 @@ class Layer(abc.ABC):
     free: ClassVar[bool] = False
     """Whether it does no device work, as a view does. Then it is not a unit, and the gate is not asked."""
 
+    may_share: ClassVar[bool] = False
+    """Whether the memory of its output may be that of its input, as a view's is."""
+
+    shares_in_some: bool = False
+    """Whether its output in training is its input itself in some of the trials that it is bound to, but not in all."""
+
     is_recordable: bool = True
     """Whether a CUDA graph may stand for it, as it was bound and run last: it has been seen in one, or is like those
     that have, and neither waits for the device nor copies from the host."""

@@ -17,7 +17,7 @@ from trials.fusion.graph.own_tensors import OwnTensors
 from trials.fusion.graph.surroundings import kept
 from trials.fusion.graph.tracer import OUT_OF_PLACE, Tracer, flags, recording, set_flags
 from trials.fusion.own_code.asked import GRADIENT, MEMORY, asking, own_attributes
-from trials.fusion.own_code.functional import RANDOM, VIEWS
+from trials.fusion.own_code.functional import NEW, RANDOM, VIEWS
 from trials.fusion.own_code.streams import foreign_streams, kept_streams, refuse_foreign
 from trials.fusion.registry import CALLS, FuseError, label, plain_forward, ruled
 from trials.late_compiler import is_compiler_loaded
@@ -309,22 +309,26 @@ def _drop_in_place_flag(node: fx.Node, model: nn.Module) -> None:
 
 def _check_in_place(node: fx.Node, model: nn.Module, source: fx.Node) -> None:
     """Refuse an in-place layer where another node would see the change, because it runs out of place."""
-    if source.op == "get_attr":
+    if source.op in ("get_attr", "placeholder"):
         raise FuseError(f"node '{node.name}' changes '{source.target}' in place, which a graph does not keep")
     others = [user.name for user in source.users if user is not node]
     if others:
         raise FuseError(
             f"node '{node.name}' changes in place what node '{others[0]}' also reads; allowed: inplace=False there"
         )
-    if source.op == "call_module":
-        module = model.get_submodule(str(source.target))
-        views = (nn.Flatten, nn.Unflatten, nn.Identity, nn.modules.dropout._DropoutNd)
-        shares = isinstance(module, views) or getattr(module, "inplace", False)
-    else:
-        shares = source.op in ("call_function", "call_method") and _name(source) in VIEWS
-    if shares:
+    if not _is_new(source, model):
         for earlier in source.all_input_nodes:
             _check_in_place(source, model, earlier)
+
+
+def _is_new(node: fx.Node, model: nn.Module) -> bool:
+    """Whether the memory of a call's result is surely not that of an input."""
+    if node.op != "call_module":
+        return _name(node) in NEW or (node.target is torch.einsum and len(node.args) > 2)  # of one it may be a view
+    module = model.get_submodule(str(node.target))
+    rules = (ruled(kind) for kind in type(module).__mro__ if issubclass(kind, nn.Module))
+    layer = next((each for each in rules if each is not None), None)  # of what a parametrization has made a subclass
+    return layer is not None and not layer.may_share and not getattr(module, "inplace", False)
 
 
 def _name(node: fx.Node) -> str:

@@ -80,7 +80,10 @@ _PERHAPS_NONE = ("grad", "_grad", "grad_fn", "_base")
 
 
 class _Unknown(fx.Proxy):
-    """Refuses questions about a value that is known only when the graph runs."""
+    """Refuses questions about a value that is known only when the graph runs.
+
+    It records ``y += z`` as such. Plain fx would record ``y = y + z``, even if other code reads y.
+    """
 
     def _refused(self, what: str) -> FuseError:
         """Return the error for what the caller's caller does with the value. See `Tracer.refused`."""
@@ -155,7 +158,7 @@ class _Unknown(fx.Proxy):
 
 
 class Proxy(_Unknown):
-    """Records ``y += z`` as such. Plain fx would record ``y = y + z``, even if other code reads y."""
+    """A value."""
 
 
 class Attribute(_Unknown, fx.proxy.Attribute):
@@ -170,7 +173,7 @@ def _augmented(target: Callable[..., Any]) -> Callable[[fx.Proxy, Any], fx.Proxy
 
 
 for _target in OUT_OF_PLACE:
-    setattr(Proxy, f"__{_target.__name__}__", _augmented(_target))
+    setattr(_Unknown, f"__{_target.__name__}__", _augmented(_target))
 
 
 class Tracer(fx.Tracer):

@@ -21,6 +21,7 @@ class _DropPath(Layer):
     rate: ClassVar[str]
     drawn_ndim = 2
     scales = True
+    may_share = True
 
     def bind(self, rows: Rows) -> None:
         """See `Layer.bind`.
@@ -33,6 +34,7 @@ class _DropPath(Layer):
             raise FuseError(f"module '{self.label}': {self.rate}={max(rates_K)}; allowed: below 1")
         self.size = rows.size
         self.masks = Masks(rates_K, rows.generators, rows.again)
+        self.shares_in_some = self.masks.shares_in_some
 
     def run(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
         """``[B, ...]``; in training, a shared input becomes one per trial, since what is dropped differs."""

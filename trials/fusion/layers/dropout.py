@@ -29,6 +29,7 @@ class Masks:
     Attributes:
         rates_K: per trial, the probability that an element is zeroed.
         any: whether some trial drops anything.
+        shares_in_some: whether some trial drops something, and some nothing.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Masks:
         if not all(0 <= rate <= 1 for rate in self.rates_K):
             raise ValueError(f"dropout rates {self.rates_K}; allowed: from 0 to 1")
         self.any = any(self.rates_K)
+        self.shares_in_some = self.any and not all(self.rates_K)
         self.generators = generators
         self._again = again
         self._vectors: dict[tuple[torch.dtype, torch.device, int, str], Tensor] = {}
@@ -207,6 +209,7 @@ class FusedDropout(Layer):
     """Dropout of K trials; the numbered kinds drop whole channels."""
 
     varying = ("p",)
+    may_share = True
 
     def __init__(self, module: nn.Module, path: str) -> None:
         """See `Layer`."""
@@ -217,6 +220,7 @@ class FusedDropout(Layer):
         """See `Layer.bind`."""
         self.size = rows.size
         self.masks = Masks(rows.vector(self.path, "p"), rows.generators, rows.again)
+        self.shares_in_some = self.masks.shares_in_some
 
     def run(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
         """Any shape; in training, a shared input becomes one per trial, since the masks differ."""
@@ -231,6 +235,7 @@ class FusedAlphaDropout(Layer):
     """Dropout of K trials that keeps mean and variance; the feature kind drops whole channels."""
 
     varying = ("p",)
+    may_share = True
 
     def __init__(self, module: nn.Module, path: str) -> None:
         """See `Layer`."""
@@ -241,6 +246,7 @@ class FusedAlphaDropout(Layer):
         """See `Layer.bind`."""
         self.size = rows.size
         self.masks = Masks(rows.vector(self.path, "p"), rows.generators, rows.again)
+        self.shares_in_some = self.masks.shares_in_some
 
     def run(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
         """Any shape (the feature kind: ``[B, C, ...]``); in training, a shared input becomes one per trial."""

@@ -15,6 +15,7 @@ class FusedIdentity(Layer):
     """`nn.Identity`."""
 
     free = True
+    may_share = True
 
     def run(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
         """Return the input."""
@@ -26,6 +27,7 @@ class FusedFlatten(Layer):
     """`nn.Flatten`: the same axes of each trial."""
 
     free = True
+    may_share = True
 
     def __init__(self, module: nn.Flatten, path: str) -> None:
         """See `Layer`."""
@@ -44,6 +46,7 @@ class FusedUnflatten(Layer):
     """`nn.Unflatten`: the same axis of each trial."""
 
     free = True
+    may_share = True
 
     def __init__(self, module: nn.Unflatten, path: str) -> None:
         """See `Layer`.

@@ -45,7 +45,21 @@ VIEWS = frozenset(
         "feature_alpha_dropout",
     )
 )
-"""Names of functions and methods whose result may share memory with their input."""
+"""Names of functions and methods whose result shares memory with their input, or may do so."""
+
+_NOOPS = ("contiguous", "float", "double", "half", "bfloat16", "detach")
+NEW: frozenset[str] = frozenset(
+    (
+        *(name for name in (*_UNARY, *_BINARY, "and_", "or_", "xor", "mod", "floordiv") if name not in _NOOPS),
+        *("matmul", "bmm", "mm", "addmm", "baddbmm", "linear", "conv1d", "conv2d", "conv3d", "embedding", "cat"),
+        *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "stack", "softmax", "log_softmax", "where"),
+        *("layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "normalize", "sum", "mean", "var"),
+        *("std", "norm", "cumsum", "masked_fill", "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d"),
+        *("avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "rand_like", "randn_like"),
+        *("scaled_dot_product_attention", "prelu", "repeat", "rsub", "zeros_like", "ones_like"),
+    )
+)
+"""Names of functions and methods whose result has memory of its own. Of others it is not known."""
 
 
 def _reshape(x_K: Tensor, *shape: Any) -> Tensor:

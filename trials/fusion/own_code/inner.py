@@ -66,6 +66,7 @@ class Inner:
         """Take a `module` of the `whole`, computed by `rule` or, if that is an error, by `mapped`."""
         self.rule, self.mapped, self.units = rule, mapped, units
         self.training, self.forward, self.entries = module.training, as_alone(module), tensor_entries(module, whole)
+        self._apart: list[tuple[Tensor, int]] = []
 
     def bind(self, rows: Rows) -> None:
         """See `Layer.bind`."""
@@ -92,9 +93,19 @@ class Inner:
                 raise FuseError(f"module '{self.rule.label}' is called with {len(inputs)} inputs; allowed: one tensor")
             self.units.enter()
             output, per_trial = self.rule.run(inputs[0], found[0] == 0, self.training)
+            if self.training and self.rule.shares_in_some:
+                self._apart += [(tensor, _version(tensor)) for tensor in (inputs[0], output)]
         self.units.seen(output, per_trial)
         self.units.before_backward(output)
         return output, dims_of(output, per_trial)
+
+    def has_come_apart(self) -> bool:
+        """Whether its input or output has been changed in place since, and is one tensor in some of the trials alone.
+
+        They would see the change in the other, too.
+        """
+        seen, self._apart = self._apart, []
+        return any(_version(tensor) != version for tensor, version in seen)
 
     def way(self) -> str:
         """Return how it is computed."""
@@ -145,6 +156,11 @@ class Calls(TorchFunctionMode):
         super().__exit__(kind, *error)
         if kind is None and self._error:
             raise FuseError(f"the code catches {self._error}")
+
+
+def _version(tensor: Tensor) -> int:
+    with torch._C.DisableTorchFunction():  # or the code would seem to ask
+        return tensor._version
 
 
 def _owned(inputs: Sequence[Any], dims: Sequence[Any]) -> list[bool]:

@@ -75,7 +75,7 @@ class Mapped:
         self._inner: dict[str, Inner] = {}
         self._row: Tensor | None = None
         self._stream: torch.Generator | None = None
-        self._together, self._changing = Together(), set[str]()
+        self._together, self._changing = Together(self._inner), set[str]()
         self._seen = is_graph = isinstance(self.module, fx.GraphModule)  # what tracing saw needs no second look
         self.memo = Memo(nn.Module() if is_graph else self.module, path)
         self._plain, self._is_inside = self.module, is_inside

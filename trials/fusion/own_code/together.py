@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -34,10 +34,19 @@ TensorEntry = tuple[Mapping[str, Tensor | None], str, str]
 """A module's table of parameters or buffers, a name there, and the tensor's first name in the whole module."""
 
 
+class Shares(Protocol):
+    """A layer that the code calls."""
+
+    def has_come_apart(self) -> bool:
+        """See `trials.fusion.own_code.inner.Inner`."""
+
+
 class Together:
     """The rules for one run under `vmap`. Enter it inside the function that is mapped."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: Mapping[str, Shares]) -> None:
+        """For code that calls these layers."""
+        self._layers = layers
         self._given: dict[str, Tensor] = {}
         self._versions: Callable[[], object] = lambda: None
 
@@ -71,9 +80,19 @@ class Together:
             self._entered = stack.pop_all()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        """End the run.
+
+        Raises:
+            FuseError: a tensor has been changed in place that in some trials alone is also another.
+        """
         self._given = {}  # they hold the memory of all trials
-        self._entered.__exit__(*error)
+        self._entered.__exit__(kind, *error)
+        apart = [path for path, layer in self._layers.items() if layer.has_come_apart()]
+        if kind is None and apart:
+            raise FuseError(
+                f"in trials whose rate is 0, the output of '{apart[0]}' is its input, and the code changes one in place"
+            )
 
     def check_call(self, function: Callable[..., Any]) -> None:
         """Check a function that the code calls.

@@ -214,7 +214,7 @@ class Scalar:
 
     def _by_vmap(self, outputs: Any, targets: Any, per_trial: bool, params: Params | None) -> Any:
         tensors, together = apart(outputs)
-        rules = Together()
+        rules = Together({})
         numbers_K = [] if params is None else params.numbers(*_kind(tensors))
         inside: list[Tensor] = []
 

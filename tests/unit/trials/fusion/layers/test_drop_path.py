@@ -91,3 +91,16 @@ def test_each_trial_drops_what_it_drops_alone(name: str, first: bool) -> None:
 def test_a_rate_of_1_is_refused() -> None:
     with pytest.raises(FuseError, match=r"DropPath': drop_prob=1.0; allowed: below 1"):
         assert_fused_is_solo(lambda n: Branched(LAYERS["timm"](1.0), False), _data())
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_is_dropped_nowhere_is_the_input_itself(name: str) -> None:
+    class Changed(Branched):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.layer(x)
+            y = self.path(x)
+            y += 1
+            z: Tensor = self.last(x + y)
+            return z
+
+    assert_fused_is_solo(lambda n: Changed(LAYERS[name]((0.0, 0.3, 0.6)[n]), False), _data(), "sgd")

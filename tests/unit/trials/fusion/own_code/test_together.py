@@ -1,0 +1,50 @@
+"""Layers whose output is their input in some trials of a group, but not in all, amid code that changes it in place."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.support.fused_and_solo import assert_fused_is_solo
+
+
+class Model(nn.Module):
+    def __init__(self, layer: nn.Module, change: Callable[[Tensor, Tensor], object]) -> None:
+        super().__init__()
+        self.a, self.b, self.drop, self.change = nn.Linear(4, 4), nn.Linear(4, 2), layer, change
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        z = self.drop(y)
+        self.change(y, z)
+        out: Tensor = self.b(y + z)
+        return out
+
+
+CHANGES: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "the output": lambda y, z: z.add_(1),
+    "the input": lambda y, z: y.mul_(2),
+    "a view": lambda y, z: z.view(-1)[::2].zero_(),
+}
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("kind", [nn.Dropout, nn.Dropout1d, nn.AlphaDropout])
+@pytest.mark.parametrize("name", CHANGES)
+def test_rates_of_which_some_are_0(name: str, kind: Callable[[float], nn.Module]) -> None:
+    group = assert_fused_is_solo(lambda n: Model(kind(0.2 * n), CHANGES[name]), [X], "sgd")
+    whole, how = group.ways()[0]
+    assert whole.endswith("as a whole")
+    assert "loop over trials: FuseError: in trials whose rate is 0, the output of 'drop' is its input" in how
+
+
+@pytest.mark.parametrize("rates", [(0.0, 0.0, 0.0), (0.1, 0.2, 0.3)])
+def test_rates_that_agree_keep_vmap(rates: tuple[float, ...]) -> None:
+    group = assert_fused_is_solo(lambda n: Model(nn.Dropout(rates[n]), CHANGES["the output"]), [X], "sgd")
+    assert group.ways()[0][1].startswith("vmap")
+
+
+def test_a_change_of_another_tensor_keeps_vmap() -> None:
+    group = assert_fused_is_solo(lambda n: Model(nn.Dropout(0.2 * n), lambda y, z: (y + 1).mul_(z)), [X], "sgd")
+    assert group.ways()[0][1].startswith("vmap")
