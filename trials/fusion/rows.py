@@ -31,6 +31,7 @@ class Rows:
         rebind: lets all that holds these tensors take them anew, after `unshare`.
         again: long layers on a CPU call it between their parts, to ask the gate once more.
         settle: waits until all that the gate has let through has ended.
+        keeps_order: whether code that runs as a whole has had activations in the order of ``channels_last``.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Rows:
         self.aliases = aliases
         self.generators = generators
         self.reached, self.backward = Reached(), Backward()
-        self.unread = unread
+        self.unread, self.keeps_order = unread, False
         self.again: Callable[[], None] = ask_no_gate
         self.settle: Callable[[], None] = ask_no_gate
         self.rebind: Callable[[], None] = ask_no_gate

@@ -7,9 +7,10 @@ from torch import fx, nn
 
 from trials.fusion.graph.steps import CallStep, JointStep, LayerStep, Ref, State, Step, TensorStep, fill
 from trials.fusion.graph.trace import layer_label, leaf_input
+from trials.fusion.layers.memory_order import kept_order
 from trials.fusion.own_code import autocast
 from trials.fusion.own_code.mapped import Mapped
-from trials.fusion.own_code.trees import dims_of, expand
+from trials.fusion.own_code.trees import apart, dims_of, expand
 from trials.fusion.registry import JointLayer, Layer, label
 from trials.fusion.rows import Rows
 from trials.fusion.units import LayerUnits, Units
@@ -53,6 +54,10 @@ class Program:
         if not self.forward_units:
             self._unit(f"{type(model).__name__} forward")
         self._mark_last_reads(graph)
+        draws = any(_draws(step) for step in self.steps)
+        for step in self.steps:
+            if isinstance(step, MappedStep):
+                step.keeps_order = draws
 
     def bind(self, rows: Rows) -> None:
         """Take the tensors of `rows`; called after they were built or changed."""
@@ -184,9 +189,11 @@ class MappedStep(Step):
         super().__init__(out)
         self.args, self.kwargs, self.mapped, self.reason, self.entered = args, kwargs, mapped, reason, entered
         self.layer_label = mapped.label
+        self.keeps_order = False  # whether it matters how its output lies in memory
 
     def bind(self, rows: Rows) -> None:
         """See `Step`."""
+        self._size = rows.size
         self.mapped.bind(rows)
 
     def run(self, state: State) -> None:
@@ -194,8 +201,19 @@ class MappedStep(Step):
         values, flags = state.values, state.flags
         args, kwargs = fill((self.args, self.kwargs), values.__getitem__)
         dims = fill((self.args, self.kwargs), lambda i: dims_of(values[i], flags[i]), constant=lambda _: None)
+        if self.keeps_order and not self.mapped.looped and self._size > 1:
+            given = fill((self.args, self.kwargs), lambda i: [x[0] if flags[i] else x for x in apart(values[i])[0]])
+            if any(kept_order(x) for x in apart(given)[0]):
+                self.mapped.looped = "under vmap activations lose the order of channels_last, in which dropout draws"
         values[self.out] = self.mapped.run(args, kwargs, dims, self.entered)
         flags[self.out] = True
+
+
+def _draws(step: Step) -> bool:
+    """Whether a step draws random numbers, perhaps in the order of memory."""
+    if isinstance(step, LayerStep):
+        return step.layer.draws
+    return isinstance(step, CallStep) and step.rule is not None
 
 
 def _is_static(step: Step) -> bool:

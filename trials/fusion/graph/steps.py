@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from trials.fusion.errors import is_out_of_memory
+from trials.fusion.layers.memory_order import Orders
 from trials.fusion.own_code import autocast
 from trials.fusion.own_code.functional import ELEMENTWISE, JOINT, MOVED, aligned, cat
 from trials.fusion.own_code.trees import apart, heads
@@ -162,6 +163,7 @@ class CallStep(Step):
         self.flat = flat and not _found(kwargs)
         self.generators: list[torch.Generator] = []
         self.vmapped = self.looped = False
+        self.orders = Orders()
 
     def bind(self, rows: Rows) -> None:
         """See `Step`."""
@@ -227,8 +229,11 @@ class CallStep(Step):
         dim = self.args[1] if len(self.args) > 1 else self.kwargs.get("dim", 0)
         if not all(isinstance(part, Ref) for part in parts) or not isinstance(dim, int):
             return NotImplemented
-        joined = cat([state.values[p.index] for p in parts], [state.flags[p.index] for p in parts], dim)
-        return NotImplemented if joined is None else joined
+        tensors = [state.values[p.index] for p in parts]
+        joined = cat(tensors, [state.flags[p.index] for p in parts], dim)
+        if joined is None:
+            return NotImplemented
+        return self.orders.as_alone([joined], [tensors], lambda: [torch.cat([x_K[0] for x_K in tensors], dim)])[0]
 
     def _vmapped(self, state: State) -> Any:
         """Compute the call under `vmap`; trial by trial if there is one, or if autocast would cast otherwise."""
@@ -248,17 +253,17 @@ class CallStep(Step):
             together[:] = [rebuild]
             return tuple(tensors)
 
+        def alone(row: int) -> Any:
+            return call([[tensor[row] for tensor in tensors] for tensors in tensors_K])
+
         first = next(tensor for tensors in tensors_K for tensor in tensors)
         self.looped = len(first) > 1 and autocast.has_parts(self.target, tensors_K, {})
         self.vmapped = len(first) > 1 and not self.looped
         try:
             if self.vmapped:
                 found = torch.vmap(one, randomness="error")(tensors_K)
-                return together[0](found)
-            return autocast.trial_by_trial(
-                lambda row: call([[tensor[row] for tensor in tensors] for tensors in tensors_K]),
-                *(len(first), f"node '{self.node}'"),
-            )
+                return together[0](self.orders.as_alone(found, tensors_K, lambda: apart(alone(0))[0]))
+            return autocast.trial_by_trial(alone, len(first), f"node '{self.node}'")
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise

@@ -154,6 +154,7 @@ class FusedRReLU(Layer):
     """`nn.RReLU` of K trials: in training, each trial draws the slopes of its negative elements from its own stream."""
 
     varying = ("lower", "upper")
+    draws = True
     is_recordable = False
 
     def bind(self, rows: Rows) -> None:

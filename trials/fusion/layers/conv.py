@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trials.fusion.autotune import Turns, choose
+from trials.fusion.compared.reads import code_of, names_in
 from trials.fusion.errors import RefusedError
 from trials.fusion.layers.memory_order import Order, as_ordered, kept_order, order_of, reordered
 from trials.fusion.layers.per_example import fold
@@ -225,16 +226,28 @@ def refuse_own_orders(model: nn.Module) -> None:
     """Refuse weights in ``channels_last`` that the model's own code reads, where the order in memory matters.
 
     Raises:
-        RefusedError: there are such, and layers that draw a number for each element.
+        RefusedError: there are such, and layers or calls that draw a number for each element.
     """
-    draws = any(
-        (isinstance(m, (nn.Dropout, nn.AlphaDropout)) and m.p) or isinstance(m, nn.RReLU) for m in model.modules()
-    )
-    for path, module in model.named_modules() if draws else ():
+    for path, module in model.named_modules():
         for name, tensor in module.named_parameters(recurse=False):
-            if kept_order(tensor) is not None and type(module) not in (*_PLAIN, *_TRANSPOSED):
+            is_own = type(module) not in (*_PLAIN, *_TRANSPOSED)
+            if is_own and kept_order(tensor) is not None and draws(model):
                 raise RefusedError(
                     f"parameter '{name}' of module '{label(module, path)}' is in channels_last order, which changes "
                     "what the model's dropout draws, if its own code convolves by it; allowed: the layers of torch.nn "
                     "for convolutions, or contiguous parameters"
                 )
+
+
+def draws(model: nn.Module) -> bool:
+    """Whether the model has layers, or its own code names functions, that draw a number for each element."""
+    layers = any(
+        (isinstance(m, (nn.Dropout, nn.AlphaDropout)) and m.p) or isinstance(m, nn.RReLU) for m in model.modules()
+    )
+    return layers or any(names_in(code) & _DRAWING for code in code_of(model))
+
+
+_DRAWING = {
+    *("dropout", "dropout_", "alpha_dropout", "native_dropout", "rand_like", "randn_like", "randint_like", "rrelu"),
+    *("bernoulli", "bernoulli_", "normal_", "uniform_", "gumbel_softmax", "rrelu_"),
+}

@@ -209,7 +209,7 @@ class FusedDropout(Layer):
     """Dropout of K trials; the numbered kinds drop whole channels."""
 
     varying = ("p",)
-    may_share = True
+    may_share = draws = True
 
     def __init__(self, module: nn.Module, path: str) -> None:
         """See `Layer`."""
@@ -235,7 +235,7 @@ class FusedAlphaDropout(Layer):
     """Dropout of K trials that keeps mean and variance; the feature kind drops whole channels."""
 
     varying = ("p",)
-    may_share = True
+    may_share = draws = True
 
     def __init__(self, module: nn.Module, path: str) -> None:
         """See `Layer`."""

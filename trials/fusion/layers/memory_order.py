@@ -3,7 +3,7 @@
 An order names the axes of one trial's tensor from the slowest to the fastest; None: they lie as they are numbered.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -47,6 +47,33 @@ def as_ordered(y_K: Tensor, order: Order) -> Tensor:
     if y_K.stride() == _strides(y_K.shape, there):
         return y_K
     return y_K.permute(there).clone(memory_format=torch.contiguous_format).permute(back(there))
+
+
+class Orders:
+    """The orders in which a call of the user's code gives its outputs in the trial alone. `vmap` may give others."""
+
+    def __init__(self) -> None:
+        """None is known yet."""
+        self._known: dict[object, list[Order]] = {}
+
+    def as_alone(
+        self, found_K: Sequence[Tensor], given_K: Sequence[Sequence[Tensor]], alone: Callable[[], Sequence[Tensor]]
+    ) -> list[Tensor]:
+        """Return outputs of all trials in these orders.
+
+        Args:
+            found_K: the outputs.
+            given_K: the inputs. If none lies in an order that PyTorch's layers keep, neither do outputs.
+            alone: computes the outputs of one trial; asked once for each form of the inputs.
+        """
+        inputs = [x_K for own in given_K for x_K in own]
+        if not any(kept_order(x_K[0]) for x_K in inputs):
+            return list(found_K)
+        key = tuple((x_K.shape[1:], x_K.stride()[1:], x_K.dtype) for x_K in inputs)
+        if key not in self._known:
+            with torch.no_grad():
+                self._known[key] = [order_of(y) for y in alone()]
+        return [as_ordered(y_K, order) for y_K, order in zip(found_K, self._known[key], strict=True)]
 
 
 def reordered(x: Tensor, order: Order) -> Tensor:

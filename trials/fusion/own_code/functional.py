@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trials.fusion.layers.memory_order import as_ordered, kept_order
 from trials.fusion.layers.shape import inner
 
 _UNARY = (
@@ -184,5 +183,4 @@ def cat(tensors: Any, flags: list[bool], dim: int) -> Tensor | None:
     """Concatenate along each trial's axis `dim`. None: some tensor is shared, or has other axes."""
     if not all(flags) or any(t.ndim != tensors[0].ndim for t in tensors):
         return None
-    found = {kept_order(t[0]) for t in tensors}
-    return as_ordered(torch.cat(list(tensors), inner(dim)), found.pop() if len(found) == 1 else None)
+    return torch.cat(list(tensors), inner(dim))

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from trials.fusion.layers.conv import as_alone
+from trials.fusion.layers.conv import as_alone, draws
+from trials.fusion.layers.memory_order import FORMATS, Order, kept_order
 from trials.fusion.own_code.together import tensor_entries
 from trials.fusion.own_code.trees import apart, dims_of
 from trials.fusion.registry import CALLS, FuseError, JointLayer, Layer, arrange
@@ -67,9 +68,11 @@ class Inner:
         self.rule, self.mapped, self.units = rule, mapped, units
         self.training, self.forward, self.entries = module.training, as_alone(module), tensor_entries(module, whole)
         self._apart: list[tuple[Tensor, int]] = []
+        self._draws = self.training and (rule.draws if isinstance(rule, Layer) else draws(module))
 
     def bind(self, rows: Rows) -> None:
         """See `Layer.bind`."""
+        self._rows = rows
         if isinstance(self.rule, Layer):
             self.rule.bind(rows)
         if self.mapped is not None:
@@ -77,6 +80,9 @@ class Inner:
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> tuple[Any, Any]:
         """Return the output, and its `vmap` dimensions."""
+        if self._draws:
+            every = (*args, *kwargs.values()), (*dims[0], *dims[1].values())
+            refuse_lost_order(self._rows, every[0], [dim == 0 for dim in every[1]], self.units.name.split()[0])
         if not isinstance(self.rule, Layer) or self.mapped is not None:
             assert self.mapped is not None  # there is one wherever there is no rule
             output = self.mapped.run(args, kwargs, dims)
@@ -93,6 +99,7 @@ class Inner:
                 raise FuseError(f"module '{self.rule.label}' is called with {len(inputs)} inputs; allowed: one tensor")
             self.units.enter()
             output, per_trial = self.rule.run(inputs[0], found[0] == 0, self.training)
+            note_order(self._rows, [output], [per_trial])
             if self.training and self.rule.shares_in_some:
                 self._apart += [(tensor, _version(tensor)) for tensor in (inputs[0], output)]
         self.units.seen(output, per_trial)
@@ -115,15 +122,17 @@ class Inner:
 class Call:
     """A function with a rule that the code of a module calls."""
 
-    def __init__(self, function: Callable[..., Any], generators: list[torch.Generator]) -> None:
-        """`generators` has a random stream per trial."""
-        self._function, self._generators = function, generators
+    def __init__(self, function: Callable[..., Any], rows: Rows) -> None:
+        """`rows` has a random stream per trial."""
+        self._function, self._rows = function, rows
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> tuple[Any, Any]:
         """See `Inner`."""
         signature, call = CALLS[self._function]
         inputs, found = (arrange(self._function.__name__, signature, *given) for given in ((args, kwargs), dims))
-        output, per_trial = call(inputs, _owned(inputs, found), self._generators)
+        owned = _owned(inputs, found)
+        refuse_lost_order(self._rows, inputs, owned, self._function.__name__)
+        output, per_trial = call(inputs, owned, self._rows.generators)
         return output, dims_of(output, per_trial)
 
 
@@ -156,6 +165,34 @@ class Calls(TorchFunctionMode):
         super().__exit__(kind, *error)
         if kind is None and self._error:
             raise FuseError(f"the code catches {self._error}")
+
+
+def note_order(rows: Rows, values: Sequence[Any], owned: Sequence[bool]) -> None:
+    """Note whether one of the `values`, those that are `owned` with the axis K, lies as ``channels_last`` has it."""
+    if not rows.keeps_order:
+        rows.keeps_order = any(_orders(values, owned))
+
+
+def refuse_lost_order(rows: Rows, values: Sequence[Any], owned: Sequence[bool], name: str) -> None:
+    """Refuse to draw for activations of which it is not known how they lie in the trial alone.
+
+    Raises:
+        FuseError: others lie as ``channels_last`` has it, and these may, too: `vmap` changes the order.
+    """
+    if rows.keeps_order and not all(_orders(values, owned)):
+        raise FuseError(
+            f"'{name}' draws in the order of memory, and under vmap activations lose that of channels_last; allowed: "
+            "a forward that can be traced"
+        )
+
+
+def _orders(values: Sequence[Any], owned: Sequence[bool]) -> list[Order]:
+    """Return the orders of tensors that may have another than the plain one."""
+    rows = [x[0] if own else x for x, own in zip(values, owned, strict=True) if isinstance(x, Tensor)]
+    return [kept_order(x) for x in rows if x.ndim in _KEEPING]
+
+
+_KEEPING = {len(order) for order in FORMATS if order is not None}
 
 
 def _version(tensor: Tensor) -> int:

@@ -368,7 +368,7 @@ class Mapped:
         if CALLS[function][0].bind(*args, **kwargs).arguments.get("inplace"):  # no rule changes its input
             return function(*args, **kwargs)
         self._together.check_layer(function=True)
-        return self._below(Call(function, self._rows.generators), args, kwargs)
+        return self._below(Call(function, self._rows), args, kwargs)
 
     def _below(self, inner: Inner | Call | autocast.TrialByTrial, args: Any, kwargs: Any) -> Any:
         row, self._row = self._row, None  # what `inner` calls is outside the `vmap`

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import parametrizations
 
 from tests.support.fused_and_solo import ToyStudy, assert_fused_is_solo, members
 from trials import TrialGroup
@@ -116,3 +118,70 @@ def test_own_code_on_weights_in_channels_last_is_refused_where_the_order_matters
     with pytest.raises(FuseError, match="channels_last order"):
         members(study, range(1))
     assert_fused_is_solo(lambda n: _weights_last(nn.Sequential(Own(3, 2, 3), nn.Dropout2d(0.5))), _data())
+
+
+CALLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "cat": lambda y: torch.cat([y, y.relu()], 1),
+    "stack": lambda y: torch.stack([y, y.relu()], 1).flatten(1, 2),
+    "pad": lambda y: functional.pad(y, (1, 1, 1, 1)),
+    "roll": lambda y: y.roll(1, 2),
+    "batch norm": lambda y: functional.batch_norm(y, None, None, training=True),
+    "convolution": lambda y: functional.conv2d(y, y.new_full((2, 6, 3, 3), 0.1)),
+    "a part": lambda y: torch.cat([y, y[:, :1]], 1),
+}
+
+
+class Noise(nn.Module):
+    def forward(self, y: Tensor) -> Tensor:
+        return y + torch.randn_like(y) if self.training else y
+
+
+class Called(nn.Module):
+    """A function between a convolution and dropout."""
+
+    def __init__(self, call: Callable[[Tensor], Tensor], drop: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.call, self.drop = nn.Conv2d(3, 6, 3, padding=1), call, drop
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.call(self.first(x)))
+
+
+class Untraced(Called):
+    def forward(self, x: Tensor) -> Tensor:
+        list(x.shape)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("drop", [nn.Dropout(0.4), Noise()], ids=["layer", "function"])
+@pytest.mark.parametrize("kind", [Called, Untraced])
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_keep_the_order(name: str, kind: type[Called], drop: Callable[[Tensor], Tensor]) -> None:
+    group = assert_fused_is_solo(lambda n: kind(CALLS[name], drop), _data(last=True), optimizer="sgd")
+    if kind is Untraced:
+        assert "lose that of channels_last" in group.ways()[0][1]
+    else:
+        assert not any(how.startswith("loop") for _, how in group.ways())
+
+
+def test_layers_without_a_rule_keep_the_order() -> None:
+    def make(n: int) -> nn.Module:
+        return nn.Sequential(parametrizations.weight_norm(nn.Conv2d(3, 6, 3)), nn.Dropout(0.4), nn.Conv2d(6, 2, 1))
+
+    group = assert_fused_is_solo(make, _data(last=True), "sgd")
+    assert dict(group.ways())["0.ParametrizedConv2d"].startswith("loop over trials: under vmap activations lose")
+
+
+@pytest.mark.parametrize("draw", [lambda y: functional.dropout(y, 0.4), lambda y: y + torch.randn_like(y)])
+def test_functions_that_draw_count_as_dropout(draw: Callable[[Tensor], Tensor]) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(_last(torch.randn(4, 3, 3, 3)))
+            self.draw = draw
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.draw(functional.conv2d(x, self.weight))
+
+    with pytest.raises(FuseError, match="parameter 'weight' of module 'Own' is in channels_last order"):
+        assert_fused_is_solo(lambda n: Own(), _data())
