@@ -17,6 +17,7 @@ from trials.fusion.own_code.streams import foreign_streams, kept_streams, refuse
 from trials.optim.gradients import Gradients, norms_K, overflowed_K
 from trials.shrinking.rules import Multipliers
 from trials.study import Study
+from trials.training.inputs.schedulers import refuse_own_memory
 from trials.training.scores.objectives import Score, first_of
 
 
@@ -75,12 +76,17 @@ class Progress:
         """Step the schedulers that do not act on scores.
 
         Raises:
-            RefusedError: one of them draws random numbers, which are no trial's there.
+            RefusedError: one of them draws random numbers, which are no trial's there, or keeps what no checkpoint
+                holds.
         """
         own = [each for each in self.schedulers if not isinstance(each, ReduceLROnPlateau)]
-        with nullcontext() if self._has_stepped or not own else _drawing_nothing():
+        is_first = bool(own) and not self._has_stepped
+        check = refuse_own_memory(own) if is_first else None
+        with _drawing_nothing() if is_first else nullcontext():
             for scheduler in own:
                 scheduler.step()
+        if check is not None:
+            check()
         self._has_stepped = True
 
     def state_dict(self) -> dict[str, Any]:

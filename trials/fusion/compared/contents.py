@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 _CLOSED = (type, types.ModuleType, types.CodeType, Tensor, torch.Generator, fx.Proxy)
 """What is not looked into."""
-_NUMBERS = frozenset((bool, int, float, complex, str, bytes, type(None)))
+NUMBERS = frozenset((bool, int, float, complex, str, bytes, type(None)))
 """What is passed over."""
 
 
@@ -32,7 +32,9 @@ def contents(value: Any, name: str = "", beyond: Container[int] = ()) -> Iterato
         if id(one) in beyond:
             continue
         waiting.extend(
-            (f"{path}{step}", part) for step, part in _parts(one) if type(part) not in _NUMBERS and id(part) not in seen
+            (f"{path}{step}", part)
+            for step, part in parts_of(one)
+            if type(part) not in NUMBERS and id(part) not in seen
         )
 
 
@@ -49,7 +51,8 @@ def _names(slots: str | Iterable[str]) -> Iterable[str]:
     return (slots,) if isinstance(slots, str) else slots
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what one object holds itself, each by the step that leads there."""
     if isinstance(value, _CLOSED):
         return
     if isinstance(value, Mapping):

@@ -3,15 +3,16 @@
 import functools
 import random
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from trials.fusion.compared.contents import NUMBERS, contents, parts_of
 from trials.fusion.compared.reads import content
-from trials.fusion.errors import FuseError
+from trials.fusion.errors import FuseError, RefusedError
 from trials.study import Study
 
 _MOVES_ON = (Iterator, random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
@@ -40,9 +41,41 @@ def new_schedulers(study: Study, params: dict[str, Any], optimizer: Any) -> list
     return made
 
 
+def refuse_own_memory(schedulers: Sequence[LRScheduler]) -> Callable[[], None]:
+    """Return a function that refuses `schedulers` whose functions have kept something since, such as a count.
+
+    A scheduler's own state goes to checkpoints, but what its functions enclose does not.
+    """
+    functions = [(each, f) for each in schedulers for f in _functions(each) if isinstance(f, _KEEPING)]
+    before = [_held(function) for _, function in functions]
+
+    def check() -> None:
+        for (scheduler, function), known in zip(functions, before, strict=True):
+            if _held(function) != known:
+                raise RefusedError(
+                    f"a function of {type(scheduler).__name__} from Study.scheduler changes what it keeps from call to "
+                    "call, which no checkpoint holds; allowed: a function of the epoch alone, or an object with "
+                    "__call__, whose attributes are saved"
+                )
+
+    return check
+
+
+_KEEPING = (types.FunctionType, types.MethodType, functools.partial)
+
+
+def _held(function: Any) -> list[tuple[str, list[Any]]]:
+    """Return the numbers and texts in all that a function reaches, and which objects hold them."""
+    return [
+        (path, [part if type(part) in NUMBERS else id(part) for _, part in parts_of(one)])
+        for path, one in contents(function)
+    ]
+
+
 def _functions(scheduler: Any) -> Iterator[Any]:
     """Yield the functions that a scheduler calls, and those of the schedulers inside it."""
     yield from getattr(scheduler, "lr_lambdas", ())
+    yield from (own for own in (getattr(scheduler, "_scale_fn_custom", None),) if own is not None)
     for inner in getattr(scheduler, "_schedulers", ()):
         yield from _functions(inner)
 

@@ -124,6 +124,38 @@ def test_a_schedule_whose_place_no_checkpoint_holds_is_refused(schedule: Schedul
         members(study, [0])
 
 
+def _counting(n: int, o: torch.optim.Optimizer) -> Any:
+    calls = 0
+
+    def factor(epoch: int) -> float:
+        nonlocal calls
+        calls += 1
+        return 0.9**calls
+
+    return lrs.LambdaLR(o, factor)
+
+
+def _collecting(seen: list[int], epoch: int) -> float:
+    seen.append(epoch)
+    return 0.9 ** len(seen)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        _counting,
+        lambda n, o: lrs.MultiplicativeLR(o, partial(_collecting, [])),
+        lambda n, o: lrs.ChainedScheduler([lrs.ExponentialLR(o, 0.9), _counting(n, o)], o),
+        lambda n, o: lrs.LambdaLR(o, (lambda seen: lambda epoch: _collecting(seen, epoch))([])),
+    ],
+)
+def test_a_function_that_counts_its_calls_is_refused(schedule: Schedule) -> None:
+    study = RichStudy(model, momentum, batches(), schedule, "step")
+    group = TrialGroup(study, members(study, range(2)), OpenGate())
+    with pytest.raises(FuseError, match="changes what it keeps from call to call, which no checkpoint holds"):
+        group.train_step(*batches()[0])
+
+
 def test_beta_is_scheduled_too() -> None:
     study = RichStudy(
         model,
