@@ -34,8 +34,10 @@ class Search(Protocol):
         """Return the answers that have come since the last call; wait up to `wait_s` seconds for a first one."""
 
 
-class SearchError(RuntimeError):
+class SearchError(BaseException):
     """The search worker has ended too early. The message says why.
+
+    Not an `Exception`, because it is no fault of the trials that train meanwhile.
 
     Attributes:
         status: the exit status for a cause outside our code, such as a wrong address; None: it may be our fault.

@@ -89,6 +89,11 @@ class OptunaTrials:
         try:
             self._seen.tell(number, value, state=state)
         except Exception as error:
+            if not is_away(error) and self.frozen(number).state is TrialState.WAITING:
+                # someone has written so; but the claim says whose it is
+                self._storage.set_trial_state_values(self.id(number), state=TrialState.RUNNING)
+                self._seen.tell(number, value, state=state)
+                return
             if is_away(error) or self._ended_after(number) is None:
                 raise
             log.warning("the sampler failed after trial %d: %s: %s", number, type(error).__name__, error)

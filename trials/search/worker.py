@@ -85,18 +85,17 @@ class SearchWorker:
         self._trials = OptunaTrials(self._study, self._seen, self._ended_after)
         self._beginner = Beginner(study, self._seen, self._trials.known)
         self._lost_here, self._unnoticed = set[int](), set[int]()  # lost: the side task has them, or this one held them
-        self._closed: list[tuple[int, int]] = []
+        self._closed, self._news = list[tuple[int, int]](), list[dict[str, Any]]()
         self._late = LateEpochs(self._claims, holder)
         self.trained: dict[int, int] = {}
         self.measures = Measures()
         self._watch = DeadlineWatch(
             study.deadline, lambda: outlook(study, self._study, holder.submit(self._claims.account).result())
         )
-        self._news: list[dict[str, Any]] = []
         self._release(died=True)
         patiently(lambda again: self.renew())
         self._files.adopt()
-        self._unseen.warn_of(self._lock.alone(lambda held: held.directories()))
+        self._unseen.warn_of(self._lock.alone(LockedClaims.directories))
 
     def ask(self, most: int, here: Collection[int] = ()) -> dict[str, Any]:
         """Return up to `most` trials to train: first those that others have begun and left, then new ones.
@@ -349,7 +348,9 @@ class SearchWorker:
         self._callbacks.call(trial_id)
 
     def _lost(self, number: int) -> dict[str, Any]:
-        log.warning("trial %d is another worker's: this one gave no sign of life for too long", number)
+        has_ended = patiently(lambda again: self._ended_after(number)) is not None
+        of_another = "is another worker's: this one gave no sign of life for too long"
+        log.warning("trial %d %s", number, "was ended by someone else" if has_ended else of_another)
         self._forget(number)
         self._lost_here.add(number)
         return {"lost": number}
@@ -387,8 +388,8 @@ class SearchWorker:
 
     def _release(self, *, died: bool) -> None:
         """Release all trials of this worker, or of one of its name that died."""
-        name, ended = self._config.worker, self._ended_after
-        self._lock.alone(lambda held: self._released(held, held.release(name, died=died, ended=ended)))
+        name = self._config.worker
+        self._lock.alone(lambda held: self._released(held, held.release(name, died=died, ended=self._ended_after)))
 
     def _released(self, held: LockedClaims, numbers: list[int]) -> None:
         requeue(self._study, held.claimed())

@@ -26,7 +26,7 @@ from ds_hooks.shared.secrets import hide_passwords
 from trials.gate.process import run_when_idle
 from trials.own_logger import own_logger
 from trials.search.callbacks import run_exit_functions
-from trials.search.optuna_study import NoStudyError, known_study
+from trials.search.damage import refusing_damage
 from trials.search.storage.database import StorageError, in_short, naming
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.study import Study
@@ -76,7 +76,8 @@ def serve(
     try:
         logs.adopt("optuna")
         with naming(config.storage):
-            worker = SearchWorker(study, config, holder)
+            with refusing_damage(config, tuple):
+                worker = SearchWorker(study, config, holder)
             if busy is not None:
                 worker.measures.watch(busy, IDLE_LEASES * config.lease_s)
             # beside a main job it is stopped between bubbles
@@ -109,24 +110,14 @@ def serve(
 def _answered(worker: SearchWorker, request: dict[str, Any], config: WorkerConfig) -> list[dict[str, Any]]:
     """Return the answers. If the study is wrong, its trials wait for one that is right: nobody has died in them."""
     try:
-        return answers_to(worker, request)
+        with refusing_damage(config, worker.trained.keys):
+            return answers_to(worker, request)
     except StudyError:
-        worker.stop()
+        try:
+            worker.stop()
+        except Exception as error:  # a storage in which trials are missing; they are left once this worker's lease ends
+            log.debug("the trials are not released: %s", in_short(error))
         raise
-    except KeyError:  # Optuna's, for whatever is not there
-        _refuse_deleted(config)
-        raise
-
-
-def _refuse_deleted(config: WorkerConfig) -> None:
-    """Refuse a study that someone has deleted meanwhile."""
-    try:
-        known_study(config.storage, config.study_name)
-    except NoStudyError:
-        raise StudyError(
-            f"study '{config.study_name}' is no longer in its storage {config.storage}: someone has deleted it; "
-            f"allowed: to begin it anew, without {config.directory}"
-        ) from None
 
 
 def _status_of(error: Exception) -> int | None:

@@ -117,7 +117,7 @@ def _work(arguments: argparse.Namespace, report: "Callable[[statuses.Status], No
         make_side_device(arguments.device, arguments.memory_fraction).adopt(study)
         print(json.dumps(measure_dedicated(study, min(arguments.trials, study.trials), arguments.measure)))
         return 0
-    except Exception as error:
+    except (Exception, SearchError) as error:
         if isinstance(error, SearchError) and error.may_pass:
             return 0 if turn is not None else error.status or 1
         mistake = _mistake(error, arguments.memory_mb)
@@ -147,7 +147,7 @@ def _take_turn(arguments: argparse.Namespace, report: "Callable[[statuses.Status
     return turn
 
 
-def _mistake(error: Exception, memory_mb: float | None) -> str | None:
+def _mistake(error: BaseException, memory_mb: float | None) -> str | None:
     """What the user can mend, in words; None: it is no mistake of theirs."""
     from trials.fusion.errors import is_out_of_memory
     from trials.side_task.devices import SideDeviceError
@@ -236,7 +236,7 @@ def _serve(
     except TurnOver:
         log.debug("study %s waits for its next turn", arguments.study_name)
         has_finished = True
-    except (Exception, GateError) as error:
+    except (Exception, GateError, SearchError) as error:
         reason = str(error) if isinstance(error, SearchError) else f"{type(error).__name__}: {error}"
         if not (isinstance(error, SideDeviceError) or _is_refused(error)):  # else `main` reports it
             report(statuses.Error(reason))

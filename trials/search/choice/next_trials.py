@@ -15,6 +15,7 @@ from trials.search.choice.finite import has_begun_all
 from trials.search.choice.paused import is_paused, standing_of
 from trials.search.choice.placement import assign, groups, trial_name
 from trials.search.choice.promotion import Ranking, next_milestone
+from trials.search.leftovers import check_numbers, deleted
 from trials.search.optuna_study import ended_after
 from trials.search.storage.claims import Claim, LockedClaims
 
@@ -92,7 +93,7 @@ class NextTrials:
     def _take_from_others(self, held: LockedClaims) -> bool:
         """Release trials of workers that have died, or else of one that is idle. Returns whether there were any."""
         ended = ended_after(self._study)
-        if held.release_expired(ended):
+        if held.release_expired(ended) or requeue(self._study, held.claimed()):
             return True
         taken = held.release_idle(ended)
         if taken:
@@ -101,6 +102,7 @@ class NextTrials:
 
     def _claim(self, held: LockedClaims, most: int, *, may_begin: bool) -> list[Claimed]:
         known = self._study.get_trials(deepcopy=False)
+        check_numbers(self._study.study_name, known)
         self._rank(known)
         promoted = self._promoted(known) if may_begin and self._rungs else []
         room = 0 if self._is_exclusive or not promoted else held.exclusive_rows()
@@ -112,6 +114,8 @@ class NextTrials:
         while not begun_all and len(claimed) < most and trials < self._user_study.trials:
             claimed.append(self._begin(held))
             new = claimed[-1].claim.trial
+            if new < trials:
+                raise deleted(self._study.study_name, new)
             if new > trials:  # Optuna creates another one where the answer to its first try is cut off
                 requeue(self._study, held.claimed())
                 again = self._study.get_trials(deepcopy=False)
@@ -228,19 +232,26 @@ class NextTrials:
         attributes = {WORKER: self._worker, **({MILESTONE: self._next(0)} if self._rungs else {})}
         ours = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attributes)
         trial_id = self._storage.create_new_trial(self._study._study_id, template_trial=ours)
-        claim = held.claim(self._storage.get_trial_number_from_id(trial_id))
-        assert claim is not None
+        number = self._storage.get_trial_number_from_id(trial_id)
+        claim = held.claim(number)
+        if claim is None:
+            raise deleted(self._study.study_name, number)
         return Claimed(trial_id, claim, self._next(0))
 
 
-def requeue(study: optuna.Study, taken: Collection[int]) -> None:
+def requeue(study: optuna.Study, taken: Collection[int]) -> int:
     """Let trials wait that a worker began and none holds. It may have died between writes to Optuna and the claims.
+
+    Returns how many there were.
 
     Args:
         study: Optuna's. Its claims are locked.
         taken: the trials that some worker holds.
     """
+    found = 0
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         if trial.number not in taken and WORKER in trial.user_attrs:
             with suppress(UpdateFinishedTrialError):  # closed by someone meanwhile
                 study._storage.set_trial_state_values(trial._trial_id, state=TrialState.WAITING)
+                found += 1
+    return found

@@ -157,10 +157,15 @@ def naming(storage: str) -> Iterator[None]:
 def is_away(error: BaseException) -> bool:
     """Whether an error means that the storage did not answer, or could not write, and may later."""
     return any(
-        isinstance(each, (OperationalError, InterfaceError, InternalError))
+        (isinstance(each, (OperationalError, InterfaceError, InternalError)) and not _is_of_the_statement(each))
         or (isinstance(each, OSError) and each.errno in _PASSING)
         for each in _causes(error)
     )
+
+
+def _is_of_the_statement(error: DBAPIError) -> bool:
+    """Whether SQLite could not even read a statement: it has no such table. Its driver calls that operational too."""
+    return getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
 
 
 def _found_us_slow(error: BaseException) -> bool:
