@@ -111,7 +111,7 @@ class SearchWorker:
         """
         self._lost_here &= set(here)
         self._late.keep(here)
-        self._files.retry()
+        self._files.check_and_retry()
         found: list[dict[str, Any]] = []
         exhausted = self._over = False
         while len(found) < most and not exhausted:

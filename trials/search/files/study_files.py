@@ -16,8 +16,9 @@ from trials.search.files.bounded_store import BoundedStore
 from trials.search.files.late_uploads import Alone, LateUploads
 from trials.search.files.shared_store import SharedStore, agree
 from trials.search.storage.database import is_shared
-from trials.search.storage.directory_identity import beside
+from trials.search.storage.directory_identity import beside, is_there, name_of
 from trials.study import Study
+from trials.study_error import StudyError
 
 log = own_logger(__name__)
 
@@ -64,6 +65,7 @@ class StudyFiles:
         self._alone: Callable[[Callable[[], Any]], Any] = lambda do: alone(lambda held: do())
         self._best = Best(study, config.directory, user_study.keep_best)
         self._is_behind = False
+        self._name = "" if config.directory is None else name_of(config.directory)
         self._store = None if config.directory is None else _store_of(user_study)
         self._shared: SharedStore | None = None
         if self._store is not None and config.directory is not None and is_shared(config.storage):
@@ -80,6 +82,19 @@ class StudyFiles:
     def identity(self, directory: str | None) -> str | None:
         """Return the identity of the study's directory, which others share too if they see its artifact store."""
         return directory if directory is None or self._shared is None else beside(self._shared.name, directory)
+
+    def check_and_retry(self) -> None:
+        """See `retry`. Before that, look whether the directory is still the one that it was.
+
+        Raises:
+            StudyError: it is not: others would claim what this worker trains.
+        """
+        if self._directory is not None and not is_there(self._directory, self._name):
+            raise StudyError(
+                f"the study's directory {self._directory} was removed while its trials train, with their claims and "
+                "checkpoints; allowed: to begin again, which trains anew what has not ended"
+            )
+        self.retry()
 
     def adopt(self) -> None:
         """Take the best weights that a worker has left that died after a trial's end."""

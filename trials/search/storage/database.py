@@ -40,7 +40,7 @@ _TOO_SLOW = "25P03"
 CLAIMS_FILE = "claims.db"
 """The claims of a journal or an SQLite database, in the study's directory."""
 
-_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
+_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE)
 """Errors of a journal's file after which it may be written again."""
 
 log = own_logger(__name__)

@@ -41,7 +41,22 @@ def identity(directory: Path) -> str:
             written.replace(file)
         sync(directory)
         written.unlink(missing_ok=True)
-    return f"{file.read_text()} {socket.gethostname()}:{path_text(directory.absolute())}"
+    return f"{name_of(directory)} {socket.gethostname()}:{path_text(directory.absolute())}"
+
+
+def name_of(directory: Path) -> str:
+    """The random name of a study's directory, which `identity` has given it."""
+    return (directory / NAME).read_text()
+
+
+def is_there(directory: Path, name: str) -> bool:
+    """Whether a directory still has its name. One that cannot be read for a while does."""
+    try:
+        return name_of(directory) == name
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
 
 
 def beside(store: str, directory: str) -> str:
