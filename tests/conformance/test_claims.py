@@ -175,7 +175,7 @@ def test_deaths_count_until_a_checkpoint(hire: Hire) -> None:
     assert sure(one, 0).deaths == 0
 
 
-def test_a_worker_has_one_trial_on_its_last_try_at_a_time(hire: Hire) -> None:
+def test_a_trial_on_its_last_try_is_its_workers_only_one(hire: Hire) -> None:
     one, other = hire("one"), hire("other")
     for _ in range(MOST_DEATHS - 1):
         with one.alone() as held:
@@ -183,13 +183,19 @@ def test_a_worker_has_one_trial_on_its_last_try_at_a_time(hire: Hire) -> None:
             held.release("one", died=True)
     first = sure(one, 0)
     with one.alone() as held:
-        assert held.claim(1) is None and held.left == {1}
-        assert held.claim(3) is not None, "nobody died in it"
+        assert held.has_last_try() and held.claim(1) is None and held.left == {1}
+    busy = sure(other, 3)
+    with other.alone() as held:
+        assert not held.has_last_try() and held.claim(1) is None and held.left == {1}, "others may be the culprits"
+    with other.owned(busy) as owned:
+        assert owned is not None
+        owned.end(1)
     assert claimed(other, 1) is not None
     with one.owned(first) as owned:
         assert owned is not None
         owned.keep(1)
-    assert claimed(one, 2) is not None
+    assert claimed(one, 2) is None, "it has another, of which nobody knows"
+    assert claimed(one, 4) is not None
 
 
 def test_a_worker_without_a_sign_of_life_loses_its_trials(hire: Hire, now_s: list[float]) -> None:

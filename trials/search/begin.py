@@ -65,6 +65,7 @@ class Beginner:
         frozen = self._seen._storage.get_trial(claimed.trial_id)
         number, claim = frozen.number, claimed.claim
         further = {"milestone": claimed.milestone} if self._user_study.promotes else {}
+        further |= {"deaths": claim.deaths} if claim.deaths else {}
         if claim.deaths >= MOST_DEATHS:
             reason = f"{claim.deaths} workers died in it, one after another, and left no checkpoint"
             return Unbegun(number, reason=reason)

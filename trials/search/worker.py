@@ -364,7 +364,7 @@ class SearchWorker:
         claimed = self._next.claim(held, most, may_begin=not self._stopped)
         self._unnoticed = held.left & self._held.keys()
         self._unseen.warn_of(held.elsewhere.values())
-        over = len(claimed) < most and not held.others() and not held.left
+        over = len(claimed) < most and not (held.others() or held.left or held.has_last_try())
         if over and self._user_study.promotes and not held.elsewhere:
             over = not (self._held or claimed)  # a trial that pauses may let another be promoted
             for trial in self._next.paused() if over else ():

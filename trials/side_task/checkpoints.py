@@ -29,6 +29,10 @@ MOST_COST, MOST_COST_WITHIN, MOST_COST_AT_RUNGS = 0.05, 0.025, 0.01
 of that, in the middle of epochs. At rungs trials are saved earlier if that is cheap: for small networks a file takes as
 long as some steps of all trials."""
 
+SUSPECT_PERIOD_S = 1.0
+"""The same for trials in which a worker has died, and the first time whatever it costs: who dies in one without getting
+that far counts against it, and it may only have trained beside another, or have been killed from outside."""
+
 SAVES_WITHIN_S = 5.0
 """When the side task is asked to end, no file is begun after this time."""
 
@@ -85,6 +89,7 @@ class Checkpoints:
         self._saved: dict[int, _Saved] = {}
         self._began_s = 0.0  # the epoch under way
         self._changed: set[int] = set()
+        self._suspects: dict[int, bool] = {}  # those in which workers have died -> whether they were saved here since
         self.work = SavedWork()
         self._epochs: dict[int, int] = {}
         self._handed: dict[int, _Written] = {}  # the last of each trial: the search worker may take it much later
@@ -100,6 +105,8 @@ class Checkpoints:
         for trial in answer["trials"]:
             self._epochs[trial["number"]] = trial.get("epoch", 0)
             self._milestones[trial["number"]] = trial.get("milestone", self._study.epochs)
+            if trial.get("deaths"):
+                self._suspects[trial["number"]] = False
 
     def milestone(self, number: int) -> int:
         """The epoch at which a trial leaves: the last, or one at which it pauses and waits for its promotion."""
@@ -168,7 +175,9 @@ class Checkpoints:
             return False
         now_s = self._clock_s()
         since_s = now_s - min(self._saved_of(number).at_s for number in group.numbers)
-        if min(since_s, now_s - self._began_s) < PERIOD_S or self._cost_s * group.size > since_s * MOST_COST_WITHIN:
+        is_first = any(self._is_first(number) for number in group.numbers)
+        is_dear = self._cost_s * group.size > since_s * MOST_COST_WITHIN and not is_first
+        if is_dear or min(since_s, now_s - self._began_s) < min(map(self._period_s, group.numbers)):
             return False
         marks = [mark(number) for number in group.numbers]
         if not all(marks):
@@ -255,11 +264,19 @@ class Checkpoints:
     def _is_due(self, number: int, epoch: int, trials: int) -> bool:
         if epoch == self._study.epochs or self._directory is None:
             return False
+        if self._is_first(number):
+            return True
         now_s, saved, cost_s = self._clock_s(), self._saved_of(number), self._cost_s * trials
         if epoch in self._study.rungs and cost_s <= (now_s - saved.at_s) * MOST_COST_AT_RUNGS:
             return True
         since_s = now_s - saved.end_s
-        return since_s >= PERIOD_S and cost_s * (1 + saved.within) <= since_s * MOST_COST
+        return since_s >= self._period_s(number) and cost_s * (1 + saved.within) <= since_s * MOST_COST
+
+    def _is_first(self, number: int) -> bool:
+        return not self._suspects.get(number, True)
+
+    def _period_s(self, number: int) -> float:
+        return SUSPECT_PERIOD_S if number in self._suspects else PERIOD_S
 
     def _saved_of(self, number: int) -> _Saved:
         found = self._saved.get(number)
@@ -297,6 +314,8 @@ class Checkpoints:
         for each in filter(None, written):
             self._epochs[each.number], self._handed[each.number] = each.epoch, each
             self._changed.discard(each.number)
+            if each.number in self._suspects:
+                self._suspects[each.number] = True
             self.work.written(each.number, (each.epoch, each.place))
             self._search.send(checkpoint=each.number, file=str(each.path))
 

@@ -107,7 +107,7 @@ class NextTrials:
         promoted = self._promoted(known) if may_begin and self._rungs else []
         room = 0 if self._is_exclusive or not promoted else held.exclusive_rows()
         claimed = self._claim_waiting(held, most, known, promoted[room:])
-        if not may_begin or len(claimed) == most:
+        if not may_begin or len(claimed) == most or held.has_last_try():
             return claimed
         begun_all = has_begun_all(self._seen)
         trials = len(known)

@@ -15,8 +15,8 @@ LEASE_S = 60.0
 """How long a worker that gives no sign of life keeps its trials."""
 
 MOST_DEATHS = 3
-"""A trial is given up once this many workers have died in it without a further checkpoint. Before that it is tried
-without any other of which this may be true soon: most were only fused with the one that ends processes."""
+"""A trial is given up once this many workers have died in it without a further checkpoint. Its last try, until it has
+one, is without any other: most were only fused with the one that ends processes."""
 
 
 class LockedClaims:
@@ -24,8 +24,8 @@ class LockedClaims:
 
     Attributes:
         elsewhere: trials that could not be claimed -> the directory with their checkpoints, which is not this worker's.
-        left: trials that were not claimed since they do not fit here, but may where another worker is; or since another
-            one is on its last try; or since they are among `avoided`.
+        left: trials that were not claimed since they do not fit here, but may where another worker is; or since a last
+            try is alone; or since they are among `avoided`.
         avoided: trials that this worker must not claim.
     """
 
@@ -44,6 +44,7 @@ class LockedClaims:
         self.left: set[int] = set()
         self.avoided: Collection[int] = ()
         self._fleet: Fleet | None = None
+        self._mine: set[bool] | None = None
 
     def claim(self, trial: int) -> Claim | None:
         """Claim a trial for this worker; None if it is another's, or if its checkpoints are elsewhere."""
@@ -55,6 +56,7 @@ class LockedClaims:
         if row.trial is None:
             fresh = {"worker": self._worker, "epoch": 0, "trained": 0, "deaths": 0}
             self._c.execute(CLAIM.insert().values(study=self._study, trial=trial, fence=fence, **fresh))
+            self._holds().add(False)
             return Claim(trial, fence, 0, 0)
         if row.worker is not None:
             return None
@@ -62,9 +64,11 @@ class LockedClaims:
         if is_saved and not is_same(row.directory, self._directory):
             self.elsewhere[trial] = row.directory
             return None
-        if trial in self.avoided or (row.deaths == MOST_DEATHS - 1 and self._has_last_try()):
+        is_last = row.deaths == MOST_DEATHS - 1
+        if trial in self.avoided or self.has_last_try() or (is_last and self._holds()):
             self.left.add(trial)
             return None
+        self._holds().add(is_last)
         self._c.execute(CLAIM.update().where(chosen).values(worker=self._worker, fence=fence, trained=row.epoch))
         return Claim(trial, fence, row.epoch, row.deaths, is_saved)
 
@@ -73,9 +77,17 @@ class LockedClaims:
         free = (CLAIM.c.study == self._study) & CLAIM.c.worker.is_(None)
         return set(self._c.execute(sa.select(CLAIM.c.trial).where(free, CLAIM.c.deaths == MOST_DEATHS - 1)).scalars())
 
-    def _has_last_try(self) -> bool:
-        mine = (CLAIM.c.study == self._study) & (CLAIM.c.worker == self._worker)
-        return bool(self._c.execute(sa.select(CLAIM.c.trial).where(mine, CLAIM.c.deaths == MOST_DEATHS - 1)).first())
+    def has_last_try(self) -> bool:
+        """Whether this worker has a trial that is given up if it dies now, and so must have no other."""
+        return True in self._holds()
+
+    def _holds(self) -> set[bool]:
+        """For the trials of this worker's, whether they are on their last try."""
+        if self._mine is None:
+            mine = (CLAIM.c.study == self._study) & (CLAIM.c.worker == self._worker)
+            found = self._c.execute(sa.select(CLAIM.c.deaths).where(mine).distinct()).scalars()
+            self._mine = {deaths == MOST_DEATHS - 1 for deaths in found}
+        return self._mine
 
     def fences(self, since: int) -> dict[int, tuple[int, bool]]:
         """Trials that are claimed, or have been with a fence above `since` -> (fence, whether some worker holds it)."""
@@ -92,6 +104,7 @@ class LockedClaims:
         """Give back what `claim` has just claimed."""
         chosen = (CLAIM.c.study == self._study) & (CLAIM.c.trial == trial)
         self._c.execute(CLAIM.update().where(chosen).values(worker=None))
+        self._mine = None
 
     def unclaim_all_but(self, known: Collection[Claim]) -> None:
         """Give back this worker's trials of which it does not know: they were claimed, and the answer was cut off."""
@@ -129,7 +142,7 @@ class LockedClaims:
         deaths = CLAIM.c.deaths + 1 if died else CLAIM.c.deaths
         self._c.execute(CLAIM.update().where(theirs).values(worker=None, deaths=deaths))
         forget_speeds(self._c, self._study, worker)
-        self._fleet = None
+        self._fleet = self._mine = None
         return left
 
     def release_expired(self, ended: Callable[[int], int | None] = lambda trial: None) -> list[int]:
