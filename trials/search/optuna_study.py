@@ -12,6 +12,7 @@ from ds_hooks.shared.trial_attributes import HISTORY
 from trials.search.cached_storage import with_cache
 from trials.search.config import WorkerConfig
 from trials.search.leftovers import refuse_leftovers
+from trials.search.source import note_source
 from trials.search.storage.database import is_shared
 from trials.search.storage.directory_identity import bind
 from trials.search.storage.locked_claims import LockedClaims
@@ -90,6 +91,7 @@ def open_study(
     refuse_leftovers(opened, held, config)
     if directory is not None and not is_shared(config.storage):
         bind(opened, directory)
+    note_source(study, opened, set(held.fleet().directories) - {config.worker})
     for params in study.enqueue():
         opened.enqueue_trial(dict(params), skip_if_exists=True)
     return opened
