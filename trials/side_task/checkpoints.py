@@ -257,7 +257,7 @@ class Checkpoints:
             self._warn(f"no weights of trial {group.numbers[row]}: {error}")
             path.unlink(missing_ok=True)
             return None
-        if keep == 1 and not isinstance(score, list):
+        if keep == 1 and self._bar is not None and not isinstance(score, list):  # else others may count more
             self._bar = score  # of more than one, the search worker knows which is the last
         return str(path)
 

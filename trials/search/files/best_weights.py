@@ -84,7 +84,8 @@ class Best:
     def _ranked(self) -> list[FrozenTrial]:
         found = ranked(self._study)
         if 0 < self._most <= len(found) and not self._has_several:
-            self.bar = found[self._most - 1].value
+            are_ordered = not any(trial.constraints for trial in found)  # else one may be better with a worse score
+            self.bar = found[self._most - 1].value if are_ordered else None
         return found
 
     def _most_ranked(self) -> list[FrozenTrial]:
@@ -129,13 +130,22 @@ class Best:
 
 
 def ranked(study: optuna.Study) -> list[FrozenTrial]:
-    """The completed trials, the best first; with several objectives, those that none beats in all."""
+    """The completed trials, the best first; with several objectives, those that none beats in all.
+
+    Those that break a constraint of the study's sampler come last, or are not on the front.
+    """
     if len(study.directions) > 1:
         front: list[FrozenTrial] = study.best_trials
         return front
     completed = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     is_best_high = study.direction is StudyDirection.MAXIMIZE
-    return sorted(completed, key=lambda trial: trial.value or 0.0, reverse=is_best_high)
+    by_score = sorted(completed, key=lambda trial: trial.value or 0.0, reverse=is_best_high)
+    return sorted(by_score, key=_breaks)
+
+
+def _breaks(trial: FrozenTrial) -> bool:
+    """Whether a trial breaks a constraint: those that are above 0 are broken."""
+    return any(value > 0 for value in trial.constraints.values())
 
 
 def score_of(trial: FrozenTrial) -> float | list[float] | None:

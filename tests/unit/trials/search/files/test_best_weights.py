@@ -1,10 +1,11 @@
-"""The best weights on a full disk: they are not kept until there is room, and no result waits for them."""
+"""Which weights are the best. On a full disk they are not kept until there is room, and no result waits for them."""
 
 import errno
 import json
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 from optuna.trial import TrialState
 
@@ -41,3 +42,18 @@ def test_a_full_disk_delays_no_result(
     (entry,) = json.loads((tmp_path / "best" / "best.json").read_text())
     assert (entry["number"], (tmp_path / "best" / entry["weights"]).read_text()) == (2, "of 2")
     assert sorted(file.name for file in (tmp_path / "best").iterdir()) == ["best.json", "trial-2.pt"]
+
+
+def test_a_trial_that_breaks_a_constraint_is_not_the_best(tmp_path: Path) -> None:
+    class Constrained(Plain):
+        def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
+            trial.set_constraint("even", trial.number % 2)
+            return super().suggest(trial)
+
+    config = WorkerConfig(storage=f"{tmp_path}/study.journal", study_name="s", worker="w", directory=tmp_path)
+    worker = SearchWorker(Constrained(), config, AtOnce())
+    for _ in range(2):
+        complete(worker, tmp_path)
+    (entry,) = json.loads((tmp_path / "best" / "best.json").read_text())
+    assert entry["number"] == worker._study.best_trial.number == 0, "the other one scores more"
+    assert worker.ask(0)["bar"] is None, "a lower score may be better than what breaks a constraint"
