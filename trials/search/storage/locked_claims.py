@@ -64,8 +64,8 @@ class LockedClaims:
         if is_saved and not is_same(row.directory, self._directory):
             self.elsewhere[trial] = row.directory
             return None
-        is_last = row.deaths == MOST_DEATHS - 1
-        if trial in self.avoided or self.has_last_try() or (is_last and self._holds()):
+        is_last, is_given_up = row.deaths == MOST_DEATHS - 1, row.deaths >= MOST_DEATHS
+        if trial in self.avoided or (self.has_last_try() and not is_given_up) or (is_last and self._holds()):
             self.left.add(trial)
             return None
         self._holds().add(is_last)

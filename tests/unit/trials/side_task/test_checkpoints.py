@@ -224,7 +224,7 @@ def test_a_trial_in_which_one_worker_after_another_dies_is_given_up(tmp_path: Pa
     study = make_study(False)
     for _ in range(4):
         with pytest.raises(StopRequested):
-            work(study, hire(study, tmp_path), tmp_path, Ending(30))
+            work(study, hire(study, tmp_path), tmp_path, Ending(5))
     last = hire(study, tmp_path)
     last.ask(99)
     trials = last._study.get_trials()
