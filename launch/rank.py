@@ -146,6 +146,7 @@ def _start_apart(command: Sequence[str], environment: Mapping[str, str], pid_fil
                 status = 0
             except OSError:
                 daemon.kill()  # the launcher would not wait for it
+                daemon.wait()
                 raise
         except OSError as error:
             print(error, file=sys.stderr, flush=True)
