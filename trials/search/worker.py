@@ -349,8 +349,8 @@ class SearchWorker:
 
     def _lost(self, number: int) -> dict[str, Any]:
         has_ended = patiently(lambda again: self._ended_after(number)) is not None
-        of_another = "is another worker's: this one gave no sign of life for too long"
-        log.warning("trial %d %s", number, "was ended by someone else" if has_ended else of_another)
+        whose = "was ended by someone else" if has_ended else "is another worker's"
+        log.warning("trial %d %s: perhaps this one gave no sign of life for too long", number, whose)
         self._forget(number)
         self._lost_here.add(number)
         return {"lost": number}
