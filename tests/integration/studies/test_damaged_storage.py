@@ -32,8 +32,12 @@ def config(tmp_path: Path) -> WorkerConfig:
 def begin(config: WorkerConfig) -> tuple[SearchClient, list[dict[str, Any]]]:
     """A search worker, and two trials of its."""
     client = SearchClient(partial(serve, Pretended(6), config, attached=lambda: False))
-    client.send(ask=2)
-    return client, wait_for(lambda: client.answers(1.0), "trials")[0]["trials"]
+    try:
+        client.send(ask=2)
+        return client, wait_for(lambda: client.answers(1.0), "trials")[0]["trials"]
+    except SearchError:
+        client.close()
+        raise
 
 
 @pytest.fixture

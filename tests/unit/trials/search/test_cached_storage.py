@@ -87,10 +87,14 @@ def test_trials_of_a_dead_worker_are_seen_whoever_takes_them(tmp_path: Path) -> 
     assert states(other) == states(third) == [TrialState.RUNNING] * 3
     expire(other, "one")
     assert states(third) == states(other) == [TrialState.WAITING] * 3
-    assert [trial["number"] for trial in other.ask(1)["trials"]] == [0]
+    assert [trial["number"] for trial in other.ask(2)["trials"]] == [0, 1]
     expire(third, "other")
-    assert [trial["number"] for trial in third.ask(3)["trials"]] == [0, 1, 2]
-    assert states(other) == [TrialState.RUNNING] * 3
+    assert [trial["number"] for trial in third.ask(3)["trials"]] == [0], "one at a time, on their last try"
+    third.fail(0, "for a test")
+    assert [trial["number"] for trial in third.ask(3)["trials"]] == [1]
+    third.fail(1, "for a test")
+    assert [trial["number"] for trial in third.ask(1)["trials"]] == [2]
+    assert states(other) == [TrialState.FAIL] * 2 + [TrialState.RUNNING]
 
 
 def test_a_trial_that_ended_in_the_study_before_its_worker_died_is_not_trained_again(tmp_path: Path) -> None:

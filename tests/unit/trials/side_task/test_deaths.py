@@ -8,10 +8,11 @@ from optuna.trial import FrozenTrial, TrialState
 
 from tests.support.fused_and_solo import AtOnce, Batch
 from tests.support.side_task_runs import Direct, Seven, assert_as_alone, make_study
+from tests.support.slow_cases import others_slow
 from trials.gate.base import OpenGate
 from trials.search.storage.claims import MOST_DEATHS
 from trials.search.worker import SearchWorker, WorkerConfig
-from trials.side_task import checkpoints
+from trials.side_task import checkpoints, scheduler
 from trials.side_task.scheduler import Scheduler
 
 DIVERGES = 1
@@ -56,12 +57,13 @@ def test_no_trial_fails_because_of_kills_from_outside(tmp_path: Path) -> None:
     assert_as_alone(trials, study)
 
 
-@pytest.mark.parametrize("epoch", [0, 2])
+@pytest.mark.parametrize("epoch", others_slow([0, 2], [2]))
 def test_a_trial_that_kills_its_worker_each_time_fails_and_no_other(
     epoch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoints, "SUSPECT_PERIOD_S", 0.0)
     monkeypatch.setattr(checkpoints, "MOST_COST", float("inf"))
+    monkeypatch.setattr(scheduler, "ASK_AGAIN_S", 0.01)  # nobody else would take them meanwhile
     study, guilty = make_study(True), 3
     batches = study.trial_batches
 

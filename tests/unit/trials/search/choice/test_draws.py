@@ -63,7 +63,9 @@ def test_points_depend_on_the_seed_and_the_number_alone(kind: str, tmp_path: Pat
             worker.ask(1)
     assert points(shared[0]) == expected
 
-    hire(study, tmp_path / "restarted").ask(3)
+    stopped = hire(study, tmp_path / "restarted")
+    stopped.ask(3)
+    stopped.stop()
     again = hire(study, tmp_path / "restarted")
     again._lock.alone(lambda held: again._next.claim(held, 4, may_begin=True))  # killed before the fourth was suggested
     expire(again, "me")
