@@ -102,21 +102,23 @@ def speedup(runs: Runs) -> dict[str, Any]:
     As good is: its held-out loss is at most the mean over seeds of the best known configuration, and one standard
     deviation. Where Optuna's budget gives no such target, its last trial's end counts, which is too early.
     """
-    made: dict[str, Any] = {"end_to_end_speedup": None, "end_to_end_speedup_low": None}
+    made: dict[str, Any] = {
+        f"end_to_end_{name}": None for name in ("speedup", "speedup_low", "speedup_unpruned", "speedup_unpruned_low")
+    }
     if not runs:
         return made
     good, timed = goal(runs), [run for run in runs if run["who"] != "judge"]
     by = {(run["who"], run["repeat"]): run["trace"] for run in timed}
-    ours, theirs = ([by[who, repeat] for repeat in sorted({r["repeat"] for r in timed})] for who in ("ours", "optuna"))
-    made["end_to_end_reached"] = _share_that_reached(ours, good)
-    made["end_to_end_optuna_reached"] = _share_that_reached(theirs, good)
-    if len(ours) > 1 and made["end_to_end_reached"] == 1:
-        pairs = [
-            (min(_reached(their, good), _end(their)), _reached(own, good))
-            for their, own in zip(theirs, ours, strict=True)
-        ]
-        ratio, (low, _) = ratio_with_ci95(pairs)
-        made |= {"end_to_end_speedup": 1 + ratio, "end_to_end_speedup_low": 1 + low}
+    repeats = sorted({run["repeat"] for run in timed})
+    ours = [_reached(by["ours", repeat], good) for repeat in repeats]
+    made["end_to_end_reached"] = sum(1 for each in ours if each < inf) / len(ours)
+    for name, pruner in (("speedup", "median"), ("speedup_unpruned", "none")):
+        theirs = [by[f"optuna, {pruner}", repeat] for repeat in repeats]
+        made[f"end_to_end_{pruner}_reached"] = sum(1 for each in theirs if _reached(each, good) < inf) / len(ours)
+        if len(ours) > 1 and max(ours) < inf:
+            pairs = [(min(_reached(each, good), _end(each)), own) for each, own in zip(theirs, ours, strict=True)]
+            ratio, (low, _) = ratio_with_ci95(pairs)
+            made |= {f"end_to_end_{name}": 1 + ratio, f"end_to_end_{name}_low": 1 + low}
     return made
 
 
@@ -125,10 +127,6 @@ def goal(runs: Runs) -> float:
     (judged,) = (run["losses"] for run in runs if run["who"] == "judge")
     best: list[float] = min(judged, key=fmean)
     return fmean(best) + stdev(best)
-
-
-def _share_that_reached(traces: Sequence[Iterable[Sequence[Any]]], good: float) -> float:
-    return sum(1 for each in traces if _reached(each, good) < inf) / len(traces)
 
 
 def _reached(trace: Iterable[Sequence[Any]], good: float) -> float:

@@ -208,7 +208,7 @@ def test_transfer(processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [{"scenario": "oracles", **run} for run in experiments.EXPERIMENTS["oracles"](True)]
     assert figures.summary(runs)
     with end_to_end.workers(2) as ask:
-        traces = [end_to_end.ours(ask, end_to_end.FUSED * processes, 2, 0), end_to_end.plain(ask, 2, 0)]
+        traces = [end_to_end.ours(ask, 16 * processes, 2, 0), end_to_end.plain(ask, 2, 0, "median")]
         judged = end_to_end.judged(ask, traces, 1, 2)
     for trace in traces:
         assert len(trace) == 2 and all(seconds > 0 and loss > 0 for seconds, loss, _ in trace)
