@@ -88,27 +88,25 @@ def shrink(
 
 def apply(plan: Plan, model: nn.Module, readout: str, fans: Mapping[str, Axes]) -> Shrunk:
     """Make a surrogate of a model of the plan's structure, with slices of its tensors."""
-    base = copy.deepcopy(model)
-    drop(base, plan.depth.dropped)
-    surrogate = copy.deepcopy(base) if plan.depth.dropped else base
-    by = plan.by
-    made: dict[int, Tensor] = {}
-    for path, module in surrogate.named_modules():
-        for table in (module._parameters, module._buffers):
-            for own, tensor in list(table.items()):
-                if tensor is not None:
-                    name = f"{path}.{own}" if path else own
-                    if id(tensor) not in made:
-                        made[id(tensor)] = _sliced(tensor, plan.axes[name], by)
-                    setattr(module, own, made[id(tensor)])
+    target, by = model, plan.by
+    if plan.depth.dropped:
+        target = copy.deepcopy(model, {id(tensor): tensor for _, tensor in _tensors(model)})
+        drop(target, plan.depth.dropped)
+    slices: dict[int, Any] = {id(tensor): _sliced(tensor, plan.axes[name], by) for name, tensor in _tensors(target)}
+    surrogate = copy.deepcopy(target, slices)  # takes the slices for its tensors: a wide target is never copied
     paths = {path for path, _ in surrogate.named_modules()}
     set_sizes(surrogate, [each for each in plan.attributes if each.path in paths], by)
-    found = roles(base if plan.depth.dropped else model, surrogate, fans, plan.uses)
+    found = roles(target, surrogate, fans, plan.uses)
     set_branches(found, plan.depth)
     scale_tied_heads(surrogate, found)
     _begin(surrogate, found)
     zeroed = zero_readouts(surrogate, found, plan.readouts, readout)
     return Shrunk(surrogate, found, plan.left, zeroed, plan.work)
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
 
 
 def scale_tied_heads(surrogate: nn.Module, found: Mapping[str, Role]) -> None:

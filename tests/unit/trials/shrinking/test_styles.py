@@ -141,3 +141,25 @@ def test_inputs_that_stay_beside_others_that_shrink_are_named() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", ShrinkWarning)
         shrink_and_warn(Joined(2), 4, torch.randn(2, 2))
+
+
+class KeepsItsWeightsInAList(nn.Module):
+    """Reads parameters by a list beside the modules that hold them, as for a decay or an average of the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(5, 64), nn.Linear(64, 64), nn.Linear(64, 3)
+        self.read = [self.first.weight, self.second.weight]
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.read
+        made: Tensor = self.head(torch.relu(torch.relu(x @ first.T) @ second.T))
+        return made
+
+
+def test_parameters_that_a_model_keeps_twice_are_the_same_in_its_surrogate() -> None:
+    found = shrink(KeepsItsWeightsInAList(), torch.randn(2, 5), keep=("first.bias", "second.bias")).model
+    assert isinstance(found, KeepsItsWeightsInAList)
+    assert found.read[1] is found.second.weight and found.read[1].shape == (16, 16)
+    found(torch.randn(2, 5)).sum().backward()
+    assert found.second.weight.grad is not None
