@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, variance
 from typing import Any
 
-from benchmarks import fusion, real_jobs
+from benchmarks import fusion, ghost_twins, real_jobs
 from benchmarks.shared.fusion_baselines import ALONE as ONE_AFTER_ANOTHER
 from benchmarks.shared.fusion_baselines import FUSED, FUSED_ADAMW, PROCESSES, VMAP
 from benchmarks.shared.intervals import ratio_with_ci95
@@ -74,7 +74,7 @@ def main() -> None:
     runs = raw_runs("bubble_utilization")
     real = raw_runs("real_jobs")
     parts = real_job_parts(raw_runs("real_jobs_placebos"))
-    tables = real_jobs_table(real), parts, readme_table(runs), speed_table(runs), other_table()
+    tables = real_jobs_table(real), parts, readme_table(runs), speed_table(runs), other_table(), twins_table()
     fused = fusion_table(raw_runs("fusion"))
     print(*tables, fused, sep="\n\n")
     if options.details:
@@ -127,6 +127,11 @@ def readme_table(runs: Sequence[Mapping[str, Any]]) -> str:
     named = (("slowdown by the hooks alone, real job", hooks), (f"speed of fused trials, {MEANS}", fused))
     lines += [f"| {name} | {value} | the same |" for name, (_, value, _) in named]
     return "\n".join(lines)
+
+
+def twins_table() -> str:
+    """How near ghost stages come to real ones."""
+    return ghost_twins.table(ghost_twins.summary(raw_runs(ghost_twins.NAME)))
 
 
 def other_table() -> str:

@@ -18,6 +18,7 @@ from benchmarks.published_figures import (
     readme_table,
     real_job_parts,
     real_jobs_table,
+    twins_table,
 )
 from benchmarks.shared.paths import RESULTS, ROOT
 from benchmarks.utilization.class_figures import (
@@ -54,7 +55,9 @@ def test_the_documents_have_the_tables_of_these_runs(runs: list[dict[str, Any]])
     real, placebos = raw_runs("real_jobs"), raw_runs("real_jobs_placebos")
     tables = {
         "README.md": [real_jobs_table(real), readme_table(runs)],
-        "docs/benchmarks.md": [real_jobs_table(real), real_job_parts(placebos), speed_table(runs), other_table()],
+        "docs/benchmarks.md": [
+            *(real_jobs_table(real), real_job_parts(placebos), speed_table(runs), other_table(), twins_table()),
+        ],
         "docs/fusing.md": [fusion_table(raw_runs("fusion"))],
     }
     for document, of_it in tables.items():
@@ -74,6 +77,7 @@ def test_the_command_prints_the_tables(
         readme_table(runs),
         speed_table(runs),
         other_table(),
+        twins_table(),
         fusion_table(raw_runs("fusion")),
         "\n".join(details(runs)),
     ]
