@@ -7,8 +7,8 @@ suite works and nothing about a device.
     context   what a second process costs the main job: idle, waiting at the gate, or computing
     ghost     a ghost stage alone, and beside a side task: naive, behind the host's gate, behind the device's
     memory    how much of the device a context takes, and whether an allocator's cap holds
-    fusion    ResNet-18 of an eighth of its width, fused, against one of full width
     faults    SIGSTOP with a deep queue; SIGKILL while a stream waits at the gate
+    fusion    ResNet-18 of an eighth of its width, fused, against one of full width: only if it is named
 """
 
 import argparse
@@ -59,17 +59,16 @@ def main() -> int:
         if options.mps:
             stack.enter_context(mps_server(Path(folder)))
         bench = Bench.open(options.device, Path(folder), quick=options.quick)
-        for name, part in PARTS.items():
-            if options.only in (None, name):
-                print(f"{name} …", file=sys.stderr, flush=True)
-                try:
-                    for run in part(bench, options):
-                        runs.append(run)
-                        _write(options, bench, runs)  # at once: what is measured must not be lost
-                except Exception as error:  # the other parts still count
-                    runs.append({"scenario": name, "error": f"{type(error).__name__}: {error}"})
-                    _write(options, bench, runs)
-                    print(f"{name}: {runs[-1]['error']}", file=sys.stderr)
+        for name in parts_of(options.only):
+            print(f"{name} …", file=sys.stderr, flush=True)
+            try:
+                for run in PARTS[name](bench, options):
+                    runs.append(run)
+                    _write(options, bench, runs)  # at once: what is measured must not be lost
+            except Exception as error:  # the other parts still count
+                runs.append({"scenario": name, "error": f"{type(error).__name__}: {error}"})
+                _write(options, bench, runs)
+                print(f"{name}: {runs[-1]['error']}", file=sys.stderr)
         bench.close()
         _print_table(bench.kernels.name, list(_promises(runs, timed=options.device == "cuda")))
     return int(any(promise.holds is False for promise in _promises(runs, timed=options.device == "cuda")))
@@ -100,9 +99,14 @@ PARTS: dict[str, Part] = {
     "context": lambda bench, options: context_costs(bench),
     "ghost": _ghost,
     "memory": lambda bench, options: memory(bench),
-    "fusion": _fusion,
     "faults": lambda bench, options: faults(bench),
+    "fusion": _fusion,
 }
+
+
+def parts_of(only: str | None) -> list[str]:
+    """The parts to measure: the one that is named, or all whose figures decide whether a device can be squeezed."""
+    return [name for name in PARTS if name != "fusion"] if only is None else [only]
 
 
 def _promises(runs: list[dict[str, Any]], *, timed: bool) -> Iterator[Promise]:

@@ -12,7 +12,7 @@ blocking  which calls of the driver wait behind a shut gate, and whether the mai
 words     the device's time for words on the compute stream, or on a second one
           -> where the words are written; on top of each arrival
 graphs    a unit's launches one by one, and as one CUDA graph
-          -> nothing yet: units are launched one by one
+          -> nothing: steps are recorded as graphs wherever they can be
 contexts  the main job's kernels beside a second process that does nothing
           -> whether a side task may exist
 """
