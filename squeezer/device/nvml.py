@@ -107,13 +107,18 @@ class Nvml:
         return None if self._library is None else _Asked(self._library).text("nvmlSystemGetDriverVersion")
 
     def open(self, name: str) -> "Meters | None":
-        """A device by its UUID with "GPU-" or "MIG-" before it, or by NVML's number; None: it does not know it."""
+        """A device by its UUID with "GPU-" or "MIG-" before it, or by NVML's number; None: it does not know it.
+
+        Of a UUID with "GPU-" the first characters will do.
+        """
         if self._library is None:
             return None
         asked = _Asked(self._library)
         numbered = name.isdecimal()
         call = "nvmlDeviceGetHandleByIndex" if numbered else "nvmlDeviceGetHandleByUUID"
         handle = asked(call, int(name) if numbered else name.encode())
+        if handle is None and name.startswith("GPU-"):
+            handle = _that_begins_with(name, asked)
         if handle is None:
             return None
         whole = asked("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle) if name.startswith(MIG) else None
@@ -244,6 +249,15 @@ class _Asked:
         """The answer as text, which older versions give as bytes."""
         found = self(call, *arguments)
         return found.decode(errors="replace") if isinstance(found, bytes) else found
+
+
+def _that_begins_with(name: str, asked: _Asked) -> Any:
+    """The device whose UUID begins so: CUDA takes such a name, too."""
+    for index in range(asked.number("nvmlDeviceGetCount") or 0):
+        handle = asked("nvmlDeviceGetHandleByIndex", index)
+        if handle is not None and (asked.text("nvmlDeviceGetUUID", handle) or "").startswith(name):
+            return handle
+    return None
 
 
 def _errors(library: Any) -> tuple[type[Exception], ...]:

@@ -37,6 +37,7 @@ class FakeNvml:
         self._answers: dict[str, Callable[..., Any]] = {
             "nvmlInit": lambda: None,
             "nvmlSystemGetDriverVersion": lambda: b"580.65.06",
+            "nvmlDeviceGetCount": lambda: 1,
             "nvmlDeviceGetHandleByUUID": self._by_uuid,
             "nvmlDeviceGetHandleByIndex": lambda index: self._by_uuid(GPU.encode()) if not index else self._unknown(),
             "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": lambda handle: "whole",

@@ -102,6 +102,33 @@ def test_an_unknown_device_is_none() -> None:
     assert nvml.open("0") is not None
 
 
+def test_the_first_characters_of_a_uuid_name_a_device_as_they_do_for_cuda() -> None:
+    nvml = nvml_of(FakeNvml())
+    meters = nvml.open(GPU[:8])
+    assert meters is not None and meters.uuid() == GPU
+    assert nvml.open("GPU-f") is None
+
+
+@pytest.mark.parametrize(
+    "error", ["NotSupported", "NoPermission", "Unknown", "GpuIsLost", "ResetRequired", "Uninitialized", "Timeout"]
+)
+def test_whichever_call_fails_nothing_raises_and_the_rest_is_known(error: str) -> None:
+    for call in FakeNvml()._answers:
+        fake = FakeNvml(has_instance=True)
+        fake.refuses = {call: error}
+        nvml = nvml_of(fake)
+        nvml.driver_version()
+        for name in (GPU, GPU[:8], INSTANCE, "0"):
+            meters = nvml.open(name)
+            if meters is None:
+                continue
+            meters.watch_errors()
+            asked = (meters.name, meters.uuid, meters.compute_mode, meters.is_split, meters.memory, meters.neighbours)
+            unknown = [ask for ask in asked if ask() is None]
+            assert len(unknown) <= 1 or meters.lost or call.startswith("nvmlDeviceGetHandle"), call
+            meters.look()
+
+
 def test_without_package_library_or_driver_nothing_is_known_and_the_reason_is_said() -> None:
     def no_package() -> Any:
         raise ImportError("No module named 'pynvml'")
