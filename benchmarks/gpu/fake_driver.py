@@ -14,8 +14,8 @@ import queue
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
@@ -114,6 +114,9 @@ class FakeDriver:
         self._calls: Counter[str] = Counter()
         self._failures: defaultdict[str, set[int]] = defaultdict(set)
         self._ended = threading.Event()
+        self._recorder: int | None = None  # the thread that records a graph
+        self._sparing: set[int] = set()
+        self._is_broken = False
         self._streams: dict[int, _Stream] = {}
         self._start(DEFAULT_STREAM)
 
@@ -157,6 +160,19 @@ class FakeDriver:
         """Queue any step."""
         self._put(stream, step)
 
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """This thread records a graph, in the way that is the default.
+
+        Raises:
+            DriverError: another thread has broken the recording.
+        """
+        self._recorder, self._is_broken = threading.get_ident(), False
+        yield
+        self._recorder = None
+        if self._is_broken:
+            raise DriverError("recording: another thread has asked for an event meanwhile")
+
     def synchronize(self) -> None:
         """Wait until the device has nothing more to do, as allocations, frees and pageable copies may."""
         marks = [_Mark() for _ in self._streams]
@@ -176,11 +192,20 @@ class FakeDriver:
         """Those that have not been destroyed."""
         return set(self._streams)
 
+    def calls(self, name: str) -> int:
+        """How often a call was made."""
+        return self._calls[name]
+
     # Calls of `Driver`
 
     def adopt_thread(self) -> None:
         """See `Driver`."""
         self._called("adopt_thread")
+
+    def spare_recordings(self) -> None:
+        """See `Driver`."""
+        self._called("spare_recordings")
+        self._sparing.add(threading.get_ident())
 
     def create_stream(self) -> int:
         """See `Driver`."""
@@ -221,6 +246,9 @@ class FakeDriver:
     def is_done(self, event: int) -> bool:
         """See `Driver`."""
         self._called("is_done")
+        if self._recorder is not None and threading.get_ident() not in self._sparing:
+            self._is_broken = True
+            raise DriverError("is_done: a graph is being recorded")
         return self._events[event].done_ns is not None
 
     def elapsed_ns(self, start: int, end: int) -> int:

@@ -231,6 +231,7 @@ class PolledCudaClock(CudaClock):
         words = self._own_words
         try:
             self._driver.adopt_thread()
+            self._driver.spare_recordings()  # the host runs ahead, and may record a graph in its next forward
             self._serve(words)
         except DriverError as error:
             self._fault = error

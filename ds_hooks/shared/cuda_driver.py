@@ -20,6 +20,8 @@ PORTABLE_AND_MAPPED = 1 | 2
 _WAIT_AT_LEAST = 0
 _EVENT_WITHOUT_TIME = 2
 _NOT_READY = 600
+_THREAD_LOCAL = 1
+"""As a thread's mode: recordings of other threads do not restrict it, nor it them."""
 PATIENCE_S = 1.0
 """The longest wait for the device, at the start and the end of a run; it normally takes microseconds."""
 _NAP_S = 2e-4
@@ -58,6 +60,9 @@ class Driver(Protocol):
 
     def adopt_thread(self) -> None:
         """Let the calling thread use the device, too."""
+
+    def spare_recordings(self) -> None:
+        """Let the calling thread ask for events while another one records a graph, whose recording would break else."""
 
     def create_stream(self) -> int:
         """Make a stream that runs beside all others."""
@@ -139,6 +144,10 @@ class CudaDriver:
     def adopt_thread(self) -> None:
         """See `Driver`."""
         self.call("cuCtxSetCurrent", self._context)
+
+    def spare_recordings(self) -> None:
+        """See `Driver`; `cuThreadExchangeStreamCaptureMode`."""
+        self.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(ctypes.c_int(_THREAD_LOCAL)))
 
     def create_stream(self) -> int:
         """See `Driver`."""

@@ -1,5 +1,6 @@
 """Marks of a device with streams: what the device writes and when, on a driver whose streams are threads."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -350,6 +351,26 @@ def test_hooks_whose_device_does_not_say_any_more_where_it_is_say_goodbye_all_th
     engine.train_batch()
     assert "is_done: refused" in str(handle.fault)
     assert [message.fault for message in daemon.hear_all() if isinstance(message, Bye)] == [1]
+
+
+def test_a_thread_that_looks_breaks_no_graph_that_the_main_job_records(page: Page, driver: FakeDriver) -> None:
+    """The host runs ahead of a bubble, and may record one in its next forward."""
+    arrives = threading.Event()
+
+    def wait() -> None:
+        arrives.wait(PATIENCE_S)
+
+    clock = new_clock(PolledCudaClock, page, driver)
+    driver.queue(DEFAULT_STREAM, wait)
+    clock.open(1, 3, 5 * MS)
+    with driver.recording():
+        looks = driver.calls("is_done")
+        until(lambda: driver.calls("is_done") > looks + 2)
+    arrives.set()
+    until(page.is_open)
+    clock.close()
+    until(lambda: not page.is_open())
+    clock.leave(wait=True)
 
 
 def test_a_thread_that_the_device_refuses_shuts_the_gate_and_says_so(page: Page, driver: FakeDriver) -> None:

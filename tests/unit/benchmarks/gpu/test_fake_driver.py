@@ -31,6 +31,19 @@ def waiting(driver: FakeDriver, words: "memoryview[int]") -> int:
     return stream
 
 
+def test_who_asks_for_an_event_breaks_a_recording_unless_it_spares_them() -> None:
+    with FakeDriver() as driver:
+        event = driver.create_event()
+        broken, refused = (
+            pytest.raises(DriverError, match=text) for text in ("another thread has", "is being recorded")
+        )
+        with broken, driver.recording(), refused:
+            driver.is_done(event)
+        driver.spare_recordings()
+        with driver.recording():
+            assert driver.is_done(event)
+
+
 @pytest.mark.parametrize(("connections", "runs_meanwhile"), [(0, True), (1, False)])
 def test_a_stream_that_waits_holds_those_on_its_hardware_queue(
     connections: int, runs_meanwhile: bool, words: "memoryview[int]"
